@@ -1,0 +1,14 @@
+"""Decision trees learnt by gradients: a small set of pure functions that compose, compile and vmap."""
+
+from jtrees import leaves as leaves, losses as losses, routing as routing, topology as topology, warmstart as warmstart
+from jtrees.methods import FitResult as FitResult, GetReport as GetReport, fit_get as fit_get, get as get
+from jtrees.training import (
+    Method as Method,
+    MultiStart as MultiStart,
+    TrainResult as TrainResult,
+    multi_start as multi_start,
+    train as train,
+)
+from jtrees.tree import ConstantLeaves as ConstantLeaves, LinearLeaves as LinearLeaves, ObliqueTree as ObliqueTree
+
+__version__ = "0.1.0"

@@ -1,0 +1,67 @@
+"""How many samples are worked on at once: the one place that decides it, and the loop that does it.
+
+An array over nodes and samples is as large as the data times the tree. Working through the samples in blocks keeps
+such arrays in the cache of a CPU, and bounds memory everywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Elements of a (nodes, block) array. CPU: measured with experiments/bench_training.py on two cores at depth 4 to 10;
+# 4 MB arrays leave their neighbours in cache and still amortise the cost of starting a loop. Elsewhere only memory
+# matters: 1 GB arrays.
+_ELEMENTS_CPU = 2**20
+_ELEMENTS_ACCELERATOR = 2**28
+
+
+def block_size(nodes: int, n: int) -> int:
+    """Samples in a block, so that ``n`` samples make the fewest blocks of equal size within the limit."""
+    limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
+    blocks = -(-n * nodes // limit)
+    return -(-n // blocks)
+
+
+def prediction_block(depth: int) -> int:
+    """Samples in a block when a hard tree is evaluated (measured with experiments/bench_prediction.py)."""
+    if jax.default_backend() != "cpu":
+        return 2**20
+    return 2048 if depth <= 5 else 1024
+
+
+def into_blocks(tree: Any, block: int) -> Any:
+    """Arrays ``(n, ...)`` -> ``(blocks, block, ...)``, the last block padded with zeros."""
+
+    def split(a: jax.Array) -> jax.Array:
+        blocks = -(-a.shape[0] // block)
+        padded = jnp.pad(a, [(0, blocks * block - a.shape[0])] + [(0, 0)] * (a.ndim - 1))
+        return padded.reshape(blocks, block, *a.shape[1:])
+
+    return jax.tree.map(split, tree)
+
+
+def sum_over_blocks(fn: Callable[..., tuple[Any, jax.Array]], *arrays: jax.Array, block: int) -> tuple[Any, jax.Array]:
+    """``fn(*arrays)`` a block at a time: its first result is summed over blocks, its second joined over samples.
+
+    ``fn`` must be additive over samples, and must give zero for samples whose arrays are all zero (the padding).
+
+    Args:
+      fn: maps arrays ``(block, ...)`` to ``(sums, per_sample)`` with ``per_sample: (block, ...)``.
+      *arrays: arrays ``(n, ...)``.
+      block: samples in a block.
+    """
+    n = arrays[0].shape[0]
+    if block >= n:
+        return fn(*arrays)
+    blocks = into_blocks(arrays, block)
+    sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
+
+    def body(total: Any, one: Any) -> tuple[Any, jax.Array]:
+        part, per_sample = fn(*one)
+        return jax.tree.map(jnp.add, total, part), per_sample
+
+    total, per_sample = jax.lax.scan(body, zeros, blocks)
+    return total, per_sample.reshape(-1, *per_sample.shape[2:])[:n]

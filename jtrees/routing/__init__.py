@@ -1,0 +1,14 @@
+"""Scores -> where samples go; one file per kind of routing."""
+
+from jtrees.routing.hard import leaf_index as leaf_index, leaf_index_by_path as leaf_index_by_path
+from jtrees.routing.soft import (
+    expected_value as expected_value,
+    leaf_probabilities as leaf_probabilities,
+    reach_probabilities as reach_probabilities,
+)
+from jtrees.routing.steps import (
+    hard_step as hard_step,
+    scaled_sigmoid as scaled_sigmoid,
+    smooth_step as smooth_step,
+    straight_through_sign as straight_through_sign,
+)

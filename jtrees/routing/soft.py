@@ -1,0 +1,78 @@
+"""Soft routing: probabilities of going right -> where a sample is, and what it expects to find there.
+
+Everything is a loop over levels (a Python loop over a static depth) of elementwise work on contiguous slices: reach
+probabilities are handed down from the root, values are folded up from the leaves. Both cost O(nodes) a sample.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrees import topology
+
+
+def reach_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "all_nodes ..."]:
+    """Probability that a sample reaches each node of the whole tree, breadth first.
+
+    Args:
+      right: probability of going right at each internal node, ``(nodes, ...)``.
+
+    Returns:
+      ``(2 nodes + 1, ...)``: internal nodes first (the root has 1), then the leaves. Each level sums to one.
+    """
+    reach = [jnp.ones_like(right[:1])]
+    for s in topology.levels(right):
+        reach.append(topology.interleave(reach[-1] * (1 - s), reach[-1] * s))
+    return jnp.concatenate(reach)
+
+
+def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves ..."]:
+    """Probability that a sample ends in each leaf: the product over its ancestors of ``right`` or ``1 - right``.
+
+    Args:
+      right: probability of going right at each internal node, ``(nodes, ...)``.
+
+    Returns:
+      ``(leaves, ...)``, summing to one over the leaves.
+    """
+    reach = jnp.ones_like(right[:1])
+    for s in topology.levels(right):
+        reach = topology.interleave(reach * (1 - s), reach * s)
+    return reach
+
+
+@jax.custom_jvp
+def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "leaves ..."]) -> Float[Array, "..."]:
+    """Expectation of a value over the leaves, ``sum_l P_l value_l``, folded from the leaves up.
+
+    Args:
+      right: probability of going right at each internal node, ``(nodes, ...)``.
+      leaf_values: ``(leaves, ...)``; its other axes broadcast against those of ``right`` (one value for all samples
+        is ``(leaves, 1)``).
+
+    Returns:
+      The trailing axes of both, broadcast.
+    """
+    value = leaf_values
+    for s in reversed(topology.levels(right)):
+        below = topology.pairs(value)
+        value = below[:, 0] + s * (below[:, 1] - below[:, 0])
+    return value[0]
+
+
+# With P_j the reach of node j and V the folded values, V_root depends on s_j only through
+# V_j = V_left + s_j (V_right - V_left), and on V_j with weight P_j. So
+#     dV_root = sum_j P_j (V_right - V_left)_j ds_j + sum_l P_l dvalue_l,
+# which is linear in the tangents: reverse mode and second derivatives follow. Nothing is larger than (leaves, ...).
+@expected_value.defjvp
+def _expected_value_jvp(primals, tangents):
+    (right, leaf_values), (d_right, d_leaf_values) = primals, tangents
+    slopes, value = [], leaf_values
+    for s in reversed(topology.levels(right)):
+        below = topology.pairs(value)
+        slopes.append(below[:, 1] - below[:, 0])
+        value = below[:, 0] + s * slopes[-1]
+    reach = reach_probabilities(right)
+    nodes = right.shape[0]
+    tangent = (reach[:nodes] * jnp.concatenate(slopes[::-1]) * d_right).sum(0)
+    return value[0], tangent + (reach[nodes:] * d_leaf_values).sum(0)

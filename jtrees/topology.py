@@ -1,0 +1,65 @@
+"""Index arithmetic of the perfect binary tree; nothing else.
+
+A tree of depth ``D`` has ``2**D - 1`` internal nodes (splits) and ``2**D`` leaves. Internal nodes are numbered
+breadth first from the root 0; the children of node ``i`` are ``2 i + 1`` (left) and ``2 i + 2`` (right), and level
+``l`` is the contiguous slice ``[2**l - 1, 2**(l + 1) - 1)``. In the numbering of the *whole* tree leaf ``k`` is node
+``2**D - 1 + k``. Whatever is indexed by node or leaf has that axis first.
+"""
+
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+
+
+def num_nodes(depth: int) -> int:
+    """Number of internal nodes, ``2**depth - 1``."""
+    return 2**depth - 1
+
+
+def num_leaves(depth: int) -> int:
+    """Number of leaves, ``2**depth``."""
+    return 2**depth
+
+
+def depth_of(nodes: int) -> int:
+    """Depth of the tree with this many internal nodes.
+
+    Raises:
+      ValueError: if ``nodes`` is not ``2**depth - 1`` for a depth of at least 1.
+    """
+    depth = (nodes + 1).bit_length() - 1
+    if nodes < 1 or num_nodes(depth) != nodes:
+        raise ValueError(f"the node axis must have 2**depth - 1 entries with depth >= 1, got {nodes}")
+    return depth
+
+
+def level(depth_of_level: int) -> slice:
+    """The slice of the node axis that holds one level."""
+    return slice(2**depth_of_level - 1, 2 ** (depth_of_level + 1) - 1)
+
+
+def levels(per_node: Array) -> list[Array]:
+    """Splits an array ``(nodes, ...)`` into its levels ``(1, ...), (2, ...), (4, ...), ...``, root first."""
+    return [per_node[level(i)] for i in range(depth_of(per_node.shape[0]))]
+
+
+def interleave(left: Array, right: Array) -> Array:
+    """Two arrays ``(m, ...)`` over the parents of a level -> ``(2 m, ...)`` over their children, in order."""
+    return jnp.stack([left, right], axis=1).reshape(2 * left.shape[0], *left.shape[1:])
+
+
+def pairs(children: Array) -> Array:
+    """``(2 m, ...)`` over the nodes of a level -> ``(m, 2, ...)``: left and right child of each parent."""
+    return children.reshape(children.shape[0] // 2, 2, *children.shape[1:])
+
+
+def ancestors(depth: int) -> np.ndarray:
+    """Ancestors of each leaf, root first: node numbers, ``(leaves, depth)``."""
+    leaf = np.arange(num_leaves(depth))[:, None] + num_leaves(depth)
+    return (leaf >> np.arange(depth, 0, -1)) - 1
+
+
+def directions(depth: int) -> np.ndarray:
+    """Whether the path to each leaf turns right at each of its ancestors, root first: ``(leaves, depth)`` bool."""
+    leaf = np.arange(num_leaves(depth))[:, None]
+    return (leaf >> np.arange(depth - 1, -1, -1)) & 1 == 1

@@ -1,0 +1,227 @@
+"""Method, and the one training loop: pure, compiled as a whole, to be vmapped over seeds and hyper-parameters.
+
+A method is a small tuple of pure functions, as an optimiser is in optax. ``train`` is the loop that all of them share;
+``multi_start`` runs it (or anything that answers like it) from many starts and picks the best.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import optax
+
+from jtrees import validation
+from jtrees.tree import ObliqueTree
+
+Params = Any
+Number = (
+    float | jax.Array | Callable[[jax.Array], jax.Array]
+)  # a number, a traced one, or an optax schedule of the step
+
+
+def at_step(value: Number, step: Array | int) -> Any:
+    """The value of a hyper-parameter at a step: a schedule is asked, a number stays as it is."""
+    return value(step) if callable(value) else value
+
+
+def _identity(params: Params) -> Params:
+    return params
+
+
+class Method(NamedTuple):
+    """What a paper adds to the training loop.
+
+    Attributes:
+      init: ``(x, y, *, key) -> params``.
+      loss: ``(params, x, y, *, key, step) -> (loss, score)``. ``loss`` is the mean over samples that training
+        minimises. ``score`` is the loss of the *hardened* model on the same samples, which keep-best watches; most
+        methods have it at hand once they have the loss, and where nobody asks for it the compiler leaves it out. A
+        method without such a thing returns its loss twice.
+      predict: ``(params, x) -> outputs``: what the trained model answers.
+      harden: ``(params, x, y) -> ObliqueTree | None``: the hard tree that the parameters stand for, leaves refitted
+        on x and y; can be compiled.
+      project: ``params -> params``, after each step (norm balls, ...).
+    """
+
+    init: Callable[..., Params]
+    loss: Callable[..., tuple[jax.Array, jax.Array]]
+    predict: Callable[[Params, jax.Array], jax.Array]
+    harden: Callable[[Params, jax.Array, jax.Array], ObliqueTree | None]
+    project: Callable[[Params], Params] = _identity
+
+
+@struct.dataclass
+class TrainResult:
+    """What one run of training leaves.
+
+    Attributes:
+      params: the best parameters by score if they were watched (``score_every``), else the last.
+      score: their score on the whole training data (lower is better); infinite if the run is not finite.
+      step: the number of updates that they had seen.
+      finite: whether every loss of the run was finite.
+      losses: the loss before each update, ``(steps,)``.
+      scores: the score before each update, ``(steps,)``; NaN where it was not looked at.
+    """
+
+    params: Params
+    score: Float[Array, ""]
+    step: Int[Array, ""]
+    finite: Bool[Array, ""]
+    losses: Float[Array, " steps"]
+    scores: Float[Array, " steps"]
+
+
+def train(
+    method: Method,
+    x: Float[Array, "n p"],
+    y: Array,
+    *,
+    key: Array,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    batch_size: int | None = None,
+    score_every: int = 0,
+    score: Callable[[Params], Array] | None = None,
+    params: Params | None = None,
+) -> TrainResult:
+    """Runs a method's training as one scan.
+
+    Pure: ``jit`` it, ``vmap`` it over keys, over starting parameters and over every hyper-parameter that is a number.
+    Equal shapes compile once.
+
+    Args:
+      method: what to train.
+      x: samples.
+      y: targets, first axis n.
+      key: for the initial parameters, the order of samples, and whatever the method draws.
+      optimizer: any optax transformation.
+      steps: number of updates.
+      batch_size: samples in a mini-batch; shuffled anew in each epoch, those left over rest until the next. None
+        takes all samples at once, in order.
+      score_every: look at the score every so many steps, and return the best parameters seen. 0: return the last.
+      score: ``params -> scalar`` to watch instead of the method's own (a validation loss, say); lower is better.
+      params: where to start, by default ``method.init``.
+
+    Raises:
+      ValueError: for shapes that do not fit, steps < 1, or a batch size that is not between 1 and n.
+    """
+    n = x.shape[0]
+    if x.ndim != 2 or y.shape[:1] != (n,):
+        raise ValueError(f"x must have shape (n, p) and y (n, ...), got {x.shape} and {y.shape}")
+    validation.check_count("steps", steps)
+    validation.check_count("score_every", score_every, minimum=0)
+    if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
+        raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
+
+    init_key, order_key, loss_key = jax.random.split(key, 3)
+    params = method.init(x, y, key=init_key) if params is None else params
+    gradient = jax.value_and_grad(method.loss, has_aux=True)
+
+    def full_score(params: Params, step: Array) -> Array:
+        return method.loss(params, x, y, key=loss_key, step=step)[1] if score is None else score(params)
+
+    def update(carry: _Carry, step: Array) -> tuple[_Carry, tuple[Array, Array]]:
+        xb, yb, order = (
+            (x, y, carry.order) if batch_size is None else _batch(x, y, carry.order, order_key, step, batch_size)
+        )
+        key = jax.random.fold_in(loss_key, step)
+        (loss, batch_score), grads = gradient(carry.params, xb, yb, key=key, step=step)
+        now, best = jnp.full((), jnp.nan, loss.dtype), carry.best
+        if score_every == 1 and batch_size is None and score is None:
+            now = batch_score  # the batch is all there is: the score comes with the loss
+        elif score_every:
+            now = jax.lax.cond(
+                step % score_every == 0, lambda: full_score(carry.params, step).astype(loss.dtype), lambda: now
+            )
+        if score_every:
+            best = _better(best, _Best(carry.params, now, step))
+        updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
+        params = method.project(optax.apply_updates(carry.params, updates))
+        return _Carry(params, opt_state, best, order), (loss, now)
+
+    start = _Best(params, jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), jnp.int32))
+    carry = _Carry(params, optimizer.init(params), start, jnp.zeros(0 if batch_size is None else n, jnp.int32))
+    carry, (losses, scores) = jax.lax.scan(update, carry, jnp.arange(steps, dtype=jnp.int32))
+
+    last = _Best(carry.params, full_score(carry.params, steps).astype(x.dtype), jnp.full((), steps, jnp.int32))
+    best = _better(carry.best, last) if score_every else last
+    finite = jnp.isfinite(losses).all() & jnp.isfinite(last.score)
+    return TrainResult(best.params, jnp.where(finite, best.score, jnp.inf), best.step, finite, losses, scores)
+
+
+class _Best(NamedTuple):
+    params: Params
+    score: jax.Array
+    step: jax.Array
+
+
+class _Carry(NamedTuple):
+    params: Params
+    opt_state: Any
+    best: _Best
+    order: jax.Array
+
+
+def _better(a: _Best, b: _Best) -> _Best:
+    return jax.tree.map(lambda old, new: jnp.where(b.score < a.score, new, old), a, b)
+
+
+def _batch(x, y, order, key, step, batch_size):
+    """One mini-batch, and the order of samples, drawn anew where an epoch begins."""
+    per_epoch = x.shape[0] // batch_size
+    epoch, i = step // per_epoch, step % per_epoch
+    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), x.shape[0]).astype(order.dtype)
+    order = jax.lax.cond(i == 0, shuffle, lambda: order)
+    chosen = jax.lax.dynamic_slice_in_dim(order, i * batch_size, batch_size)
+    return x[chosen], y[chosen], order
+
+
+@struct.dataclass
+class MultiStart:
+    """What many starts leave.
+
+    Attributes:
+      candidates: the result of every start, stacked along a leading axis.
+      best: the result of the best start.
+      index: which start that was.
+      dropped: number of starts that became non-finite. They never are the best (unless all are).
+    """
+
+    candidates: Any
+    best: Any
+    index: Int[Array, ""]
+    dropped: Int[Array, ""]
+
+
+def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> MultiStart:
+    """Runs ``run(*start)`` for every start and picks the result with the lowest ``score``.
+
+    Args:
+      run: one start -> a pytree with attributes ``score`` and ``finite``, such as :class:`TrainResult`.
+      *starts: pytrees of arrays with one leading axis over the starts (keys, parameters, hyper-parameters).
+      batch_size: starts worked on side by side. By default one on a CPU, where caches are small (measured: two side by
+        side are slower a start from depth 6 on), and all elsewhere.
+
+    Raises:
+      ValueError: if the leading axes differ or are empty.
+    """
+    sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(starts)}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(f"starts must share one leading axis of at least 1, got lengths {sorted(sizes)}")
+    count = sizes.pop()
+    if batch_size is None:
+        batch_size = 1 if jax.default_backend() == "cpu" else count
+    one = lambda start: run(*start)
+    if batch_size == 1:
+        candidates = jax.lax.map(one, starts)
+    else:
+        candidates = jax.lax.map(one, starts, batch_size=min(batch_size, count))
+    chex.assert_shape([candidates.score, candidates.finite], (count,))
+    scores = jnp.where(candidates.finite & jnp.isfinite(candidates.score), candidates.score, jnp.inf)
+    index = jnp.argmin(scores).astype(jnp.int32)
+    best = jax.tree.map(lambda a: a[index], candidates)
+    return MultiStart(candidates, best, index, count - candidates.finite.sum())

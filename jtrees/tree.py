@@ -1,0 +1,289 @@
+"""The hard oblique tree that every method ends in, and its leaves."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+from jtrees import blocking, topology, validation
+from jtrees.routing.hard import leaf_index_by_path
+
+
+@struct.dataclass
+class ConstantLeaves:
+    """One constant a leaf.
+
+    Attributes:
+      values: ``(leaves,)``, or ``(leaves, k)`` for k outputs.
+    """
+
+    values: Float[Array, "leaves *k"]
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n"]:
+        """What every leaf would answer for every sample (one output only)."""
+        # A product with a row of ones, not a broadcast: its transpose is then a matrix product too, several times
+        # faster on a CPU than a sum over samples.
+        return self.values[:, None] @ jnp.ones((1, x.shape[0]), self.values.dtype)
+
+    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """What the given leaf answers for each sample."""
+        return self.values[leaf_index]
+
+
+@struct.dataclass
+class LinearLeaves:
+    """One linear model a leaf, ``coefficients @ x + intercept``.
+
+    Attributes:
+      coefficients: ``(leaves, p)``.
+      intercept: ``(leaves,)``.
+    """
+
+    coefficients: Float[Array, "leaves p"]
+    intercept: Float[Array, " leaves"]
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n"]:
+        """What every leaf would answer for every sample."""
+        return self.coefficients @ x.T + self.intercept[:, None]
+
+    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, " n"]:
+        """What the given leaf answers for each sample."""
+        return jnp.einsum("np,np->n", self.coefficients[leaf_index], x) + self.intercept[leaf_index]
+
+
+@struct.dataclass
+class ObliqueTree:
+    """A perfect binary tree of linear splits: a sample goes right at node ``j`` iff ``weights[j] @ x + bias[j] > 0``.
+
+    A node whose weights are all zero does not split: every sample goes the one way that the sign of its bias says.
+    That is how CART's missing nodes and pruned nodes are written, so that shapes depend on the depth alone. Nodes are
+    numbered breadth first, leaves from left to right. The tree is a pytree: it passes through ``jit``, ``vmap`` and
+    ``grad``, and is also what GET trains.
+
+    Attributes:
+      weights: ``(nodes, p)``.
+      bias: ``(nodes,)``.
+      leaves: :class:`ConstantLeaves` or :class:`LinearLeaves`.
+    """
+
+    weights: Float[Array, "nodes p"]
+    bias: Float[Array, " nodes"]
+    leaves: Any
+
+    @property
+    def depth(self) -> int:
+        """Depth of the perfect tree (a static int)."""
+        return topology.depth_of(self.weights.shape[0])
+
+    def leaf_index(self, x: Float[Array, "n p"]) -> Int[Array, " n"]:
+        """The leaf that each sample reaches.
+
+        Args:
+          x: samples, ``(n, p)``: NumPy (answered in NumPy, any n without a new compilation for each) or JAX.
+
+        Returns:
+          Leaf numbers from 0, int32, ``(n,)``.
+
+        Raises:
+          ValueError: for another rank or width, or values that are not finite.
+        """
+        return _evaluate(_leaf_index, self, x)
+
+    def predict(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """What the tree answers: the model of the leaf that each sample reaches.
+
+        Args:
+          x: samples, ``(n, p)``: NumPy (answered in NumPy, any n without a new compilation for each) or JAX.
+
+        Returns:
+          ``(n,)``, or ``(n, k)`` for leaves with k outputs.
+
+        Raises:
+          ValueError: for another rank or width, or values that are not finite.
+        """
+        return _evaluate(_predict, self, x)
+
+    def decision_path(self, x: Float[Array, "n p"]) -> Int[Array, "levels n"]:
+        """The nodes that each sample passes, root first, leaf last, in the numbering of the whole tree.
+
+        Returns:
+          ``(depth + 1, n)``, int32: level by level, samples last.
+        """
+        node = self.leaf_index(x) + topology.num_leaves(self.depth)  # the root is 1 here: halving is going up
+        up = np.arange(self.depth, -1, -1, dtype=np.int32)[:, None]
+        return (node[None] >> up) - 1
+
+    @property
+    def splits(self) -> np.ndarray:
+        """Which internal nodes can be reached and do split: ``(nodes,)`` bool (host only)."""
+        return self._reachable()[: len(self.bias)] & np.any(np.asarray(self.weights) != 0, axis=1)
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of leaves that some sample could reach (host only)."""
+        return int(self._reachable()[len(self.bias) :].sum())
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that the tree needs (host only).
+
+        Non-zero weights and one threshold for each split that can be reached, plus what its reachable leaves hold
+        (for linear leaves the non-zero coefficients and the intercept).
+        """
+        weights, leaves = np.asarray(self.weights)[self.splits], self._reachable()[len(self.bias) :]
+        count = np.count_nonzero(weights) + len(weights)
+        if isinstance(self.leaves, LinearLeaves):
+            return int(count + np.count_nonzero(np.asarray(self.leaves.coefficients)[leaves]) + leaves.sum())
+        return int(count + np.asarray(self.leaves.values)[leaves].size)
+
+    def _reachable(self) -> np.ndarray:
+        """Nodes of the whole tree that lie on no blocked side of a node that does not split: ``(2 nodes + 1,)``."""
+        weights, bias = np.asarray(self.weights), np.asarray(self.bias)
+        split = np.any(weights != 0, axis=1)
+        reachable = np.ones(2 * len(bias) + 1, dtype=bool)
+        for level in map(topology.level, range(self.depth)):
+            here, right = reachable[level], bias[level] > 0
+            below = np.stack([here & (split[level] | ~right), here & (split[level] | right)], axis=1)
+            reachable[2 * level.start + 1 : 2 * level.stop + 1] = below.ravel()
+        return reachable
+
+    def prune(self, x: Float[Array, "n p"]) -> "ObliqueTree":
+        """The same tree without the splits that do not divide ``x``: each becomes a node that sends all one way.
+
+        No prediction on ``x`` changes. Samples unlike any in ``x`` may be answered by another leaf.
+
+        Args:
+          x: samples, ``(n, p)``.
+
+        Raises:
+          ValueError: as :meth:`predict`.
+        """
+        path = np.asarray(self.decision_path(x))
+        reached = np.zeros(2 * len(self.bias) + 1, dtype=bool)
+        reached[path.ravel()] = True
+        left, right = reached[1::2], reached[2::2]
+        divides = (left & right)[:, None]
+        one_way = np.where(right, 1.0, -1.0).astype(np.asarray(self.bias).dtype)
+        weights = jnp.where(divides, self.weights, 0)
+        return self.replace(weights=weights, bias=jnp.where(divides[:, 0], self.bias, one_way))
+
+    def to_text(self, feature_names: Sequence[str] | None = None, digits: int = 3) -> str:
+        """The rules of the tree as indented text, without nodes that do not split.
+
+        Args:
+          feature_names: names of the p columns, by default ``x0``, ``x1``, ...
+          digits: significant digits.
+
+        Raises:
+          ValueError: for another number of names than columns.
+        """
+        p = self.weights.shape[1]
+        names = [f"x{i}" for i in range(p)] if feature_names is None else [str(name) for name in feature_names]
+        if len(names) != p:
+            raise ValueError(f"feature_names must hold {p} names, one a column, got {len(names)}")
+        lines: list[str] = []
+        self._render(0, "", names, digits, lines)
+        return "\n".join(lines)
+
+    def _render(self, node: int, indent: str, names: list[str], digits: int, lines: list[str]) -> None:
+        if node >= len(self.bias):
+            lines.append(f"{indent}-> {self.describe_leaf(node - len(self.bias), names, digits)}")
+        elif not np.any(np.asarray(self.weights[node])):
+            self._render(2 * node + 1 + int(self.bias[node] > 0), indent, names, digits, lines)
+        else:
+            lines.append(f"{indent}if {self.describe_split(node, names, digits)}:")
+            self._render(2 * node + 2, indent + "|   ", names, digits, lines)
+            lines.append(f"{indent}else:")
+            self._render(2 * node + 1, indent + "|   ", names, digits, lines)
+
+    def describe_split(self, node: int, names: Sequence[str], digits: int = 3) -> str:
+        """The condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``."""
+        weights, bias = np.asarray(self.weights[node], float), float(self.bias[node])
+        return f"{_linear_text(weights, names, digits)} > {-bias:.{digits}g}"
+
+    def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3) -> str:
+        """What a leaf answers, as text."""
+        if isinstance(self.leaves, LinearLeaves):
+            terms = _linear_text(np.asarray(self.leaves.coefficients[leaf], float), names, digits)
+            intercept = float(self.leaves.intercept[leaf])
+            return f"{intercept:.{digits}g}" if terms == "0" else f"{terms} {_signed(intercept, digits)}"
+        return ", ".join(f"{v:.{digits}g}" for v in np.asarray(self.leaves.values[leaf], float).reshape(-1))
+
+    def __repr__(self) -> str:
+        kind = type(self.leaves).__name__
+        if validation.is_traced(self) or not isinstance(self.weights, (jax.Array, np.ndarray)):
+            return f"ObliqueTree(weights={self.weights!r}, bias={self.bias!r}, leaves={self.leaves!r})"
+        if self.weights.ndim != 2:
+            return f"ObliqueTree(batch={self.weights.shape[:-2]}, features={self.weights.shape[-1]}, {kind})"
+        return (
+            f"ObliqueTree(depth={self.depth}, features={self.weights.shape[1]}, splits={int(self.splits.sum())}, "
+            f"leaves={self.num_leaves}, parameters={self.num_parameters}, {kind})"
+        )
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{'-' if value < 0 else '+'} {abs(value):.{digits}g}"
+
+
+def _linear_text(weights: np.ndarray, names: Sequence[str], digits: int) -> str:
+    terms = [(w, name) for w, name in zip(weights, names, strict=True) if w != 0]
+    if not terms:
+        return "0"
+    parts = [name if abs(w) == 1 else f"{abs(w):.{digits}g} {name}" for w, name in terms]
+    text = parts[0] if terms[0][0] > 0 else f"-{parts[0]}"
+    return text + "".join(f" {'-' if w < 0 else '+'} {part}" for (w, _), part in zip(terms[1:], parts[1:], strict=True))
+
+
+# --- Evaluation ------------------------------------------------------------------------------------------------------
+#
+# A NumPy array is answered chunk by chunk. A chunk of _CHUNK rows is always the same compiled program; what is left
+# over is padded to the next power of two. So whatever the numbers of rows a program meets, it compiles a dozen small
+# functions at the most, and large arrays are read where they lie instead of being copied to a padded one.
+
+_CHUNK = 2**16
+
+
+def _leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
+    """Leaf of each sample, in blocks; traceable."""
+    block = blocking.prediction_block(tree.depth)
+    if x.shape[0] <= block:
+        return leaf_index_by_path(tree.weights, tree.bias, x)
+    leaf = jax.lax.map(lambda x: leaf_index_by_path(tree.weights, tree.bias, x), blocking.into_blocks(x, block))
+    return leaf.reshape(-1)[: x.shape[0]]
+
+
+def _predict(tree: ObliqueTree, x: jax.Array) -> jax.Array:
+    return tree.leaves.at(_leaf_index(tree, x), x)
+
+
+@partial(jax.jit, static_argnums=0)
+def _compiled(fn: Any, tree: ObliqueTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The root's score is NaN or infinite wherever a feature is (0 x inf is NaN), so one dot product finds all of them.
+    return fn(tree, x), jnp.isfinite(x @ tree.weights[0]).all()
+
+
+def _evaluate(fn: Any, tree: ObliqueTree, x: Any) -> Any:
+    # Shapes and dtype at the door; finiteness is found out on the way, because looking first costs more than the tree.
+    x = validation.check_x(x, features=tree.weights.shape[1], finite=False)
+    if isinstance(x, jax.Array):
+        if validation.is_traced(x, tree):
+            return fn(tree, x)
+        out, finite = _compiled(fn, tree, x.astype(tree.weights.dtype))
+    else:
+        x = np.ascontiguousarray(x, tree.weights.dtype)
+        parts = [_compiled(fn, tree, _padded(x[i : i + _CHUNK])) for i in range(0, len(x), _CHUNK)]
+        out = np.concatenate([np.asarray(part) for part, _ in parts])[: len(x)]
+        finite = all(bool(ok) for _, ok in parts)
+    if not finite:
+        validation.check_finite("x", x)
+    return out
+
+
+def _padded(x: np.ndarray) -> np.ndarray:
+    rows = 1 << (len(x) - 1).bit_length()
+    return x if rows == len(x) else np.pad(x, [(0, rows - len(x)), (0, 0)])

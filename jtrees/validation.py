@@ -1,0 +1,126 @@
+"""Checks at the door: what public entry points require of their arguments, said in one way.
+
+Values are looked at only where there are values: under ``jit`` and ``vmap`` shapes are checked and the rest is the
+caller's affair.
+"""
+
+import operator
+from typing import Any
+
+import jax
+import numpy as np
+
+MAX_DEPTH = 16
+
+
+def is_traced(*values: Any) -> bool:
+    """Whether any of the values (or leaves of pytrees) is a tracer, that is, has no value to look at."""
+    return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
+
+
+def check_depth(depth: Any) -> int:
+    """The depth as an int between 1 and 16.
+
+    Raises:
+      ValueError: if it is not a whole number in that range.
+    """
+    try:
+        value = operator.index(depth)
+    except TypeError:
+        raise ValueError(f"depth must be a whole number from 1 to {MAX_DEPTH}, got {depth!r}") from None
+    if not 1 <= value <= MAX_DEPTH:
+        raise ValueError(f"depth must be from 1 to {MAX_DEPTH}, got {value}")
+    return value
+
+
+def check_count(name: str, value: Any, minimum: int = 1) -> int:
+    """A whole number of at least ``minimum``.
+
+    Raises:
+      ValueError: naming the argument otherwise.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    return number
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A finite number above zero; traced values and schedules pass.
+
+    Raises:
+      ValueError: naming the argument otherwise.
+    """
+    if callable(value) or is_traced(value):
+        return
+    if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
+        raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+
+
+def _as_numeric(name: str, array: Any) -> Any:
+    if isinstance(array, jax.Array):
+        return array
+    out = np.asarray(array)
+    if out.dtype.kind not in "biuf":
+        try:
+            out = out.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must be numeric, got values of type {out.dtype}") from None
+    return out
+
+
+def check_finite(name: str, array: Any) -> None:
+    """Raises ``ValueError`` if the array has values that are NaN or infinite, saying how many and where."""
+    if is_traced(array):
+        return
+    bad = ~np.isfinite(np.asarray(array))
+    if bad.any():
+        where = tuple(int(i[0]) for i in np.nonzero(bad))
+        raise ValueError(f"{name} must be finite, got {int(bad.sum())} NaN or infinite values, the first at {where}")
+
+
+def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
+    """Features as an array ``(n, p)``.
+
+    Args:
+      x: anything array-like.
+      features: the number of columns required, if known.
+      finite: whether to look for NaN and infinities.
+
+    Raises:
+      ValueError: for another rank, no rows or columns, another width, non-numeric or non-finite values.
+    """
+    x = _as_numeric("x", x)
+    if x.ndim != 2:
+        raise ValueError(f"x must have shape (n, p), got shape {x.shape}" + (": use x[:, None]" if x.ndim == 1 else ""))
+    if 0 in x.shape:
+        raise ValueError(f"x must have at least one row and one column, got shape {x.shape}")
+    if features is not None and x.shape[1] != features:
+        raise ValueError(f"x must have {features} columns, got {x.shape[1]}")
+    if finite:
+        check_finite("x", x)
+    return x
+
+
+def check_xy(x: Any, y: Any) -> tuple[Any, Any]:
+    """Features ``(n, p)`` and targets ``(n,)`` to learn from.
+
+    Raises:
+      ValueError: for wrong ranks, different n, non-numeric or non-finite values, fewer than two samples, constant y.
+    """
+    x, y = check_x(x), _as_numeric("y", y)
+    if y.ndim != 1:
+        raise ValueError(f"y must have shape (n,), got shape {y.shape}")
+    if y.shape[0] != x.shape[0]:
+        raise ValueError(f"x and y must have the same number of rows, got {x.shape[0]} and {y.shape[0]}")
+    if y.shape[0] < 2:
+        raise ValueError("x and y must hold at least two samples, got 1")
+    check_finite("y", y)
+    if not is_traced(y) and np.ptp(np.asarray(y)) == 0:
+        raise ValueError(
+            f"y must take at least two values, got {float(y[0])!r} in every row: there is nothing to learn"
+        )
+    return x, y

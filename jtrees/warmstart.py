@@ -1,0 +1,76 @@
+"""A CART tree (scikit-learn) as an ObliqueTree: a place to start from, and the baseline not to fall behind."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jtrees import topology, validation
+from jtrees.tree import ConstantLeaves, ObliqueTree
+
+
+def cart_regressor(x: Any, y: Any, depth: int, *, seed: int = 0) -> ObliqueTree:
+    """Grows scikit-learn's regression tree and returns it as an ObliqueTree (GET, section 3.4: warm start).
+
+    Args:
+      x: features, ``(n, p)``.
+      y: targets, ``(n,)``.
+      depth: largest depth.
+      seed: CART's order of features among equally good splits.
+
+    Raises:
+      ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
+      ValueError: for data or a depth that cannot be learnt from.
+    """
+    try:
+        from sklearn.tree import DecisionTreeRegressor
+    except ImportError as error:
+        raise ImportError('the CART warm start needs scikit-learn: pip install "jtrees[sklearn]"') from error
+    depth = validation.check_depth(depth)
+    x, y = validation.check_xy(x, y)
+    model = DecisionTreeRegressor(max_depth=depth, random_state=seed).fit(np.asarray(x, np.float32), np.asarray(y))
+    return from_sklearn(model, depth)
+
+
+def from_sklearn(model: Any, depth: int | None = None) -> ObliqueTree:
+    """A fitted scikit-learn decision tree as an ObliqueTree that answers the same on float32 features.
+
+    A split ``x_f <= t`` becomes ``w = e_f``, ``b = -t`` with ``t`` rounded *down* to float32, so no float32 feature
+    changes sides. Nodes that CART did not grow send every sample left, and every leaf below a CART leaf holds its
+    value, so that a split found there later starts from the right answer on both sides.
+
+    Args:
+      model: a fitted ``DecisionTreeRegressor`` or ``DecisionTreeClassifier`` (leaves then hold class frequencies).
+      depth: depth of the result, by default that of the model (at least 1).
+
+    Raises:
+      ValueError: if the model is deeper than ``depth``.
+    """
+    grown = model.tree_
+    depth = max(1, grown.max_depth) if depth is None else validation.check_depth(depth)
+    if grown.max_depth > depth:
+        raise ValueError(f"depth must be at least that of the model, {grown.max_depth}, got {depth}")
+    nodes = topology.num_nodes(depth)
+    weights = np.zeros((nodes, model.n_features_in_), np.float32)
+    bias = np.full(nodes, -1, np.float32)
+    values = np.zeros((nodes + 1, *grown.value.shape[1:]), np.float32)
+    pending = [(0, 0)]  # (node of CART, node of the perfect tree)
+    while pending:
+        source, target = pending.pop()
+        left, right = grown.children_left[source], grown.children_right[source]
+        if target >= nodes:
+            values[target - nodes] = grown.value[source]
+        elif left < 0:
+            pending += [(source, 2 * target + 1), (source, 2 * target + 2)]
+        else:
+            weights[target, grown.feature[source]] = 1
+            bias[target] = -_round_down(grown.threshold[source])
+            pending += [(left, 2 * target + 1), (right, 2 * target + 2)]
+    values = values.reshape(nodes + 1, -1)
+    leaves = ConstantLeaves(jnp.asarray(values[:, 0] if values.shape[1] == 1 else values))
+    return ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), leaves)
+
+
+def _round_down(threshold: float) -> np.float32:
+    nearest = np.float32(threshold)
+    return nearest if nearest <= threshold else np.nextafter(nearest, np.float32(-np.inf))
