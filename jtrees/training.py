@@ -17,10 +17,8 @@ import optax
 from jtrees import validation
 from jtrees.tree import ObliqueTree
 
-Params = Any
-Number = (
-    float | jax.Array | Callable[[jax.Array], jax.Array]
-)  # a number, a traced one, or an optax schedule of the step
+Params = Any  # a pytree of arrays
+Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
 
 
 def at_step(value: Number, step: Array | int) -> Any:
@@ -118,33 +116,32 @@ def train(
         raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
 
     init_key, order_key, loss_key = jax.random.split(key, 3)
-    params = method.init(x, y, key=init_key) if params is None else params
+    first: Any = method.init(x, y, key=init_key) if params is None else params
     gradient = jax.value_and_grad(method.loss, has_aux=True)
 
-    def full_score(params: Params, step: Array) -> Array:
+    def full_score(params: Params, step: Array | int) -> Array:
         return method.loss(params, x, y, key=loss_key, step=step)[1] if score is None else score(params)
 
     def update(carry: _Carry, step: Array) -> tuple[_Carry, tuple[Array, Array]]:
-        xb, yb, order = (
-            (x, y, carry.order) if batch_size is None else _batch(x, y, carry.order, order_key, step, batch_size)
-        )
+        xb, yb, order = x, y, carry.order
+        if batch_size is not None:
+            xb, yb, order = _batch(x, y, order, order_key, step, batch_size)
         key = jax.random.fold_in(loss_key, step)
         (loss, batch_score), grads = gradient(carry.params, xb, yb, key=key, step=step)
         now, best = jnp.full((), jnp.nan, loss.dtype), carry.best
         if score_every == 1 and batch_size is None and score is None:
             now = batch_score  # the batch is all there is: the score comes with the loss
         elif score_every:
-            now = jax.lax.cond(
-                step % score_every == 0, lambda: full_score(carry.params, step).astype(loss.dtype), lambda: now
-            )
+            look = lambda: full_score(carry.params, step).astype(loss.dtype)
+            now = jax.lax.cond(step % score_every == 0, look, lambda: now)
         if score_every:
             best = _better(best, _Best(carry.params, now, step))
         updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
         params = method.project(optax.apply_updates(carry.params, updates))
         return _Carry(params, opt_state, best, order), (loss, now)
 
-    start = _Best(params, jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), jnp.int32))
-    carry = _Carry(params, optimizer.init(params), start, jnp.zeros(0 if batch_size is None else n, jnp.int32))
+    start = _Best(first, jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), jnp.int32))
+    carry = _Carry(first, optimizer.init(first), start, jnp.zeros(0 if batch_size is None else n, jnp.int32))
     carry, (losses, scores) = jax.lax.scan(update, carry, jnp.arange(steps, dtype=jnp.int32))
 
     last = _Best(carry.params, full_score(carry.params, steps).astype(x.dtype), jnp.full((), steps, jnp.int32))

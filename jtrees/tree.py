@@ -7,6 +7,7 @@ from typing import Any
 from flax import struct
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 import numpy as np
 
@@ -80,7 +81,7 @@ class ObliqueTree:
         """Depth of the perfect tree (a static int)."""
         return topology.depth_of(self.weights.shape[0])
 
-    def leaf_index(self, x: Float[Array, "n p"]) -> Int[Array, " n"]:
+    def leaf_index(self, x: ArrayLike) -> Any:
         """The leaf that each sample reaches.
 
         Args:
@@ -94,7 +95,7 @@ class ObliqueTree:
         """
         return _evaluate(_leaf_index, self, x)
 
-    def predict(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+    def predict(self, x: ArrayLike) -> Any:
         """What the tree answers: the model of the leaf that each sample reaches.
 
         Args:
@@ -108,7 +109,7 @@ class ObliqueTree:
         """
         return _evaluate(_predict, self, x)
 
-    def decision_path(self, x: Float[Array, "n p"]) -> Int[Array, "levels n"]:
+    def decision_path(self, x: ArrayLike) -> Any:
         """The nodes that each sample passes, root first, leaf last, in the numbering of the whole tree.
 
         Returns:
@@ -152,7 +153,7 @@ class ObliqueTree:
             reachable[2 * level.start + 1 : 2 * level.stop + 1] = below.ravel()
         return reachable
 
-    def prune(self, x: Float[Array, "n p"]) -> "ObliqueTree":
+    def prune(self, x: ArrayLike) -> "ObliqueTree":
         """The same tree without the splits that do not divide ``x``: each becomes a node that sends all one way.
 
         No prediction on ``x`` changes. Samples unlike any in ``x`` may be answered by another leaf.

@@ -120,7 +120,5 @@ def check_xy(x: Any, y: Any) -> tuple[Any, Any]:
         raise ValueError("x and y must hold at least two samples, got 1")
     check_finite("y", y)
     if not is_traced(y) and np.ptp(np.asarray(y)) == 0:
-        raise ValueError(
-            f"y must take at least two values, got {float(y[0])!r} in every row: there is nothing to learn"
-        )
+        raise ValueError(f"y must take at least two values to learn from, got {float(y[0])!r} in every row")
     return x, y

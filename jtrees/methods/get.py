@@ -10,7 +10,8 @@ from typing import Any
 from flax import struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array
 import numpy as np
 import optax
 
@@ -102,8 +103,8 @@ class FitResult:
 
 
 def fit_get(
-    x: Float[Array, "n p"],
-    y: Float[Array, " n"],
+    x: ArrayLike,
+    y: ArrayLike,
     *,
     key: Array,
     depth: int,
@@ -139,8 +140,7 @@ def fit_get(
     starts, epochs = validation.check_count("starts", starts), validation.check_count("epochs", epochs)
     validation.check_positive("learning_rate", learning_rate)
     validation.check_positive("alpha_ranges", np.asarray(alpha_ranges))
-    x, y = validation.check_xy(x, y)
-    x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    x, y = (np.asarray(a, np.float32) for a in validation.check_xy(x, y))
     scale = _Scale.of(x, y)
     x01, y01 = scale.x(x), scale.y(y)
     cart_tree = warmstart.cart_regressor(x, y, depth) if cart else None
@@ -191,12 +191,14 @@ def _search(x, y, key, alpha_ranges, learning_rate, warm, *, depth, starts, epoc
     shape = optax.warmup_cosine_decay_schedule(1 / (warm_up + 1), 1.0, warm_up, epochs, _LAST_LEARNING_RATE)
     optimizer = optax.adamw(lambda step: learning_rate * shape(step), weight_decay=_WEIGHT_DECAY)
 
+    unused_key = jax.random.key(0)  # full batch, and nothing random in the loss
+
     def one_alpha(params, alpha):
         run = training.train(
             get(depth, alpha),
             x,
             y,
-            key=jax.random.key(0),
+            key=unused_key,
             optimizer=optimizer,
             steps=epochs,
             score_every=1,
@@ -216,7 +218,7 @@ def _search(x, y, key, alpha_ranges, learning_rate, warm, *, depth, starts, epoc
 def _refitted(tree: ObliqueTree, x: np.ndarray, y: np.ndarray) -> tuple[ObliqueTree, float]:
     """A tree in the user's units with its leaves refitted there, and its mean squared error in float64."""
     tree = _harden(tree, x, y)
-    return tree, float(np.mean((np.asarray(tree.predict(x), np.float64) - y) ** 2))
+    return tree, float(np.mean((tree.predict(x).astype(np.float64) - y) ** 2))
 
 
 @struct.dataclass
