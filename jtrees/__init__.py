@@ -1,6 +1,13 @@
 """Decision trees learnt by gradients: a small set of pure functions that compose, compile and vmap."""
 
-from jtrees import leaves as leaves, losses as losses, routing as routing, topology as topology, warmstart as warmstart
+from jtrees import (
+    leaves as leaves,
+    losses as losses,
+    routing as routing,
+    topology as topology,
+    validation as validation,
+    warmstart as warmstart,
+)
 from jtrees.methods import FitResult as FitResult, GetReport as GetReport, fit_get as fit_get, get as get
 from jtrees.training import (
     Method as Method,

@@ -1,0 +1,36 @@
+# Set-up and the two commands. Everything lives in .venv; PYTHON picks the interpreter (3.11 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: compare test lint peers bench clean
+
+compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
+	$(BIN)/python -m experiments.compare $(ARGS)
+
+test: .venv/ready          ## the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/ready          ## linters and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+# The published programs that benchmarks run beside ours. get-oblique pins old versions that clash with ours, hence
+# --no-deps; torch is the release that it was measured with (a build for CPUs is enough).
+peers: .venv/ready         ## what benchmarks compare with
+	$(BIN)/python -m pip install --quiet "torch==2.13.0" h5py pandas xgboost
+	$(BIN)/python -m pip install --quiet --no-deps get-oblique
+
+bench: .venv/ready         ## speed of training and of prediction
+	$(BIN)/python -m experiments.bench_training $(ARGS)
+	$(BIN)/python -m experiments.bench_prediction $(ARGS)
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis

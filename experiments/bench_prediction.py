@@ -1,0 +1,71 @@
+"""Speed of prediction from a NumPy array: rows a second of one oblique tree, beside scikit-learn and XGBoost.
+
+python -m experiments.bench_prediction [--rows 1000000]
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.tree import DecisionTreeRegressor
+
+from experiments import benchmark
+import jtrees
+
+FEATURES = 21
+
+
+def oblique(depth: int, rng: np.random.Generator) -> jtrees.ObliqueTree:
+    """A random tree whose splits pass near the middle of the unit cube."""
+    weights = rng.uniform(-1, 1, (2**depth - 1, FEATURES)).astype(np.float32)
+    values = jtrees.ConstantLeaves(jnp.asarray(rng.random(2**depth, dtype=np.float32)))
+    return jtrees.ObliqueTree(jnp.asarray(weights), jnp.asarray(-weights.sum(1) / 2), values)
+
+
+def main() -> None:
+    """Times each model on the same array, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--data-dir", help=argparse.SUPPRESS)  # so that `make bench` can pass it to both
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    x = rng.random((options.rows, FEATURES), dtype=np.float32)
+    y = np.sin(5 * x[:20_000, 0]) + x[:20_000, 1] * x[:20_000, 2]
+
+    models: dict[str, Callable[..., Any]] = {
+        f"jtrees, one tree, depth {depth}": oblique(depth, rng).predict for depth in (4, 6, 8, 10, 12)
+    }
+    models["scikit-learn, CART, depth 8"] = DecisionTreeRegressor(max_depth=8).fit(x[:20_000], y).predict
+    forest = RandomForestRegressor(100, max_depth=8, n_jobs=-1, random_state=0).fit(x[:20_000], y)
+    models["scikit-learn, forest of 100, depth 8"] = forest.predict
+    if benchmark.installed("xgboost"):
+        import xgboost  # type: ignore[import-not-found]
+
+        models["XGBoost, 100 trees, depth 6"] = xgboost.XGBRegressor(n_estimators=100).fit(x[:20_000], y).predict
+    rows = []
+    for name, predict in models.items():
+        rates, single = [], []
+        first = benchmark.seconds(lambda p=predict: p(x[: options.rows - 1]), 1)[0]
+        predict(x[:1])
+        for _ in range(9 if first < 1 else 3):
+            rates.append(options.rows / benchmark.seconds(lambda p=predict: p(x), 1)[0])
+            single += benchmark.seconds(lambda p=predict: p(x[:1]), 50)
+        new = benchmark.seconds(lambda p=predict: p(x[: options.rows - 4321]), 1)[0]
+        row = [name, benchmark.spread(rates, 1e-6), benchmark.spread(single, 1e6), f"{first:.2f}", f"{new:.2f}"]
+        rows.append(row)
+        print(*row, flush=True)
+    header = ["model", "million rows/s", "one row, µs", "first call, s", "first call with another n, s"]
+    notes = (
+        f"{options.rows} rows of {FEATURES} float32 features in a NumPy array, answer in NumPy; another n compiles "
+        "at most for the size of the last, padded chunk. Median and half the interquartile range. A row "
+        f"must be read once ({4 * FEATURES} bytes); a tree of depth D that scores all its nodes does "
+        f"2 x {FEATURES} x (2^D - 1) floating-point operations a row, one that follows the path 2 x {FEATURES} x D."
+    )
+    benchmark.write("bench_prediction", "python -m experiments.bench_prediction", header, rows, notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Speed of GET training: seconds per epoch and start, hard evaluation of every epoch included.
+
+python -m experiments.bench_training [--data-dir FOLDER] [--depth 2 4 6 8 10]
+
+Three things are timed in one run: a step of ``jtrees.train``; what no step can avoid (the two matrix products and one
+sigmoid a node and sample); and a step of the authors' package, where ``make peers`` has installed it.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from experiments import benchmark, data
+
+PEER = "GET"  # the import name of get-oblique
+
+
+def table(data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """60 % of cpu-act, or random numbers of the same shape where that is not at hand; scaled to [0, 1]."""
+    rng = np.random.default_rng(0)
+    try:
+        loaded = data.load("cpu-act", data_dir=data_dir)
+        x, y = loaded.x, loaded.y
+    except data.DataError:
+        x = rng.random((8192, 21), dtype=np.float32)
+        y = (np.sin(5 * x[:, 0]) + x[:, 1] * x[:, 2]).astype(np.float32)
+    chosen = rng.permutation(len(x))[: int(0.6 * len(x))]
+    x, y = x[chosen], y[chosen]
+    return (x - x.min(0)) / np.ptp(x, axis=0), (y - y.min()) / np.ptp(y)
+
+
+def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
+    """Our step and the floor, their repeats taken in turns."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import jtrees
+
+    x, y = map(jnp.asarray, table(data_dir))
+    steps, repeats = (200, 9) if depth <= 6 else (40, 9) if depth <= 8 else (15, 7)
+    key = jax.random.key(0)
+    optimizer = optax.adamw(0.01)
+    method = jtrees.get(depth, 100.0)
+    first = method.init(x, y, key=key)
+
+    @jax.jit
+    def train(x, y, params):
+        run = jtrees.train(method, x, y, key=key, optimizer=optimizer, steps=steps, score_every=1, params=params)
+        return run.params, run.score
+
+    @jax.jit
+    def floor(x, weights):
+        step = lambda w, _: (w - 1e-6 * (jax.nn.sigmoid(w @ x.T) @ x), None)
+        return jax.lax.scan(step, weights, None, length=steps)[0]
+
+    compile_seconds = benchmark.seconds(lambda: train.lower(x, y, first).compile(), 1)[0]
+    run = lambda: jax.block_until_ready(train(x, y, first))
+    least = lambda: jax.block_until_ready(floor(x, first.weights))
+    run()
+    least()
+    times = [(benchmark.seconds(run, 1)[0] / steps, benchmark.seconds(least, 1)[0] / steps) for _ in range(repeats)]
+    step, bottom = map(list, zip(*times, strict=True))
+    return {"step": step, "floor": bottom, "compile": compile_seconds, "memory": benchmark.peak_memory()}
+
+
+def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
+    """The authors' package: the difference of a long and a short fit over the optimiser steps between them."""
+    from GET import GETRegressor  # type: ignore[import-not-found]
+    import torch
+
+    torch.set_num_threads(2)
+    x, y = table(data_dir)
+    count = [0]
+    torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: count.__setitem__(0, count[0] + 1))
+
+    def fit(epochs: int) -> tuple[float, int]:
+        count[0] = 0
+        start = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):
+            GETRegressor(treeDepth=depth, epochNum=epochs, startNum=1, device="cpu").fit(x, y)
+        return time.perf_counter() - start, count[0]
+
+    short, long, repeats = (21, 81, 5) if depth <= 6 else (21, 41, 3) if depth <= 8 else (21, 26, 2)
+    fit(short)  # warms up
+    step = []
+    for _ in range(repeats):
+        (a, steps_a), (b, steps_b) = fit(short), fit(long)
+        step.append((b - a) / (steps_b - steps_a))
+    return {"step": step, "memory": benchmark.peak_memory()}
+
+
+def main() -> None:
+    """Runs every depth, each implementation in a process of its own, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depth", nargs="+", type=int, default=[2, 4, 6, 8, 10])
+    parser.add_argument("--data-dir")
+    parser.add_argument("--only", choices=["ours", "peer"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps({"ours": ours, "peer": peer}[options.only](options.depth[0], options.data_dir)))
+        return
+    folder = ["--data-dir", options.data_dir] if options.data_dir else []
+    rows = []
+    for depth in options.depth:
+        mine = benchmark.child("experiments.bench_training", "--only", "ours", "--depth", depth, *folder)
+        step, floor = np.median(mine["step"]), np.median(mine["floor"])
+        row = [str(depth), benchmark.spread(mine["step"]), benchmark.spread(mine["floor"]), f"{step / floor:.2f}"]
+        row += [f"{mine['compile']:.1f}", f"{mine['memory']:.2f}"]
+        if benchmark.installed(PEER):
+            theirs = benchmark.child("experiments.bench_training", "--only", "peer", "--depth", depth, *folder)
+            ratio = np.median(theirs["step"]) / step
+            row += [benchmark.spread(theirs["step"]), f"{ratio:.0f}", f"{theirs['memory']:.2f}"]
+        else:
+            row += ["-"] * 3
+        rows.append(row)
+        print("depth", " ".join(row), file=sys.stderr, flush=True)
+    n, p = table(options.data_dir)[0].shape
+    header = ["depth", "ours, ms", "floor, ms", "ours / floor", "compilation, s", "memory, GB"]
+    header += ["get-oblique, ms", "get-oblique / ours", "its memory, GB"]
+    notes = (
+        f"Milliseconds per epoch and start (one optimiser step on {n} x {p} samples, hard evaluation included): median "
+        "and half the interquartile range. Floor: the two matrix products and one sigmoid a node and sample, "
+        "2 x 2 x nodes x n x p floating-point operations. Memory is the peak of the whole process."
+    )
+    benchmark.write("bench_training", "python -m experiments.bench_training", header, rows, notes)
+
+
+if __name__ == "__main__":
+    main()

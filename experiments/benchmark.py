@@ -1,0 +1,72 @@
+"""What the benchmarks share: medians with spread, what the machine is, and where their tables go."""
+
+from collections.abc import Callable
+import importlib.util
+import json
+import os
+from pathlib import Path
+import platform
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def seconds(fn: Callable[[], Any], repeats: int, ready: Callable[[Any], Any] = lambda out: out) -> list[float]:
+    """Wall-clock seconds of each of several calls; ``ready`` waits for what a call returns."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        ready(fn())
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def spread(times: list[float], scale: float = 1e3) -> str:
+    """Median and the half-width of the middle half, scaled (milliseconds by default)."""
+    low, middle, high = np.percentile(np.asarray(times) * scale, [25, 50, 75])
+    return f"{middle:.3g} ± {(high - low) / 2:.1g}"
+
+
+def peak_memory() -> float:
+    """Largest resident memory of this process so far, GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def installed(package: str) -> bool:
+    """Whether a package could be imported, without importing it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def machine() -> str:
+    """One line on the machine and the versions."""
+    import jax
+
+    name = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}"
+
+
+def child(module: str, *arguments: Any) -> dict[str, Any]:
+    """Runs a module in a process of its own (for its memory and its threads) and reads the JSON it prints last."""
+    command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[3:])} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def write(name: str, command: str, header: list[str], rows: list[list[str]], notes: str) -> None:
+    """Prints a table and commits it to ``experiments/results`` with the command that makes it again."""
+    lines = ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]]
+    text = f"# {name}\n\nMade by `{command}` on {machine()}.\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
+    print(text)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(text)

@@ -1,0 +1,276 @@
+"""The main job: methods side by side on one table of numbers.
+
+python -m experiments.compare                                        # the embedded data set, under a minute
+python -m experiments.compare --data-dir FOLDER --dataset kin8nm --depth 6
+python -m experiments.compare --csv houses.csv --target price --methods cart get --depth 3 5
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.metrics import r2_score
+from sklearn.model_selection import train_test_split
+
+from experiments import data
+import jtrees
+from jtrees import plotting, warmstart
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Scores are R^2; seconds include compilation."""
+
+    method: str
+    depth: int | None
+    train_r2: float
+    test_r2: float
+    leaves: int
+    parameters: int
+    train_seconds: float
+    rows_per_second: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a method leaves: how to predict, its size, and the tree if it is one."""
+
+    predict: Callable[[np.ndarray], Any]
+    depth: int | None
+    leaves: int
+    parameters: int
+    tree: jtrees.ObliqueTree | None = None
+
+
+def _fit_tree(tree: jtrees.ObliqueTree, x: np.ndarray) -> Fitted:
+    tree = tree.prune(x)
+    return Fitted(tree.predict, tree.depth, tree.num_leaves, tree.num_parameters, tree)
+
+
+def _fit_cart(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> Fitted:
+    return _fit_tree(warmstart.cart_regressor(x, y, depth, seed=options.seed), x)
+
+
+def _fit_get(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> Fitted:
+    key = jax.random.key(options.seed)
+    return _fit_tree(jtrees.fit_get(x, y, key=key, depth=depth, starts=options.starts, epochs=options.epochs).tree, x)
+
+
+def _fit_forest(x: np.ndarray, y: np.ndarray, depth: int | None, options: argparse.Namespace) -> Fitted:
+    forest = RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1).fit(x, y)
+    trees = [tree.tree_ for tree in forest.estimators_]
+    leaves = sum(tree.n_leaves for tree in trees)
+    splits = sum(tree.node_count for tree in trees) - leaves
+    return Fitted(forest.predict, None, leaves, 2 * splits + leaves)
+
+
+BY_DEPTH: dict[str, Callable[..., Fitted]] = {"cart": _fit_cart, "get": _fit_get}
+WITHOUT_DEPTH: dict[str, Callable[..., Fitted]] = {"forest": _fit_forest}
+METHODS = [*BY_DEPTH, *WITHOUT_DEPTH]
+
+
+def measure(method: str, depth: int | None, splits: Sequence[Any], options: argparse.Namespace):
+    """Fits one method and fills its row."""
+    x_train, x_test, y_train, y_test = splits
+    start = time.perf_counter()
+    fitted = (BY_DEPTH | WITHOUT_DEPTH)[method](x_train, y_train, depth, options)
+    seconds = time.perf_counter() - start
+    many = np.tile(x_test, (max(1, 20_000 // len(x_test)), 1))
+    fitted.predict(many)  # the first call compiles
+    start = time.perf_counter()
+    fitted.predict(many)
+    rate = len(many) / (time.perf_counter() - start)
+    train_r2 = float(r2_score(y_train, fitted.predict(x_train)))
+    test_r2 = float(r2_score(y_test, fitted.predict(x_test)))
+    return Row(method, fitted.depth, train_r2, test_r2, fitted.leaves, fitted.parameters, seconds, rate), fitted.tree
+
+
+def run(options: argparse.Namespace, console: Console) -> Path:
+    """Runs everything, prints the table, writes the results folder and returns its path."""
+    table = data.load(options.dataset, data_dir=options.data_dir, csv=options.csv, target=options.target)
+    jtrees.validation.check_xy(table.x, table.y)
+    splits = train_test_split(table.x, table.y, train_size=options.train_fraction, random_state=options.seed)
+    jobs = [(m, d) for m in options.methods if m in BY_DEPTH for d in options.depth]
+    jobs += [(m, None) for m in options.methods if m in WITHOUT_DEPTH]
+    n, p = table.x.shape
+    console.print(f"[bold]{table.name}[/bold]: {n} rows, {p} features, {len(splits[0])} to train on")
+    rows, trees = [], {}
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(jobs))
+        for method, depth in jobs:
+            progress.update(task, description=method if depth is None else f"{method}, depth {depth}")
+            row, tree = measure(method, depth, splits, options)
+            rows.append(row)
+            if tree is not None:
+                trees[f"{method}_depth{depth}"] = tree
+            progress.advance(task)
+    console.print(_rich_table(rows))
+    folder = write(options, table, rows, trees)
+    console.print(f"written to {folder}")
+    return folder
+
+
+def _text(row: Row) -> list[str]:
+    return [
+        row.method,
+        "-" if row.depth is None else str(row.depth),
+        f"{row.train_r2:.4f}",
+        f"{row.test_r2:.4f}",
+        str(row.leaves),
+        str(row.parameters),
+        f"{row.train_seconds:.2f}",
+        f"{row.rows_per_second / 1e6:.2f} M",
+    ]
+
+
+HEADER = ["method", "depth", "train R2", "test R2", "leaves", "numbers", "train s", "rows/s"]
+
+
+def _rich_table(rows: list[Row]) -> RichTable:
+    out = RichTable()
+    for name in HEADER:
+        out.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        out.add_row(*_text(row))
+    return out
+
+
+def _markdown(rows: list[Row]) -> str:
+    lines = [HEADER, ["---"] * len(HEADER), *map(_text, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def write(options: argparse.Namespace, table: data.Table, rows: list[Row], trees: dict[str, Any]) -> Path:
+    """Writes the results beside their place, then renames: the folder is whole or not there."""
+    parent = Path(options.out)
+    parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
+    try:
+        pd.DataFrame([asdict(row) for row in rows]).to_csv(aside / "table.csv", index=False)
+        (aside / "table.md").write_text(_markdown(rows))
+        (aside / "config.json").write_text(json.dumps(_config(options, table), indent=2) + "\n")
+        for name, tree in trees.items():
+            np.savez(aside / f"{name}.npz", weights=tree.weights, bias=tree.bias, leaf_values=tree.leaves.values)
+            (aside / f"{name}.txt").write_text(tree.to_text(table.feature_names) + "\n")
+        _figure(aside / "figure.png", rows, trees, table)
+        aside.chmod(0o755)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
+            folder = parent / f"{table.name}-{stamp}{suffix}"
+            if not folder.exists():
+                os.rename(aside, folder)
+                return folder
+        raise FileExistsError(f"no free name for the results in {parent}")
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _config(options: argparse.Namespace, table: data.Table) -> dict[str, Any]:
+    packages = ["jtrees", "jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn"]
+    versions = {name: importlib.metadata.version(name) for name in packages} | {"python": platform.python_version()}
+    asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+    devices = [device.device_kind for device in jax.devices()]
+    return {
+        "options": asked,
+        "data": {"name": table.name, "rows": len(table.x), "features": table.feature_names},
+        "versions": versions,
+        "machine": {"devices": devices, "cpus": os.cpu_count(), "processor": platform.machine()},
+    }
+
+
+def _figure(file: Path, rows: list[Row], trees: dict[str, Any], table: data.Table) -> None:
+    """Score against parameters, and the best learnt tree (the smaller, if two are equal)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    learnt = {name: tree for name, tree in trees.items() if not name.startswith("cart")} or trees
+    fig, axes = plt.subplots(
+        1, 2 if learnt else 1, figsize=(16 if learnt else 5, 5), width_ratios=[1, 2][: 1 + bool(learnt)]
+    )
+    axes = np.atleast_1d(axes)
+    for method in dict.fromkeys(row.method for row in rows):
+        own = [row for row in rows if row.method == method]
+        axes[0].plot([r.parameters for r in own], [r.test_r2 for r in own], "o-", label=method)
+        for row in own:
+            if row.depth is not None:
+                axes[0].annotate(
+                    f"{row.depth}", (row.parameters, row.test_r2), xytext=(3, 3), textcoords="offset points"
+                )
+    axes[0].set(xscale="log", xlabel="parameters", ylabel="test $R^2$", title=f"{table.name} (numbers: depth)")
+    axes[0].legend()
+    if learnt:
+        score = {f"{row.method}_depth{row.depth}": row.test_r2 for row in rows}
+        best = max(learnt, key=lambda name: score.get(name, -np.inf))
+        plotting.plot_tree(learnt[best], axes[1], feature_names=table.feature_names)
+        axes[1].set_title(best.replace("_depth", ", depth "))
+    fig.tight_layout()
+    fig.savefig(file, dpi=110)
+    plt.close(fig)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.compare", description="Methods side by side on a table."
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--dataset", help="a data set by name (default: diabetes, which is embedded)")
+    source.add_argument("--csv", type=Path, help="a CSV file with a header")
+    parser.add_argument("--target", help="the column of the CSV to learn")
+    parser.add_argument("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="M", help=", ".join(METHODS))
+    parser.add_argument("--depth", nargs="+", type=int, default=[1, 2, 3], help="depths (default: 1 2 3)")
+    parser.add_argument("--starts", type=int, default=10, help="starts of GET (default: 10)")
+    parser.add_argument("--epochs", type=int, default=1000, help="epochs of GET under each scale (default: 1000)")
+    parser.add_argument("--train-fraction", type=float, default=0.75, help="part to train on (default: 0.75)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="results", help="where the results folder goes (default: results)")
+    options = parser.parse_args(arguments)
+    if not 0 < options.train_fraction < 1:
+        parser.error(f"argument --train-fraction: must be between 0 and 1, got {options.train_fraction}")
+    if options.target is not None and options.csv is None:
+        parser.error("argument --target: goes with --csv")
+    for depth in options.depth:
+        jtrees.validation.check_depth(depth)
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0, or 2 with one line that says what was wrong with the arguments or the data."""
+    try:
+        run(parse(arguments), Console())
+    except ValueError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

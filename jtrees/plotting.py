@@ -1,0 +1,76 @@
+"""Drawings of trees (needs ``pip install "jtrees[plots]"``)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jtrees.tree import ObliqueTree
+
+
+def plot_tree(
+    tree: ObliqueTree,
+    ax: Any = None,
+    *,
+    feature_names: Sequence[str] | None = None,
+    max_depth: int = 4,
+    digits: int = 2,
+) -> Any:
+    """Draws the splits of a tree down to a depth: at each node the two largest weights, right where it holds.
+
+    Args:
+      tree: the tree; nodes that do not split are left out. Weights are compared as they stand: scale the features
+        if they have different units.
+      ax: matplotlib axes, by default new ones.
+      feature_names: names of the columns, by default ``x0``, ``x1``, ...
+      max_depth: splits below this many drawn levels are shown as an ellipsis.
+      digits: significant digits.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: without matplotlib.
+      ValueError: for another number of names than columns.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('drawing a tree needs matplotlib: pip install "jtrees[plots]"') from error
+    p = tree.weights.shape[1]
+    names = [f"x{i}" for i in range(p)] if feature_names is None else list(feature_names)
+    if len(names) != p:
+        raise ValueError(f"feature_names must hold {p} names, one a column, got {len(names)}")
+    ax = plt.subplots(figsize=(12, 5))[1] if ax is None else ax
+    weights, bias, splits = np.asarray(tree.weights), np.asarray(tree.bias), tree.splits
+    next_x = iter(range(2 ** (max_depth + 1)))
+
+    def draw(node: int, level: int) -> tuple[float, float]:
+        while node < len(bias) and not splits[node]:
+            node = 2 * node + 1 + int(bias[node] > 0)
+        if node >= len(bias) or level == max_depth:
+            here = (float(next(next_x)), float(-level))
+            text = tree.describe_leaf(node - len(bias), names, digits) if node >= len(bias) else "..."
+            _box(ax, here, text[:24], "#e8f1e4")
+            return here
+        left, right = draw(2 * node + 1, level + 1), draw(2 * node + 2, level + 1)
+        here = ((left[0] + right[0]) / 2, float(-level))
+        for child, label in ((left, "no"), (right, "yes")):
+            ax.plot(*zip(here, child, strict=True), color="0.6", lw=1, zorder=0)
+            middle = np.add(here, child) / 2
+            ax.text(*middle, label, fontsize=6, color="0.4", ha="center")
+        heaviest = np.argsort(-np.abs(weights[node]))[:2]
+        shown = np.zeros(p)
+        shown[heaviest] = weights[node][heaviest]
+        more = "\n+ ..." if np.count_nonzero(weights[node]) > 2 else ""
+        parts = [f"{w:+.{digits}g} {name}" for w, name in zip(shown, names, strict=True) if w != 0]
+        _box(ax, here, "\n".join(parts) + f"{more}\n> {-bias[node]:.{digits}g}", "#e4ecf5")
+        return here
+
+    draw(0, 0)
+    ax.axis("off")
+    return ax
+
+
+def _box(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:
+    ax.text(*at, text, ha="center", va="center", fontsize=6, bbox={"boxstyle": "round", "fc": colour, "ec": "0.5"})
