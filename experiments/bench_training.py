@@ -74,11 +74,12 @@ def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
     """The authors' package: the difference of a long and a short fit over the optimiser steps between them."""
     from GET import GETRegressor  # type: ignore[import-not-found]
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     torch.set_num_threads(2)
     x, y = table(data_dir)
     count = [0]
-    torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: count.__setitem__(0, count[0] + 1))
+    register_optimizer_step_post_hook(lambda *_: count.__setitem__(0, count[0] + 1))
 
     def fit(epochs: int) -> tuple[float, int]:
         count[0] = 0
