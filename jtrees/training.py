@@ -200,8 +200,9 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
     Args:
       run: one start -> a pytree with attributes ``score`` and ``finite``, such as :class:`TrainResult`.
       *starts: pytrees of arrays with one leading axis over the starts (keys, parameters, hyper-parameters).
-      batch_size: starts worked on side by side. By default one on a CPU, where caches are small (measured: two side by
-        side are slower a start from depth 6 on), and all elsewhere.
+      batch_size: starts worked on side by side. By default two on a CPU, where caches are small (measured on two cores:
+        two are up to 1.4x faster a start than one at depth 4, as fast at depth 10; five are slower from depth 4 on),
+        and all elsewhere.
 
     Raises:
       ValueError: if the leading axes differ or are empty.
@@ -211,12 +212,8 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
         raise ValueError(f"starts must share one leading axis of at least 1, got lengths {sorted(sizes)}")
     count = sizes.pop()
     if batch_size is None:
-        batch_size = 1 if jax.default_backend() == "cpu" else count
-    one = lambda start: run(*start)
-    if batch_size == 1:
-        candidates = jax.lax.map(one, starts)
-    else:
-        candidates = jax.lax.map(one, starts, batch_size=min(batch_size, count))
+        batch_size = 2 if jax.default_backend() == "cpu" else count
+    candidates = jax.lax.map(lambda start: run(*start), starts, batch_size=min(batch_size, count))
     chex.assert_shape([candidates.score, candidates.finite], (count,))
     scores = jnp.where(candidates.finite & jnp.isfinite(candidates.score), candidates.score, jnp.inf)
     index = jnp.argmin(scores).astype(jnp.int32)

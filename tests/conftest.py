@@ -1,0 +1,72 @@
+"""Strict settings for the whole suite, and the fixtures that several files share."""
+
+import os
+from pathlib import Path
+
+from hypothesis import settings
+import jax
+import jaxtyping
+import numpy as np
+import pytest
+
+# Shapes in signatures are checked in tests only, and the hook must be in place before jtrees is imported. Left out are
+# modules whose data classes jax rebuilds with placeholders or with batch axes (tree, training, methods).
+CHECKED = ["topology", "routing.soft", "routing.steps", "leaves", "losses", "blocking", "validation", "warmstart"]
+jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")
+
+# Dtypes never mix by accident. Rank promotion stays allowed: `y - outputs` over (n,) and (leaves, n) is how the node
+# axis comes first everywhere in the library.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+settings.register_profile("jtrees", deadline=None, derandomize=True, max_examples=20)
+settings.load_profile("jtrees")
+
+_compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration, **_: _compilations.append(event) if event.endswith("backend_compile_duration") else None
+)
+
+
+@pytest.fixture
+def count_compilations():
+    """A function that calls ``fn(*args)`` and says how many programs were compiled meanwhile."""
+
+    def count(fn, *args) -> int:
+        before = len(_compilations)
+        jax.block_until_ready(fn(*args))
+        return len(_compilations) - before
+
+    return count
+
+
+@pytest.fixture
+def x64():
+    """Double precision inside one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def standard_promotion():
+    """For code that runs optax's Adam, which raises a float to an int32 power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """A small regression table in float32: oblique signal, some noise; x ``(200, 3)``, y ``(200,)``."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 2] + 0.1 * rng.normal(size=200)
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data sets, one ``.npz`` each."""
+    default = Path(__file__).parents[1] / ".." / "shared" / "data"
+    folder = Path(os.environ.get("JTREES_DATA", default))
+    if not folder.is_dir():
+        pytest.skip(f"no data sets in {folder}: set JTREES_DATA to a folder of .npz files")
+    return folder

@@ -1,0 +1,130 @@
+"""The expected loss over leaves and its fused gradient, against sums over leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracles
+import pytest
+
+from jtrees import ConstantLeaves, LinearLeaves, ObliqueTree, blocking
+from jtrees.losses import expected_leaf_loss, squared_error
+
+DEPTH, N, P = 3, 50, 3
+NODES = 2**DEPTH - 1
+
+
+def draw(linear=False, seed=0):
+    """A tree, samples, targets and weights (some zero), NumPy float64."""
+    rng = np.random.default_rng(seed)
+    leaves = LinearLeaves if linear else ConstantLeaves
+    arrays = (rng.normal(size=(NODES + 1, P)), rng.normal(size=NODES + 1)) if linear else (rng.normal(size=NODES + 1),)
+    tree = ObliqueTree(rng.normal(size=(NODES, P)), rng.normal(size=NODES), leaves(*arrays))
+    weight = rng.uniform(size=N)
+    weight[::4] = 0
+    return tree, rng.normal(size=(N, P)), rng.normal(size=N), weight
+
+
+def outputs(tree, x):
+    """What each leaf answers, (leaves, n)."""
+    if isinstance(tree.leaves, LinearLeaves):
+        return tree.leaves.coefficients @ x.T + tree.leaves.intercept[:, None]
+    return tree.leaves.values[:, None] + 0 * x[:, 0]
+
+
+def ours(tree, x, y, weight=None):
+    return expected_leaf_loss(tree.weights, tree.bias, tree.leaves, x, y, sample_weight=weight)
+
+
+def plain(tree, x, y, weight, sigmoid=jax.nn.sigmoid):
+    return oracles.expected_leaf_loss(tree.weights, tree.bias, outputs(tree, x), x, y, weight, sigmoid)
+
+
+def assert_trees_close(a, b, **tolerance):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_value_leaf_and_gradient(x64, linear, weighted):
+    tree, x, y, weight = draw(linear)
+    passed = weight if weighted else None
+    weight = weight if weighted else np.ones(N)
+
+    (loss, leaf), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(tree, x, y, passed)
+    assert float(loss) == pytest.approx(plain(tree, x, y, weight, oracles.sigmoid), rel=1e-12)
+    assert leaf.dtype == jnp.int32
+    assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
+    assert_trees_close(gradient, jax.jit(jax.grad(plain))(tree, x, y, weight), rtol=1e-10, atol=1e-13)
+
+    parts, structure = jax.tree.flatten(tree)
+    for i, part in enumerate(parts):
+        along = lambda a, i=i: plain(structure.unflatten([*parts[:i], a, *parts[i + 1 :]]), x, y, weight, oracles.sigmoid)
+        np.testing.assert_allclose(jax.tree.leaves(gradient)[i], oracles.numeric_gradient(along, part), atol=1e-8)
+
+
+def test_the_value_alone_is_the_value_with_gradient():
+    tree, x, y, weight = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), draw())
+    loss, leaf = ours(tree, x, y, weight)
+    (with_gradient, same_leaf), _ = jax.value_and_grad(ours, has_aux=True)(tree, x, y, weight)
+    assert float(loss) == pytest.approx(float(with_gradient), rel=1e-6)
+    assert np.array_equal(leaf, same_leaf)
+
+
+def test_samples_of_weight_zero_do_not_count():
+    tree, x, y, weight = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), draw())
+    value = jax.jit(jax.value_and_grad(lambda tree, y: ours(tree, x, y, weight)[0]))
+    assert_trees_close(value(tree, y), value(tree, jnp.where(weight == 0, 1e3, y)), rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("block", [1, 7, 49])  # 50 samples: padding of 0, 6 and 48
+def test_blocks_change_nothing(x64, monkeypatch, block, dtype):
+    tree, x, y, weight = jax.tree.map(lambda a: jnp.asarray(a, dtype), draw())
+    trees = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), tree)
+    fresh = lambda: jax.jit(jax.vmap(lambda t: jax.value_and_grad(ours, has_aux=True)(t, x, y, weight)))
+    (loss, leaf), gradient = fresh()(trees)
+    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: block)
+    (blocked_loss, blocked_leaf), blocked_gradient = fresh()(trees)
+    assert blocked_loss.dtype == dtype
+    assert np.array_equal(blocked_leaf, leaf)
+    tolerance = 1e-5 if dtype == np.float32 else 1e-13  # sums in another order
+    assert_trees_close((blocked_loss, blocked_gradient), (loss, gradient), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_squared_error_of_every_leaf(x64, linear):
+    tree, x, y, _ = draw(linear)
+    leaves = jax.tree.map(jnp.asarray, tree.leaves)
+    expected = (y - outputs(tree, x)) ** 2
+    np.testing.assert_allclose(squared_error(leaves, jnp.asarray(x), jnp.asarray(y)), expected, rtol=1e-11, atol=1e-13)
+
+
+def test_any_loss_of_leaves_and_its_traced_parameters(x64):
+    tree, x, y, _ = draw()
+
+    def loss(delta, tree, expectation):
+        huber = lambda leaves, x, y: optax.losses.huber_loss(leaves.outputs(x) - y[None], delta=delta)
+        return expectation(tree, huber)
+
+    fused = lambda tree, huber: expected_leaf_loss(tree.weights, tree.bias, tree.leaves, x, y, leaf_losses=huber)[0]
+
+    def summed(tree, huber):
+        right = jax.nn.sigmoid(tree.weights @ x.T + tree.bias[:, None])
+        return oracles.expected_value(right, huber(tree.leaves, x, y)).mean()
+
+    deltas = jnp.asarray([0.1, 1.0])
+    value = lambda expectation: jax.jit(
+        jax.vmap(jax.value_and_grad(loss, argnums=1), (0, None, None)), static_argnums=2
+    )(deltas, tree, expectation)
+    assert_trees_close(value(fused), value(summed), rtol=1e-10, atol=1e-13)
+
+
+def test_far_scores_give_the_hard_loss_and_no_nan():
+    tree, x, y, _ = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), draw())
+    far = tree.replace(weights=tree.weights * 1e6, bias=tree.bias * 1e6)
+    (loss, leaf), gradient = jax.value_and_grad(ours, has_aux=True)(far, x, y)
+    hard = np.mean((np.asarray(y) - np.asarray(tree.leaves.values)[np.asarray(leaf)]) ** 2)
+    assert float(loss) == pytest.approx(hard, rel=1e-5)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
