@@ -8,7 +8,7 @@ from jtrees import (
     validation as validation,
     warmstart as warmstart,
 )
-from jtrees.methods import FitResult as FitResult, GetReport as GetReport, fit_get as fit_get, get as get
+from jtrees.methods.get import FitResult as FitResult, GetReport as GetReport, fit_get as fit_get, get as get
 from jtrees.training import (
     Method as Method,
     MultiStart as MultiStart,

@@ -64,7 +64,7 @@ def plot_tree(
         shown[heaviest] = weights[node][heaviest]
         more = "\n+ ..." if np.count_nonzero(weights[node]) > 2 else ""
         parts = [f"{w:+.{digits}g} {name}" for w, name in zip(shown, names, strict=True) if w != 0]
-        _box(ax, here, "\n".join(parts) + f"{more}\n> {-bias[node]:.{digits}g}", "#e4ecf5")
+        _box(ax, here, "\n".join(parts) + f"{more}\n> {0 - bias[node]:.{digits}g}", "#e4ecf5")
         return here
 
     draw(0, 0)

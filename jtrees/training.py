@@ -89,7 +89,7 @@ def train(
     """Runs a method's training as one scan.
 
     Pure: ``jit`` it, ``vmap`` it over keys, over starting parameters and over every hyper-parameter that is a number.
-    Equal shapes compile once.
+    Under ``jit`` equal shapes compile once.
 
     Args:
       method: what to train.
@@ -107,9 +107,9 @@ def train(
     Raises:
       ValueError: for shapes that do not fit, steps < 1, or a batch size that is not between 1 and n.
     """
-    n = x.shape[0]
-    if x.ndim != 2 or y.shape[:1] != (n,):
+    if x.ndim != 2 or y.shape[:1] != x.shape[:1]:
         raise ValueError(f"x must have shape (n, p) and y (n, ...), got {x.shape} and {y.shape}")
+    n = x.shape[0]
     validation.check_count("steps", steps)
     validation.check_count("score_every", score_every, minimum=0)
     if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
@@ -119,7 +119,7 @@ def train(
     first: Any = method.init(x, y, key=init_key) if params is None else params
     gradient = jax.value_and_grad(method.loss, has_aux=True)
 
-    def full_score(params: Params, step: Array | int) -> Array:
+    def full_score(params: Params, step: Array) -> Array:
         return method.loss(params, x, y, key=loss_key, step=step)[1] if score is None else score(params)
 
     def update(carry: _Carry, step: Array) -> tuple[_Carry, tuple[Array, Array]]:
@@ -144,7 +144,9 @@ def train(
     carry = _Carry(first, optimizer.init(first), start, jnp.zeros(0 if batch_size is None else n, jnp.int32))
     carry, (losses, scores) = jax.lax.scan(update, carry, jnp.arange(steps, dtype=jnp.int32))
 
-    last = _Best(carry.params, full_score(carry.params, steps).astype(x.dtype), jnp.full((), steps, jnp.int32))
+    last = _Best(
+        carry.params, full_score(carry.params, jnp.int32(steps)).astype(x.dtype), jnp.full((), steps, jnp.int32)
+    )
     best = _better(carry.best, last) if score_every else last
     finite = jnp.isfinite(losses).all() & jnp.isfinite(last.score)
     return TrainResult(best.params, jnp.where(finite, best.score, jnp.inf), best.step, finite, losses, scores)

@@ -204,7 +204,7 @@ class ObliqueTree:
     def describe_split(self, node: int, names: Sequence[str], digits: int = 3) -> str:
         """The condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``."""
         weights, bias = np.asarray(self.weights[node], float), float(self.bias[node])
-        return f"{_linear_text(weights, names, digits)} > {-bias:.{digits}g}"
+        return f"{_linear_text(weights, names, digits)} > {0 - bias:.{digits}g}"
 
     def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3) -> str:
         """What a leaf answers, as text."""

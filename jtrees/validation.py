@@ -64,11 +64,13 @@ def _as_numeric(name: str, array: Any) -> Any:
     if isinstance(array, jax.Array):
         return array
     out = np.asarray(array)
-    if out.dtype.kind not in "biuf":
+    if out.dtype.kind == "O":  # a table of mixed columns, perhaps
         try:
             out = out.astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} must be numeric, got values of type {out.dtype}") from None
+            raise ValueError(f"{name} must be numeric, got {out.flat[0]!r} and others") from None
+    if out.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be numeric, got values of type {out.dtype}")
     return out
 
 

@@ -27,8 +27,9 @@ def test_constants_are_weighted_means(x64, weighted, outputs):
     if weighted:
         weight[leaf == 2] = 0  # a leaf without weight is as good as empty
     mid_range = (y.min(0) + y.max(0)) / 2
+    passed = None if weight is None else jnp.asarray(weight)
     for default, expected in [(None, mid_range), (7.0, 7.0)]:
-        fitted = leaves.fit_constant(jnp.asarray(leaf), jnp.asarray(y), LEAVES, default=default, sample_weight=weight)
+        fitted = leaves.fit_constant(jnp.asarray(leaf), jnp.asarray(y), LEAVES, default=default, sample_weight=passed)
         means = oracles.leaf_means(leaf, y, LEAVES, expected, weight)
         np.testing.assert_allclose(fitted.values, means, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(fitted.values[4], expected, rtol=1e-14)
@@ -68,7 +69,7 @@ def test_weights_of_linear_leaves_count_as_repetitions(x64):
     leaf, x, y = draw(dtype=np.float64)
     times = np.random.default_rng(2).integers(0, 3, N)
     weighted = leaves.fit_linear(*map(jnp.asarray, (leaf, x, y)), LEAVES, sample_weight=jnp.asarray(times, float))
-    repeated = leaves.fit_linear(*(jnp.asarray(np.repeat(a, times, axis=0)) for a in (leaf, x, y)), LEAVES, default=0)
+    repeated = leaves.fit_linear(*(jnp.asarray(np.repeat(a, times, axis=0)) for a in (leaf, x, y)), LEAVES)
     np.testing.assert_allclose(weighted.coefficients[:4], repeated.coefficients[:4], rtol=1e-8)
     np.testing.assert_allclose(weighted.intercept[:4], repeated.intercept[:4], rtol=1e-8)
 

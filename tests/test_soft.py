@@ -92,7 +92,7 @@ def test_the_derivative_rule_five_ways(x64, kinks):
         np.testing.assert_allclose(forward[i], exact[i], rtol=1e-11, atol=1e-13)
         np.testing.assert_allclose(reverse[i], moved[i], atol=1e-8)  # the function is linear in every single entry
 
-    second = [jax.jit(jax.hessian(lambda r, f=f: f(r, values) ** 2))(right) for f in (ours, plain)]
+    second = [jax.jit(jax.hessian(lambda r, v, f=f: f(r, v) ** 2))(right, values) for f in (ours, plain)]
     np.testing.assert_allclose(second[0], second[1], atol=1e-10)
 
 

@@ -139,24 +139,24 @@ def fit_get(
     depth = validation.check_depth(depth)
     starts, epochs = validation.check_count("starts", starts), validation.check_count("epochs", epochs)
     validation.check_positive("learning_rate", learning_rate)
-    validation.check_positive("alpha_ranges", np.asarray(alpha_ranges))
+    ranges = _check_ranges(alpha_ranges)
     x, y = (np.asarray(a, np.float32) for a in validation.check_xy(x, y))
+    validation.check_xy(x, y)  # still finite and not constant in the precision of the tree
     scale = _Scale.of(x, y)
     x01, y01 = scale.x(x), scale.y(y)
-    cart_tree = warmstart.cart_regressor(x, y, depth) if cart else None
-    warm = None if cart_tree is None else scale.tree_to_unit(cart_tree)
-    ranges = np.asarray(alpha_ranges, np.float32)
+    # CART is grown on the scaled data too: its own tolerances are absolute, and its weights are then of size one.
+    warm = warmstart.cart_regressor(x01, y01, depth) if cart else None
     found, alphas = _search(x01, y01, key, ranges, learning_rate, warm, depth=depth, starts=starts, epochs=epochs)
     candidates = jax.tree.map(np.asarray, found.candidates)
     tree, loss = _refitted(scale.tree_from_unit(found.best.params), x, y)
     chosen, cart_loss = int(found.index), float("nan")
-    if cart_tree is not None:
-        cart_tree, cart_loss = _refitted(cart_tree, x, y)
+    if warm is not None:
+        cart_tree, cart_loss = _refitted(scale.tree_from_unit(warm), x, y)
         if not loss < cart_loss:
             tree, loss, chosen = cart_tree, cart_loss, -1
     report = GetReport(
         alphas=np.asarray(alphas),
-        losses=candidates.scores * float(scale.y_range) ** 2,
+        losses=candidates.scores.astype(np.float64) * float(scale.y_range) ** 2,
         steps=candidates.steps,
         cart_loss=cart_loss,
         loss=loss,
@@ -164,6 +164,14 @@ def fit_get(
         dropped=int(found.dropped),
     )
     return FitResult(tree, report)
+
+
+def _check_ranges(alpha_ranges: Any) -> np.ndarray:
+    ranges = np.asarray(alpha_ranges, np.float32)
+    if ranges.ndim != 2 or ranges.shape[1] != 2 or len(ranges) == 0 or np.any(ranges[:, 0] > ranges[:, 1]):
+        raise ValueError(f"alpha_ranges must be pairs (low, high), at least one, got {alpha_ranges!r}")
+    validation.check_positive("alpha_ranges", ranges)
+    return ranges
 
 
 @struct.dataclass
@@ -209,8 +217,9 @@ def _search(x, y, key, alpha_ranges, learning_rate, warm, *, depth, starts, epoc
 
     def one_start(params, alphas):
         _, (trees, scores, finite, steps) = jax.lax.scan(one_alpha, harden(params, x, y), alphas)
-        best = jnp.argmin(scores)
-        return _Candidate(jax.tree.map(lambda a: a[best], trees), scores[best], finite.all(), scores, steps)
+        best, finite = jnp.argmin(scores), finite.all()
+        scores = jnp.where(finite, scores, jnp.inf)
+        return _Candidate(jax.tree.map(lambda a: a[best], trees), scores[best], finite, scores, steps)
 
     return training.multi_start(one_start, first, alphas), alphas
 
@@ -223,17 +232,19 @@ def _refitted(tree: ObliqueTree, x: np.ndarray, y: np.ndarray) -> tuple[ObliqueT
 
 @struct.dataclass
 class _Scale:
-    """The map of a table to [0, 1], and of trees between the two."""
+    """The map of a table to [0, 1], and of trees back."""
 
     x_min: np.ndarray
     x_range: np.ndarray
-    y_min: np.ndarray
-    y_range: np.ndarray
+    constant: np.ndarray
+    y_min: np.float32
+    y_range: np.float32
 
     @classmethod
     def of(cls, x: np.ndarray, y: np.ndarray) -> "_Scale":
         x_range = np.ptp(x.astype(np.float64), axis=0)
-        return cls(x.min(0).astype(np.float64), np.where(x_range > 0, x_range, 1.0), y.min(), np.ptp(y))
+        constant = x_range == 0
+        return cls(x.min(0).astype(np.float64), np.where(constant, 1.0, x_range), constant, y.min(), np.ptp(y))
 
     def x(self, x: np.ndarray) -> np.ndarray:
         return ((x - self.x_min) / self.x_range).astype(np.float32)
@@ -241,17 +252,10 @@ class _Scale:
     def y(self, y: np.ndarray) -> np.ndarray:
         return (y - self.y_min) / self.y_range
 
-    def tree_to_unit(self, tree: ObliqueTree) -> ObliqueTree:
-        weights = np.asarray(tree.weights, np.float64)
-        bias = np.asarray(tree.bias) + weights @ self.x_min
-        return _tree32(weights * self.x_range, bias, self.y(np.asarray(tree.leaves.values)))
-
     def tree_from_unit(self, tree: ObliqueTree) -> ObliqueTree:
         weights = np.asarray(tree.weights, np.float64) / self.x_range
+        weights[:, self.constant] = 0  # scaled, such a column is 0; raw, it might drown the others
         bias = np.asarray(tree.bias) - weights @ self.x_min
-        return _tree32(weights, bias, np.asarray(tree.leaves.values) * self.y_range + self.y_min)
-
-
-def _tree32(weights: Any, bias: Any, values: Any) -> ObliqueTree:
-    as32 = lambda a: jnp.asarray(np.asarray(a), jnp.float32)
-    return ObliqueTree(as32(weights), as32(bias), ConstantLeaves(as32(values)))
+        values = np.asarray(tree.leaves.values) * self.y_range + self.y_min
+        as32 = lambda a: jnp.asarray(a, jnp.float32)
+        return ObliqueTree(as32(weights), as32(bias), ConstantLeaves(as32(values)))

@@ -59,7 +59,7 @@ def leaf_index_by_path(
     above = topology.num_nodes(top)
     node = above + leaf_index(weights[:above] @ x.T + bias[:above, None])
 
-    def descend(_: int, node: jax.Array) -> jax.Array:
+    def descend(_, node):
         w, b = weights.at[node].get(mode="promise_in_bounds"), bias.at[node].get(mode="promise_in_bounds")
         return 2 * node + 1 + hard_step(jnp.einsum("np,np->n", w, x) + b).astype(node.dtype)
 

@@ -4,6 +4,7 @@ Everything is a loop over levels (a Python loop over a static depth) of elementw
 probabilities are handed down from the root, values are folded up from the leaves. Both cost O(nodes) a sample.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -47,12 +48,13 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
 
     Args:
       right: probability of going right at each internal node, ``(nodes, ...)``.
-      leaf_values: ``(leaves, ...)``; its other axes broadcast against those of ``right`` (one value for all samples
-        is ``(leaves, 1)``).
+      leaf_values: ``(leaves, ...)``, as many axes as ``right``; all but the first broadcast (one value for all
+        samples is ``(leaves, 1)``).
 
     Returns:
       The trailing axes of both, broadcast.
     """
+    chex.assert_equal_rank([right, leaf_values])
     value = leaf_values
     for s in reversed(topology.levels(right)):
         below = topology.pairs(value)
@@ -67,7 +69,8 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
 @expected_value.defjvp
 def _expected_value_jvp(primals, tangents):
     (right, leaf_values), (d_right, d_leaf_values) = primals, tangents
-    slopes, value = [], leaf_values
+    shape = jnp.broadcast_shapes(right.shape[1:], leaf_values.shape[1:])
+    slopes, value = [], jnp.broadcast_to(leaf_values, (leaf_values.shape[0], *shape))
     for s in reversed(topology.levels(right)):
         below = topology.pairs(value)
         slopes.append(below[:, 1] - below[:, 0])

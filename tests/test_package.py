@@ -1,0 +1,60 @@
+"""The package as a whole: what importing it costs, and what it says of itself."""
+
+from importlib import metadata
+import inspect
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+import jtrees
+
+PUBLIC = sorted(name for name in vars(jtrees) if not name.startswith("_"))
+
+
+def test_import_needs_no_extra():
+    code = "import jtrees, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "jtrees" in loaded
+    assert not loaded & {"sklearn", "matplotlib", "pandas"}
+
+
+def test_version_is_that_of_the_installed_distribution():
+    try:
+        installed = metadata.version("jtrees")
+    except metadata.PackageNotFoundError:
+        pytest.skip("jtrees runs from its sources and is not installed")
+    assert jtrees.__version__ == installed
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_a_docstring(name):
+    thing = getattr(jtrees, name)
+    text = inspect.getdoc(thing)
+    assert text
+    if inspect.isclass(thing):  # not the signature that a dataclass writes for itself, nor "Alias for field"
+        assert not text.startswith((f"{thing.__name__}(", "Alias"))
+
+
+def test_public_methods_have_docstrings():
+    for owner in (jtrees.ObliqueTree, jtrees.ConstantLeaves, jtrees.LinearLeaves):
+        for name, member in vars(owner).items():
+            if (
+                not name.startswith("_")
+                and name not in {"replace"}
+                and (callable(member) or isinstance(member, property))
+            ):
+                assert inspect.getdoc(member), f"{owner.__name__}.{name}"
+
+
+def test_no_private_module_is_public_by_accident():
+    assert {"fit_get", "get", "train", "multi_start", "ObliqueTree", "leaves", "losses", "routing"} <= set(PUBLIC)
+    assert not {"jax", "jnp", "np", "optax", "Any"} & set(PUBLIC)
+
+
+def test_shapes_in_signatures_are_checked_in_these_tests():
+    with pytest.raises(jaxtyping.TypeCheckError):
+        jtrees.routing.leaf_probabilities(jnp.ones(3, jnp.int32))
