@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 # Elements of a (nodes, block) array. CPU: measured with experiments/bench_training.py on two cores at depth 4 to 10;
-# 4 MB arrays leave their neighbours in cache and still amortise the cost of starting a loop. Elsewhere only memory
+# 2 MB arrays leave their neighbours in cache and still amortise the cost of starting a loop. Elsewhere only memory
 # matters: 1 GB arrays.
-_ELEMENTS_CPU = 2**20
+_ELEMENTS_CPU = 2**19
 _ELEMENTS_ACCELERATOR = 2**28
 
 

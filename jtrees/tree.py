@@ -283,7 +283,7 @@ def _evaluate(fn: Any, tree: ObliqueTree, x: Any) -> Any:
     else:
         x = np.ascontiguousarray(x, tree.weights.dtype)
         chunks = _chunks(x)
-        parts = [_compiled(fn, tree, _padded(chunk)) for chunk in chunks]
+        parts = jax.block_until_ready([_compiled(fn, tree, _padded(chunk)) for chunk in chunks])
         out = np.concatenate([np.asarray(part)[: len(chunk)] for (part, _), chunk in zip(parts, chunks, strict=True)])
         finite = all(bool(ok) for _, ok in parts)
     if not finite:
