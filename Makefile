@@ -23,8 +23,8 @@ peers: .venv/ready         ## what benchmarks compare with
 	$(BIN)/python -m pip install --quiet --no-deps get-oblique
 
 bench: .venv/ready         ## speed of training and of prediction
-	$(BIN)/python -m experiments.bench_training $(ARGS)
-	$(BIN)/python -m experiments.bench_prediction $(ARGS)
+	$(BIN)/python -m experiments.bench_training
+	$(BIN)/python -m experiments.bench_prediction
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

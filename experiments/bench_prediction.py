@@ -29,7 +29,6 @@ def main() -> None:
     """Times each model on the same array, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--data-dir", help=argparse.SUPPRESS)  # so that `make bench` can pass it to both
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     x = rng.random((options.rows, FEATURES), dtype=np.float32)

@@ -22,18 +22,19 @@ from experiments import benchmark, data
 PEER = "GET"  # the import name of get-oblique
 
 
-def table(data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """60 % of cpu-act, or random numbers of the same shape where that is not at hand; scaled to [0, 1]."""
+def table(data_dir: str | None) -> tuple[str, np.ndarray, np.ndarray]:
+    """60 % of cpu-act, or random numbers of the same shape where that is not at hand; its name, and x, y in [0, 1]."""
     rng = np.random.default_rng(0)
     try:
         loaded = data.load("cpu-act", data_dir=data_dir)
-        x, y = loaded.x, loaded.y
+        name, x, y = loaded.name, loaded.x, loaded.y
     except data.DataError:
+        name = "random numbers"
         x = rng.random((8192, 21), dtype=np.float32)
         y = (np.sin(5 * x[:, 0]) + x[:, 1] * x[:, 2]).astype(np.float32)
     chosen = rng.permutation(len(x))[: int(0.6 * len(x))]
     x, y = x[chosen], y[chosen]
-    return (x - x.min(0)) / np.ptp(x, axis=0), (y - y.min()) / np.ptp(y)
+    return name, (x - x.min(0)) / np.ptp(x, axis=0), (y - y.min()) / np.ptp(y)
 
 
 def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
 
     import jtrees
 
-    x, y = map(jnp.asarray, table(data_dir))
+    x, y = map(jnp.asarray, table(data_dir)[1:])
     steps, repeats = (200, 9) if depth <= 6 else (40, 9) if depth <= 8 else (15, 7)
     key = jax.random.key(0)
     optimizer = optax.adamw(0.01)
@@ -81,7 +82,7 @@ def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     torch.set_num_threads(2)
-    x, y = table(data_dir)
+    _, x, y = table(data_dir)
     count = [0]
     register_optimizer_step_post_hook(lambda *_: count.__setitem__(0, count[0] + 1))
 
@@ -126,12 +127,14 @@ def main() -> None:
             row += ["-"] * 3
         rows.append(row)
         print("depth", " ".join(row), file=sys.stderr, flush=True)
-    n, p = table(options.data_dir)[0].shape
+    name, x, _ = table(options.data_dir)
+    n, p = x.shape
     header = ["depth", "ours, ms", "floor, ms", "ours / floor", "compilation, s", "memory, GB"]
     header += ["get-oblique, ms", "get-oblique / ours", "its memory, GB"]
     notes = (
-        f"Milliseconds per epoch and start (one optimiser step on {n} x {p} samples, hard evaluation included): median "
-        "and half the interquartile range. Floor: the two matrix products and one sigmoid a node and sample, "
+        f"Milliseconds per epoch and start (one optimiser step on {n} x {p} samples of {name}, hard evaluation "
+        "included): median and half the interquartile range. Ours: two starts side by side, halved; get-oblique: "
+        "one start. Floor, of one start: the two matrix products and one sigmoid a node and sample, "
         "2 x 2 x nodes x n x p floating-point operations. Memory is the peak of the whole process."
     )
     benchmark.write("bench_training", "python -m experiments.bench_training", header, rows, notes)

@@ -17,12 +17,12 @@ import numpy as np
 RESULTS = Path(__file__).parent / "results"
 
 
-def seconds(fn: Callable[[], Any], repeats: int, ready: Callable[[Any], Any] = lambda out: out) -> list[float]:
-    """Wall-clock seconds of each of several calls; ``ready`` waits for what a call returns."""
+def seconds(fn: Callable[[], Any], repeats: int) -> list[float]:
+    """Wall-clock seconds of each of several calls."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        ready(fn())
+        fn()
         times.append(time.perf_counter() - start)
     return times
 
@@ -47,10 +47,9 @@ def machine() -> str:
     """One line on the machine and the versions."""
     import jax
 
-    name = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
     return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}"
 
 

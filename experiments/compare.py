@@ -28,6 +28,7 @@ from rich.table import Table as RichTable
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
+from sklearn.tree import DecisionTreeRegressor
 
 from experiments import data
 import jtrees
@@ -48,58 +49,51 @@ class Row:
     rows_per_second: float
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What a method leaves: how to predict, its size, and the tree if it is one."""
-
-    predict: Callable[[np.ndarray], Any]
-    depth: int | None
-    leaves: int
-    parameters: int
-    tree: jtrees.ObliqueTree | None = None
+def _fit_cart(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> DecisionTreeRegressor:
+    return DecisionTreeRegressor(max_depth=depth, random_state=options.seed).fit(x, y)
 
 
-def _fit_tree(tree: jtrees.ObliqueTree, x: np.ndarray) -> Fitted:
-    tree = tree.prune(x)
-    return Fitted(tree.predict, tree.depth, tree.num_leaves, tree.num_parameters, tree)
-
-
-def _fit_cart(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> Fitted:
-    return _fit_tree(warmstart.cart_regressor(x, y, depth, seed=options.seed), x)
-
-
-def _fit_get(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> Fitted:
+def _fit_get(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
     key = jax.random.key(options.seed)
-    return _fit_tree(jtrees.fit_get(x, y, key=key, depth=depth, starts=options.starts, epochs=options.epochs).tree, x)
+    return jtrees.fit_get(x, y, key=key, depth=depth, starts=options.starts, epochs=options.epochs).tree
 
 
-def _fit_forest(x: np.ndarray, y: np.ndarray, depth: int | None, options: argparse.Namespace) -> Fitted:
-    forest = RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1).fit(x, y)
-    trees = [tree.tree_ for tree in forest.estimators_]
-    leaves = sum(tree.n_leaves for tree in trees)
-    splits = sum(tree.node_count for tree in trees) - leaves
-    return Fitted(forest.predict, None, leaves, 2 * splits + leaves)
+def _fit_forest(x: np.ndarray, y: np.ndarray, depth: None, options: argparse.Namespace) -> RandomForestRegressor:
+    return RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1).fit(x, y)
 
 
-BY_DEPTH: dict[str, Callable[..., Fitted]] = {"cart": _fit_cart, "get": _fit_get}
-WITHOUT_DEPTH: dict[str, Callable[..., Fitted]] = {"forest": _fit_forest}
+BY_DEPTH: dict[str, Callable[..., Any]] = {"cart": _fit_cart, "get": _fit_get}
+WITHOUT_DEPTH: dict[str, Callable[..., Any]] = {"forest": _fit_forest}
 METHODS = [*BY_DEPTH, *WITHOUT_DEPTH]
 
 
-def measure(method: str, depth: int | None, splits: Sequence[Any], options: argparse.Namespace):
-    """Fits one method and fills its row."""
+def _size(model: Any, x: np.ndarray) -> tuple[int, int, jtrees.ObliqueTree | None]:
+    """Leaves, parameters, and the oblique tree that a model is (what divides no training sample left out)."""
+    if isinstance(model, RandomForestRegressor):
+        trees = [member.tree_ for member in model.estimators_]
+        leaves = sum(tree.n_leaves for tree in trees)
+        return leaves, 2 * (sum(tree.node_count for tree in trees) - leaves) + leaves, None
+    tree = warmstart.from_sklearn(model) if isinstance(model, DecisionTreeRegressor) else model.prune(x)
+    return tree.num_leaves, tree.num_parameters, tree
+
+
+def measure(
+    method: str, depth: int | None, splits: Sequence[Any], options: argparse.Namespace
+) -> tuple[Row, jtrees.ObliqueTree | None]:
+    """Fits one method; its row, and its tree if it is one."""
     x_train, x_test, y_train, y_test = splits
     start = time.perf_counter()
-    fitted = (BY_DEPTH | WITHOUT_DEPTH)[method](x_train, y_train, depth, options)
+    model = (BY_DEPTH | WITHOUT_DEPTH)[method](x_train, y_train, depth, options)
     seconds = time.perf_counter() - start
+    leaves, parameters, tree = _size(model, x_train)
     many = np.tile(x_test, (max(1, 20_000 // len(x_test)), 1))
-    fitted.predict(many)  # the first call compiles
+    model.predict(many)  # the first call compiles
     start = time.perf_counter()
-    fitted.predict(many)
+    model.predict(many)
     rate = len(many) / (time.perf_counter() - start)
-    train_r2 = float(r2_score(y_train, fitted.predict(x_train)))
-    test_r2 = float(r2_score(y_test, fitted.predict(x_test)))
-    return Row(method, fitted.depth, train_r2, test_r2, fitted.leaves, fitted.parameters, seconds, rate), fitted.tree
+    train_r2 = float(r2_score(y_train, model.predict(x_train)))
+    test_r2 = float(r2_score(y_test, model.predict(x_test)))
+    return Row(method, depth, train_r2, test_r2, leaves, parameters, seconds, rate), tree
 
 
 def run(options: argparse.Namespace, console: Console) -> Path:

@@ -60,8 +60,10 @@ def _from_npz(file: Path) -> Table:
         if not {"X", "y"} <= set(arrays.files):
             raise DataError(f"{file.name} must hold arrays X and y, got {sorted(arrays.files)}")
         x, y = arrays["X"], arrays["y"]
+    if x.ndim != 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf":
+        raise DataError(f"{file.name} must hold numbers X (n, p) and y (n,), got shapes {x.shape} and {y.shape}")
     if y.dtype.kind != "f":
-        raise DataError(f"data set {file.stem} has class labels; only regression is available so far")
+        raise DataError(f"data set {file.stem} has class labels ({y.dtype}): only regression (float y) so far")
     return Table(file.stem, x.astype(np.float32), y.astype(np.float32), [f"x{i}" for i in range(x.shape[1])])
 
 

@@ -3,6 +3,7 @@
 from jtrees import (
     leaves as leaves,
     losses as losses,
+    plotting as plotting,
     routing as routing,
     topology as topology,
     validation as validation,

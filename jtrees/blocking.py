@@ -1,7 +1,7 @@
 """How many samples are worked on at once: the one place that decides it, and the loop that does it.
 
 An array over nodes and samples is as large as the data times the tree. Working through the samples in blocks keeps
-such arrays in the cache of a CPU, and bounds memory everywhere.
+such arrays in the cache of a CPU, and bounds the memory of a run everywhere.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 # Elements of a (nodes, block) array. CPU: measured with experiments/bench_training.py on two cores at depth 4 to 10;
 # 2 MB arrays leave their neighbours in cache and still amortise the cost of starting a loop. Elsewhere only memory
-# matters: 1 GB arrays.
+# matters, and many runs may be vmapped: 64 MB arrays a run (a guess until it is measured there).
 _ELEMENTS_CPU = 2**19
-_ELEMENTS_ACCELERATOR = 2**28
+_ELEMENTS_ACCELERATOR = 2**24
 
 
 def block_size(nodes: int, n: int) -> int:
@@ -31,31 +31,35 @@ def prediction_block(depth: int) -> int:
     return 2048 if depth <= 5 else 1024
 
 
-def into_blocks(tree: Any, block: int) -> Any:
-    """Arrays ``(n, ...)`` -> ``(blocks, block, ...)``, the last block padded with zeros."""
+def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:
+    """Arrays ``(n, ...)`` -> ``(blocks, block, ...)``, the last block padded, by its last sample unless told."""
 
     def split(a: jax.Array) -> jax.Array:
         blocks = -(-a.shape[0] // block)
-        padded = jnp.pad(a, [(0, blocks * block - a.shape[0])] + [(0, 0)] * (a.ndim - 1))
+        padded = jnp.pad(a, [(0, blocks * block - a.shape[0])] + [(0, 0)] * (a.ndim - 1), mode=mode)
         return padded.reshape(blocks, block, *a.shape[1:])
 
     return jax.tree.map(split, tree)
 
 
-def sum_over_blocks(fn: Callable[..., tuple[Any, jax.Array]], *arrays: jax.Array, block: int) -> tuple[Any, jax.Array]:
-    """``fn(*arrays)`` a block at a time: its first result is summed over blocks, its second joined over samples.
+def sum_over_blocks(
+    fn: Callable[..., tuple[Any, jax.Array]], weight: jax.Array, *arrays: jax.Array, block: int
+) -> tuple[Any, jax.Array]:
+    """``fn(weight, *arrays)`` a block at a time: its first result summed over blocks, its second joined.
 
-    ``fn`` must be additive over samples, and must give zero for samples whose arrays are all zero (the padding).
+    ``fn`` must be additive over samples, and must give zero for samples of weight zero: the padding repeats the last
+    sample with that weight, so that nothing is asked about samples that could not be.
 
     Args:
       fn: maps arrays ``(block, ...)`` to ``(sums, per_sample)`` with ``per_sample: (block, ...)``.
+      weight: weights of the samples, ``(n,)``.
       *arrays: arrays ``(n, ...)``.
       block: samples in a block.
     """
-    n = arrays[0].shape[0]
+    n = weight.shape[0]
     if block >= n:
-        return fn(*arrays)
-    blocks = into_blocks(arrays, block)
+        return fn(weight, *arrays)
+    blocks = (into_blocks(weight, block, "constant"), *into_blocks(arrays, block))
     sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 

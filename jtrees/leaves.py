@@ -16,6 +16,10 @@ def mid_range(y: Float[Array, "n *k"]) -> Float[Array, "*k"]:
     return (y.min(0) + y.max(0)) / 2
 
 
+def _floating(y: Array) -> Array:
+    return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
+
+
 def _ones(n: int, sample_weight: Array | None, dtype) -> Array:
     return jnp.ones(n, dtype) if sample_weight is None else jnp.asarray(sample_weight, dtype)
 
@@ -44,6 +48,7 @@ def fit_constant(
     Returns:
       Values of shape ``(leaves,)`` or ``(leaves, k)``.
     """
+    y = _floating(y)
     weight = _ones(y.shape[0], sample_weight, y.dtype)
     default = jnp.asarray(mid_range(y) if default is None else default, y.dtype)
     # Sums of deviations from the default, not of y itself: what is summed is then no larger than the spread of y.
@@ -57,7 +62,7 @@ def constant_fit_error(leaf_index: Int[Array, " n"], y: Float[Array, " n"], num_
 
     ``mean(y**2) - sum_l S_l**2 / (n N_l)`` with ``S_l`` and ``N_l`` sum and number of the (centred) targets in a leaf.
     """
-    y = y - y.mean()
+    y = _floating(y) - y.mean()
     # One scatter of pairs costs half of two scatters.
     sums = jax.ops.segment_sum(jnp.stack([jnp.ones_like(y), y], axis=1), leaf_index, num_leaves)
     count, total = sums[:, 0], sums[:, 1]
@@ -91,18 +96,19 @@ def fit_linear(
       sample_weight: nonnegative weights.
     """
     n, p = x.shape
+    y = _floating(y)
     weight = _ones(n, sample_weight, x.dtype)
     constant = fit_constant(leaf_index, y, num_leaves, default=default, sample_weight=sample_weight).values
     x_mean = fit_constant(leaf_index, x, num_leaves, sample_weight=sample_weight).values
     xc, yc = x - x_mean[leaf_index], y - constant[leaf_index]
 
-    def moments(xc, yc, weight, leaf):
+    def moments(weight, xc, yc, leaf):
         row = jnp.concatenate([xc, yc[:, None]], axis=1)
         outer = weight[:, None, None] * row[:, :, None] * row[:, None, :]
         return jax.ops.segment_sum(outer, leaf, num_leaves), leaf
 
     block = blocking.block_size((p + 1) ** 2, n)
-    gram, _ = blocking.sum_over_blocks(moments, xc, yc, weight, leaf_index, block=block)
+    gram, _ = blocking.sum_over_blocks(moments, weight, xc, yc, leaf_index, block=block)
     scale = jnp.trace(gram[:, :p, :p], axis1=1, axis2=2) / p
     penalty = ridge * scale + jnp.finfo(x.dtype).tiny ** 0.5
     factor = jax.scipy.linalg.cholesky(gram[:, :p, :p] + penalty[:, None, None] * jnp.eye(p, dtype=x.dtype), lower=True)
@@ -111,6 +117,7 @@ def fit_linear(
     def squared(residual):
         return jax.ops.segment_sum(weight * jnp.square(residual), leaf_index, num_leaves)
 
-    better = squared(yc - (xc * coefficients[leaf_index]).sum(1)) <= squared(yc)  # false where anything is NaN
-    coefficients = jnp.where(better[:, None], coefficients, 0)
-    return LinearLeaves(coefficients, constant - (coefficients * x_mean).sum(1))
+    # Judged by what will be answered, rounding and all; false where anything is NaN.
+    fitted = LinearLeaves(coefficients, constant - (coefficients * x_mean).sum(1))
+    better = squared(y - fitted.at(leaf_index, x)) <= squared(yc)
+    return LinearLeaves(jnp.where(better[:, None], coefficients, 0), jnp.where(better, fitted.intercept, constant))

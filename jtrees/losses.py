@@ -94,9 +94,9 @@ def _reach(right, weight):
 def _expected_leaf_loss_fwd(leaf_losses, weights, bias, leaves, x, y, weight):
     joined = jnp.concatenate([weights, bias[:, None]], axis=1)
 
-    def block(x, y, weight):
+    def block(weight, x, y):
         with_one = jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
-        scores = joined @ with_one.T
+        scores = jnp.matmul(joined, with_one.T, precision="highest")  # as in routing.hard: signs matter
         right = jax.nn.sigmoid(scores)
         reach = _reach(right, weight)
         loss, pull_back = jax.vjp(lambda leaves: leaf_losses(leaves, x, y), leaves)
@@ -109,7 +109,7 @@ def _expected_leaf_loss_fwd(leaf_losses, weights, bias, leaves, x, y, weight):
         return (lost.sum(), gradient), leaf_index(scores)
 
     block_size = blocking.block_size(weights.shape[0], x.shape[0])
-    (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(block, x, y, weight, block=block_size)
+    (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(block, weight, x, y, block=block_size)
     return (loss, leaf), (d_joined[:, :-1], d_joined[:, -1], d_leaves)
 
 

@@ -51,7 +51,7 @@ def plot_tree(
         if node >= len(bias) or level == max_depth:
             here = (float(next(next_x)), float(-level))
             text = tree.describe_leaf(node - len(bias), names, digits) if node >= len(bias) else "..."
-            _box(ax, here, text[:24], "#e8f1e4")
+            _box(ax, here, text if len(text) <= 24 else f"{text[:23]}…", "#e8f1e4")
             return here
         left, right = draw(2 * node + 1, level + 1), draw(2 * node + 2, level + 1)
         here = ((left[0] + right[0]) / 2, float(-level))

@@ -42,7 +42,7 @@ class Method(NamedTuple):
       predict: ``(params, x) -> outputs``: what the trained model answers.
       harden: ``(params, x, y) -> ObliqueTree | None``: the hard tree that the parameters stand for, leaves refitted
         on x and y; can be compiled.
-      project: ``params -> params``, after each step (norm balls, ...).
+      project: ``params -> params``, at the start and after each step (norm balls, ...).
     """
 
     init: Callable[..., Params]
@@ -60,7 +60,7 @@ class TrainResult:
       params: the best parameters by score if they were watched (``score_every``), else the last.
       score: their score on the whole training data (lower is better); infinite if the run is not finite.
       step: the number of updates that they had seen.
-      finite: whether every loss of the run was finite.
+      finite: whether every loss of the run, and the score of its last parameters, was finite.
       losses: the loss before each update, ``(steps,)``.
       scores: the score before each update, ``(steps,)``; NaN where it was not looked at.
     """
@@ -105,8 +105,11 @@ def train(
       params: where to start, by default ``method.init``.
 
     Raises:
-      ValueError: for shapes that do not fit, steps < 1, or a batch size that is not between 1 and n.
+      ValueError: for shapes or dtypes that do not fit, steps < 1, or a batch size that is not between 1 and n.
     """
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"x must be of a floating dtype, got {x.dtype}")
     if x.ndim != 2 or y.shape[:1] != x.shape[:1]:
         raise ValueError(f"x must have shape (n, p) and y (n, ...), got {x.shape} and {y.shape}")
     n = x.shape[0]
@@ -116,7 +119,7 @@ def train(
         raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
 
     init_key, order_key, loss_key = jax.random.split(key, 3)
-    first: Any = method.init(x, y, key=init_key) if params is None else params
+    first: Any = method.project(method.init(x, y, key=init_key) if params is None else params)
     gradient = jax.value_and_grad(method.loss, has_aux=True)
 
     def full_score(params: Params, step: Array) -> Array:
@@ -128,11 +131,11 @@ def train(
             xb, yb, order = _batch(x, y, order, order_key, step, batch_size)
         key = jax.random.fold_in(loss_key, step)
         (loss, batch_score), grads = gradient(carry.params, xb, yb, key=key, step=step)
-        now, best = jnp.full((), jnp.nan, loss.dtype), carry.best
+        now, best = jnp.full((), jnp.nan, x.dtype), carry.best
         if score_every == 1 and batch_size is None and score is None:
-            now = batch_score  # the batch is all there is: the score comes with the loss
+            now = batch_score.astype(x.dtype)  # the batch is all there is: the score comes with the loss
         elif score_every:
-            look = lambda: full_score(carry.params, step).astype(loss.dtype)
+            look = lambda: full_score(carry.params, step).astype(x.dtype)
             now = jax.lax.cond(step % score_every == 0, look, lambda: now)
         if score_every:
             best = _better(best, _Best(carry.params, now, step))

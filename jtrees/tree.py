@@ -28,7 +28,7 @@ class ConstantLeaves:
         """What every leaf would answer for every sample (one output only)."""
         # A product with a row of ones, not a broadcast: its transpose is then a matrix product too, several times
         # faster on a CPU than a sum over samples.
-        return self.values[:, None] @ jnp.ones((1, x.shape[0]), self.values.dtype)
+        return jnp.matmul(self.values[:, None], jnp.ones((1, x.shape[0]), self.values.dtype), precision="highest")
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What the given leaf answers for each sample."""
@@ -242,8 +242,8 @@ def _linear_text(weights: np.ndarray, names: Sequence[str], digits: int) -> str:
 # --- Evaluation ------------------------------------------------------------------------------------------------------
 #
 # A NumPy array is answered chunk by chunk. A chunk of _CHUNK rows is always the same compiled program; what is left
-# over is padded to the next power of two. So whatever the numbers of rows a program meets, it compiles a dozen small
-# functions at the most, and large arrays are read where they lie instead of being copied to a padded one.
+# over is padded to the next power of two. So a program compiles 17 small functions at the most, whatever the numbers
+# of rows it meets, and large arrays are read where they lie instead of being copied to a padded one.
 
 _CHUNK = 2**16
 
@@ -275,9 +275,11 @@ _compiled = jax.jit(_in_blocks, static_argnums=0)
 
 def _evaluate(fn: Any, tree: ObliqueTree, x: Any) -> Any:
     # Shapes and dtype at the door; finiteness is found out on the way, because looking first costs more than the tree.
+    if tree.weights.ndim != 2:
+        raise ValueError(f"the tree must be one tree, got a batch of shape {tree.weights.shape[:-2]}: index or vmap it")
     x = validation.check_x(x, features=tree.weights.shape[1], finite=False)
-    if isinstance(x, jax.Array):
-        out, finite = _compiled(fn, tree, x.astype(tree.weights.dtype))
+    if isinstance(x, jax.Array) or validation.is_traced(tree):
+        out, finite = _compiled(fn, tree, jnp.asarray(x, tree.weights.dtype))
         if validation.is_traced(finite):
             return out
     else:

@@ -44,10 +44,10 @@ def from_sklearn(model: Any, depth: int | None = None) -> ObliqueTree:
       depth: depth of the result, by default that of the model (at least 1).
 
     Raises:
-      ValueError: if the model is deeper than ``depth``.
+      ValueError: if the model is deeper than ``depth``, or than 16.
     """
     grown = model.tree_
-    depth = max(1, grown.max_depth) if depth is None else validation.check_depth(depth)
+    depth = validation.check_depth(max(1, grown.max_depth) if depth is None else depth)
     if grown.max_depth > depth:
         raise ValueError(f"depth must be at least that of the model, {grown.max_depth}, got {depth}")
     nodes = topology.num_nodes(depth)

@@ -65,8 +65,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real data sets, one ``.npz`` each."""
-    default = Path(__file__).parents[1] / ".." / "shared" / "data"
-    folder = Path(os.environ.get("JTREES_DATA", default))
-    if not folder.is_dir():
-        pytest.skip(f"no data sets in {folder}: set JTREES_DATA to a folder of .npz files")
-    return folder
+    folder = os.environ.get("JTREES_DATA")
+    if not folder:
+        pytest.skip("no data sets: set JTREES_DATA to a folder of .npz files")
+    return Path(folder)

@@ -104,3 +104,10 @@ def test_linear_leaves_are_never_worse_than_constants(seed, kind, rows):
     errors = (y - np.asarray(linear.at(jnp.asarray(leaf), jnp.asarray(x)), np.float64)) ** 2
     # Equal where the fit falls back to the constant, but for rounding: 1e-6 relative, times the 1000 of the shift.
     assert errors.mean() <= np.mean((y - constants[leaf]) ** 2) + (1e-3 if kind == "shifted" else 1e-6)
+
+
+def test_integer_targets_are_averaged_as_numbers():
+    leaf, y = jnp.array([0, 0, 1]), jnp.array([1, 2, 5])
+    half = jnp.array([0.5, 0.5, 0.5])
+    values = leaves.fit_constant(leaf, y, 3, sample_weight=half).values
+    np.testing.assert_allclose(values, [1.5, 5.0, 3.0])  # the empty leaf has the mid-range

@@ -130,3 +130,19 @@ def test_far_scores_give_the_hard_loss_and_no_nan():
     hard = np.mean((np.asarray(y) - np.asarray(tree.leaves.values)[np.asarray(leaf)]) ** 2)
     assert float(loss) == pytest.approx(hard, rel=1e-5)
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
+
+
+def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
+    # A loss without a value at y = 0, and a last block that must be filled up.
+    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 4)
+    rng = np.random.default_rng(0)
+    x, y = jnp.asarray(rng.normal(size=(5, 2)), jnp.float32), jnp.asarray(rng.uniform(1, 2, 5), jnp.float32)
+    weights, bias = jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), jnp.zeros(3)
+    relative = lambda leaves, x, y: jnp.square(leaves.outputs(x) / y - 1)
+
+    def loss(values):
+        leaves = ConstantLeaves(values)
+        return expected_leaf_loss(weights, bias, leaves, x, y, leaf_losses=relative)[0]
+
+    value, gradient = jax.value_and_grad(loss)(jnp.arange(4.0))
+    assert np.isfinite(value) and np.isfinite(gradient).all()

@@ -199,3 +199,22 @@ def test_starts_of_different_lengths_are_refused():
     for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),)]:
         with pytest.raises(ValueError, match="starts must share one leading axis"):
             jtrees.multi_start(lambda *start: start, *starts)
+
+
+def test_numpy_data_train_like_jax_data_in_mini_batches(data, standard_promotion):
+    method, key = jtrees.get(2, 5.0), jax.random.key(0)
+    fit = lambda x, y: jtrees.train(method, x, y, key=key, optimizer=optax.sgd(0.1), steps=6, batch_size=32).losses
+    x, y = data
+    np.testing.assert_array_equal(fit(x, y), fit(jnp.asarray(x), jnp.asarray(y)))
+
+
+def test_integer_features_are_refused():
+    with pytest.raises(ValueError, match="x must be of a floating dtype, got int32"):
+        jtrees.train(
+            jtrees.get(2, 5.0),
+            jnp.ones((8, 2), jnp.int32),
+            jnp.arange(8.0),
+            key=jax.random.key(0),
+            optimizer=optax.sgd(0.1),
+            steps=1,
+        )

@@ -194,3 +194,12 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
     x[row, 1] = np.nan
     with pytest.raises(ValueError, match=f"x must be finite, .*({row}, 1)"):
         tree.predict(convert(x))
+
+
+def test_numpy_samples_meet_a_traced_tree(small_tree):
+    x = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+    batch = jax.tree.map(lambda a: jnp.stack([a, -a]), small_tree)
+    answers = jax.vmap(lambda tree: tree.predict(x))(batch)
+    np.testing.assert_array_equal(answers[0], small_tree.predict(x))
+    with pytest.raises(ValueError, match="got a batch of shape"):
+        batch.predict(x)

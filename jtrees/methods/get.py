@@ -7,6 +7,7 @@ Forest?", 2024, Algorithm 1).
 from functools import partial
 from typing import Any
 
+import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,7 @@ def get(depth: int, alpha: training.Number) -> training.Method:
         return _random_tree(key, depth, x.shape[1], y)
 
     def loss(params: ObliqueTree, x: Array, y: Array, *, key: Array, step: Array) -> tuple[Array, Array]:
+        chex.assert_rank([x, y], [2, 1])
         scale = training.at_step(alpha, step)
         weights, bias = scale * params.weights, scale * params.bias
         loss, leaf = losses.expected_leaf_loss(weights, bias, params.leaves, x, y)
@@ -75,10 +77,10 @@ class GetReport:
     """What each start of :func:`fit_get` came to.
 
     Attributes:
-      alphas: the scale factors drawn, ascending, ``(starts, 2)``.
-      losses: mean squared error of the best hard tree under each of them, in squared units of y, ``(starts, 2)``;
+      alphas: the scale factors drawn, in the order of use, ``(starts, ranges)``.
+      losses: mean squared error of the best hard tree under each of them, in squared units of y, ``(starts, ranges)``;
         infinite where the start was dropped.
-      steps: the epoch at which it was seen, ``(starts, 2)``.
+      steps: the epoch at which it was seen, ``(starts, ranges)``.
       cart_loss: that of the CART tree of the same depth (NaN without the CART start).
       loss: that of the tree returned.
       chosen: the start that it came from; -1 if CART itself was not beaten.
@@ -116,7 +118,7 @@ def fit_get(
 ) -> FitResult:
     """GET's whole recipe (Algorithm 1): from a table of numbers to one hard oblique regression tree.
 
-    Each start draws an ascending list of scale factors and trains under each in turn, full batch, with AdamW (linear
+    Each start draws a scale factor from each range and trains under each in turn, full batch, with AdamW (linear
     warm-up, then cosine), going on from the tree before. The hard tree with refitted leaves is scored at every epoch
     and the best is kept. Start 0 is a CART tree of the same depth; if nothing beats CART on the training data, CART is
     returned. Data are scaled to [0, 1] inside; the tree returned takes raw x and answers raw y.
@@ -135,23 +137,29 @@ def fit_get(
     Raises:
       ValueError: naming the argument, what was expected and what came.
       ImportError: if ``cart`` and scikit-learn is missing.
+      FloatingPointError: if every start became non-finite and there is no CART to return.
     """
     depth = validation.check_depth(depth)
     starts, epochs = validation.check_count("starts", starts), validation.check_count("epochs", epochs)
+    if callable(learning_rate):
+        raise ValueError("learning_rate must be a number: the schedule (warm-up, cosine) is the recipe's own")
     validation.check_positive("learning_rate", learning_rate)
     ranges = _check_ranges(alpha_ranges)
     x, y = (np.asarray(a, np.float32) for a in validation.check_xy(x, y))
     validation.check_xy(x, y)  # still finite and not constant in the precision of the tree
     scale = _Scale.of(x, y)
     x01, y01 = scale.x(x), scale.y(y)
-    # CART is grown on the scaled data too: its own tolerances are absolute, and its weights are then of size one.
+    # The CART to start from is grown on scaled data, where its weights are of size one; the CART not to fall behind on
+    # raw features, where its thresholds are exact.
     warm = warmstart.cart_regressor(x01, y01, depth) if cart else None
     found, alphas = _search(x01, y01, key, ranges, learning_rate, warm, depth=depth, starts=starts, epochs=epochs)
+    if not cart and int(found.dropped) == starts:
+        raise FloatingPointError(f"all {starts} starts became non-finite: try a smaller learning_rate")
     candidates = jax.tree.map(np.asarray, found.candidates)
     tree, loss = _refitted(scale.tree_from_unit(found.best.params), x, y)
     chosen, cart_loss = int(found.index), float("nan")
     if warm is not None:
-        cart_tree, cart_loss = _refitted(scale.tree_from_unit(warm), x, y)
+        cart_tree, cart_loss = _refitted(warmstart.cart_regressor(x, y01, depth), x, y)
         if not loss < cart_loss:
             tree, loss, chosen = cart_tree, cart_loss, -1
     report = GetReport(

@@ -28,8 +28,9 @@ def leaf_index(scores: Num[Array, "nodes ..."]) -> Int[Array, "..."]:
       Leaf numbers from 0, int32, of the trailing shape of ``scores``.
     """
     # The smallest integer that can hold a leaf number: four times as many fit in a vector register as of int32.
-    small = jnp.uint8 if scores.shape[0] < 2**8 else jnp.uint16
-    index = jnp.arange(scores.shape[0] + 1, dtype=small).reshape(-1, *[1] * (scores.ndim - 1))
+    leaves = scores.shape[0] + 1
+    small = jnp.uint8 if leaves <= 2**8 else jnp.uint16 if leaves <= 2**16 else jnp.uint32
+    index = jnp.arange(leaves, dtype=small).reshape(-1, *[1] * (scores.ndim - 1))
     for right in reversed(topology.levels(hard_step(scores))):
         below = topology.pairs(index)
         index = jnp.where(right, below[:, 1], below[:, 0])
@@ -57,11 +58,13 @@ def leaf_index_by_path(
     depth = topology.depth_of(weights.shape[0])
     top = min(depth, folded_levels)
     above = topology.num_nodes(top)
-    node = above + leaf_index(weights[:above] @ x.T + bias[:above, None])
+    # Full precision also where matrix units would round to fewer bits: a score near 0 decides where a sample goes.
+    scores = jnp.matmul(weights[:above], x.T, precision="highest") + bias[:above, None]
+    node = above + leaf_index(scores)
 
     def descend(_, node):
         w, b = weights.at[node].get(mode="promise_in_bounds"), bias.at[node].get(mode="promise_in_bounds")
-        return 2 * node + 1 + hard_step(jnp.einsum("np,np->n", w, x) + b).astype(node.dtype)
+        return 2 * node + 1 + hard_step(jnp.einsum("np,np->n", w, x, precision="highest") + b).astype(node.dtype)
 
     # A compiled loop, not a Python one: unrolled, the compiler fuses the gathers of a level into those of the next
     # and computes each path again for every level.

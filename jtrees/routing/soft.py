@@ -65,7 +65,7 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
 # With P_j the reach of node j and V the folded values, V_root depends on s_j only through
 # V_j = V_left + s_j (V_right - V_left), and on V_j with weight P_j. So
 #     dV_root = sum_j P_j (V_right - V_left)_j ds_j + sum_l P_l dvalue_l,
-# which is linear in the tangents: reverse mode and second derivatives follow. Nothing is larger than (leaves, ...).
+# which is linear in the tangents: reverse mode and second derivatives follow. Nothing is larger than the whole tree.
 @expected_value.defjvp
 def _expected_value_jvp(primals, tangents):
     (right, leaf_values), (d_right, d_leaf_values) = primals, tangents
