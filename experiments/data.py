@@ -33,7 +33,8 @@ def load(
     """A regression table.
 
     Args:
-      name: a file ``<name>.npz`` of the folder, a bundled set, or the name of a set on OpenML, in this order.
+      name: a file ``<name>.npz`` of the folder, a bundled set, or the name of a set on OpenML, in this order; by
+        default the bundled ``diabetes``.
       data_dir: a folder of ``.npz`` files with ``X`` and ``y``; by default the environment variable JTREES_DATA.
       csv: a CSV file with a header, instead of a name.
       target: the column of the CSV to learn; all others are features.
@@ -43,11 +44,12 @@ def load(
     """
     if csv is not None:
         return _from_csv(Path(csv), target)
+    if name is None:
+        return _from_sklearn(BUNDLED[0])
     folder = data_dir or os.environ.get("JTREES_DATA")
     if folder is not None and not Path(folder).is_dir():
         raise DataError(f"data folder {folder} does not exist")
     there = sorted(file.stem for file in Path(folder).glob("*.npz")) if folder is not None else []
-    name = name or "diabetes"
     if name in there:
         return _from_npz(Path(str(folder)) / f"{name}.npz")
     if name in BUNDLED:

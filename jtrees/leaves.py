@@ -5,7 +5,7 @@ Everything is a segment sum over the samples and one batched solve; there is no 
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jtrees import blocking
 from jtrees.tree import ConstantLeaves, LinearLeaves
@@ -30,7 +30,7 @@ def _expand(weight: Array, like: Array) -> Array:
 
 def fit_constant(
     leaf_index: Int[Array, " n"],
-    y: Float[Array, "n *k"],
+    y: Num[Array, "n *k"],
     num_leaves: int,
     *,
     default: float | Array | None = None,
@@ -57,7 +57,7 @@ def fit_constant(
     return ConstantLeaves(default + total / _expand(jnp.where(count > 0, count, 1), total))
 
 
-def constant_fit_error(leaf_index: Int[Array, " n"], y: Float[Array, " n"], num_leaves: int) -> Float[Array, ""]:
+def constant_fit_error(leaf_index: Int[Array, " n"], y: Num[Array, " n"], num_leaves: int) -> Float[Array, ""]:
     """Mean squared error that :func:`fit_constant` would leave on the same samples, without a second look at them.
 
     ``mean(y**2) - sum_l S_l**2 / (n N_l)`` with ``S_l`` and ``N_l`` sum and number of the (centred) targets in a leaf.
@@ -72,7 +72,7 @@ def constant_fit_error(leaf_index: Int[Array, " n"], y: Float[Array, " n"], num_
 def fit_linear(
     leaf_index: Int[Array, " n"],
     x: Float[Array, "n p"],
-    y: Float[Array, " n"],
+    y: Num[Array, " n"],
     num_leaves: int,
     *,
     ridge: float | Array = 1e-4,

@@ -149,8 +149,8 @@ def fit_get(
     validation.check_xy(x, y)  # still finite and not constant in the precision of the tree
     scale = _Scale.of(x, y)
     x01, y01 = scale.x(x), scale.y(y)
-    # The CART to start from is grown on scaled data, where its weights are of size one; the CART not to fall behind on
-    # raw features, where its thresholds are exact.
+    # The CART to start from is grown on scaled data, where its weights are of size one. CART's own tolerances are
+    # absolute, and its thresholds exact on raw features only; so the CART not to fall behind is the better of both.
     warm = warmstart.cart_regressor(x01, y01, depth) if cart else None
     found, alphas = _search(x01, y01, key, ranges, learning_rate, warm, depth=depth, starts=starts, epochs=epochs)
     if not cart and int(found.dropped) == starts:
@@ -159,7 +159,8 @@ def fit_get(
     tree, loss = _refitted(scale.tree_from_unit(found.best.params), x, y)
     chosen, cart_loss = int(found.index), float("nan")
     if warm is not None:
-        cart_tree, cart_loss = _refitted(warmstart.cart_regressor(x, y01, depth), x, y)
+        carts = (warmstart.cart_regressor(x, y01, depth), scale.tree_from_unit(warm))
+        cart_tree, cart_loss = min((_refitted(tree, x, y) for tree in carts), key=lambda found: found[1])
         if not loss < cart_loss:
             tree, loss, chosen = cart_tree, cart_loss, -1
     report = GetReport(
