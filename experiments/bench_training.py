@@ -78,8 +78,8 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
 def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
     """The authors' package: the difference of a long and a short fit over the optimiser steps between them."""
     from GET import GETRegressor  # type: ignore[import-not-found]
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    import torch  # type: ignore[import-not-found]
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # type: ignore[import-not-found]
 
     torch.set_num_threads(2)
     _, x, y = table(data_dir)
