@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jtrees import blocking, topology
 from jtrees.routing.hard import leaf_index
+from jtrees.routing.soft import leaf_weights
 
 LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]
 
@@ -74,13 +75,6 @@ def _expected_leaf_loss(leaf_losses, weights, bias, leaves, x, y, weight):
     return _expected_leaf_loss_fwd(leaf_losses, weights, bias, leaves, x, y, weight)[0]
 
 
-def _reach(right, weight):
-    reach = weight[None]
-    for s in topology.levels(right):
-        reach = topology.interleave(reach * (1 - s), reach * s)
-    return reach
-
-
 # The gradient. Let R_l = w P_l loss_l at a leaf and R_j = R_left + R_right above: the loss that passes through node j,
 # already weighted by the probability of getting there. With s = sigma(z_j), every R below on the right holds one
 # factor s and every R below on the left one factor 1 - s, whose derivatives are s (1 - s) and -s (1 - s). Hence
@@ -98,7 +92,7 @@ def _expected_leaf_loss_fwd(leaf_losses, weights, bias, leaves, x, y, weight):
         with_one = jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
         scores = jnp.matmul(joined, with_one.T, precision="highest")  # as in routing.hard: signs matter
         right = jax.nn.sigmoid(scores)
-        reach = _reach(right, weight)
+        reach = leaf_weights(right, weight)
         loss, pull_back = jax.vjp(lambda leaves: leaf_losses(leaves, x, y), leaves)
         lost, d_joined = reach * loss, []
         for s in reversed(topology.levels(right)):

@@ -36,7 +36,20 @@ def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves
     Returns:
       ``(leaves, ...)``, summing to one over the leaves.
     """
-    reach = jnp.ones_like(right[:1])
+    return leaf_weights(right, jnp.ones_like(right[0]))
+
+
+def leaf_weights(right: Float[Array, "nodes ..."], weight: Float[Array, "..."]) -> Float[Array, "leaves ..."]:
+    """The weight of each sample, shared out among the leaves: ``weight * leaf_probabilities(right)`` in one pass.
+
+    Args:
+      right: probability of going right at each internal node, ``(nodes, ...)``.
+      weight: what arrives at the root, of the trailing shape of ``right``.
+
+    Returns:
+      ``(leaves, ...)``, summing to ``weight`` over the leaves.
+    """
+    reach = weight[None]
     for s in topology.levels(right):
         reach = topology.interleave(reach * (1 - s), reach * s)
     return reach
