@@ -111,6 +111,7 @@ def fit_linear(
     gram, _ = blocking.sum_over_blocks(moments, weight, xc, yc, leaf_index, block=block)
     scale = jnp.trace(gram[:, :p, :p], axis1=1, axis2=2) / p
     penalty = ridge * scale + jnp.finfo(x.dtype).tiny ** 0.5
+    # One batched factorisation a program: with jaxlib 0.10.2 two that do not depend on each other hang on two cores.
     factor = jax.scipy.linalg.cholesky(gram[:, :p, :p] + penalty[:, None, None] * jnp.eye(p, dtype=x.dtype), lower=True)
     coefficients = jax.scipy.linalg.cho_solve((factor, True), gram[:, :p, p:])[..., 0]
 
