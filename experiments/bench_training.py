@@ -137,7 +137,7 @@ def main() -> None:
         "one start. Floor, of one start: the two matrix products and one sigmoid a node and sample, "
         "2 x 2 x nodes x n x p floating-point operations. Memory is the peak of the whole process."
     )
-    benchmark.write("bench_training", "python -m experiments.bench_training", header, rows, notes)
+    benchmark.write("bench_training", "python -m experiments.bench_training --data-dir DATA", header, rows, notes)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def block_size(nodes: int, n: int) -> int:
 
 
 def prediction_block(depth: int) -> int:
-    """Samples in a block when a hard tree is evaluated (measured with experiments/bench_prediction.py)."""
+    """Samples in a block when a hard tree is evaluated (measured on two CPU cores with 10^6 x 21 rows)."""
     if jax.default_backend() != "cpu":
         return 2**20
     return 2048 if depth <= 5 else 1024
