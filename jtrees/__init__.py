@@ -9,7 +9,10 @@ from jtrees import (
     validation as validation,
     warmstart as warmstart,
 )
-from jtrees.methods.get import FitResult as FitResult, GetReport as GetReport, fit_get as fit_get, get as get
+from jtrees.methods.annealing import FitReport as FitReport, FitResult as FitResult
+from jtrees.methods.get import fit_get as fit_get, get as get
+from jtrees.methods.polish import PolishResult as PolishResult, polish as polish
+from jtrees.methods.raddt import fit_raddt as fit_raddt, raddt as raddt
 from jtrees.training import (
     Method as Method,
     MultiStart as MultiStart,

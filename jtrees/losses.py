@@ -17,6 +17,7 @@ from jtrees.routing.hard import leaf_index
 from jtrees.routing.soft import leaf_weights
 
 LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]
+Route = Callable[[jax.Array], jax.Array]  # scores (nodes, n) -> probabilities of the leaves (leaves, n)
 
 
 def squared_error(leaves: Any, x: Float[Array, "n p"], y: Float[Array, " n"]) -> Float[Array, "leaves n"]:
@@ -30,6 +31,19 @@ def squared_error(leaves: Any, x: Float[Array, "n p"], y: Float[Array, " n"]) ->
     return jnp.square(y - leaves.outputs(x))
 
 
+def log_loss(leaves: Any, x: Float[Array, "n p"], y: Int[Array, " n"]) -> Float[Array, "leaves n"]:
+    """Log loss of every leaf's softmax on every sample.
+
+    Args:
+      leaves: ``ConstantLeaves`` with the logits of k classes, ``(leaves, k)``.
+      x: samples (not looked at).
+      y: classes from 0 to k - 1.
+    """
+    # A product with one-hot rows, not a gather: its transpose is then a product too, not a scatter.
+    one_hot = jax.nn.one_hot(y, leaves.values.shape[1], axis=0, dtype=leaves.values.dtype)
+    return -jnp.matmul(jax.nn.log_softmax(leaves.values, axis=1), one_hot, precision="highest")
+
+
 def expected_leaf_loss(
     weights: Float[Array, "nodes p"],
     bias: Float[Array, " nodes"],
@@ -39,8 +53,9 @@ def expected_leaf_loss(
     *,
     leaf_losses: LeafLosses = squared_error,
     sample_weight: Float[Array, " n"] | None = None,
+    route: Route | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
-    """Loss that a sigmoid-routed tree expects, and the leaf that each sample reaches when the routing is hard.
+    """Loss that a soft tree expects, and the leaf that each sample reaches when the routing is hard.
 
     ``L = sum_i w_i sum_l P_il loss_l(x_i, y_i) / sum_i w_i``, with ``P_il`` the product over the ancestors of leaf
     ``l`` of ``sigma(z_ij)`` or ``1 - sigma(z_ij)`` and ``z_ij = weights_j . x_i + bias_j`` (GET, Mao & Cao 2024,
@@ -59,6 +74,8 @@ def expected_leaf_loss(
       y: targets, first axis n.
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``.
       sample_weight: nonnegative weights of the samples, by default all equal.
+      route: another soft routing than the sigmoid's: scores ``(nodes, n)`` -> probabilities of the leaves
+        ``(leaves, n)``. Its gradient is found by automatic differentiation, block by block too.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.
@@ -66,13 +83,13 @@ def expected_leaf_loss(
     n = x.shape[0]
     weight = jnp.full(n, 1 / n, x.dtype) if sample_weight is None else sample_weight / sample_weight.sum()
     data = jax.lax.stop_gradient((x, y, weight))
-    return _expected_leaf_loss(leaf_losses, weights, bias, leaves, *data)
+    return _expected_leaf_loss(leaf_losses, route, weights, bias, leaves, *data)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _expected_leaf_loss(leaf_losses, weights, bias, leaves, x, y, weight):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _expected_leaf_loss(leaf_losses, route, weights, bias, leaves, x, y, weight):
     # What is not asked for (the gradient) the compiler leaves out.
-    return _expected_leaf_loss_fwd(leaf_losses, weights, bias, leaves, x, y, weight)[0]
+    return _expected_leaf_loss_fwd(leaf_losses, route, weights, bias, leaves, x, y, weight)[0]
 
 
 # The gradient. Let R_l = w P_l loss_l at a leaf and R_j = R_left + R_right above: the loss that passes through node j,
@@ -85,11 +102,11 @@ def _expected_leaf_loss(leaf_losses, weights, bias, leaves, x, y, weight):
 # compute again for every consumer as it does a chain of slices and additions; each level meets x in a product of its
 # own, because joining the levels first costs more than the products; and value, gradient and hard routing share one
 # visit, so the forward rule computes the gradient and the backward rule only scales it.
-def _expected_leaf_loss_fwd(leaf_losses, weights, bias, leaves, x, y, weight):
+def _expected_leaf_loss_fwd(leaf_losses, route, weights, bias, leaves, x, y, weight):
     joined = jnp.concatenate([weights, bias[:, None]], axis=1)
 
-    def block(weight, x, y):
-        with_one = jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
+    def by_sigmoid(weight, x, y):
+        with_one = _with_one(x)
         scores = jnp.matmul(joined, with_one.T, precision="highest")  # as in routing.hard: signs matter
         right = jax.nn.sigmoid(scores)
         reach = leaf_weights(right, weight)
@@ -102,12 +119,25 @@ def _expected_leaf_loss_fwd(leaf_losses, weights, bias, leaves, x, y, weight):
         gradient = jnp.concatenate(d_joined[::-1]), *pull_back(reach)
         return (lost.sum(), gradient), leaf_index(scores)
 
+    def by_route(weight, x, y):
+        def loss(joined, leaves):
+            scores = jnp.matmul(joined, _with_one(x).T, precision="highest")
+            return (weight * route(scores) * leaf_losses(leaves, x, y)).sum(), leaf_index(scores)
+
+        (value, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(joined, leaves)
+        return (value, gradient), leaf
+
+    block = by_sigmoid if route is None else by_route
     block_size = blocking.block_size(weights.shape[0], x.shape[0])
     (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(block, weight, x, y, block=block_size)
     return (loss, leaf), (d_joined[:, :-1], d_joined[:, -1], d_leaves)
 
 
-def _expected_leaf_loss_bwd(leaf_losses, gradient, cotangents):
+def _with_one(x):
+    return jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
+
+
+def _expected_leaf_loss_bwd(leaf_losses, route, gradient, cotangents):
     scaled = jax.tree.map(lambda g: cotangents[0] * g, gradient)
     return *scaled, None, None, None
 

@@ -38,17 +38,18 @@ class Method(NamedTuple):
       loss: ``(params, x, y, *, key, step) -> (loss, score)``. ``loss`` is the mean over samples that training
         minimises. ``score`` is the loss of the *hardened* model on the same samples, which keep-best watches; most
         methods have it at hand once they have the loss, and where nobody asks for it the compiler leaves it out. A
-        method without such a thing returns its loss twice.
+        method without such a thing returns its loss twice. Where :func:`train` is given weights of samples, it hands
+        them on as the keyword ``sample_weight``; a method that takes none of them has no such keyword.
       predict: ``(params, x) -> outputs``: what the trained model answers.
       harden: ``(params, x, y) -> ObliqueTree | None``: the hard tree that the parameters stand for, leaves refitted
-        on x and y; can be compiled.
+        on x and y; can be compiled. Takes the keyword ``sample_weight`` where ``loss`` does.
       project: ``params -> params``, at the start and after each step (norm balls, ...).
     """
 
     init: Callable[..., Params]
     loss: Callable[..., tuple[jax.Array, jax.Array]]
     predict: Callable[[Params, jax.Array], jax.Array]
-    harden: Callable[[Params, jax.Array, jax.Array], ObliqueTree | None]
+    harden: Callable[..., ObliqueTree | None]
     project: Callable[[Params], Params] = _identity
 
 
@@ -85,6 +86,7 @@ def train(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
     params: Params | None = None,
+    sample_weight: Float[Array, " n"] | None = None,
 ) -> TrainResult:
     """Runs a method's training as one scan.
 
@@ -103,6 +105,8 @@ def train(
       score_every: look at the score every so many steps, and return the best parameters seen. 0: return the last.
       score: ``params -> scalar`` to watch instead of the method's own (a validation loss, say); lower is better.
       params: where to start, by default ``method.init``.
+      sample_weight: nonnegative weights of the samples, not all zero, for a method whose loss takes them; a mini-batch
+        keeps those of its samples. Values are not looked at.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, steps < 1, or a batch size that is not between 1 and n.
@@ -113,6 +117,12 @@ def train(
     if x.ndim != 2 or y.shape[:1] != x.shape[:1]:
         raise ValueError(f"x must have shape (n, p) and y (n, ...), got {x.shape} and {y.shape}")
     n = x.shape[0]
+    # The data as the method's loss is called with them: a pytree of arrays over the samples.
+    data: dict[str, Array] = {"x": x, "y": y}
+    if sample_weight is not None:
+        data["sample_weight"] = jnp.asarray(sample_weight, x.dtype)
+        if data["sample_weight"].shape != (n,):
+            raise ValueError(f"sample_weight must have shape ({n},), got {data['sample_weight'].shape}")
     validation.check_count("steps", steps)
     validation.check_count("score_every", score_every, minimum=0)
     if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
@@ -120,17 +130,22 @@ def train(
 
     init_key, order_key, loss_key = jax.random.split(key, 3)
     first: Any = method.project(method.init(x, y, key=init_key) if params is None else params)
-    gradient = jax.value_and_grad(method.loss, has_aux=True)
+
+    def loss_of(params: Params, data: dict[str, Array], **random: Array) -> tuple[Array, Array]:
+        weight = {name: value for name, value in data.items() if name == "sample_weight"}
+        return method.loss(params, data["x"], data["y"], **random, **weight)
+
+    gradient = jax.value_and_grad(loss_of, has_aux=True)
 
     def full_score(params: Params, step: Array) -> Array:
-        return method.loss(params, x, y, key=loss_key, step=step)[1] if score is None else score(params)
+        return loss_of(params, data, key=loss_key, step=step)[1] if score is None else score(params)
 
     def update(carry: _Carry, step: Array) -> tuple[_Carry, tuple[Array, Array]]:
-        xb, yb, order = x, y, carry.order
+        batch, order = data, carry.order
         if batch_size is not None:
-            xb, yb, order = _batch(x, y, order, order_key, step, batch_size)
+            batch, order = _batch(data, order, order_key, step, batch_size)
         key = jax.random.fold_in(loss_key, step)
-        (loss, batch_score), grads = gradient(carry.params, xb, yb, key=key, step=step)
+        (loss, batch_score), grads = gradient(carry.params, batch, key=key, step=step)
         now, best = jnp.full((), jnp.nan, x.dtype), carry.best
         if score_every == 1 and batch_size is None and score is None:
             now = batch_score.astype(x.dtype)  # the batch is all there is: the score comes with the loss
@@ -172,14 +187,15 @@ def _better(a: _Best, b: _Best) -> _Best:
     return jax.tree.map(lambda old, new: jnp.where(b.score < a.score, new, old), a, b)
 
 
-def _batch(x, y, order, key, step, batch_size):
+def _batch(data, order, key, step, batch_size):
     """One mini-batch, and the order of samples, drawn anew where an epoch begins."""
-    per_epoch = x.shape[0] // batch_size
+    n = order.shape[0]
+    per_epoch = n // batch_size
     epoch, i = step // per_epoch, step % per_epoch
-    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), x.shape[0]).astype(order.dtype)
+    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), n).astype(order.dtype)
     order = jax.lax.cond(i == 0, shuffle, lambda: order)
     chosen = jax.lax.dynamic_slice_in_dim(order, i * batch_size, batch_size)
-    return x[chosen], y[chosen], order
+    return jax.tree.map(lambda a: a[chosen], data), order
 
 
 @struct.dataclass

@@ -37,23 +37,38 @@ class ConstantLeaves:
 
 @struct.dataclass
 class LinearLeaves:
-    """One linear model a leaf, ``coefficients @ x + intercept``.
+    """One linear model a leaf, ``coefficients @ x + intercept``, kept between bounds where it has them.
 
     Attributes:
       coefficients: ``(leaves, p)``.
       intercept: ``(leaves,)``.
+      lower: the least that a leaf answers, ``(leaves,)``, or None: no bounds.
+      upper: the most that a leaf answers, likewise.
     """
 
     coefficients: Float[Array, "leaves p"]
     intercept: Float[Array, " leaves"]
+    lower: Float[Array, " leaves"] | None = None
+    upper: Float[Array, " leaves"] | None = None
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n"]:
         """What every leaf would answer for every sample."""
-        return self.coefficients @ x.T + self.intercept[:, None]
+        answer = jnp.matmul(self.coefficients, x.T, precision="highest") + self.intercept[:, None]
+        return (
+            answer
+            if self.lower is None or self.upper is None
+            else jnp.clip(answer, self.lower[:, None], self.upper[:, None])
+        )
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, " n"]:
         """What the given leaf answers for each sample."""
-        return jnp.einsum("np,np->n", self.coefficients[leaf_index], x) + self.intercept[leaf_index]
+        answer = jnp.einsum("np,np->n", self.coefficients[leaf_index], x, precision="highest")
+        answer += self.intercept[leaf_index]
+        return (
+            answer
+            if self.lower is None or self.upper is None
+            else jnp.clip(answer, self.lower[leaf_index], self.upper[leaf_index])
+        )
 
 
 @struct.dataclass
@@ -133,12 +148,13 @@ class ObliqueTree:
         """Numbers that the tree needs (host only).
 
         Non-zero weights and one threshold for each split that can be reached, plus what its reachable leaves hold
-        (for linear leaves the non-zero coefficients and the intercept).
+        (for linear leaves the non-zero coefficients, the intercept and the bounds).
         """
         weights, leaves = np.asarray(self.weights)[self.splits], self._reachable()[len(self.bias) :]
         count = np.count_nonzero(weights) + len(weights)
         if isinstance(self.leaves, LinearLeaves):
-            return int(count + np.count_nonzero(np.asarray(self.leaves.coefficients)[leaves]) + leaves.sum())
+            numbers = sum(a is not None for a in (self.leaves.intercept, self.leaves.lower, self.leaves.upper))
+            return int(count + np.count_nonzero(np.asarray(self.leaves.coefficients)[leaves]) + numbers * leaves.sum())
         return int(count + np.asarray(self.leaves.values)[leaves].size)
 
     def _reachable(self) -> np.ndarray:
@@ -211,7 +227,11 @@ class ObliqueTree:
         if isinstance(self.leaves, LinearLeaves):
             terms = _linear_text(np.asarray(self.leaves.coefficients[leaf], float), names, digits)
             intercept = float(self.leaves.intercept[leaf])
-            return f"{intercept:.{digits}g}" if terms == "0" else f"{terms} {_signed(intercept, digits)}"
+            text = f"{intercept:.{digits}g}" if terms == "0" else f"{terms} {_signed(intercept, digits)}"
+            if self.leaves.lower is None or self.leaves.upper is None or terms == "0":
+                return text
+            bounds = float(self.leaves.lower[leaf]), float(self.leaves.upper[leaf])
+            return f"{text}, from {bounds[0]:.{digits}g} to {bounds[1]:.{digits}g}"
         return ", ".join(f"{v:.{digits}g}" for v in np.asarray(self.leaves.values[leaf], float).reshape(-1))
 
     def __repr__(self) -> str:

@@ -107,6 +107,56 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
     return x
 
 
+def check_weight(sample_weight: Any, n: int) -> Any:
+    """Weights of n samples: finite, nonnegative, not all zero.
+
+    Raises:
+      ValueError: naming what was expected and what came.
+    """
+    weight = _as_numeric("sample_weight", sample_weight)
+    if weight.shape != (n,):
+        raise ValueError(f"sample_weight must have shape ({n},), one a row of x, got shape {weight.shape}")
+    check_finite("sample_weight", weight)
+    values = np.asarray(weight)
+    if (values < 0).any():
+        raise ValueError(f"sample_weight must not be negative, got {values.min()!r}")
+    if not (values > 0).any():
+        raise ValueError("sample_weight must not be zero everywhere")
+    return weight
+
+
+def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
+    """Class labels 0..K-1 as int32, and their number K.
+
+    Args:
+      y: labels, ``(n,)``.
+      classes: the number of classes if it is known; every one of them need not occur then.
+
+    Raises:
+      ValueError: for labels that are not whole numbers or not 0..K-1 (saying how to encode them), for a class that
+        does not occur, and for fewer than two classes.
+    """
+    encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
+    y = np.asarray(y)
+    if y.ndim != 1:
+        raise ValueError(f"y must have shape (n,), got shape {y.shape}")
+    if y.dtype.kind not in "biuf" or (y.dtype.kind == "f" and not np.all(y == np.floor(y))):
+        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {y.flat[0]!r} and others: {encode}")
+    present = np.unique(y)
+    least, most = int(present[0]), int(present[-1])
+    if least < 0 or (classes is not None and most >= classes):
+        allowed = "0..K-1" if classes is None else f"0..{classes - 1}"
+        raise ValueError(f"y must hold classes {allowed}, got labels from {least} to {most}: {encode}")
+    if classes is None:
+        if len(present) != most + 1:
+            missing = int(np.setdiff1d(np.arange(most + 1), present)[0])
+            raise ValueError(f"y must hold every class 0..{most}, got no sample of class {missing}: {encode}")
+        classes = most + 1
+    if classes < 2:
+        raise ValueError("y must hold at least two classes to learn from, got one")
+    return y.astype(np.int32), classes
+
+
 def check_xy(x: Any, y: Any) -> tuple[Any, Any]:
     """Features ``(n, p)`` and targets ``(n,)`` to learn from.
 

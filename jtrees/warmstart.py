@@ -9,7 +9,7 @@ from jtrees import topology, validation
 from jtrees.tree import ConstantLeaves, ObliqueTree
 
 
-def cart_regressor(x: Any, y: Any, depth: int, *, seed: int = 0) -> ObliqueTree:
+def cart_regressor(x: Any, y: Any, depth: int, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
     """Grows scikit-learn's regression tree and returns it as an ObliqueTree (GET, section 3.4: warm start).
 
     Args:
@@ -17,19 +17,41 @@ def cart_regressor(x: Any, y: Any, depth: int, *, seed: int = 0) -> ObliqueTree:
       y: targets, ``(n,)``.
       depth: largest depth.
       seed: CART's order of features among equally good splits.
+      sample_weight: nonnegative weights.
 
     Raises:
       ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
       ValueError: for data or a depth that cannot be learnt from.
     """
+    x, y = validation.check_xy(x, y)
+    return _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight)
+
+
+def cart_classifier(x: Any, y: Any, depth: int, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
+    """Grows scikit-learn's classification tree and returns it as an ObliqueTree whose leaves hold class frequencies.
+
+    Args:
+      x: features, ``(n, p)``.
+      y: classes, ``(n,)``; only those that occur get a frequency.
+      depth: largest depth.
+      seed: CART's order of features among equally good splits.
+      sample_weight: nonnegative weights.
+
+    Raises:
+      ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
+      ValueError: for data or a depth that cannot be learnt from.
+    """
+    return _grown("DecisionTreeClassifier", validation.check_x(x), np.asarray(y), depth, seed, sample_weight)
+
+
+def _grown(kind: str, x: Any, y: Any, depth: int, seed: int, sample_weight: Any) -> ObliqueTree:
     try:
-        from sklearn.tree import DecisionTreeRegressor
+        from sklearn import tree
     except ImportError as error:
         raise ImportError('the CART warm start needs scikit-learn: pip install "jtrees[sklearn]"') from error
     depth = validation.check_depth(depth)
-    x, y = validation.check_xy(x, y)
-    model = DecisionTreeRegressor(max_depth=depth, random_state=seed).fit(np.asarray(x, np.float32), np.asarray(y))
-    return from_sklearn(model, depth)
+    model = getattr(tree, kind)(max_depth=depth, random_state=seed)
+    return from_sklearn(model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight), depth)
 
 
 def from_sklearn(model: Any, depth: int | None = None) -> ObliqueTree:

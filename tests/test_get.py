@@ -115,9 +115,9 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, depth, seed):
     # float64 scores of the walk may send a sample that lies on a hyperplane the other way: no more than one does.
     assert report.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
     assert report.loss == pytest.approx(mse(tree, x, y), rel=2e-2)
-    assert report.alphas.shape == report.losses.shape == report.steps.shape == (3, 2)
-    assert (report.alphas[:, 0] >= 5).all() and (report.alphas[:, 0] <= 25).all()
-    assert (report.alphas[:, 1] >= 50).all() and (report.alphas[:, 1] <= 150).all()
+    assert report.scales.shape == report.losses.shape == report.steps.shape == (3, 2)
+    assert (report.scales[:, 0] >= 5).all() and (report.scales[:, 0] <= 25).all()
+    assert (report.scales[:, 1] >= 50).all() and (report.scales[:, 1] <= 150).all()
     assert (report.steps >= 0).all() and (report.steps <= 60).all()
     assert report.dropped == 0
     if report.chosen >= 0:
@@ -132,7 +132,7 @@ def test_same_key_same_tree_other_key_other_tree_and_no_compilation(data, count_
     first = fit(*data)
     assert count_compilations(lambda: fit(*data)) == 0
     assert jax.tree.all(jax.tree.map(np.array_equal, first.tree, fit(*data).tree))
-    assert not np.array_equal(first.report.alphas, fit(*data, seed=1).report.alphas)
+    assert not np.array_equal(first.report.scales, fit(*data, seed=1).report.scales)
 
 
 # Powers of two change no digit of a float32: the same table in other units must give the same tree in other units.

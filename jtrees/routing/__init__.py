@@ -12,3 +12,4 @@ from jtrees.routing.steps import (
     smooth_step as smooth_step,
     straight_through_sign as straight_through_sign,
 )
+from jtrees.routing.violation import path_violations as path_violations, violation as violation

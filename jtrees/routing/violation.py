@@ -1,0 +1,32 @@
+"""Routing by violation: how far a sample is from satisfying every decision on the way to a leaf."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrees import topology
+
+
+def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves ..."]:
+    """How much a sample violates the path to each leaf: ``v_l = sum_j relu(+-z_j)`` over the ancestors j of leaf l.
+
+    A path that turns right at j is violated there by ``relu(-z_j)``, one that turns left by ``relu(z_j)``: 0 exactly
+    at the leaf that hard routing reaches (RADDT, NeurIPS 2025).
+
+    Args:
+      scores: split scores, ``(nodes, ...)``.
+    """
+    v = jnp.zeros_like(scores[:1])
+    for z in topology.levels(scores):
+        v = topology.interleave(v + jax.nn.relu(z), v + jax.nn.relu(-z))
+    return v
+
+
+def violation(scores: Float[Array, "nodes ..."], scale: float | Array = 1.0) -> Float[Array, "leaves ..."]:
+    """Leaf probabilities ``softmin(scale * v)`` of the violations v of their paths; hard as ``scale`` grows.
+
+    Args:
+      scores: split scores, ``(nodes, ...)``.
+      scale: above 0. Violations are homogeneous: a scale on the scores is the same thing.
+    """
+    return jax.nn.softmax(-scale * path_violations(scores), axis=0)
