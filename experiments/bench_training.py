@@ -22,8 +22,8 @@ from experiments import benchmark, data
 PEER = "GET"  # the import name of get-oblique
 
 
-def table(data_dir: str | None) -> tuple[str, np.ndarray, np.ndarray]:
-    """60 % of cpu-act, or random numbers of the same shape where that is not at hand; its name, and x, y in [0, 1]."""
+def table(data_dir: str | None, part: float = 0.6) -> tuple[str, np.ndarray, np.ndarray]:
+    """A part of cpu-act, or random numbers of the same shape where that is not at hand; its name, x, y in [0, 1]."""
     rng = np.random.default_rng(0)
     try:
         loaded = data.load("cpu-act", data_dir=data_dir)
@@ -32,7 +32,7 @@ def table(data_dir: str | None) -> tuple[str, np.ndarray, np.ndarray]:
         name = "random numbers"
         x = rng.random((8192, 21), dtype=np.float32)
         y = (np.sin(5 * x[:, 0]) + x[:, 1] * x[:, 2]).astype(np.float32)
-    chosen = rng.permutation(len(x))[: int(0.6 * len(x))]
+    chosen = rng.permutation(len(x))[: int(part * len(x))]
     x, y = x[chosen], y[chosen]
     return name, (x - x.min(0)) / np.ptp(x, axis=0), (y - y.min()) / np.ptp(y)
 

@@ -58,11 +58,33 @@ def _fit_get(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespa
     return jtrees.fit_get(x, y, key=key, depth=depth, starts=options.starts, epochs=options.epochs).tree
 
 
+def _fit_get_polished(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
+    key = jax.random.key(options.seed + 1)
+    return jtrees.polish(_fit_get(x, y, depth, options), x, y, key=key, epochs=options.epochs).tree
+
+
+def _fit_get_linear(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
+    key, budget = jax.random.key(options.seed), {"starts": options.starts, "epochs": options.epochs}
+    return jtrees.fit_get(x, y, key=key, depth=depth, leaves="linear", **budget).tree
+
+
+def _fit_raddt(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
+    # Five scales where GET has two: as many updates in all.
+    key, epochs = jax.random.key(options.seed), max(1, 2 * options.epochs // 5)
+    return jtrees.fit_raddt(x, y, key=key, depth=depth, starts=options.starts, epochs=epochs).tree
+
+
 def _fit_forest(x: np.ndarray, y: np.ndarray, depth: None, options: argparse.Namespace) -> RandomForestRegressor:
     return RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1).fit(x, y)
 
 
-BY_DEPTH: dict[str, Callable[..., Any]] = {"cart": _fit_cart, "get": _fit_get}
+BY_DEPTH: dict[str, Callable[..., Any]] = {
+    "cart": _fit_cart,
+    "get": _fit_get,
+    "get-polished": _fit_get_polished,
+    "get-linear": _fit_get_linear,
+    "raddt": _fit_raddt,
+}
 WITHOUT_DEPTH: dict[str, Callable[..., Any]] = {"forest": _fit_forest}
 METHODS = [*BY_DEPTH, *WITHOUT_DEPTH]
 
@@ -168,7 +190,8 @@ def write(options: argparse.Namespace, table: data.Table, rows: list[Row], trees
         (aside / "table.md").write_text(_markdown(rows))
         (aside / "config.json").write_text(json.dumps(_config(options, table), indent=2) + "\n")
         for name, tree in trees.items():
-            np.savez(aside / f"{name}.npz", weights=tree.weights, bias=tree.bias, leaf_values=tree.leaves.values)
+            leaves = {f"leaf_{k}": v for k, v in vars(tree.leaves).items() if v is not None}
+            np.savez(aside / f"{name}.npz", weights=tree.weights, bias=tree.bias, **leaves)
             (aside / f"{name}.txt").write_text(tree.to_text(table.feature_names) + "\n")
         _figure(aside / "figure.png", rows, trees, table)
         aside.chmod(0o755)

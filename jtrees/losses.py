@@ -81,7 +81,9 @@ def expected_leaf_loss(
       The loss, and leaf numbers ``(n,)`` in int32.
     """
     n = x.shape[0]
-    weight = jnp.full(n, 1 / n, x.dtype) if sample_weight is None else sample_weight / sample_weight.sum()
+    weight = jnp.full(n, 1 / n, x.dtype)
+    if sample_weight is not None:  # a mini-batch may have no weight at all, and then loses nothing
+        weight = sample_weight / jnp.maximum(sample_weight.sum(), jnp.finfo(sample_weight.dtype).tiny)
     data = jax.lax.stop_gradient((x, y, weight))
     return _expected_leaf_loss(leaf_losses, route, weights, bias, leaves, *data)
 

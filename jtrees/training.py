@@ -234,7 +234,14 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
     count = sizes.pop()
     if batch_size is None:
         batch_size = 2 if jax.default_backend() == "cpu" else count
-    candidates = jax.lax.map(lambda start: run(*start), starts, batch_size=min(batch_size, count))
+    # Filled up with repeats of the last start to whole batches. A smaller last batch would be a second program that
+    # runs at the same time as the first: slower to compile, and with jaxlib 0.10.2 on two cores two large batched
+    # decompositions (see leaves.fit_linear) wait for each other for ever.
+    side_by_side = min(batch_size, count)
+    rest = -count % side_by_side
+    full = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], rest, axis=0)]), starts)
+    candidates = jax.lax.map(lambda start: run(*start), full, batch_size=side_by_side)
+    candidates = jax.tree.map(lambda a: a[:count], candidates)
     chex.assert_shape([candidates.score, candidates.finite], (count,))
     scores = jnp.where(candidates.finite & jnp.isfinite(candidates.score), candidates.score, jnp.inf)
     index = jnp.argmin(scores).astype(jnp.int32)

@@ -56,11 +56,27 @@ def check_positive(name: str, value: Any) -> None:
     """
     if callable(value) or is_traced(value):
         return
+    if np.asarray(value).dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be a number above 0, got {value!r}")
     if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be finite and above 0, got {value!r}")
 
 
-def _as_numeric(name: str, array: Any) -> Any:
+def check_not_negative(name: str, value: Any) -> None:
+    """A finite number of at least zero; traced values pass.
+
+    Raises:
+      ValueError: naming the argument otherwise.
+    """
+    if is_traced(value):
+        return
+    number = np.asarray(value)
+    if number.dtype.kind not in "biuf" or not np.all(np.isfinite(number)) or not np.all(number >= 0):
+        raise ValueError(f"{name} must be finite and not negative, got {value!r}")
+
+
+def as_numeric(name: str, array: Any) -> Any:
+    """An array of numbers; ``ValueError`` naming the argument if it is something else."""
     if isinstance(array, jax.Array):
         return array
     out = np.asarray(array)
@@ -95,7 +111,7 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
     Raises:
       ValueError: for another rank, no rows or columns, another width, non-numeric or non-finite values.
     """
-    x = _as_numeric("x", x)
+    x = as_numeric("x", x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (n, p), got shape {x.shape}" + (": use x[:, None]" if x.ndim == 1 else ""))
     if 0 in x.shape:
@@ -113,9 +129,11 @@ def check_weight(sample_weight: Any, n: int) -> Any:
     Raises:
       ValueError: naming what was expected and what came.
     """
-    weight = _as_numeric("sample_weight", sample_weight)
+    weight = as_numeric("sample_weight", sample_weight)
     if weight.shape != (n,):
         raise ValueError(f"sample_weight must have shape ({n},), one a row of x, got shape {weight.shape}")
+    if is_traced(weight):
+        return weight
     check_finite("sample_weight", weight)
     values = np.asarray(weight)
     if (values < 0).any():
@@ -138,19 +156,22 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
     """
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
     y = np.asarray(y)
-    if y.ndim != 1:
-        raise ValueError(f"y must have shape (n,), got shape {y.shape}")
-    if y.dtype.kind not in "biuf" or (y.dtype.kind == "f" and not np.all(y == np.floor(y))):
-        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {y.flat[0]!r} and others: {encode}")
+    if y.ndim != 1 or len(y) == 0:
+        raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")
+    if y.dtype.kind == "f":
+        check_finite("y", y)
+    odd = y if y.dtype.kind not in "biuf" else y[y != np.floor(y)] if y.dtype.kind == "f" else y[:0]
+    if len(odd):
+        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {odd[0]!r}: {encode}")
     present = np.unique(y)
     least, most = int(present[0]), int(present[-1])
     if least < 0 or (classes is not None and most >= classes):
         allowed = "0..K-1" if classes is None else f"0..{classes - 1}"
         raise ValueError(f"y must hold classes {allowed}, got labels from {least} to {most}: {encode}")
     if classes is None:
-        if len(present) != most + 1:
-            missing = int(np.setdiff1d(np.arange(most + 1), present)[0])
-            raise ValueError(f"y must hold every class 0..{most}, got no sample of class {missing}: {encode}")
+        gaps = np.flatnonzero(present != np.arange(len(present)))
+        if len(gaps):
+            raise ValueError(f"y must hold every class 0..{most}, got no sample of class {gaps[0]}: {encode}")
         classes = most + 1
     if classes < 2:
         raise ValueError("y must hold at least two classes to learn from, got one")
@@ -163,7 +184,7 @@ def check_xy(x: Any, y: Any) -> tuple[Any, Any]:
     Raises:
       ValueError: for wrong ranks, different n, non-numeric or non-finite values, fewer than two samples, constant y.
     """
-    x, y = check_x(x), _as_numeric("y", y)
+    x, y = check_x(x), as_numeric("y", y)
     if y.ndim != 1:
         raise ValueError(f"y must have shape (n,), got shape {y.shape}")
     if y.shape[0] != x.shape[0]:

@@ -90,10 +90,132 @@ def leaf_ridge(leaf, x, y, leaves, ridge, default):
     return coefficients, intercepts
 
 
-def expected_leaf_loss(weights, bias, outputs, x, y, sample_weight, sigmoid=sigmoid):
-    """Weighted mean over samples of the squared error that the soft tree expects. ``outputs``: (leaves, n)."""
-    right = sigmoid(weights @ x.T + bias[:, None])
-    expected = sum(p * (y - outputs[leaf]) ** 2 for leaf, p in enumerate(leaf_probabilities(right)))
+def constant_loss(leaf, y, leaves, weight):
+    """What the means of the leaves lose on the samples that they are the means of: weighted mean squared error."""
+    means = leaf_means(leaf, y, leaves, 0.0, weight)
+    return np.average((np.asarray(y, np.float64) - means[leaf]) ** 2, weights=weight)
+
+
+def class_frequencies(leaf, y, leaves, classes, smoothing, weight):
+    """Weight of each class in each leaf, and ``(N_lk + s q_k) / (N_l + s)``, sample by sample."""
+    counts = np.zeros((leaves, classes))
+    for k, label, w in zip(leaf, y, weight, strict=True):
+        counts[k, label] += w
+    everywhere = np.array(
+        [1 + sum(w for label, w in zip(y, weight, strict=True) if label == k) for k in range(classes)]
+    )
+    q = everywhere / everywhere.sum()
+    rows = [(counts[k] + smoothing * q) / (counts[k].sum() + smoothing) for k in range(leaves)]
+    return counts, np.array(rows)
+
+
+SLOPE_STRENGTHS = [np.inf, 1e4, 10**3.5, 1e3, 10**2.5, 1e2, 10**1.5, 1e1, 10**0.5, 1.0, 10**-0.5, 0.1, 10**-1.5, 0.01]
+LEVEL_STRENGTHS = [np.inf, 30.0, 10.0, 3.0, 0.0]
+
+
+def gcv(n, rss, df):
+    """Generalised cross-validation; a tenth of the samples must be left as degrees of freedom."""
+    return n * rss / (n - df) ** 2 if n - df >= 0.1 * n else np.inf
+
+
+def shrunk_candidates(x, y, weight, slopes, intercept, held, split):
+    """Corrections of a parent's model on the samples of one node: (GCV, degrees of freedom, slopes, intercept) each.
+
+    Hat matrices and residuals are written out. ``held``: degrees of freedom of its ancestors' fits that the node
+    holds; ``split``: charged to every candidate but the first, the parent's model as it is.
+    """
+    n, p = weight.sum(), x.shape[1]
+    centre, mean = weight @ x / n, weight @ y / n
+    xc, left = x - centre, y - x @ slopes - intercept
+    level = weight @ left / n
+    gram = xc.T @ (weight[:, None] * xc)
+    found = []
+    for s in SLOPE_STRENGTHS:
+        to_slopes = np.zeros((p, len(y))) if np.isinf(s) else np.linalg.solve(gram + s * np.eye(p), xc.T * weight)
+        for t in LEVEL_STRENGTHS:
+            moved = n / (n + t)
+            hat = xc @ to_slopes + moved * np.outer(np.ones(len(y)), weight / n)
+            d = to_slopes @ (left - level)
+            rss = weight @ (left - hat @ left) ** 2
+            trace = np.trace(hat)
+            df = trace + held * (1 - trace / (p + 1)) + (0 if np.isinf(s) and np.isinf(t) else split)
+            at_centre = slopes @ centre + intercept + moved * level
+            found.append((gcv(n, rss, df), df, slopes + d, at_centre - (slopes + d) @ centre))
+    rss, df = weight @ (y - mean) ** 2, 1 + split
+    return [*found, (gcv(n, rss, df), df, np.zeros(p), mean)]
+
+
+def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None):
+    """Linear leaves that shrink towards their ancestors, node by node from the root.
+
+    Returns coefficients, intercepts, lower and upper bounds, the mean GCV over the samples, and which candidate each
+    node of the whole tree chose (-1: no samples).
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    weight = np.ones(len(y)) if weight is None else np.asarray(weight, np.float64)
+    leaf, x, y, weight = (a[weight > 0] for a in (np.asarray(leaf), x, y, weight))
+    p, depth = x.shape[1], leaves.bit_length() - 1
+    centre, mean = np.average(x, axis=0, weights=weight), np.average(y, weights=weight)
+    spread = np.sqrt(np.average((x - centre) ** 2, axis=0, weights=weight))
+    spread[np.ptp(x, axis=0) == 0] = np.inf  # a constant column says nothing
+    x, y = (x - centre) / spread, y - mean
+
+    # Above the root is the mean, with its 1 degree of freedom.
+    # Of each node: slopes, intercept, degrees of freedom, weight, range of the targets where its model was fitted.
+    models, chosen, lost = [], [], 0.0
+    for node in range(2 * leaves - 1):
+        level = (node + 1).bit_length() - 1
+        here = leaf >> (depth - level) == node + 1 - 2**level
+        outer = models[(node - 1) // 2] if node else (np.zeros(p), 0.0, 1.0, weight.sum(), (y.min(), y.max()))
+        slopes, intercept, df, total, bounds = outer
+        if not here.any():
+            models.append((slopes, intercept, 0.0, 0.0, bounds))
+            chosen.append(-1)
+            continue
+        n = weight[here].sum()
+        candidates = shrunk_candidates(
+            x[here], y[here], weight[here], slopes, intercept, df * n / total, split=2 * (p + 1) if node else 0
+        )
+        best = int(np.argmin([candidate[0] for candidate in candidates]))
+        error, df, slopes, intercept = candidates[best]
+        models.append((slopes, intercept, df, n, bounds if best == 0 else (y[here].min(), y[here].max())))
+        chosen.append(best)
+        lost += n * error if node >= leaves - 1 else 0.0
+    coefficients, intercepts, lower, upper = [], [], [], []
+    for slopes, intercept, _, _, (low, high) in models[leaves - 1 :]:
+        coefficients.append(slopes / spread)
+        intercepts.append(mean + intercept - (slopes / spread) @ centre)
+        lower.append(mean + low - margin * (high - low))
+        upper.append(mean + high + margin * (high - low))
+    return tuple(map(np.array, (coefficients, intercepts, lower, upper))), lost / weight.sum(), chosen
+
+
+def path_violations(scores):
+    """How far each path is from being followed: the sum over its nodes of the score of the wrong sign; over leaves."""
+    leaves = scores.shape[0] + 1
+    return [
+        sum(
+            (abs(scores[node]) + (-scores[node] if turned_right else scores[node])) / 2
+            for node, turned_right in path_to(leaf, leaves.bit_length() - 1)
+        )
+        for leaf in range(leaves)
+    ]
+
+
+def violation(scores, scale):
+    """Softmin of the scaled violations; a list over leaves."""
+    powers = [np.e ** (-scale * v) for v in path_violations(scores)]
+    return [power / sum(powers) for power in powers]
+
+
+def expected_leaf_loss(weights, bias, outputs, x, y, sample_weight, sigmoid=sigmoid, route=None):
+    """Weighted mean over samples of the squared error that the soft tree expects. ``outputs``: (leaves, n).
+
+    ``route``: scores -> a list over leaves of probabilities, by default the products of sigmoids.
+    """
+    scores = weights @ x.T + bias[:, None]
+    probabilities = leaf_probabilities(sigmoid(scores)) if route is None else route(scores)
+    expected = sum(p * (y - outputs[leaf]) ** 2 for leaf, p in enumerate(probabilities))
     return (sample_weight * expected).sum() / sample_weight.sum()
 
 

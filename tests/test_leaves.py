@@ -111,3 +111,50 @@ def test_integer_targets_are_averaged_as_numbers():
     half = jnp.array([0.5, 0.5, 0.5])
     values = leaves.fit_constant(leaf, y, 3, sample_weight=half).values
     np.testing.assert_allclose(values, [1.5, 5.0, 3.0])  # the empty leaf has the mid-range
+
+
+@pytest.mark.parametrize("shift", [0, 100])
+def test_constant_fit_error_with_weights(x64, shift):
+    leaf, _, y = draw(dtype=np.float64)
+    y, weight = y + shift, np.random.default_rng(1).uniform(0, 3, N)
+    weight[leaf == 2] = 0
+    error = leaves.constant_fit_error(*map(jnp.asarray, (leaf, y)), LEAVES, sample_weight=jnp.asarray(weight))
+    assert float(error) == pytest.approx(oracles.constant_loss(leaf, y, LEAVES, weight), rel=1e-11)
+    whole = leaves.constant_fit_error(jnp.zeros(N, int), jnp.asarray(y), LEAVES, sample_weight=jnp.asarray(weight))
+    assert float(whole) == pytest.approx(np.cov(y, aweights=weight, ddof=0), rel=1e-11)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [1.0, 0.3, 20.0])
+def test_class_frequencies_and_their_log_loss(x64, weighted, smoothing):
+    leaf, _, _ = draw()
+    classes, rng = 4, np.random.default_rng(3)
+    y, weight = rng.integers(0, 3, N), rng.uniform(0, 3, N) if weighted else np.ones(N)  # class 3 does not occur
+    y[leaf == 1] = 2
+    arrays, sizes = (jnp.asarray(leaf), jnp.asarray(y)), (LEAVES, classes)
+    passed = jnp.asarray(weight) if weighted else None
+    counts, expected = oracles.class_frequencies(leaf, y, LEAVES, classes, smoothing, weight)
+    tolerance = 1e-12 if weighted else 1e-6  # counts are float32 without weights
+    np.testing.assert_allclose(leaves.class_counts(*arrays, *sizes, sample_weight=passed), counts, rtol=1e-12)
+
+    values = leaves.fit_frequencies(*arrays, *sizes, smoothing=smoothing, sample_weight=passed).values
+    np.testing.assert_allclose(values, expected, rtol=tolerance)
+    np.testing.assert_allclose(values.sum(1), 1, rtol=tolerance)
+    everywhere = np.array([weight[y == k].sum() + 1 for k in range(classes)])
+    np.testing.assert_allclose(values[4], everywhere / everywhere.sum(), rtol=tolerance)  # no samples
+    assert (values > 0).all()
+
+    loss = leaves.frequencies_fit_error(*arrays, *sizes, smoothing=smoothing, sample_weight=passed)
+    plain = np.average(-np.log(expected[leaf, y]), weights=weight)
+    assert float(loss) == pytest.approx(plain, rel=tolerance)
+
+
+def test_frequencies_are_smoothed_by_one_sample_unless_told():
+    leaf, y = jnp.asarray([0, 0, 0, 1]), jnp.asarray([0, 0, 1, 1])  # overall one half each
+    half = jnp.asarray([0.5, 0.5, 0.5, 0.5])
+    fitted = leaves.fit_frequencies(leaf, y, 3, 2).values
+    np.testing.assert_allclose(fitted, [[2.5 / 4, 1.5 / 4], [0.5 / 2, 1.5 / 2], [0.5, 0.5]], rtol=1e-6)
+    halved = leaves.fit_frequencies(leaf, y, 3, 2, sample_weight=half).values
+    np.testing.assert_allclose(halved[0], [1.5 / 2.5, 1 / 2.5], rtol=1e-6)
+    loss = leaves.frequencies_fit_error(leaf, y, 3, 2)
+    assert float(loss) == pytest.approx(-np.log([0.625, 0.625, 0.375, 0.75]).mean(), rel=1e-6)

@@ -7,8 +7,8 @@ import optax
 import oracles
 import pytest
 
-from jtrees import ConstantLeaves, LinearLeaves, ObliqueTree, blocking
-from jtrees.losses import expected_leaf_loss, squared_error
+from jtrees import ConstantLeaves, LinearLeaves, ObliqueTree, blocking, routing
+from jtrees.losses import expected_leaf_loss, log_loss, squared_error
 
 DEPTH, N, P = 3, 50, 3
 NODES = 2**DEPTH - 1
@@ -146,3 +146,85 @@ def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
 
     value, gradient = jax.value_and_grad(loss)(jnp.arange(4.0))
     assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_log_loss_of_every_leaf(x64):
+    rng = np.random.default_rng(0)
+    logits, y = rng.normal(size=(5, 3)) * 4, rng.integers(0, 3, N)
+    found = log_loss(ConstantLeaves(jnp.asarray(logits)), jnp.zeros((N, P)), jnp.asarray(y))
+    powers = np.exp(logits)
+    expected = [[-np.log(row[label] / row.sum()) for label in y] for row in powers]
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+
+def test_log_loss_of_far_logits_is_finite():
+    logits = jnp.asarray([[1e30, 0, -1e30], [-200, 300, 0]], jnp.float32)
+    value = lambda logits: log_loss(ConstantLeaves(logits), jnp.zeros((3, P)), jnp.arange(3))
+    np.testing.assert_allclose(value(logits), [[0, 1e30, 2e30], [500, 0, 300]], rtol=1e-6)
+    assert np.isfinite(jax.grad(lambda logits: value(logits).sum())(logits)).all()
+
+
+def test_expected_log_loss_and_its_gradient(x64):
+    tree, x, _, weight = draw()
+    rng = np.random.default_rng(1)
+    tree, y = tree.replace(leaves=ConstantLeaves(rng.normal(size=(NODES + 1, 3)))), rng.integers(0, 3, N)
+
+    def plain(tree):
+        values = tree.leaves.values
+        losses = [[-(row - jnp.log(jnp.exp(row).sum()))[k] for k in range(3)] for row in values]
+        losses = [sum(jnp.where(y == k, loss, 0) for k, loss in enumerate(row)) for row in losses]
+        probabilities = oracles.leaf_probabilities(jax.nn.sigmoid(tree.weights @ x.T + tree.bias[:, None]))
+        return (weight * sum(p * loss for p, loss in zip(probabilities, losses, strict=True))).sum() / weight.sum()
+
+    ours = lambda tree: expected_leaf_loss(
+        tree.weights, tree.bias, tree.leaves, x, y, leaf_losses=log_loss, sample_weight=weight
+    )[0]
+    tree, x, y, weight = jax.tree.map(jnp.asarray, (tree, x, y, weight))
+    found, expected = (jax.jit(jax.value_and_grad(f))(tree) for f in (ours, plain))
+    assert_trees_close(found, expected, rtol=1e-10, atol=1e-13)
+
+
+by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
+by_violation = lambda scores: routing.violation(scores, 3.0)
+
+
+def routed(tree, x, y, weight, route):
+    return expected_leaf_loss(tree.weights, tree.bias, tree.leaves, x, y, sample_weight=weight, route=route)
+
+
+@pytest.mark.parametrize(("linear", "weighted", "block"), [(False, False, None), (True, True, 7), (True, False, 49)])
+def test_other_routes(x64, monkeypatch, linear, weighted, block):
+    """Products of sigmoids given as a route are the default; violation is its plain definition, differentiated."""
+    if block:
+        monkeypatch.setattr(blocking, "block_size", lambda nodes, n: block)
+    tree, x, y, weight = draw(linear)
+    leaf_of_walk = oracles.walk(tree.weights, tree.bias, x)
+    tree, x, y, weight = jax.tree.map(jnp.asarray, (tree, x, y, weight))
+    passed, weight = (weight, weight) if weighted else (None, jnp.ones(N))
+    value = lambda route: jax.jit(jax.value_and_grad(lambda tree: routed(tree, x, y, passed, route), has_aux=True))(
+        tree
+    )
+    (default, leaf), default_gradient = value(None)
+    (same, same_leaf), same_gradient = value(by_products)
+    assert_trees_close((same, same_gradient), (default, default_gradient), rtol=1e-11, atol=1e-14)
+    assert np.array_equal(leaf, same_leaf)
+
+    (loss, leaf), gradient = value(by_violation)
+    assert leaf.dtype == jnp.int32
+    assert np.array_equal(leaf, leaf_of_walk)
+    assert abs(float(loss) - float(default)) > 1e-3  # it is another routing
+
+    def plain(tree):
+        route = lambda scores: oracles.violation(scores, 3.0)
+        return oracles.expected_leaf_loss(tree.weights, tree.bias, outputs(tree, x), x, y, weight, route=route)
+
+    assert_trees_close((loss, gradient), jax.jit(jax.value_and_grad(plain))(tree), rtol=1e-10, atol=1e-13)
+
+
+def test_a_route_under_vmap():
+    tree, x, y, weight = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), draw())
+    one = jax.value_and_grad(lambda tree: routed(tree, x, y, weight, routing.violation)[0])
+    trees = [tree, jax.tree.map(lambda a: 2 * a, tree)]
+    together = jax.jit(jax.vmap(one))(jax.tree.map(lambda *a: jnp.stack(a), *trees))
+    alone = jax.tree.map(lambda *a: jnp.stack(a), *map(jax.jit(one), trees))
+    assert_trees_close(together, alone, rtol=1e-5, atol=1e-6)

@@ -218,3 +218,68 @@ def test_integer_features_are_refused():
             optimizer=optax.sgd(0.1),
             steps=1,
         )
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_weights_reach_the_loss_and_stay_with_their_samples(batch_size):
+    def loss(params, x, y, *, key, step, sample_weight):
+        return (sample_weight * jnp.exp2(y)).sum() + 0 * params, (sample_weight * y).sum()
+
+    ids = jnp.arange(11, dtype=jnp.float32)
+    method = Method(lambda x, y, *, key: jnp.float32(0), loss, None, None)
+    options = {"method": method, "batch_size": batch_size, "score_every": 2}
+    fit = jax.jit(lambda weight: run((ids[:, None], ids), sample_weight=weight, **options))
+    every = fit(jnp.ones(11))
+    alone = [fit(jnp.where(ids == i, 1.0, 0.0)) for i in range(11)]
+    # Either a sample is in the batch, with its own weight, or it is not.
+    for i, result in enumerate(alone):
+        assert set(np.asarray(result.losses).tolist()) <= {0.0, 2.0**i}
+        assert float(result.score) == i  # the score is looked at on all samples
+    np.testing.assert_array_equal(sum(result.losses for result in alone), every.losses)
+    assert (every.losses == 2.0**11 - 1).all() == (batch_size is None)
+    np.testing.assert_array_equal(np.asarray(every.scores)[::2], 55)
+
+
+def test_samples_of_weight_zero_are_left_out(xy):
+    x, y = map(np.asarray, xy)
+    kept = np.arange(200) % 3 > 0
+    weight, some = jnp.asarray(kept, jnp.float32), (jnp.asarray(x[kept]), jnp.asarray(y[kept]))
+    options = {"score_every": 1, "params": GET.init(*xy, key=jax.random.key(5))}
+    with_zeros = run(xy, sample_weight=weight, **options)
+    assert_same(with_zeros, run(some, **options))
+    assert not np.allclose(with_zeros.losses, run(xy, **options).losses, rtol=1e-3)
+    harden = jax.jit(GET.harden)
+    hard = harden(with_zeros.params, *xy, sample_weight=weight)
+    leaf = np.unique(hard.leaf_index(x[kept]))  # leaves without any have the mid-range of all targets
+    found, expected = hard.leaves.values, harden(with_zeros.params, *some).leaves.values
+    np.testing.assert_allclose(found[leaf], expected[leaf], rtol=1e-5)
+
+
+def test_only_the_ratios_of_weights_count(xy):
+    weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 2, 200), jnp.float32)
+    results = [run(xy, sample_weight=factor * weight, score_every=1, batch_size=50) for factor in (1, 7)]
+    assert_same(*results)
+    ones = [run(xy, sample_weight=given, score_every=1, batch_size=50) for given in (None, np.ones(200))]
+    assert_same(*ones)
+    assert not np.allclose(results[0].losses, ones[0].losses, rtol=1e-3)
+
+
+@pytest.mark.parametrize("weight", [jnp.ones(199), jnp.ones((200, 1)), jnp.float32(1)])
+def test_weights_of_a_wrong_shape_are_refused(xy, weight):
+    with pytest.raises(ValueError, match=r"sample_weight must have shape \(200,\), got"):
+        run(xy, sample_weight=weight)
+
+
+def test_a_method_without_weights_works_without_and_says_so_with(xy):
+    loss = lambda params, x, y, *, key, step: (jnp.square(params - y).mean(), jnp.float32(0))
+    method = Method(lambda x, y, *, key: jnp.float32(0), loss, None, None)
+    assert np.isfinite(run(xy, method=method).losses).all()
+    with pytest.raises(TypeError, match="sample_weight"):
+        run(xy, method=method, sample_weight=jnp.ones(200))
+
+
+def test_a_batch_without_weight_changes_nothing(xy):
+    weight = jnp.zeros(200).at[jnp.asarray([3, 50])].set(1.0)
+    result = run(xy, sample_weight=weight, batch_size=20, steps=20)
+    assert bool(result.finite)
+    assert (np.asarray(result.losses) == 0).sum() >= 16  # 10 batches an epoch, 1 or 2 of them with a sample that counts

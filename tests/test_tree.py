@@ -203,3 +203,70 @@ def test_numpy_samples_meet_a_traced_tree(small_tree):
     np.testing.assert_array_equal(answers[0], small_tree.predict(x))
     with pytest.raises(ValueError, match="got a batch of shape"):
         batch.predict(x)
+
+
+@pytest.fixture
+def bounded(small_tree):
+    """The small tree with linear leaves between bounds; leaf 1 cannot be reached, leaf 3 is a constant."""
+    coefficients = jnp.asarray([[1.0, 0, -2], [5, 5, 5], [0, 0.5, 0], [0, 0, 0]])
+    lower, upper = jnp.asarray([-1.0, 0, -10, 2]), jnp.asarray([2.0, 0, 0.25, 9])
+    return small_tree.replace(leaves=LinearLeaves(coefficients, jnp.asarray([-2.0, 1, 0, 4.5]), lower, upper))
+
+
+def unbounded(tree):
+    return tree.replace(leaves=LinearLeaves(tree.leaves.coefficients, tree.leaves.intercept))
+
+
+def test_linear_leaves_answer_between_their_bounds(bounded):
+    x, leaves = samples(257), jax.tree.map(np.asarray, bounded.leaves)
+    leaf = walk(bounded, x)
+    assert set(leaf.tolist()) == {0, 2, 3}
+    free = (leaves.coefficients[leaf] * x).sum(1) + leaves.intercept[leaf]
+    expected = np.minimum(np.maximum(free, leaves.lower[leaf]), leaves.upper[leaf])
+    assert (expected == leaves.lower[leaf]).any() and (expected == leaves.upper[leaf]).any()
+    assert (expected == free).any()
+    assert np.array_equal(bounded.predict(x), expected)
+    assert np.array_equal(bounded.predict(jnp.asarray(x)), expected)
+    assert np.array_equal(unbounded(bounded).predict(x), free)
+
+    everywhere = leaves.coefficients @ x.T + leaves.intercept[:, None]
+    clamped = np.minimum(np.maximum(everywhere, leaves.lower[:, None]), leaves.upper[:, None])
+    assert np.array_equal(bounded.leaves.outputs(jnp.asarray(x)), clamped)
+    assert np.array_equal(unbounded(bounded).leaves.outputs(jnp.asarray(x)), everywhere)
+
+
+def test_bounds_are_parameters(bounded):
+    # 5 of the splits, 3 slopes in the leaves that can be reached, 3 intercepts, 3 pairs of bounds.
+    assert bounded.num_parameters == 5 + 3 + 3 * 3
+    assert unbounded(bounded).num_parameters == 5 + 3 + 3
+    assert repr(bounded).endswith("parameters=17, LinearLeaves)")
+
+
+def test_text_of_bounds(bounded):
+    names = ["age", "bmi", "bp"]
+    assert bounded.describe_leaf(0, names) == "age - 2 bp - 2, from -1 to 2"
+    assert bounded.describe_leaf(2, names) == "0.5 bmi + 0, from -10 to 0.25"
+    assert bounded.describe_leaf(3, names) == "4.5"  # a constant needs none
+    assert unbounded(bounded).describe_leaf(0, names) == "age - 2 bp - 2"
+    lines = [
+        "if age - 2.5 bmi > 3:",
+        "|   if -bp > -0.5:",
+        "|   |   -> 4.5",
+        "|   else:",
+        "|   |   -> 0.5 bmi + 0, from -10 to 0.25",
+        "else:",
+        "|   -> age - 2 bp - 2, from -1 to 2",
+    ]
+    assert bounded.to_text(names) == "\n".join(lines)
+    assert bounded.leaves.lower[3] <= 4.5 <= bounded.leaves.upper[3]
+    exact = bounded.replace(leaves=bounded.leaves.replace(lower=bounded.leaves.lower - 1 / 3))
+    assert exact.describe_leaf(0, names, digits=5).endswith("from -1.3333 to 2")
+
+
+def test_trees_with_bounds_pass_through_jit_and_vmap(bounded):
+    x = jnp.asarray(samples(20))
+    batch = jax.tree.map(lambda a: jnp.stack([a, a / 2]), bounded)
+    together = jax.jit(jax.vmap(lambda tree: tree.predict(x)))(batch)
+    assert np.array_equal(together[0], bounded.predict(x))
+    assert np.array_equal(together[1], jax.tree.map(lambda a: a / 2, bounded).predict(x))
+    assert len(jax.tree.leaves(bounded)) == len(jax.tree.leaves(unbounded(bounded))) + 2

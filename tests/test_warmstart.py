@@ -91,3 +91,57 @@ def test_bad_arguments_are_refused():
         warmstart.cart_regressor(x, y, 0)
     with pytest.raises(ValueError, match="y must be finite"):
         warmstart.cart_regressor(x, np.where(y > 1, np.nan, y), 2)
+
+
+def test_cart_classifier_gives_scikit_learns_probabilities():
+    x, y = table("plain")
+    classes = np.digitize(y, [0, 1])
+    weight = np.random.default_rng(0).uniform(0, 3, N)
+    found = []
+    for given in (None, weight):
+        model = DecisionTreeClassifier(max_depth=4, random_state=3).fit(x, classes, sample_weight=given)
+        for features in (x, jnp.asarray(x)):
+            tree = warmstart.cart_classifier(features, classes, 4, seed=3, sample_weight=given)
+            assert tree.depth == 4
+            assert tree.leaves.values.shape == (16, 3)
+            np.testing.assert_allclose(tree.predict(x), model.predict_proba(x), rtol=1e-6)
+            np.testing.assert_allclose(tree.predict(around_thresholds(model)).sum(1), 1, rtol=1e-6)
+        found.append(tree.predict(x))
+    assert not np.allclose(*found)  # the weights were heard
+
+
+def test_cart_classifier_of_two_classes_and_of_a_known_split():
+    x = np.arange(8, dtype=np.float32)[:, None]
+    tree = warmstart.cart_classifier(x, np.array([0, 0, 0, 1, 1, 1, 1, 1]), 1)
+    assert tree.to_text() == "if x0 > 2.5:\n|   -> 0, 1\nelse:\n|   -> 1, 0"
+    weight = np.array([1, 1, 1, 0, 1, 1, 1, 1])
+    assert warmstart.cart_classifier(x, (x[:, 0] > 3).astype(int), 1, sample_weight=weight).leaves.values.tolist() == [
+        [1, 0],
+        [0, 1],
+    ]
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
+def test_cart_regressor_with_weights(convert):
+    x, y = table("plain")
+    weight = np.random.default_rng(0).integers(0, 4, N)
+    model = DecisionTreeRegressor(max_depth=3, random_state=0).fit(x, y, sample_weight=weight)
+    tree = warmstart.cart_regressor(x, y, 3, sample_weight=convert(weight))
+    assert np.array_equal(tree.predict(x), model.predict(x).astype(np.float32))
+    assert not np.array_equal(tree.predict(x), warmstart.cart_regressor(x, y, 3).predict(x))
+    # A weight counts as that many samples: leaves hold the weighted means of what reaches them.
+    leaf = tree.leaf_index(x)
+    means = [np.average(y[leaf == k], weights=weight[leaf == k]) for k in np.unique(leaf)]
+    np.testing.assert_allclose(tree.leaves.values[np.unique(leaf)], means, rtol=1e-4, atol=1e-6)
+
+
+def test_bad_arguments_of_cart_classifier_are_refused():
+    x, y = table("plain")
+    classes = np.digitize(y, [0, 1])
+    for depth in (0, 17):
+        with pytest.raises(ValueError, match="depth must be from 1 to 16"):
+            warmstart.cart_classifier(x, classes, depth)
+    with pytest.raises(ValueError, match="x must be finite"):
+        warmstart.cart_classifier(np.where(x > 2, np.nan, x), classes, 2)
+    with pytest.raises(ValueError, match="x must have shape"):
+        warmstart.cart_classifier(x[:, 0], classes, 2)

@@ -79,7 +79,16 @@ class Table:
     weight: np.ndarray | None
 
     def rows(self, chosen: np.ndarray) -> "Table":
-        return jax.tree.map(lambda a: a[chosen], self)
+        """Some of the rows."""
+        return Table(self.x[chosen], self.y[chosen], None if self.weight is None else _scaled(self.weight[chosen]))
+
+
+def _scaled(weight: np.ndarray) -> np.ndarray:
+    """Weights that sum to the number of equally weighted samples that would tell as much (Kish): whatever takes a
+    weight for a number of samples, as cross-validation and smoothing do, then is not too sure.
+    """
+    weight = weight.astype(np.float64) / weight.max()
+    return (weight * weight.sum() / np.square(weight).sum()).astype(np.float32)
 
 
 def checked_table(
@@ -91,15 +100,15 @@ def checked_table(
     if task == "classification":
         x = checks.check_x(x)
         y, classes = checks.check_labels(y, classes)
-        checks.check_xy(x, y)
-        x = np.asarray(x, np.float32)
-        checks.check_x(x)
     else:
-        x, y = (np.asarray(a, np.float32) for a in checks.check_xy(x, y))
-        checks.check_xy(x, y)  # still finite and not constant in the precision of the tree
-    weight = None if sample_weight is None else np.asarray(checks.check_weight(sample_weight, len(y)), np.float32)
-    if weight is not None:
-        weight = weight / weight.mean()  # weights count as samples on average, whatever their unit
+        y = checks.as_numeric("y", y)
+    x, y = checks.check_xy(x, y)
+    weight = None
+    if sample_weight is not None:
+        weight = np.asarray(checks.check_weight(sample_weight, len(y)), np.float64)
+        x, y, weight = np.asarray(x)[weight > 0], np.asarray(y)[weight > 0], _scaled(weight[weight > 0])
+    x, y = np.asarray(x, np.float32), np.asarray(y, np.float32 if classes is None else np.int32)
+    checks.check_xy(x, y)  # still finite and not constant, in the precision of the tree and among rows with weight
     return Table(x, y, weight), classes
 
 
@@ -110,7 +119,8 @@ def _checked_validation(validation: Any, features: int, classes: int | None) -> 
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}") from None
     try:
         x = np.asarray(checks.check_x(x, features=features), np.float32)
-        y = np.asarray(y, np.float32) if classes is None else checks.check_labels(y, classes)[0]
+        y = np.asarray(checks.as_numeric("y", y) if classes is None else checks.check_labels(y, classes)[0])
+        y = y.astype(np.float32 if classes is None else np.int32)
         checks.check_finite("y", y)
         if y.shape != (len(x),):
             raise ValueError(f"y must have shape ({len(x)},), got {y.shape}")
@@ -142,7 +152,8 @@ class Scale:
         return 1.0 if self.y_range is None else float(self.y_range)
 
     def x(self, x: np.ndarray) -> np.ndarray:
-        return ((x - self.x_min) / self.x_range).astype(np.float32)
+        # A column that is constant here teaches nothing: 0, whatever new samples hold there.
+        return np.where(self.constant, 0, (x - self.x_min) / self.x_range).astype(np.float32)
 
     def y(self, y: np.ndarray) -> np.ndarray:
         return y if self.y_range is None else (y - self.y_min) / self.y_range
@@ -167,7 +178,7 @@ class Scale:
         leaf = np.asarray(tree.leaf_index(table.x))
         if kind is not LINEAR:
             return tree.replace(leaves=_fit_leaves(leaf, table.x, table.y, table.weight, kind=kind, num=num))
-        # Fitted on scaled data, where squares neither vanish nor overflow, and carried over exactly.
+        # Fitted on scaled data, where squares neither vanish nor overflow, and carried over.
         unit = _fit_leaves(leaf, self.x(table.x), self.y(table.y), table.weight, kind=kind, num=num)
         slopes, intercept, lower, upper = (
             np.asarray(a, np.float64) for a in (unit.coefficients, unit.intercept, unit.lower, unit.upper)
@@ -198,10 +209,11 @@ def soft_method(
     """
     depth, kind = checks.check_depth(depth), answer(leaves, classes)
     checks.check_positive(name, scale)
+    checks.check_not_negative("l1", l1)
     num = topology.num_leaves(depth)
 
     def init(x: Array, y: Array, *, key: Array) -> ObliqueTree:
-        return random_tree(key, depth, x.shape[1], y, kind)
+        return random_tree(key, depth, x, y, kind)
 
     def loss(
         params: ObliqueTree, x: Array, y: Array, *, key: Array, step: Array, sample_weight: Array | None = None
@@ -230,13 +242,13 @@ def _probabilities(params: ObliqueTree, x: Array) -> Array:
     return jax.nn.softmax(params.predict(x), axis=1)
 
 
-def random_tree(key: Array, depth: int, p: int, y: Array, kind: Answer) -> ObliqueTree:
+def random_tree(key: Array, depth: int, x: Array, y: Array, kind: Answer) -> ObliqueTree:
     """Weights and biases from U(-1, 1), leaves as their kind starts."""
-    nodes, dtype = topology.num_nodes(depth), jnp.float32 if jnp.issubdtype(y.dtype, jnp.integer) else y.dtype
+    nodes, p = topology.num_nodes(depth), x.shape[1]
     k_weights, k_bias, k_leaves = jax.random.split(key, 3)
-    weights = jax.random.uniform(k_weights, (nodes, p), dtype, -1, 1)
-    bias = jax.random.uniform(k_bias, (nodes,), dtype, -1, 1)
-    return ObliqueTree(weights, bias, kind.start(k_leaves, nodes + 1, p, y))
+    weights = jax.random.uniform(k_weights, (nodes, p), x.dtype, -1, 1)
+    bias = jax.random.uniform(k_bias, (nodes,), x.dtype, -1, 1)
+    return ObliqueTree(weights, bias, kind.start(k_leaves, nodes + 1, p, y, x.dtype))
 
 
 def harden(params: ObliqueTree, x: Array, y: Array, *, kind: Answer, sample_weight: Array | None = None) -> ObliqueTree:
@@ -306,9 +318,12 @@ def one_start(
             sample_weight=sample_weight,
         )
         splits = run.params.replace(leaves=None)
+        score = run.score
         if between is not None:
             splits = between(splits, x, sample_weight)
-        return splits, (splits, run.score, run.finite, run.step)
+            # Meant to leave training samples where they are, but not others.
+            score = score if held_out is None else jnp.where(run.finite, held_out_score(splits), jnp.inf)
+        return splits, (splits, score, run.finite, run.step)
 
     _, (trees, scores, finite, steps) = jax.lax.scan(one_scale, first.replace(leaves=None), scales)
     best, finite = jnp.argmin(scores), finite.all()
@@ -322,7 +337,7 @@ def _search(
 ):
     """All starts in one compiled program."""
     kind, starts = answer(leaves, classes), len(scales)
-    first = jax.vmap(lambda k: random_tree(k, depth, x.shape[1], y, kind))(jax.random.split(key, starts))
+    first = jax.vmap(lambda k: random_tree(k, depth, x, y, kind))(jax.random.split(key, starts))
     if warm is not None:
         weights, bias = warm
         first = first.replace(weights=first.weights.at[0].set(weights), bias=first.bias.at[0].set(bias))
@@ -331,10 +346,7 @@ def _search(
         options = {"make": make, "leaves": leaves, "classes": classes, "epochs": epochs, "between": between}
         return one_start(first, scales, x, y, weight, held_out, learning_rate, l1, **options)
 
-    # An even number of starts in pairs leaves no rest, which would run at the same time as the pairs: two batched
-    # decompositions at once may hang (see leaves.fit_linear), and linear leaves have them.
-    single = leaves == "linear" and starts % 2 == 1 and jax.default_backend() == "cpu"
-    return training.multi_start(run, first, scales, batch_size=1 if single else None)
+    return training.multi_start(run, first, scales)
 
 
 def fit(
@@ -365,9 +377,12 @@ def fit(
     if callable(learning_rate):
         raise ValueError("learning_rate must be a number: the schedule (warm-up, cosine) is the recipe's own")
     checks.check_positive("learning_rate", learning_rate)
-    penalties = [float(v) for v in np.atleast_1d(np.asarray(l1, float))]
-    if not penalties or not all(np.isfinite(v) and v >= 0 for v in penalties):
-        raise ValueError(f"l1 must be finite and not negative, got {l1!r}")
+    checks.check_not_negative("l1", l1)
+    penalties = np.atleast_1d(np.asarray(l1, np.float64)).tolist()
+    if np.ndim(l1) > 1 or not penalties:
+        raise ValueError(f"l1 must be a number, or numbers to choose from, got {l1!r}")
+    if isinstance(depth, str) and depth != "auto":
+        raise ValueError(f'depth must be a whole number from 1 to {checks.MAX_DEPTH} or "auto", got {depth!r}')
     table, classes = checked_table(x, y, sample_weight, task)
     held_out = None if validation is None else _checked_validation(validation, table.x.shape[1], classes)
     answer(leaves, classes)  # refuses unknown kinds
@@ -389,9 +404,12 @@ def _fit_auto(table: Table, held_out: Table | None, key: Array, penalties: list[
         cut = max(2, round(2 * len(order) / 3))
         if len(order) - cut < 1:
             raise ValueError(f'x and y must hold at least three samples for depth="auto", got {len(order)}')
-        part, rest = table.rows(order[:cut]), table.rows(order[cut:])
-        checks.check_xy(part.x, part.y)
-        judge = rest
+        part, judge = table.rows(order[:cut]), table.rows(order[cut:])
+        if np.ptp(part.y) == 0:
+            raise ValueError(
+                'y must vary in the part drawn to choose the depth by, with depth="auto", and there it is '
+                f"{float(part.y[0])!r} in every row: give a depth, or a validation set"
+            )
     assert judge is not None
     tuning, best, best_result, since = [], (np.inf, 1, penalties[0]), None, 0
     for depth in _DEPTHS:
@@ -454,27 +472,31 @@ def _fit(
         epochs=epochs,
         between=between,
     )
-    if not cart and int(found.dropped) == len(scales):
+    diverged = int(found.dropped) == len(scales)
+    if not cart and diverged:
         raise FloatingPointError(f"all {len(scales)} starts became non-finite: try a smaller learning_rate")
 
-    def finished(unit: ObliqueTree, raw: ObliqueTree | None = None) -> tuple[ObliqueTree, float]:
-        """A tree in the user's units, leaves set there, and the loss it is chosen by."""
-        tree = scale.refitted(kind, scale.splits_from_unit(unit) if raw is None else raw, table)
+    def finished(splits: ObliqueTree) -> tuple[ObliqueTree, float]:
+        """A tree on raw features with leaves set there, and the loss it is chosen by."""
+        tree = scale.refitted(kind, splits, table)
         if held_out is not None:
             return tree, mean_loss(tree, held_out)
         if kind is LINEAR:
             leaf = np.asarray(tree.leaf_index(x))
-            found = _criterion(leaf, x01, y01, weight, kind=kind, num=topology.num_leaves(depth))
-            return tree, float(found) * scale.y_unit**2
+            expected = _criterion(leaf, x01, y01, weight, kind=kind, num=topology.num_leaves(depth))
+            return tree, float(expected) * scale.y_unit**2
         return tree, mean_loss(tree, table)
 
     candidates = jax.tree.map(np.asarray, found.candidates)
-    tree, loss = finished(found.best.params)
-    chosen, cart_loss = int(found.index), float("nan")
+    tree, loss, chosen, cart_loss = None, np.inf, int(found.index), float("nan")
+    if not diverged:
+        tree, loss = finished(scale.splits_from_unit(found.best.params))
     if warm is not None:
-        cart_tree, cart_loss = min(finished(warm), finished(warm, grow(x, y01)), key=lambda found: found[1])
+        carts = scale.splits_from_unit(warm), grow(x, y01)
+        cart_tree, cart_loss = min(map(finished, carts), key=lambda found: found[1])
         if not loss < cart_loss:
             tree, loss, chosen = cart_tree, cart_loss, -1
+    assert tree is not None
     report = FitReport(
         scales=np.asarray(scales),
         losses=candidates.scores.astype(np.float64) * scale.y_unit**2,
@@ -496,9 +518,8 @@ def _cart(x, y, *, depth, leaves, classes, sample_weight) -> ObliqueTree:
         with_one = np.column_stack([x - x.mean(0), np.ones(len(x))]).astype(np.float64)
         unit = np.maximum(np.abs(with_one).max(0), np.finfo(np.float32).tiny)
         with_one /= unit
-        y = y - with_one @ np.linalg.lstsq(root * with_one, root[:, 0] * y, rcond=None)[0]
-        if np.ptp(y) == 0:
-            y = with_one[:, 0]  # a plane: any split will do
+        residual = y - with_one @ np.linalg.lstsq(root * with_one, root[:, 0] * y, rcond=None)[0]
+        y = residual if np.ptp(residual) > 0 else y
     return warmstart.cart_regressor(x, y, depth, sample_weight=sample_weight)
 
 

@@ -20,8 +20,8 @@ class Answer(NamedTuple):
     """One kind of leaves, in pure functions.
 
     Attributes:
-      start: ``(key, num_leaves, p, y) -> leaves`` at random.
-      trainable: leaves of a hard tree (CART's, or refitted ones) as parameters to go on from.
+      start: ``(key, num_leaves, p, y, dtype) -> leaves`` at random.
+      trainable: fitted leaves as parameters to go on from.
       losses: ``(leaves, x, y) -> (leaves, n)``: what soft training expects over.
       fit: ``(leaf_index, x, y, num_leaves, *, sample_weight) -> leaves``: the leaves of the hard tree.
       criterion: ``(leaf_index, x, y, num_leaves, *, sample_weight) -> scalar``: what hard trees are chosen by.
@@ -36,9 +36,10 @@ class Answer(NamedTuple):
     loss: Callable[[Array, Array], Array]
 
 
-def _uniform(key: Array, num_leaves: int, p: int, y: Array) -> ConstantLeaves:
+def _uniform(key: Array, num_leaves: int, p: int, y: Array, dtype: Any) -> ConstantLeaves:
     """U(min y, max y), as GET starts."""
-    return ConstantLeaves(y.min() + (y.max() - y.min()) * jax.random.uniform(key, (num_leaves,), y.dtype))
+    low, high = y.min().astype(dtype), y.max().astype(dtype)
+    return ConstantLeaves(low + (high - low) * jax.random.uniform(key, (num_leaves,), dtype))
 
 
 def _squared(outputs: Array, y: Array) -> Array:
@@ -57,12 +58,12 @@ CONSTANT = Answer(
 )
 
 
-def _linear_start(key: Array, num_leaves: int, p: int, y: Array) -> LinearLeaves:
-    return LinearLeaves(jnp.zeros((num_leaves, p), y.dtype), _uniform(key, num_leaves, p, y).values)
+def _linear_start(key: Array, num_leaves: int, p: int, y: Array, dtype: Any) -> LinearLeaves:
+    return LinearLeaves(jnp.zeros((num_leaves, p), dtype), _uniform(key, num_leaves, p, y, dtype).values)
 
 
 def _unbounded(fitted: Any) -> LinearLeaves:
-    """Without bounds, whose gradient is zero beyond them; a constant is a linear model without slopes."""
+    """Without bounds: beyond them there would be no gradient."""
     return LinearLeaves(fitted.coefficients, fitted.intercept)
 
 
@@ -80,13 +81,17 @@ LINEAR = Answer(
 def frequencies(classes: int) -> Answer:
     """Softmax leaves while the routing is soft, class frequencies (smoothed) once it is hard; log loss."""
 
-    def start(key: Array, num_leaves: int, p: int, y: Array) -> ConstantLeaves:
-        return ConstantLeaves(jax.random.uniform(key, (num_leaves, classes), jnp.float32, -1, 1))
+    def start(key: Array, num_leaves: int, p: int, y: Array, dtype: Any) -> ConstantLeaves:
+        return ConstantLeaves(jax.random.uniform(key, (num_leaves, classes), dtype, -1, 1))
+
+    # Counts are of the dtype of their weights.
+    weights = lambda x, given: jnp.ones(x.shape[0], x.dtype) if given is None else given
 
     def fit(leaf, x, y, num, *, sample_weight=None):
-        return leaves.fit_frequencies(leaf, y, num, classes, sample_weight=sample_weight)
+        return leaves.fit_frequencies(leaf, y, num, classes, sample_weight=weights(x, sample_weight))
 
     def criterion(leaf, x, y, num, *, sample_weight=None):
+        sample_weight = weights(x, sample_weight)
         return leaves.frequencies_fit_error(leaf, y, num, classes, sample_weight=sample_weight)
 
     return Answer(

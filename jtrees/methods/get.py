@@ -32,7 +32,7 @@ def get(
     Parameters are an :class:`ObliqueTree`; hardening sets its leaves from the hard routing, and ``score`` is what the
     hard tree is then judged by: mean squared error for constant leaves, that expected on new samples
     (:func:`jtrees.leaves.shrunk_fit_error`) for linear ones, log loss for classes. Meant for x and regression targets
-    scaled to [0, 1].
+    scaled to [0, 1]. Weights of samples count as numbers of samples where leaves are linear or frequencies.
 
     Args:
       depth: depth of the tree, 1 to 16.
@@ -69,11 +69,13 @@ def fit_get(
 
     Each start draws a scale factor from each range and trains under each in turn, full batch, with AdamW (linear
     warm-up, then cosine), going on from the hard tree before. Hard trees are looked at on the way and the best is kept
-    (at every epoch for constant leaves, 20 times under each scale factor otherwise), judged by
+    (at every epoch for constant leaves and classes, 20 times or a few more under each scale factor where a look costs
+    more), judged by
 
     - the mean squared error on the training data, for constant leaves;
-    - the mean squared error expected on new data by generalised cross-validation, for linear leaves, whose strength of
-      regularisation is found in the same way (:func:`jtrees.leaves.fit_shrunk`);
+    - the mean squared error expected on new data by generalised cross-validation, for linear leaves, which shrink by
+      as much as that finds best (:func:`jtrees.leaves.fit_shrunk`; the paper has least squares in each leaf by itself,
+      and the training error);
     - the mean log loss on the training data, for classes;
     - the mean squared error or log loss on ``validation``, where that is given.
 
@@ -97,7 +99,8 @@ def fit_get(
       l1: strength of the L1 penalty on split weights (of scaled data). With ``depth="auto"`` several may be given, from
         which the best is chosen too.
       cart: whether start 0 is CART (needs scikit-learn); without it nothing is promised about CART.
-      sample_weight: nonnegative weights, ``(n,)``; only their ratios matter.
+      sample_weight: nonnegative weights, ``(n,)``; only their ratios matter, rows of weight 0 are left out. Uneven
+        weights count as fewer samples (Kish's effective number) where leaves are regularised or smoothed.
       validation: ``(x, y)`` that trees are judged by instead of the training data; not trained on.
 
     Raises:

@@ -75,6 +75,8 @@ def polish(
     checks.check_positive("learning_rate", learning_rate)
     ranges = check_ranges(alpha_ranges)
     classes = None if tree.leaves.values.ndim == 1 else tree.leaves.values.shape[1]
+    if classes is not None and not np.allclose(np.asarray(tree.leaves.values).sum(1), 1, atol=1e-3):
+        raise ValueError("tree must have one value a leaf or class frequencies to be polished, got several outputs")
     table, _ = checked_table(x, y, sample_weight, "regression" if classes is None else "classification", classes)
     checks.check_x(table.x, features=tree.weights.shape[1])
 
@@ -113,10 +115,8 @@ def _polish_level(
     depth, classification = tree.depth - level, classes is not None
     reached = np.asarray(tree.decision_path(table.x))[level]
     jobs = []
-    for root in range(*topology.level(level).indices(2**31)):
+    for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
         inside = np.flatnonzero(reached == root)
-        if table.weight is not None:
-            inside = inside[table.weight[inside] > 0]
         if len(inside) >= 2 and np.ptp(table.y[inside]) > 0:
             jobs.append(_Job.of(tree, root, depth, table.rows(inside), classification))
     if not jobs:
@@ -128,7 +128,9 @@ def _polish_level(
     subtree = jnp.repeat(jnp.arange(len(jobs)), 2)
     starts = jax.tree.map(lambda *a: jnp.stack(a), *(start for job in jobs for start in (job.cart, job.now)))
     alphas = jnp.repeat(draw_alphas(key, depth, ranges=ranges, starts=len(jobs)), 2, axis=0)
-    found = _search_subtrees(x, y, weight, subtree, starts, alphas, learning_rate, classes=classes, epochs=epochs)
+    found, finite = _search_subtrees(
+        x, y, weight, subtree, starts, alphas, learning_rate, classes=classes, epochs=epochs
+    )
 
     # Judged as parts of the whole tree, so that what is accepted is exactly what will be answered. Replacing a subtree
     # moves no sample of another, so all subtrees are judged at once: one whole tree for each kind of candidate.
@@ -141,10 +143,11 @@ def _polish_level(
     ]
     weights = np.ones(len(table.x)) if table.weight is None else table.weight
     lost = []
-    for candidates in kinds:
+    certain = np.ones(len(jobs), bool)
+    for candidates, sound in zip(kinds, [certain, certain, finite[::2], finite[1::2]], strict=True):
         whole = scale.refitted(kind, _grafted(tree, jobs, candidates), table)
-        each = np.nan_to_num(losses_of(whole, table), nan=np.inf)
-        lost.append([(weights * each)[reached == job.root].sum() for job in jobs])
+        each = weights * losses_of(whole, table)
+        lost.append([each[reached == job.root].sum() if ok else np.inf for job, ok in zip(jobs, sound, strict=True)])
     best = np.argmin(lost, axis=0)  # the first of equals: the subtree as it is
     chosen = [kinds[b][i] for i, b in enumerate(best)]
     return _grafted(tree, jobs, chosen), int((best > 0).sum())
@@ -189,11 +192,12 @@ def _grafted(tree: ObliqueTree, jobs: list[_Job], candidates: list[ObliqueTree |
 
 @partial(jax.jit, static_argnames=("classes", "epochs"))
 def _search_subtrees(x, y, weight, subtree, starts, alphas, learning_rate, *, classes, epochs):
-    """The best splits of every start."""
+    """The best splits of every start, and whether it stayed finite."""
 
     def run(subtree, first, alphas):
         data = x[subtree], y[subtree], weight[subtree]
         options = {"make": get, "leaves": "constant", "classes": classes, "epochs": epochs}
         return one_start(first, alphas, *data, None, learning_rate, 0.0, **options)
 
-    return training.multi_start(run, subtree, starts, alphas).candidates.params
+    candidates = training.multi_start(run, subtree, starts, alphas).candidates
+    return candidates.params, candidates.finite

@@ -35,8 +35,8 @@ def raddt(
 ) -> training.Method:
     """RADDT: minimise the loss that a tree expects which routes by ``softmin(scale * violations)`` of its paths.
 
-    As :func:`jtrees.get`, but for the routing (:func:`jtrees.routing.violation`): a sample that satisfies a path by a
-    wide margin at each of its splits is no more certain of it than one that just does.
+    As :func:`jtrees.get`, but for the routing (:func:`jtrees.routing.violation`): probabilities are normalised once,
+    over all paths, instead of at every split. At depth 1 both are the same.
 
     Args:
       depth: depth of the tree, 1 to 16.
@@ -103,7 +103,8 @@ def _scales(key: Array, depth: int, *, starts: int) -> Array:
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:
     """Moves each threshold to the middle of the gap between the samples that it sends left and right.
 
-    No sample of ``x`` changes its leaf. A node that does not divide the samples it sees stays as it is.
+    No sample of ``x`` changes its leaf (but for gaps as narrow as rounding). A node that does not divide the samples
+    it sees stays as it is.
 
     Args:
       tree: the tree; its leaves are not looked at.
@@ -112,8 +113,8 @@ def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None =
     """
     nodes = tree.weights.shape[0]
     path = tree.decision_path(x)[:-1]
-    scores = jnp.matmul(tree.weights, x.T, precision="highest") + tree.bias[:, None]
-    own = jnp.take_along_axis(scores, path, axis=0)
+    score = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
+    own = jax.lax.map(score, path)  # level by level: the scores of all nodes would not fit for deep trees
     if sample_weight is not None:
         own = jnp.where(sample_weight > 0, own, jnp.nan)
     # Comparisons with NaN are false: those samples are on neither side.

@@ -8,10 +8,10 @@ from jtrees import topology
 
 
 def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves ..."]:
-    """How much a sample violates the path to each leaf: ``v_l = sum_j relu(+-z_j)`` over the ancestors j of leaf l.
+    """How much a sample violates the path to each leaf: ``v_l = sum_j relu(-S(j, l) z_j)``.
 
-    A path that turns right at j is violated there by ``relu(-z_j)``, one that turns left by ``relu(z_j)``: 0 exactly
-    at the leaf that hard routing reaches (RADDT, NeurIPS 2025).
+    The sum is over the ancestors j of leaf l; a path that turns right at j (S = 1) is violated there by ``relu(-z_j)``,
+    one that turns left (S = -1) by ``relu(z_j)``: 0 in all at the leaf that hard routing reaches (RADDT, NeurIPS 2025).
 
     Args:
       scores: split scores, ``(nodes, ...)``.
