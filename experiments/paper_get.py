@@ -2,8 +2,9 @@
 
 python -m experiments.paper_get --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts table ablation depths]
 
-Every (part, set, seed) is a file under --out, so that a run that was ended goes on where it was; files are written
-aside and renamed. The report, experiments/results/paper_get.md, is made of the files that are there.
+Every (part, set, seed) is a file under --out (by default the committed ones), so that a run that was ended goes on
+where it was; files are written aside and renamed. The report, experiments/results/paper_get.md, is made of the files
+that are there.
 
 Protocol of the paper: 75 % to train, 25 % to test; depth from 1..12 by a 2:1 split of the training part (given up after
 two depths that bring nothing), then a fit to all of it; scores are R^2 in per cent.
@@ -179,7 +180,7 @@ def run(options: argparse.Namespace) -> None:
     """Everything that is not there yet, seed by seed."""
     options.out.mkdir(parents=True, exist_ok=True)
     check_settings(options)
-    jax.config.update("jax_compilation_cache_dir", str(options.out / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", str(Path("results/compiled").resolve()))
     jobs = [(s, part, name) for s in range(options.seeds) for part in options.parts for name in options.datasets]
     with Progress() as progress:
         task = progress.add_task("", total=len(jobs))
@@ -368,7 +369,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--final", nargs=2, type=int, default=[3, 800], metavar=("STARTS", "EPOCHS"))
     parser.add_argument("--polish", type=int, default=300, metavar="EPOCHS")
     parser.add_argument("--l1", nargs="+", type=float, default=[0.0])
-    parser.add_argument("--out", type=Path, default=Path("results/paper_get"), help="where finished pieces are kept")
+    parser.add_argument(
+        "--out", type=Path, default=benchmark.RESULTS / "paper_get", help="where finished pieces are kept"
+    )
     parser.add_argument("--report-only", action="store_true", help="make the report of what is there")
     parser.add_argument(
         "--report",

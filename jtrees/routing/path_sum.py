@@ -1,0 +1,62 @@
+"""DGT's sum-form path function: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm
+2).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrees import topology
+from jtrees.routing.hard import leaf_index
+from jtrees.routing.soft import leaf_weights
+from jtrees.routing.steps import hard_step
+
+
+@jax.custom_vjp
+def path_sum(scores: Float[Array, "nodes n"], values: Float[Array, "leaves *k"]) -> Float[Array, "n *k"]:
+    """The value of the leaf that hard routing reaches, with DGT's gradient.
+
+    Backwards, as if the answer were ``sum_l softmax(q)_l values_l`` with ``q_l`` the number of decisions on the path to
+    leaf l that agree with the sample's less those that do not, and the derivative of a sign ``1[|z| <= 1]``: every node
+    receives a gradient from every sample, O(nodes) work a sample. The leaves receive that of the hard tree: only the
+    leaf reached. Reverse mode only.
+
+    Args:
+      scores: split scores.
+      values: one value a leaf, ``(leaves,)``, or k of them, ``(leaves, k)``.
+
+    Returns:
+      ``(n,)`` or ``(n, k)``.
+    """
+    return values[leaf_index(scores)]
+
+
+# The gradient. With s_j = +-1 the decision at node j and S(j, l) = +-1 the side of l, the weight of leaf l is
+# prod_j exp(s_j S(j, l)) over its ancestors, and each pair (e, 1/e) below a node sums to the same e + 1/e whatever s_j
+# is. So the normaliser factors, and
+#     softmax(q)_l = prod_j sigmoid(2 s_j S(j, l)):
+# soft routing by the fixed probabilities sigmoid(+-2), 0.88 to the sample's side. With a_l = <dL/df, value_l> and
+# m_l = softmax(q)_l (a_l - a), a the mean of a_l under the softmax,
+#     dL/dz_j = 1[|z_j| <= 1] (sum of m over leaves right of j - sum over leaves left of j),
+# and the sums fold from the leaves up.
+def _path_sum_fwd(scores, values):
+    leaf = leaf_index(scores)
+    return values[leaf], (scores, values, leaf)
+
+
+def _path_sum_bwd(saved, gradient):
+    scores, values, leaf = saved
+    n = scores.shape[1]
+    gain = jnp.matmul(values.reshape(len(values), -1), gradient.reshape(n, -1).T, precision="highest")
+    right = jnp.where(hard_step(scores), jax.nn.sigmoid(2.0), jax.nn.sigmoid(-2.0)).astype(scores.dtype)
+    reach = leaf_weights(right, jnp.ones_like(right[0]))
+    mass, slopes = reach * (gain - (reach * gain).sum(0)), []
+    for _ in range(topology.depth_of(scores.shape[0])):
+        below = topology.pairs(mass)
+        slopes.append(below[:, 1] - below[:, 0])
+        mass = below.sum(1)
+    d_scores = jnp.where(jnp.abs(scores) <= 1, jnp.concatenate(slopes[::-1]), 0)
+    return d_scores, jax.ops.segment_sum(gradient, leaf, len(values))
+
+
+path_sum.defvjp(_path_sum_fwd, _path_sum_bwd)
