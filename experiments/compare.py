@@ -87,6 +87,7 @@ BY_DEPTH: dict[str, Callable[..., Any]] = {
 }
 WITHOUT_DEPTH: dict[str, Callable[..., Any]] = {"forest": _fit_forest}
 METHODS = [*BY_DEPTH, *WITHOUT_DEPTH]
+DEFAULT_METHODS = ["cart", "get", "get-linear", "forest"]  # what the main job has time for
 
 
 def _size(model: Any, x: np.ndarray) -> tuple[int, int, jtrees.ObliqueTree | None]:
@@ -262,7 +263,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     source.add_argument("--csv", type=Path, help="a CSV file with a header")
     parser.add_argument("--target", help="the column of the CSV to learn")
     parser.add_argument("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="M", help=", ".join(METHODS))
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=DEFAULT_METHODS,
+        metavar="M",
+        help=f"{', '.join(METHODS)} (default: {' '.join(DEFAULT_METHODS)})",
+    )
     parser.add_argument("--depth", nargs="+", type=int, default=[1, 2, 3], help="depths (default: 1 2 3)")
     parser.add_argument("--starts", type=int, default=10, help="starts of GET (default: 10)")
     parser.add_argument("--epochs", type=int, default=1000, help="epochs of GET under each scale (default: 1000)")
