@@ -192,13 +192,9 @@ def run(options: argparse.Namespace) -> None:
                 split = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
                 start = time.perf_counter()
                 found = PARTS[part](split, seed, options)  # type: ignore[arg-type]
-                settings = {
-                    "tuning": options.tuning,
-                    "final": options.final,
-                    "polish": options.polish,
-                    "l1": options.l1,
-                }
-                record = {"settings": settings, "seconds": time.perf_counter() - start, "found": found}
+                seconds = time.perf_counter() - start
+                record = {"settings": settings_of(part, options), "machine": benchmark.machine(), "seconds": seconds}
+                record["found"] = found
                 aside = file.with_suffix(".unfinished")
                 aside.write_text(json.dumps(record, indent=1))
                 os.rename(aside, file)
