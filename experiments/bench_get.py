@@ -67,7 +67,6 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
             break
     return {
         "seconds": spent,
-        "last": seconds,
         "compile": compiling,
         "loss": loss,
         "budget": (starts, epochs),

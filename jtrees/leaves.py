@@ -227,10 +227,9 @@ def fit_linear(
 # the part that the correction leaves alone, 1 - own / (p + 1) of it; and, for any correction or mean of its own,
 # those of the split that cut the node out and was fitted to the same samples, at the root the 1 of the mean of all
 # targets. A split holds p + 1 numbers and is charged twice as many, because it was chosen among many (MARS charges 2
-# to 3 a knot, Friedman 1991). Uncharged, leaves of a deep tree follow its noise (abalone, depth 11: test R^2 0.35, so
-# 0.55); charged once, they still do where the truth is a noisy plane (200 to 2000 samples of 3 features, depth 4 and
-# 8: up to 5 points of R^2 below a linear regression; charged twice, 0.3). Everything comes from moments of the
-# leaves, merged upwards pair by pair; the samples are visited once.
+# to 3 a knot, Friedman 1991). Uncharged, leaves of a deep tree follow its noise; charged once, they still do where
+# the truth is a noisy plane (tests/test_get.py holds them to a linear regression there). Everything comes from
+# moments of the leaves, merged upwards pair by pair; the samples are visited once.
 
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
 _LEVELS = np.array([np.inf, 30.0, 10.0, 3.0, 0.0])  # t, in samples
