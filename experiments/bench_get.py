@@ -21,7 +21,7 @@ import numpy as np
 from experiments import benchmark
 from experiments.bench_training import PEER, table
 
-BUDGETS = ((2, 100), (2, 300), (4, 500), (4, 1000), (10, 1000), (10, 3000))  # starts, epochs under each scale
+BUDGETS = ((1, 50), (2, 100), (2, 300), (4, 500), (4, 1000), (10, 1000), (10, 3000))  # starts, epochs under each scale
 
 
 def peer(options: argparse.Namespace) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def polish_one_by_one(tree, x, y, key):
         scales = draw_alphas(jax.random.fold_in(key, level), depth, ranges=check_ranges(RANGES), starts=len(roots))
         for root, alphas in zip(roots, scales, strict=True):
             here, nodes = reached == root, walk_below(root, depth)
-            low, span = x[here].min(0).astype(np.float64), np.ptp(x[here].astype(np.float64), axis=0)
+            low, span = x[here].astype(np.float64).mean(0), 3 * x[here].astype(np.float64).std(0)
             x01 = ((x[here] - low) / span).astype(np.float32)
             y01 = (y[here] - y[here].min()) / np.ptp(y[here])
             grown = cart_regressor(x01, y01, depth)

@@ -20,7 +20,8 @@ import optax
 
 from jtrees import losses, topology, training, validation as checks, warmstart
 from jtrees.methods.answers import LINEAR, Answer, answer
-from jtrees.tree import LinearLeaves, ObliqueTree
+from jtrees.methods.table import Scale, Table, checked_table, checked_validation, mean_loss
+from jtrees.tree import ObliqueTree
 
 _WARM_UP = 10  # linear warm-up steps
 _LAST_LEARNING_RATE = 1e-4  # of the peak: 1e-6 for the paper's 0.01
@@ -65,131 +66,6 @@ class FitResult:
 
     tree: ObliqueTree
     report: FitReport
-
-
-# --- The table -------------------------------------------------------------------------------------------------------
-
-
-@struct.dataclass
-class Table:
-    """Features, targets (float32, or int32 classes) and weights to learn from."""
-
-    x: np.ndarray
-    y: np.ndarray
-    weight: np.ndarray | None
-
-    def rows(self, chosen: np.ndarray) -> "Table":
-        """Some of the rows."""
-        return Table(self.x[chosen], self.y[chosen], None if self.weight is None else _scaled(self.weight[chosen]))
-
-
-def _scaled(weight: np.ndarray) -> np.ndarray:
-    """Weights that sum to the number of equally weighted samples that would tell as much (Kish): whatever takes a
-    weight for a number of samples, as cross-validation and smoothing do, then is not too sure.
-    """
-    weight = weight.astype(np.float64) / weight.max()
-    return (weight * weight.sum() / np.square(weight).sum()).astype(np.float32)
-
-
-def checked_table(
-    x: Any, y: Any, sample_weight: Any, task: str, classes: int | None = None
-) -> tuple[Table, int | None]:
-    """A table fit to learn from, and its number of classes (None in regression); ``ValueError`` if it is not."""
-    if task not in ("regression", "classification"):
-        raise ValueError(f'task must be "regression" or "classification", got {task!r}')
-    if task == "classification":
-        x = checks.check_x(x)
-        y, classes = checks.check_labels(y, classes)
-    else:
-        y = checks.as_numeric("y", y)
-    x, y = checks.check_xy(x, y)
-    weight = None
-    if sample_weight is not None:
-        weight = np.asarray(checks.check_weight(sample_weight, len(y)), np.float64)
-        x, y, weight = np.asarray(x)[weight > 0], np.asarray(y)[weight > 0], _scaled(weight[weight > 0])
-    x, y = np.asarray(x, np.float32), np.asarray(y, np.float32 if classes is None else np.int32)
-    checks.check_xy(x, y)  # still finite and not constant, in the precision of the tree and among rows with weight
-    return Table(x, y, weight), classes
-
-
-def _checked_validation(validation: Any, features: int, classes: int | None) -> Table:
-    try:
-        x, y = validation
-    except (TypeError, ValueError):
-        raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}") from None
-    try:
-        x = np.asarray(checks.check_x(x, features=features), np.float32)
-        y = np.asarray(checks.as_numeric("y", y) if classes is None else checks.check_labels(y, classes)[0])
-        y = y.astype(np.float32 if classes is None else np.int32)
-        checks.check_finite("y", y)
-        if y.shape != (len(x),):
-            raise ValueError(f"y must have shape ({len(x)},), got {y.shape}")
-    except ValueError as error:
-        raise ValueError(f"validation: {error}") from None
-    return Table(x, y, None)
-
-
-@struct.dataclass
-class Scale:
-    """The map of a table to [0, 1], and of trees back. Classes are not scaled."""
-
-    x_min: np.ndarray
-    x_range: np.ndarray
-    constant: np.ndarray
-    y_min: Any
-    y_range: Any
-
-    @classmethod
-    def of(cls, x: np.ndarray, y: np.ndarray, *, classification: bool = False) -> "Scale":
-        x_range = np.ptp(x.astype(np.float64), axis=0)
-        constant = x_range == 0
-        y_min, y_range = (None, None) if classification else (y.min(), np.ptp(y))
-        return cls(x.min(0).astype(np.float64), np.where(constant, 1.0, x_range), constant, y_min, y_range)
-
-    @property
-    def y_unit(self) -> float:
-        """The user's units of y in one of ours."""
-        return 1.0 if self.y_range is None else float(self.y_range)
-
-    def x(self, x: np.ndarray) -> np.ndarray:
-        # A column that is constant here teaches nothing: 0, whatever new samples hold there.
-        return np.where(self.constant, 0, (x - self.x_min) / self.x_range).astype(np.float32)
-
-    def y(self, y: np.ndarray) -> np.ndarray:
-        return y if self.y_range is None else (y - self.y_min) / self.y_range
-
-    def splits_from_unit(self, tree: ObliqueTree) -> ObliqueTree:
-        """The same splits on raw features; leaves as they are."""
-        weights = np.asarray(tree.weights, np.float64) / self.x_range
-        weights[:, self.constant] = 0  # scaled, such a column is 0; raw, it might drown the others
-        bias = np.asarray(tree.bias) - weights @ self.x_min
-        return ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), tree.leaves)
-
-    def splits_to_unit(self, tree: ObliqueTree) -> ObliqueTree:
-        """The same splits on scaled features; leaves as they are."""
-        weights = np.asarray(tree.weights, np.float64)
-        bias = np.asarray(tree.bias) + weights @ self.x_min
-        weights = weights * self.x_range
-        return ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), tree.leaves)
-
-    def refitted(self, kind: Answer, tree: ObliqueTree, table: Table) -> ObliqueTree:
-        """A tree on raw features with its leaves set from its routing, in the user's units."""
-        num = topology.num_leaves(tree.depth)
-        leaf = np.asarray(tree.leaf_index(table.x))
-        if kind is not LINEAR:
-            return tree.replace(leaves=_fit_leaves(leaf, table.x, table.y, table.weight, kind=kind, num=num))
-        # Fitted on scaled data, where squares neither vanish nor overflow, and carried over.
-        unit = _fit_leaves(leaf, self.x(table.x), self.y(table.y), table.weight, kind=kind, num=num)
-        slopes, intercept, lower, upper = (
-            np.asarray(a, np.float64) for a in (unit.coefficients, unit.intercept, unit.lower, unit.upper)
-        )
-        slopes = slopes * (self.y_unit / self.x_range)
-        raw = lambda value: self.y_min + self.y_unit * value
-        moved = slopes, raw(intercept) - slopes @ self.x_min, raw(lower), raw(upper)
-        return tree.replace(leaves=LinearLeaves(*(jnp.asarray(a, jnp.float32) for a in moved)))
-
-
-# --- The recipe ----------------------------------------------------------------------------------------------------
 
 
 def soft_method(
@@ -384,7 +260,7 @@ def fit(
     if isinstance(depth, str) and depth != "auto":
         raise ValueError(f'depth must be a whole number from 1 to {checks.MAX_DEPTH} or "auto", got {depth!r}')
     table, classes = checked_table(x, y, sample_weight, task)
-    held_out = None if validation is None else _checked_validation(validation, table.x.shape[1], classes)
+    held_out = None if validation is None else checked_validation(validation, table.x.shape[1], classes)
     answer(leaves, classes)  # refuses unknown kinds
     options = {"make": make, "draw_scales": draw_scales, "leaves": leaves, "classes": classes}
     options |= {"epochs": epochs, "learning_rate": learning_rate, "cart": cart, "between": between}
@@ -447,17 +323,17 @@ def _fit(
     """One depth, one penalty."""
     kind = answer(leaves, classes)
     x, y, weight = table.x, table.y, table.weight
-    scale = Scale.of(x, y, classification=classes is not None)
-    x01, y01 = scale.x(x), scale.y(y)
+    scale = Scale.of(table)
+    unit_x, unit_y = scale.x(x), scale.y(y)
     # The CART to start from is grown on scaled data, where its weights are of size one. CART's own tolerances are
     # absolute, and its thresholds exact on raw features only; so the CART not to fall behind is the better of both.
     grow = partial(_cart, depth=depth, leaves=leaves, classes=classes, sample_weight=weight)
-    warm = grow(x01, y01) if cart else None
+    warm = grow(unit_x, unit_y) if cart else None
     tree_key, scale_key = jax.random.split(key)
     scales = jnp.asarray(draw_scales(scale_key, depth), jnp.float32)
     found = _search(
-        x01,
-        y01,
+        unit_x,
+        unit_y,
         weight,
         None if held_out is None else (scale.x(held_out.x), scale.y(held_out.y)),
         tree_key,
@@ -483,7 +359,7 @@ def _fit(
             return tree, mean_loss(tree, held_out)
         if kind is LINEAR:
             leaf = np.asarray(tree.leaf_index(x))
-            expected = _criterion(leaf, x01, y01, weight, kind=kind, num=topology.num_leaves(depth))
+            expected = _criterion(leaf, unit_x, unit_y, weight, kind=kind, num=topology.num_leaves(depth))
             return tree, float(expected) * scale.y_unit**2
         return tree, mean_loss(tree, table)
 
@@ -492,7 +368,7 @@ def _fit(
     if not diverged:
         tree, loss = finished(scale.splits_from_unit(found.best.params))
     if warm is not None:
-        carts = scale.splits_from_unit(warm), grow(x, y01)
+        carts = scale.splits_from_unit(warm), grow(x, unit_y)
         cart_tree, cart_loss = min(map(finished, carts), key=lambda found: found[1])
         if not loss < cart_loss:
             tree, loss, chosen = cart_tree, cart_loss, -1
@@ -521,24 +397,6 @@ def _cart(x, y, *, depth, leaves, classes, sample_weight) -> ObliqueTree:
         residual = y - with_one @ np.linalg.lstsq(root * with_one, root[:, 0] * y, rcond=None)[0]
         y = residual if np.ptp(residual) > 0 else y
     return warmstart.cart_regressor(x, y, depth, sample_weight=sample_weight)
-
-
-def losses_of(tree: ObliqueTree, table: Table) -> np.ndarray:
-    """Loss of a hard tree on each sample, in float64."""
-    outputs = np.asarray(tree.predict(table.x), np.float64)
-    if table.y.dtype == np.int32:
-        return -np.log(outputs[np.arange(len(table.y)), table.y])
-    return (outputs - table.y) ** 2
-
-
-def mean_loss(tree: ObliqueTree, table: Table) -> float:
-    """Mean loss of a hard tree, by weight."""
-    return float(np.average(losses_of(tree, table), weights=table.weight))
-
-
-@partial(jax.jit, static_argnames=("kind", "num"))
-def _fit_leaves(leaf, x, y, weight, *, kind, num):
-    return kind.fit(leaf, x, y, num, sample_weight=weight)
 
 
 @partial(jax.jit, static_argnames=("kind", "num"))

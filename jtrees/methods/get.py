@@ -32,7 +32,7 @@ def get(
     Parameters are an :class:`ObliqueTree`; hardening sets its leaves from the hard routing, and ``score`` is what the
     hard tree is then judged by: mean squared error for constant leaves, that expected on new samples
     (:func:`jtrees.leaves.shrunk_fit_error`) for linear ones, log loss for classes. Meant for x and regression targets
-    scaled to [0, 1]. Weights of samples count as numbers of samples where leaves are linear or frequencies.
+    scaled to about [0, 1]. Weights of samples count as numbers of samples where leaves are linear or frequencies.
 
     Args:
       depth: depth of the tree, 1 to 16.
@@ -80,8 +80,8 @@ def fit_get(
     - the mean squared error or log loss on ``validation``, where that is given.
 
     Start 0 is a CART tree of the same depth (for linear leaves, of what a linear regression leaves); if nothing beats
-    CART, CART is returned. Data are scaled to [0, 1] inside; the tree returned takes raw x and answers raw y, or class
-    probabilities ``(n, K)``.
+    CART, CART is returned. Data are scaled inside (features to mean 0 and deviation 1/3, where the paper has the range
+    [0, 1]; targets to [0, 1]); the tree returned takes raw x and answers raw y, or class probabilities ``(n, K)``.
 
     Args:
       x: features, ``(n, p)``, finite.

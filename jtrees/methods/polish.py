@@ -14,9 +14,10 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import topology, training, validation as checks, warmstart
-from jtrees.methods.annealing import Scale, Table, checked_table, losses_of, mean_loss, one_start
+from jtrees.methods.annealing import one_start
 from jtrees.methods.answers import answer
 from jtrees.methods.get import check_ranges, draw_alphas, get
+from jtrees.methods.table import Scale, Table, checked_table, losses_of, mean_loss
 from jtrees.tree import LinearLeaves, ObliqueTree
 
 _LEVELS = 5  # subtrees are polished whose roots are on the first five levels, as the authors' program does
@@ -51,7 +52,7 @@ def polish(
     """Subtree polish of a hard tree with constant leaves or class frequencies, whatever method it is from.
 
     Level by level from the root, every subtree is learnt again by GET's Algorithm 1 from two starts, CART on the
-    samples that reach it and the subtree itself, on those samples alone and scaled to [0, 1] among themselves. A
+    samples that reach it and the subtree itself, on those samples alone and scaled among themselves. A
     subtree is replaced where that lowers the loss of the hard tree on its samples; the loss of the whole tree never
     rises. Leaves are set to the means (or smoothed class frequencies) of ``x`` and ``y`` first.
 
@@ -80,7 +81,7 @@ def polish(
     table, _ = checked_table(x, y, sample_weight, "regression" if classes is None else "classification", classes)
     checks.check_x(table.x, features=tree.weights.shape[1])
 
-    scale = Scale.of(table.x, table.y, classification=classes is not None)
+    scale = Scale.of(table)
     kind = answer("constant", classes)
     tree = scale.refitted(kind, tree, table)
     losses, accepted = [mean_loss(tree, table)], []
@@ -112,13 +113,13 @@ def _polish_level(
     classes: int | None,
 ) -> tuple[ObliqueTree, int]:
     """The tree with every subtree of a level replaced that could be bettered, and how many that were."""
-    depth, classification = tree.depth - level, classes is not None
+    depth = tree.depth - level
     reached = np.asarray(tree.decision_path(table.x))[level]
     jobs = []
     for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
         inside = np.flatnonzero(reached == root)
         if len(inside) >= 2 and np.ptp(table.y[inside]) > 0:
-            jobs.append(_Job.of(tree, root, depth, table.rows(inside), classification))
+            jobs.append(_Job.of(tree, root, depth, table.rows(inside), classes))
     if not jobs:
         return tree, 0
 
@@ -134,7 +135,7 @@ def _polish_level(
 
     # Judged as parts of the whole tree, so that what is accepted is exactly what will be answered. Replacing a subtree
     # moves no sample of another, so all subtrees are judged at once: one whole tree for each kind of candidate.
-    kind, scale = answer("constant", classes), Scale.of(table.x, table.y, classification=classification)
+    kind, scale = answer("constant", classes), Scale.of(table)
     kinds = [
         [None] * len(jobs),
         [job.cart for job in jobs],
@@ -165,9 +166,9 @@ class _Job:
     now: ObliqueTree
 
     @classmethod
-    def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table, classification: bool) -> "_Job":
-        scale, nodes = Scale.of(table.x, table.y, classification=classification), subtree_nodes(root, depth)
-        grow = warmstart.cart_classifier if classification else warmstart.cart_regressor
+    def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table, classes: int | None) -> "_Job":
+        scale, nodes = Scale.of(table), subtree_nodes(root, depth)
+        grow = warmstart.cart_regressor if classes is None else warmstart.cart_classifier
         cart = grow(scale.x(table.x), scale.y(table.y), depth, sample_weight=table.weight).replace(leaves=None)
         now = scale.splits_to_unit(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None))
         return cls(root, nodes, table, scale, cart, now)
