@@ -362,7 +362,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--tuning", nargs=2, type=int, default=[2, 300], metavar=("STARTS", "EPOCHS"))
-    parser.add_argument("--final", nargs=2, type=int, default=[3, 800], metavar=("STARTS", "EPOCHS"))
+    parser.add_argument("--final", nargs=2, type=int, default=[4, 1000], metavar=("STARTS", "EPOCHS"))
     parser.add_argument("--polish", type=int, default=300, metavar="EPOCHS")
     parser.add_argument("--l1", nargs="+", type=float, default=[0.0])
     parser.add_argument(

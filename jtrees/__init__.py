@@ -10,6 +10,25 @@ from jtrees import (
     warmstart as warmstart,
 )
 from jtrees.methods.annealing import FitReport as FitReport, FitResult as FitResult
+from jtrees.methods.bandit import (
+    Bandit as Bandit,
+    BanditRun as BanditRun,
+    BanditState as BanditState,
+    bandit_classifier as bandit_classifier,
+    bandit_regressor as bandit_regressor,
+    run_bandit as run_bandit,
+    two_rates as two_rates,
+)
+from jtrees.methods.dgt import (
+    ChainedTree as ChainedTree,
+    DGTForestResult as DGTForestResult,
+    DGTResult as DGTResult,
+    dgt as dgt,
+    fit_dgt as fit_dgt,
+    fit_dgt_forest as fit_dgt_forest,
+    pat as pat,
+)
+from jtrees.methods.forest import Forest as Forest, ForestResult as ForestResult, train_forest as train_forest
 from jtrees.methods.get import fit_get as fit_get, get as get
 from jtrees.methods.polish import PolishResult as PolishResult, polish as polish
 from jtrees.methods.raddt import fit_raddt as fit_raddt, raddt as raddt

@@ -93,7 +93,7 @@ class ObliqueTree:
     @property
     def depth(self) -> int:
         """Depth of the perfect tree (a static int)."""
-        return topology.depth_of(self.weights.shape[0])
+        return topology.depth_of(self.weights.shape[-2])
 
     def leaf_index(self, x: ArrayLike) -> Any:
         """The leaf that each sample reaches.
@@ -107,7 +107,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        return _evaluate(_leaf_index, self, x)
+        return evaluate(_leaf_index, _single(self), x)
 
     def predict(self, x: ArrayLike) -> Any:
         """What the tree answers: the model of the leaf that each sample reaches.
@@ -121,7 +121,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        return _evaluate(_predict, self, x)
+        return evaluate(_predict, _single(self), x)
 
     def decision_path(self, x: ArrayLike) -> Any:
         """The nodes that each sample passes, root first, leaf last, in the numbering of the whole tree.
@@ -281,7 +281,8 @@ def _in_blocks(fn: Any, tree: ObliqueTree, x: jax.Array) -> tuple[jax.Array, jax
 
     def one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         # The root's score is NaN or infinite wherever a feature is (0 x inf is NaN too), so one dot product tells.
-        return fn(tree, x), jnp.isfinite(x @ tree.weights[0]).all()
+        root = tree.weights.reshape(-1, x.shape[1])[0]
+        return fn(tree, x), jnp.isfinite(x @ root).all()
 
     block = blocking.prediction_block(tree.depth)
     if x.shape[0] <= block:
@@ -293,11 +294,25 @@ def _in_blocks(fn: Any, tree: ObliqueTree, x: jax.Array) -> tuple[jax.Array, jax
 _compiled = jax.jit(_in_blocks, static_argnums=0)
 
 
-def _evaluate(fn: Any, tree: ObliqueTree, x: Any) -> Any:
-    # Shapes and dtype at the door; finiteness is found out on the way, because looking first costs more than the tree.
+def _single(tree: ObliqueTree) -> ObliqueTree:
     if tree.weights.ndim != 2:
         raise ValueError(f"the tree must be one tree, got a batch of shape {tree.weights.shape[:-2]}: index or vmap it")
-    x = validation.check_x(x, features=tree.weights.shape[1], finite=False)
+    return tree
+
+
+def evaluate(fn: Any, tree: ObliqueTree, x: Any) -> Any:
+    """``fn(tree, x)``, a traceable function with one row of output a sample, compiled and block by block.
+
+    Args:
+      fn: a function of a module (it is a static argument).
+      tree: one tree, or a batch of trees that ``fn`` knows what to do with.
+      x: samples, ``(n, p)``, NumPy (answered in NumPy) or JAX.
+
+    Raises:
+      ValueError: for another rank or width, or values that are not finite.
+    """
+    # Shapes and dtype at the door; finiteness is found out on the way, because looking first costs more than the tree.
+    x = validation.check_x(x, features=tree.weights.shape[-1], finite=False)
     if isinstance(x, jax.Array) or validation.is_traced(tree):
         out, finite = _compiled(fn, tree, jnp.asarray(x, tree.weights.dtype))
         if validation.is_traced(finite):

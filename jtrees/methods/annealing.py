@@ -26,6 +26,9 @@ from jtrees.tree import ObliqueTree
 _WARM_UP = 10  # linear warm-up steps
 _LAST_LEARNING_RATE = 1e-4  # of the peak: 1e-6 for the paper's 0.01
 _WEIGHT_DECAY = 1e-2  # AdamW's usual decay, which the paper leaves as it is
+# The unit of features: about the spread that uniform numbers have in [0, 1], for which the paper's learning rate, scale
+# factors and random starts are meant.
+DEVIATIONS = 3.0
 _LOOKS = 20  # at a score that costs more than a step, under each scale
 _DEPTHS = range(1, 13)  # the paper's, for depth="auto"
 _PATIENCE = 2  # depths in a row that bring nothing before deeper ones are given up
@@ -323,7 +326,7 @@ def _fit(
     """One depth, one penalty."""
     kind = answer(leaves, classes)
     x, y, weight = table.x, table.y, table.weight
-    scale = Scale.of(table)
+    scale = Scale.of(table, DEVIATIONS)
     unit_x, unit_y = scale.x(x), scale.y(y)
     # The CART to start from is grown on scaled data, where its weights are of size one. CART's own tolerances are
     # absolute, and its thresholds exact on raw features only; so the CART not to fall behind is the better of both.

@@ -14,7 +14,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import topology, training, validation as checks, warmstart
-from jtrees.methods.annealing import one_start
+from jtrees.methods.annealing import DEVIATIONS, one_start
 from jtrees.methods.answers import answer
 from jtrees.methods.get import check_ranges, draw_alphas, get
 from jtrees.methods.table import Scale, Table, checked_table, losses_of, mean_loss
@@ -81,7 +81,7 @@ def polish(
     table, _ = checked_table(x, y, sample_weight, "regression" if classes is None else "classification", classes)
     checks.check_x(table.x, features=tree.weights.shape[1])
 
-    scale = Scale.of(table)
+    scale = Scale.of(table, DEVIATIONS)
     kind = answer("constant", classes)
     tree = scale.refitted(kind, tree, table)
     losses, accepted = [mean_loss(tree, table)], []
@@ -135,7 +135,7 @@ def _polish_level(
 
     # Judged as parts of the whole tree, so that what is accepted is exactly what will be answered. Replacing a subtree
     # moves no sample of another, so all subtrees are judged at once: one whole tree for each kind of candidate.
-    kind, scale = answer("constant", classes), Scale.of(table)
+    kind, scale = answer("constant", classes), Scale.of(table, DEVIATIONS)
     kinds = [
         [None] * len(jobs),
         [job.cart for job in jobs],
@@ -167,7 +167,7 @@ class _Job:
 
     @classmethod
     def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table, classes: int | None) -> "_Job":
-        scale, nodes = Scale.of(table), subtree_nodes(root, depth)
+        scale, nodes = Scale.of(table, DEVIATIONS), subtree_nodes(root, depth)
         grow = warmstart.cart_regressor if classes is None else warmstart.cart_classifier
         cart = grow(scale.x(table.x), scale.y(table.y), depth, sample_weight=table.weight).replace(leaves=None)
         now = scale.splits_to_unit(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None))

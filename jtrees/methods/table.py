@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import topology, validation as checks
 from jtrees.methods.answers import LINEAR, Answer
-from jtrees.tree import LinearLeaves, ObliqueTree
+from jtrees.tree import ConstantLeaves, LinearLeaves, ObliqueTree
 
 
 @struct.dataclass
@@ -77,8 +77,7 @@ def checked_validation(validation: Any, features: int, classes: int | None) -> T
 class Scale:
     """The map of a table to numbers of size one, and of trees back.
 
-    Features become their distance from the mean in units of three standard deviations (about the spread that uniform
-    numbers have in [0, 1], which the recipe's rates and scale factors are meant for). Smallest and largest value,
+    Features become their distance from the mean in units of so many standard deviations. Smallest and largest value,
     which GET's authors scale by, leave the bulk of a heavy-tailed column in a corner that no random hyperplane cuts.
     Targets are scaled to [0, 1], classes not at all.
     """
@@ -90,13 +89,14 @@ class Scale:
     y_range: Any
 
     @classmethod
-    def of(cls, table: Table) -> "Scale":
+    def of(cls, table: Table, deviations: float) -> "Scale":
         x = table.x.astype(np.float64)
         mean = np.average(x, axis=0, weights=table.weight)
         deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=table.weight))
         constant = np.ptp(x, axis=0) == 0
         y_min, y_range = (None, None) if table.y.dtype == np.int32 else (table.y.min(), np.ptp(table.y))
-        return cls(np.where(constant, x[0], mean), np.where(constant, 1.0, 3 * deviation), constant, y_min, y_range)
+        unit = np.where(constant, 1.0, deviations * deviation)
+        return cls(np.where(constant, x[0], mean), unit, constant, y_min, y_range)
 
     @property
     def y_unit(self) -> float:
@@ -113,9 +113,17 @@ class Scale:
     def splits_from_unit(self, tree: ObliqueTree) -> ObliqueTree:
         """The same splits on raw features; leaves as they are."""
         weights = np.asarray(tree.weights, np.float64) / self.x_unit
-        weights[:, self.constant] = 0  # scaled, such a column is 0; raw, it might drown the others
+        weights[..., self.constant] = 0  # scaled, such a column is 0; raw, it might drown the others
         bias = np.asarray(tree.bias) - weights @ self.x_center
         return ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), tree.leaves)
+
+    def from_unit(self, tree: ObliqueTree) -> ObliqueTree:
+        """A tree, or a batch of trees, with constant leaves, in the user's units."""
+        tree = self.splits_from_unit(tree)
+        if self.y_range is None:
+            return tree
+        values = self.y_min + self.y_range * np.asarray(tree.leaves.values, np.float64)
+        return tree.replace(leaves=ConstantLeaves(jnp.asarray(values, jnp.float32)))
 
     def splits_to_unit(self, tree: ObliqueTree) -> ObliqueTree:
         """The same splits on scaled features; leaves as they are."""
