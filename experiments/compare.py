@@ -74,6 +74,20 @@ def _fit_raddt(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Names
     return jtrees.fit_raddt(x, y, key=key, depth=depth, starts=options.starts, epochs=epochs).tree
 
 
+def _dgt_epochs(x: np.ndarray) -> int:
+    """About two thousand mini-batches of 128, and at least the default."""
+    return max(100, 2000 * 128 // len(x))
+
+
+def _fit_dgt(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
+    return jtrees.fit_dgt(x, y, key=jax.random.key(options.seed), depth=depth, epochs=_dgt_epochs(x)).tree
+
+
+def _fit_dgt_forest(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.Forest:
+    key = jax.random.key(options.seed)
+    return jtrees.fit_dgt_forest(x, y, key=key, depth=depth, epochs=_dgt_epochs(x)).forest
+
+
 def _fit_forest(x: np.ndarray, y: np.ndarray, depth: None, options: argparse.Namespace) -> RandomForestRegressor:
     return RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1).fit(x, y)
 
@@ -84,6 +98,8 @@ BY_DEPTH: dict[str, Callable[..., Any]] = {
     "get-polished": _fit_get_polished,
     "get-linear": _fit_get_linear,
     "raddt": _fit_raddt,
+    "dgt": _fit_dgt,
+    "dgt-forest": _fit_dgt_forest,
 }
 WITHOUT_DEPTH: dict[str, Callable[..., Any]] = {"forest": _fit_forest}
 METHODS = [*BY_DEPTH, *WITHOUT_DEPTH]
@@ -96,6 +112,9 @@ def _size(model: Any, x: np.ndarray) -> tuple[int, int, jtrees.ObliqueTree | Non
         trees = [member.tree_ for member in model.estimators_]
         leaves = sum(tree.n_leaves for tree in trees)
         return leaves, 2 * (sum(tree.node_count for tree in trees) - leaves) + leaves, None
+    if isinstance(model, jtrees.Forest):
+        members = [jax.tree.map(lambda a, i=i: a[i], model.trees).prune(x) for i in range(model.num_trees)]
+        return sum(tree.num_leaves for tree in members), sum(tree.num_parameters for tree in members), None
     tree = warmstart.from_sklearn(model) if isinstance(model, DecisionTreeRegressor) else model.prune(x)
     return tree.num_leaves, tree.num_parameters, tree
 
@@ -122,6 +141,8 @@ def measure(
 def run(options: argparse.Namespace, console: Console) -> Path:
     """Runs everything, prints the table, writes the results folder and returns its path."""
     table = data.load(options.dataset, data_dir=options.data_dir, csv=options.csv, target=options.target)
+    if table.is_classification:
+        raise data.DataError(f"data set {table.name} has class labels ({table.y.dtype}): compare is about regression")
     jtrees.validation.check_xy(table.x, table.y)
     splits = train_test_split(table.x, table.y, train_size=options.train_fraction, random_state=options.seed)
     jobs = [(m, d) for m in options.methods if m in BY_DEPTH for d in options.depth]

@@ -15,12 +15,20 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Table:
-    """A data set: ``x`` float32 ``(n, p)``, ``y`` float32 ``(n,)``, and the names of its columns."""
+    """A data set: ``x`` float32 ``(n, p)``, ``y`` float32 or, in classification, int32 ``(n,)``; the names of its columns;
+    and where it has parts of its own, ``split`` ``(n,)``: 0 to train, 1 to validate, 2 to test.
+    """
 
     name: str
     x: np.ndarray
     y: np.ndarray
     feature_names: list[str]
+    split: np.ndarray | None = None
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether y holds classes."""
+        return self.y.dtype.kind != "f"
 
 
 def load(
@@ -30,7 +38,7 @@ def load(
     csv: str | os.PathLike | None = None,
     target: str | None = None,
 ) -> Table:
-    """A regression table.
+    """A table by name, or from a file.
 
     Args:
       name: a file ``<name>.npz`` of the folder, a bundled set, or the name of a set on OpenML, in this order; by
@@ -61,12 +69,11 @@ def _from_npz(file: Path) -> Table:
     with np.load(file) as arrays:
         if not {"X", "y"} <= set(arrays.files):
             raise DataError(f"{file.name} must hold arrays X and y, got {sorted(arrays.files)}")
-        x, y = arrays["X"], arrays["y"]
+        x, y, split = arrays["X"], arrays["y"], arrays["split"] if "split" in arrays.files else None
     if x.ndim != 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf":
         raise DataError(f"{file.name} must hold numbers X (n, p) and y (n,), got shapes {x.shape} and {y.shape}")
-    if y.dtype.kind != "f":
-        raise DataError(f"data set {file.stem} has class labels ({y.dtype}): only regression (float y) so far")
-    return Table(file.stem, x.astype(np.float32), y.astype(np.float32), [f"x{i}" for i in range(x.shape[1])])
+    y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
+    return Table(file.stem, x.astype(np.float32), y, [f"x{i}" for i in range(x.shape[1])], split)
 
 
 def _from_sklearn(name: str) -> Table:
