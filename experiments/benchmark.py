@@ -62,10 +62,34 @@ def child(module: str, *arguments: Any) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def piece(file: Path, make: Callable[[], Any], **settings: Any) -> dict[str, Any]:
+    """What a file holds; made first, and written aside and renamed, if it is not there.
+
+    Raises:
+      SystemExit: if the file was made with other settings.
+    """
+    if file.exists():
+        record = json.loads(file.read_text())
+        if (made := {name: record[name] for name in settings}) != settings:
+            raise SystemExit(f"{file} was made with {made}: give the same settings, or another folder")
+        return record
+    start = time.perf_counter()
+    found = make()
+    record = {**settings, "machine": machine(), "seconds": time.perf_counter() - start, "found": found}
+    aside = file.with_suffix(".unfinished")
+    aside.write_text(json.dumps(record, indent=1))
+    os.rename(aside, file)
+    return record
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]) + "\n"
+
+
 def write(name: str, command: str, header: list[str], rows: list[list[str]], notes: str) -> None:
     """Prints a table and commits it to ``experiments/results`` with the command that makes it again."""
-    lines = ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]]
-    text = f"# {name}\n\nMade by `{command}` on {machine()}.\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
+    text = f"# {name}\n\nMade by `{command}` on {machine()}.\n\n{markdown(header, rows)}\n{notes}\n"
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(text)

@@ -15,8 +15,8 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Table:
-    """A data set: ``x`` float32 ``(n, p)``, ``y`` float32 or, in classification, int32 ``(n,)``; the names of its columns;
-    and where it has parts of its own, ``split`` ``(n,)``: 0 to train, 1 to validate, 2 to test.
+    """A data set: ``x`` float32 ``(n, p)``, ``y`` ``(n,)`` float32 or, in classification, int32; the names of its
+    columns; and where it has parts of its own, ``split`` ``(n,)``: 0 to train, 1 to validate, 2 to test.
     """
 
     name: str
@@ -55,14 +55,26 @@ def load(
     if name is None:
         return _from_sklearn(BUNDLED[0])
     folder = data_dir or os.environ.get("JTREES_DATA")
-    if folder is not None and not Path(folder).is_dir():
-        raise DataError(f"data folder {folder} does not exist")
-    there = sorted(file.stem for file in Path(folder).glob("*.npz")) if folder is not None else []
+    there = sorted(file.stem for file in folder_of(folder).glob("*.npz")) if folder is not None else []
     if name in there:
-        return _from_npz(Path(str(folder)) / f"{name}.npz")
+        return _from_npz(folder_of(folder) / f"{name}.npz")
     if name in BUNDLED:
         return _from_sklearn(name)
     return _from_openml(name, there)
+
+
+def folder_of(data_dir: str | os.PathLike | None) -> Path:
+    """The folder of ``.npz`` files, by default that of the environment variable JTREES_DATA.
+
+    Raises:
+      DataError: if there is none.
+    """
+    folder = data_dir or os.environ.get("JTREES_DATA")
+    if not folder:
+        raise DataError("a data folder must be named, or JTREES_DATA set")
+    if not Path(folder).is_dir():
+        raise DataError(f"data folder {folder} does not exist")
+    return Path(folder)
 
 
 def _from_npz(file: Path) -> Table:

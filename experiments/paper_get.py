@@ -249,10 +249,6 @@ def _spread(found: Found, method: str) -> str:
     return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]) + "\n"
-
-
 def table_report(options: argparse.Namespace) -> str:
     """Table 8, with the paper's figures beside."""
     there, settings = collect(options, "table")
@@ -285,7 +281,7 @@ def table_report(options: argparse.Namespace) -> str:
     times = ", ".join(f"{m} {seconds[m]:.0f}" for m in METHODS)
     return (
         f"## Test R², per cent (Table 8; the paper's figures in brackets)\n\n{settings}\n\n"
-        + _markdown(header, rows)
+        + benchmark.markdown(header, rows)
         + "\n"
         + "\n".join(lines)
         + f"\n- median seconds for one set and seed, tuning and compilation included: {times}\n"
@@ -309,7 +305,7 @@ def ablation_report(options: argparse.Namespace) -> str:
     note += "89.45, 91.02.\n"
     return (
         f"## Training R², per cent, at fixed depth (Table 4)\n\n{settings}\n\n"
-        + _markdown(["set", "seeds", *columns], rows)
+        + benchmark.markdown(["set", "seeds", *columns], rows)
         + "\n"
         + note
     )
@@ -334,7 +330,7 @@ def depths_report(options: argparse.Namespace) -> str:
     say = lambda w: f"{w[0]:+.2f} points ({w[1]}, depth {w[2]})"
     return (
         f"## Test R², per cent, at every depth\n\n{settings}\n\n"
-        + _markdown(header, rows)
+        + benchmark.markdown(header, rows)
         + f"\nWorst difference over sets, depths and seeds (at least {min(map(len, there.values()))} a set): "
         + f"GET-Linear - linear regression {say(min(worst))}; GET-Linear - GET {say(min(worst_constant))}.\n"
     )
