@@ -29,7 +29,8 @@ from jtrees.methods.dgt import rmsprop
 ROUNDS = {"pendigits": 50_000, "letter": 50_000, "abalone_dgt": 200_000, "ailerons": 200_000}
 LOOKS = 20
 DEPTH, ACCUMULATE, RATE = 6, 16, 0.01  # of regression, whose rate falls to zero by a cosine over the stream
-LINEAR_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01)  # the linear learner is given the best of them, judged by its own held-out score
+# The linear learner is given the best of them, judged by its own held-out score.
+LINEAR_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01)
 DELTA = 0.5
 CLASS_DEPTHS = {"pendigits": 6, "letter": 8}
 

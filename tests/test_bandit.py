@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jtrees
-from jtrees.methods.dgt import in_units_of_their_size
+from jtrees.methods.dgt import in_units_of_their_size, random_chain
 from jtrees.routing import path_sum
 
 P, K = 4, 3
@@ -255,6 +255,42 @@ def test_rounds_without_a_finite_loss_are_skipped(kind, bad):
     assert after.skipped == 1
 
 
+def test_a_skipped_round_moves_nothing_whatever_the_optimiser(standard_promotion):
+    learner = classifier(optimizer=optax.adam(0.1), accumulate=1)
+    state, x = learner.init(P, key=key()), contexts()[0]
+    state = learner.update(state, x, 0, 0.5, 1.0)
+    after = learner.update(state, x, 0, 0.5, np.nan)
+    for name in ("params", "opt_state", "gradient"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(state, name))
+    assert (after.rounds, after.skipped) == (2, 1)
+
+
+def test_a_context_that_is_not_finite_is_skipped_where_it_cannot_be_looked_at():
+    learner, x = classifier(), contexts(30).at[5, 0].set(jnp.nan)
+    run = jax.jit(lambda x: jtrees.run_bandit(learner, x, lambda i, a: jnp.float32(0.5), key=key()))(x)
+    assert np.flatnonzero(run.skipped).tolist() == [5]
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(run.state))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, dtype):
+    for learner, shape in [(classifier(), ()), (regressor(), (2,))]:
+        state, x = learner.init(P, key=key()), np.ones(P, dtype)
+        action, propensity = learner.act(state, x, key=key())
+        after = learner.update(state, x, action, propensity, np.zeros(shape))
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves(after))
+
+
+def test_two_rates_know_the_leaves_of_other_trees():
+    params = random_chain(key(), 2, P, (3,), None, jnp.float32)
+    optimizer = jtrees.two_rates(0.001, 0.3)
+    ones = jax.tree.map(jnp.ones_like, params)
+    updates, _ = optimizer.update(ones, optimizer.init(params), params)
+    # RMSprop's first step: the rate over the root of 1 - 0.99.
+    np.testing.assert_allclose(updates.leaves.values, -3.0, rtol=1e-4)
+    np.testing.assert_allclose(updates.factors[0], -0.01, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -286,6 +322,7 @@ def test_bad_rounds_are_refused():
         (lambda: update(x, 0.5, 0.5, 1.0), "action"),
         (lambda: update(x, 1, 0.0, 1.0), "propensity must be above 0 and at most 1, got 0.0"),
         (lambda: update(x, 1, 1.1, 1.0), "propensity"),
+        (lambda: update(x, 1, 0.5, jnp.zeros(1)), r"loss must have shape \(\)"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
@@ -305,6 +342,7 @@ def test_bad_streams_are_refused():
     loss = lambda i, a: jnp.float32(0)
     for bad, options, message in [
         (x[0], {}, "contexts must be floating numbers"),
+        (x[:0], {}, "contexts must hold at least one round"),
         (x.astype(jnp.int32), {}, "contexts must be floating numbers"),
         (x.at[2, 1].set(jnp.nan), {}, "contexts must be finite"),
         (x, {"best_losses": jnp.zeros(3)}, r"best_losses must have shape \(10,\), got \(3,\)"),

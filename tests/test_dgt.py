@@ -118,13 +118,14 @@ def test_other_losses(x64, name):
     assert got == pytest.approx(expected, rel=1e-12)
 
 
-def test_weights_count_as_repetitions(x64):
+@pytest.mark.parametrize("quantiser", ["sign", "scaled"])
+def test_weights_count_as_repetitions(x64, quantiser):
     rng = np.random.default_rng(5)
     x, y, params = jnp.asarray(rng.normal(size=(30, 4))), jnp.asarray(rng.normal(size=30)), chain()
     times = rng.integers(0, 4, 30)
-    loss = jtrees.dgt(3, quantiser="sign").loss
+    loss = jtrees.dgt(3, quantiser=quantiser).loss
     run = jax.value_and_grad(lambda p, x, y, **k: loss(p, x, y, key=key(), step=jnp.int32(0), **k)[0])
-    value, gradient = run(params, x, y, sample_weight=jnp.asarray(times, float))
+    value, gradient = run(params, x, y, sample_weight=jnp.asarray(times / times.mean()))
     repeated, same = run(params, jnp.repeat(x, times, axis=0), jnp.repeat(y, times))
     assert value == pytest.approx(float(repeated), rel=1e-12)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, same)
@@ -220,6 +221,39 @@ def test_validation_keeps_the_best_epoch(data):
     assert off <= np.mean((fit(x[:150], y[:150], key=key()).tree.predict(held_out[0]) - held_out[1]) ** 2) / np.ptp(
         y[:150]
     ) ** 2 * (1 + 1e-3)
+
+
+def test_a_heavy_sample_counts_in_batches_of_one(x64):
+    x, y, params = jnp.ones((1, 4)), jnp.ones(1), chain()
+    loss = lambda weight: jtrees.dgt(3).loss(
+        params, x, y, key=key(), step=jnp.int32(0), sample_weight=jnp.asarray([weight])
+    )[0]
+    assert loss(3.0) == pytest.approx(3 * float(loss(1.0)), rel=1e-12)
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("validated", [False, True])
+def test_score_is_that_of_the_refitted_tree(data, task, validated):
+    x, y = data
+    y = y if task == "regression" else np.digitize(y, [-1, 1])
+    judge = (x[150:], y[150:]) if validated else (x[:150], y[:150])
+    options = {"validation": judge} if validated else {}
+    result = fit(x[:150], y[:150], key=key(), leaves="refit", task=task, epochs=10, **options)
+    answers = result.tree.predict(judge[0])
+    if task == "regression":
+        expected = np.mean((answers - judge[1]) ** 2) / np.ptp(y[:150]) ** 2
+    else:
+        expected = -np.mean(np.log(answers[np.arange(len(answers)), judge[1]]))
+    assert result.score == pytest.approx(expected, rel=1e-3)  # scaled in float32, and back
+
+
+@pytest.mark.parametrize("cycles", [1, 3, 7])
+def test_the_rate_falls_as_often_as_asked(data, cycles):
+    x, y = data
+    # With a single update a cycle the rate never falls: training goes on; and momentum and large batches work.
+    result = fit(x, y, key=key(), epochs=7, batch_size=1000, cycles=cycles, momentum=0.5)
+    assert result.losses.shape == (7,)
+    assert np.isfinite(result.losses).all()
 
 
 def test_rows_of_weight_zero_do_not_count(data):

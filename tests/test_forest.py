@@ -119,6 +119,10 @@ def test_bad_arguments_are_refused(data):
     ]:
         with pytest.raises(ValueError, match=message):
             trained(data, **options)
+    with pytest.raises(ValueError, match='combine must be "mean" for trees that answer one number'):
+        trained(data, combine="vote")
+    with pytest.raises(ValueError, match=r"x must have shape \(n, p\) and y \(n, ...\)"):
+        trained((data[0], data[1][:100]))
     with pytest.raises(ValueError, match="fraction"):
         fit(*data, fraction=-1.0)
     forest = fit(*data).forest

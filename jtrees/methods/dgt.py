@@ -69,7 +69,8 @@ def dgt(
     """DGT: train the hard tree itself, by the dense gradient of :func:`jtrees.routing.path_sum`.
 
     Parameters are a :class:`ChainedTree`. The loss is that of the hard tree, so the score is the loss without the
-    penalty. Meant for features of mean 0 and deviation 1, and regression targets in [0, 1].
+    penalty. Meant for features of mean 0 and deviation 1, regression targets in [0, 1], and weights of samples, where
+    there are any, of mean 1.
 
     Args:
       depth: depth of the tree, 1 to 16 (the paper's height).
@@ -106,9 +107,9 @@ def dgt(
         tree = params.tree()
         scores = split_scores(tree, x)
         if quantiser == "scaled":
-            scores = in_units_of_their_size(scores)
+            scores = in_units_of_their_size(scores, sample_weight)
         outputs = routing.path_sum(scores, tree.leaves.values)
-        value = _mean(loss_of(outputs, y), sample_weight)
+        value = _mean(loss_of(outputs, y), y, sample_weight)
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
     return training.Method(
@@ -152,7 +153,7 @@ def pat(depth: int, slope: training.Number, *, classes: int | None = None, loss:
         right = routing.scaled_sigmoid(scores, training.at_step(slope, step))
         outputs = jnp.tensordot(routing.leaf_probabilities(right), tree.leaves.values, ((0,), (0,)))
         hard = tree.leaves.at(routing.leaf_index(scores), x)
-        return _mean(loss_of(outputs, y), sample_weight), _mean(loss_of(hard, y), sample_weight)
+        return _mean(loss_of(outputs, y), y, sample_weight), _mean(loss_of(hard, y), y, sample_weight)
 
     return training.Method(
         init,
@@ -167,10 +168,12 @@ def split_scores(tree: ObliqueTree, x: Float[Array, "n p"]) -> Float[Array, "nod
     return jnp.matmul(tree.weights, x.T, precision="highest") + tree.bias[:, None]
 
 
-def in_units_of_their_size(scores: Float[Array, "nodes *n"]) -> Float[Array, "nodes *n"]:
-    """Scores divided by the mean of ``|scores|``, a number that gradients take for a constant."""
-    size = jnp.maximum(jnp.abs(scores).mean(), jnp.finfo(scores.dtype).tiny)
-    return scores / jax.lax.stop_gradient(size)
+def in_units_of_their_size(
+    scores: Float[Array, "nodes *n"], weight: Float[Array, " n"] | None = None
+) -> Float[Array, "nodes *n"]:
+    """Scores divided by the mean of ``|scores|``, by weight; a number that gradients take for a constant."""
+    size = jnp.abs(scores).mean() if weight is None else _average(jnp.abs(scores).mean(0), weight)
+    return scores / jax.lax.stop_gradient(jnp.maximum(size, jnp.finfo(scores.dtype).tiny))
 
 
 def random_chain(key: Array, depth: int, p: int, widths: Sequence[int], classes: int | None, dtype: Any) -> ChainedTree:
@@ -198,14 +201,19 @@ def _hardened(tree: ObliqueTree, x: Any, y: Any, classes: int | None, leaves: st
     leaf = tree.leaf_index(x)
     if classes is None:
         return tree.replace(leaves=fitting.fit_constant(leaf, y, num, sample_weight=weight))
-    weight = jnp.ones(len(x), x.dtype) if weight is None else weight
+    weight = jnp.ones(len(x), tree.weights.dtype) if weight is None else jnp.asarray(weight, tree.weights.dtype)
     return tree.replace(leaves=fitting.fit_frequencies(leaf, y, num, classes, sample_weight=weight))
 
 
-def _mean(lost: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:
-    if weight is None:
-        return lost.mean()
-    return (weight * lost).sum() / jnp.maximum(weight.sum(), jnp.finfo(weight.dtype).tiny)
+def _mean(lost: Float[Array, " n"], y: Array, weight: Float[Array, " n"] | None) -> Float[Array, ""]:
+    # Not divided by the weights of the batch: those of all samples have mean 1, and a heavy one is to count as much in
+    # a light batch as in another.
+    chex.assert_equal_shape([lost, y])
+    return lost.mean() if weight is None else (weight * lost).mean()
+
+
+def _average(values: Float[Array, " n"], weight: Float[Array, " n"]) -> Float[Array, ""]:
+    return (weight * values).sum() / jnp.maximum(weight.sum(), jnp.finfo(weight.dtype).tiny)
 
 
 def _loss(loss: Loss | None, classes: int | None) -> Loss:
@@ -312,7 +320,7 @@ def fit_dgt(
       quantiser: as for :func:`dgt`.
       leaves: ``"learnt"``, or ``"refit"`` to means of targets or class frequencies at the end.
       epochs: passes over the data.
-      batch_size: samples in a mini-batch, at most n.
+      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
       learning_rate: at the start of each cycle.
       momentum: of RMSprop, 0 up to but not including 1.
       cycles: how often the learning rate falls from its peak to zero.
@@ -471,18 +479,17 @@ def _method_and_optimizer(numbers: Any, recipe: _Recipe) -> tuple[training.Metho
         l1=numbers["l1"],
         l2=numbers["l2"],
     )
-    length = -(-recipe.steps // recipe.cycles)
-    wave = optax.cosine_decay_schedule(1.0, length)
-    optimizer = rmsprop(
-        lambda step: numbers["learning_rate"] * wave(jnp.asarray(step % length, jnp.float32)),
-        numbers["momentum"],
-        numbers["clip"],
-    )
+    # From the peak to almost zero, and again, exactly ``cycles`` times.
+    wave = optax.cosine_decay_schedule(1.0, 1)
+    phase = lambda step: ((step * recipe.cycles) % recipe.steps).astype(jnp.float32) / recipe.steps
+    optimizer = rmsprop(lambda step: numbers["learning_rate"] * wave(phase(step)), numbers["momentum"], numbers["clip"])
     return method, optimizer
 
 
 def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax.GradientTransformation:
-    """RMSprop as DGT's authors have it, after clipping by the norm of the whole gradient."""
+    """RMSprop with the authors' decay, after clipping by the norm of the whole gradient; momentum as optax has it, on
+    updates that the learning rate has been applied to.
+    """
     update = optax.rmsprop(learning_rate, decay=_DECAY, eps=1e-8, eps_in_sqrt=False, momentum=momentum)
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
 
@@ -492,11 +499,16 @@ def _train_tree(x, y, weight, held_out, key, numbers, recipe):
     """The hard tree on scaled data, and how it was trained."""
     method, optimizer = _method_and_optimizer(numbers, recipe)
 
-    def held_out_score(params: ChainedTree) -> Array:
-        x_new, y_new = held_out
-        outputs = params.tree().predict(x_new)
-        return _loss(recipe.loss, recipe.classes)(outputs, y_new).mean()
+    loss_of = _loss(recipe.loss, recipe.classes)
 
+    def judged(params: ChainedTree, x_new: Array, y_new: Array, weight_new: Array | None) -> Array:
+        """What the tree that is answered with loses: its leaves refitted, if they are to be."""
+        tree = method.harden(params, x, y, sample_weight=weight)
+        outputs = tree.predict(x_new)  # type: ignore[union-attr]
+        lost = loss_of(outputs if recipe.classes is None else jnp.log(outputs), y_new)
+        return lost.mean() if weight_new is None else _average(lost, weight_new)
+
+    held_out_score = lambda params: judged(params, held_out[0], held_out[1], None)
     result = training.train(
         method,
         x,
@@ -507,9 +519,10 @@ def _train_tree(x, y, weight, held_out, key, numbers, recipe):
         batch_size=recipe.batch_size,
         score_every=0 if held_out is None else recipe.steps_an_epoch,
         score=None if held_out is None else held_out_score,
-        sample_weight=weight,
+        sample_weight=None if weight is None else weight / weight.mean(),
     )
-    return method.harden(result.params, x, y, sample_weight=weight), result
+    score = result.score if held_out is not None else judged(result.params, x, y, weight)
+    return method.harden(result.params, x, y, sample_weight=weight), result.replace(score=score)
 
 
 @partial(jax.jit, static_argnames=("recipe", "trees", "fraction"))

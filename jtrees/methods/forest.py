@@ -51,6 +51,8 @@ def _outputs(trees: ObliqueTree, x: Array) -> Array:
 
 
 def _as_votes(outputs: Array) -> Array:
+    if outputs.ndim < 3:
+        raise ValueError('combine must be "mean" for trees that answer one number, got "vote"')
     return jax.nn.one_hot(jnp.argmax(outputs, axis=-1), outputs.shape[-1], dtype=outputs.dtype)
 
 
@@ -69,7 +71,8 @@ class ForestResult:
     Attributes:
       forest: the trees.
       in_bag: how often each tree's sample holds each row, ``(trees, n)``.
-      out_of_bag: what the trees that did not see a row answer for it, ``(n,)`` or ``(n, k)``; NaN where all did.
+      out_of_bag: what the trees that did not see a row answer for it, ``(n,)`` or ``(n, k)``; NaN where all did (a tree
+        whose run was not finite is not asked, though it is in the forest).
       losses: the loss of each tree before each update, ``(trees, steps)``.
       finite: whether each run was finite, ``(trees,)``.
     """
@@ -119,6 +122,8 @@ def train_forest(
     if combine not in ("mean", "vote"):
         raise ValueError(f'combine must be "mean" or "vote", got {combine!r}')
     x, y = jnp.asarray(x), jnp.asarray(y)
+    if x.ndim != 2 or y.shape[:1] != x.shape[:1]:
+        raise ValueError(f"x must have shape (n, p) and y (n, ...), got {x.shape} and {y.shape}")
     n = x.shape[0]
     size = max(1, round(fraction * n))
 
@@ -137,8 +142,9 @@ def train_forest(
     found = training.multi_start(run, jax.random.split(key, trees)).candidates
     outputs = _outputs(found.tree, x)
     outputs = _as_votes(outputs) if combine == "vote" else outputs
-    unseen = (found.in_bag == 0).reshape(found.in_bag.shape + (1,) * (outputs.ndim - 2)).astype(outputs.dtype)
-    out_of_bag = (unseen * outputs).sum(0) / unseen.sum(0)
+    asked = (found.in_bag == 0) & found.finite[:, None]
+    asked = asked.reshape(asked.shape + (1,) * (outputs.ndim - 2))
+    out_of_bag = jnp.where(asked, outputs, 0).sum(0) / asked.sum(0).astype(outputs.dtype)
     return ForestResult(Forest(found.tree, combine == "vote"), found.in_bag, out_of_bag, found.losses, found.finite)
 
 
