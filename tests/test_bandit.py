@@ -149,10 +149,11 @@ def test_a_stream_is_the_rounds_one_by_one(kind):
     )
     init_key, play_key = jax.random.split(key())
     state, lost = learner.init(P, key=init_key), []
+    act, update = jax.jit(lambda state, x, key: learner.act(state, x, key=key)), jax.jit(learner.update)
     for i in range(23):
-        action, propensity = learner.act(state, x[i], key=jax.random.fold_in(play_key, i))
+        action, propensity = act(state, x[i], jax.random.fold_in(play_key, i))
         loss = jnp.asarray([loss_fn(i, a) for a in action]) if action.ndim else loss_fn(i, action)
-        state = learner.update(state, x[i], action, propensity, loss)
+        state = update(state, x[i], action, propensity, loss)
         np.testing.assert_allclose(run.actions[i], action, rtol=1e-4)
         np.testing.assert_allclose(run.propensities[i], propensity, rtol=1e-5)
         lost.append(float(jnp.mean(loss)))
