@@ -120,10 +120,9 @@ def train(
     # The data as the method's loss is called with them: a pytree of arrays over the samples.
     data: dict[str, Array] = {"x": x, "y": y}
     if sample_weight is not None:
-        weight = jnp.asarray(sample_weight, x.dtype)
-        if weight.shape != (n,):
-            raise ValueError(f"sample_weight must have shape ({n},), got {weight.shape}")
-        data["sample_weight"] = weight
+        data["sample_weight"] = jnp.asarray(sample_weight, x.dtype)
+        if data["sample_weight"].shape != (n,):
+            raise ValueError(f"sample_weight must have shape ({n},), got {data['sample_weight'].shape}")
     validation.check_count("steps", steps)
     validation.check_count("score_every", score_every, minimum=0)
     if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:

@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 import optax
 
-from jtrees import routing, topology, validation as checks
-from jtrees.methods.dgt import in_units_of_their_size, rmsprop
-from jtrees.tree import ConstantLeaves, ObliqueTree
+from jtrees import routing, validation as checks
+from jtrees.methods.dgt import in_units_of_their_size, random_chain, rmsprop
+from jtrees.tree import ObliqueTree
 
 
 @struct.dataclass
@@ -32,7 +32,7 @@ class BanditState:
       opt_state: of the optimiser.
       gradient: sum of the gradients of the rounds since the last update of ``params``.
       rounds: rounds seen.
-      skipped: those of them whose loss was not finite, and which taught nothing.
+      skipped: those of them whose loss or context was not finite, and which taught nothing.
     """
 
     params: Any
@@ -115,7 +115,7 @@ def bandit_classifier(
             value = 2 / jnp.asarray(propensity, x.dtype) * (loss - (1 - s)) * s * (1 - s)
             return jnp.zeros_like(scores).at[action].set(value)
 
-        return _learn(state, model, x, slope, jnp.isfinite(loss), optimizer, accumulate)
+        return _learn(state, model, x, slope, optimizer, accumulate)
 
     return Bandit(_init(model, optimizer, accumulate), act, update, _predict(model))
 
@@ -180,7 +180,7 @@ def bandit_regressor(
             # Prediction and sum may be rounded otherwise than when they were played, by some units in the last place.
             if not bool(jnp.all(away <= 64 * jnp.finfo(x.dtype).eps * (width + jnp.abs(played)))):
                 raise ValueError(f"action must be what act gave for this state, beside its prediction, got {action}")
-        return _learn(state, model, x, slope, jnp.isfinite(loss).all(), optimizer, accumulate)
+        return _learn(state, model, x, slope, optimizer, accumulate)
 
     return Bandit(_init(model, optimizer, accumulate), act, update, _predict(model))
 
@@ -216,11 +216,7 @@ def _model(depth: int, outputs: int | None) -> _Model:
     checks.check_depth(depth)
 
     def init(p: int, key: Array) -> ObliqueTree:
-        weights_key, leaves_key = jax.random.split(key)
-        num = topology.num_leaves(depth)
-        joined = jax.random.uniform(weights_key, (num - 1, p + 1), minval=-1, maxval=1) / np.sqrt(p + 1)
-        values = jax.random.uniform(leaves_key, (num, *shape)) - (0 if outputs is None else 0.5)
-        return ObliqueTree(joined[:, :-1], joined[:, -1], ConstantLeaves(values))
+        return random_chain(key, depth, p, (), outputs, jnp.result_type(float)).tree()
 
     def answer(params: ObliqueTree, x: Array) -> Array:
         scores = jnp.matmul(params.weights, x, precision="highest") + params.bias
@@ -255,14 +251,13 @@ def _learn(
     model: _Model,
     x: Array,
     slope: Callable[[Array], Array],
-    finite: Array,
     optimizer: optax.GradientTransformation,
     accumulate: int,
 ) -> BanditState:
     """The state after a round; ``slope`` is the estimated derivative of the loss in the answer."""
     answer, pull_back = jax.vjp(lambda params: model.answer(params, x), state.params)
     at = slope(answer)
-    finite &= jnp.isfinite(at).all() & jnp.isfinite(x).all()
+    finite = jnp.isfinite(at).all() & jnp.isfinite(x).all()  # a loss that is not leaves no finite slope
     # Nothing of a skipped round may get in: not its gradient, and no update that its place in the count would bring.
     add = lambda total, new: total + jnp.where(finite, new, 0)
     gradient = jax.tree.map(add, state.gradient, pull_back(jnp.where(finite, at, 0))[0])

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from jtrees import leaves as fitting, routing, topology, training, validation as checks
-from jtrees.methods.forest import Forest, train_forest
+from jtrees.methods.forest import Forest, bag_size, train_forest
 from jtrees.methods.table import Scale, checked_table, checked_validation
 from jtrees.tree import ConstantLeaves, ObliqueTree
 
@@ -399,9 +399,7 @@ def fit_dgt_forest(
       FloatingPointError: if the training of a tree became non-finite.
     """
     table, classes = checked_table(x, y, None, task)
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
-    size = max(1, round(fraction * len(table.x)))
+    size = bag_size(len(table.x), fraction)
     recipe = _recipe(depth, classes, loss, widths, quantiser, leaves, epochs, batch_size, cycles, size)
     numbers = _numbers(learning_rate, momentum, clip, l1, l2)
     scale = Scale.of(table, 1.0)
@@ -498,7 +496,6 @@ def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax
 def _train_tree(x, y, weight, held_out, key, numbers, recipe):
     """The hard tree on scaled data, and how it was trained."""
     method, optimizer = _method_and_optimizer(numbers, recipe)
-
     loss_of = _loss(recipe.loss, recipe.classes)
 
     def judged(params: ChainedTree, x_new: Array, y_new: Array, weight_new: Array | None) -> Array:

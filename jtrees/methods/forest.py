@@ -84,6 +84,17 @@ class ForestResult:
     finite: Bool[Array, " trees"]
 
 
+def bag_size(n: int, fraction: float) -> int:
+    """Rows in a bootstrap sample of n rows.
+
+    Raises:
+      ValueError: for a fraction that is not above 0 and at most 1.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
+    return max(1, round(fraction * n))
+
+
 def train_forest(
     method: training.Method,
     x: Float[Array, "n p"],
@@ -117,15 +128,13 @@ def train_forest(
       ValueError: for a count, fraction or option out of range, and as :func:`jtrees.train`.
     """
     checks.check_count("trees", trees)
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
     if combine not in ("mean", "vote"):
         raise ValueError(f'combine must be "mean" or "vote", got {combine!r}')
     x, y = jnp.asarray(x), jnp.asarray(y)
     if x.ndim != 2 or y.shape[:1] != x.shape[:1]:
         raise ValueError(f"x must have shape (n, p) and y (n, ...), got {x.shape} and {y.shape}")
     n = x.shape[0]
-    size = max(1, round(fraction * n))
+    size = bag_size(n, fraction)
 
     def run(key: Array) -> _Tree:
         draw_key, train_key = jax.random.split(key)
