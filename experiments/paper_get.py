@@ -1,6 +1,6 @@
 """GET's tables: test R^2 against CART and random forest (Table 8), and what annealing and polish bring (Table 4).
 
-python -m experiments.paper_get --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts table ablation depths]
+python -m experiments.paper_get --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts get forest ablation ...]
 
 Every (part, set, seed) is a file under --out (by default the committed ones), so that a run that was ended goes on
 where it was; files are written aside and renamed. The report, experiments/results/paper_get.md, is made of the files
@@ -43,13 +43,15 @@ PAPER = {
     "ailerons": (75.96, 81.18, 82.53, 83.24),
     "space-ga": (42.14, 62.07, 62.07, 53.22),
 }
-METHODS = ["linear", "cart", "get", "get_linear", "forest"]
 FOREST_DEPTHS, FOREST_TREES = (10, 15, 20, 50), (50, 100, 200, 300, 400, 500)
+# Scale factors to choose from: the paper's; and larger ones, from which the CART start goes further.
+SCALES = (((5.0, 25.0), (50.0, 150.0)), ((25.0, 75.0), (100.0, 300.0)))
 ABLATION_DEPTHS = (4, 8)
 SWEEP_DEPTHS = tuple(range(1, 13))
 
 Found = dict[int, dict[str, Any]]  # by seed, what a part found
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Fit = Callable[[Split, int, argparse.Namespace], tuple[Any, dict[str, Any]]]
 
 
 def percent(model: Any, x: Any, y: Any) -> float:
@@ -62,7 +64,7 @@ def linear_regression(x: np.ndarray, y: np.ndarray) -> LinearRegression:
     return LinearRegression().fit(x.astype(np.float64), y.astype(np.float64))
 
 
-def tuned_cart(split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
+def tuned_cart(split: Split, seed: int, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """CART of the depth that does best on a third of the training part."""
     x, _, y, _ = split
     a, b, ya, yb = train_test_split(x, y, test_size=1 / 3, random_state=seed)
@@ -71,7 +73,7 @@ def tuned_cart(split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
     return model(depth).fit(x, y), {"depth": depth}
 
 
-def tuned_forest(split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
+def tuned_forest(split: Split, seed: int, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """Random forest, depth and number of trees chosen on a third of the training part."""
     x, _, y, _ = split
     a, b, ya, yb = train_test_split(x, y, test_size=1 / 3, random_state=seed)
@@ -87,39 +89,37 @@ def tuned_forest(split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
 
 
 def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any) -> tuple[Any, dict[str, Any]]:
-    """GET of the depth and L1 found with a small budget, fitted with a larger one; polished if leaves are constant."""
+    """GET tuned with a small budget, fitted with a larger one.
+
+    Of constant leaves depth and scale factors are tuned, and the tree is polished; of linear ones depth and L1.
+    """
     x, _, y, _ = split
     keys = jax.random.split(jax.random.key(seed), 3)
-    l1 = options.l1 if leaves == "linear" else 0.0
-    tuning = jtrees.fit_get(
-        x, y, key=keys[0], depth="auto", leaves=leaves, starts=options.tuning[0], epochs=options.tuning[1], l1=l1
-    ).report.tuning
-    assert tuning is not None
-    depth, l1 = int((best := tuning[np.argmin(tuning[:, 2])])[0]), float(best[1])
-    fit = jtrees.fit_get(
-        x, y, key=keys[1], depth=depth, leaves=leaves, starts=options.final[0], epochs=options.final[1], l1=l1
-    )
-    tree = fit.tree if leaves == "linear" else jtrees.polish(fit.tree, x, y, key=keys[2], epochs=options.polish).tree
-    return tree, {"depth": depth, "l1": l1, "parameters": tree.prune(x).num_parameters, "chosen": fit.report.chosen}
+    fit = partial(jtrees.fit_get, x, y, leaves=leaves)
+    tuned = []
+    for ranges in SCALES if leaves == "constant" else SCALES[:1]:
+        l1 = 0.0 if leaves == "constant" else options.l1
+        starts, epochs = options.tuning
+        found = fit(key=keys[0], depth="auto", starts=starts, epochs=epochs, alpha_ranges=ranges, l1=l1)
+        assert found.report.tuning is not None
+        tuned += [(loss, int(depth), float(l1), ranges) for depth, l1, loss in found.report.tuning]
+    _, depth, l1, ranges = min(tuned)
+    starts, epochs = options.final
+    result = fit(key=keys[1], depth=depth, starts=starts, epochs=epochs, alpha_ranges=ranges, l1=l1)
+    tree = result.tree
+    if leaves == "constant":
+        tree = jtrees.polish(tree, x, y, key=keys[2], epochs=options.polish).tree
+    chosen = {"depth": depth, "l1": l1, "scales": ranges, "chosen": result.report.chosen}
+    return tree, {**chosen, "parameters": tree.prune(x).num_parameters}
 
 
-def table_part(split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Table 8: every method, tuned, on one split."""
-    fits: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
-        "linear": lambda: (linear_regression(split[0], split[2]), {}),
-        "cart": partial(tuned_cart, split, seed),
-        "get": partial(tuned_get, split, seed, options, "constant"),
-        "get_linear": partial(tuned_get, split, seed, options, "linear"),
-        "forest": partial(tuned_forest, split, seed),
-    }
-    out = {}
-    for name, fit in fits.items():
-        start = time.perf_counter()
-        model, found = fit()
-        seconds = time.perf_counter() - start
-        scores = {"train": percent(model, split[0], split[2]), "test": percent(model, split[1], split[3])}
-        out[name] = {**scores, **found, "seconds": seconds}
-    return out
+def table_part(fit: Fit, split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """A column of Table 8: one method, tuned, on one split."""
+    start = time.perf_counter()
+    model, found = fit(split, seed, options)
+    seconds = time.perf_counter() - start
+    scores = {"train": percent(model, split[0], split[2]), "test": percent(model, split[1], split[3])}
+    return {**scores, **found, "seconds": seconds}
 
 
 def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -157,14 +157,23 @@ def depths_part(split: Split, seed: int, options: argparse.Namespace) -> dict[st
     return out
 
 
-PARTS = {"table": table_part, "ablation": ablation_part, "depths": depths_part}
+METHODS: dict[str, Fit] = {
+    "linear": lambda split, seed, options: (linear_regression(split[0], split[2]), {}),
+    "cart": tuned_cart,
+    "get": partial(tuned_get, leaves="constant"),
+    "get_linear": partial(tuned_get, leaves="linear"),
+    "forest": tuned_forest,
+}
+PARTS = {name: partial(table_part, fit) for name, fit in METHODS.items()}
+PARTS |= {"ablation": ablation_part, "depths": depths_part}
 # What a piece depends on, and is made again for if it differs.
-SETTINGS = {"table": ("tuning", "final", "polish", "l1"), "ablation": ("final", "polish"), "depths": ("tuning",)}
+SETTINGS = {"get": ("tuning", "final", "polish"), "get_linear": ("tuning", "final", "l1")}
+SETTINGS |= {"ablation": ("final", "polish"), "depths": ("tuning",)}
 
 
 def settings_of(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """The settings that a part depends on."""
-    return {name: getattr(options, name) for name in SETTINGS[part]}
+    return {name: getattr(options, name) for name in SETTINGS.get(part, ())}
 
 
 def check_settings(options: argparse.Namespace) -> None:
@@ -191,7 +200,7 @@ def run(options: argparse.Namespace) -> None:
                 table = data.load(name, data_dir=options.data_dir)
                 split = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
                 start = time.perf_counter()
-                found = PARTS[part](split, seed, options)  # type: ignore[arg-type]
+                found = PARTS[part](split, seed, options)  # type: ignore[arg-type, operator]
                 seconds = time.perf_counter() - start
                 record = {"settings": settings_of(part, options), "machine": benchmark.machine(), "seconds": seconds}
                 record["found"] = found
@@ -223,7 +232,7 @@ def collect(options: argparse.Namespace, part: str) -> tuple[dict[str, Found], s
     if len(settings) > 1:
         raise SystemExit(f"{options.out} holds pieces of {part} made with different settings: {', '.join(settings)}")
     said = next((_settings(part, one) for one in settings.values()), "")
-    return out, f"{said} On {', '.join(sorted(machines))}."
+    return out, f"{said} On {', '.join(sorted(machines))}." if said else ""
 
 
 def _settings(part: str, settings: dict[str, Any]) -> str:
@@ -232,12 +241,14 @@ def _settings(part: str, settings: dict[str, Any]) -> str:
         "{} starts x {} epochs under each of two scale factors".format(*settings.get(name, "--"))
         for name in ("tuning", "final")
     )
-    if part == "depths":
-        return f"Fitted with {tuning}, a fifth of the epochs from depth 9 on."
-    polished = f"Polished with {settings['polish']} epochs."
-    if part == "ablation":
-        return f"Fitted with {final}. {polished}"
-    return f"Depth tuned with {tuning}, without polish, L1 from {settings['l1']}; fitted with {final}. {polished}"
+    polished = f"polished with {settings.get('polish')} epochs"
+    return {
+        "get": f"GET: depth and the ranges of scale factors, of {SCALES}, tuned with {tuning}, without polish; fitted "
+        f"with {final}, {polished}.",
+        "get_linear": f"GET-Linear: depth, and L1 from {settings.get('l1')}, tuned with {tuning}; fitted with {final}.",
+        "ablation": f"Fitted with {final}; {polished}.",
+        "depths": f"Fitted with {tuning}, a fifth of the epochs from depth 9 on.",
+    }.get(part, "")
 
 
 def _mean(found: Found, method: str, what: str) -> float:
@@ -251,10 +262,16 @@ def _spread(found: Found, method: str) -> str:
 
 def table_report(options: argparse.Namespace) -> str:
     """Table 8, with the paper's figures beside."""
-    there, settings = collect(options, "table")
+    by_method = {method: collect(options, method) for method in METHODS}
+    there: dict[str, Found] = {}
+    for name in options.datasets:
+        ran = [by_method[method][0].get(name, {}) for method in METHODS]
+        seeds = sorted(set.intersection(*map(set, ran)))
+        if seeds:
+            there[name] = {seed: {m: one[seed] for m, one in zip(METHODS, ran, strict=True)} for seed in seeds}
     if not there:
         return ""
-    rows = []
+    settings, rows = " ".join(filter(None, (said for _, said in by_method.values()))), []
     for name, found in there.items():
         paper = dict(zip(["cart", "get", "get_linear", "forest"], PAPER.get(name, ()), strict=False))
         cells = [f"{_spread(found, m)}" + (f" ({paper[m]:.2f})" if m in paper else "") for m in METHODS]
@@ -262,7 +279,7 @@ def table_report(options: argparse.Namespace) -> str:
         rows.append([name, str(len(found)), *cells, *sizes])
     means = {m: float(np.mean([_mean(found, m, "test") for found in there.values()])) for m in METHODS}
     known = all(name in PAPER for name in there)  # else the means would be over different sets
-    papers = {m: np.mean([PAPER[n][i] for n in there]) for i, m in enumerate(METHODS[1:])} if known else {}
+    papers = {m: np.mean([PAPER[n][i] for n in there]) for i, m in enumerate(list(METHODS)[1:])} if known else {}
     cells = [f"{means[m]:.2f}" + (f" ({papers[m]:.2f})" if m in papers else "") for m in METHODS]
     rows.append(["**mean**", "", *cells, "", ""])
     scores = np.array([[_mean(found, m, "test") for m in METHODS] for found in there.values()])
@@ -272,7 +289,7 @@ def table_report(options: argparse.Namespace) -> str:
     header += ["GET: depth, numbers", "GET-Linear: depth, numbers"]
     lines = []
     for method, label in (("get", "GET"), ("get_linear", "GET-Linear")):
-        differences = scores[:, METHODS.index(method)] - scores[:, METHODS.index("forest")]
+        differences = scores[:, list(METHODS).index(method)] - scores[:, list(METHODS).index("forest")]
         common = sorted(set.intersection(*map(set, there.values())))
         of = lambda seed, m=method: np.mean([f[seed][m]["test"] - f[seed]["forest"]["test"] for f in there.values()])
         seeds = ", ".join(f"{of(seed):+.2f}" for seed in common)

@@ -1,6 +1,7 @@
 """Decision trees learnt by gradients: a small set of pure functions that compose, compile and vmap."""
 
 from jtrees import (
+    isotonic as isotonic,
     leaves as leaves,
     losses as losses,
     plotting as plotting,

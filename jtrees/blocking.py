@@ -15,6 +15,7 @@ import jax.numpy as jnp
 # matters, and many runs may be vmapped: 64 MB arrays a run (a guess until it is measured there).
 _ELEMENTS_CPU = 2**19
 _ELEMENTS_ACCELERATOR = 2**24
+_GATHERED_CPU = 2**16
 
 
 def block_size(nodes: int, n: int) -> int:
@@ -22,6 +23,12 @@ def block_size(nodes: int, n: int) -> int:
     limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
     blocks = -(-n * nodes // limit)
     return -(-n // blocks)
+
+
+def chunk_of_rows(rows: int, n: int) -> int:
+    """Rows of ``n`` entries that are gathered at once out of ``rows``, when only some of them are needed."""
+    limit = _GATHERED_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
+    return max(1, min(rows, limit // n))
 
 
 def prediction_block(depth: int) -> int:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 # Shapes in signatures are checked in tests only, and the hook must be in place before jtrees is imported. Left out are
-# modules whose data classes jax rebuilds with placeholders or with batch axes (tree, training, methods).
-CHECKED = ["topology", "routing.soft", "routing.steps", "leaves", "losses", "blocking", "validation", "warmstart"]
+# modules whose data classes jax rebuilds with placeholders or with batch axes (tree, training, methods), and isotonic,
+# whose functions refuse wrong shapes themselves.
+CHECKED = ["topology", "leaves", "losses", "blocking", "validation", "warmstart"]
+CHECKED += [f"routing.{name}" for name in ("steps", "soft", "hard", "path_sum", "violation", "traversal")]
 jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")
 
 # Dtypes never mix by accident. Rank promotion stays allowed: `y - outputs` over (n,) and (leaves, n) is how the node
@@ -69,3 +71,12 @@ def data_dir() -> Path:
     if not folder:
         pytest.skip("no data sets: set JTREES_DATA to a folder of .npz files")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def golden_dir(data_dir) -> Path:
+    """The folder of cases recorded from the authors' programs, beside that of the data sets."""
+    folder = data_dir.parent / "golden"
+    if not folder.is_dir():
+        pytest.skip(f"no recorded cases: {folder} is missing")
+    return folder

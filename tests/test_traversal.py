@@ -1,0 +1,72 @@
+"""LatentTree's traversal against the definition by paths."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrees.isotonic import prune_pav
+from jtrees.routing import leaf_index, position, rewards, traverse
+
+
+def by_paths(scores: np.ndarray) -> np.ndarray:
+    """q, node by node: the least agreement on the path, walked from the node up; 1 where that is more."""
+    out = np.ones((2 * len(scores) + 1, scores.shape[1]))
+    for node in range(1, len(out)):
+        at = node
+        while at > 0:
+            above, right = (at - 1) // 2, at % 2 == 0
+            out[node] = np.minimum(out[node], scores[above] if right else -scores[above])
+            at = above
+    return out
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_rewards_are_the_least_agreement_along_the_path(depth):
+    scores = np.random.default_rng(depth).normal(size=(2**depth - 1, 9)).astype(np.float32)
+    np.testing.assert_array_equal(rewards(jnp.asarray(scores)), by_paths(scores))
+    np.testing.assert_array_equal(rewards(jnp.asarray(scores[:, 0])), by_paths(scores)[:, 0])
+
+
+def test_rewards_are_positive_exactly_along_the_hard_path():
+    scores = jax.random.normal(jax.random.key(0), (15, 40))
+    leaf = np.asarray(leaf_index(scores))
+    positive = np.asarray(rewards(scores)) > 0
+    for sample, reached in enumerate(leaf):
+        node = reached + 15
+        path = {0}
+        while node > 0:
+            path.add(int(node))
+            node = (node - 1) // 2
+        assert set(np.flatnonzero(positive[:, sample])) == path
+
+
+def test_traverse_is_the_papers_program(x64):
+    scores = np.random.default_rng(4).normal(size=(7, 30)) / 2
+    z, a = traverse(jnp.asarray(scores), 4.0)
+    q = by_paths(scores)
+    np.testing.assert_allclose(a, prune_pav(q, 4.0)[0], rtol=0, atol=1e-14)
+    np.testing.assert_allclose(z, np.clip(q + 0.5, 0, np.asarray(a)[:, None]), rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(position(rewards(jnp.asarray(scores)), a), z)
+
+
+def test_gradients_of_a_traversal(x64):
+    # Away from ties: smooth there.
+    scores = jnp.asarray(np.random.default_rng(6).normal(size=(7, 5)) / 2)
+    jax.test_util.check_grads(lambda s: traverse(jnp.asarray(s), 2.0), (scores,), order=2, modes=("fwd", "rev"), eps=1e-6, atol=1e-5)
+    jax.test_util.check_grads(
+        lambda penalty: traverse(scores, penalty), (2.0,), order=2, modes=("fwd", "rev"), eps=1e-6, atol=1e-5
+    )
+
+
+def test_ties_send_the_gradient_to_one_argument():
+    # All scores 0: every q below the root is 0, and the score nearest to the root has the whole gradient.
+    gradient = jax.jacrev(lambda s: rewards(s)[3:])(jnp.zeros(3))
+    np.testing.assert_array_equal(gradient, [[-1, 0, 0], [-1, 0, 0], [1, 0, 0], [1, 0, 0]])
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"2\*\*depth - 1"):
+        rewards(jnp.zeros((4, 3)))
+    with pytest.raises(ValueError, match="penalty must be finite and above 0"):
+        traverse(jnp.zeros((3, 3)), 0.0)
