@@ -4,6 +4,7 @@ from jtrees import (
     isotonic as isotonic,
     leaves as leaves,
     losses as losses,
+    nn as nn,
     plotting as plotting,
     routing as routing,
     topology as topology,
@@ -20,6 +21,11 @@ from jtrees.methods.bandit import (
     run_bandit as run_bandit,
     two_rates as two_rates,
 )
+from jtrees.methods.clustering import (
+    ClusteringResult as ClusteringResult,
+    dendrogram_purity as dendrogram_purity,
+    fit_latent_clustering as fit_latent_clustering,
+)
 from jtrees.methods.dgt import (
     ChainedTree as ChainedTree,
     DGTForestResult as DGTForestResult,
@@ -31,6 +37,12 @@ from jtrees.methods.dgt import (
 )
 from jtrees.methods.forest import Forest as Forest, ForestResult as ForestResult, train_forest as train_forest
 from jtrees.methods.get import fit_get as fit_get, get as get
+from jtrees.methods.latent import (
+    LatentModel as LatentModel,
+    LatentResult as LatentResult,
+    fit_latent as fit_latent,
+    latent as latent,
+)
 from jtrees.methods.polish import PolishResult as PolishResult, polish as polish
 from jtrees.methods.raddt import fit_raddt as fit_raddt, raddt as raddt
 from jtrees.training import (

@@ -115,10 +115,10 @@ def prune_pav(q: ArrayLike, penalty: float) -> tuple[np.ndarray, np.ndarray]:
     value = {node: _pooled(raised[[node]], penalty) for node in members}
     group = np.arange(len(raised))
     while True:
-        above = lambda node: group[(node - 1) // 2]
+        above = lambda node: int(group[(node - 1) // 2])
         violating = [node for node in members if node > 0 and value[node] > value[above(node)]]
         if not violating:
-            return np.clip([value[leader] for leader in group], 0, 1), group
+            return np.clip([value[leader] for leader in group.tolist()], 0, 1), group
         top = max(violating, key=lambda node: value[node])
         into = above(top)
         members[into] += members.pop(top)
@@ -127,7 +127,7 @@ def prune_pav(q: ArrayLike, penalty: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pooled(raised: np.ndarray, penalty: float) -> float:
-    """The value of one group (Proposition 2): the largest k entries pull, for the first k that leaves no other above."""
+    """The value of one group (Proposition 2): the k largest entries pull, for the first k that leaves none above."""
     entries = np.sort(raised.ravel())[::-1]
     taken = np.arange(len(entries) + 1)
     value = np.concatenate([[0], np.cumsum(entries)]) / (penalty * len(raised) + taken)
@@ -172,7 +172,12 @@ def _prune_jvp(primals, tangents):
     slope = penalty * size + _over_groups(support.sum(1, dtype=values.dtype), group)
     change = _over_groups(jnp.where(support, dq, 0).sum(1), group) - size * values * dpenalty
     dvalues = jnp.where((values > 0) & (values < 1), change / slope, 0)
-    return (values, group), (dvalues, np.zeros(group.shape, jax.dtypes.float0))
+    return (values, group), (dvalues, _no_tangent(group))
+
+
+def _no_tangent(whole: Array) -> Any:
+    """What jax takes for the tangent of whole numbers."""
+    return np.zeros(whole.shape, jax.dtypes.float0)
 
 
 def _over_groups(per_node: Array, group: Array) -> Array:
@@ -242,7 +247,7 @@ class _Merged(NamedTuple):
 @jax.jit
 def _solve(q: Array, penalty: Array) -> tuple[Array, Array, Array]:
     """Values (not clipped to 1), groups, and how often all of q was read."""
-    nodes, n = q.shape
+    nodes = q.shape[0]
     own = _own_minimisers(q, penalty)
     passes = own.passes.astype(q.dtype)
     if nodes == 1:
@@ -407,4 +412,4 @@ def _pool_jvp(parent, primals, tangents):
     values, group = _pool(weights, targets, parent)
     change = _over_groups(weights * dtargets + (targets - values) * dweights, group)
     dvalues = change / _over_groups(weights, group)
-    return (values, group), (dvalues, np.zeros(group.shape, jax.dtypes.float0))
+    return (values, group), (dvalues, _no_tangent(group))

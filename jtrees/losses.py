@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import optax
 
 from jtrees import blocking, topology
 from jtrees.routing.hard import leaf_index
 from jtrees.routing.soft import leaf_weights
 
 LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]
+SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, k), targets -> (n,)
 Route = Callable[[jax.Array], jax.Array]  # scores (nodes, n) -> probabilities of the leaves (leaves, n)
 
 
@@ -42,6 +44,25 @@ def log_loss(leaves: Any, x: Float[Array, "n p"], y: Int[Array, " n"]) -> Float[
     # A product with one-hot rows, not a gather: its transpose is then a product too, not a scatter.
     one_hot = jax.nn.one_hot(y, leaves.values.shape[1], axis=0, dtype=leaves.values.dtype)
     return -jnp.matmul(jax.nn.log_softmax(leaves.values, axis=1), one_hot, precision="highest")
+
+
+def sample_loss(loss: Any, classes: int | None) -> SampleLoss:
+    """The loss of outputs on each sample: that given, or squared error (of several outputs the mean), or in
+    classification the log loss of logits.
+
+    Raises:
+      ValueError: for a loss that is no function.
+    """
+    if loss is None:
+        return _squared if classes is None else optax.losses.softmax_cross_entropy_with_integer_labels
+    if not callable(loss):
+        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
+    return loss
+
+
+def _squared(outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
+    error = jnp.square(outputs - y)
+    return error if error.ndim == 1 else error.mean(axis=1)
 
 
 def expected_leaf_loss(

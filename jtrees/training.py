@@ -98,7 +98,7 @@ def train(
       x: samples.
       y: targets, first axis n.
       key: for the initial parameters, the order of samples, and whatever the method draws.
-      optimizer: any optax transformation.
+      optimizer: any optax transformation; one that looks at the loss (``reduce_on_plateau``) is given it.
       steps: number of updates.
       batch_size: samples in a mini-batch; shuffled anew in each epoch, those left over rest until the next. None
         takes all samples at once, in order.
@@ -136,6 +136,7 @@ def train(
         return method.loss(params, data["x"], data["y"], **random, **weight)
 
     gradient = jax.value_and_grad(loss_of, has_aux=True)
+    with_value = optax.with_extra_args_support(optimizer)  # some look at the loss, too
 
     def full_score(params: Params, step: Array) -> Array:
         return loss_of(params, data, key=loss_key, step=step)[1] if score is None else score(params)
@@ -154,7 +155,7 @@ def train(
             now = jax.lax.cond(step % score_every == 0, look, lambda: now)
         if score_every:
             best = _better(best, _Best(carry.params, now, step))
-        updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
+        updates, opt_state = with_value.update(grads, carry.opt_state, carry.params, value=loss)
         params = method.project(optax.apply_updates(carry.params, updates))
         return _Carry(params, opt_state, best, order), (loss, now)
 

@@ -4,6 +4,7 @@ Values are looked at only where there are values: under ``jit`` and ``vmap`` sha
 caller's affair.
 """
 
+from collections.abc import Sequence
 import operator
 from typing import Any
 
@@ -73,6 +74,29 @@ def check_not_negative(name: str, value: Any) -> None:
     number = np.asarray(value)
     if number.dtype.kind not in "biuf" or not np.all(np.isfinite(number)) or not np.all(number >= 0):
         raise ValueError(f"{name} must be finite and not negative, got {value!r}")
+
+
+def check_part(name: str, value: Any) -> None:
+    """A number from 0 up to but not including 1; traced values pass.
+
+    Raises:
+      ValueError: naming the argument otherwise.
+    """
+    if is_traced(value):
+        return
+    if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf" or not 0 <= value < 1:
+        raise ValueError(f"{name} must be a number from 0 up to but not including 1, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> None:
+    """One of the choices by name; ``other`` says what else would do.
+
+    Raises:
+      ValueError: naming the argument otherwise.
+    """
+    if not isinstance(value, str) or value not in choices:
+        said = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
+        raise ValueError(f"{name} must be one of {said}, got {value!r}")
 
 
 def as_numeric(name: str, array: Any) -> Any:

@@ -287,7 +287,7 @@ def test_digits():
         ({"batch_size": 0}, "batch_size"),
         ({"cycles": 1000}, "cycles must be at most the number of updates, 120, got 1000"),
         ({"learning_rate": 0.0}, "learning_rate"),
-        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ({"momentum": 1.0}, "momentum must be a number from 0 up to but not including 1, got 1.0"),
         ({"clip": -1.0}, "clip"),
         ({"l1": -1.0}, "l1"),
         ({"l2": -1.0}, "l2"),

@@ -123,7 +123,9 @@ def test_prune_satisfies_the_optimality_conditions(x64):
     assert np.abs(multiplier[1:][a[1:] < a[parent]]).max() < 1e-10
 
 
-@pytest.mark.parametrize("case", ["pav_1_uniform_n13_D3_lam1", "pav_3_real_n128_D4_lam1", "pav_4_real_n512_D6_lam1.4837"])
+@pytest.mark.parametrize(
+    "case", ["pav_1_uniform_n13_D3_lam1", "pav_3_real_n128_D4_lam1", "pav_4_real_n512_D6_lam1.4837"]
+)
 def test_prune_equals_the_authors_program(case, golden_dir, x64):
     recorded = np.load(golden_dir / f"{case}.npz")
     q, penalty = jnp.asarray(recorded["q"].T, jnp.float64), float(recorded["lam"])

@@ -5,7 +5,7 @@ via Quantized Gradient Descent", TMLR 2022, Algorithms 2 and 3).
 is the product-form baseline that the paper compares with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,11 +19,10 @@ import numpy as np
 import optax
 
 from jtrees import leaves as fitting, routing, topology, training, validation as checks
+from jtrees.losses import SampleLoss, sample_loss
 from jtrees.methods.forest import Forest, bag_size, train_forest
 from jtrees.methods.table import Scale, checked_table, checked_validation
 from jtrees.tree import ConstantLeaves, ObliqueTree
-
-Loss = Callable[[Array, Array], Array]  # outputs (n,) or (n, k), targets (n,) -> (n,)
 
 _DECAY = 0.99  # of RMSprop's mean square, as the authors' optimiser has it
 
@@ -59,7 +58,7 @@ def dgt(
     depth: int,
     *,
     classes: int | None = None,
-    loss: Loss | None = None,
+    loss: SampleLoss | None = None,
     widths: Sequence[int] = (),
     quantiser: Literal["sign", "scaled"] = "scaled",
     l1: float | Array = 0.0,
@@ -93,9 +92,9 @@ def dgt(
     _check_classes(classes)
     checks.check_not_negative("l1", l1)
     checks.check_not_negative("l2", l2)
-    _check_choice("quantiser", quantiser, ("sign", "scaled"))
-    _check_choice("leaves", leaves, ("learnt", "refit"))
-    loss_of = _loss(loss, classes)
+    checks.check_choice("quantiser", quantiser, ("sign", "scaled"))
+    checks.check_choice("leaves", leaves, ("learnt", "refit"))
+    loss_of = sample_loss(loss, classes)
 
     def init(x: Array, y: Array, *, key: Array) -> ChainedTree:
         return random_chain(key, depth, x.shape[1], widths, classes, x.dtype)
@@ -120,7 +119,9 @@ def dgt(
     )
 
 
-def pat(depth: int, slope: training.Number, *, classes: int | None = None, loss: Loss | None = None) -> training.Method:
+def pat(
+    depth: int, slope: training.Number, *, classes: int | None = None, loss: SampleLoss | None = None
+) -> training.Method:
     """The probabilistic annealed tree, the paper's baseline: product form, sigmoids of a slope that grows.
 
     The loss is that of the mean over leaves, by the product of sigmoids, of what leaves hold; the score is that of the
@@ -140,7 +141,7 @@ def pat(depth: int, slope: training.Number, *, classes: int | None = None, loss:
     depth = checks.check_depth(depth)
     checks.check_positive("slope", slope)
     _check_classes(classes)
-    loss_of = _loss(loss, classes)
+    loss_of = sample_loss(loss, classes)
 
     def init(x: Array, y: Array, *, key: Array) -> ChainedTree:
         return random_chain(key, depth, x.shape[1], (), classes, x.dtype)
@@ -216,27 +217,9 @@ def _average(values: Float[Array, " n"], weight: Float[Array, " n"]) -> Float[Ar
     return (weight * values).sum() / jnp.maximum(weight.sum(), jnp.finfo(weight.dtype).tiny)
 
 
-def _loss(loss: Loss | None, classes: int | None) -> Loss:
-    if loss is None:
-        loss = optax.losses.squared_error if classes is None else log_loss
-    if not callable(loss):
-        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
-    return loss
-
-
-def log_loss(logits: Float[Array, "n k"], y: Array) -> Float[Array, " n"]:
-    """Log loss of the softmax of logits."""
-    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
-
-
 def _check_classes(classes: int | None) -> None:
     if classes is not None and checks.check_count("classes", classes) < 2:
         raise ValueError(f"classes must be at least 2, got {classes}")
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -286,7 +269,7 @@ def fit_dgt(
     key: Array,
     depth: int,
     task: Literal["regression", "classification"] = "regression",
-    loss: Loss | None = None,
+    loss: SampleLoss | None = None,
     widths: Sequence[int] = (240, 240),
     quantiser: Literal["sign", "scaled"] = "scaled",
     leaves: Literal["learnt", "refit"] = "learnt",
@@ -358,7 +341,7 @@ def fit_dgt_forest(
     trees: int = 30,
     fraction: float = 1.0,
     task: Literal["regression", "classification"] = "regression",
-    loss: Loss | None = None,
+    loss: SampleLoss | None = None,
     widths: Sequence[int] = (240, 240),
     quantiser: Literal["sign", "scaled"] = "scaled",
     leaves: Literal["learnt", "refit"] = "learnt",
@@ -423,7 +406,7 @@ class _Recipe(NamedTuple):
 
     depth: int
     classes: int | None
-    loss: Loss | None
+    loss: SampleLoss | None
     widths: tuple[int, ...]
     quantiser: str
     leaves: str
@@ -436,7 +419,7 @@ class _Recipe(NamedTuple):
 def _recipe(
     depth: int,
     classes: int | None,
-    loss: Loss | None,
+    loss: SampleLoss | None,
     widths: Sequence[int],
     quantiser: str,
     leaves: str,
@@ -460,8 +443,7 @@ def _numbers(learning_rate: float, momentum: float, clip: float, l1: float, l2: 
     checks.check_positive("clip", clip)
     checks.check_not_negative("l1", l1)
     checks.check_not_negative("l2", l2)
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be at least 0 and below 1, got {momentum!r}")
+    checks.check_part("momentum", momentum)
     # Without momentum the optimiser keeps one copy of the parameters less.
     return {"learning_rate": learning_rate, "momentum": momentum or None, "clip": clip, "l1": l1, "l2": l2}
 
@@ -496,7 +478,7 @@ def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax
 def _train_tree(x, y, weight, held_out, key, numbers, recipe):
     """The hard tree on scaled data, and how it was trained."""
     method, optimizer = _method_and_optimizer(numbers, recipe)
-    loss_of = _loss(recipe.loss, recipe.classes)
+    loss_of = sample_loss(recipe.loss, recipe.classes)
 
     def judged(params: ChainedTree, x_new: Array, y_new: Array, weight_new: Array | None) -> Array:
         """What the tree that is answered with loses: its leaves refitted, if they are to be."""

@@ -52,9 +52,7 @@ def traverse(
     return position(q, active), active
 
 
-def position(
-    q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"]
-) -> Float[Array, "all_nodes n"]:
+def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"]) -> Float[Array, "all_nodes n"]:
     """``z = clip(q + 1/2, 0, a)`` (Proposition 1), of samples in a tree whose activity is known."""
     raised = q + 0.5
     return jnp.where(raised > active[:, None], active[:, None], jnp.where(raised > 0, raised, 0))

@@ -1,0 +1,136 @@
+"""Speed of the pruning layer, forward plus backward, and how often a solve reads q.
+
+python -m experiments.bench_isotonic [--repeats 31]
+
+``traversed`` q comes from random linear splits; ``uniform`` and ``rising`` are arbitrary (in the last, nodes pull
+harder the deeper they are, and merge). cvxpylayers runs beside where it is installed (``make peers``). The floor: the passes
+over q that were made, each a subtraction, a comparison and two sums an entry, in a compiled loop of nothing else.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import benchmark
+from jtrees import isotonic, routing
+
+SIZES = ((128, 4), (512, 6), (512, 8), (4096, 6), (4096, 8))
+# Milliseconds, forward and backward, of the authors' compiled solver with 2 threads: as reported to us, not measured in
+# this run. For arbitrary q about 1.5 times as long.
+AUTHORS = {(128, 4): 1.1, (512, 6): 6.1, (512, 8): 21.0, (4096, 6): 25.0, (4096, 8): 102.0}
+PENALTY = 1.0
+AGAINST_CVXPY = (100, 3)
+
+
+def inputs(kind: str, n: int, depth: int) -> jax.Array:
+    """Rewards q of shape ``(2**(depth + 1) - 1, n)``."""
+    nodes = 2 ** (depth + 1) - 1
+    if kind == "traversed":
+        keys = jax.random.split(jax.random.key(0))
+        x = jax.random.normal(keys[0], (n, 10))
+        return routing.rewards(jax.random.normal(keys[1], (2**depth - 1, 10)) / 3 @ x.T)
+    q = jax.random.uniform(jax.random.key(1), (nodes, n), minval=-1.0)
+    if kind == "uniform":
+        return q
+    level = np.log2(np.arange(1, nodes + 1)).astype(int)
+    return 0.2 * q + jnp.asarray(level[:, None] / depth - 0.7, q.dtype)
+
+
+def measured(fn: Callable[..., Any], *arguments: Any, repeats: int) -> list[float]:
+    """Seconds of each call, once compiled."""
+    jax.block_until_ready(fn(*arguments))
+    return benchmark.seconds(lambda: jax.block_until_ready(fn(*arguments)), repeats)
+
+
+@jax.jit
+def ten_passes(q: jax.Array, level: jax.Array) -> jax.Array:
+    """Ten times what a step of Newton's method reads; each result has a part in the next, so that none is left out."""
+
+    def one(level: jax.Array, _: None) -> tuple[jax.Array, None]:
+        excess, count = isotonic._excess(q, level)
+        return level + 0 * (excess + count), None
+
+    return jax.lax.scan(one, level, length=10)[0]
+
+
+def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float], float]:
+    """Seconds forward, and forward and backward, of the same program as a generic layer; and its error."""
+    import cvxpy as cp  # type: ignore[import-not-found]
+    from cvxpylayers.torch import CvxpyLayer  # type: ignore[import-not-found]
+    import torch  # type: ignore[import-not-found]
+
+    nodes, n = q.shape
+    a, z, raised = cp.Variable(nodes), cp.Variable((nodes, n)), cp.Parameter((nodes, n))
+    below = cp.reshape(a, (nodes, 1), order="C") @ np.ones((1, n))
+    constraints = [z >= 0, z <= below, a >= 0, a <= 1, a[1:] <= a[(np.arange(1, nodes) - 1) // 2]]
+    objective = cp.Minimize(PENALTY / 2 * cp.sum_squares(a) + cp.sum_squares(z - raised) / 2)
+    layer = CvxpyLayer(cp.Problem(objective, constraints), parameters=[raised], variables=[a, z])
+    given = torch.tensor(q + 0.5, dtype=torch.float64, requires_grad=True)
+    forward = lambda: layer(given)[0]
+    both = lambda: forward().sum().backward()
+    found = forward().detach().numpy()
+    error = float(np.abs(found - isotonic.prune_pav(q, PENALTY)[0]).max())
+    both()
+    return benchmark.seconds(forward, repeats), benchmark.seconds(both, repeats), error
+
+
+def main() -> None:
+    """Prints and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=31)
+    repeats = parser.parse_args().repeats
+    forward = jax.jit(lambda q: isotonic.prune(q, PENALTY))
+    both = jax.jit(jax.value_and_grad(lambda q, cotangent: isotonic.prune(q, PENALTY) @ cotangent))
+    rows = []
+    for size in SIZES:
+        n, depth = size
+        for kind in ("traversed", "uniform", "rising"):
+            q = inputs(kind, n, depth)
+            cotangent = jax.random.normal(jax.random.key(2), (len(q),))
+            values, group, passes = isotonic._solve(q, jnp.float32(PENALTY))
+            exact = np.abs(np.minimum(values, 1) - isotonic.prune_pav(np.asarray(q), PENALTY)[0]).max()
+            ten = measured(ten_passes, q, values, repeats=repeats)
+            ahead, full = measured(forward, q, repeats=repeats), measured(both, q, cotangent, repeats=repeats)
+            authors = AUTHORS[size] * (1.0 if kind == "traversed" else 1.5)
+            floor = float(passes) / 10 * float(np.median(ten))
+            rows.append([f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}"])
+            rows[-1] += [benchmark.spread(ahead), benchmark.spread(full), f"{authors:.3g}"]
+            rows[-1] += [f"{authors / np.median(full) / 1e3:.0f}", f"{np.median(ahead) / floor:.1f}", f"{exact:.0e}"]
+    header = [
+        "n, depth",
+        "q",
+        "groups",
+        "passes",
+        "forward, ms",
+        "forward + backward, ms",
+        "authors, ms",
+        "authors / ours",
+    ]
+    header += ["forward / floor", "error"]
+    notes = (
+        "float32. Passes: how often all of q was read, rows read by themselves counted as parts. The authors' figures "
+        "are those of their compiled solver, as reported, not of this run. Error: largest against sequential pooling "
+        "in float64.\n"
+    )
+    if benchmark.installed("cvxpylayers"):
+        n, depth = AGAINST_CVXPY
+        q = inputs("uniform", n, depth)
+        ahead, full = measured(forward, q, repeats=repeats), measured(both, q, jnp.ones(len(q)), repeats=repeats)
+        theirs, theirs_full, error = by_cvxpylayers(np.asarray(q, np.float64), max(3, repeats // 3))
+        says = benchmark.spread
+        notes += (
+            f"\nAt n = {n}, depth {depth}: forward {says(ahead)} ms, cvxpylayers {says(theirs)} ms, ratio "
+            f"{np.median(theirs) / np.median(ahead):.0f}; with backward {says(full)} ms, {says(theirs_full)} ms, ratio "
+            f"{np.median(theirs_full) / np.median(full):.0f} (its largest error: {error:.0e}).\n"
+        )
+    else:
+        notes += "\ncvxpylayers is not installed (`make peers`): not measured.\n"
+    benchmark.write("bench_isotonic", "python -m experiments.bench_isotonic", header, rows, notes)
+
+
+if __name__ == "__main__":
+    main()
