@@ -3,8 +3,8 @@
 python -m experiments.bench_isotonic [--repeats 31]
 
 ``traversed`` q comes from random linear splits; ``uniform`` and ``rising`` are arbitrary (in the last, nodes pull
-harder the deeper they are, and merge). cvxpylayers runs beside where it is installed (``make peers``). The floor: the passes
-over q that were made, each a subtraction, a comparison and two sums an entry, in a compiled loop of nothing else.
+harder the deeper they are, and merge). cvxpylayers runs beside where it is installed (``make peers``). The floor: the
+passes over q that were made, each a subtraction, a comparison and two sums an entry, in a loop of nothing else.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def measured(fn: Callable[..., Any], *arguments: Any, repeats: int) -> list[floa
 
 
 @jax.jit
-def ten_passes(q: jax.Array, level: jax.Array) -> jax.Array:
+def ten_passes(q: jax.Array, level: jax.Array) -> Any:
     """Ten times what a step of Newton's method reads; each result has a part in the next, so that none is left out."""
 
     def one(level: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -66,7 +66,7 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
     nodes, n = q.shape
     a, z, raised = cp.Variable(nodes), cp.Variable((nodes, n)), cp.Parameter((nodes, n))
     below = cp.reshape(a, (nodes, 1), order="C") @ np.ones((1, n))
-    constraints = [z >= 0, z <= below, a >= 0, a <= 1, a[1:] <= a[(np.arange(1, nodes) - 1) // 2]]
+    constraints: list[Any] = [z >= 0, z <= below, a >= 0, a <= 1, a[1:] <= a[(np.arange(1, nodes) - 1) // 2]]
     objective = cp.Minimize(PENALTY / 2 * cp.sum_squares(a) + cp.sum_squares(z - raised) / 2)
     layer = CvxpyLayer(cp.Problem(objective, constraints), parameters=[raised], variables=[a, z])
     given = torch.tensor(q + 0.5, dtype=torch.float64, requires_grad=True)

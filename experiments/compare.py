@@ -74,18 +74,22 @@ def _fit_raddt(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Names
     return jtrees.fit_raddt(x, y, key=key, depth=depth, starts=options.starts, epochs=epochs).tree
 
 
-def _dgt_epochs(x: np.ndarray) -> int:
+def _batch_epochs(x: np.ndarray) -> int:
     """About two thousand mini-batches of 128, and at least the default."""
     return max(100, 2000 * 128 // len(x))
 
 
 def _fit_dgt(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
-    return jtrees.fit_dgt(x, y, key=jax.random.key(options.seed), depth=depth, epochs=_dgt_epochs(x)).tree
+    return jtrees.fit_dgt(x, y, key=jax.random.key(options.seed), depth=depth, epochs=_batch_epochs(x)).tree
 
 
 def _fit_dgt_forest(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.Forest:
     key = jax.random.key(options.seed)
-    return jtrees.fit_dgt_forest(x, y, key=key, depth=depth, epochs=_dgt_epochs(x)).forest
+    return jtrees.fit_dgt_forest(x, y, key=key, depth=depth, epochs=_batch_epochs(x)).forest
+
+
+def _fit_latent(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.LatentModel:
+    return jtrees.fit_latent(x, y, key=jax.random.key(options.seed), depth=depth, epochs=_batch_epochs(x)).model
 
 
 def _fit_forest(x: np.ndarray, y: np.ndarray, depth: None, options: argparse.Namespace) -> RandomForestRegressor:
@@ -100,6 +104,7 @@ BY_DEPTH: dict[str, Callable[..., Any]] = {
     "raddt": _fit_raddt,
     "dgt": _fit_dgt,
     "dgt-forest": _fit_dgt_forest,
+    "latent": _fit_latent,
 }
 WITHOUT_DEPTH: dict[str, Callable[..., Any]] = {"forest": _fit_forest}
 METHODS = [*BY_DEPTH, *WITHOUT_DEPTH]
@@ -115,6 +120,9 @@ def _size(model: Any, x: np.ndarray) -> tuple[int, int, jtrees.ObliqueTree | Non
     if isinstance(model, jtrees.Forest):
         members = [jax.tree.map(lambda a, i=i: a[i], model.trees).prune(x) for i in range(model.num_trees)]
         return sum(tree.num_leaves for tree in members), sum(tree.num_parameters for tree in members), None
+    if isinstance(model, jtrees.LatentModel):  # a tree and a predictor on it
+        active = np.asarray(model.active[len(model.active) // 2 :]) > 0
+        return int(active.sum()), sum(a.size for a in jax.tree.leaves(model.params)), None
     tree = warmstart.from_sklearn(model) if isinstance(model, DecisionTreeRegressor) else model.prune(x)
     return tree.num_leaves, tree.num_parameters, tree
 

@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 import json
-import os
 from pathlib import Path
 import time
 from typing import Any
@@ -199,14 +198,8 @@ def run(options: argparse.Namespace) -> None:
             if not file.exists():
                 table = data.load(name, data_dir=options.data_dir)
                 split = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
-                start = time.perf_counter()
-                found = PARTS[part](split, seed, options)  # type: ignore[arg-type, operator]
-                seconds = time.perf_counter() - start
-                record = {"settings": settings_of(part, options), "machine": benchmark.machine(), "seconds": seconds}
-                record["found"] = found
-                aside = file.with_suffix(".unfinished")
-                aside.write_text(json.dumps(record, indent=1))
-                os.rename(aside, file)
+                make = partial(PARTS[part], split, seed, options)  # type: ignore[arg-type]
+                benchmark.piece(file, make, settings=settings_of(part, options))
                 # Hundreds of programs in one process use up what the kernel allows of memory maps.
                 jax.clear_caches()
             progress.advance(task)

@@ -53,9 +53,8 @@ def prune(q: Float[Array, "nodes n"], penalty: float | Array) -> Float[Array, " 
     Raises:
       ValueError: for a shape that is no tree's, values that are not finite, or a penalty that is not above 0.
     """
-    q, penalty = _checked(q, penalty)
-    work = _working(q.dtype)
-    return _prune(q.astype(work), penalty.astype(work))[0].astype(q.dtype)
+    dtype, q, penalty = _checked(q, penalty)
+    return _prune(q, penalty)[0].astype(dtype)
 
 
 def prune_with_groups(q: Float[Array, "nodes n"], penalty: float | Array) -> Pruning:
@@ -68,17 +67,13 @@ def prune_with_groups(q: Float[Array, "nodes n"], penalty: float | Array) -> Pru
     Raises:
       ValueError: as :func:`prune`.
     """
-    q, penalty = _checked(q, penalty)
-    work = _working(q.dtype)
-    values, group = _prune(q.astype(work), penalty.astype(work))
-    return Pruning(values.astype(q.dtype), group, _support(q.astype(work), values))
+    dtype, q, penalty = _checked(q, penalty)
+    values, group = _prune(q, penalty)
+    return Pruning(values.astype(dtype), group, _support(q, values))
 
 
-def _working(dtype: Any) -> Any:
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
-
-
-def _checked(q: Any, penalty: Any) -> tuple[Array, Array]:
+def _checked(q: Any, penalty: Any) -> tuple[Any, Array, Array]:
+    """The dtype of q, and both in that which is worked in."""
     q = jnp.asarray(q)
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"q must be of a floating dtype, got {q.dtype}")
@@ -91,7 +86,8 @@ def _checked(q: Any, penalty: Any) -> tuple[Array, Array]:
     validation.check_positive("penalty", penalty)
     if jnp.ndim(penalty):
         raise ValueError(f"penalty must be one number, got shape {jnp.shape(penalty)}: vmap over several")
-    return q, jnp.asarray(penalty, q.dtype)
+    work = q.dtype if jnp.finfo(q.dtype).bits >= 32 else jnp.float32
+    return q.dtype, q.astype(work), jnp.asarray(penalty).astype(work)
 
 
 def prune_pav(q: ArrayLike, penalty: float) -> tuple[np.ndarray, np.ndarray]:

@@ -269,6 +269,8 @@ def test_prune_keeps_the_dtype(dtype):
     expected = prune_pav(np.asarray(q, np.float64), 2.0)[0]
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=float(jnp.finfo(dtype).eps))
     assert jax.grad(lambda q: prune(q, 2.0).sum())(q).dtype == dtype
+    # The penalty need not be a number of that dtype.
+    np.testing.assert_allclose(np.asarray(prune(q, 1e-9), np.float64), np.where(q.max(1) > -0.5, 1, 0), atol=1e-3)
 
 
 def test_prune_compiles_once(count_compilations):

@@ -72,7 +72,7 @@ def test_trains_behind_a_convolution(count_compilations):
         return value
 
     rng, train = np.random.default_rng(0), 1300
-    for i in range(200):
+    for i in range(300):
         rows = rng.integers(0, train, 128)
         value = step(model, optimizer, images[rows], labels[rows])
         if i == 0:
