@@ -172,7 +172,8 @@ SETTINGS |= {"ablation": ("final", "polish"), "depths": ("tuning",)}
 
 def settings_of(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """The settings that a part depends on."""
-    return {name: getattr(options, name) for name in SETTINGS.get(part, ())}
+    scales = {"scales": [[list(one) for one in pair] for pair in SCALES]} if part == "get" else {}
+    return {name: getattr(options, name) for name in SETTINGS.get(part, ())} | scales
 
 
 def check_settings(options: argparse.Namespace) -> None:

@@ -83,11 +83,21 @@ def _checked(q: Any, penalty: Any) -> tuple[Any, Array, Array]:
             f"q must have shape (2**(depth + 1) - 1, n), a row for every node of the whole tree, got {q.shape}"
         )
     validation.check_finite("q", q)
-    validation.check_positive("penalty", penalty)
+    validation.check_number("penalty", penalty)
     if jnp.ndim(penalty):
         raise ValueError(f"penalty must be one number, got shape {jnp.shape(penalty)}: vmap over several")
-    work = q.dtype if jnp.finfo(q.dtype).bits >= 32 else jnp.float32
+    work = _working(q.dtype)
+    limit = float(jnp.finfo(work).max) / (4 * q.size)
+    if not validation.is_traced(q) and np.abs(np.asarray(q, np.float64)).max() > limit:
+        raise ValueError(f"q must be within +-{limit:.2g} in {jnp.dtype(work).name}, or its sums overflow")
+    if not validation.is_traced(penalty) and not float(jnp.finfo(work).tiny) <= float(penalty) <= limit:
+        raise ValueError(f"penalty must be a normal number of {jnp.dtype(work).name} up to {limit:.2g}, got {penalty}")
     return q.dtype, q.astype(work), jnp.asarray(penalty).astype(work)
+
+
+def _working(dtype: Any) -> Any:
+    """The dtype that is worked in."""
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def prune_pav(q: ArrayLike, penalty: float) -> tuple[np.ndarray, np.ndarray]:
@@ -355,12 +365,15 @@ def tree_isotonic(
     targets = jnp.asarray(targets)
     if targets.ndim != 1 or not len(targets) or not jnp.issubdtype(targets.dtype, jnp.floating):
         raise ValueError(f"targets must be floating, of shape (nodes,), got {targets.dtype} of shape {targets.shape}")
-    weights = jnp.asarray(weights, targets.dtype)
+    work = _working(targets.dtype)
+    weights = jnp.asarray(weights).astype(work)
     if weights.shape != targets.shape:
         raise ValueError(f"weights must have the shape of targets, {targets.shape}, got {weights.shape}")
     validation.check_finite("targets", targets)
-    validation.check_positive("weights", weights)
-    return _pool(weights, targets, _checked_parent(parent, len(targets)))[0]
+    validation.check_number("weights", weights)
+    # Only their ratios matter: those of size one do not overflow when they are summed.
+    weights /= jax.lax.stop_gradient(weights.max())
+    return _pool(weights, targets.astype(work), _checked_parent(parent, len(targets)))[0].astype(targets.dtype)
 
 
 def _checked_parent(parent: Any, nodes: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import isotonic, routing, topology, validation
+from jtrees import routing, topology, validation
 from jtrees.methods import latent
 
 
@@ -56,13 +56,18 @@ class LatentTree(nnx.Module):
         """
         validation.check_count("features", features)
         latent.check_depth(depth)
-        validation.check_positive("penalty", penalty)
+        validation.check_number("penalty", penalty)
         validation.check_part("momentum", momentum)
         nodes = topology.num_nodes(depth)
         self.split = latent.make_split(split, features, nodes, hidden=hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         self.active = nnx.BatchStat(jnp.ones(2 * nodes + 1, dtype))
-        self.penalty, self.momentum, self.use_running_average = penalty, momentum, use_running_average
+        self.features, self.penalty, self.momentum, self.use_running_average = (
+            features,
+            penalty,
+            momentum,
+            use_running_average,
+        )
 
     def __call__(
         self, x: Float[Array, "*n features"], *, use_running_average: bool | None = None
@@ -72,13 +77,18 @@ class LatentTree(nnx.Module):
         Args:
           x: samples, any leading axes.
           use_running_average: instead of what the layer is set to.
+
+        Raises:
+          ValueError: for another last axis than ``features``, or a split that gives another shape than it should.
         """
-        flat = x.reshape(-1, x.shape[-1])
-        q = routing.rewards(self.split(flat).T + self.bias[...][:, None])
+        if x.ndim == 0 or x.shape[-1] != self.features:
+            raise ValueError(f"x must have {self.features} features on its last axis, got shape {x.shape}")
+        flat = x.reshape(-1, self.features)
+        scores = latent.split_scores(self.split, flat, len(self.bias)) + self.bias[...][:, None]
         if self.use_running_average if use_running_average is None else use_running_average:
             active = self.active[...]
         else:
-            active = isotonic.prune(q, self.penalty * flat.shape[0])
+            active = latent.activity(scores, self.penalty)
             old = self.momentum * self.active[...]
             self.active[...] = old + (1 - self.momentum) * jax.lax.stop_gradient(active)
-        return routing.position(q, active).T.reshape(*x.shape[:-1], -1)
+        return routing.position(routing.rewards(scores), active).T.reshape(*x.shape[:-1], -1)

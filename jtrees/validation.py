@@ -9,6 +9,7 @@ import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 MAX_DEPTH = 16
@@ -55,12 +56,28 @@ def check_positive(name: str, value: Any) -> None:
     Raises:
       ValueError: naming the argument otherwise.
     """
-    if callable(value) or is_traced(value):
+    if not callable(value):
+        check_number(name, value)
+
+
+def check_number(name: str, value: Any) -> None:
+    """A finite number above zero, or an array of them, and no schedule; traced values pass.
+
+    Raises:
+      ValueError: naming the argument otherwise.
+    """
+    if is_traced(value):
         return
-    if np.asarray(value).dtype.kind not in "biuf":
+    if callable(value) or not _is_numeric(value):
         raise ValueError(f"{name} must be a number above 0, got {value!r}")
     if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether numbers, those of jax's own dtypes (bfloat16) included."""
+    dtype = np.asarray(value).dtype
+    return dtype.kind in "biuf" or jnp.issubdtype(dtype, jnp.floating)
 
 
 def check_not_negative(name: str, value: Any) -> None:
@@ -72,7 +89,7 @@ def check_not_negative(name: str, value: Any) -> None:
     if is_traced(value):
         return
     number = np.asarray(value)
-    if number.dtype.kind not in "biuf" or not np.all(np.isfinite(number)) or not np.all(number >= 0):
+    if not _is_numeric(number) or not np.all(np.isfinite(number)) or not np.all(number >= 0):
         raise ValueError(f"{name} must be finite and not negative, got {value!r}")
 
 

@@ -56,6 +56,7 @@ def test_purity_of_other_trees():
 def test_purity_at_its_ends():
     assert dendrogram_purity([0, 0, 3, 3], [1, 1, 0, 0]) == 1
     assert dendrogram_purity([0, 0, 0, 0], [1, 1, 0, 0]) == 0.5
+    assert dendrogram_purity(np.array([0, 1, 200, 201], np.uint8), [0, 0, 1, 1]) == 1
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,10 @@ def test_prune_compiles_once(count_compilations):
         (np.zeros((7, 3)), np.nan, "penalty must be finite and above 0"),
         (np.zeros((7, 3)), np.ones(2), r"penalty must be one number, got shape \(2,\): vmap"),
         (np.zeros((7, 3)), "much", "penalty must be a number above 0"),
+        (np.zeros((7, 3)), lambda step: 1.0, "penalty must be a number above 0"),
+        (np.zeros((7, 3), np.float32), 1e-40, "penalty must be a normal number of float32"),
+        (np.zeros((7, 3), np.float32), 1e38, "penalty must be a normal number of float32 up to 4.1e[+]36, got 1e[+]38"),
+        (np.full((7, 3), 1e38, np.float32), 1.0, r"q must be within \+-4.1e\+36 in float32"),
     ],
 )
 def test_bad_input_to_prune(q, penalty, message):
@@ -354,6 +358,22 @@ def test_the_derivative_of_tree_isotonic(x64):
     weights, targets = jnp.asarray(rng.uniform(0.5, 2, 15)), jnp.asarray(rng.normal(size=15))
     assert len(np.unique(tree_isotonic(weights, targets))) < 15
     jax.test_util.check_grads(tree_isotonic, (weights, targets), order=2, modes=("fwd", "rev"), eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_tree_isotonic_in_half_precision(dtype):
+    nodes = 4095  # more than either dtype can count to
+    targets = jnp.linspace(0, 1, nodes).astype(dtype)
+    found = tree_isotonic(jnp.ones(nodes, dtype), targets, parent=np.arange(nodes) - 1)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(np.asarray(found, np.float64), 0.5, atol=0.005)  # rises: one group
+
+
+def test_only_ratios_of_weights_matter():
+    targets = jnp.asarray([0.2, 0.9, 0.1])
+    expected = tree_isotonic(jnp.ones(3), targets)
+    np.testing.assert_allclose(tree_isotonic(jnp.full(3, 1e30), targets), expected, rtol=1e-6)
+    np.testing.assert_allclose(tree_isotonic(jnp.full(3, 1e-30), targets), expected, rtol=1e-6)
 
 
 def test_tree_isotonic_under_vmap(x64):

@@ -121,6 +121,14 @@ def test_a_row_is_answered_alike_in_any_company(table):
     np.testing.assert_allclose(model.predict(x[:7]), model.predict(x)[:7], rtol=1e-5)
 
 
+def test_answers_stay_near_the_training_targets(table):
+    x, y = table
+    model = jtrees.fit_latent(x, y, key=jax.random.key(0), depth=2, epochs=3).model
+    far = model.predict(1e6 * x)
+    tenth = 0.1 * np.ptp(y)
+    np.testing.assert_allclose([far.min(), far.max()], [y.min() - tenth, y.max() + tenth], rtol=1e-5)
+
+
 def test_the_best_epoch_by_validation_is_kept(table):
     x, y = table
     held_out = x[400:], y[400:]
@@ -201,6 +209,29 @@ def test_plateau_schedules_see_the_loss(table):
     np.testing.assert_allclose(losses[-1], losses[-2], rtol=1e-6)
 
 
+def sigmoid_loss(outputs, y):
+    return optax.losses.sigmoid_binary_cross_entropy(outputs, y)
+
+
+def test_a_loss_of_ones_own_is_what_models_are_judged_by(table):
+    x, y = table
+    y = (y > 5).astype(np.float32)
+    result = jtrees.fit_latent(x, y, key=jax.random.key(0), depth=2, loss=sigmoid_loss, batch_size=50)
+    logits = result.model.predict(x).astype(np.float32)
+    assert logits.min() < -0.5 and logits.max() > 1.5  # logits, not means of targets: without bounds
+    np.testing.assert_allclose(result.score, sigmoid_loss(logits, y).mean(), rtol=1e-4)
+    np.testing.assert_allclose(result.score, result.losses[-50:].mean(), rtol=0.2)
+
+
+@pytest.mark.parametrize("shape", [(10, 1), (10, 3)])
+def test_targets_of_another_shape_are_refused(shape):
+    x = jnp.ones((10, 2))
+    with pytest.raises(ValueError, match=r"y must have shape \(10,\), got \(10, "):
+        jtrees.train(
+            jtrees.latent(1, 0.1), x, jnp.ones(shape), key=jax.random.key(0), optimizer=optax.sgd(0.1), steps=1
+        )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -208,6 +239,7 @@ def test_plateau_schedules_see_the_loss(table):
         ({"depth": 0}, "depth must be from 1"),
         ({"penalty": 0.0}, "penalty must be finite and above 0"),
         ({"penalty": -1}, "penalty must be finite and above 0"),
+        ({"penalty": optax.constant_schedule(1.0)}, "penalty must be a number above 0"),
         ({"split": "cubic"}, "split must be one of 'linear', 'elu', 'mlp', or a function"),
         ({"predictor": "forest"}, "predictor must be one of 'linear', 'mlp', got 'forest'"),
         ({"inputs": "x"}, "inputs must be one of 'z', 'xz', got 'x'"),

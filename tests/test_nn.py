@@ -111,6 +111,16 @@ def test_penalties_prune():
     assert isotonic.prune(jnp.ones((1, 5)), 5.0)[0] == pytest.approx(0.75)
 
 
+def test_bad_shapes():
+    layer = nn.LatentTree(3, 2, penalty=0.1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"x must have 3 features on its last axis, got shape \(4, 2\)"):
+        layer(jnp.zeros((4, 2)))
+    narrow = lambda features, nodes, rngs: nnx.Linear(features, 1, rngs=rngs)
+    layer = nn.LatentTree(3, 2, penalty=0.1, split=narrow, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"split must map x of shape \(4, 3\) to \(4, 3\), got \(4, 1\)"):
+        layer(jnp.zeros((4, 3)))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -72,3 +72,11 @@ def test_bad_input():
         rewards(jnp.zeros((4, 3)))
     with pytest.raises(ValueError, match="penalty must be finite and above 0"):
         traverse(jnp.zeros((3, 3)), 0.0)
+
+
+def test_nan_goes_through():
+    scores = jnp.zeros((3, 2)).at[1, 0].set(jnp.nan)
+    q = rewards(scores)
+    assert np.isnan(q[3:5, 0]).all()
+    assert np.isfinite(q[:, 1]).all()
+    assert np.isnan(jax.jit(lambda s: traverse(s, 1.0)[0])(scores)).any()

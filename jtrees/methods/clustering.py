@@ -81,8 +81,8 @@ def fit_latent_clustering(
         raise ValueError(f"target_features must vary, got column {constant[0]}, which is the same in every row")
     held_out = None if validation is None else np.asarray(checks.check_x(validation, features=p), np.float32)
     of = latent.architecture(depth, None, len(targets), "linear", "linear", inputs, 1, 0.0)
-    checks.check_positive("penalty", penalty)
-    checks.check_positive("learning_rate", learning_rate)
+    checks.check_number("penalty", penalty)
+    checks.check_number("learning_rate", learning_rate)
     batch_size = min(checks.check_count("batch_size", batch_size), n)
     epochs, patience = checks.check_count("epochs", epochs), checks.check_count("patience", patience)
     recipe = latent.Recipe(of, None, len(targets), None, batch_size, epochs, n // batch_size, patience)
@@ -94,10 +94,9 @@ def fit_latent_clustering(
     scaled = lambda a: ((a - mean) / unit).astype(np.float32)
     parts = lambda a: (scaled(a)[:, others], scaled(a)[:, targets])
     judge = None if held_out is None else parts(held_out)
-    result, active, _ = latent.run(*parts(x), judge, key, penalty, learning_rate, recipe)
+    result, active, tree = latent.run(*parts(x), judge, key, penalty, learning_rate, recipe)
     if not result.finite:
         raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-    tree = latent.hard_tree(result.params, *parts(x), penalty, of=of)
     weights = np.zeros((len(tree.bias), p))
     weights[:, others] = np.asarray(tree.weights, np.float64) / unit[others]
     bias = np.asarray(tree.bias, np.float64) - weights @ mean
@@ -142,6 +141,7 @@ def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike
         raise ValueError(
             f"leaves must be whole numbers from 0 and labels one for each, got shapes {ends.shape} and {labels.shape}"
         )
+    ends = ends.astype(np.int64)
     if parent is None:
         inner = 2 ** int(ends.max(initial=0)).bit_length() - 1
         ends, above = ends + inner, (np.arange(2 * inner + 1) - 1) // 2

@@ -23,6 +23,7 @@ from jtrees.methods.table import Scale, checked_table, checked_validation
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 10
+_MARGIN = 0.1  # of the range of the training targets: answers go no further beyond it, as those of linear leaves
 SPLITS, PREDICTORS, INPUTS = ("linear", "elu", "mlp"), ("linear", "mlp"), ("z", "xz")
 # (features, nodes, rngs) -> a module from (n, features) to scores (n, nodes) whose only state is parameters.
 MakeSplit = Callable[[int, int, nnx.Rngs], Callable[[Array], Array]]
@@ -30,10 +31,12 @@ Split = Literal["linear", "elu", "mlp"] | MakeSplit
 
 
 class Architecture(NamedTuple):
-    """What a model is made of, apart from its parameters. Fields are those of :func:`latent`."""
+    """What a model is made of, apart from its parameters: the arguments of :func:`latent`, and ``outputs``, None for
+    one number a sample, ``(n,)``.
+    """
 
     depth: int
-    outputs: int
+    outputs: int | None
     split: Any
     predictor: str
     inputs: str
@@ -50,24 +53,36 @@ class Network(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         width = 2 * nodes + 1 + (features if of.inputs == "xz" else 0)
         linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
-        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), of.outputs]
+        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), of.outputs or 1]
         self.layers = nnx.List([linear(*pair) for pair in itertools.pairwise(sizes)])
-        self.inputs, self.dropout = of.inputs, of.dropout
+        self.of = of
 
     def scores(self, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
         """Right iff above 0."""
-        return self.split(x).T + self.bias[...][:, None]
+        return split_scores(self.split, x, len(self.bias)) + self.bias[...][:, None]
 
-    def answer(self, x: Float[Array, "n p"], z: Float[Array, "all_nodes n"], key: Array | None) -> Float[Array, "n k"]:
+    def answer(self, x: Float[Array, "n p"], z: Float[Array, "all_nodes n"], key: Array | None) -> Float[Array, "n *k"]:
         """What the predictor says; a key lets units drop out."""
-        out = z.T if self.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
+        out = z.T if self.of.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
         *hidden, last = self.layers
         for i, layer in enumerate(hidden):
             out = nnx.elu(layer(out))
-            if key is not None and self.dropout > 0:
-                kept = jax.random.bernoulli(jax.random.fold_in(key, i), 1 - self.dropout, out.shape)
-                out = jnp.where(kept, out / (1 - self.dropout), 0)
-        return last(out)
+            if key is not None and self.of.dropout > 0:
+                kept = jax.random.bernoulli(jax.random.fold_in(key, i), 1 - self.of.dropout, out.shape)
+                out = jnp.where(kept, out / (1 - self.of.dropout), 0)
+        return last(out) if self.of.outputs is not None else last(out)[:, 0]
+
+
+def split_scores(split: Callable[[Array], Array], x: Float[Array, "n p"], nodes: int) -> Float[Array, "nodes n"]:
+    """What split functions say, without the biases.
+
+    Raises:
+      ValueError: for a module of one's own that gives another shape.
+    """
+    raw = split(x)
+    if raw.shape != (x.shape[0], nodes):
+        raise ValueError(f"split must map x of shape {x.shape} to ({x.shape[0]}, {nodes}), got {raw.shape}")
+    return raw.T
 
 
 def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: Any, rngs: nnx.Rngs) -> Any:
@@ -107,10 +122,19 @@ def scores_of(params: Any, x: Float[Array, "n p"], of: Architecture) -> Float[Ar
     return _network(params, x, of).scores(x)
 
 
-def _activity(scores: Array, penalty: Any) -> tuple[Array, Array]:
-    """q, and the activity of the nodes on these samples."""
-    q = routing.rewards(scores)
-    return q, isotonic.prune(q, jnp.asarray(penalty, q.dtype) * scores.shape[1])
+def activity(scores: Float[Array, "nodes n"], penalty: Any) -> Float[Array, " all_nodes"]:
+    """The activity of the nodes on samples; ``penalty`` is that of one sample."""
+    return isotonic.prune(routing.rewards(scores), jnp.asarray(penalty, scores.dtype) * scores.shape[1])
+
+
+def outputs_of(
+    params: Any, x: Array, of: Architecture, active: Array | None, penalty: Any = None, *, key: Array | None = None
+) -> Float[Array, "n *k"]:
+    """What the predictor says, in a tree as active as told, or (None) as it is on these samples under a penalty."""
+    network = _network(params, x, of)
+    scores = network.scores(x)
+    active = activity(scores, penalty) if active is None else active
+    return network.answer(x, routing.position(routing.rewards(scores), active), key)
 
 
 def latent(
@@ -152,28 +176,27 @@ def latent(
       ValueError: for a depth, a penalty, a count or a part out of range, or an unknown option.
     """
     of = architecture(depth, classes, targets, split, predictor, inputs, hidden, dropout)
-    checks.check_positive("penalty", penalty)
+    checks.check_number("penalty", penalty)
     loss_of = losses.sample_loss(loss, classes)
-    shaped = lambda outputs: outputs if classes is not None or targets is not None else outputs[:, 0]
 
     def init(x: Array, y: Array, *, key: Array) -> Any:
         network = Network(x.shape[1], of, dtype=x.dtype, rngs=nnx.Rngs(key))
-        network.bias[...] = centered(network.split(x).T)
+        network.bias[...] = centered(split_scores(network.split, x, len(network.bias)))
         return nnx.state(network, nnx.Param)
 
     def total(params: Any, x: Array, y: Array, *, key: Array, step: Array) -> tuple[Array, Array]:
-        network = _network(params, x, of)
-        q, active = _activity(network.scores(x), penalty)
-        value = loss_of(shaped(network.answer(x, routing.position(q, active), key)), y).mean()
+        expected = x.shape[:1] if targets is None else (x.shape[0], targets)
+        if y.shape != expected:
+            raise ValueError(f"y must have shape {expected}, got {y.shape}")
+        value = loss_of(outputs_of(params, x, of, None, penalty, key=key), y).mean()
         return value, value
 
     def predict(params: Any, x: Array) -> Array:
-        network = _network(params, x, of)
-        q, active = _activity(network.scores(x), penalty)
-        return _answers(shaped(network.answer(x, routing.position(q, active), None)), classes)
+        outputs = outputs_of(params, x, of, None, penalty)
+        return outputs if classes is None else jax.nn.softmax(outputs, axis=1)
 
     def harden(params: Any, x: Array, y: Array) -> ObliqueTree | None:
-        if (of.split, of.predictor, of.inputs) != ("linear", "linear", "z"):
+        if not _is_tree(of):
             return None
         return hard_tree(params, x, jnp.asarray(y), penalty, of=of, classes=classes)
 
@@ -187,7 +210,13 @@ def check_depth(depth: Any) -> int:
     return int(depth)
 
 
+def _is_tree(of: Architecture) -> bool:
+    """Whether the splits say everything."""
+    return (of.split, of.predictor, of.inputs) == ("linear", "linear", "z")
+
+
 def architecture(depth, classes, targets, split, predictor, inputs, hidden, dropout) -> Architecture:
+    """Arguments of :func:`latent` as one, or ``ValueError``."""
     depth = check_depth(depth)
     if classes is not None and checks.check_count("classes", classes) < 2:
         raise ValueError(f"classes must be at least 2, got {classes}")
@@ -201,7 +230,7 @@ def architecture(depth, classes, targets, split, predictor, inputs, hidden, drop
     checks.check_choice("inputs", inputs, INPUTS)
     checks.check_count("hidden", hidden)
     checks.check_part("dropout", dropout)
-    return Architecture(depth, classes or targets or 1, split, predictor, inputs, hidden, float(dropout))
+    return Architecture(depth, classes or targets, split, predictor, inputs, hidden, float(dropout))
 
 
 def centered(raw: Float[Array, "nodes n"]) -> Float[Array, " nodes"]:
@@ -215,17 +244,13 @@ def centered(raw: Float[Array, "nodes n"]) -> Float[Array, " nodes"]:
     return jnp.concatenate(biases)
 
 
-def _answers(outputs: Array, classes: int | None) -> Array:
-    return outputs if classes is None else jax.nn.softmax(outputs, axis=1)
-
-
 @partial(jax.jit, static_argnames=("of", "classes"))
 def hard_tree(
     params: Any, x: Array, y: Array, penalty: Any, *, of: Architecture, classes: int | None = None
 ) -> ObliqueTree:
     """The hard tree of linear splits in which inactive nodes do not split, with constant leaves set from x and y."""
     network = _network(params, x, of)
-    splits = _activity(network.scores(x), penalty)[1][: topology.num_nodes(of.depth)] > 0
+    splits = activity(network.scores(x), penalty)[: topology.num_nodes(of.depth)] > 0
     weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
     tree = ObliqueTree(weights, jnp.where(splits, network.bias[...], -1), None)
     leaf, num = tree.leaf_index(x), topology.num_leaves(of.depth)
@@ -248,6 +273,7 @@ class LatentModel:
       scale: the map from raw features and to raw targets.
       architecture: what the network is made of.
       classes: number of classes, or None.
+      bounded: whether answers are kept near the training targets.
     """
 
     params: Any
@@ -255,15 +281,20 @@ class LatentModel:
     scale: Scale
     architecture: Architecture = struct.field(pytree_node=False)
     classes: int | None = struct.field(pytree_node=False)
+    bounded: bool = struct.field(pytree_node=False)
 
     def predict(self, x: ArrayLike) -> np.ndarray:
         """The answers, ``(n,)``, or class probabilities, ``(n, K)``.
+
+        In regression by squared error answers are kept between the least and the greatest training target, and a tenth
+        of their range beyond: a predictor that sees x has no bounds of its own, and what it makes of an outlier can be
+        anything.
 
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
         outputs = np.asarray(_predict(self, self._unit(x)), np.float64)
-        return outputs if self.classes is not None else self.scale.y_min + self.scale.y_unit * outputs[:, 0]
+        return outputs if self.classes is not None else self.scale.y_min + self.scale.y_unit * outputs
 
     def traverse(self, x: ArrayLike) -> np.ndarray:
         """How far each sample is at each node of the whole tree: z, ``(nodes, n)``.
@@ -284,8 +315,15 @@ def _position(model: LatentModel, x: Array) -> Array:
 
 @jax.jit
 def _predict(model: LatentModel, x: Array) -> Array:
-    network = _network(model.params, x, model.architecture)
-    return _answers(network.answer(x, _position(model, x), None), model.classes)
+    outputs = outputs_of(model.params, x, model.architecture, model.active)
+    if model.classes is not None:
+        return jax.nn.softmax(outputs, axis=1)
+    return _near_targets(outputs) if model.bounded else outputs
+
+
+def _near_targets(outputs: Array) -> Array:
+    """Answers on targets scaled to [0, 1]."""
+    return jnp.clip(outputs, -_MARGIN, 1 + _MARGIN)
 
 
 @struct.dataclass
@@ -320,6 +358,11 @@ class Recipe(NamedTuple):
     epochs: int
     steps_an_epoch: int
     patience: int
+
+    @property
+    def bounded(self) -> bool:
+        """Whether answers are kept near the training targets: where they are means of them."""
+        return (self.classes, self.targets, self.loss) == (None, None, None)
 
 
 def fit_latent(
@@ -377,8 +420,8 @@ def fit_latent(
     table, classes = checked_table(x, y, None, task)
     held_out = None if validation is None else checked_validation(validation, table.x.shape[1], classes)
     of = architecture(depth, classes, None, split, predictor, inputs, hidden, dropout)
-    checks.check_positive("penalty", penalty)
-    checks.check_positive("learning_rate", learning_rate)
+    checks.check_number("penalty", penalty)
+    checks.check_number("learning_rate", learning_rate)
     batch_size = min(checks.check_count("batch_size", batch_size), len(table.x))
     epochs, patience = checks.check_count("epochs", epochs), checks.check_count("patience", patience)
     recipe = Recipe(of, classes, None, loss, batch_size, epochs, len(table.x) // batch_size, patience)
@@ -387,14 +430,14 @@ def fit_latent(
     result, active, tree = run(scale.x(table.x), scale.y(table.y), judge, key, penalty, learning_rate, recipe)
     if not result.finite:
         raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-    model = LatentModel(result.params, active, scale, of, classes)
-    tree = None if tree is None else scale.from_unit(tree)
+    model = LatentModel(result.params, active, scale, of, classes, recipe.bounded)
+    tree = scale.from_unit(tree) if _is_tree(of) else None
     return LatentResult(model, tree, np.asarray(result.losses), float(result.score), int(result.step))
 
 
 @partial(jax.jit, static_argnames="recipe")
 def run(x, y, held_out, key, penalty, learning_rate, recipe):
-    """The training run on scaled data, the activity on all of them, and the hard tree if there is one."""
+    """The training run on scaled data, the activity on all of them, and where splits are linear the hard tree."""
     of, classes = recipe.architecture, recipe.classes
     method = latent(
         of.depth,
@@ -409,14 +452,12 @@ def run(x, y, held_out, key, penalty, learning_rate, recipe):
         dropout=of.dropout,
     )
     loss_of = losses.sample_loss(recipe.loss, classes)
-    activity = lambda params: _activity(scores_of(params, x, of), penalty)[1]
+    activity_of = lambda params: activity(scores_of(params, x, of), penalty)
 
     def judged(params: Any) -> Array:
         x_new, y_new = (x, y) if held_out is None else held_out
-        network = _network(params, x_new, of)
-        z = routing.position(routing.rewards(network.scores(x_new)), activity(params))
-        outputs = network.answer(x_new, z, None)
-        return loss_of(outputs if outputs.ndim == y_new.ndim + (classes is not None) else outputs[:, 0], y_new).mean()
+        outputs = outputs_of(params, x_new, of, activity_of(params))
+        return loss_of(_near_targets(outputs) if recipe.bounded else outputs, y_new).mean()
 
     plateau = optax.contrib.reduce_on_plateau(
         factor=0.1, patience=recipe.patience, accumulation_size=recipe.steps_an_epoch
@@ -432,4 +473,5 @@ def run(x, y, held_out, key, penalty, learning_rate, recipe):
         score_every=0 if held_out is None else recipe.steps_an_epoch,
         score=judged,
     )
-    return result, activity(result.params), method.harden(result.params, x, y)
+    tree = hard_tree(result.params, x, y, penalty, of=of, classes=classes) if of.split == "linear" else None
+    return result, activity_of(result.params), tree

@@ -25,8 +25,8 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
     """
     q = [jnp.ones_like(scores[:1])]
     for score in topology.levels(scores):
-        # Not jnp.minimum: it shares the gradient between equal arguments.
-        least = lambda agreement: jnp.where(agreement < q[-1], agreement, q[-1])
+        # Not jnp.minimum, which shares the gradient between equal arguments. A NaN goes through.
+        least = lambda agreement: jnp.where(agreement >= q[-1], q[-1], agreement)
         q.append(topology.interleave(least(-score), least(score)))
     return jnp.concatenate(q)
 
@@ -55,4 +55,4 @@ def traverse(
 def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"]) -> Float[Array, "all_nodes n"]:
     """``z = clip(q + 1/2, 0, a)`` (Proposition 1), of samples in a tree whose activity is known."""
     raised = q + 0.5
-    return jnp.where(raised > active[:, None], active[:, None], jnp.where(raised > 0, raised, 0))
+    return jnp.where(raised > active[:, None], active[:, None], jnp.where(raised <= 0, 0, raised))
