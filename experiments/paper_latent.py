@@ -354,8 +354,8 @@ def report(found: dict[str, dict[str, Any]], command: str) -> str:
         header = ["set", "", "seeds", "LatentTree", "its tree alone", "CART", "MLP", "boosting", "active nodes, %"]
         text.append(
             "## Test scores, per cent (Tables 1 and 2)\n\nOne test part for all seeds. Options of every method by a "
-            "fifth of the training part of the first seed. *Its tree alone*: trained with a linear predictor that sees z only, then hardened to one "
-            "oblique tree with a constant in each leaf.\n\n"
+            "fifth of the training part of the first seed. *Its tree alone*: trained with a linear predictor that "
+            "sees z only, then hardened to one oblique tree with a constant in each leaf.\n\n"
             + benchmark.markdown([*header, "chosen", "seconds, all"], rows)
         )
     for name, piece in found.get("clustering", {}).items():
@@ -364,11 +364,12 @@ def report(found: dict[str, dict[str, Any]], command: str) -> str:
         rows = [[m, *(spread(one[f"{m}, {rows}"], 3) for rows in ("test", "all"))] for m in methods]
         text.append(
             f"## Dendrogram purity, {name} (Table 3)\n\nThe paper's figures: 0.468 ± 0.028, hierarchical k-means 0.508 "
-            "± 0.008, BIRCH 0.429 ± 0.013 (of 214 rows; 205 here). Sixty per cent to train on, twenty to choose depth, "
-            "penalty, learning rate and epoch by (error of the predicted features; labels choose nothing), twenty to "
-            f"test; the other two methods are fitted to the sixty, on all features as they are, k-means to the same depth, "
-            f"BIRCH with a threshold of 0.5. Chosen (depth, penalty, rate): {one['chosen']}. LatentTree's predictor sees "
-            "z alone.\n\n" + benchmark.markdown(["", "test rows", "all rows"], rows)
+            "± 0.008, BIRCH 0.429 ± 0.013 (of 214 rows; 205 here). Sixty per cent to train on, twenty to choose "
+            "depth, penalty, learning rate and epoch by (error of the predicted features; labels choose nothing), "
+            "twenty to test; the other two methods are fitted to the sixty, on all features as they are, k-means to "
+            "the same depth, BIRCH with a threshold of 0.5. Chosen (depth, penalty, rate): "
+            f"{one['chosen']}. LatentTree's predictor sees z alone.\n\n"
+            + benchmark.markdown(["", "test rows", "all rows"], rows)
         )
     for name, piece in found.get("pruning", {}).items():
         rows = []
