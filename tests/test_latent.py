@@ -89,8 +89,9 @@ def test_sweeps_over_keys_and_penalties(table):
 
     keys, penalties = jax.random.split(jax.random.key(0), 3), jnp.array([0.01, 0.1, 1.0])
     together = jax.jit(jax.vmap(run))(keys, penalties)
+    alone = jax.jit(run)
     for row, key, penalty in zip(together, keys, penalties, strict=True):
-        np.testing.assert_allclose(row, run(key, penalty), rtol=1e-4)  # float32, five updates
+        np.testing.assert_allclose(row, alone(key, penalty), rtol=1e-4)  # float32, five updates
 
 
 def test_gradients_in_double_precision(table, x64):
@@ -98,9 +99,9 @@ def test_gradients_in_double_precision(table, x64):
     method = jtrees.latent(2, 0.3, inputs="z")
     params = method.init(x, y, key=jax.random.key(0))
     assert all(a.dtype == jnp.float64 for a in jax.tree.leaves(params))
-    loss = lambda params: method.loss(params, x, y, key=jax.random.key(0), step=0)[0]
     flat, unravel = jax.flatten_util.ravel_pytree(params)
-    jax.test_util.check_grads(lambda p: loss(unravel(jnp.asarray(p))), (flat,), order=1, eps=1e-6, atol=1e-6)
+    loss = jax.jit(lambda flat: method.loss(unravel(flat), x, y, key=jax.random.key(0), step=0)[0])
+    jax.test_util.check_grads(loss, (flat,), order=1, eps=1e-6, atol=1e-6)
 
 
 def test_fit_latent_learns_what_a_linear_model_cannot(table):
@@ -192,7 +193,8 @@ def test_several_targets_and_a_loss_of_ones_own():
     x = jax.random.normal(jax.random.key(0), (100, 3))
     y = jnp.stack([x[:, 0], (x[:, 1] > 0) * 1.0], axis=1)
     method = jtrees.latent(2, 0.1, targets=2, loss=lambda outputs, y: jnp.abs(outputs - y).sum(1))
-    result = jtrees.train(method, x, y, key=jax.random.key(1), optimizer=optax.adam(0.05), steps=200)
+    train = lambda key: jtrees.train(method, x, y, key=key, optimizer=optax.adam(0.05), steps=200)
+    result = jax.jit(train)(jax.random.key(1))
     assert method.predict(result.params, x).shape == (100, 2)
     assert result.score < 0.3 * result.losses[0]
 
