@@ -62,12 +62,8 @@ class LatentTree(nnx.Module):
         self.split = latent.make_split(split, features, nodes, hidden=hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         self.active = nnx.BatchStat(jnp.ones(2 * nodes + 1, dtype))
-        self.features, self.penalty, self.momentum, self.use_running_average = (
-            features,
-            penalty,
-            momentum,
-            use_running_average,
-        )
+        self.features, self.penalty = features, penalty
+        self.momentum, self.use_running_average = momentum, use_running_average
 
     def __call__(
         self, x: Float[Array, "*n features"], *, use_running_average: bool | None = None
