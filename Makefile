@@ -8,8 +8,8 @@ ARGS ?=
 compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
 	$(BIN)/python -m experiments.compare $(ARGS)
 
-test: .venv/ready          ## the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .
