@@ -249,24 +249,13 @@ class QHAdamState(NamedTuple):
     square: Any
 
 
-def qhadam(
-    learning_rate: float,
-    *,
-    nus: tuple[float, float] = (0.7, 1.0),
-    betas: tuple[float, float] = (0.995, 0.998),
-    eps: float = 1e-8,
-) -> optax.GradientTransformation:
+def qhadam(learning_rate: float) -> optax.GradientTransformation:
     """Quasi-hyperbolic Adam (Ma & Yarats, "Quasi-hyperbolic momentum and Adam for deep learning", ICLR 2019).
 
     Adam in which the step is a mean of the momentum and the gradient itself, with weights nu and 1 - nu, and likewise
-    its square. Defaults are LatentTree's.
-
-    Args:
-      learning_rate: a number, a traced one, or an optax schedule.
-      nus: weights of the momentum and of the mean square.
-      betas: decays of the momentum and of the mean square.
-      eps: added to the root of the square.
+    its square; with LatentTree's constants.
     """
+    nus, betas, eps = (0.7, 1.0), (0.995, 0.998), 1e-8
 
     def init(params: Any) -> QHAdamState:
         zeros = jax.tree.map(jnp.zeros_like, params)

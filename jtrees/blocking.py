@@ -15,6 +15,7 @@ import jax.numpy as jnp
 # matters, and many runs may be vmapped: 64 MB arrays a run (a guess until it is measured there).
 _ELEMENTS_CPU = 2**19
 _ELEMENTS_ACCELERATOR = 2**24
+# Rows gathered by themselves, on a CPU: experiments/bench_isotonic.py is no faster with two or four times as many.
 _GATHERED_CPU = 2**16
 
 

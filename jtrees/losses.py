@@ -54,7 +54,7 @@ def sample_loss(loss: Any, classes: int | None) -> SampleLoss:
       ValueError: for a loss that is no function.
     """
     if loss is None:
-        return _squared if classes is None else _log_loss_of_logits
+        return _squared if classes is None else optax.losses.softmax_cross_entropy_with_integer_labels
     if not callable(loss):
         raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
     return loss  # type: ignore[return-value]
@@ -63,10 +63,6 @@ def sample_loss(loss: Any, classes: int | None) -> SampleLoss:
 def _squared(outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
     error = jnp.square(outputs - y)
     return error if error.ndim == 1 else error.mean(axis=1)
-
-
-def _log_loss_of_logits(outputs: Float[Array, "n k"], y: Int[Array, " n"]) -> Any:
-    return optax.losses.softmax_cross_entropy_with_integer_labels(outputs, y)
 
 
 def expected_leaf_loss(

@@ -103,14 +103,11 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
 
 @lru_cache(maxsize=128)
 def _graph(features: int, of: Architecture, dtype: Any) -> nnx.GraphDef:
-    graph, _, others = nnx.split(_abstract(features, of, dtype), nnx.Param, ...)
+    abstract = nnx.eval_shape(lambda: Network(features, of, dtype=dtype, rngs=nnx.Rngs(0)))
+    graph, _, others = nnx.split(abstract, nnx.Param, ...)
     if jax.tree.leaves(others):
         raise ValueError("split must have parameters as its only state, got a module with other variables")
     return graph
-
-
-def _abstract(features: int, of: Architecture, dtype: Any) -> Network:
-    return nnx.eval_shape(lambda: Network(features, of, dtype=dtype, rngs=nnx.Rngs(0)))
 
 
 def _network(params: Any, x: Array, of: Architecture) -> Network:
