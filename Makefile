@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: compare test lint peers bench clean
+.PHONY: compare test test-slow lint peers bench clean
 
 compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
 	$(BIN)/python -m experiments.compare $(ARGS)
 
 test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: .venv/ready     ## the statistical and the wide ones
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .

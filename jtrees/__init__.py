@@ -5,13 +5,15 @@ from jtrees import (
     leaves as leaves,
     losses as losses,
     nn as nn,
+    ops as ops,
     plotting as plotting,
     routing as routing,
     topology as topology,
     validation as validation,
     warmstart as warmstart,
 )
-from jtrees.methods.annealing import FitReport as FitReport, FitResult as FitResult
+from jtrees.bagging import Bagged as Bagged
+from jtrees.forest import Forest as Forest
 from jtrees.methods.bandit import (
     Bandit as Bandit,
     BanditRun as BanditRun,
@@ -21,37 +23,31 @@ from jtrees.methods.bandit import (
     run_bandit as run_bandit,
     two_rates as two_rates,
 )
-from jtrees.methods.clustering import (
-    ClusteringResult as ClusteringResult,
-    dendrogram_purity as dendrogram_purity,
-    fit_latent_clustering as fit_latent_clustering,
-)
-from jtrees.methods.dgt import (
-    ChainedTree as ChainedTree,
-    DGTForestResult as DGTForestResult,
-    DGTResult as DGTResult,
-    dgt as dgt,
-    fit_dgt as fit_dgt,
-    fit_dgt_forest as fit_dgt_forest,
-    pat as pat,
-)
-from jtrees.methods.forest import Forest as Forest, ForestResult as ForestResult, train_forest as train_forest
-from jtrees.methods.get import fit_get as fit_get, get as get
+from jtrees.methods.clustering import LatentClustering as LatentClustering, dendrogram_purity as dendrogram_purity
+from jtrees.methods.dgt import DGT as DGT, PAT as PAT, ChainedTree as ChainedTree, dgt as dgt, pat as pat
+from jtrees.methods.get import GET as GET, get as get
 from jtrees.methods.latent import (
+    Architecture as Architecture,
     LatentModel as LatentModel,
-    LatentResult as LatentResult,
-    fit_latent as fit_latent,
+    LatentTree as LatentTree,
     latent as latent,
 )
-from jtrees.methods.polish import PolishResult as PolishResult, polish as polish
-from jtrees.methods.raddt import fit_raddt as fit_raddt, raddt as raddt
+from jtrees.methods.polish import Polished as Polished
+from jtrees.methods.raddt import RADDT as RADDT, raddt as raddt
+from jtrees.recipes import Fit as Fit, Found as Found, Recipe as Recipe, fit as fit
+from jtrees.starts import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start
 from jtrees.training import (
+    Batch as Batch,
+    Best as Best,
     Method as Method,
-    MultiStart as MultiStart,
     TrainResult as TrainResult,
-    multi_start as multi_start,
+    TrainState as TrainState,
+    advance as advance,
+    best as best,
+    start as start,
     train as train,
 )
-from jtrees.tree import ConstantLeaves as ConstantLeaves, LinearLeaves as LinearLeaves, ObliqueTree as ObliqueTree
+from jtrees.tune import Trial as Trial, tune as tune
+from jtrees.tree import ObliqueTree as ObliqueTree, Origin as Origin
 
 __version__ = "0.1.0"

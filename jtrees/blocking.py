@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Elements of a (nodes, block) array. CPU: measured with experiments/bench_training.py on two cores at depth 4 to 10;
 # 2 MB arrays leave their neighbours in cache and still amortise the cost of starting a loop. Elsewhere only memory
@@ -32,11 +33,24 @@ def chunk_of_rows(rows: int, n: int) -> int:
     return max(1, min(rows, limit // n))
 
 
-def prediction_block(depth: int) -> int:
-    """Samples in a block when a hard tree is evaluated (measured on two CPU cores with 10^6 x 21 rows)."""
-    if jax.default_backend() != "cpu":
-        return 2**20
-    return 2048 if depth <= 5 else 1024
+def prediction_block(n: int) -> int:
+    """Samples in a block when a model is evaluated on n samples.
+
+    On a CPU always the same (measured on two cores with 10^6 x 21 rows: 256 to 1024 are equally fast): every call is
+    cut into blocks of this size, the last one padded, so that a row is scored by the same program, in the same order of
+    additions, however many come with it.
+    """
+    return 256 if jax.default_backend() == "cpu" else min(2**20, 1 << (n - 1).bit_length())
+
+
+def steps_in_a_round(elements: int) -> int:
+    """Training steps between two looks of the host, when a step works on an array of so many elements.
+
+    About half a second of work on a CPU (where an element, a split's score of a sample, takes some ten operations),
+    and never so few that handing over the state is felt.
+    """
+    rate = 2**26 if jax.default_backend() == "cpu" else 2**32  # elements a second
+    return int(np.clip(rate // (2 * max(1, elements)), 2, 256))
 
 
 def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:

@@ -8,7 +8,6 @@ breadth first from the root 0; the children of node ``i`` are ``2 i + 1`` (left)
 
 from jax import Array
 import jax.numpy as jnp
-import numpy as np
 
 
 def num_nodes(depth: int) -> int:
@@ -51,15 +50,3 @@ def interleave(left: Array, right: Array) -> Array:
 def pairs(children: Array) -> Array:
     """``(2 m, ...)`` over the nodes of a level -> ``(m, 2, ...)``: left and right child of each parent."""
     return children.reshape(children.shape[0] // 2, 2, *children.shape[1:])
-
-
-def ancestors(depth: int) -> np.ndarray:
-    """Ancestors of each leaf, root first: node numbers, ``(leaves, depth)``."""
-    leaf = np.arange(num_leaves(depth))[:, None] + num_leaves(depth)
-    return (leaf >> np.arange(depth, 0, -1)) - 1
-
-
-def directions(depth: int) -> np.ndarray:
-    """Whether the path to each leaf turns right at each of its ancestors, root first: ``(leaves, depth)`` bool."""
-    leaf = np.arange(num_leaves(depth))[:, None]
-    return (leaf >> np.arange(depth - 1, -1, -1)) & 1 == 1

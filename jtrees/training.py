@@ -1,13 +1,14 @@
-"""Method, and the one training loop: pure, compiled as a whole, to be vmapped over seeds and hyper-parameters.
+"""Method, and the one training loop: a state that advances, compiled, to be vmapped over seeds and hyper-parameters.
 
-A method is a small tuple of pure functions, as an optimiser is in optax. ``train`` is the loop that all of them share;
-``multi_start`` runs it (or anything that answers like it) from many starts and picks the best.
+A method is a small tuple of pure functions, as an optimiser is in optax. A run is a :class:`TrainState`: ``start`` makes
+it, ``advance`` takes it so many steps further, ``best`` is what it has found; ``train`` is the three in one.
+``multi_start`` makes a run (or anything that answers like one) from many starts and picks the best.
 """
 
 from collections.abc import Callable
+import inspect
 from typing import Any, NamedTuple
 
-import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 import optax
 
 from jtrees import validation
-from jtrees.tree import ObliqueTree
 
 Params = Any  # a pytree of arrays
 Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
@@ -26,6 +26,20 @@ def at_step(value: Number, step: Array | int) -> Any:
     return value(step) if callable(value) else value
 
 
+class Batch(NamedTuple):
+    """What a step sees: samples first in all of it.
+
+    Attributes:
+      x: samples, ``(n, p)``.
+      y: targets, any pytree of arrays whose first axis is n.
+      weight: nonnegative weights of the samples, ``(n,)``, or None: all alike.
+    """
+
+    x: Float[Array, "n p"]
+    y: Any
+    weight: Float[Array, " n"] | None = None
+
+
 def _identity(params: Params) -> Params:
     return params
 
@@ -34,27 +48,75 @@ class Method(NamedTuple):
     """What a paper adds to the training loop.
 
     Attributes:
-      init: ``(x, y, *, key) -> params``.
-      loss: ``(params, x, y, *, key, step) -> (loss, score)``. ``loss`` is the mean over samples that training
-        minimises. ``score`` is the loss of the *hardened* model on the same samples, which keep-best watches; most
-        methods have it at hand once they have the loss, and where nobody asks for it the compiler leaves it out. A
-        method without such a thing returns its loss twice. Where :func:`train` is given weights of samples, it hands
-        them on as the keyword ``sample_weight``; a method that takes none of them has no such keyword.
+      init: ``(batch, *, key) -> params``.
+      loss: ``(params, batch, *, key, step) -> (loss, score)``. ``loss`` is the weighted mean over samples that training
+        minimises (weights have mean 1 over all of the data). ``score`` is the loss of the *hardened* model on the same
+        samples, which keep-best watches; most methods have it at hand once they have the loss, and where nobody asks
+        for it the compiler leaves it out. A method without such a thing returns its loss twice.
       predict: ``(params, x) -> outputs``: what the trained model answers.
-      harden: ``(params, x, y) -> ObliqueTree | None``: the hard tree that the parameters stand for, leaves refitted
-        on x and y; can be compiled. Takes the keyword ``sample_weight`` where ``loss`` does.
+      harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree that the parameters stand for, leaves
+        refitted on the batch; can be compiled.
       project: ``params -> params``, at the start and after each step (norm balls, ...).
+      update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``: a step of its own, in
+        place of the gradient of ``loss`` and the optimiser, where those would touch more than the method means to; the
+        optimiser given only makes the first ``opt_state``.
     """
 
     init: Callable[..., Params]
     loss: Callable[..., tuple[jax.Array, jax.Array]]
     predict: Callable[[Params, jax.Array], jax.Array]
-    harden: Callable[..., ObliqueTree | None]
+    harden: Callable[..., Any]
     project: Callable[[Params], Params] = _identity
+    update: Callable[..., tuple[Params, Any, tuple[jax.Array, jax.Array]]] | None = None
 
 
 @struct.dataclass
-class TrainResult:
+class Best:
+    """The parameters with the lowest score that were seen.
+
+    Attributes:
+      params: the parameters.
+      score: their score (lower is better); infinite if nothing was looked at yet.
+      step: the number of updates that they had seen.
+    """
+
+    params: Params
+    score: Float[Array, ""]
+    step: Int[Array, ""]
+
+
+@struct.dataclass
+class TrainState:
+    """All that a run is.
+
+    Attributes:
+      params: the parameters now.
+      opt_state: of the optimiser.
+      order: of the samples in this epoch, ``(n,)``.
+      step: updates so far. Where states are vmapped, keep it one number for all (``in_axes=None``), or what is looked at
+        now and then is computed at every step.
+      key: of the run.
+      best: the best that was looked at.
+      finite: whether every loss so far was finite.
+    """
+
+    params: Params
+    opt_state: Any
+    order: Int[Array, " n"]
+    step: Int[Array, ""]
+    key: Array
+    best: Best
+    finite: Bool[Array, ""]
+
+
+class History(NamedTuple):
+    """Of each step: the loss before the update, and the score before it (NaN where it was not looked at)."""
+
+    losses: Float[Array, " steps"]
+    scores: Float[Array, " steps"]
+
+
+class TrainResult(NamedTuple):
     """What one run of training leaves.
 
     Attributes:
@@ -74,10 +136,158 @@ class TrainResult:
     scores: Float[Array, " steps"]
 
 
+# --- A run -----------------------------------------------------------------------------------------------------------
+
+
+def start(
+    method: Method, data: Batch, *, key: Array, optimizer: optax.GradientTransformation, params: Params | None = None
+) -> TrainState:
+    """A run that has not begun.
+
+    Args:
+      method: what to train.
+      data: samples, targets and weights.
+      key: for the initial parameters, the order of samples, and whatever the method draws.
+      optimizer: any optax transformation.
+      params: where to start, by default ``method.init``.
+
+    Raises:
+      ValueError: for shapes or dtypes that do not fit, a method or an optimiser that is none, a key that is none, or
+        parameters of another structure than the method's.
+    """
+    data = _checked(data)
+    validation.check_key(key)
+    _check_method(method, optimizer)
+    fresh = lambda: method.init(data, key=_keys(key)[0])
+    if params is not None:
+        expected, came = jax.eval_shape(fresh), jax.eval_shape(lambda: params)
+        if _shapes(expected) != _shapes(came):
+            raise ValueError(f"params must be like those of the method, {expected}, got {came}")
+    first: Any = method.project(fresh() if params is None else params)
+    zero, n = jnp.zeros((), jnp.int32), data.x.shape[0]
+    best = Best(first, jnp.asarray(jnp.inf, data.x.dtype), zero)
+    order = jnp.arange(n, dtype=jnp.int32)
+    return TrainState(first, optimizer.init(first), order, zero, key, best, jnp.ones((), bool))
+
+
+def advance(
+    method: Method,
+    state: TrainState,
+    data: Batch,
+    *,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    batch_size: int | None = None,
+    score_every: int = 0,
+    score: Callable[[Params], Array] | None = None,
+) -> tuple[TrainState, History]:
+    """A run, so many steps further: ``advance`` twice by k steps is bit for bit ``advance`` by 2 k.
+
+    Pure: ``jit`` it, ``vmap`` it.
+
+    Args:
+      method: what is trained.
+      state: of the run, from :func:`start` or from here.
+      data: samples, targets and weights.
+      optimizer: as given to :func:`start`; one that looks at the loss (``reduce_on_plateau``) is given it.
+      steps: number of updates.
+      batch_size: samples in a mini-batch; shuffled anew in each epoch, those left over rest until the next. None
+        takes all samples at once, in order.
+      score_every: look at the score every so many steps, and keep the best parameters seen. 0: do not.
+      score: ``params -> scalar`` to watch instead of the method's own (a validation loss, say); lower is better.
+
+    Raises:
+      ValueError: for shapes or dtypes that do not fit, steps < 1, or a batch size that is not between 1 and n.
+    """
+    validation.check_count("steps", steps)
+    once = one_step(method, _checked(data), optimizer, batch_size=batch_size, score_every=score_every, score=score)
+    state, history = jax.lax.scan(lambda state, _: once(state), state, length=steps)
+    return state, History(*history)
+
+
+def advance_up_to(
+    once: Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]], state: TrainState, count: Array, most: int
+) -> tuple[TrainState, History]:
+    """``count`` steps, a traced number up to ``most``: as :func:`advance`, with a history of ``most`` entries of which
+    those that were not reached are NaN.
+    """
+
+    def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
+        state, history = carry
+        state, now = once(state)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), history, History(*now))
+
+    empty = jnp.full(most, jnp.nan, state.best.score.dtype)
+    return jax.lax.fori_loop(0, count, body, (state, History(empty, empty)))
+
+
+def one_step(
+    method: Method,
+    data: Batch,
+    optimizer: optax.GradientTransformation,
+    *,
+    batch_size: int | None = None,
+    score_every: int = 0,
+    score: Callable[[Params], Array] | None = None,
+) -> Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]]:
+    """One step of :func:`advance` as a function of the state: the state after it, the loss and the score before it."""
+    n, dtype = data.x.shape[0], data.x.dtype
+    validation.check_count("score_every", score_every, minimum=0)
+    if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
+        raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
+    data = normalised(data)
+    with_value = optax.with_extra_args_support(optimizer)  # some look at the loss, too
+    free = score_every == 1 and batch_size is None and score is None
+
+    def updated(state: TrainState, batch: Batch, key: Array) -> tuple[Params, Any, tuple[Array, Array]]:
+        if method.update is not None:
+            return method.update(state.params, state.opt_state, batch, key=key, step=state.step)
+        both = lambda params: _pair(method.loss(params, batch, key=key, step=state.step))
+        (loss, batch_score), gradient = jax.value_and_grad(both, has_aux=True)(state.params)
+        updates, opt_state = with_value.update(gradient, state.opt_state, state.params, value=loss)
+        return optax.apply_updates(state.params, updates), opt_state, (loss, batch_score)
+
+    def once(state: TrainState) -> tuple[TrainState, tuple[Array, Array]]:
+        _, order_key, loss_key = _keys(state.key)
+        batch, order = data, state.order
+        if batch_size is not None:
+            batch, order = _batch(data, order, order_key, state.step, batch_size)
+        params, opt_state, (loss, batch_score) = updated(state, batch, jax.random.fold_in(loss_key, state.step))
+        now, seen = jnp.full((), jnp.nan, dtype), state.best
+        if free:
+            now = batch_score.astype(dtype)  # the batch is all there is: the score comes with the loss
+        elif score_every:
+            look = lambda: _score(method, state, data, score).astype(dtype)
+            now = jax.lax.cond(state.step % score_every == 0, look, lambda: now)
+        if score_every:
+            seen = _better(seen, Best(state.params, now, state.step))
+        finite = state.finite & jnp.isfinite(loss)
+        params = method.project(params)
+        return TrainState(params, opt_state, order, state.step + 1, state.key, seen, finite), (loss.astype(dtype), now)
+
+    return once
+
+
+def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Params], Array] | None = None) -> Best:
+    """The best that a run has seen, its last parameters included; the last where none were looked at.
+
+    Args:
+      method: what was trained.
+      state: of the run.
+      data: as given to :func:`advance`.
+      score: as given to :func:`advance`.
+
+    Returns:
+      Its score is infinite if the run is not finite.
+    """
+    now = _score(method, state, normalised(_checked(data)), score).astype(state.best.score.dtype)
+    found = _better(state.best, Best(state.params, now, state.step))
+    return found.replace(score=jnp.where(state.finite & jnp.isfinite(now), found.score, jnp.inf))
+
+
 def train(
     method: Method,
-    x: Float[Array, "n p"],
-    y: Array,
+    data: Batch,
     *,
     key: Array,
     optimizer: optax.GradientTransformation,
@@ -85,110 +295,58 @@ def train(
     batch_size: int | None = None,
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
-    params: Params | None = None,
-    sample_weight: Float[Array, " n"] | None = None,
 ) -> TrainResult:
-    """Runs a method's training as one scan.
+    """A whole run: :func:`start`, one :func:`advance`, and the :func:`best` of it.
 
-    Pure: ``jit`` it, ``vmap`` it over keys, over starting parameters and over every hyper-parameter that is a number.
-    Under ``jit`` equal shapes compile once.
+    Pure: ``jit`` it, ``vmap`` it over keys and over every hyper-parameter that is a number. Under ``jit`` equal shapes
+    compile once.
 
     Args:
       method: what to train.
-      x: samples.
-      y: targets, first axis n.
+      data: samples, targets and weights.
       key: for the initial parameters, the order of samples, and whatever the method draws.
-      optimizer: any optax transformation; one that looks at the loss (``reduce_on_plateau``) is given it.
+      optimizer: any optax transformation.
       steps: number of updates.
-      batch_size: samples in a mini-batch; shuffled anew in each epoch, those left over rest until the next. None
-        takes all samples at once, in order.
+      batch_size: as for :func:`advance`.
       score_every: look at the score every so many steps, and return the best parameters seen. 0: return the last.
-      score: ``params -> scalar`` to watch instead of the method's own (a validation loss, say); lower is better.
-      params: where to start, by default ``method.init``.
-      sample_weight: nonnegative weights of the samples, not all zero, for a method whose loss takes them; a mini-batch
-        keeps those of its samples. Values are not looked at.
+      score: as for :func:`advance`.
 
     Raises:
-      ValueError: for shapes or dtypes that do not fit, steps < 1, or a batch size that is not between 1 and n.
+      ValueError: as :func:`start` and :func:`advance`.
     """
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"x must be of a floating dtype, got {x.dtype}")
-    if x.ndim != 2 or y.shape[:1] != x.shape[:1]:
-        raise ValueError(f"x must have shape (n, p) and y (n, ...), got {x.shape} and {y.shape}")
-    n = x.shape[0]
-    # The data as the method's loss is called with them: a pytree of arrays over the samples.
-    data: dict[str, Array] = {"x": x, "y": y}
-    if sample_weight is not None:
-        data["sample_weight"] = jnp.asarray(sample_weight, x.dtype)
-        if data["sample_weight"].shape != (n,):
-            raise ValueError(f"sample_weight must have shape ({n},), got {data['sample_weight'].shape}")
-    validation.check_count("steps", steps)
-    validation.check_count("score_every", score_every, minimum=0)
-    if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
-        raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
-
-    init_key, order_key, loss_key = jax.random.split(key, 3)
-    first: Any = method.project(method.init(x, y, key=init_key) if params is None else params)
-
-    def loss_of(params: Params, data: dict[str, Array], **random: Array) -> tuple[Array, Array]:
-        weight = {name: value for name, value in data.items() if name == "sample_weight"}
-        return method.loss(params, data["x"], data["y"], **random, **weight)
-
-    gradient = jax.value_and_grad(loss_of, has_aux=True)
-    with_value = optax.with_extra_args_support(optimizer)  # some look at the loss, too
-
-    def full_score(params: Params, step: Array) -> Array:
-        return loss_of(params, data, key=loss_key, step=step)[1] if score is None else score(params)
-
-    def update(carry: _Carry, step: Array) -> tuple[_Carry, tuple[Array, Array]]:
-        batch, order = data, carry.order
-        if batch_size is not None:
-            batch, order = _batch(data, order, order_key, step, batch_size)
-        key = jax.random.fold_in(loss_key, step)
-        (loss, batch_score), grads = gradient(carry.params, batch, key=key, step=step)
-        now, best = jnp.full((), jnp.nan, x.dtype), carry.best
-        if score_every == 1 and batch_size is None and score is None:
-            now = batch_score.astype(x.dtype)  # the batch is all there is: the score comes with the loss
-        elif score_every:
-            look = lambda: full_score(carry.params, step).astype(x.dtype)
-            now = jax.lax.cond(step % score_every == 0, look, lambda: now)
-        if score_every:
-            best = _better(best, _Best(carry.params, now, step))
-        updates, opt_state = with_value.update(grads, carry.opt_state, carry.params, value=loss)
-        params = method.project(optax.apply_updates(carry.params, updates))
-        return _Carry(params, opt_state, best, order), (loss, now)
-
-    start = _Best(first, jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), jnp.int32))
-    carry = _Carry(first, optimizer.init(first), start, jnp.zeros(0 if batch_size is None else n, jnp.int32))
-    carry, (losses, scores) = jax.lax.scan(update, carry, jnp.arange(steps, dtype=jnp.int32))
-
-    last = _Best(
-        carry.params, full_score(carry.params, jnp.int32(steps)).astype(x.dtype), jnp.full((), steps, jnp.int32)
-    )
-    best = _better(carry.best, last) if score_every else last
-    finite = jnp.isfinite(losses).all() & jnp.isfinite(last.score)
-    return TrainResult(best.params, jnp.where(finite, best.score, jnp.inf), best.step, finite, losses, scores)
+    state = start(method, data, key=key, optimizer=optimizer)
+    watch: Any = {"batch_size": batch_size, "score_every": score_every, "score": score}
+    state, history = advance(method, state, data, optimizer=optimizer, steps=steps, **watch)
+    found = best(method, state, data, score=score)
+    finite = jnp.isfinite(found.score)
+    return TrainResult(found.params, found.score, found.step, finite, *history)
 
 
-class _Best(NamedTuple):
-    params: Params
-    score: jax.Array
-    step: jax.Array
+def normalised(data: Batch) -> Batch:
+    """The same data with weights of mean 1: the one place where weights are normalised. A mini-batch is not again."""
+    if data.weight is None:
+        return data
+    weight = jnp.asarray(data.weight, data.x.dtype)
+    weight = weight / weight.max()
+    return data._replace(weight=weight / weight.mean())
 
 
-class _Carry(NamedTuple):
-    params: Params
-    opt_state: Any
-    best: _Best
-    order: jax.Array
+def _keys(key: Array) -> Array:
+    """For the start, for the order of samples, and for the loss."""
+    return jax.random.split(key, 3)
 
 
-def _better(a: _Best, b: _Best) -> _Best:
+def _score(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
+    if score is not None:
+        return jnp.asarray(score(state.params))
+    return _pair(method.loss(state.params, data, key=_keys(state.key)[2], step=state.step))[1]
+
+
+def _better(a: Best, b: Best) -> Best:
     return jax.tree.map(lambda old, new: jnp.where(b.score < a.score, new, old), a, b)
 
 
-def _batch(data, order, key, step, batch_size):
+def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
     """One mini-batch, and the order of samples, drawn anew where an epoch begins."""
     n = order.shape[0]
     per_epoch = n // batch_size
@@ -199,52 +357,41 @@ def _batch(data, order, key, step, batch_size):
     return jax.tree.map(lambda a: a[chosen], data), order
 
 
-@struct.dataclass
-class MultiStart:
-    """What many starts leave.
-
-    Attributes:
-      candidates: the result of every start, stacked along a leading axis.
-      best: the result of the best start.
-      index: which start that was.
-      dropped: number of starts that became non-finite. They never are the best (unless all are).
-    """
-
-    candidates: Any
-    best: Any
-    index: Int[Array, ""]
-    dropped: Int[Array, ""]
+# --- The door --------------------------------------------------------------------------------------------------------
 
 
-def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> MultiStart:
-    """Runs ``run(*start)`` for every start and picks the result with the lowest ``score``.
+def _checked(data: Any) -> Batch:
+    if not isinstance(data, Batch):
+        raise ValueError(f"data must be a jtrees.Batch(x, y, weight), got {type(data).__name__}")
+    data = jax.tree.map(jnp.asarray, data)
+    if data.x.ndim != 2 or not jnp.issubdtype(data.x.dtype, jnp.floating):
+        raise ValueError(f"x must have shape (n, p) and a floating dtype, got {data.x.dtype} of shape {data.x.shape}")
+    n = data.x.shape[0]
+    if any(a.shape[:1] != (n,) for a in jax.tree.leaves(data.y)):
+        raise ValueError(f"y must have shape (n, ...) with n = {n}, got {jax.tree.map(jnp.shape, data.y)}")
+    if data.weight is not None and data.weight.shape != (n,):
+        raise ValueError(f"weight must have shape ({n},), one a row of x, got {data.weight.shape}")
+    return data
 
-    Args:
-      run: one start -> a pytree with attributes ``score`` and ``finite``, such as :class:`TrainResult`.
-      *starts: pytrees of arrays with one leading axis over the starts (keys, parameters, hyper-parameters).
-      batch_size: starts worked on side by side. By default two on a CPU, where caches are small (measured on two cores:
-        two are up to 1.4x faster a start than one at depth 4, as fast at depth 10; five are slower from depth 4 on),
-        and all elsewhere.
 
-    Raises:
-      ValueError: if the leading axes differ or are empty.
-    """
-    sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(starts)}
-    if len(sizes) != 1 or 0 in sizes:
-        raise ValueError(f"starts must share one leading axis of at least 1, got lengths {sorted(sizes)}")
-    count = sizes.pop()
-    if batch_size is None:
-        batch_size = 2 if jax.default_backend() == "cpu" else count
-    # Filled up with repeats of the last start to whole batches. A smaller last batch would be a second program that
-    # runs at the same time as the first: slower to compile, and with jaxlib 0.10.2 on two cores two large batched
-    # decompositions (see leaves.fit_linear) wait for each other for ever.
-    side_by_side = min(batch_size, count)
-    rest = -count % side_by_side
-    full = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], rest, axis=0)]), starts)
-    candidates = jax.lax.map(lambda start: run(*start), full, batch_size=side_by_side)
-    candidates = jax.tree.map(lambda a: a[:count], candidates)
-    chex.assert_shape([candidates.score, candidates.finite], (count,))
-    scores = jnp.where(candidates.finite & jnp.isfinite(candidates.score), candidates.score, jnp.inf)
-    index = jnp.argmin(scores).astype(jnp.int32)
-    best = jax.tree.map(lambda a: a[index], candidates)
-    return MultiStart(candidates, best, index, count - candidates.finite.sum())
+def _check_method(method: Any, optimizer: Any) -> None:
+    if not isinstance(method, Method):
+        raise ValueError(f"method must be a jtrees.Method, got {type(method).__name__}")
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(f"optimizer must be an optax transformation, such as optax.adam(0.01), got {optimizer!r}")
+    try:
+        inspect.signature(method.loss).bind(None, None, key=None, step=None)
+    except TypeError as error:
+        raise ValueError(f"method.loss must take (params, batch, *, key, step): {error}") from None
+
+
+def _pair(out: Any) -> tuple[Array, Array]:
+    if not isinstance(out, tuple) or len(out) != 2 or any(jnp.shape(a) != () for a in out):
+        raise ValueError(
+            f"method.loss must return a pair of scalars, (loss, score), got {jax.tree.map(jnp.shape, out)}"
+        )
+    return jnp.asarray(out[0]), jnp.asarray(out[1])
+
+
+def _shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    return jax.tree.structure(tree), [a.shape for a in jax.tree.leaves(tree)]

@@ -1,4 +1,4 @@
-"""The hard oblique tree that every method ends in, and its leaves."""
+"""The hard oblique tree that every method ends in."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,68 +7,27 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import blocking, topology, validation
-from jtrees.routing.hard import leaf_index_by_path
+from jtrees import ops, prediction, topology, validation
+from jtrees.leaves.linear import linear_text
 
 
 @struct.dataclass
-class ConstantLeaves:
-    """One constant a leaf.
+class Origin:
+    """Where a tree counts features and answers from, for tables whose values are large against their spread.
+
+    Differences from it are taken before anything is rounded: ``1e8 + 1`` and ``1e8 + 2`` are one number in float32.
+    Its own numbers are exact in float32.
 
     Attributes:
-      values: ``(leaves,)``, or ``(leaves, k)`` for k outputs.
+      x: subtracted from the features, ``(p,)``.
+      y: added to the answers, ``()`` or ``(k,)``; None where leaves hold class frequencies.
     """
 
-    values: Float[Array, "leaves *k"]
-
-    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n"]:
-        """What every leaf would answer for every sample (one output only)."""
-        # A product with a row of ones, not a broadcast: its transpose is then a matrix product too, several times
-        # faster on a CPU than a sum over samples.
-        return jnp.matmul(self.values[:, None], jnp.ones((1, x.shape[0]), self.values.dtype), precision="highest")
-
-    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """What the given leaf answers for each sample."""
-        return self.values.at[leaf_index].get(mode="promise_in_bounds")
-
-
-@struct.dataclass
-class LinearLeaves:
-    """One linear model a leaf, ``coefficients @ x + intercept``, kept between bounds where it has them.
-
-    Attributes:
-      coefficients: ``(leaves, p)``.
-      intercept: ``(leaves,)``.
-      lower: the least that a leaf answers, ``(leaves,)``, or None: no bounds.
-      upper: the most that a leaf answers, likewise.
-    """
-
-    coefficients: Float[Array, "leaves p"]
-    intercept: Float[Array, " leaves"]
-    lower: Float[Array, " leaves"] | None = None
-    upper: Float[Array, " leaves"] | None = None
-
-    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n"]:
-        """What every leaf would answer for every sample."""
-        answer = jnp.matmul(self.coefficients, x.T, precision="highest") + self.intercept[:, None]
-        return (
-            answer
-            if self.lower is None or self.upper is None
-            else jnp.clip(answer, self.lower[:, None], self.upper[:, None])
-        )
-
-    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, " n"]:
-        """What the given leaf answers for each sample."""
-        answer = jnp.einsum("np,np->n", self.coefficients[leaf_index], x, precision="highest")
-        answer += self.intercept[leaf_index]
-        return (
-            answer
-            if self.lower is None or self.upper is None
-            else jnp.clip(answer, self.lower[leaf_index], self.upper[leaf_index])
-        )
+    x: Float[Array, " p"]
+    y: Float[Array, "*k"] | None
 
 
 @struct.dataclass
@@ -83,17 +42,43 @@ class ObliqueTree:
     Attributes:
       weights: ``(nodes, p)``.
       bias: ``(nodes,)``.
-      leaves: :class:`ConstantLeaves` or :class:`LinearLeaves`.
+      leaves: a kind of :mod:`jtrees.leaves`.
+      origin: where features and answers are counted from, if not from zero; leaves see features counted from it too.
     """
 
     weights: Float[Array, "nodes p"]
     bias: Float[Array, " nodes"]
     leaves: Any
+    origin: Origin | None = None
 
     @property
     def depth(self) -> int:
         """Depth of the perfect tree (a static int)."""
         return topology.depth_of(self.weights.shape[-2])
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.weights.shape[-1]
+
+    def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """What the tree answers, as a pure function of arrays: the model of the leaf that each sample reaches."""
+        x = self.enter(x)
+        return self.leave(self.leaves.at(ops.hard(self.weights, self.bias, x), x))
+
+    def predict(self, x: ArrayLike) -> Any:
+        """What the tree answers: :meth:`apply`, checked, compiled and block by block.
+
+        Args:
+          x: samples, ``(n, p)``: NumPy (answered in NumPy, any n without a new compilation for each) or JAX.
+
+        Returns:
+          ``(n,)``, or ``(n, k)`` for leaves with k outputs.
+
+        Raises:
+          ValueError: for another rank or width, or values that are not finite.
+        """
+        return prediction.predict(self._single(), x)
 
     def leaf_index(self, x: ArrayLike) -> Any:
         """The leaf that each sample reaches.
@@ -107,21 +92,32 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        return evaluate(_leaf_index, _single(self), x)
+        return prediction.evaluate(_leaf_index, self._single().bare(), self.enter(x), features=self.features)
 
-    def predict(self, x: ArrayLike) -> Any:
-        """What the tree answers: the model of the leaf that each sample reaches.
+    def bare(self) -> "ObliqueTree":
+        """The tree for samples that have entered: see :func:`jtrees.prediction.predict`."""
+        return self.replace(origin=None)
 
-        Args:
-          x: samples, ``(n, p)``: NumPy (answered in NumPy, any n without a new compilation for each) or JAX.
+    def enter(self, x: Any) -> Any:
+        """Samples counted from the origin, NumPy arrays in double precision."""
+        if self.origin is None:
+            return x
+        x = validation.check_x(x, features=self.features, finite=False)
+        zero = self.origin.x
+        return x - jnp.asarray(zero, x.dtype) if isinstance(x, jax.Array) else x - np.asarray(zero, np.float64)
 
-        Returns:
-          ``(n,)``, or ``(n, k)`` for leaves with k outputs.
+    def leave(self, answers: Any) -> Any:
+        """Answers counted from zero again, those in NumPy in double precision."""
+        if self.origin is None or self.origin.y is None:
+            return answers
+        zero = self.origin.y
+        return answers + (zero if isinstance(answers, jax.Array) else np.asarray(zero, np.float64))
 
-        Raises:
-          ValueError: for another rank or width, or values that are not finite.
-        """
-        return evaluate(_predict, _single(self), x)
+    def _single(self) -> "ObliqueTree":
+        if self.weights.ndim != 2:
+            batch = self.weights.shape[:-2]
+            raise ValueError(f"the tree must be one tree, got a batch of shape {batch}: index or vmap it")
+        return self
 
     def decision_path(self, x: ArrayLike) -> Any:
         """The nodes that each sample passes, root first, leaf last, in the numbering of the whole tree.
@@ -136,26 +132,23 @@ class ObliqueTree:
     @property
     def splits(self) -> np.ndarray:
         """Which internal nodes can be reached and do split: ``(nodes,)`` bool (host only)."""
+        self._single()
         return self._reachable()[: len(self.bias)] & np.any(np.asarray(self.weights) != 0, axis=1)
 
     @property
     def num_leaves(self) -> int:
         """Number of leaves that some sample could reach (host only)."""
+        self._single()
         return int(self._reachable()[len(self.bias) :].sum())
 
     @property
     def num_parameters(self) -> int:
         """Numbers that the tree needs (host only).
 
-        Non-zero weights and one threshold for each split that can be reached, plus what its reachable leaves hold
-        (for linear leaves the non-zero coefficients, the intercept and the bounds).
+        Non-zero weights and one threshold for each split that can be reached, plus what its reachable leaves hold.
         """
-        weights, leaves = np.asarray(self.weights)[self.splits], self._reachable()[len(self.bias) :]
-        count = np.count_nonzero(weights) + len(weights)
-        if isinstance(self.leaves, LinearLeaves):
-            numbers = sum(a is not None for a in (self.leaves.intercept, self.leaves.lower, self.leaves.upper))
-            return int(count + np.count_nonzero(np.asarray(self.leaves.coefficients)[leaves]) + numbers * leaves.sum())
-        return int(count + np.asarray(self.leaves.values)[leaves].size)
+        weights = np.asarray(self.weights)[self.splits]
+        return int(np.count_nonzero(weights) + len(weights)) + self.leaves.count(self._reachable()[len(self.bias) :])
 
     def _reachable(self) -> np.ndarray:
         """Nodes of the whole tree that lie on no blocked side of a node that does not split: ``(2 nodes + 1,)``."""
@@ -182,11 +175,29 @@ class ObliqueTree:
         path = np.asarray(self.decision_path(x))
         reached = np.zeros(2 * len(self.bias) + 1, dtype=bool)
         reached[path.ravel()] = True
-        left, right = reached[1::2], reached[2::2]
-        divides = (left & right)[:, None]
-        one_way = np.where(right, 1.0, -1.0).astype(np.asarray(self.bias).dtype)
-        weights = jnp.where(divides, self.weights, 0)
-        return self.replace(weights=weights, bias=jnp.where(divides[:, 0], self.bias, one_way))
+        return self._one_way(~(reached[1::2] & reached[2::2]), right=reached[2::2])
+
+    def merged(self) -> "ObliqueTree":
+        """The same tree without the splits below which all leaves that can be reached are equal, bit for bit.
+
+        No prediction changes.
+        """
+        rows = [np.asarray(a).reshape(len(self.bias) + 1, -1) for a in jax.tree.leaves(self.leaves)]
+        same = np.unique(np.concatenate(rows, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        split, right = np.any(np.asarray(self.weights) != 0, axis=1), np.asarray(self.bias) > 0
+        # What lies below each node: the number of its only leaf, or a number of its own.
+        below = np.concatenate([-1 - np.arange(len(self.bias)), same])
+        for node in reversed(range(len(self.bias))):
+            children = below[2 * node + 1 : 2 * node + 3]
+            if not split[node] or (children[0] == children[1] and children[0] >= 0):
+                below[node] = children[int(right[node] and not split[node])]
+        return self._one_way(below[: len(self.bias)] >= 0, right=right & ~split)
+
+    def _one_way(self, chosen: np.ndarray, *, right: np.ndarray) -> "ObliqueTree":
+        """The tree in which the chosen nodes send every sample one way."""
+        bias = np.where(right, 1.0, -1.0).astype(np.asarray(self.bias).dtype)
+        weights = jnp.where(chosen[:, None], 0, self.weights)
+        return self.replace(weights=weights, bias=jnp.where(chosen, bias, self.bias))
 
     def to_text(self, feature_names: Sequence[str] | None = None, digits: int = 3) -> str:
         """The rules of the tree as indented text, without nodes that do not split.
@@ -198,6 +209,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another number of names than columns.
         """
+        self._single()
         p = self.weights.shape[1]
         names = [f"x{i}" for i in range(p)] if feature_names is None else [str(name) for name in feature_names]
         if len(names) != p:
@@ -219,20 +231,19 @@ class ObliqueTree:
 
     def describe_split(self, node: int, names: Sequence[str], digits: int = 3) -> str:
         """The condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``."""
-        weights, bias = np.asarray(self.weights[node], float), float(self.bias[node])
-        return f"{_linear_text(weights, names, digits)} > {0 - bias:.{digits}g}"
+        weights, bias = np.asarray(self.weights[node], np.float64), float(self.bias[node])
+        return f"{linear_text(weights, names, digits)} > {weights @ self._zero()[0] - bias:.{digits}g}"
 
     def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3) -> str:
         """What a leaf answers, as text."""
-        if isinstance(self.leaves, LinearLeaves):
-            terms = _linear_text(np.asarray(self.leaves.coefficients[leaf], float), names, digits)
-            intercept = float(self.leaves.intercept[leaf])
-            text = f"{intercept:.{digits}g}" if terms == "0" else f"{terms} {_signed(intercept, digits)}"
-            if self.leaves.lower is None or self.leaves.upper is None or terms == "0":
-                return text
-            bounds = float(self.leaves.lower[leaf]), float(self.leaves.upper[leaf])
-            return f"{text}, from {bounds[0]:.{digits}g} to {bounds[1]:.{digits}g}"
-        return ", ".join(f"{v:.{digits}g}" for v in np.asarray(self.leaves.values[leaf], float).reshape(-1))
+        return self.leaves.describe(leaf, names, digits, *self._zero())
+
+    def _zero(self) -> tuple[np.ndarray, Any]:
+        """What features and answers are counted from."""
+        if self.origin is None:
+            return np.zeros(self.weights.shape[-1]), 0
+        y = self.origin.y
+        return np.asarray(self.origin.x, np.float64), 0 if y is None else np.asarray(y, np.float64)
 
     def __repr__(self) -> str:
         kind = type(self.leaves).__name__
@@ -246,97 +257,5 @@ class ObliqueTree:
         )
 
 
-def _signed(value: float, digits: int) -> str:
-    return f"{'-' if value < 0 else '+'} {abs(value):.{digits}g}"
-
-
-def _linear_text(weights: np.ndarray, names: Sequence[str], digits: int) -> str:
-    terms = [(w, name) for w, name in zip(weights, names, strict=True) if w != 0]
-    if not terms:
-        return "0"
-    parts = [name if abs(w) == 1 else f"{abs(w):.{digits}g} {name}" for w, name in terms]
-    text = parts[0] if terms[0][0] > 0 else f"-{parts[0]}"
-    return text + "".join(f" {'-' if w < 0 else '+'} {part}" for (w, _), part in zip(terms[1:], parts[1:], strict=True))
-
-
-# --- Evaluation ------------------------------------------------------------------------------------------------------
-#
-# A NumPy array is answered chunk by chunk. A chunk of _CHUNK rows is always the same compiled program; what is left
-# over is padded to the next power of two. So a program compiles 17 small functions at the most, whatever the numbers
-# of rows it meets, and large arrays are read where they lie instead of being copied to a padded one.
-
-_CHUNK = 2**16
-
-
 def _leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
-    return leaf_index_by_path(tree.weights, tree.bias, x)
-
-
-def _predict(tree: ObliqueTree, x: jax.Array) -> jax.Array:
-    return tree.leaves.at(_leaf_index(tree, x), x)
-
-
-def _in_blocks(fn: Any, tree: ObliqueTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``fn(tree, x)`` block by block, and whether all of x is finite; traceable."""
-
-    def one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The root's score is NaN or infinite wherever a feature is (0 x inf is NaN too), so one dot product tells.
-        root = tree.weights.reshape(-1, x.shape[1])[0]
-        return fn(tree, x), jnp.isfinite(x @ root).all()
-
-    block = blocking.prediction_block(tree.depth)
-    if x.shape[0] <= block:
-        return one(x)
-    out, finite = jax.lax.map(one, blocking.into_blocks(x, block))
-    return out.reshape(-1, *out.shape[2:])[: x.shape[0]], finite.all()
-
-
-_compiled = jax.jit(_in_blocks, static_argnums=0)
-
-
-def _single(tree: ObliqueTree) -> ObliqueTree:
-    if tree.weights.ndim != 2:
-        raise ValueError(f"the tree must be one tree, got a batch of shape {tree.weights.shape[:-2]}: index or vmap it")
-    return tree
-
-
-def evaluate(fn: Any, tree: ObliqueTree, x: Any) -> Any:
-    """``fn(tree, x)``, a traceable function with one row of output a sample, compiled and block by block.
-
-    Args:
-      fn: a function of a module (it is a static argument).
-      tree: one tree, or a batch of trees that ``fn`` knows what to do with.
-      x: samples, ``(n, p)``, NumPy (answered in NumPy) or JAX.
-
-    Raises:
-      ValueError: for another rank or width, or values that are not finite.
-    """
-    # Shapes and dtype at the door; finiteness is found out on the way, because looking first costs more than the tree.
-    x = validation.check_x(x, features=tree.weights.shape[-1], finite=False)
-    if isinstance(x, jax.Array) or validation.is_traced(tree):
-        out, finite = _compiled(fn, tree, jnp.asarray(x, tree.weights.dtype))
-        if validation.is_traced(finite):
-            return out
-    else:
-        x = np.ascontiguousarray(x, tree.weights.dtype)
-        chunks = _chunks(x)
-        parts = jax.block_until_ready([_compiled(fn, tree, _padded(chunk)) for chunk in chunks])
-        out = np.concatenate([np.asarray(part)[: len(chunk)] for (part, _), chunk in zip(parts, chunks, strict=True)])
-        finite = all(bool(ok) for _, ok in parts)
-    if not finite:
-        validation.check_finite("x", x)
-    return out
-
-
-def _chunks(x: np.ndarray) -> list[np.ndarray]:
-    """The rows in chunks; a few go first by themselves if the others then lie on a 64-byte boundary."""
-    # Only what is so aligned is read in place, which is worth a third of the time of a shallow tree.
-    head = 0
-    if len(x) > _CHUNK:
-        head = next((rows for rows in range(64) if (x.ctypes.data + rows * x.strides[0]) % 64 == 0), 0)
-    return ([x[:head]] if head else []) + [x[i : i + _CHUNK] for i in range(head, len(x), _CHUNK)]
-
-
-def _padded(x: np.ndarray) -> np.ndarray:
-    rows = 1 << (len(x) - 1).bit_length()
-    return x if rows == len(x) else np.pad(x, [(0, rows - len(x)), (0, 0)])
+    return ops.hard(tree.weights, tree.bias, x)

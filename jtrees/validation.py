@@ -50,6 +50,17 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
     return number
 
 
+def check_key(key: Any) -> None:
+    """A random key.
+
+    Raises:
+      ValueError: for anything else, saying how to make one.
+    """
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or (dtype == np.uint32 and key.shape == (2,))):
+        raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
+
+
 def check_positive(name: str, value: Any) -> None:
     """A finite number above zero; traced values and schedules pass.
 
@@ -118,7 +129,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "")
 
 def as_numeric(name: str, array: Any) -> Any:
     """An array of numbers; ``ValueError`` naming the argument if it is something else."""
-    if isinstance(array, jax.Array):
+    if isinstance(array, jax.Array) and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array
     out = np.asarray(array)
     if out.dtype.kind == "O":  # a table of mixed columns, perhaps
@@ -219,20 +230,43 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
     return y.astype(np.int32), classes
 
 
-def check_xy(x: Any, y: Any) -> tuple[Any, Any]:
-    """Features ``(n, p)`` and targets ``(n,)`` to learn from.
+def check_targets(y: Any, n: int) -> Any:
+    """Targets of a regression to learn from, ``(n,)`` or ``(n, k)``.
 
     Raises:
-      ValueError: for wrong ranks, different n, non-numeric or non-finite values, fewer than two samples, constant y.
+      ValueError: for another shape, non-numeric or non-finite values, fewer than two samples, or a constant.
     """
-    x, y = check_x(x), as_numeric("y", y)
-    if y.ndim != 1:
-        raise ValueError(f"y must have shape (n,), got shape {y.shape}")
-    if y.shape[0] != x.shape[0]:
-        raise ValueError(f"x and y must have the same number of rows, got {x.shape[0]} and {y.shape[0]}")
-    if y.shape[0] < 2:
-        raise ValueError("x and y must hold at least two samples, got 1")
+    y = as_numeric("y", y)
+    if y.ndim not in (1, 2) or 0 in y.shape[1:]:
+        raise ValueError(f"y must have shape (n,) or (n, k), got shape {y.shape}")
+    check_rows(y, n)
     check_finite("y", y)
-    if not is_traced(y) and np.ptp(np.asarray(y)) == 0:
-        raise ValueError(f"y must take at least two values to learn from, got {float(y[0])!r} in every row")
-    return x, y
+    if not is_traced(y) and (constant := np.all(np.asarray(y) == np.asarray(y)[:1], axis=0)).any():
+        which = "" if y.ndim == 1 else f" in column {int(np.argmax(constant))}"
+        value = np.asarray(y)[0] if y.ndim == 1 else np.asarray(y)[0, int(np.argmax(constant))]
+        raise ValueError(f"y must take at least two values to learn from, got {float(value)!r} in every row{which}")
+    return y
+
+
+def check_rows(y: Any, n: int) -> None:
+    """As many targets as samples, and at least two of them.
+
+    Raises:
+      ValueError: otherwise.
+    """
+    if y.shape[0] != n:
+        raise ValueError(f"x and y must have the same number of rows, got {n} and {y.shape[0]}")
+    if n < 2:
+        raise ValueError("x and y must hold at least two samples, got 1")
+
+
+def check_classes(y: Any, classes: int) -> None:
+    """Labels to train on: whole numbers from 0 to ``classes - 1``; traced values pass.
+
+    Raises:
+      ValueError: otherwise.
+    """
+    if not jnp.issubdtype(y.dtype, jnp.integer):
+        raise ValueError(f"y must hold whole numbers 0..{classes - 1} in classification, got {y.dtype}")
+    if not is_traced(y) and y.size and not (0 <= int(y.min()) and int(y.max()) < classes):
+        raise ValueError(f"y must hold classes 0..{classes - 1}, got labels from {int(y.min())} to {int(y.max())}")

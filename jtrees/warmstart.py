@@ -1,33 +1,49 @@
 """A CART tree (scikit-learn) as an ObliqueTree: a place to start from, and the baseline not to fall behind."""
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax.numpy as jnp
 import numpy as np
 
 from jtrees import topology, validation
-from jtrees.tree import ConstantLeaves, ObliqueTree
+from jtrees.leaves import Constant, Frequency
+from jtrees.tree import ObliqueTree
 
 
-def cart_regressor(x: Any, y: Any, depth: int, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
+def cart_regressor(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
     """Grows scikit-learn's regression tree and returns it as an ObliqueTree (GET, section 3.4: warm start).
 
     Args:
       x: features, ``(n, p)``.
-      y: targets, ``(n,)``.
+      y: targets, ``(n,)``, or ``(n, k)`` for k outputs of one tree.
       depth: largest depth.
       seed: CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
+
+    Returns:
+      A tree of that depth whose leaves hold means, ``(leaves,)`` or ``(leaves, k)``.
 
     Raises:
       ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
       ValueError: for data or a depth that cannot be learnt from.
     """
-    x, y = validation.check_xy(x, y)
-    return _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight)
+    x, y = validation.check_x(x), validation.as_numeric("y", y)
+    if y.ndim not in (1, 2) or 0 in y.shape[1:]:
+        raise ValueError(f"y must have shape (n,) or (n, k), got shape {y.shape}")
+    if y.shape[0] != x.shape[0]:
+        raise ValueError(f"x and y must have the same number of rows, got {x.shape[0]} and {y.shape[0]}")
+    if y.shape[0] < 2:
+        raise ValueError("x and y must hold at least two samples, got 1")
+    validation.check_finite("y", y)
+    y = np.asarray(y)
+    if (y == y[0]).all():
+        raise ValueError(f"y must take at least two values to learn from, got {y[0].tolist()!r} in every row")
+    tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight)
+    # scikit-learn answers one column without its axis.
+    return tree.replace(leaves=Constant(tree.leaves.values.reshape(-1, *y.shape[1:])))
 
 
-def cart_classifier(x: Any, y: Any, depth: int, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
+def cart_classifier(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
     """Grows scikit-learn's classification tree and returns it as an ObliqueTree whose leaves hold class frequencies.
 
     Args:
@@ -37,6 +53,9 @@ def cart_classifier(x: Any, y: Any, depth: int, *, seed: int = 0, sample_weight:
       seed: CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
 
+    Returns:
+      A tree of that depth whose leaves hold frequencies, ``(leaves, k)`` for k classes, in order of the labels.
+
     Raises:
       ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
       ValueError: for data or a depth that cannot be learnt from.
@@ -44,7 +63,7 @@ def cart_classifier(x: Any, y: Any, depth: int, *, seed: int = 0, sample_weight:
     return _grown("DecisionTreeClassifier", validation.check_x(x), np.asarray(y), depth, seed, sample_weight)
 
 
-def _grown(kind: str, x: Any, y: Any, depth: int, seed: int, sample_weight: Any) -> ObliqueTree:
+def _grown(kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_weight: Any) -> ObliqueTree:
     try:
         from sklearn import tree
     except ImportError as error:
@@ -54,7 +73,7 @@ def _grown(kind: str, x: Any, y: Any, depth: int, seed: int, sample_weight: Any)
     return from_sklearn(model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight), depth)
 
 
-def from_sklearn(model: Any, depth: int | None = None) -> ObliqueTree:
+def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
     """A fitted scikit-learn decision tree as an ObliqueTree that answers the same on float32 features.
 
     A split ``x_f <= t`` becomes ``w = e_f``, ``b = -t`` with ``t`` rounded *down* to float32, so no float32 feature
@@ -65,31 +84,39 @@ def from_sklearn(model: Any, depth: int | None = None) -> ObliqueTree:
       model: a fitted ``DecisionTreeRegressor`` or ``DecisionTreeClassifier`` (leaves then hold class frequencies).
       depth: depth of the result, by default that of the model (at least 1).
 
+    Returns:
+      A tree whose leaves hold values ``(leaves,)``, or ``(leaves, k)`` for a regressor of k outputs or a classifier of
+      k classes.
+
     Raises:
-      ValueError: if the model is deeper than ``depth``, or than 16.
+      ValueError: if the model is deeper than ``depth``, or than 16, or a classifier of more than one output.
     """
     grown = model.tree_
+    classifies = hasattr(model, "classes_")
+    if classifies and model.n_outputs_ > 1:
+        raise ValueError(f"a classifier must have one output to become a tree, got one of {model.n_outputs_}")
     depth = validation.check_depth(max(1, grown.max_depth) if depth is None else depth)
     if grown.max_depth > depth:
         raise ValueError(f"depth must be at least that of the model, {grown.max_depth}, got {depth}")
     nodes = topology.num_nodes(depth)
     weights = np.zeros((nodes, model.n_features_in_), np.float32)
     bias = np.full(nodes, -1, np.float32)
-    values = np.zeros((nodes + 1, *grown.value.shape[1:]), np.float32)
+    # scikit-learn's values are (nodes, outputs, classes), with one class in a regression.
+    held = grown.value[:, 0] if classifies else grown.value[:, :, 0] if model.n_outputs_ > 1 else grown.value[:, 0, 0]
+    values = np.zeros((nodes + 1, *held.shape[1:]), np.float32)
     pending = [(0, 0)]  # (node of CART, node of the perfect tree)
     while pending:
         source, target = pending.pop()
         left, right = grown.children_left[source], grown.children_right[source]
         if target >= nodes:
-            values[target - nodes] = grown.value[source]
+            values[target - nodes] = held[source]
         elif left < 0:
             pending += [(source, 2 * target + 1), (source, 2 * target + 2)]
         else:
             weights[target, grown.feature[source]] = 1
             bias[target] = -_round_down(grown.threshold[source])
             pending += [(left, 2 * target + 1), (right, 2 * target + 2)]
-    values = values.reshape(nodes + 1, -1)
-    leaves = ConstantLeaves(jnp.asarray(values[:, 0] if values.shape[1] == 1 else values))
+    leaves = (Frequency if classifies else Constant)(jnp.asarray(values))
     return ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), leaves)
 
 

@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 # Shapes in signatures are checked in tests only, and the hook must be in place before jtrees is imported. Left out are
-# modules whose data classes jax rebuilds with placeholders or with batch axes (tree, training, methods), and isotonic,
-# whose functions refuse wrong shapes themselves.
-CHECKED = ["topology", "leaves", "losses", "blocking", "validation", "warmstart"]
+# modules whose data classes jax rebuilds with placeholders or with batch axes (tree, forest, leaves, training, recipes,
+# methods), and isotonic, whose functions refuse wrong shapes themselves.
+CHECKED = ["topology", "ops", "losses", "blocking", "validation", "warmstart", "leaves.shrunk"]
 CHECKED += [f"routing.{name}" for name in ("steps", "soft", "hard", "path_sum", "violation", "traversal")]
 jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")
+
+# Most of the time goes into compilation: equal programs compile once, whichever process and run they are in. Counts of
+# compilations count what is found here, too. JTREES_TEST_CACHE=off is for measuring.
+if os.environ.get("JTREES_TEST_CACHE") != "off":
+    jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 # Dtypes never mix by accident. Rank promotion stays allowed: `y - outputs` over (n,) and (leaves, n) is how the node
 # axis comes first everywhere in the library.

@@ -9,56 +9,171 @@ import pytest
 from jtrees.routing import hard_step, scaled_sigmoid, smooth_step, straight_through_sign
 
 T = np.linspace(-1.2, 1.2, 49)
+STEPS = [scaled_sigmoid, smooth_step]
 SOFT = [(scaled_sigmoid, 3.0), (scaled_sigmoid, 40.0), (smooth_step, 2.0), (smooth_step, 0.3)]
+# Programs that tests share, of scores and widths of one shape: most of the time here is compilation.
+VALUE = {step: jax.jit(step) for step in STEPS}
+SLOPES = {step: jax.jit(jax.vmap(jax.grad(step, (0, 1)))) for step in STEPS}
+
+
+def pairs(t, width, dtype):
+    """Every score with every width, flat, made in NumPy: XLA takes subnormal numbers for zero on a CPU."""
+    t, width = np.meshgrid(t, width)
+    return t.ravel().astype(dtype), width.ravel().astype(dtype)
 
 
 def oracle(step, t, width):
     return oracles.sigmoid(width * t) if step is scaled_sigmoid else oracles.smooth_step(t, width)
 
 
-def derivative(step, t, width):
+def derivatives(step, t, width):
+    """By score and by width; a step depends on the product (sigmoid) or the ratio of the two alone."""
     if step is scaled_sigmoid:
         s = oracles.sigmoid(width * t)
-        return width * s * (1 - s)
-    return np.where(np.abs(t) < width / 2, -6 * t**2 / width**3 + 1.5 / width, 0)
+        return width * s * (1 - s), t * s * (1 - s)
+    by_t = np.where(np.abs(t) < width / 2, (1.5 - 6 * (t / width) ** 2) / width, 0)
+    return by_t, -t / width * by_t
 
 
-@pytest.mark.parametrize(("step", "width"), SOFT)
-def test_values_and_derivatives_in_float64(x64, step, width):
-    t = jnp.asarray(T)
-    np.testing.assert_allclose(step(t, width), oracle(step, T, width), rtol=1e-13, atol=1e-15)
-    slopes = jax.jit(jax.vmap(jax.grad(lambda t: step(t, width))))(t)
-    np.testing.assert_allclose(slopes, derivative(step, T, width), rtol=1e-12, atol=1e-12)
-    numeric = (np.asarray(step(t + 1e-6, width)) - np.asarray(step(t - 1e-6, width))) / 2e-6
-    np.testing.assert_allclose(slopes, numeric, atol=1e-3 / width)  # the second derivative jumps at the ends
+def second_derivatives(step, t, width):
+    """By score twice, by both, by width twice."""
+    if step is scaled_sigmoid:
+        s = oracles.sigmoid(width * t)
+        bend = s * (1 - s) * (1 - 2 * s)
+        return np.array([width**2 * bend, s * (1 - s) + width * t * bend, t**2 * bend])
+    by_both = -1.5 / width**2 + 18 * t**2 / width**4
+    second = np.array([-12 * t / width**3, by_both, 3 * t / width**3 - 24 * t**3 / width**5])
+    return np.where(np.abs(t) < width / 2, second, 0)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_values_and_derivatives_in_float64(x64, step):
+    # From the middle of the cubic to where its value rounds to 0 or 1, and beyond its ends.
+    near = 0.5 - np.array([0.5, 0.48, 0.3, 0.1, 1e-3, 1e-6, 1e-9, -1e-9, -0.1, -5])
+    t, width = pairs(np.concatenate([near, -near]), [0.3, 1.0, 7.0], np.float64)
+    if step is smooth_step:
+        t = t * width
+    np.testing.assert_allclose(VALUE[step](t, width), oracle(step, t, width), rtol=1e-12, atol=1e-15)
+    first, second = derivatives(step, t, width), second_derivatives(step, t, width)
+    forward = jax.jit(jax.vmap(jax.jacfwd(step, (0, 1))))(t, width)
+    for found in (SLOPES[step](t, width), forward):
+        np.testing.assert_allclose(found, first, rtol=1e-6, atol=1e-14)  # the closed form loses digits near the ends
+    reverse = jax.jacrev(jax.grad(step, (0, 1)), (0, 1))
+    for twice in (jax.hessian(step, (0, 1)), reverse):
+        (tt, tw), (wt, ww) = jax.jit(jax.vmap(twice))(t, width)
+        np.testing.assert_allclose([tt, tw, ww], second, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(wt, tw, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_derivatives_agree_with_finite_differences_of_the_values(x64, step):
+    t, width = pairs(T, [1.0, 2.5], np.float64)
+    h = 1e-6
+    value = lambda t, width: np.asarray(VALUE[step](t, width))
+    by_t = (value(t + h, width) - value(t - h, width)) / (2 * h)
+    by_width = (value(t, width + h) - value(t, width - h)) / (2 * h)
+    # The second derivative of the cubic jumps at the ends.
+    np.testing.assert_allclose(SLOPES[step](t, width), [by_t, by_width], atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 2e-2)])
 @pytest.mark.parametrize(("step", "width"), SOFT)
 def test_values_keep_the_dtype(step, width, dtype, tolerance):
-    t = jnp.asarray(T, dtype)
-    out = step(t, jnp.asarray(width, dtype))
+    t, width = pairs(T, [width], dtype)
+    out = VALUE[step](t, width)
     assert out.dtype == dtype
-    exact = oracle(step, np.asarray(t, np.float64), float(jnp.asarray(width, dtype)))
-    # bfloat16 has 8 bits: a rounding of 3/2 u before the cubic is felt in the second decimal.
+    exact = oracle(step, np.asarray(t, np.float64), np.asarray(width, np.float64))
+    # bfloat16 has 8 bits: a rounding of u before the cubic is felt in the second decimal.
     np.testing.assert_allclose(np.asarray(out, np.float64), exact, atol=tolerance)
 
 
+def test_smooth_step_rises_as_the_cubic_does_where_its_value_rounds_to_one():
+    t, gamma = pairs([-0.49995, 0.49995], [1.0], jnp.float32)
+    assert VALUE[smooth_step](t, gamma)[1] == 1
+    exact = derivatives(smooth_step, np.asarray(t, np.float64), 1.0)
+    np.testing.assert_allclose(SLOPES[smooth_step](t, gamma), exact, rtol=1e-6)
+
+
+def test_the_ends_of_the_smooth_step_are_flat_from_both_sides():
+    t, gamma = pairs([-0.5, 0.5], [1.0], jnp.float32)
+    for slopes in SLOPES[smooth_step](t, gamma):
+        assert slopes.tolist() == [0, 0]
+    # The second derivative jumps there, between -12 u and 0.
+    low, high = jax.jit(jax.vmap(jax.grad(jax.grad(smooth_step))))(t, gamma).tolist()
+    assert 0 <= low <= 6
+    assert -6 <= high <= 0
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_widths_broadcast_and_get_gradients_of_their_own_shape(x64, step):
+    rng = np.random.default_rng(0)
+    t = rng.normal(size=(3, 4))
+    axes = {(): (0, 1), (1,): (0, 1), (4,): 0, (3, 1): 1, (3, 4): ()}  # of the scores, those that share a width
+    widths = [rng.uniform(1, 4, shape) for shape in axes]
+
+    def both(t, width):
+        value, pull = jax.vjp(step, t, width)
+        return value, *pull(jnp.ones_like(value))
+
+    found = jax.jit(lambda t, widths: [both(t, width) for width in widths])(t, widths)
+    for (shape, shared), width, (value, by_t, by_width) in zip(axes.items(), widths, found, strict=True):
+        np.testing.assert_allclose(value, oracle(step, t, width), rtol=1e-12, atol=1e-15)
+        first = derivatives(step, t, width)
+        np.testing.assert_allclose(by_t, first[0], rtol=1e-10, atol=1e-12)
+        assert by_width.shape == shape
+        np.testing.assert_allclose(by_width, first[1].sum(shared).reshape(shape), rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("step", "width"), [(scaled_sigmoid, 1e6), (scaled_sigmoid, 1.0), (smooth_step, 1e-6)])
-def test_values_and_derivatives_are_finite_at_the_extremes(step, width, dtype):
+@pytest.mark.parametrize("step", STEPS)
+def test_values_and_derivatives_are_finite_at_the_extremes(step, dtype):
     largest = float(jnp.finfo(dtype).max)
     sizes = np.array([0, 1e-30, 4e-7, 5e-7, 6e-7, 1e-3, 1, 1e6, 1e30, largest])
-    t = jnp.concatenate([jnp.asarray(sizes, dtype), jnp.asarray(-sizes, dtype)])
-    width = jnp.full_like(t, width)
-    value = step(t, width)
-    assert bool(((value >= 0) & (value <= 1)).all())
-    for argument in (0, 1):
-        slopes = jax.jit(jax.vmap(jax.grad(step, argnums=argument)))(t, width)
-        assert bool(jnp.isfinite(slopes).all()), (argument, slopes)
-    far = jnp.asarray([1e30, -1e30], dtype)
-    assert step(far, width[0]).tolist() == [1, 0]
-    assert jax.jit(jax.vmap(jax.grad(step), (0, None)))(far, width[0]).tolist() == [0, 0]
+    t, width = pairs(np.concatenate([-sizes, sizes]), [1e-6, 1, 1e6, 1e30, largest], dtype)
+    value, slopes = np.asarray(VALUE[step](t, width)), np.asarray(SLOPES[step](t, width))
+    assert ((value >= 0) & (value <= 1)).all()
+    assert np.isfinite(slopes).all()
+    far = (np.abs(t) >= 1e30) & (width >= 1) & (width <= 2e6)
+    assert np.array_equal(value[far], t[far] > 0)
+    assert not slopes[0, far].any()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_values_and_derivatives_over_the_whole_range_of_float32(step):
+    # Every decade against every decade, subnormal numbers among them.
+    sizes = np.concatenate([3 * 10.0 ** np.arange(-45, 38), 1.7 * 10.0 ** np.arange(-44, 38)])
+    t, width = pairs(np.concatenate([-sizes, [0], sizes]), sizes, np.float32)
+    value, (by_t, by_width) = VALUE[step](t, width), SLOPES[step](t, width)
+    t, width = t.astype(np.float64), width.astype(np.float64)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(value, oracle(step, t, width), rtol=0, atol=1e-6)
+        first, second = derivatives(step, t, width)
+    if step is scaled_sigmoid:
+        assert (np.abs(by_t - first) <= 1e-6 * width).all()
+        assert (np.abs(by_width - second) <= 1e-6 * np.abs(t)).all()
+    else:
+        first = np.minimum(first, float(jnp.finfo(jnp.float32).max))
+        np.testing.assert_allclose(by_t, first, rtol=1e-5, atol=1e-37)
+        np.testing.assert_allclose(by_width, -t / width * first, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_subnormal_scores_and_widths_are_answered_as_larger_ones_are(x64, dtype):
+    info, whole = jnp.finfo(dtype), np.arange(-15, 16)
+    scores = lambda power: np.ldexp(whole, power)
+    subnormal, smallest, largest = info.minexp - 4, info.minexp - info.nmant, info.maxexp - 1  # powers of two
+    # A power of two more or less in both changes no digit of their ratio.
+    expected = VALUE[smooth_step](*pairs(whole, [8], dtype)).tolist()
+    for power in (subnormal, smallest):
+        t, gamma = pairs(scores(power), [np.ldexp(8.0, power)], dtype)
+        assert VALUE[smooth_step](t, gamma).tolist() == expected
+        slopes = np.asarray(SLOPES[smooth_step](t, gamma))
+        assert np.array_equal(slopes[0] > 0, np.abs(whole) < 4)
+        assert np.isfinite(slopes).all()
+    expected = VALUE[scaled_sigmoid](*pairs(scores(subnormal + largest), [1], dtype)).tolist()
+    assert expected == sorted(set(expected))
+    t, alpha = pairs(scores(subnormal), [np.ldexp(1.0, largest)], dtype)
+    assert VALUE[scaled_sigmoid](t, alpha).tolist() == expected
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
@@ -66,14 +181,14 @@ def test_zero_goes_left(zero):
     t = jnp.asarray([zero, 1e-30, -1e-30], jnp.float32)
     assert hard_step(t).tolist() == [False, True, False]
     assert straight_through_sign(t).tolist() == [-1, 1, -1]
-    assert scaled_sigmoid(t, 1e3)[0] == 0.5
-    assert smooth_step(t, 1e-3)[0] == 0.5
+    assert VALUE[scaled_sigmoid](t, 1e3)[0] == 0.5
+    assert VALUE[smooth_step](t, 1e-3)[0] == 0.5
 
 
 def test_smooth_step_is_exactly_hard_from_its_ends_on():
-    t = jnp.asarray([-7.0, -0.15, 0.15, 7.0], jnp.float32)
-    assert smooth_step(t, 0.3).tolist() == [0, 0, 1, 1]
-    assert jax.jit(jax.vmap(jax.grad(lambda t: smooth_step(t, 0.3))))(t).tolist() == [0, 0, 0, 0]
+    t, gamma = pairs([-7.0, -0.15, 0.15, 7.0], [0.3], jnp.float32)
+    assert VALUE[smooth_step](t, gamma).tolist() == [0, 0, 1, 1]
+    assert SLOPES[smooth_step](t, gamma)[0].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -6,6 +6,7 @@ import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from jtrees import warmstart
+from jtrees.leaves import Constant, Frequency
 
 N, P = 300, 4
 
@@ -51,8 +52,48 @@ def test_classifiers_give_class_frequencies():
     classes = np.digitize(y, [0, 1])
     model = DecisionTreeClassifier(max_depth=3, random_state=0).fit(x, classes)
     tree = warmstart.from_sklearn(model)
+    assert isinstance(tree.leaves, Frequency)
     assert tree.leaves.values.shape == (8, 3)
     np.testing.assert_allclose(tree.predict(x), model.predict_proba(x), rtol=1e-6)
+
+
+def test_several_targets_share_a_tree():
+    x, y = table("plain")
+    # Three columns, as many as there are classes elsewhere here, on scales of their own.
+    targets = np.stack([y, 10 * x[:, 1] + y, 5 + np.abs(x[:, 2])], axis=1).astype(np.float32)
+    model = DecisionTreeRegressor(max_depth=4, random_state=3).fit(x, targets)
+    for tree in (warmstart.from_sklearn(model), warmstart.cart_regressor(x, jnp.asarray(targets), 4, seed=3)):
+        assert isinstance(tree.leaves, Constant)
+        assert tree.leaves.values.shape == (16, 3)
+        for samples in (x, around_thresholds(model)):
+            assert np.array_equal(tree.predict(samples), model.predict(samples).astype(np.float32))
+    weight = np.random.default_rng(0).integers(0, 4, N)
+    tree = warmstart.cart_regressor(x, targets, 2, sample_weight=weight)
+    leaf = tree.leaf_index(x)
+    means = [np.average(targets[leaf == k], axis=0, weights=weight[leaf == k]) for k in range(4)]
+    np.testing.assert_allclose(tree.leaves.values, means, rtol=1e-4)
+
+
+def test_one_column_of_targets_stays_a_column():
+    x, y = table("plain")
+    flat, column = warmstart.cart_regressor(x, y, 3), warmstart.cart_regressor(x, y[:, None], 3)
+    assert flat.leaves.values.shape == (8,)
+    assert column.leaves.values.shape == (8, 1)
+    assert np.array_equal(column.predict(x)[:, 0], flat.predict(x))
+
+
+def test_a_classifier_of_one_class_has_one_frequency():
+    x, _ = table("plain")
+    tree = warmstart.cart_classifier(x, np.full(N, 7), 2)
+    assert tree.leaves.values.tolist() == [[1]] * 4
+
+
+def test_depths_may_be_numpy_integers():
+    x, y = table("plain")
+    for depth in (np.int64(2), np.uint8(2), jnp.asarray(2)):
+        assert warmstart.cart_regressor(x, y, depth).depth == 2
+        assert warmstart.cart_classifier(x, y > 0, depth).depth == 2
+        assert warmstart.from_sklearn(DecisionTreeRegressor(max_depth=1).fit(x, y), depth).depth == 2
 
 
 def test_a_deeper_tree_holds_the_value_on_both_sides_of_what_cart_did_not_split():
@@ -91,6 +132,20 @@ def test_bad_arguments_are_refused():
         warmstart.cart_regressor(x, y, 0)
     with pytest.raises(ValueError, match="y must be finite"):
         warmstart.cart_regressor(x, np.where(y > 1, np.nan, y), 2)
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\) or \(n, k\), got shape \(300, 1, 1\)"):
+        warmstart.cart_regressor(x, y[:, None, None], 2)
+    with pytest.raises(ValueError, match="same number of rows, got 300 and 299"):
+        warmstart.cart_regressor(x, y[1:], 2)
+    with pytest.raises(ValueError, match="at least two samples"):
+        warmstart.cart_regressor(x[:1], y[:1], 2)
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\) or \(n, k\), got shape \(300, 0\)"):
+        warmstart.cart_regressor(x, np.empty((N, 0)), 2)
+    with pytest.raises(ValueError, match="y must take at least two values to learn from"):
+        warmstart.cart_regressor(x, np.tile([1.0, 2.0], (N, 1)), 2)
+    with pytest.raises(ValueError, match="y must take at least two values to learn from"):
+        warmstart.cart_regressor(x, np.full(N, True), 2)
+    with pytest.raises(ValueError, match="y must be numeric"):
+        warmstart.cart_regressor(x, np.full(N, "a"), 2)
 
 
 def test_cart_classifier_gives_scikit_learns_probabilities():
@@ -145,3 +200,5 @@ def test_bad_arguments_of_cart_classifier_are_refused():
         warmstart.cart_classifier(np.where(x > 2, np.nan, x), classes, 2)
     with pytest.raises(ValueError, match="x must have shape"):
         warmstart.cart_classifier(x[:, 0], classes, 2)
+    with pytest.raises(ValueError, match="a classifier must have one output to become a tree, got one of 2"):
+        warmstart.cart_classifier(x, np.stack([classes, classes > 1], axis=1), 2)

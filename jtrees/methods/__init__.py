@@ -1,1 +1,1 @@
-"""One paper's recipe each."""
+"""One paper a file: the method for :func:`jtrees.train`, and its whole procedure as a recipe; what papers share beside."""

@@ -1,26 +1,26 @@
-"""The recipe that GET and RADDT share, from a table of numbers to one hard tree.
+"""What GET and RADDT share, from a scaled table to one hard tree.
 
 Many starts, CART the first of them; each trained under ever harder routings, its leaves set anew from the hard routing
-after each; the best hard tree of all returned in the user's units, and CART itself where nothing beats it. A method
-adds its soft routing (a function that makes a :class:`jtrees.Method` of a depth and a scale) and its scales.
+after each; the best hard tree of all returned in the user's units, and CART itself where nothing beats it. A paper adds
+its soft routing (a :class:`jtrees.Method` of a scale) and its scales.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import losses, topology, training, validation as checks, warmstart
-from jtrees.methods.answers import LINEAR, Answer, answer
-from jtrees.methods.table import Scale, Table, checked_table, checked_validation, mean_loss
+from jtrees import leaves as kinds, losses, ops, topology, training, validation as checks, warmstart
+from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, number, static
+from jtrees.starts import map_starts
+from jtrees.table import Scale, Table, mean_loss
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _WARM_UP = 10  # linear warm-up steps
@@ -30,45 +30,9 @@ _WEIGHT_DECAY = 1e-2  # AdamW's usual decay, which the paper leaves as it is
 # factors and random starts are meant.
 DEVIATIONS = 3.0
 _LOOKS = 20  # at a score that costs more than a step, under each scale
-_DEPTHS = range(1, 13)  # the paper's, for depth="auto"
-_PATIENCE = 2  # depths in a row that bring nothing before deeper ones are given up
-
-MakeMethod = Callable[..., training.Method]  # (depth, scale, *, leaves, classes, l1) -> Method
-Between = Callable[[ObliqueTree, Array, Array | None], ObliqueTree]  # (tree, x, sample_weight) -> tree
 
 
-@struct.dataclass
-class FitReport:
-    """How a tree was found. Losses are those that trees were chosen by: see :func:`jtrees.fit_get`.
-
-    Attributes:
-      scales: the scale factors, in the order of use, ``(starts, scales)``.
-      losses: loss of the best hard tree under each of them, ``(starts, scales)``; infinite where the start was dropped.
-      steps: the epoch at which it was seen, ``(starts, scales)``.
-      cart_loss: that of the CART tree of the same depth (NaN without the CART start).
-      loss: that of the tree returned.
-      chosen: the start that it came from; -1 if CART itself was not beaten.
-      dropped: number of starts that became non-finite.
-      tuning: for ``depth="auto"``, what each depth and L1 penalty lost on the validation part: rows
-        ``(depth, l1, loss)``; else None.
-    """
-
-    scales: np.ndarray
-    losses: np.ndarray
-    steps: np.ndarray
-    cart_loss: float
-    loss: float
-    chosen: int
-    dropped: int
-    tuning: np.ndarray | None = None
-
-
-@struct.dataclass
-class FitResult:
-    """A fitted tree, in the user's own units, and how it was found."""
-
-    tree: ObliqueTree
-    report: FitReport
+# --- The method ------------------------------------------------------------------------------------------------------
 
 
 def soft_method(
@@ -76,7 +40,7 @@ def soft_method(
     scale: training.Number,
     *,
     name: str,
-    route: losses.Route | None,
+    route: ops.Route | None,
     leaves: str,
     classes: int | None,
     l1: float | Array,
@@ -84,324 +48,296 @@ def soft_method(
     """A tree trained on the loss that a soft routing of scaled scores expects.
 
     Arguments are those of :func:`jtrees.get`, but for ``scale``, the factor of the scores; ``name``, what the method
-    calls it; and ``route``, the soft routing as in :func:`jtrees.losses.expected_leaf_loss`.
+    calls it; and ``route``, the soft routing as in :func:`jtrees.ops.expected_loss`.
     """
-    depth, kind = checks.check_depth(depth), answer(leaves, classes)
+    depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, classes)
     checks.check_positive(name, scale)
     checks.check_not_negative("l1", l1)
-    num = topology.num_leaves(depth)
 
-    def init(x: Array, y: Array, *, key: Array) -> ObliqueTree:
-        return random_tree(key, depth, x, y, kind)
+    def init(batch: Batch, *, key: Array) -> ObliqueTree:
+        if classes is not None:
+            checks.check_classes(batch.y, classes)
+        return random_tree(key, depth, kind, batch, classes)
 
-    def loss(
-        params: ObliqueTree, x: Array, y: Array, *, key: Array, step: Array, sample_weight: Array | None = None
-    ) -> tuple[Array, Array]:
-        chex.assert_rank([x, y], [2, 1])
+    def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        x, y, weight = batch
         factor = training.at_step(scale, step)
-        loss, leaf = losses.expected_leaf_loss(
-            factor * params.weights,
-            factor * params.bias,
-            params.leaves,
-            x,
-            y,
-            leaf_losses=kind.losses,
-            sample_weight=sample_weight,
-            route=route,
-        )
-        penalty = l1 * jnp.abs(params.weights).sum()
-        return loss + penalty, kind.criterion(leaf, x, y, num, sample_weight=sample_weight)
+        w, b = factor * params.weights, factor * params.bias
+        loss, leaf = ops.expected_loss(w, b, params.leaves, x, y, weight=weight, route=route)
+        return loss + l1 * jnp.abs(params.weights).sum(), params.leaves.criterion(leaf, x, y, weight)
 
-    predict = ObliqueTree.predict if classes is None else _probabilities
-    return training.Method(init, loss, predict, partial(harden, kind=kind))
+    return training.Method(init, loss, lambda params, x: params.predict(x), harden)
 
 
-def _probabilities(params: ObliqueTree, x: Array) -> Array:
-    """Class probabilities of a tree whose leaves hold logits."""
-    return jax.nn.softmax(params.predict(x), axis=1)
-
-
-def random_tree(key: Array, depth: int, x: Array, y: Array, kind: Answer) -> ObliqueTree:
+def random_tree(key: Array, depth: int, kind: Any, batch: Batch, classes: int | None) -> ObliqueTree:
     """Weights and biases from U(-1, 1), leaves as their kind starts."""
-    nodes, p = topology.num_nodes(depth), x.shape[1]
+    nodes, (_, p), dtype = topology.num_nodes(depth), batch.x.shape, batch.x.dtype
     k_weights, k_bias, k_leaves = jax.random.split(key, 3)
-    weights = jax.random.uniform(k_weights, (nodes, p), x.dtype, -1, 1)
-    bias = jax.random.uniform(k_bias, (nodes,), x.dtype, -1, 1)
-    return ObliqueTree(weights, bias, kind.start(k_leaves, nodes + 1, p, y, x.dtype))
+    weights = jax.random.uniform(k_weights, (nodes, p), dtype, -1, 1)
+    bias = jax.random.uniform(k_bias, (nodes,), dtype, -1, 1)
+    return ObliqueTree(weights, bias, kind.start(k_leaves, nodes + 1, batch.x, batch.y, classes))
 
 
-def harden(params: ObliqueTree, x: Array, y: Array, *, kind: Answer, sample_weight: Array | None = None) -> ObliqueTree:
+def harden(params: ObliqueTree, batch: Batch) -> ObliqueTree:
     """The hard tree with leaves set from its own routing (GET, Algorithm 1: deterministic leaves)."""
-    y = jnp.asarray(y)
-    leaf = params.leaf_index(x)
-    return params.replace(leaves=kind.fit(leaf, x, y, topology.num_leaves(params.depth), sample_weight=sample_weight))
+    x, y, weight = jax.tree.map(jnp.asarray, batch)
+    leaf = ops.hard(params.weights, params.bias, x)
+    return params.replace(leaves=params.leaves.refit(leaf, x, y, weight))
 
 
-@struct.dataclass
-class Candidate:
-    """The best splits of a start over its scale factors (``leaves`` is None), and the best score under each."""
-
-    params: ObliqueTree
-    score: jax.Array
-    finite: jax.Array
-    scores: jax.Array
-    steps: jax.Array
+# --- The search ------------------------------------------------------------------------------------------------------
 
 
-def one_start(
-    first: ObliqueTree,
-    scales: Array,
-    x: Array,
-    y: Array,
-    sample_weight: Array | None,
-    held_out: tuple[Array, Array] | None,
-    learning_rate: Array,
-    l1: float | Array,
-    *,
-    make: MakeMethod,
-    leaves: str,
-    classes: int | None,
-    epochs: int,
-    between: Between | None = None,
-) -> Candidate:
-    """One start of Algorithm 1: trained under each scale in turn, going on from the hard tree before. Traceable.
+class Run(NamedTuple):
+    """A start on its way under its scales.
 
-    Only the splits of ``first`` count: leaves are set from its hard routing. ``between`` is done to the splits after
-    each scale.
+    Attributes:
+      splits: where the scale began; after the last, the splits that it ended with (``leaves`` is None).
+      training: the run under the scale.
+      best: the best splits of the scales so far.
+      scales: the scale factors, ``(scales,)``.
+      scores: the best score under each, infinite where there is none, ``(scales,)``.
+      steps: the epoch at which it was seen, ``(scales,)``.
     """
-    kind, depth = answer(leaves, classes), first.depth
-    warm_up = min(_WARM_UP, epochs // 2)
-    shape = optax.warmup_cosine_decay_schedule(1 / (warm_up + 1), 1.0, warm_up, epochs, _LAST_LEARNING_RATE)
-    optimizer = optax.adamw(lambda step: learning_rate * shape(step), weight_decay=_WEIGHT_DECAY)
-    unused_key = jax.random.key(0)  # full batch, and nothing random in the loss
-    hardened = lambda params: harden(params, x, y, kind=kind, sample_weight=sample_weight)
 
-    def held_out_score(params: ObliqueTree) -> Array:
-        x_new, y_new = held_out  # type: ignore[misc]
-        return kind.loss(hardened(params).predict(x_new), y_new).mean()
+    splits: ObliqueTree
+    training: training.TrainState
+    best: training.Best
+    scales: Array
+    scores: Array
+    steps: Array
 
-    # The criterion of constant leaves falls out of a step; other scores cost as much as one, or many.
-    free = held_out is None and kind is not LINEAR
 
-    def one_scale(params: ObliqueTree, scale: Array) -> tuple[ObliqueTree, Any]:
-        run = training.train(
-            make(depth, scale, leaves=leaves, classes=classes, l1=l1),
-            x,
-            y,
-            key=unused_key,
-            optimizer=optimizer,
-            steps=epochs,
-            score_every=1 if free else max(1, epochs // _LOOKS),
-            score=None if held_out is None else held_out_score,
-            params=params.replace(leaves=kind.trainable(hardened(params).leaves)),
-            sample_weight=sample_weight,
+@struct.dataclass(kw_only=True)
+class Annealed(Recipe):
+    """Many starts under ever harder routings.
+
+    Each start trains under each of its scale factors in turn, full batch, with AdamW (linear warm-up, then cosine),
+    going on from the hard tree before. Hard trees are looked at on the way and the best is kept (at every epoch for
+    constant leaves and classes, 20 times or a few more under each scale factor where a look costs more), judged by
+
+    - the mean squared error on the training data, for constant leaves;
+    - the mean squared error expected on new data by generalised cross-validation, for linear leaves, which shrink by
+      as much as that finds best (:func:`jtrees.leaves.fit_shrunk`; the paper has least squares in each leaf by itself,
+      and the training error);
+    - the mean log loss on the training data, for classes;
+    - the mean squared error or log loss on ``validation``, where that is given.
+
+    Start 0 is a CART tree of the same depth (for linear leaves, of what a linear regression leaves); if nothing beats
+    CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, where the paper has the range [0, 1].
+
+    The report has ``scales`` and ``losses`` and ``steps``: of each start the scale factors, the loss of the best hard
+    tree under each and the epoch at which it was seen, ``(starts, scales)``; ``cart_loss``, that of CART, or NaN;
+    ``chosen``, the start that the tree came from, -1 if CART was not beaten; ``dropped``, the number of starts that
+    became non-finite.
+
+    Attributes:
+      depth: depth of the tree, 1 to 16.
+      leaves: ``"constant"``, or ``"linear"`` (regression only).
+      starts: number of starts, the CART start included.
+      epochs: updates under each scale factor.
+      learning_rate: peak learning rate.
+      l1: strength of the L1 penalty on split weights (of scaled data).
+      cart: whether start 0 is CART (needs scikit-learn); without it nothing is promised about CART.
+    """
+
+    depth: int = static(default=4)
+    leaves: Literal["constant", "linear"] = static(default="constant")
+    starts: int = static(default=10)
+    epochs: int = static(default=3000)
+    learning_rate: float = 0.01
+    l1: float = 0.0
+    cart: bool = static(default=True)
+
+    def method(self, scale: Any, classes: int | None) -> training.Method:
+        """The paper's method under one scale."""
+        raise NotImplementedError
+
+    def scales(self, key: Array) -> Array:
+        """The scale factors of each start, in the order of use: ``(starts, scales)``."""
+        raise NotImplementedError
+
+    def between(self, splits: ObliqueTree, batch: Batch) -> ObliqueTree:
+        """What is done to the splits after each scale."""
+        return splits
+
+    def checked(self, table: Table) -> "Annealed":
+        kinds.kind_of(self.leaves, table.classes)  # refuses unknown kinds
+        return self.replace(
+            depth=checks.check_depth(self.depth),
+            starts=checks.check_count("starts", self.starts),
+            epochs=checks.check_count("epochs", self.epochs),
+            learning_rate=number("learning_rate", self.learning_rate, checks.check_number),
+            l1=number("l1", self.l1, checks.check_not_negative),
+            cart=bool(self.cart),
         )
-        splits = run.params.replace(leaves=None)
-        score = run.score
-        if between is not None:
-            splits = between(splits, x, sample_weight)
-            # Meant to leave training samples where they are, but not others.
-            score = score if held_out is None else jnp.where(run.finite, held_out_score(splits), jnp.inf)
-        return splits, (splits, score, run.finite, run.step)
 
-    _, (trees, scores, finite, steps) = jax.lax.scan(one_scale, first.replace(leaves=None), scales)
-    best, finite = jnp.argmin(scores), finite.all()
-    scores = jnp.where(finite, scores, jnp.inf)
-    return Candidate(jax.tree.map(lambda a: a[best], trees), scores[best], finite, scores, steps)
+    def scale(self, table: Table) -> Scale:
+        return Scale.of(table, DEVIATIONS)
 
+    def prepare(self, table: Table, *, key: Array) -> ObliqueTree | None:
+        return grown_cart(self, table.real()) if self.cart else None
 
-@partial(jax.jit, static_argnames=("make", "leaves", "classes", "depth", "epochs", "between"))
-def _search(
-    x, y, weight, held_out, key, scales, learning_rate, l1, warm, *, make, leaves, classes, depth, epochs, between
-):
-    """All starts in one compiled program."""
-    kind, starts = answer(leaves, classes), len(scales)
-    first = jax.vmap(lambda k: random_tree(k, depth, x, y, kind))(jax.random.split(key, starts))
-    if warm is not None:
-        weights, bias = warm
-        first = first.replace(weights=first.weights.at[0].set(weights), bias=first.bias.at[0].set(bias))
+    def stages(self) -> int:
+        """The number of scales."""
+        return jax.eval_shape(self.scales, jax.random.key(0)).shape[1]
 
-    def run(first, scales):
-        options = {"make": make, "leaves": leaves, "classes": classes, "epochs": epochs, "between": between}
-        return one_start(first, scales, x, y, weight, held_out, learning_rate, l1, **options)
+    def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
+        elements = many * self.starts * topology.num_nodes(self.depth) * shape[0]
+        return Rounds.of(self.epochs, elements, self.stages())
 
-    return training.multi_start(run, first, scales)
+    def begin(self, start: ObliqueTree | None, table: Table, *, key: Array) -> Run:
+        tree_key, scale_key = jax.random.split(key)
+        kind = kinds.kind_of(self.leaves, table.classes)
+        draw = lambda key: random_tree(key, self.depth, kind, table.batch, table.classes)
+        first = jax.vmap(draw)(jax.random.split(tree_key, self.starts))
+        if start is not None:
+            weights, bias = first.weights.at[0].set(start.weights), first.bias.at[0].set(start.bias)
+            first = first.replace(weights=weights, bias=bias)
+        return map_starts(lambda first, scales: begun(self, first, scales, table), first, self.scales(scale_key))
 
+    def round(self, i: Array, state: Run, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Run, Array]:
+        return map_starts(lambda run: advanced(self, i, run, table, judge, rounds), state)
 
-def fit(
-    make: MakeMethod,
-    draw_scales: Callable[[Array, int], Array],
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    key: Array,
-    depth: int | Literal["auto"],
-    leaves: str,
-    task: str,
-    epochs: int,
-    learning_rate: float,
-    l1: float | Sequence[float],
-    cart: bool,
-    sample_weight: ArrayLike | None,
-    validation: tuple[ArrayLike, ArrayLike] | None,
-    between: Between | None = None,
-) -> FitResult:
-    """The whole recipe.
+    def end(self, state: Run, table: Table, judge: Table | None) -> Found:
+        best = jax.vmap(best_so_far)(state)
+        scores = jnp.where(state.training.finite, best.score, jnp.inf)
+        index = jnp.argmin(scores)
+        chosen = jax.tree.map(lambda a: a[index], best)
+        extra = {"scales": state.scales, "losses": state.scores, "steps": state.steps, "start": index}
+        extra["dropped"] = self.starts - state.training.finite.sum()
+        return Found(chosen.params, scores[index], state.training.finite.any(), chosen.step, extra)
 
-    Arguments are those of :func:`jtrees.fit_get`, but for ``make``, a function of a module (it is a static argument)
-    ``(depth, scale, *, leaves, classes, l1) -> Method``, and ``draw_scales``, ``(key, depth) -> (starts, scales)``: the
-    scales of each start, in the order of use; ``between`` as in :func:`one_start`.
-    """
-    epochs = checks.check_count("epochs", epochs)
-    if callable(learning_rate):
-        raise ValueError("learning_rate must be a number: the schedule (warm-up, cosine) is the recipe's own")
-    checks.check_positive("learning_rate", learning_rate)
-    checks.check_not_negative("l1", l1)
-    penalties = np.atleast_1d(np.asarray(l1, np.float64)).tolist()
-    if np.ndim(l1) > 1 or not penalties:
-        raise ValueError(f"l1 must be a number, or numbers to choose from, got {l1!r}")
-    if isinstance(depth, str) and depth != "auto":
-        raise ValueError(f'depth must be a whole number from 1 to {checks.MAX_DEPTH} or "auto", got {depth!r}')
-    table, classes = checked_table(x, y, sample_weight, task)
-    held_out = None if validation is None else checked_validation(validation, table.x.shape[1], classes)
-    answer(leaves, classes)  # refuses unknown kinds
-    options = {"make": make, "draw_scales": draw_scales, "leaves": leaves, "classes": classes}
-    options |= {"epochs": epochs, "learning_rate": learning_rate, "cart": cart, "between": between}
-    if depth != "auto":
-        if len(penalties) > 1:
-            raise ValueError(f'l1 must be one number unless depth is "auto", got {l1!r}')
-        return _fit(table, held_out, key, checks.check_depth(depth), penalties[0], **options)
-    return _fit_auto(table, held_out, key, penalties, **options)
+    def finish(
+        self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
+    ) -> Fit:
+        if not found.finite and start is None:
+            raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
+        leaves = leaves_like(self, table)
+
+        def finished(splits: ObliqueTree) -> tuple[ObliqueTree, float]:
+            """A tree on raw features with leaves set there, and the loss it is chosen by."""
+            tree, criterion = scale.refitted(splits, leaves, table)
+            if judge is not None:
+                return tree, mean_loss(tree, judge, scale)
+            return tree, criterion if self.leaves == "linear" else mean_loss(tree, table, scale)
+
+        tree, loss, chosen, cart_loss = None, np.inf, int(found.extra["start"]), float("nan")
+        if found.finite:
+            tree, loss = finished(scale.splits_from_unit(found.model))
+        if start is not None:
+            # CART's own tolerances are absolute, and its thresholds exact on raw features only; so the CART not to
+            # fall behind is the better of the two, grown on scaled and (where float32 holds them) on raw features.
+            carts = [scale.splits_from_unit(start), *([grown_cart(self, table)] if scale.origin is None else [])]
+            cart_tree, cart_loss = min(map(finished, carts), key=lambda both: both[1])
+            if not loss < cart_loss:
+                tree, loss, chosen = cart_tree, cart_loss, -1
+        report = {name: np.asarray(found.extra[name]) for name in ("scales", "steps")}
+        report["losses"] = np.asarray(found.extra["losses"], np.float64) * scale.loss_unit
+        report |= {"cart_loss": cart_loss, "chosen": chosen, "dropped": int(found.extra["dropped"])}
+        assert tree is not None
+        tree = tree.merged()
+        return Fit(tree, tree, loss, int(found.step), np.zeros(0), report)
 
 
-def _fit_auto(table: Table, held_out: Table | None, key: Array, penalties: list[float], **options: Any) -> FitResult:
-    """Depth and L1 by a validation part (the paper's 2:1 where none is given), then a fit to all."""
-    split_key, key = jax.random.split(key)
-    part, judge = table, held_out
-    if held_out is None:
-        order = np.asarray(jax.random.permutation(split_key, len(table.x)))
-        cut = max(2, round(2 * len(order) / 3))
-        if len(order) - cut < 1:
-            raise ValueError(f'x and y must hold at least three samples for depth="auto", got {len(order)}')
-        part, judge = table.rows(order[:cut]), table.rows(order[cut:])
-        if np.ptp(part.y) == 0:
-            raise ValueError(
-                'y must vary in the part drawn to choose the depth by, with depth="auto", and there it is '
-                f"{float(part.y[0])!r} in every row: give a depth, or a validation set"
-            )
-    assert judge is not None
-    tuning, best, best_result, since = [], (np.inf, 1, penalties[0]), None, 0
-    for depth in _DEPTHS:
-        since += 1
-        for l1 in penalties:
-            result = _fit(part, held_out, key, depth, l1, **options)
-            loss = mean_loss(result.tree, judge)
-            tuning.append((depth, l1, loss))
-            if loss < best[0]:
-                best, best_result, since = (loss, depth, l1), result, 0
-        if since >= _PATIENCE:
-            break
-    _, depth, l1 = best
-    if held_out is None or best_result is None:
-        best_result = _fit(table, held_out, key, depth, l1, **options)
-    return best_result.replace(report=best_result.report.replace(tuning=np.array(tuning)))
+def begun(recipe: Annealed, first: ObliqueTree, scales: Array, table: Table) -> Run:
+    """A start before its first scale: only the splits of ``first`` count. Traceable."""
+    splits = first.replace(leaves=None)
+    none = jnp.full(scales.shape, jnp.inf, table.x.dtype)
+    best = training.Best(splits, none[0], jnp.zeros((), jnp.int32))
+    # The first round makes the run anew: here only its shapes count, and are cheaper to compile.
+    shapes = jax.eval_shape(lambda: _fresh(recipe, splits, scales[0], table))
+    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes.replace(key=None))
+    empty = empty.replace(key=jax.random.key(0), finite=jnp.ones((), bool))
+    return Run(splits, empty, best, scales, none, jnp.zeros(scales.shape, jnp.int32))
 
 
-def _fit(
-    table: Table,
-    held_out: Table | None,
-    key: Array,
-    depth: int,
-    l1: float,
-    *,
-    make: MakeMethod,
-    draw_scales: Callable[[Array, int], Array],
-    leaves: str,
-    classes: int | None,
-    epochs: int,
-    learning_rate: float,
-    cart: bool,
-    between: Between | None,
-) -> FitResult:
-    """One depth, one penalty."""
-    kind = answer(leaves, classes)
-    x, y, weight = table.x, table.y, table.weight
-    scale = Scale.of(table, DEVIATIONS)
-    unit_x, unit_y = scale.x(x), scale.y(y)
-    # The CART to start from is grown on scaled data, where its weights are of size one. CART's own tolerances are
-    # absolute, and its thresholds exact on raw features only; so the CART not to fall behind is the better of both.
-    grow = partial(_cart, depth=depth, leaves=leaves, classes=classes, sample_weight=weight)
-    warm = grow(unit_x, unit_y) if cart else None
-    tree_key, scale_key = jax.random.split(key)
-    scales = jnp.asarray(draw_scales(scale_key, depth), jnp.float32)
-    found = _search(
-        unit_x,
-        unit_y,
-        weight,
-        None if held_out is None else (scale.x(held_out.x), scale.y(held_out.y)),
-        tree_key,
-        scales,
-        learning_rate,
-        l1,
-        None if warm is None else (warm.weights, warm.bias),
-        make=make,
-        leaves=leaves,
-        classes=classes,
-        depth=depth,
-        epochs=epochs,
-        between=between,
+def _optimizer(recipe: Annealed) -> optax.GradientTransformation:
+    warm_up = min(_WARM_UP, recipe.epochs // 2)
+    shape = optax.warmup_cosine_decay_schedule(1 / (warm_up + 1), 1.0, warm_up, recipe.epochs, _LAST_LEARNING_RATE)
+    return optax.adamw(lambda step: recipe.learning_rate * shape(step), weight_decay=_WEIGHT_DECAY)
+
+
+def _fresh(recipe: Annealed, splits: ObliqueTree, scale: Array, table: Table) -> training.TrainState:
+    """A run under a scale, from the hard tree with these splits."""
+    hard = harden(splits.replace(leaves=leaves_like(recipe, table)), table.batch)
+    state = training.start(
+        recipe.method(scale, table.classes),
+        table.batch,
+        key=jax.random.key(0),  # full batch, and nothing random in the loss
+        optimizer=_optimizer(recipe),
+        params=hard.replace(leaves=hard.leaves.trainable()),
     )
-    diverged = int(found.dropped) == len(scales)
-    if not cart and diverged:
-        raise FloatingPointError(f"all {len(scales)} starts became non-finite: try a smaller learning_rate")
-
-    def finished(splits: ObliqueTree) -> tuple[ObliqueTree, float]:
-        """A tree on raw features with leaves set there, and the loss it is chosen by."""
-        tree = scale.refitted(kind, splits, table)
-        if held_out is not None:
-            return tree, mean_loss(tree, held_out)
-        if kind is LINEAR:
-            leaf = np.asarray(tree.leaf_index(x))
-            expected = _criterion(leaf, unit_x, unit_y, weight, kind=kind, num=topology.num_leaves(depth))
-            return tree, float(expected) * scale.y_unit**2
-        return tree, mean_loss(tree, table)
-
-    candidates = jax.tree.map(np.asarray, found.candidates)
-    tree, loss, chosen, cart_loss = None, np.inf, int(found.index), float("nan")
-    if not diverged:
-        tree, loss = finished(scale.splits_from_unit(found.best.params))
-    if warm is not None:
-        carts = scale.splits_from_unit(warm), grow(x, unit_y)
-        cart_tree, cart_loss = min(map(finished, carts), key=lambda found: found[1])
-        if not loss < cart_loss:
-            tree, loss, chosen = cart_tree, cart_loss, -1
-    assert tree is not None
-    report = FitReport(
-        scales=np.asarray(scales),
-        losses=candidates.scores.astype(np.float64) * scale.y_unit**2,
-        steps=candidates.steps,
-        cart_loss=cart_loss,
-        loss=loss,
-        chosen=chosen,
-        dropped=int(found.dropped),
-    )
-    return FitResult(tree, report)
+    return state.replace(order=state.order[:1])  # of the samples: there is but one batch
 
 
-def _cart(x, y, *, depth, leaves, classes, sample_weight) -> ObliqueTree:
+def advanced(
+    recipe: Annealed, i: Array, run: Run, table: Table, judge: Table | None, rounds: Rounds
+) -> tuple[Run, Array]:
+    """One start of Algorithm 1 after round i, and the losses of its steps. Traceable; i is one for all starts."""
+    batch = table.batch
+    stage, first, last = i // rounds.a_stage, i % rounds.a_stage == 0, (i + 1) % rounds.a_stage == 0
+    method, optimizer = recipe.method(run.scales[stage], table.classes), _optimizer(recipe)
+    score = None if judge is None else partial(_judged, table=table, judge=judge)
+    # The criterion of constant leaves falls out of a step; other scores cost as much as one, or many.
+    free = judge is None and recipe.leaves == "constant"
+    every = 1 if free else max(1, recipe.epochs // _LOOKS)
+    once = training.one_step(method, batch, optimizer, score_every=every, score=score)
+    fresh = lambda: _fresh(recipe, run.splits, run.scales[stage], table).replace(finite=run.training.finite)
+    state = jax.lax.cond(first, fresh, lambda: run.training)
+    state = state.replace(step=jnp.asarray(rounds.before(i), jnp.int32))
+    state, history = training.advance_up_to(once, state, rounds.within(i), rounds.size)
+
+    def next_scale() -> Run:
+        found = training.best(method, state, batch, score=score)
+        splits, value = recipe.between(found.params.replace(leaves=None), batch), found.score
+        if score is not None:  # what is done between is meant to leave training samples where they are, but not others
+            value = jnp.where(jnp.isfinite(value), score(splits.replace(leaves=found.params.leaves)), jnp.inf)
+        better = training.Best(splits, value, found.step)
+        best = jax.tree.map(lambda old, new: jnp.where(value < run.best.score, new, old), run.best, better)
+        finite = state.finite & jnp.isfinite(value)
+        # What is kept of the run is only whether it was finite: its best has been seen to.
+        spent = state.replace(best=state.best.replace(score=jnp.full_like(value, jnp.inf)), finite=finite)
+        scores, steps = run.scores.at[stage].set(value), run.steps.at[stage].set(found.step)
+        return Run(splits, spent, best, run.scales, scores, steps)
+
+    run = jax.lax.cond(last, next_scale, lambda: run._replace(training=state))
+    return run, history.losses
+
+
+def best_so_far(run: Run) -> training.Best:
+    """The best splits of a start, those under a scale that was broken off included."""
+    now = run.training.best
+    now = now.replace(params=now.params.replace(leaves=None))
+    return jax.tree.map(lambda old, new: jnp.where(now.score < run.best.score, new, old), run.best, now)
+
+
+def _judged(params: ObliqueTree, *, table: Table, judge: Table) -> Array:
+    """What the hard tree loses on the samples to judge by."""
+    loss = losses.squared_error if table.classes is None else losses.log_loss
+    weight = training.normalised(judge.batch).weight
+    return losses.weighted_mean(loss(harden(params, table.batch).apply(judge.x), judge.y), weight)
+
+
+def leaves_like(recipe: Annealed, table: Table) -> Any:
+    """Leaves of the recipe's kind and of the right shape, to be refitted."""
+    kind, num = kinds.kind_of(recipe.leaves, table.classes), topology.num_leaves(recipe.depth)
+    x, y = (jax.ShapeDtypeStruct((1, *a.shape[1:]), jnp.float32) for a in (table.x, table.y))
+    shapes = jax.eval_shape(lambda x, y: kind.start(jax.random.key(0), num, x, y, table.classes), x, y)
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+
+def grown_cart(recipe: Annealed, table: Table) -> ObliqueTree:
     """CART of the same depth; where leaves are linear, grown on what a linear regression leaves of the targets."""
-    if classes is not None:
-        return warmstart.cart_classifier(x, y, depth, sample_weight=sample_weight)
-    if leaves == "linear":
-        root = np.sqrt(np.ones(len(x)) if sample_weight is None else sample_weight)[:, None]
+    x, y, weight = table.x, table.y, table.weight
+    if table.classes is not None:
+        return warmstart.cart_classifier(x, y, recipe.depth, sample_weight=weight)
+    if recipe.leaves == "linear":
+        root = np.sqrt(np.ones(len(x)) if weight is None else weight)[:, None]
         with_one = np.column_stack([x - x.mean(0), np.ones(len(x))]).astype(np.float64)
         unit = np.maximum(np.abs(with_one).max(0), np.finfo(np.float32).tiny)
         with_one /= unit
-        residual = y - with_one @ np.linalg.lstsq(root * with_one, root[:, 0] * y, rcond=None)[0]
-        y = residual if np.ptp(residual) > 0 else y
-    return warmstart.cart_regressor(x, y, depth, sample_weight=sample_weight)
-
-
-@partial(jax.jit, static_argnames=("kind", "num"))
-def _criterion(leaf, x, y, weight, *, kind, num):
-    return kind.criterion(leaf, x, y, num, sample_weight=weight)
+        wide = y.reshape(len(x), -1)
+        residual = (wide - with_one @ np.linalg.lstsq(root * with_one, root * wide, rcond=None)[0]).reshape(y.shape)
+        y = residual if np.ptp(residual, axis=0).min() > 0 else y
+    return warmstart.cart_regressor(x, y, recipe.depth, sample_weight=weight)

@@ -18,8 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 import optax
 
-from jtrees import routing, validation as checks
-from jtrees.methods.dgt import in_units_of_their_size, random_chain, rmsprop
+from jtrees import ops, routing, validation as checks
+from jtrees.leaves import Constant
+from jtrees.methods.dgt import random_chain, rmsprop
 from jtrees.tree import ObliqueTree
 
 
@@ -216,12 +217,11 @@ def _model(depth: int, outputs: int | None) -> _Model:
     checks.check_depth(depth)
 
     def init(p: int, key: Array) -> ObliqueTree:
-        return random_chain(key, depth, p, (), outputs, jnp.result_type(float)).tree()
+        tree = random_chain(key, depth, p, (), shape, jnp.result_type(float)).tree()
+        return tree if outputs is None else tree.replace(leaves=Constant(tree.leaves.values - 0.5))
 
     def answer(params: ObliqueTree, x: Array) -> Array:
-        scores = jnp.matmul(params.weights, x, precision="highest") + params.bias
-        scores = in_units_of_their_size(scores)
-        return routing.path_sum(scores[:, None], params.leaves.values)[0]
+        return ops.path_sum(params.weights, params.bias, params.leaves.values, x[None], routing.mean_size)[0]
 
     return _Model(init, answer)
 

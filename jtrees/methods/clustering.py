@@ -2,108 +2,75 @@
 4.2), and the measure of a hierarchy.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from flax import struct
-import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.methods import latent
-from jtrees.tree import ConstantLeaves, ObliqueTree
+from jtrees.methods.latent import LatentTree
+from jtrees.recipes import static
+from jtrees.table import Scale, Table
 
 
-@struct.dataclass
-class ClusteringResult:
-    """A hierarchy of clusters.
-
-    Attributes:
-      tree: takes raw x, all features (weights of the target features are 0); inactive nodes do not split. Its leaves
-        are the clusters, and hold the means of the target features, ``(leaves, targets)``.
-        ``tree.leaf_index(x)`` says to which cluster a sample belongs, ``tree.decision_path(x)`` to which larger ones.
-      active: activity of the nodes of the whole tree, ``(2**(depth + 1) - 1,)``; 0: pruned.
-      losses: training loss before each update, on scaled targets, ``(steps,)``.
-      score: loss on ``validation`` where that was given, else on the training data; on scaled targets.
-    """
-
-    tree: ObliqueTree
-    active: np.ndarray
-    losses: np.ndarray
-    score: float
-
-
-def fit_latent_clustering(
-    x: ArrayLike,
-    target_features: Sequence[int],
-    *,
-    key: Array,
-    depth: int = 5,
-    penalty: float = 0.1,
-    inputs: Literal["z", "xz"] = "z",
-    epochs: int = 100,
-    batch_size: int = 8,
-    learning_rate: float = 1e-3,
-    patience: int = 10,
-    validation: ArrayLike | None = None,
-) -> ClusteringResult:
+@struct.dataclass(kw_only=True)
+class LatentClustering(LatentTree):
     """Clusters samples without labels: a tree is learnt that helps to predict some features from the others.
 
-    Linear splits, a linear predictor, squared error, the rest as in :func:`jtrees.fit_latent`. Target features are
-    scaled to mean 0 and deviation 1. The others are centred and divided by one number: which of them are large matters,
-    as in any clustering by distances; scale them first if their units differ.
+    ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)``: linear splits, a linear predictor, squared
+    error; y is not asked for. Target features are scaled to mean 0 and deviation 1. The others are centred and divided
+    by one number: which of them are large matters, as in any clustering by distances; scale them first if their units
+    differ.
 
-    Args:
-      x: features, ``(n, p)``, finite.
+    The fit's tree takes raw x, all features (weights of the target features are 0); inactive nodes do not split. Its
+    leaves are the clusters, and hold the means of the target features, ``(leaves, targets)``. ``tree.leaf_index(x)``
+    says to which cluster a sample belongs, ``tree.decision_path(x)`` to which larger ones. The loss of the fit is on
+    scaled targets. The report has ``active``, the activity of the nodes of the whole tree,
+    ``(2**(depth + 1) - 1,)``; 0: pruned. See :class:`LatentTree` for the other options.
+
+    Attributes:
       target_features: columns to predict from the others: at least one, and not all.
-      key: for everything random.
-      depth: depth of the tree, 1 to 10.
-      penalty: price of an active node, per sample.
-      inputs: what the predictor sees, ``"z"`` (where a sample is) or ``"xz"`` (and the features).
-      epochs: passes over the data.
-      batch_size: samples in a mini-batch; n if that is less.
-      learning_rate: at the start.
-      patience: epochs without a lower loss before the learning rate falls.
-      validation: samples to choose the best epoch by; not trained on.
-
-    Raises:
-      ValueError: naming the argument, what was expected and what came.
-      FloatingPointError: if training became non-finite.
     """
-    x = np.asarray(checks.check_x(x), np.float32)
-    n, p = x.shape
-    targets = _checked_columns(target_features, p)
-    others = np.setdiff1d(np.arange(p), targets)
-    constant = [int(i) for i in targets if np.ptp(x[:, i]) == 0]
-    if constant:
-        raise ValueError(f"target_features must vary, got column {constant[0]}, which is the same in every row")
-    held_out = None if validation is None else np.asarray(checks.check_x(validation, features=p), np.float32)
-    of = latent.architecture(depth, None, len(targets), "linear", "linear", inputs, 1, 0.0)
-    checks.check_number("penalty", penalty)
-    checks.check_number("learning_rate", learning_rate)
-    batch_size = min(checks.check_count("batch_size", batch_size), n)
-    epochs, patience = checks.check_count("epochs", epochs), checks.check_count("patience", patience)
-    recipe = latent.Recipe(of, None, len(targets), None, batch_size, epochs, n // batch_size, patience)
 
-    # Deviations: of the targets each its own; of the others the root of the mean square.
-    wide = x.astype(np.float64)
-    mean, unit = wide.mean(0), wide.std(0)
-    unit[others] = np.sqrt(np.square(unit[others]).mean()) or 1
-    scaled = lambda a: ((a - mean) / unit).astype(np.float32)
-    parts = lambda a: (scaled(a)[:, others], scaled(a)[:, targets])
-    judge = None if held_out is None else parts(held_out)
-    result, active, tree = latent.run(*parts(x), judge, key, penalty, learning_rate, recipe)
-    if not result.finite:
-        raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-    weights = np.zeros((len(tree.bias), p))
-    weights[:, others] = np.asarray(tree.weights, np.float64) / unit[others]
-    bias = np.asarray(tree.bias, np.float64) - weights @ mean
-    values = mean[targets] + unit[targets] * np.asarray(tree.leaves.values, np.float64)
-    weights, bias, values = (jnp.asarray(a, jnp.float32) for a in (weights, bias, values))
-    tree = ObliqueTree(weights, bias, ConstantLeaves(values))
-    return ClusteringResult(tree, np.asarray(active), np.asarray(result.losses), float(result.score))
+    target_features: tuple[int, ...] = static(default=(0,))
+    depth: int = static(default=5)
+    penalty: float = 0.1
+    inputs: Any = static(default="z")
+    batch_size: int = static(default=8)
+    learning_rate: float = 1e-3
+
+    def targets(self, x: Any, y: Any) -> np.ndarray:
+        x = np.asarray(checks.check_x(x))
+        columns = _checked_columns(self.target_features, x.shape[1])
+        constant = [int(i) for i in columns if np.ptp(x[:, i]) == 0]
+        if constant and len(x) > 1:
+            raise ValueError(f"target_features must vary, got column {constant[0]}, which is the same in every row")
+        return x[:, columns]
+
+    def checked(self, table: Table) -> Any:
+        for name, only in (("split", "linear"), ("predictor", "linear"), ("loss", None)):
+            if getattr(self, name) != only:
+                raise ValueError(f"{name} must be {only!r} in clustering, got {getattr(self, name)!r}")
+        return super().checked(table).replace(target_features=tuple(map(int, self.target_features)))
+
+    def scale(self, table: Table) -> Scale:
+        x, weight = table.x.astype(np.float64), table.weight
+        mean = np.average(x, axis=0, weights=weight)
+        deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))
+        targets = _checked_columns(self.target_features, x.shape[1])
+        y_mean, y_deviation = mean[targets], deviation[targets]
+        # One number for all the others; 0 for what is to be predicted, which the tree is not to see.
+        others = np.setdiff1d(np.arange(x.shape[1]), targets)
+        deviation[others] = np.sqrt(np.square(deviation[others]).mean())
+        deviation[targets] = 0
+        return Scale.by(mean, deviation, 1.0, y_mean, y_deviation, y_mean)
+
+    def has_tree(self) -> bool:
+        return True  # the hierarchy, whatever the predictor sees beside it
+
+    def bounded(self, classes: int | None) -> bool:
+        return False
 
 
 def _checked_columns(target_features: Any, p: int) -> np.ndarray:
@@ -143,6 +110,10 @@ def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike
         )
     ends = ends.astype(np.int64)
     if parent is None:
+        if ends.max(initial=0) >= 2**checks.MAX_DEPTH:
+            raise ValueError(
+                f"leaves must be numbers below 2**{checks.MAX_DEPTH} unless parent is given, got {ends.max()}"
+            )
         inner = 2 ** int(ends.max(initial=0)).bit_length() - 1
         ends, above = ends + inner, (np.arange(2 * inner + 1) - 1) // 2
     else:

@@ -1,30 +1,30 @@
 """DGT: dense gradients through hard trees (Karthikeyan et al., "Learning Accurate Decision Trees with Bandit Feedback
 via Quantized Gradient Descent", TMLR 2022, Algorithms 2 and 3).
 
-``dgt`` is the method for :func:`jtrees.train`; ``fit_dgt`` is the paper's recipe from a table to a hard tree; ``pat``
-is the product-form baseline that the paper compares with.
+``dgt`` is the method for :func:`jtrees.train` and ``DGT`` the paper's recipe; ``pat`` and ``PAT`` are the product-form
+baseline that the paper compares with.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import leaves as fitting, routing, topology, training, validation as checks
-from jtrees.losses import SampleLoss, sample_loss
-from jtrees.methods.forest import Forest, bag_size, train_forest
-from jtrees.methods.table import Scale, checked_table, checked_validation
-from jtrees.tree import ConstantLeaves, ObliqueTree
+from jtrees import leaves as kinds, losses, ops, routing, topology, training, validation as checks
+from jtrees.methods.one_run import OneRun, check_found
+from jtrees.recipes import Fit, Found, Watch, number, static
+from jtrees.table import Scale, Table, mean_loss
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
 
 _DECAY = 0.99  # of RMSprop's mean square, as the authors' optimiser has it
+WINDOWS = ("mean", "unit")
 
 
 @struct.dataclass
@@ -36,11 +36,11 @@ class ChainedTree:
 
     Attributes:
       factors: the first is ``(width, p + 1)``, the last ``(nodes, width)``; of one factor it is W itself.
-      leaves: :class:`ConstantLeaves`; in classification they hold logits.
+      leaves: :class:`jtrees.leaves.Constant`, in classification :class:`jtrees.leaves.Logit`.
     """
 
     factors: tuple[Array, ...]
-    leaves: ConstantLeaves
+    leaves: Any
 
     def collapsed(self) -> Float[Array, "nodes p1"]:
         """The product, multiplied out in the cheapest order: nothing of it grows with the number of samples."""
@@ -54,73 +54,60 @@ class ChainedTree:
         return ObliqueTree(joined[:, :-1], joined[:, -1], self.leaves)
 
 
+# --- The methods -----------------------------------------------------------------------------------------------------
+
+
 def dgt(
     depth: int,
     *,
     classes: int | None = None,
-    loss: SampleLoss | None = None,
+    loss: losses.SampleLoss | None = None,
     widths: Sequence[int] = (),
-    quantiser: Literal["sign", "scaled"] = "scaled",
+    window: Literal["mean", "unit"] = "mean",
+    refit: bool = False,
     l1: float | Array = 0.0,
     l2: float | Array = 0.0,
-    leaves: Literal["learnt", "refit"] = "learnt",
 ) -> training.Method:
     """DGT: train the hard tree itself, by the dense gradient of :func:`jtrees.routing.path_sum`.
 
     Parameters are a :class:`ChainedTree`. The loss is that of the hard tree, so the score is the loss without the
-    penalty. Meant for features of mean 0 and deviation 1, regression targets in [0, 1], and weights of samples, where
-    there are any, of mean 1.
+    penalty. Meant for features of mean 0 and deviation 1, and regression targets, ``(n,)`` or ``(n, k)``, in [0, 1].
 
     Args:
       depth: depth of the tree, 1 to 16 (the paper's height).
       classes: number of classes: y then holds classes 0..K-1 and leaves hold logits. None: regression.
-      loss: ``(outputs, y) -> (n,)``, such as ``optax.losses.huber_loss``; by default squared error, or the log loss of
-        logits in classification.
+      loss: ``(outputs, y) -> (n,)``, such as ``optax.losses.huber_loss``; by default squared error (of several targets
+        the mean), or the log loss of logits in classification.
       widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
-      quantiser: how a score becomes a decision that passes gradients: ``"sign"``, by the straight-through rule
-        ``1[|z| <= 1]``; or ``"scaled"``, the same in units of the mean of ``|z|`` over the batch and the nodes, so that
-        neither the size of the weights nor that of the updates can close the window.
+      window: in which scores pass gradients: ``"unit"``, by the straight-through rule ``1[|z| <= 1]`` (on heavy-tailed
+        features scores are large and hardly any passes); or ``"mean"``, the same in units of the mean of ``|z|`` over
+        the batch and the nodes, so that neither the size of the weights nor that of the updates can close the window.
+      refit: whether hardening sets leaves to means of targets or to class frequencies, rather than keep what was learnt.
       l1: strength of ``sum |w|`` over the split weights (multiplied out, biases left out).
       l2: strength of ``sum w^2`` over the same.
-      leaves: what hardening does with leaves: ``"learnt"`` keeps them, ``"refit"`` sets them to means of targets or to
-        class frequencies.
 
     Raises:
       ValueError: for a depth, a width or a penalty out of range, fewer than two classes, or an unknown option.
     """
-    depth, widths = checks.check_depth(depth), tuple(checks.check_count("widths", width) for width in widths)
-    _check_classes(classes)
+    depth, widths = checks.check_depth(depth), _checked_widths(widths)
     checks.check_not_negative("l1", l1)
     checks.check_not_negative("l2", l2)
-    checks.check_choice("quantiser", quantiser, ("sign", "scaled"))
-    checks.check_choice("leaves", leaves, ("learnt", "refit"))
-    loss_of = sample_loss(loss, classes)
+    checks.check_choice("window", window, WINDOWS)
+    loss_of = losses.sample_loss(loss, classes)
 
-    def init(x: Array, y: Array, *, key: Array) -> ChainedTree:
-        return random_chain(key, depth, x.shape[1], widths, classes, x.dtype)
-
-    def total(
-        params: ChainedTree, x: Array, y: Array, *, key: Array, step: Array, sample_weight: Array | None = None
-    ) -> tuple[Array, Array]:
-        chex.assert_rank([x, y], [2, 1])
-        tree = params.tree()
-        scores = split_scores(tree, x)
-        if quantiser == "scaled":
-            scores = in_units_of_their_size(scores, sample_weight)
-        outputs = routing.path_sum(scores, tree.leaves.values)
-        value = _mean(loss_of(outputs, y), y, sample_weight)
+    def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        tree, (x, y, weight) = params.tree(), batch
+        inside: Any = partial(routing.mean_size, weight=weight) if window == "mean" else 1.0
+        outputs = ops.path_sum(tree.weights, tree.bias, tree.leaves.values, x, inside)
+        value = losses.weighted_mean(loss_of(outputs, y), weight)
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
-    return training.Method(
-        init,
-        total,
-        lambda params, x: _answers(params.tree(), classes).predict(x),
-        lambda params, x, y, *, sample_weight=None: _hardened(params.tree(), x, y, classes, leaves, sample_weight),
-    )
+    harden = lambda params, batch: _hardened(params.tree(), batch, refit)
+    return training.Method(_init(depth, classes, widths), total, _predict, harden)
 
 
 def pat(
-    depth: int, slope: training.Number, *, classes: int | None = None, loss: SampleLoss | None = None
+    depth: int, slope: training.Number, *, classes: int | None = None, loss: losses.SampleLoss | None = None
 ) -> training.Method:
     """The probabilistic annealed tree, the paper's baseline: product form, sigmoids of a slope that grows.
 
@@ -140,330 +127,68 @@ def pat(
     """
     depth = checks.check_depth(depth)
     checks.check_positive("slope", slope)
-    _check_classes(classes)
-    loss_of = sample_loss(loss, classes)
+    loss_of = losses.sample_loss(loss, classes)
 
-    def init(x: Array, y: Array, *, key: Array) -> ChainedTree:
-        return random_chain(key, depth, x.shape[1], (), classes, x.dtype)
+    def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        tree, (x, y, weight) = params.tree(), batch
+        steepness = training.at_step(slope, step)
+        route = lambda z: routing.leaf_probabilities(routing.scaled_sigmoid(z, steepness))
+        outputs = ops.soft(tree.weights, tree.bias, tree.leaves.values, x, route)
+        hard = tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
+        return losses.weighted_mean(loss_of(outputs, y), weight), losses.weighted_mean(loss_of(hard, y), weight)
 
-    def total(
-        params: ChainedTree, x: Array, y: Array, *, key: Array, step: Array, sample_weight: Array | None = None
-    ) -> tuple[Array, Array]:
-        tree = params.tree()
-        scores = split_scores(tree, x)
-        right = routing.scaled_sigmoid(scores, training.at_step(slope, step))
-        outputs = jnp.tensordot(routing.leaf_probabilities(right), tree.leaves.values, ((0,), (0,)))
-        hard = tree.leaves.at(routing.leaf_index(scores), x)
-        return _mean(loss_of(outputs, y), y, sample_weight), _mean(loss_of(hard, y), y, sample_weight)
-
-    return training.Method(
-        init,
-        total,
-        lambda params, x: _answers(params.tree(), classes).predict(x),
-        lambda params, x, y, *, sample_weight=None: _hardened(params.tree(), x, y, classes, "learnt", sample_weight),
-    )
+    harden = lambda params, batch: _hardened(params.tree(), batch, False)
+    return training.Method(_init(depth, classes, ()), total, _predict, harden)
 
 
-def split_scores(tree: ObliqueTree, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
-    """Scores of all splits, in full precision: a rounded score sends a sample the other way."""
-    return jnp.matmul(tree.weights, x.T, precision="highest") + tree.bias[:, None]
+def _init(depth: int, classes: int | None, widths: tuple[int, ...]) -> Any:
+    if classes is not None and checks.check_count("classes", classes) < 2:
+        raise ValueError(f"classes must be at least 2, got {classes}")
+
+    def init(batch: Batch, *, key: Array) -> ChainedTree:
+        if classes is not None:
+            checks.check_classes(batch.y, classes)
+        outputs = batch.y.shape[1:] if classes is None else (classes,)
+        chain = random_chain(key, depth, batch.x.shape[1], widths, outputs, batch.x.dtype)
+        if classes is None:
+            return chain
+        return chain.replace(leaves=kinds.Logit(chain.leaves.values - 0.5))
+
+    return init
 
 
-def in_units_of_their_size(
-    scores: Float[Array, "nodes *n"], weight: Float[Array, " n"] | None = None
-) -> Float[Array, "nodes *n"]:
-    """Scores divided by the mean of ``|scores|``, by weight; a number that gradients take for a constant."""
-    size = jnp.abs(scores).mean() if weight is None else _average(jnp.abs(scores).mean(0), weight)
-    return scores / jax.lax.stop_gradient(jnp.maximum(size, jnp.finfo(scores.dtype).tiny))
-
-
-def random_chain(key: Array, depth: int, p: int, widths: Sequence[int], classes: int | None, dtype: Any) -> ChainedTree:
-    """Factors from U(-1, 1) / sqrt(inputs), regression leaves from U(0, 1), logits from U(-1/2, 1/2)."""
+def random_chain(
+    key: Array, depth: int, p: int, widths: Sequence[int], outputs: tuple[int, ...], dtype: Any
+) -> ChainedTree:
+    """Factors from U(-1, 1) / sqrt(inputs), leaves of so many outputs from U(0, 1)."""
     sizes = [p + 1, *widths, topology.num_nodes(depth)]
     *keys, leaf_key = jax.random.split(key, len(sizes))
     factors = tuple(
         jax.random.uniform(k, (rows, columns), dtype, -1, 1) / np.sqrt(columns).astype(dtype)
         for k, columns, rows in zip(keys, sizes[:-1], sizes[1:], strict=True)
     )
-    num = topology.num_leaves(depth)
-    values = jax.random.uniform(leaf_key, (num,) if classes is None else (num, classes), dtype)
-    return ChainedTree(factors, ConstantLeaves(values if classes is None else values - 0.5))
+    values = jax.random.uniform(leaf_key, (topology.num_leaves(depth), *outputs), dtype)
+    return ChainedTree(factors, kinds.Constant(values))
 
 
-def _answers(tree: ObliqueTree, classes: int | None) -> ObliqueTree:
-    """The tree as it answers: class probabilities instead of logits."""
-    return tree if classes is None else tree.replace(leaves=ConstantLeaves(jax.nn.softmax(tree.leaves.values, axis=1)))
+def _predict(params: ChainedTree, x: Array) -> Array:
+    return params.tree().predict(x)
 
 
-def _hardened(tree: ObliqueTree, x: Any, y: Any, classes: int | None, leaves: str, weight: Any) -> ObliqueTree:
-    if leaves == "learnt":
-        return _answers(tree, classes)
-    x, y, num = jnp.asarray(x), jnp.asarray(y), topology.num_leaves(tree.depth)
-    leaf = tree.leaf_index(x)
-    if classes is None:
-        return tree.replace(leaves=fitting.fit_constant(leaf, y, num, sample_weight=weight))
-    weight = jnp.ones(len(x), tree.weights.dtype) if weight is None else jnp.asarray(weight, tree.weights.dtype)
-    return tree.replace(leaves=fitting.fit_frequencies(leaf, y, num, classes, sample_weight=weight))
+def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
+    if refit:
+        x, y, weight = jax.tree.map(jnp.asarray, batch)
+        return tree.replace(leaves=tree.leaves.refit(ops.hard(tree.weights, tree.bias, x), x, y, weight))
+    return tree.replace(leaves=tree.leaves.frequencies()) if isinstance(tree.leaves, kinds.Logit) else tree
 
 
-def _mean(lost: Float[Array, " n"], y: Array, weight: Float[Array, " n"] | None) -> Float[Array, ""]:
-    # Not divided by the weights of the batch: those of all samples have mean 1, and a heavy one is to count as much in
-    # a light batch as in another.
-    chex.assert_equal_shape([lost, y])
-    return lost.mean() if weight is None else (weight * lost).mean()
-
-
-def _average(values: Float[Array, " n"], weight: Float[Array, " n"]) -> Float[Array, ""]:
-    return (weight * values).sum() / jnp.maximum(weight.sum(), jnp.finfo(weight.dtype).tiny)
-
-
-def _check_classes(classes: int | None) -> None:
-    if classes is not None and checks.check_count("classes", classes) < 2:
-        raise ValueError(f"classes must be at least 2, got {classes}")
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
-
-@struct.dataclass
-class DGTResult:
-    """A tree that DGT found, in the user's own units.
-
-    Attributes:
-      tree: takes raw x; answers raw y, or class probabilities ``(n, K)``.
-      losses: training loss before each update, with the penalty, on scaled targets, ``(steps,)``.
-      score: loss of the tree on ``validation`` where that was given, else on the training data; on scaled targets.
-      step: number of updates that it had seen.
-      reached: number of internal nodes that at least one training sample reaches (paper, appendix C.2). The others can
-        be pruned: ``tree.prune(x)``.
-    """
-
-    tree: ObliqueTree
-    losses: np.ndarray
-    score: float
-    step: int
-    reached: int
-
-
-@struct.dataclass
-class DGTForestResult:
-    """A forest that DGT found, in the user's own units.
-
-    Attributes:
-      forest: takes raw x; answers the mean of its trees in raw y, or the share of votes for each class, ``(n, K)``.
-      in_bag: how often each tree's sample holds each row, ``(trees, n)``.
-      out_of_bag: what the trees that did not see a row answer for it, ``(n,)`` or ``(n, K)``; NaN where all did.
-      out_of_bag_score: R^2, or accuracy, of that, over the rows that some tree did not see.
-    """
-
-    forest: Forest
-    in_bag: np.ndarray
-    out_of_bag: np.ndarray
-    out_of_bag_score: float
-
-
-def fit_dgt(
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    key: Array,
-    depth: int,
-    task: Literal["regression", "classification"] = "regression",
-    loss: SampleLoss | None = None,
-    widths: Sequence[int] = (240, 240),
-    quantiser: Literal["sign", "scaled"] = "scaled",
-    leaves: Literal["learnt", "refit"] = "learnt",
-    epochs: int = 100,
-    batch_size: int = 128,
-    learning_rate: float = 0.01,
-    momentum: float = 0.0,
-    cycles: int = 3,
-    clip: float = 0.01,
-    l1: float = 0.0,
-    l2: float = 0.0,
-    sample_weight: ArrayLike | None = None,
-    validation: tuple[ArrayLike, ArrayLike] | None = None,
-) -> DGTResult:
-    """DGT's whole recipe (Algorithm 3): from a table of numbers to one hard oblique tree.
-
-    Mini-batches, RMSprop, a learning rate that falls by a cosine and starts again, gradients clipped by their norm.
-    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The tree returned is that of the last update, or,
-    with ``validation``, the one that did best there, looked at once an epoch.
-
-    Args:
-      x: features, ``(n, p)``, finite.
-      y: targets, ``(n,)``, finite and not constant; in classification whole numbers 0..K-1, every class present.
-      key: for everything random.
-      depth: depth of the tree, 1 to 16.
-      task: ``"regression"`` or ``"classification"``.
-      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a function of a module compiles once. By default
-        squared error, or log loss.
-      widths: hidden widths of the over-parameterised splits; ``()`` for none. The paper has two that grow with depth,
-        (1008, 1008) at depth 6.
-      quantiser: as for :func:`dgt`.
-      leaves: ``"learnt"``, or ``"refit"`` to means of targets or class frequencies at the end.
-      epochs: passes over the data.
-      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
-      learning_rate: at the start of each cycle.
-      momentum: of RMSprop, 0 up to but not including 1.
-      cycles: how often the learning rate falls from its peak to zero.
-      clip: greatest norm of a gradient.
-      l1: strength of the L1 penalty on split weights (of scaled data).
-      l2: strength of the L2 penalty on the same.
-      sample_weight: nonnegative weights, ``(n,)``; rows of weight 0 are left out.
-      validation: ``(x, y)`` to choose the best epoch by; not trained on.
-
-    Raises:
-      ValueError: naming the argument, what was expected and what came.
-      FloatingPointError: if training became non-finite.
-    """
-    table, classes = checked_table(x, y, sample_weight, task)
-    held_out = None if validation is None else checked_validation(validation, table.x.shape[1], classes)
-    recipe = _recipe(depth, classes, loss, widths, quantiser, leaves, epochs, batch_size, cycles, len(table.x))
-    numbers = _numbers(learning_rate, momentum, clip, l1, l2)
-    scale = Scale.of(table, 1.0)
-    data = scale.x(table.x), scale.y(table.y), table.weight
-    judge = None if held_out is None else (scale.x(held_out.x), scale.y(held_out.y))
-    tree, result = _train_tree(*data, judge, key, numbers, recipe)
-    if not result.finite:
-        raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-    tree = scale.from_unit(tree)
-    path = np.asarray(tree.decision_path(table.x))[:-1]
-    return DGTResult(tree, np.asarray(result.losses), float(result.score), int(result.step), len(np.unique(path)))
-
-
-def fit_dgt_forest(
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    key: Array,
-    depth: int,
-    trees: int = 30,
-    fraction: float = 1.0,
-    task: Literal["regression", "classification"] = "regression",
-    loss: SampleLoss | None = None,
-    widths: Sequence[int] = (240, 240),
-    quantiser: Literal["sign", "scaled"] = "scaled",
-    leaves: Literal["learnt", "refit"] = "learnt",
-    epochs: int = 100,
-    batch_size: int = 128,
-    learning_rate: float = 0.01,
-    momentum: float = 0.0,
-    cycles: int = 3,
-    clip: float = 0.01,
-    l1: float = 0.0,
-    l2: float = 0.0,
-) -> DGTForestResult:
-    """DGT-Forest: many trees by the recipe of :func:`fit_dgt`, each on a bootstrap sample, in one compiled program.
-
-    Args:
-      x: as for :func:`fit_dgt`, like everything that is not said here.
-      y: targets.
-      key: for everything random.
-      depth: depth of the trees.
-      trees: number of trees.
-      fraction: size of a bootstrap sample as a part of n.
-      task: regression takes the mean of the trees, classification their votes.
-      loss: see there.
-      widths: see there.
-      quantiser: see there.
-      leaves: see there.
-      epochs: passes over a bootstrap sample.
-      batch_size: samples in a mini-batch, at most those of a bootstrap sample.
-      learning_rate: at the start of each cycle.
-      momentum: of RMSprop.
-      cycles: how often the learning rate falls from its peak to zero.
-      clip: greatest norm of a gradient.
-      l1: strength of the L1 penalty on split weights.
-      l2: strength of the L2 penalty on the same.
-
-    Raises:
-      ValueError: as :func:`fit_dgt` and :func:`jtrees.train_forest`.
-      FloatingPointError: if the training of a tree became non-finite.
-    """
-    table, classes = checked_table(x, y, None, task)
-    size = bag_size(len(table.x), fraction)
-    recipe = _recipe(depth, classes, loss, widths, quantiser, leaves, epochs, batch_size, cycles, size)
-    numbers = _numbers(learning_rate, momentum, clip, l1, l2)
-    scale = Scale.of(table, 1.0)
-    result = _train_trees(scale.x(table.x), scale.y(table.y), key, numbers, recipe, trees, fraction)
-    if not result.finite.all():
-        raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-    forest = result.forest.replace(trees=scale.from_unit(result.forest.trees))
-    answer = np.asarray(result.out_of_bag, np.float64)
-    answer = answer if classes is not None else scale.y_min + scale.y_unit * answer
-    seen = np.isfinite(answer.reshape(len(answer), -1)[:, 0])
-    if classes is None:
-        left = np.square(table.y - answer)[seen].sum() / np.square(table.y[seen] - table.y[seen].mean()).sum()
-        score = 1 - left
-    else:
-        score = np.mean(answer[seen].argmax(1) == table.y[seen])
-    return DGTForestResult(forest, np.asarray(result.in_bag), answer, float(score))
-
-
-class _Recipe(NamedTuple):
-    """What a compiled program depends on."""
-
-    depth: int
-    classes: int | None
-    loss: SampleLoss | None
-    widths: tuple[int, ...]
-    quantiser: str
-    leaves: str
-    batch_size: int
-    steps: int
-    cycles: int
-    steps_an_epoch: int
-
-
-def _recipe(
-    depth: int,
-    classes: int | None,
-    loss: SampleLoss | None,
-    widths: Sequence[int],
-    quantiser: str,
-    leaves: str,
-    epochs: int,
-    batch_size: int,
-    cycles: int,
-    n: int,
-) -> _Recipe:
-    epochs, cycles = checks.check_count("epochs", epochs), checks.check_count("cycles", cycles)
-    batch_size = min(checks.check_count("batch_size", batch_size), n)
-    steps_an_epoch = n // batch_size
-    steps = epochs * steps_an_epoch
-    if cycles > steps:
-        raise ValueError(f"cycles must be at most the number of updates, {steps}, got {cycles}")
-    dgt(depth, classes=classes, loss=loss, widths=widths, quantiser=quantiser, leaves=leaves)  # type: ignore[arg-type]
-    return _Recipe(depth, classes, loss, tuple(widths), quantiser, leaves, batch_size, steps, cycles, steps_an_epoch)
-
-
-def _numbers(learning_rate: float, momentum: float, clip: float, l1: float, l2: float) -> dict[str, float | None]:
-    checks.check_positive("learning_rate", learning_rate)
-    checks.check_positive("clip", clip)
-    checks.check_not_negative("l1", l1)
-    checks.check_not_negative("l2", l2)
-    checks.check_part("momentum", momentum)
-    # Without momentum the optimiser keeps one copy of the parameters less.
-    return {"learning_rate": learning_rate, "momentum": momentum or None, "clip": clip, "l1": l1, "l2": l2}
-
-
-def _method_and_optimizer(numbers: Any, recipe: _Recipe) -> tuple[training.Method, optax.GradientTransformation]:
-    method = dgt(
-        recipe.depth,
-        classes=recipe.classes,
-        loss=recipe.loss,
-        widths=recipe.widths,
-        quantiser=recipe.quantiser,  # type: ignore[arg-type]
-        leaves=recipe.leaves,  # type: ignore[arg-type]
-        l1=numbers["l1"],
-        l2=numbers["l2"],
-    )
-    # From the peak to almost zero, and again, exactly ``cycles`` times.
-    wave = optax.cosine_decay_schedule(1.0, 1)
-    phase = lambda step: ((step * recipe.cycles) % recipe.steps).astype(jnp.float32) / recipe.steps
-    optimizer = rmsprop(lambda step: numbers["learning_rate"] * wave(phase(step)), numbers["momentum"], numbers["clip"])
-    return method, optimizer
+def _checked_widths(widths: Any) -> tuple[int, ...]:
+    try:
+        return tuple(checks.check_count("widths", width) for width in widths)
+    except TypeError:
+        raise ValueError(
+            f"widths must be whole numbers, one a hidden layer, such as (240, 240), got {widths!r}"
+        ) from None
 
 
 def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax.GradientTransformation:
@@ -474,48 +199,143 @@ def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
 
 
-@partial(jax.jit, static_argnames="recipe")
-def _train_tree(x, y, weight, held_out, key, numbers, recipe):
-    """The hard tree on scaled data, and how it was trained."""
-    method, optimizer = _method_and_optimizer(numbers, recipe)
-    loss_of = sample_loss(recipe.loss, recipe.classes)
-
-    def judged(params: ChainedTree, x_new: Array, y_new: Array, weight_new: Array | None) -> Array:
-        """What the tree that is answered with loses: its leaves refitted, if they are to be."""
-        tree = method.harden(params, x, y, sample_weight=weight)
-        outputs = tree.predict(x_new)  # type: ignore[union-attr]
-        lost = loss_of(outputs if recipe.classes is None else jnp.log(outputs), y_new)
-        return lost.mean() if weight_new is None else _average(lost, weight_new)
-
-    held_out_score = lambda params: judged(params, held_out[0], held_out[1], None)
-    result = training.train(
-        method,
-        x,
-        y,
-        key=key,
-        optimizer=optimizer,
-        steps=recipe.steps,
-        batch_size=recipe.batch_size,
-        score_every=0 if held_out is None else recipe.steps_an_epoch,
-        score=None if held_out is None else held_out_score,
-        sample_weight=None if weight is None else weight / weight.mean(),
-    )
-    score = result.score if held_out is not None else judged(result.params, x, y, weight)
-    return method.harden(result.params, x, y, sample_weight=weight), result.replace(score=score)
+# --- The recipes -----------------------------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("recipe", "trees", "fraction"))
-def _train_trees(x, y, key, numbers, recipe, trees, fraction):
-    method, optimizer = _method_and_optimizer(numbers, recipe)
-    return train_forest(
-        method,
-        x,
-        y,
-        key=key,
-        optimizer=optimizer,
-        steps=recipe.steps,
-        trees=trees,
-        fraction=fraction,
-        combine="mean" if recipe.classes is None else "vote",
-        batch_size=recipe.batch_size,
-    )
+@struct.dataclass(kw_only=True)
+class HardTree(OneRun):
+    """What DGT and PAT share: the hard tree that training ends in, in the user's units.
+
+    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report has ``reached``, the number of internal
+    nodes that at least one training sample reaches (paper, appendix C.2); the others can be pruned:
+    ``tree.prune(x)``. Where ``loss`` is one of your own, the loss of the fit is that, on scaled targets.
+
+    Attributes:
+      depth: depth of the tree, 1 to 16.
+      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a function of a module compiles once. By default
+        squared error, or log loss.
+    """
+
+    depth: int = static(default=4)
+    loss: losses.SampleLoss | None = static(default=None)
+    refit: bool = static(default=False)
+
+    def checked(self, table: Table) -> Any:
+        depth, recipe = checks.check_depth(self.depth), super().checked(table)
+        self.sample_loss(table.classes)  # refuses what is no function
+        return recipe.replace(depth=depth, refit=bool(self.refit))
+
+    def answers(self, params: ChainedTree, table: Table, x: Array) -> Array:
+        tree = params.tree()
+        leaves = _hardened(tree, table.batch, True).leaves.trainable() if self.refit else tree.leaves
+        return leaves.values[ops.hard(tree.weights, tree.bias, x)]
+
+    def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
+        found = super().end(state, table, judge)
+        return found._replace(model=_hardened(found.model.tree(), table.batch, self.refit))
+
+    def finish(
+        self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
+    ) -> Fit:
+        check_found(found)
+        tree = scale.from_unit(found.model)
+        loss = float(found.score) if self.loss is not None else mean_loss(tree, judge or table, scale)
+        path = np.asarray(tree.decision_path(table.x))[:-1]
+        return Fit(tree, tree, loss, int(found.step), np.zeros(0), {"reached": len(np.unique(path))})
+
+
+@struct.dataclass(kw_only=True)
+class DGT(HardTree):
+    """DGT's whole recipe (Algorithm 3).
+
+    Mini-batches, RMSprop, a learning rate that falls by a cosine and starts again, gradients clipped by their norm. The
+    tree is that of the last update, or, with ``validation``, the one that did best there. See :class:`OneRun` and
+    :class:`HardTree` for the options that it shares with others.
+
+    Attributes:
+      widths: hidden widths of the over-parameterised splits; ``()`` for none. The paper has two that grow with depth,
+        (1008, 1008) at depth 6.
+      window: in which scores pass gradients, ``"mean"`` or ``"unit"``: see :func:`dgt`.
+      refit: whether leaves are set to means of targets or to class frequencies at the end.
+      momentum: of RMSprop, 0 up to but not including 1.
+      cycles: how often the learning rate falls from its peak to zero.
+      clip: greatest norm of a gradient.
+      l1: strength of the L1 penalty on split weights (of scaled data).
+      l2: strength of the L2 penalty on the same.
+    """
+
+    widths: tuple[int, ...] = static(default=(240, 240))
+    window: Literal["mean", "unit"] = static(default="mean")
+    momentum: float | None = None
+    cycles: int = static(default=3)
+    clip: float = 0.01
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def checked(self, table: Table) -> "DGT":
+        recipe = super().checked(table)
+        checks.check_choice("window", self.window, WINDOWS)
+        cycles, steps = checks.check_count("cycles", self.cycles), recipe.epochs * recipe.an_epoch(len(table.x))
+        if cycles > steps:
+            raise ValueError(f"cycles must be at most the number of updates, {steps}, got {cycles}")
+        # Without momentum the optimiser keeps one copy of the parameters less.
+        plain = not checks.is_traced(self.momentum) and not np.any(self.momentum)
+        return recipe.replace(
+            widths=_checked_widths(self.widths),
+            momentum=None if plain else number("momentum", self.momentum, checks.check_part),
+            cycles=cycles,
+            clip=number("clip", self.clip, checks.check_number),
+            l1=number("l1", self.l1, checks.check_not_negative),
+            l2=number("l2", self.l2, checks.check_not_negative),
+        )
+
+    def work(self, p: int) -> int:
+        sizes = (p + 1, *self.widths, topology.num_nodes(self.depth))
+        chain = sum(a * b for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        return 4 * topology.num_nodes(self.depth) + chain // 8
+
+    def method(self, table: Table) -> training.Method:
+        options: Any = {"classes": table.classes, "loss": self.loss, "refit": self.refit}
+        return dgt(self.depth, widths=self.widths, window=self.window, l1=self.l1, l2=self.l2, **options)
+
+    def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
+        # From the peak to almost zero, and again, exactly ``cycles`` times.
+        first = jnp.asarray([-(-cycle * steps // self.cycles) for cycle in range(self.cycles + 1)])
+
+        def rate(step: Array) -> Array:
+            cycle = jnp.clip(jnp.searchsorted(first, step, side="right") - 1, 0, self.cycles - 1)
+            phase = (step - first[cycle]).astype(jnp.float32) / (first[cycle + 1] - first[cycle])
+            return self.learning_rate * optax.cosine_decay_schedule(1.0, 1)(phase)
+
+        return rmsprop(rate, self.momentum, self.clip)
+
+
+@struct.dataclass(kw_only=True)
+class PAT(HardTree):
+    """The probabilistic annealed tree as a recipe: mini-batches, RMSprop at a constant rate, sigmoids ever steeper.
+
+    See :class:`OneRun` and :class:`HardTree` for the options that it shares with others.
+
+    Attributes:
+      slopes: of the sigmoids, at the start and at the end; between them their logarithm grows evenly.
+    """
+
+    slopes: Any = (1.0, 100.0)
+
+    def checked(self, table: Table) -> "PAT":
+        slopes = self.slopes if isinstance(self.slopes, jax.Array) else np.asarray(self.slopes, np.float32)
+        if slopes.shape != (2,):
+            raise ValueError(f"slopes must be two numbers, at the start and at the end, got {self.slopes!r}")
+        checks.check_number("slopes", slopes)
+        return super().checked(table).replace(slopes=jnp.asarray(slopes, jnp.float32))
+
+    def work(self, p: int) -> int:
+        return 4 * topology.num_nodes(self.depth)
+
+    def method(self, table: Table) -> training.Method:
+        steps, (low, high) = self.epochs * self.an_epoch(table.x.shape[0]), self.slopes
+        slope = lambda step: low * (high / low) ** (jnp.asarray(step, jnp.float32) / steps)
+        return pat(self.depth, slope, classes=table.classes, loss=self.loss)
+
+    def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
+        return rmsprop(self.learning_rate)

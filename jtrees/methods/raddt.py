@@ -1,23 +1,22 @@
-"""RADDT: routing by how much a path is violated, ever harder (the system that GET's authors published next, NeurIPS
-2025).
+"""RADDT: routing by how much a path is violated, ever harder (the system that GET's authors published next: see
+CITATION.cff).
 
-``raddt`` is the method for :func:`jtrees.train`; ``fit_raddt`` is the recipe from a table to a hard tree, GET's own but
-for the routing, the scales, and thresholds that are centred between scales.
+``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, GET's own but for the routing, the scales, and
+thresholds that are centred between scales.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+from flax import struct
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import routing, training, validation as checks
-from jtrees.methods import annealing
-from jtrees.methods.annealing import FitResult
+from jtrees import ops, routing, training
+from jtrees.methods.annealing import Annealed, soft_method
+from jtrees.recipes import static
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _SCALES = tuple(np.geomspace(2, 100, 5))
@@ -48,56 +47,29 @@ def raddt(
     Raises:
       ValueError: as :func:`jtrees.get`.
     """
-    return annealing.soft_method(
-        depth, scale, name="scale", route=routing.violation, leaves=leaves, classes=classes, l1=l1
-    )
+    return soft_method(depth, scale, name="scale", route=routing.violation, leaves=leaves, classes=classes, l1=l1)
 
 
-def fit_raddt(
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    key: Array,
-    depth: int | Literal["auto"],
-    leaves: Literal["constant", "linear"] = "constant",
-    task: Literal["regression", "classification"] = "regression",
-    starts: int = 10,
-    epochs: int = 1000,
-    learning_rate: float = 0.01,
-    l1: float | Sequence[float] = 0.0,
-    cart: bool = True,
-    sample_weight: ArrayLike | None = None,
-    validation: tuple[ArrayLike, ArrayLike] | None = None,
-) -> FitResult:
-    """RADDT's recipe: as :func:`jtrees.fit_get`, under five scales from 2 to 100, evenly spaced in their logarithm.
+@struct.dataclass(kw_only=True)
+class RADDT(Annealed):
+    """RADDT's recipe: many starts under five scales from 2 to 100, evenly spaced in their logarithm.
 
     Trees deeper than 8 go on under 130, 170 and 200. Between scales every threshold is moved to the middle of the gap
-    between the samples on its two sides (:func:`centre_thresholds`).
-
-    Args and errors are those of :func:`jtrees.fit_get`; ``epochs`` are updates under each scale.
+    between the samples on its two sides (:func:`centre_thresholds`). See
+    :class:`jtrees.methods.annealing.Annealed` for the rest and for the options.
     """
-    starts = checks.check_count("starts", starts)
-    return annealing.fit(
-        raddt,
-        partial(_scales, starts=starts),
-        x,
-        y,
-        key=key,
-        depth=depth,
-        leaves=leaves,
-        task=task,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        l1=l1,
-        cart=cart,
-        sample_weight=sample_weight,
-        validation=validation,
-        between=centre_thresholds,
-    )
 
+    epochs: int = static(default=1000)
 
-def _scales(key: Array, depth: int, *, starts: int) -> Array:
-    return jnp.tile(jnp.asarray(_SCALES + (_SCALES_BELOW if depth > _DEEP else ()), jnp.float32), (starts, 1))
+    def method(self, scale: Any, classes: int | None) -> training.Method:
+        return raddt(self.depth, scale, leaves=self.leaves, classes=classes, l1=self.l1)
+
+    def scales(self, key: Array) -> Array:
+        own = _SCALES + (_SCALES_BELOW if self.depth > _DEEP else ())
+        return jnp.tile(jnp.asarray(own, jnp.float32), (self.starts, 1))
+
+    def between(self, splits: ObliqueTree, batch: Batch) -> ObliqueTree:
+        return centre_thresholds(splits, batch.x, batch.weight)
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:
@@ -112,7 +84,8 @@ def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None =
       sample_weight: samples of weight 0 do not count.
     """
     nodes = tree.weights.shape[0]
-    path = tree.decision_path(x)[:-1]
+    leaf = ops.hard(tree.weights, tree.bias, x) + nodes + 1  # the root is 1 here: halving is going up
+    path = (leaf[None] >> jnp.arange(tree.depth, 0, -1)[:, None]) - 1
     score = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
     own = jax.lax.map(score, path)  # level by level: the scores of all nodes would not fit for deep trees
     if sample_weight is not None:

@@ -1,7 +1,7 @@
 """Scores -> where samples go; one file per kind of routing."""
 
-from jtrees.routing.hard import leaf_index as leaf_index, leaf_index_by_path as leaf_index_by_path
-from jtrees.routing.path_sum import path_sum as path_sum
+from jtrees.routing.hard import leaf_index as leaf_index
+from jtrees.routing.path_sum import mean_size as mean_size, path_sum as path_sum
 from jtrees.routing.soft import (
     expected_value as expected_value,
     leaf_probabilities as leaf_probabilities,

@@ -12,22 +12,30 @@ from jtrees.routing.soft import leaf_weights
 from jtrees.routing.steps import hard_step
 
 
-@jax.custom_vjp
-def path_sum(scores: Float[Array, "nodes n"], values: Float[Array, "leaves *k"]) -> Float[Array, "n *k"]:
+def path_sum(
+    scores: Float[Array, "nodes n"], values: Float[Array, "leaves *k"], window: float | Float[Array, ""] = 1.0
+) -> Float[Array, "n *k"]:
     """The value of the leaf that hard routing reaches, with DGT's gradient.
 
     Backwards, as if the answer were ``sum_l softmax(q)_l values_l`` with ``q_l`` the number of decisions on the path to
-    leaf l that agree with the sample's less those that do not, and the derivative of a sign ``1[|z| <= 1]``: every node
-    receives a gradient from every sample, O(nodes) work a sample. The leaves receive that of the hard tree: only the
-    leaf reached. Reverse mode only.
+    leaf l that agree with the sample's less those that do not, and the derivative of a sign that of the straight line
+    through the window, ``1[|z| <= window] / window``: every node receives a gradient from every sample, O(nodes) work a
+    sample. The leaves receive that of the hard tree: only the leaf reached. Reverse mode only; no gradient flows to the
+    window.
 
     Args:
       scores: split scores.
       values: one value a leaf, ``(leaves,)``, or k of them, ``(leaves, k)``.
+      window: half the width of the window in which a score passes gradients, above 0; 1 in the paper.
 
     Returns:
       ``(n,)`` or ``(n, k)``.
     """
+    return _path_sum(scores, values, jnp.asarray(window, scores.dtype))
+
+
+@jax.custom_vjp
+def _path_sum(scores: Array, values: Array, window: Array) -> Array:
     return values[leaf_index(scores)]
 
 
@@ -37,15 +45,15 @@ def path_sum(scores: Float[Array, "nodes n"], values: Float[Array, "leaves *k"])
 #     softmax(q)_l = prod_j sigmoid(2 s_j S(j, l)):
 # soft routing by the fixed probabilities sigmoid(+-2), 0.88 to the sample's side. With a_l = <dL/df, value_l> and
 # m_l = softmax(q)_l (a_l - a), a the mean of a_l under the softmax,
-#     dL/dz_j = 1[|z_j| <= 1] (sum of m over leaves right of j - sum over leaves left of j),
+#     dL/dz_j = 1[|z_j| <= window] / window (sum of m over leaves right of j - sum over leaves left of j),
 # and the sums fold from the leaves up.
-def _path_sum_fwd(scores, values):
+def _path_sum_fwd(scores, values, window):
     leaf = leaf_index(scores)
-    return values[leaf], (scores, values, leaf)
+    return values[leaf], (scores, values, window, leaf)
 
 
 def _path_sum_bwd(saved, gradient):
-    scores, values, leaf = saved
+    scores, values, window, leaf = saved
     n = scores.shape[1]
     gain = jnp.matmul(values.reshape(len(values), -1), gradient.reshape(n, -1).T, precision="highest")
     right = jnp.where(hard_step(scores), jax.nn.sigmoid(2.0), jax.nn.sigmoid(-2.0)).astype(scores.dtype)
@@ -55,8 +63,18 @@ def _path_sum_bwd(saved, gradient):
         below = topology.pairs(mass)
         slopes.append(below[:, 1] - below[:, 0])
         mass = below.sum(1)
-    d_scores = jnp.where(jnp.abs(scores) <= 1, jnp.concatenate(slopes[::-1]), 0)
-    return d_scores, jax.ops.segment_sum(gradient, leaf, len(values))
+    d_scores = jnp.where(jnp.abs(scores) <= window, jnp.concatenate(slopes[::-1]) / window, 0)
+    return d_scores, jax.ops.segment_sum(gradient, leaf, len(values)), jnp.zeros_like(window)
 
 
-path_sum.defvjp(_path_sum_fwd, _path_sum_bwd)
+_path_sum.defvjp(_path_sum_fwd, _path_sum_bwd)
+
+
+def mean_size(scores: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, ""]:
+    """The mean of ``|scores|`` over nodes and samples, by weight: a window that neither the size of the weights nor
+    that of their updates can close. No gradient flows through it.
+    """
+    size = jnp.abs(jax.lax.stop_gradient(scores)).mean(0)
+    tiny = jnp.finfo(scores.dtype).tiny
+    mean = size.mean() if weight is None else (weight * size).sum() / jnp.maximum(weight.sum(), tiny)
+    return jnp.maximum(mean, tiny)

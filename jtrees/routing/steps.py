@@ -1,7 +1,8 @@
 """From a split score to the probability of going right: the four steps that the papers use.
 
 Every function is elementwise, keeps the dtype, is finite for any finite score, and is right iff the score is above 0
-(a score of exactly zero goes left under a hard step, and is one half under a soft one).
+(a score of exactly zero goes left under a hard step, and is one half under a soft one). Subnormal numbers may be taken
+for zero, as XLA does on a CPU.
 """
 
 import jax
@@ -21,27 +22,70 @@ def scaled_sigmoid(t: Float[Array, "*shape"], alpha: float | Float[Array, "..."]
       t: split scores.
       alpha: scale, above 0; broadcasts against ``t``.
     """
-    # A product beyond the largest finite number is clipped to it: sigmoid and derivative are already exact there,
-    # whereas an infinity would turn into NaN where the chain rule multiplies it by a derivative of zero.
-    largest = jnp.finfo(t.dtype).max
-    return jax.nn.sigmoid(jnp.clip(t * jnp.asarray(alpha, t.dtype), -largest, largest))
+    return _scaled_sigmoid(t, jnp.asarray(alpha, t.dtype))
+
+
+@jax.custom_jvp
+def _scaled_sigmoid(t: Array, alpha: Array) -> Array:
+    return jax.nn.sigmoid(t * alpha)
+
+
+@_scaled_sigmoid.defjvp
+def _scaled_sigmoid_jvp(primals, tangents):
+    (t, alpha), (dt, dalpha) = primals, tangents
+    s = _scaled_sigmoid(t, alpha)
+    # s (1 - s) comes first: where it is 0, a product of the others may be infinite, and 0 times that NaN.
+    slope = s * (1 - s)
+    return s, slope * alpha * dt + slope * t * dalpha
+
+
+# --- The cubic step --------------------------------------------------------------------------------------------------
+#
+# With u = t / gamma, held between -1/2 and 1/2, and a = 1/2 + u, b = 1/2 - u (so a + b = 1), the cubic factors:
+#
+#     s = -2 u**3 + 3/2 u + 1/2 = a**2 (1 + 2 b) = 1 - b**2 (1 + 2 a)
+#     ds/dt = (3/2 - 6 u**2) / gamma = 6 a b / gamma
+#     ds/dgamma = -u ds/dt
+#
+# The factors keep their digits near the ends, where a or b is a difference of neighbours, hence exact, and the powers
+# of u cancel; they are exactly 0 beyond the ends. The derivative is a rule of its own because the value rounds to 0 or
+# 1 long before the derivative vanishes: no derivative of the rounded value would do.
 
 
 def smooth_step(t: Float[Array, "*shape"], gamma: float | Float[Array, "..."]) -> Float[Array, "*shape"]:
     """Cubic smooth step of TEL (Hazimeh et al. 2020, eq. 4): exactly 0 and 1 beyond ``-gamma/2`` and ``gamma/2``.
 
-    Between them ``-2 u**3 + 3/2 u + 1/2`` with ``u = t / gamma``; its first derivative is continuous.
+    Between them ``-2 u**3 + 3/2 u + 1/2`` with ``u = t / gamma``; its first derivative is continuous. A derivative
+    beyond the largest finite number is clipped to it.
 
     Args:
       t: split scores.
       gamma: width of the soft region, above 0; broadcasts against ``t``.
     """
-    gamma = jnp.asarray(gamma, t.dtype)
-    # Clipping the score, not the ratio, keeps |u| <= 1/2 however small gamma is; at the ends the cubic itself is 0
-    # and 1 with derivative 0, so what clip passes on there does not matter.
+    return _smooth_step(t, jnp.asarray(gamma, t.dtype))
+
+
+@jax.custom_jvp
+def _smooth_step(t: Array, gamma: Array) -> Array:
+    u, a, b, _ = _cubic_parts(t, gamma)
+    return jnp.where(u > 0, 1 - b * b * (1 + 2 * a), a * a * (1 + 2 * b))
+
+
+@_smooth_step.defjvp
+def _smooth_step_jvp(primals, tangents):
+    u, _, _, slope = _cubic_parts(*primals)
+    dt, dgamma = tangents
+    return _smooth_step(*primals), slope * dt - u * slope * dgamma
+
+
+def _cubic_parts(t: Array, gamma: Array) -> tuple[Array, Array, Array, Array]:
+    """``u``, ``a``, ``b`` and ``ds/dt``, finite for every finite score and every width above 0."""
+    info = jnp.finfo(t.dtype)
+    gamma = jnp.maximum(gamma, 4 * info.tiny)  # so that half of it is no subnormal number
     half = gamma / 2
-    u = jnp.clip(t, -half, half) / gamma
-    return jnp.clip(0.5 + u * (1.5 - 2.0 * u * u), 0.0, 1.0)
+    t = jnp.clip(t, -half, half)  # the score, not the ratio: then |u| <= 1/2 however small gamma is
+    a, b = (half + t) / gamma, (half - t) / gamma
+    return t / gamma, a, b, jnp.minimum(6 * a * b / gamma, info.max)
 
 
 @jax.custom_jvp

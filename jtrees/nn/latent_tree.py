@@ -1,14 +1,75 @@
-"""Trees as layers of flax (nnx) models, trained end to end with what is before and behind them."""
+"""LatentTree's split functions, and its tree as a layer (Zantedeschi et al., "Learning Binary Decision Trees by Argmin
+Differentiation", ICML 2021).
+"""
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import routing, topology, validation
-from jtrees.methods import latent
+from jtrees import isotonic, routing, topology, validation
+
+MAX_DEPTH = 10
+SPLITS = ("linear", "elu", "mlp")
+# (features, nodes, rngs) -> a module from (n, features) to scores (n, nodes) whose only state is parameters.
+MakeSplit = Callable[[int, int, nnx.Rngs], Callable[[Array], Array]]
+Split = Literal["linear", "elu", "mlp"] | MakeSplit
+
+
+def check_depth(depth: Any) -> int:
+    """The depth as an int between 1 and 10; ``ValueError`` if it is none."""
+    if validation.check_depth(depth) > MAX_DEPTH:
+        raise ValueError(f"depth must be from 1 to {MAX_DEPTH}, got {depth}")
+    return int(depth)
+
+
+def check_split(split: Any) -> None:
+    """A name, or a function; ``ValueError`` if it is neither."""
+    if not callable(split):
+        validation.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
+
+
+def activity(
+    scores: Float[Array, "nodes n"], penalty: Any, weight: Float[Array, " n"] | None = None
+) -> Float[Array, " all_nodes"]:
+    """The activity of the nodes on samples; ``penalty`` is that of one sample."""
+    samples = scores.shape[1] if weight is None else weight.sum()
+    price = jnp.asarray(penalty, scores.dtype) * samples
+    if weight is not None:  # a batch without weight prunes nothing in particular, but must prune something
+        price = jnp.maximum(price, jnp.finfo(scores.dtype).eps)
+    return isotonic.prune(routing.rewards(scores), price, weight)
+
+
+def split_scores(split: Callable[[Array], Array], x: Float[Array, "n p"], nodes: int) -> Float[Array, "nodes n"]:
+    """What split functions say, without the biases.
+
+    Raises:
+      ValueError: for a module of one's own that gives another shape.
+    """
+    raw = split(x)
+    if raw.shape != (x.shape[0], nodes):
+        raise ValueError(f"split must map x of shape {x.shape} to ({x.shape[0]}, {nodes}), got {raw.shape}")
+    return raw.T
+
+
+def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: Any, rngs: nnx.Rngs) -> Any:
+    """Split functions of all nodes as one module: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"``, or one's own.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
+    if callable(kind):
+        return kind(features, nodes, rngs)
+    check_split(kind)
+    if kind == "mlp":
+        return nnx.Sequential(linear(features, hidden), nnx.elu, linear(hidden, nodes))
+    one = linear(features, nodes, use_bias=False)
+    return one if kind == "linear" else nnx.Sequential(one, nnx.elu)
 
 
 class LatentTree(nnx.Module):
@@ -31,7 +92,7 @@ class LatentTree(nnx.Module):
         depth: int,
         *,
         penalty: float,
-        split: latent.Split = "linear",
+        split: Split = "linear",
         hidden: int = 64,
         momentum: float = 0.9,
         use_running_average: bool = False,
@@ -55,11 +116,11 @@ class LatentTree(nnx.Module):
           ValueError: for a count, a penalty, a momentum or a depth out of range, or an unknown split.
         """
         validation.check_count("features", features)
-        latent.check_depth(depth)
+        check_depth(depth)
         validation.check_number("penalty", penalty)
         validation.check_part("momentum", momentum)
         nodes = topology.num_nodes(depth)
-        self.split = latent.make_split(split, features, nodes, hidden=hidden, dtype=dtype, rngs=rngs)
+        self.split = make_split(split, features, nodes, hidden=hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         self.active = nnx.BatchStat(jnp.ones(2 * nodes + 1, dtype))
         self.features, self.penalty = features, penalty
@@ -80,11 +141,11 @@ class LatentTree(nnx.Module):
         if x.ndim == 0 or x.shape[-1] != self.features:
             raise ValueError(f"x must have {self.features} features on its last axis, got shape {x.shape}")
         flat = x.reshape(-1, self.features)
-        scores = latent.split_scores(self.split, flat, len(self.bias)) + self.bias[...][:, None]
+        scores = split_scores(self.split, flat, len(self.bias)) + self.bias[...][:, None]
         if self.use_running_average if use_running_average is None else use_running_average:
             active = self.active[...]
         else:
-            active = latent.activity(scores, self.penalty)
+            active = activity(scores, self.penalty)
             old = self.momentum * self.active[...]
             self.active[...] = old + (1 - self.momentum) * jax.lax.stop_gradient(active)
         return routing.position(routing.rewards(scores), active).T.reshape(*x.shape[:-1], -1)

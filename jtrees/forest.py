@@ -1,0 +1,108 @@
+"""Many models that answer together."""
+
+from typing import Any, Literal
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jtrees import prediction
+from jtrees.tree import ObliqueTree
+
+
+@struct.dataclass
+class Forest:
+    """Models of one kind and shape, trees above all, whose answers are combined.
+
+    ``len(forest)`` says how many there are, ``forest[i]`` is one of them.
+
+    Attributes:
+      trees: an :class:`ObliqueTree` (or another model) with a leading axis over the trees on every array.
+      combine: ``"mean"`` of the answers; ``"sum"``; or ``"vote"``: the share of the trees that find a class the most
+        probable.
+      link: what becomes of the result: ``"identity"``, or ``"softmax"`` over the last axis.
+    """
+
+    trees: Any
+    combine: Literal["mean", "sum", "vote"] = struct.field(pytree_node=False, default="mean")
+    link: Literal["identity", "softmax"] = struct.field(pytree_node=False, default="identity")
+
+    def __len__(self) -> int:
+        return jax.tree.leaves(self.trees)[0].shape[0]
+
+    def __getitem__(self, i: int) -> Any:
+        if not -len(self) <= i < len(self):  # what also ends a loop over the trees
+            raise IndexError(f"the forest has {len(self)} trees, got index {i}")
+        return jax.tree.map(lambda a: a[i], self.trees)
+
+    def combined(self, answers: Float[Array, "trees n *k"]) -> Float[Array, "n *k"]:
+        """The answers of all trees as one.
+
+        Raises:
+          ValueError: for votes of trees that answer one number.
+        """
+        if self.combine == "vote":
+            answers = votes(answers)
+        out = answers.sum(0) if self.combine == "sum" else answers.mean(0)
+        return jax.nn.softmax(out, axis=-1) if self.link == "softmax" else out
+
+    def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """What the forest answers, as a pure function of arrays."""
+        return self.combined(jax.vmap(lambda tree: tree.apply(x))(self.trees))
+
+    def predict(self, x: ArrayLike) -> Any:
+        """What the forest answers: :meth:`apply`, checked, compiled and block by block.
+
+        Args:
+          x: samples, ``(n, p)``: NumPy (answered in NumPy) or JAX.
+
+        Returns:
+          ``(n,)``, or ``(n, k)``.
+
+        Raises:
+          ValueError: for another rank or width, or values that are not finite.
+        """
+        return prediction.predict(self, x)
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self[0].features
+
+    def bare(self) -> "Forest":
+        """The forest for samples that have entered: see :func:`jtrees.prediction.predict`."""
+        return self.replace(trees=self.trees.bare())
+
+    # The way in and out of the user's units is that of any one tree: all were learnt in the same.
+
+    def enter(self, x: Any) -> Any:
+        """Samples as the trees take them."""
+        return self[0].enter(x)
+
+    def leave(self, answers: Any) -> Any:
+        """Answers in the user's units."""
+        return self[0].leave(answers)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that all of the trees need (host only)."""
+        return sum(self[i].num_parameters for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        shared = type(self.trees).__name__
+        if isinstance(self.trees, ObliqueTree):
+            shared += f", depth={self.trees.depth}, features={self.trees.weights.shape[-1]}"
+        return f"Forest({len(self)} x {shared}, combine={self.combine!r}, link={self.link!r})"
+
+
+def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:
+    """A one for the class that each tree finds most probable.
+
+    Raises:
+      ValueError: for trees that answer one number.
+    """
+    if answers.ndim < 3:
+        raise ValueError('combine must be "mean" or "sum" for trees that answer one number, got "vote"')
+    return jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1], dtype=answers.dtype)

@@ -1,0 +1,121 @@
+"""Linear leaves: a model of the features in each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import struct
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+import numpy as np
+
+from jtrees.leaves.constant import effective, squared_losses, uniform_targets
+from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
+
+
+@struct.dataclass
+class Linear:
+    """One linear model a leaf, ``x @ coefficients + intercept``, kept between bounds where it has them; or k of them.
+
+    Attributes:
+      coefficients: ``(leaves, p)``, or ``(leaves, p, k)`` for k outputs.
+      intercept: ``(leaves,)``, or ``(leaves, k)``.
+      lower: the least that a leaf answers, of the shape of the intercept, or None: no bounds.
+      upper: the most that a leaf answers, likewise.
+    """
+
+    coefficients: Float[Array, "leaves p *k"]
+    intercept: Float[Array, "leaves *k"]
+    lower: Float[Array, "leaves *k"] | None = None
+    upper: Float[Array, "leaves *k"] | None = None
+
+    @classmethod
+    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, classes: None = None) -> "Linear":
+        """Random leaves to train from: constants."""
+        intercept = uniform_targets(key, num_leaves, y, x.dtype)
+        return cls(jnp.zeros((num_leaves, x.shape[1], *y.shape[1:]), x.dtype), intercept)
+
+    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """What the given leaf answers for each sample."""
+        answer = jnp.einsum("np...,np->n...", self.coefficients[leaf_index], x, precision="highest")
+        answer += self.intercept[leaf_index]
+        if self.lower is None or self.upper is None:
+            return answer
+        return jnp.clip(answer, self.lower[leaf_index], self.upper[leaf_index])
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
+        """What every leaf would answer for every sample."""
+        if self.intercept.ndim == 1:
+            answer = jnp.matmul(self.coefficients, x.T, precision="highest") + self.intercept[:, None]
+        else:
+            answer = jnp.einsum("lpk,np->lnk", self.coefficients, x, precision="highest") + self.intercept[:, None]
+        if self.lower is None or self.upper is None:
+            return answer
+        return jnp.clip(answer, self.lower[:, None], self.upper[:, None])
+
+    def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
+        """What every leaf would lose on every sample: squared error, of several outputs the mean."""
+        return squared_losses(self.outputs(x), y)
+
+    def trainable(self) -> "Linear":
+        """Parameters to go on from: without bounds, beyond which there would be no gradient."""
+        return Linear(self.coefficients, self.intercept)
+
+    def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Linear":
+        """Models that shrink towards those of their ancestors (:func:`jtrees.leaves.fit_shrunk`), uneven weights
+        counting as fewer samples.
+        """
+        return Linear(*fit_shrunk(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight)))
+
+    def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
+        """What hard trees are chosen by: the mean squared error to be expected on new samples."""
+        return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
+
+    def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
+        """The same leaves on ``x_zero + x_unit x``, answering ``y_zero + y_unit`` times what they do."""
+        wide = lambda a: np.asarray(a, np.float64)
+        per_unit = 1 / wide(x_unit)
+        slopes = wide(self.coefficients) * wide(y_unit) * per_unit.reshape(-1, *[1] * (self.coefficients.ndim - 2))
+        raw = lambda value: y_zero + y_unit * wide(value)
+        intercept = raw(self.intercept) - np.einsum("lp...,p->l...", slopes, wide(x_zero))
+        bounds = [None if bound is None else jnp.asarray(raw(bound), jnp.float32) for bound in (self.lower, self.upper)]
+        return Linear(jnp.asarray(slopes, jnp.float32), jnp.asarray(intercept, jnp.float32), *bounds)
+
+    def count(self, reached: np.ndarray) -> int:
+        """How many numbers the leaves that are reached, ``(leaves,)`` bool, hold: coefficients that are not 0, the
+        intercept and the bounds.
+        """
+        others = sum(np.asarray(a)[reached].size for a in (self.intercept, self.lower, self.upper) if a is not None)
+        return int(np.count_nonzero(np.asarray(self.coefficients)[reached]) + others)
+
+    def describe(
+        self, leaf: int, names: Sequence[str], digits: int, x_zero: np.ndarray | float = 0, y_zero: Any = 0
+    ) -> str:
+        """What a leaf answers, as text, for features counted from ``x_zero``; ``y_zero`` is added to it."""
+        slopes = np.atleast_2d(np.asarray(self.coefficients, np.float64)[leaf].T)
+        zero = (
+            np.atleast_1d(np.asarray(self.intercept, np.float64)[leaf])
+            + y_zero
+            - slopes @ (x_zero + np.zeros(slopes.shape[1]))
+        )
+        bound = lambda a: [None] * len(zero) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf]) + y_zero
+        answers = zip(slopes, zero, bound(self.lower), bound(self.upper), strict=True)
+        return "; ".join(_described(*answer, names, digits) for answer in answers)
+
+
+def _described(slopes: np.ndarray, zero: float, lower: Any, upper: Any, names: Sequence[str], digits: int) -> str:
+    terms = linear_text(slopes, names, digits)
+    text = f"{zero:.{digits}g}" if terms == "0" else f"{terms} {'-' if zero < 0 else '+'} {abs(zero):.{digits}g}"
+    # A constant between its bounds needs none said; beyond them it answers the nearer.
+    if lower is None or upper is None or (terms == "0" and lower <= zero <= upper):
+        return text
+    return f"{text}, from {lower:.{digits}g} to {upper:.{digits}g}"
+
+
+def linear_text(weights: np.ndarray, names: Sequence[str], digits: int) -> str:
+    """A sum of features with weights, as ``"1.2 age - 0.5 bmi"``, those of weight 0 left out."""
+    terms = [(w, name) for w, name in zip(weights, names, strict=True) if w != 0]
+    if not terms:
+        return "0"
+    parts = [name if abs(w) == 1 else f"{abs(w):.{digits}g} {name}" for w, name in terms]
+    text = parts[0] if terms[0][0] > 0 else f"-{parts[0]}"
+    return text + "".join(f" {'-' if w < 0 else '+'} {part}" for (w, _), part in zip(terms[1:], parts[1:], strict=True))

@@ -1,0 +1,290 @@
+"""Linear leaves that shrink towards the models of their ancestors, each by as much as cross-validation finds best.
+
+One decomposition for each node, all in one batched call; there is no loop over leaves or samples.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+import numpy as np
+
+from jtrees import blocking, topology
+from jtrees.leaves.constant import fit_constant, floating, ones_or
+
+# The model of a node is that of its parent plus a correction, fitted to what the parent leaves there. Centred within
+# the node, with A = sum w x x', c = sum w x y, e the mean residual, the correction of slopes d and level m e loses
+#
+#     RSS(d, m) = RSS_0 - 2 d.(c - A b) + d.A d + n (1 - m)**2 e**2,      b the parent's slopes,
+#
+# and ridge with strength s (a number of samples: features have unit variance) gives d = (A + s I)^-1 (c - A b). With
+# A = Q diag(a) Q' every strength costs only sums over a: RSS falls by g_i**2 (a_i + 2 s) / (a_i + s)**2 along
+# eigenvector i, g = Q'(c - A b), and the trace of the hat matrix is sum a_i / (a_i + s). The level is shrunk likewise,
+# m = n / (n + t). Each node takes the pair (s, t) with the least generalised cross-validation,
+#
+#     GCV = n RSS / (n - df)**2     a sample,
+#
+# infinite strengths (the parent's model as it is) and the node's own mean (slopes dropped, df = 1) among the
+# candidates. df counts the correction; of the degrees of freedom that the node's share of its ancestors' fits holds,
+# the part that the correction leaves alone, 1 - own / (p + 1) of it; and, for any correction or mean of its own,
+# those of the split that cut the node out and was fitted to the same samples, at the root the 1 of the mean of all
+# targets. A split holds p + 1 numbers and is charged twice as many, because it was chosen among many (MARS charges 2
+# to 3 a knot, Friedman 1991). Uncharged, leaves of a deep tree follow its noise; charged once, they still do where
+# the truth is a noisy plane (tests/test_get.py holds them to a linear regression there). Everything comes from
+# moments of the leaves, merged upwards pair by pair; the samples are visited once.
+
+_SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
+_LEVELS = np.array([np.inf, 30.0, 10.0, 3.0, 0.0])  # t, in samples
+_COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 numbers
+_LEAST_FREE = 0.1  # of a node's samples: with fewer degrees of freedom left the quotient 0 / 0 of GCV means nothing
+
+
+class _Moments(NamedTuple):
+    """Of each node of one or more levels: weight, mean of (x, y), centred second moments, range of y."""
+
+    count: Array
+    mean: Array
+    second: Array
+    low: Array
+    high: Array
+
+
+class _Models(NamedTuple):
+    """Of nodes of a level: the model, its degrees of freedom, what it loses by GCV, and the range that bounds it.
+
+    ``low`` and ``high`` are those of the node that the model was fitted in: its own, or the nearest ancestor whose
+    model it answers with.
+    """
+
+    slopes: Array
+    intercept: Array
+    df: Array
+    error: Array
+    count: Array
+    low: Array
+    high: Array
+
+
+def _merge(children: _Moments) -> _Moments:
+    """Moments of parents from those of their two children, ``(m, 2, ...)`` -> ``(m, ...)``, without cancellation."""
+    count = children.count.sum(1)
+    share = children.count / jnp.where(count > 0, count, 1)[:, None]
+    apart = children.mean[:, 1] - children.mean[:, 0]
+    between = (count * share[:, 0] * share[:, 1])[:, None, None] * apart[:, :, None] * apart[:, None, :]
+    mean, second = (share[..., None] * children.mean).sum(1), children.second.sum(1) + between
+    return _Moments(count, mean, second, children.low.min(1), children.high.max(1))
+
+
+def _standardise(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """``(x, y)`` side by side, centred, features of unit variance (constant ones 0); mean and scale."""
+    joined = jnp.concatenate([x, y], axis=1)
+    mean = jnp.matmul(weight, joined, precision="highest") / weight.sum()
+    variance = jnp.matmul(weight, jnp.square(joined - mean), precision="highest") / weight.sum()
+    rounding = jnp.square(16 * jnp.finfo(x.dtype).eps * mean)  # what a constant column may vary by
+    scale = jnp.where(variance > rounding, jnp.sqrt(variance), jnp.inf).at[x.shape[1] :].set(1)
+    return (joined - mean) / scale, mean, scale
+
+
+def _moments(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> list[_Moments]:
+    """Moments of the nodes of every level, the root's first; ``rows`` are p features and the targets."""
+    centre = fit_constant(leaf_index, rows, num_leaves, default=0.0, sample_weight=weight)
+
+    def of_block(weight, row, leaf):
+        row = row - centre[leaf]
+        outer = weight[:, None, None] * row[:, :, None] * row[:, None, :]
+        return (jax.ops.segment_sum(outer, leaf, num_leaves), jax.ops.segment_sum(weight, leaf, num_leaves)), leaf
+
+    block = blocking.block_size(rows.shape[1] ** 2, len(rows))
+    (second, count), _ = blocking.sum_over_blocks(of_block, weight, rows, leaf_index, block=block)
+    there, y = (weight > 0)[:, None], rows[:, p:]
+    low = jax.ops.segment_min(jnp.where(there, y, jnp.inf), leaf_index, num_leaves)
+    high = jax.ops.segment_max(jnp.where(there, y, -jnp.inf), leaf_index, num_leaves)
+    levels: list[_Moments] = [_Moments(count, centre, second, low, high)]
+    while levels[0].count.shape[0] > 1:
+        levels.insert(0, _merge(jax.tree.map(topology.pairs, levels[0])))
+    return levels
+
+
+def _of_output(nodes: _Moments, p: int, j: Array) -> _Moments:
+    """The moments of the features and one of the targets."""
+    kept = jnp.append(jnp.arange(p), p + j)
+    second = nodes.second[:, kept[:, None], kept]
+    return _Moments(nodes.count, nodes.mean[:, kept], second, nodes.low[:, j], nodes.high[:, j])
+
+
+def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
+    """Models of the leaves, outputs first; ``rows`` are p features and k targets, standardised."""
+    levels = _moments(rows, p, weight, leaf_index, num_leaves)
+    joint: _Moments = jax.tree.map(lambda *parts: jnp.concatenate(parts), *levels)
+    # One call for all nodes of all levels: with jaxlib 0.10.2 two decompositions in a program that do not depend on each
+    # other hang on two cores.
+    values, vectors = jnp.linalg.eigh(joint.second[:, :p, :p])
+
+    # A compiled loop over levels, in which every leaf looks at its own ancestor: nodes near the root are worked on many
+    # times, which costs little, and the program does not grow with the depth, which costs seconds of compilation.
+    depth = len(levels) - 1
+    ancestor = np.arange(num_leaves) >> np.arange(depth, -1, -1)[:, None]
+    ancestor = jnp.asarray(ancestor + 2 ** np.arange(depth + 1)[:, None] - 1)
+    at = lambda node, table: jax.tree.map(lambda a: a[node], table)
+
+    def one_output(j: Array) -> _Models:
+        whole = _of_output(joint, p, j)
+
+        def down(models: _Models, node: Array) -> tuple[_Models, None]:
+            split = jnp.where(node[0] > 0, _COST_OF_SPLIT * (p + 1), 0)
+            return _corrected(at(node, whole), values[node], vectors[node], models, split=split), None
+
+        root, zero = at(ancestor[0], whole), jnp.zeros(num_leaves, rows.dtype)
+        mean = _Models(jnp.zeros((num_leaves, p), rows.dtype), zero, zero + 1, zero, root.count, root.low, root.high)
+        return jax.lax.scan(down, mean, ancestor)[0]
+
+    return jax.vmap(one_output)(jnp.arange(rows.shape[1] - p))
+
+
+class _Candidates(NamedTuple):
+    """Corrections of every node of a level, with each pair of strengths, and last its own mean: ``(nodes, all)``."""
+
+    loss: Array  # n times GCV
+    df: Array
+    solve: Array  # (nodes, strengths of slopes, p): 1 / (a + s)
+    moved: Array  # (nodes, strengths of the level): n / (n + t)
+
+
+def _candidates(nodes: _Moments, values: Array, g: Array, left: Array, offset: Array, share: Array, split: Array):
+    """What every candidate loses. ``left`` is what the parent's slopes lose, ``share`` the parent's degrees of freedom
+    that fall on the node.
+    """
+    count, alone, p = nodes.count, nodes.second[:, -1, -1], values.shape[1]
+    solve = 1 / (values[:, None] + jnp.asarray(_SLOPES, count.dtype)[:, None])  # 0 where the strength is infinite
+    fitted = values[:, None] * solve
+    moved = count[:, None] / jnp.maximum(
+        count[:, None] + jnp.asarray(_LEVELS, count.dtype), jnp.finfo(count.dtype).tiny
+    )
+    rss = jnp.maximum(left[:, None] - (jnp.square(g)[:, None] * solve * (2 - fitted)).sum(2), 0)[:, :, None]
+    rss = rss + (count[:, None] * jnp.square((1 - moved) * offset[:, None]))[:, None, :]
+    own = fitted.sum(2)[:, :, None] + moved[:, None, :]
+    df = own + share[:, None, None] * (1 - own / (p + 1))
+    flat = lambda table, last: jnp.concatenate([table.reshape(len(table), -1), last[:, None]], axis=1)
+    rss, df = flat(rss, alone), flat(df, jnp.ones_like(alone)).at[:, 1:].add(split.astype(count.dtype))
+    rss = jnp.maximum(rss, jnp.finfo(count.dtype).eps * alone[:, None])  # below lies rounding
+    free = count[:, None] - df
+    enough = free >= _LEAST_FREE * count[:, None]
+    loss = jnp.where(enough, jnp.square(count)[:, None] * rss / jnp.square(jnp.where(enough, free, 1)), jnp.inf)
+    # Where nothing else is left, and in an empty node, the first candidate stands: the parent's model as it is.
+    loss = loss.at[:, 0].min(jnp.finfo(count.dtype).max)
+    return _Candidates(jnp.where(count[:, None] > 0, loss, loss.at[:, 1:].set(jnp.inf)), df, solve, moved)
+
+
+def _corrected(nodes: _Moments, values: Array, vectors: Array, parents: _Models, *, split: Array) -> _Models:
+    """Models of one level, from its moments, their eigenvectors, and the parent's model of each node."""
+    p = values.shape[1]
+    c, x_mean, y_mean = nodes.second[:, :p, p], nodes.mean[:, :p], nodes.mean[:, p]
+    residual = c - jnp.einsum("lpq,lq->lp", nodes.second[:, :p, :p], parents.slopes, precision="highest")
+    left = jnp.maximum(nodes.second[:, p, p] - (parents.slopes * (c + residual)).sum(1), 0)
+    offset = y_mean - (parents.slopes * x_mean).sum(1) - parents.intercept
+    values = jnp.maximum(values, 0)
+    g = jnp.einsum("lpq,lp->lq", vectors, residual, precision="highest")
+    bound = jnp.sqrt(values * left[:, None])  # Cauchy-Schwarz, which rounding may break where A is nearly singular
+    g = jnp.clip(g, -bound, bound)
+
+    among = _candidates(nodes, values, g, left, offset, _share(parents, nodes.count), split)
+    chosen = jnp.argmin(among.loss, axis=1)
+    kept, own_mean = chosen == 0, chosen == among.loss.shape[1] - 1
+    pick = lambda table, index: jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
+    s, t = jnp.divmod(jnp.minimum(chosen, among.loss.shape[1] - 2), len(_LEVELS))
+    solve = jnp.take_along_axis(among.solve, s[:, None, None], axis=1)[:, 0]
+    slopes = parents.slopes + jnp.einsum("lpq,lq->lp", vectors, solve * g, precision="highest")
+    slopes = jnp.where(own_mean[:, None], 0, slopes)
+    # At the node's mean the answer moves from the parent's towards the mean of the targets.
+    at_mean = y_mean - jnp.where(own_mean, 0, 1 - pick(among.moved, t)) * offset
+    return _Models(
+        slopes=slopes,
+        intercept=jnp.where(kept, parents.intercept, at_mean - (slopes * x_mean).sum(1)),
+        df=pick(among.df, chosen),
+        error=jnp.where(nodes.count > 0, pick(among.loss, chosen), 0),
+        count=nodes.count,
+        low=jnp.where(kept, parents.low, nodes.low),
+        high=jnp.where(kept, parents.high, nodes.high),
+    )
+
+
+def _share(parents: _Models, count: Array) -> Array:
+    """The part of the parents' degrees of freedom that falls on each node, by the weight of its samples."""
+    return parents.df * count / jnp.where(parents.count > 0, parents.count, 1)
+
+
+class Shrunk(NamedTuple):
+    """Linear models of the leaves, kept between bounds: see :class:`jtrees.leaves.Linear`."""
+
+    coefficients: Float[Array, "leaves p *k"]
+    intercept: Float[Array, "leaves *k"]
+    lower: Float[Array, "leaves *k"]
+    upper: Float[Array, "leaves *k"]
+
+
+def _prepared(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
+    """Standardised rows, weights, and the mean and scale of the columns: what no gradient flows through."""
+    x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
+    y, weight = floating(y).astype(x.dtype).reshape(len(x), -1), ones_or(sample_weight, len(x), x.dtype)
+    rows, mean, scale = _standardise(x, y, weight)
+    return rows, weight, mean, scale
+
+
+def shrunk_fit_error(
+    leaf_index: Int[Array, " n"],
+    x: Float[Array, "n p"],
+    y: Num[Array, "n *k"],
+    num_leaves: int,
+    *,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, ""]:
+    """Mean squared error to be expected on *new* samples of :func:`fit_shrunk`, by generalised cross-validation; of
+    several outputs the mean.
+
+    A choice among models: no gradient flows through it.
+    """
+    rows, weight, _, _ = _prepared(x, y, sample_weight)
+    error = _fit_shrunk(rows, x.shape[1], weight, leaf_index, num_leaves).error
+    return error.sum() / (weight.sum() * len(error))
+
+
+def fit_shrunk(
+    leaf_index: Int[Array, " n"],
+    x: Float[Array, "n p"],
+    y: Num[Array, "n *k"],
+    num_leaves: int,
+    *,
+    margin: float = 0.1,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Shrunk:
+    """Linear leaves that shrink towards their ancestors' models, each by as much as cross-validation finds best.
+
+    The root gets a ridge regression, every other node its parent's model and a ridge correction to it, down to the
+    leaves; the strength of each correction is chosen by generalised cross-validation (Golub, Heath & Wahba 1979), no
+    correction and a plain mean among the choices, for each output by itself. A leaf with few samples so answers as its
+    ancestors do, one without any exactly as its parent.
+
+    Costs one decomposition of a ``(p, p)`` matrix for each of the ``2 leaves - 1`` nodes, and memory of a few times
+    ``leaves p**2`` numbers an output. No gradient flows through it.
+
+    Answers are clamped to the range of the training targets in the node that the leaf's model was fitted in (the leaf
+    itself, or the nearest ancestor whose model it shares), widened on both sides by ``margin`` of that range.
+
+    Args:
+      leaf_index: leaf of each sample.
+      x: samples, in any units.
+      y: targets, ``(n,)`` or ``(n, k)``.
+      num_leaves: number of leaves, a power of two.
+      margin: see above, at least 0.
+      sample_weight: nonnegative weights; a weight counts as that many samples.
+    """
+    p = x.shape[1]
+    rows, weight, mean, scale = _prepared(x, y, sample_weight)
+    models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves)
+    coefficients = models.slopes / scale[:p]
+    intercept = mean[p:, None] + models.intercept - (coefficients * mean[:p]).sum(2)
+    widened = margin * (models.high - models.low)
+    lower, upper = mean[p:, None] + models.low - widened, mean[p:, None] + models.high + widened
+    last = lambda a: a[0] if y.ndim == 1 else jnp.moveaxis(a, 0, -1)  # outputs last
+    return Shrunk(last(coefficients), last(intercept), last(lower), last(upper))

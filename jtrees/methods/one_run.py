@@ -1,0 +1,101 @@
+"""What recipes of one training run on mini-batches share: DGT, the annealed tree, LatentTree."""
+
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import optax
+
+from jtrees import losses, training, validation as checks
+from jtrees.recipes import Found, Recipe, Rounds, number, static
+from jtrees.table import Table
+
+
+@struct.dataclass(kw_only=True)
+class OneRun(Recipe):
+    """One run on mini-batches; with ``validation`` the parameters that did best there, looked at once an epoch.
+
+    Attributes:
+      epochs: passes over the data.
+      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
+      learning_rate: at the start.
+    """
+
+    epochs: int = static(default=100)
+    batch_size: int = static(default=128)
+    learning_rate: float = 0.01
+
+    def method(self, table: Table) -> training.Method:
+        """The paper's method for a table."""
+        raise NotImplementedError
+
+    def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
+        """The paper's optimiser for so many steps, so many in an epoch."""
+        raise NotImplementedError
+
+    def answers(self, params: Any, table: Table, x: Array) -> Array:
+        """What the model that these parameters end in says about samples: what the loss takes."""
+        raise NotImplementedError
+
+    def sample_loss(self, classes: int | None) -> losses.SampleLoss:
+        """The loss on each sample."""
+        return losses.sample_loss(getattr(self, "loss", None), classes)
+
+    def checked(self, table: Table) -> Any:
+        return self.replace(
+            epochs=checks.check_count("epochs", self.epochs),
+            batch_size=checks.check_count("batch_size", self.batch_size),
+            learning_rate=number("learning_rate", self.learning_rate, checks.check_number),
+        )
+
+    def an_epoch(self, n: int) -> int:
+        """Steps in an epoch of n samples."""
+        return n // min(self.batch_size, n)
+
+    def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
+        elements = many * min(self.batch_size, shape[0]) * self.work(shape[1])
+        return Rounds.of(self.epochs * self.an_epoch(shape[0]), elements)
+
+    def work(self, p: int) -> int:
+        """About how many numbers a step works on, a sample."""
+        raise NotImplementedError
+
+    def _parts(self, table: Table) -> tuple[training.Method, optax.GradientTransformation]:
+        n = table.x.shape[0]
+        an_epoch = self.an_epoch(n)
+        return self.method(table), self.optimizer(self.epochs * an_epoch, an_epoch)
+
+    def begin(self, start: Any, table: Table, *, key: Array) -> training.TrainState:
+        method, optimizer = self._parts(table)
+        return training.start(method, table.batch, key=key, optimizer=optimizer)
+
+    def round(
+        self, i: Array, state: training.TrainState, table: Table, judge: Table | None, rounds: Rounds
+    ) -> tuple[training.TrainState, Array]:
+        method, optimizer = self._parts(table)
+        n = table.x.shape[0]
+        watch: Any = {"score_every": 0 if judge is None else self.an_epoch(n)}
+        watch |= {"batch_size": min(self.batch_size, n), "score": lambda params: self.judged(params, table, judge)}
+        once = training.one_step(method, table.batch, optimizer, **watch)
+        state = state.replace(step=jnp.asarray(rounds.before(i), jnp.int32))
+        state, history = training.advance_up_to(once, state, rounds.within(i), rounds.size)
+        return state, history.losses
+
+    def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
+        method, _ = self._parts(table)
+        best = training.best(method, state, table.batch, score=lambda params: self.judged(params, table, judge))
+        return Found(best.params, best.score, jnp.isfinite(best.score), best.step)
+
+    def judged(self, params: Any, table: Table, judge: Table | None) -> Array:
+        """What the model loses on the samples to judge by, or else on the table: on scaled data."""
+        by = table if judge is None else judge
+        lost = self.sample_loss(table.classes)(self.answers(params, table, by.x), by.y)
+        return losses.weighted_mean(lost, training.normalised(by.batch).weight)
+
+
+def check_found(found: Found) -> None:
+    """Raises ``FloatingPointError`` if a search was not finite."""
+    if not found.finite:
+        raise FloatingPointError("training became non-finite: try a smaller learning_rate")

@@ -1,0 +1,3 @@
+"""Trees as layers of flax (nnx) models, trained end to end with what is before and behind them."""
+
+from jtrees.nn.latent_tree import LatentTree as LatentTree
