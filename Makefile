@@ -25,9 +25,8 @@ peers: .venv/ready         ## what benchmarks compare with
 	$(BIN)/python -m pip install --quiet "torch==2.13.0" h5py pandas xgboost vowpalwabbit cvxpylayers diffcp
 	$(BIN)/python -m pip install --quiet --no-deps get-oblique
 
-bench: .venv/ready         ## speed of training and of prediction
-	$(BIN)/python -m experiments.bench_training
-	$(BIN)/python -m experiments.bench_prediction
+bench: .venv/ready         ## speed: training, prediction, ...; ARGS=--write for the committed tables
+	for name in training prediction isotonic dgt get; do $(BIN)/python -m experiments.bench_$$name $(ARGS) || exit 1; done
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -1,7 +1,7 @@
 """Speed of DGT: one update of the over-parameterised tree against the matrix products that it cannot avoid, and rounds
 of a bandit stream a second.
 
-python -m experiments.bench_dgt [--repeats 7]
+python -m experiments.bench_dgt [--repeats 7] [--write]
 
 The products: the chain multiplied out in its cheaper order, the scores of the batch, and for each product the two that
 its gradient takes. An update further reads and writes every weight and its mean square at least once; those bytes are
@@ -51,13 +51,9 @@ def step_case(depth: int, p: int, width: int, repeats: int) -> list[str]:
     """One row: an update, the products, their ratio."""
     rng, n = np.random.default_rng(0), 16 * BATCH
     x, y = jnp.asarray(rng.normal(size=(n, p)), jnp.float32), jnp.asarray(rng.uniform(size=n), jnp.float32)
-    method = jtrees.dgt(depth, widths=(width, width))
-
-    @jax.jit
-    def train(key: jax.Array):
-        return jtrees.train(
-            method, x, y, key=key, optimizer=rmsprop(0.01, clip=0.01), steps=STEPS, batch_size=BATCH
-        ).losses
+    method, optimizer = jtrees.dgt(depth, widths=(width, width)), rmsprop(0.01, clip=0.01)
+    how = {"optimizer": optimizer, "steps": STEPS, "batch_size": BATCH}
+    train = jax.jit(lambda key: jtrees.train(method, jtrees.Batch(x, y), key=key, **how).losses)
 
     floor, operations = products(depth, p, width)
     compile_seconds = benchmark.seconds(lambda: jax.block_until_ready(train(jax.random.key(0))), 1)[0]
@@ -93,7 +89,7 @@ def bandit(repeats: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """The table of updates here, the streams in a process that is kept on one core."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", choices=["bandit"], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -113,8 +109,9 @@ def main() -> None:
         "authors' figure is as it was reported to us, on another day.\n\nBandit streams, depth 6, p = 16, one round at "
         f"a time, on one core, rounds a second: {rates}."
     )
-    benchmark.write("bench_dgt", f"python -m experiments.bench_dgt --repeats {options.repeats}", header, rows, notes)
+    benchmark.write("bench_dgt", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":
+    benchmark.use_all_cores()
     main()

@@ -1,9 +1,9 @@
 """Whole fits, not epochs: seconds until the hard tree's training loss is as low as the authors' package leaves it.
 
-python -m experiments.bench_get [--data-dir FOLDER] [--depth 4 6] [--peer 2 500] [--seeds 3]
+python -m experiments.bench_get [--data-dir FOLDER] [--depth 4 6] [--peer 2 500] [--seeds 3] [--write]
 
 The peer (get-oblique, ``make peers``) is fitted once a seed, with its own scaling, starts, polish and all. Ours,
-``fit_get`` followed by ``polish``, is then fitted with growing budgets, each from nothing, until its training loss is
+GET polished, is then fitted with growing budgets, each from nothing, until its training loss is
 no higher; the seconds of all budgets tried are added up. Both see the same table, in the same units; compilation is
 reported apart: every fit is made twice, and the second counts.
 """
@@ -45,19 +45,19 @@ def peer(options: argparse.Namespace) -> dict[str, Any]:
 
 def ours(options: argparse.Namespace) -> dict[str, Any]:
     """Budget after budget until the loss asked for is reached; also the seconds of compilation on the way."""
+    benchmark.use_all_cores()
     import jax
 
     import jtrees
 
     _, x, y = table(options.data_dir)
-    depth, spent, compiling = options.depth[0], 0.0, 0.0
+    spent, compiling = 0.0, 0.0
 
     def fit(seed: int, starts: int, epochs: int) -> tuple[float, float]:
         start = time.perf_counter()
-        keys = jax.random.split(jax.random.key(seed))
-        found = jtrees.fit_get(x, y, key=keys[0], depth=depth, starts=starts, epochs=epochs)
-        polished = jtrees.polish(found.tree, x, y, key=keys[1], epochs=epochs)
-        return float(polished.losses[-1]), time.perf_counter() - start
+        base = jtrees.GET(depth=options.depth[0], starts=starts, epochs=epochs)
+        found = jtrees.fit(jtrees.Polished(base=base, epochs=epochs), x, y, key=jax.random.key(seed))
+        return found.loss, time.perf_counter() - start
 
     for starts, epochs in BUDGETS:
         first = fit(options.seed, starts, epochs)[1]  # compiles: how far subtrees are padded depends on the tree
@@ -65,30 +65,40 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
         spent, compiling = spent + seconds, compiling + max(0.0, first - seconds)
         if loss <= options.loss:
             break
-    return {
-        "seconds": spent,
-        "compile": compiling,
-        "loss": loss,
-        "budget": (starts, epochs),
-    }
+    return {"seconds": spent, "compile": compiling, "loss": loss, "budget": (starts, epochs)}
 
 
 def full(options: argparse.Namespace) -> dict[str, Any]:
     """The paper's whole budget: 10 starts x 3000 epochs x 2 scale factors, on three quarters of the set."""
+    benchmark.use_all_cores()
     import jax
 
     import jtrees
 
-    name, x, y = table(options.data_dir, 0.75)
+    _, x, y = table(options.data_dir, 0.75)
     start = time.perf_counter()
-    found = jtrees.fit_get(x, y, key=jax.random.key(options.seed), depth=options.depth[0])
+    found = jtrees.fit(jtrees.GET(depth=options.depth[0]), x, y, key=jax.random.key(options.seed))
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "rows": len(x), "name": name, "r2": 100 * (1 - found.report.loss / float(np.var(y)))}
+    return {"seconds": seconds, "rows": len(x), "r2": 100 * (1 - found.loss / float(np.var(y)))}
+
+
+def compared(options: argparse.Namespace, depth: int, seed: int, folder: list[str]) -> list[str]:
+    """A row of the table: both, each in a process of its own."""
+    common = ["--depth", depth, "--seed", seed, "--peer", *options.peer, *folder]
+    variance = float(np.var(table(options.data_dir)[2]))
+    percent = lambda one: f"{100 * (1 - one['loss'] / variance):.2f}"
+    theirs = benchmark.child("experiments.bench_get", "--only", "peer", *common)
+    mine = benchmark.child("experiments.bench_get", "--only", "ours", "--loss", theirs["loss"], *common)
+    row = [str(depth), str(seed), f"{theirs['seconds']:.1f}", percent(theirs), f"{mine['seconds']:.2f}"]
+    row += [f"{mine['compile']:.1f}", percent(mine), "{} x {}".format(*mine["budget"])]
+    row.append(f"{theirs['seconds'] / mine['seconds']:.0f}" if mine["loss"] <= theirs["loss"] else "not reached")
+    print(" ".join(row), file=sys.stderr, flush=True)
+    return row
 
 
 def main() -> None:
     """Runs every depth and seed, each implementation in a process of its own, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark.parser(__doc__)
     parser.add_argument("--depth", nargs="+", type=int, default=[4, 6])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--peer", nargs=2, type=int, default=[2, 500], metavar=("STARTS", "EPOCHS"))
@@ -101,44 +111,29 @@ def main() -> None:
         print(json.dumps({"ours": ours, "peer": peer, "full": full}[options.only](options)))
         return
     if not benchmark.installed(PEER):
-        sys.exit("get-oblique is not installed: make peers")
-    name, x, y = table(options.data_dir)
-    folder = ["--data-dir", options.data_dir] if options.data_dir else []
-    rows, variance = [], float(np.var(y))
-    percent = lambda loss: f"{100 * (1 - loss / variance):.2f}"
-    for depth in options.depth:
-        for seed in range(options.seeds):
-            common = ["--depth", depth, "--seed", seed, "--peer", *options.peer, *folder]
-            theirs = benchmark.child("experiments.bench_get", "--only", "peer", *common)
-            mine = benchmark.child("experiments.bench_get", "--only", "ours", "--loss", theirs["loss"], *common)
-            reached = mine["loss"] <= theirs["loss"]
-            rows.append([str(depth), str(seed), f"{theirs['seconds']:.1f}", percent(theirs["loss"])])
-            rows[-1] += [f"{mine['seconds']:.2f}", f"{mine['compile']:.1f}", percent(mine["loss"])]
-            rows[-1] += ["{} x {}".format(*mine["budget"])]
-            rows[-1] += [f"{theirs['seconds'] / mine['seconds']:.0f}" if reached else "not reached"]
-            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+        print("bench_get: get-oblique is not installed (make peers): nothing to compare with")
+        return
+    folder, seeds = ["--data-dir", options.data_dir] if options.data_dir else [], range(options.seeds)
+    rows = [compared(options, depth, seed, folder) for depth in options.depth for seed in seeds]
     header = ["depth", "seed", "get-oblique, s", "its training R², %", "jtrees, s", "compilation, s"]
     header += ["its training R², %", "last budget", "get-oblique / jtrees"]
-    n, p = x.shape
-    whole = [
-        benchmark.child("experiments.bench_get", "--only", "full", "--depth", 6, "--seed", seed, *folder)
-        for seed in range(options.seeds)
-    ]
-    took = ", ".join(f"{one['seconds']:.0f}" for one in whole)
+    whole = ["--only", "full", "--depth", 6, *folder, "--seed"]
+    fits = [benchmark.child("experiments.bench_get", *whole, seed) for seed in seeds]
+    name, x, _ = table(options.data_dir)
+    took, fitted = (
+        ", ".join(one) for one in zip(*((f"{f['seconds']:.0f}", f"{f['r2']:.2f}") for f in fits), strict=True)
+    )
     notes = (
-        f"Whole fits to {n} x {p} samples of {name}. get-oblique: {options.peer[0]} starts, {options.peer[1]} epochs a "
-        "scale factor. jtrees: `fit_get` and `polish` with growing budgets (starts x epochs under each of two scale "
-        "factors: "
-        + ", ".join("{} x {}".format(*b) for b in BUDGETS)
-        + "), each from nothing, until its training loss is no higher; seconds are those of all budgets tried.\n\n"
-        f"The whole budget of the paper, `fit_get` at depth 6 with 10 starts x 3000 epochs x 2 scale factors on "
-        f"{whole[0]['rows']} rows: {took} seconds (one fit a seed, compilation and CART included; training R² "
-        + ", ".join(f"{one['r2']:.2f}" for one in whole)
-        + " %)."
+        f"Whole fits to {len(x)} x {x.shape[1]} samples of {name}. get-oblique: {options.peer[0]} starts, "
+        f"{options.peer[1]} epochs a scale factor. jtrees: `Polished(base=GET(...))` with growing budgets (starts x "
+        f"epochs under each of two scale factors: {', '.join('{} x {}'.format(*b) for b in BUDGETS)}), each from "
+        "nothing, until its training loss is no higher; seconds are those of all budgets tried.\n\n"
+        "The whole budget of the paper, `GET` at depth 6 with 10 starts x 3000 epochs x 2 scale factors on "
+        f"{fits[0]['rows']} rows: {took} seconds (one fit a seed, compilation and CART included; training R² "
+        f"{fitted} %)."
     )
-    benchmark.write(
-        "bench_get", f"python -m experiments.bench_get --data-dir DATA --seeds {options.seeds}", header, rows, notes
-    )
+    arguments = f"--data-dir DATA --seeds {options.seeds}"
+    benchmark.write("bench_get", arguments, header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":

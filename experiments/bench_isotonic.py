@@ -1,13 +1,12 @@
 """Speed of the pruning layer, forward plus backward, and how often a solve reads q.
 
-python -m experiments.bench_isotonic [--repeats 31]
+python -m experiments.bench_isotonic [--repeats 31] [--write]
 
 ``traversed`` q comes from random linear splits; ``uniform`` and ``rising`` are arbitrary (in the last, nodes pull
 harder the deeper they are, and merge). cvxpylayers runs beside where it is installed (``make peers``). The floor: the
 passes over q that were made, each a subtraction, a comparison and two sums an entry, in a loop of nothing else.
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +45,10 @@ def measured(fn: Callable[..., Any], *arguments: Any, repeats: int) -> list[floa
     return benchmark.seconds(lambda: jax.block_until_ready(fn(*arguments)), repeats)
 
 
+forward = jax.jit(lambda q: isotonic.prune(q, PENALTY))
+both = jax.jit(jax.value_and_grad(lambda q, cotangent: isotonic.prune(q, PENALTY) @ cotangent))
+
+
 @jax.jit
 def ten_passes(q: jax.Array, level: jax.Array) -> Any:
     """Ten times what a step of Newton's method reads; each result has a part in the next, so that none is left out."""
@@ -78,59 +81,52 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
     return benchmark.seconds(forward, repeats), benchmark.seconds(both, repeats), error
 
 
+def case(n: int, depth: int, kind: str, repeats: int) -> list[str]:
+    """A row of the table."""
+    q = inputs(kind, n, depth)
+    cotangent = jax.random.normal(jax.random.key(2), (len(q),))
+    values, group, passes = isotonic._solve(q, jnp.float32(PENALTY))
+    exact = np.abs(np.minimum(values, 1) - isotonic.prune_pav(np.asarray(q), PENALTY)[0]).max()
+    ten = measured(ten_passes, q, values, repeats=repeats)
+    ahead, full = measured(forward, q, repeats=repeats), measured(both, q, cotangent, repeats=repeats)
+    authors = AUTHORS[n, depth] * (1.0 if kind == "traversed" else 1.5)
+    floor = float(passes) / 10 * float(np.median(ten))
+    row = [f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}"]
+    row += [benchmark.spread(ahead), benchmark.spread(full), f"{authors:.3g}"]
+    return [*row, f"{authors / np.median(full) / 1e3:.0f}", f"{np.median(ahead) / floor:.1f}", f"{exact:.0e}"]
+
+
+def against_cvxpylayers(repeats: int) -> str:
+    """A sentence."""
+    if not benchmark.installed("cvxpylayers"):
+        return "cvxpylayers is not installed (`make peers`): not measured.\n"
+    n, depth = AGAINST_CVXPY
+    q, says = inputs("uniform", n, depth), benchmark.spread
+    ahead, full = measured(forward, q, repeats=repeats), measured(both, q, jnp.ones(len(q)), repeats=repeats)
+    theirs, theirs_full, error = by_cvxpylayers(np.asarray(q, np.float64), max(3, repeats // 3))
+    return (
+        f"At n = {n}, depth {depth}: forward {says(ahead)} ms, cvxpylayers {says(theirs)} ms, ratio "
+        f"{np.median(theirs) / np.median(ahead):.0f}; with backward {says(full)} ms, {says(theirs_full)} ms, ratio "
+        f"{np.median(theirs_full) / np.median(full):.0f} (its largest error: {error:.0e}).\n"
+    )
+
+
 def main() -> None:
     """Prints and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=31)
-    repeats = parser.parse_args().repeats
-    forward = jax.jit(lambda q: isotonic.prune(q, PENALTY))
-    both = jax.jit(jax.value_and_grad(lambda q, cotangent: isotonic.prune(q, PENALTY) @ cotangent))
-    rows = []
-    for size in SIZES:
-        n, depth = size
-        for kind in ("traversed", "uniform", "rising"):
-            q = inputs(kind, n, depth)
-            cotangent = jax.random.normal(jax.random.key(2), (len(q),))
-            values, group, passes = isotonic._solve(q, jnp.float32(PENALTY))
-            exact = np.abs(np.minimum(values, 1) - isotonic.prune_pav(np.asarray(q), PENALTY)[0]).max()
-            ten = measured(ten_passes, q, values, repeats=repeats)
-            ahead, full = measured(forward, q, repeats=repeats), measured(both, q, cotangent, repeats=repeats)
-            authors = AUTHORS[size] * (1.0 if kind == "traversed" else 1.5)
-            floor = float(passes) / 10 * float(np.median(ten))
-            rows.append([f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}"])
-            rows[-1] += [benchmark.spread(ahead), benchmark.spread(full), f"{authors:.3g}"]
-            rows[-1] += [f"{authors / np.median(full) / 1e3:.0f}", f"{np.median(ahead) / floor:.1f}", f"{exact:.0e}"]
-    header = [
-        "n, depth",
-        "q",
-        "groups",
-        "passes",
-        "forward, ms",
-        "forward + backward, ms",
-        "authors, ms",
-        "authors / ours",
-    ]
-    header += ["forward / floor", "error"]
+    options = parser.parse_args()
+    rows = [case(*size, kind, options.repeats) for size in SIZES for kind in ("traversed", "uniform", "rising")]
+    header = ["n, depth", "q", "groups", "passes", "forward, ms", "forward + backward, ms", "authors, ms"]
+    header += ["authors / ours", "forward / floor", "error"]
     notes = (
         "float32. Passes: how often all of q was read, rows read by themselves counted as parts. The authors' figures "
         "are those of their compiled solver, as reported, not of this run. Error: largest against sequential pooling "
-        "in float64.\n"
+        f"in float64.\n\n{against_cvxpylayers(options.repeats)}"
     )
-    if benchmark.installed("cvxpylayers"):
-        n, depth = AGAINST_CVXPY
-        q = inputs("uniform", n, depth)
-        ahead, full = measured(forward, q, repeats=repeats), measured(both, q, jnp.ones(len(q)), repeats=repeats)
-        theirs, theirs_full, error = by_cvxpylayers(np.asarray(q, np.float64), max(3, repeats // 3))
-        says = benchmark.spread
-        notes += (
-            f"\nAt n = {n}, depth {depth}: forward {says(ahead)} ms, cvxpylayers {says(theirs)} ms, ratio "
-            f"{np.median(theirs) / np.median(ahead):.0f}; with backward {says(full)} ms, {says(theirs_full)} ms, ratio "
-            f"{np.median(theirs_full) / np.median(full):.0f} (its largest error: {error:.0e}).\n"
-        )
-    else:
-        notes += "\ncvxpylayers is not installed (`make peers`): not measured.\n"
-    benchmark.write("bench_isotonic", "python -m experiments.bench_isotonic", header, rows, notes)
+    benchmark.write("bench_isotonic", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":
+    benchmark.use_all_cores()
     main()

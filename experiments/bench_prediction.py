@@ -1,9 +1,8 @@
 """Speed of prediction from a NumPy array: rows a second of one oblique tree, beside scikit-learn and XGBoost.
 
-python -m experiments.bench_prediction [--rows 1000000]
+python -m experiments.bench_prediction [--rows 1000000] [--write]
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +20,13 @@ FEATURES = 21
 def oblique(depth: int, rng: np.random.Generator) -> jtrees.ObliqueTree:
     """A random tree whose splits pass near the middle of the unit cube."""
     weights = rng.uniform(-1, 1, (2**depth - 1, FEATURES)).astype(np.float32)
-    values = jtrees.ConstantLeaves(jnp.asarray(rng.random(2**depth, dtype=np.float32)))
+    values = jtrees.leaves.Constant(jnp.asarray(rng.random(2**depth, dtype=np.float32)))
     return jtrees.ObliqueTree(jnp.asarray(weights), jnp.asarray(-weights.sum(1) / 2), values)
 
 
 def main() -> None:
     """Times each model on the same array, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark.parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
@@ -63,8 +62,10 @@ def main() -> None:
         f"must be read once ({4 * FEATURES} bytes); a tree of depth D that scores all its nodes does "
         f"2 x {FEATURES} x (2^D - 1) floating-point operations a row, one that follows the path 2 x {FEATURES} x D."
     )
-    benchmark.write("bench_prediction", "python -m experiments.bench_prediction", header, rows, notes)
+    arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
+    benchmark.write("bench_prediction", arguments, header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":
+    benchmark.use_all_cores()
     main()

@@ -1,10 +1,10 @@
 """Speed of GET training: seconds per epoch and start, hard evaluation of every epoch included.
 
-python -m experiments.bench_training [--data-dir FOLDER] [--depth 2 4 6 8 10]
+python -m experiments.bench_training [--data-dir FOLDER] [--depth 2 4 6 8 10] [--write]
 
-Three things are timed in one run: a step of ``jtrees.train``, in two starts side by side as ``fit_get`` runs them; what
-no step can avoid (the two matrix products and one
-sigmoid a node and sample); and a step of the authors' package, where ``make peers`` has installed it.
+Three things are timed in one run: a step of ``jtrees.train``, in ``jtrees.multi_start`` of a start a device, two at
+least; what no step can avoid (the two matrix products and one sigmoid a node and sample); and a step of the authors'
+package, where ``make peers`` has installed it.
 """
 
 import argparse
@@ -39,6 +39,7 @@ def table(data_dir: str | None, part: float = 0.6) -> tuple[str, np.ndarray, np.
 
 def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
     """Our step and the floor, their repeats taken in turns."""
+    benchmark.use_all_cores()
     import jax
     import jax.numpy as jnp
     import optax
@@ -47,14 +48,12 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
 
     x, y = map(jnp.asarray, table(data_dir)[1:])
     steps, repeats = (200, 9) if depth <= 6 else (40, 9) if depth <= 8 else (15, 7)
-    key = jax.random.key(0)
-    optimizer = optax.adamw(0.01)
-    method = jtrees.get(depth, 100.0)
-    keys, starts = jax.random.split(key, 2), 2
+    starts, method = max(2, jax.device_count()), jtrees.get(depth, 100.0)
+    keys, how = jax.random.split(jax.random.key(0), starts), {"optimizer": optax.adamw(0.01), "score_every": 1}
 
     @jax.jit
     def train(x, y, keys):
-        run = lambda key: jtrees.train(method, x, y, key=key, optimizer=optimizer, steps=steps, score_every=1)
+        run = lambda key: jtrees.train(method, jtrees.Batch(x, y), key=key, steps=steps, **how)
         return jtrees.multi_start(run, keys).best
 
     @jax.jit
@@ -64,7 +63,7 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
 
     compile_seconds = benchmark.seconds(lambda: train.lower(x, y, keys).compile(), 1)[0]
     run = lambda: jax.block_until_ready(train(x, y, keys))
-    weights = method.init(x, y, key=key).weights
+    weights = method.init(jtrees.Batch(x, y), key=keys[0]).weights
     least = lambda: jax.block_until_ready(floor(x, weights))
     run()
     least()
@@ -72,7 +71,8 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
         (benchmark.seconds(run, 1)[0] / steps / starts, benchmark.seconds(least, 1)[0] / steps) for _ in range(repeats)
     ]
     step, bottom = map(list, zip(*times, strict=True))
-    return {"step": step, "floor": bottom, "compile": compile_seconds, "memory": benchmark.peak_memory()}
+    found = {"step": step, "floor": bottom, "compile": compile_seconds, "memory": benchmark.peak_memory()}
+    return found | {"starts": starts, "devices": jax.device_count()}
 
 
 def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
 
 def main() -> None:
     """Runs every depth, each implementation in a process of its own, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark.parser(__doc__)
     parser.add_argument("--depth", nargs="+", type=int, default=[2, 4, 6, 8, 10])
     parser.add_argument("--data-dir")
     parser.add_argument("--only", choices=["ours", "peer"], help=argparse.SUPPRESS)
@@ -133,11 +133,12 @@ def main() -> None:
     header += ["get-oblique, ms", "get-oblique / ours", "its memory, GB"]
     notes = (
         f"Milliseconds per epoch and start (one optimiser step on {n} x {p} samples of {name}, hard evaluation "
-        "included): median and half the interquartile range. Ours: two starts side by side, halved; get-oblique: "
-        "one start. Floor, of one start: the two matrix products and one sigmoid a node and sample, "
+        f"included): median and half the interquartile range. Ours: {mine['starts']} starts on {mine['devices']} "
+        "devices of jax, divided by their number; get-oblique: one start. Floor, of one start: the two matrix products "
+        "and one sigmoid a node and sample, "
         "2 x 2 x nodes x n x p floating-point operations. Memory is the peak of the whole process."
     )
-    benchmark.write("bench_training", "python -m experiments.bench_training --data-dir DATA", header, rows, notes)
+    benchmark.write("bench_training", "--data-dir DATA", header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the benchmarks share: medians with spread, what the machine is, and where their tables go."""
 
+import argparse
 from collections.abc import Callable
 import importlib.util
 import json
@@ -15,6 +16,24 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def use_all_cores() -> None:
+    """Asks jax for as many CPU devices as there are cores, for starts to be shared out among them.
+
+    To be called before anything is computed. What JAX_NUM_CPU_DEVICES says comes first.
+    """
+    import jax
+
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """A command line with what all benchmarks have."""
+    out = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out.add_argument("--write", action="store_true", help="write to experiments/results, which is committed")
+    return out
 
 
 def seconds(fn: Callable[[], Any], repeats: int) -> list[float]:
@@ -62,34 +81,16 @@ def child(module: str, *arguments: Any) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def piece(file: Path, make: Callable[[], Any], **settings: Any) -> dict[str, Any]:
-    """What a file holds; made first, and written aside and renamed, if it is not there.
-
-    Raises:
-      SystemExit: if the file was made with other settings.
-    """
-    if file.exists():
-        record = json.loads(file.read_text())
-        if (made := {name: record[name] for name in settings}) != settings:
-            raise SystemExit(f"{file} was made with {made}: give the same settings, or another folder")
-        return record
-    start = time.perf_counter()
-    found = make()
-    record = {**settings, "machine": machine(), "seconds": time.perf_counter() - start, "found": found}
-    aside = file.with_suffix(".unfinished")
-    aside.write_text(json.dumps(record, indent=1))
-    os.rename(aside, file)
-    return record
-
-
 def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A table."""
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]) + "\n"
 
 
-def write(name: str, command: str, header: list[str], rows: list[list[str]], notes: str) -> None:
-    """Prints a table and commits it to ``experiments/results`` with the command that makes it again."""
+def write(name: str, arguments: str, header: list[str], rows: list[list[str]], notes: str, *, committed: bool) -> None:
+    """Prints a table with the command that makes it again, and writes it, to the committed ones only if told so."""
+    command = f"python -m experiments.{name} {arguments}".strip()
     text = f"# {name}\n\nMade by `{command}` on {machine()}.\n\n{markdown(header, rows)}\n{notes}\n"
     print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(text)
+    folder = RESULTS if committed else Path("results")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.md").write_text(text)

@@ -20,6 +20,7 @@ import time
 from typing import Any
 
 import jax
+from matplotlib.figure import Figure
 import numpy as np
 import pandas as pd
 from rich.console import Console
@@ -30,9 +31,10 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeRegressor
 
-from experiments import data
+from experiments import benchmark, data
 import jtrees
 from jtrees import plotting, warmstart
+from jtrees.table import checked_table
 
 
 @dataclass(frozen=True)
@@ -49,66 +51,40 @@ class Row:
     rows_per_second: float
 
 
-def _fit_cart(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> DecisionTreeRegressor:
-    return DecisionTreeRegressor(max_depth=depth, random_state=options.seed).fit(x, y)
+def _get(depth: Any, options: argparse.Namespace, **others: Any) -> Any:
+    return jtrees.GET(depth=depth, starts=options.starts, epochs=options.epochs, **others)
 
 
-def _fit_get(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
-    key = jax.random.key(options.seed)
-    return jtrees.fit_get(x, y, key=key, depth=depth, starts=options.starts, epochs=options.epochs).tree
-
-
-def _fit_get_polished(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
-    key = jax.random.key(options.seed + 1)
-    return jtrees.polish(_fit_get(x, y, depth, options), x, y, key=key, epochs=options.epochs).tree
-
-
-def _fit_get_linear(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
-    key, budget = jax.random.key(options.seed), {"starts": options.starts, "epochs": options.epochs}
-    return jtrees.fit_get(x, y, key=key, depth=depth, leaves="linear", **budget).tree
-
-
-def _fit_raddt(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
+def _raddt(depth: Any, options: argparse.Namespace) -> Any:
     # Five scales where GET has two: as many updates in all.
-    key, epochs = jax.random.key(options.seed), max(1, 2 * options.epochs // 5)
-    return jtrees.fit_raddt(x, y, key=key, depth=depth, starts=options.starts, epochs=epochs).tree
+    return jtrees.RADDT(depth=depth, starts=options.starts, epochs=max(1, 2 * options.epochs // 5))
 
 
-def _batch_epochs(x: np.ndarray) -> int:
+def _batch_epochs(n: int) -> int:
     """About two thousand mini-batches of 128, and at least the default."""
-    return max(100, 2000 * 128 // len(x))
+    return max(100, 2000 * 128 // n)
 
 
-def _fit_dgt(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.ObliqueTree:
-    return jtrees.fit_dgt(x, y, key=jax.random.key(options.seed), depth=depth, epochs=_batch_epochs(x)).tree
-
-
-def _fit_dgt_forest(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.Forest:
-    key = jax.random.key(options.seed)
-    return jtrees.fit_dgt_forest(x, y, key=key, depth=depth, epochs=_batch_epochs(x)).forest
-
-
-def _fit_latent(x: np.ndarray, y: np.ndarray, depth: int, options: argparse.Namespace) -> jtrees.LatentModel:
-    return jtrees.fit_latent(x, y, key=jax.random.key(options.seed), depth=depth, epochs=_batch_epochs(x)).model
-
-
-def _fit_forest(x: np.ndarray, y: np.ndarray, depth: None, options: argparse.Namespace) -> RandomForestRegressor:
-    return RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1).fit(x, y)
-
-
-BY_DEPTH: dict[str, Callable[..., Any]] = {
-    "cart": _fit_cart,
-    "get": _fit_get,
-    "get-polished": _fit_get_polished,
-    "get-linear": _fit_get_linear,
-    "raddt": _fit_raddt,
-    "dgt": _fit_dgt,
-    "dgt-forest": _fit_dgt_forest,
-    "latent": _fit_latent,
+# Depth, command line and number of rows -> a recipe, or an estimator of scikit-learn.
+MODELS: dict[str, Callable[[Any, argparse.Namespace, int], Any]] = {
+    "cart": lambda depth, options, n: DecisionTreeRegressor(max_depth=depth, random_state=options.seed),
+    "get": lambda depth, options, n: _get(depth, options),
+    "get-polished": lambda depth, options, n: jtrees.Polished(base=_get(depth, options), epochs=options.epochs),
+    "get-linear": lambda depth, options, n: _get(depth, options, leaves="linear"),
+    "raddt": lambda depth, options, n: _raddt(depth, options),
+    "dgt": lambda depth, options, n: jtrees.DGT(depth=depth, epochs=_batch_epochs(n)),
+    "dgt-forest": lambda depth, options, n: jtrees.Bagged(base=jtrees.DGT(depth=depth, epochs=_batch_epochs(n))),
+    "latent": lambda depth, options, n: jtrees.LatentTree(depth=depth, epochs=_batch_epochs(n)),
+    "forest": lambda depth, options, n: RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1),
 }
-WITHOUT_DEPTH: dict[str, Callable[..., Any]] = {"forest": _fit_forest}
-METHODS = [*BY_DEPTH, *WITHOUT_DEPTH]
+WITHOUT_DEPTH = ("forest",)
 DEFAULT_METHODS = ["cart", "get", "get-linear", "forest"]  # what the main job has time for
+
+
+def _fitted(model: Any, x: np.ndarray, y: np.ndarray, seed: int) -> Any:
+    """What answers: of a recipe the model that it finds, or the estimator itself."""
+    recipe = isinstance(model, jtrees.Recipe)
+    return jtrees.fit(model, x, y, key=jax.random.key(seed)).model if recipe else model.fit(x, y)
 
 
 def _size(model: Any, x: np.ndarray) -> tuple[int, int, jtrees.ObliqueTree | None]:
@@ -118,11 +94,10 @@ def _size(model: Any, x: np.ndarray) -> tuple[int, int, jtrees.ObliqueTree | Non
         leaves = sum(tree.n_leaves for tree in trees)
         return leaves, 2 * (sum(tree.node_count for tree in trees) - leaves) + leaves, None
     if isinstance(model, jtrees.Forest):
-        members = [jax.tree.map(lambda a, i=i: a[i], model.trees).prune(x) for i in range(model.num_trees)]
+        members = [tree.prune(x) for tree in model]
         return sum(tree.num_leaves for tree in members), sum(tree.num_parameters for tree in members), None
     if isinstance(model, jtrees.LatentModel):  # a tree and a predictor on it
-        active = np.asarray(model.active[len(model.active) // 2 :]) > 0
-        return int(active.sum()), sum(a.size for a in jax.tree.leaves(model.params)), None
+        return int((np.asarray(model.active[len(model.active) // 2 :]) > 0).sum()), model.num_parameters, None
     tree = warmstart.from_sklearn(model) if isinstance(model, DecisionTreeRegressor) else model.prune(x)
     return tree.num_leaves, tree.num_parameters, tree
 
@@ -133,7 +108,7 @@ def measure(
     """Fits one method; its row, and its tree if it is one."""
     x_train, x_test, y_train, y_test = splits
     start = time.perf_counter()
-    model = (BY_DEPTH | WITHOUT_DEPTH)[method](x_train, y_train, depth, options)
+    model = _fitted(MODELS[method](depth, options, len(x_train)), x_train, y_train, options.seed)
     seconds = time.perf_counter() - start
     leaves, parameters, tree = _size(model, x_train)
     many = np.tile(x_test, (max(1, 20_000 // len(x_test)), 1))
@@ -151,20 +126,15 @@ def run(options: argparse.Namespace, console: Console) -> Path:
     table = data.load(options.dataset, data_dir=options.data_dir, csv=options.csv, target=options.target)
     if table.is_classification:
         raise data.DataError(f"data set {table.name} has class labels ({table.y.dtype}): compare is about regression")
-    jtrees.validation.check_xy(table.x, table.y)
+    checked_table(table.x, table.y, None, "regression")
     splits = train_test_split(table.x, table.y, train_size=options.train_fraction, random_state=options.seed)
-    jobs = [(m, d) for m in options.methods if m in BY_DEPTH for d in options.depth]
+    jobs = [(m, d) for m in options.methods if m not in WITHOUT_DEPTH for d in options.depth]
     jobs += [(m, None) for m in options.methods if m in WITHOUT_DEPTH]
     n, p = table.x.shape
     console.print(f"[bold]{table.name}[/bold]: {n} rows, {p} features, {len(splits[0])} to train on")
     rows, trees = [], {}
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    text = TextColumn("{task.description}")
+    columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs))
         for method, depth in jobs:
@@ -181,16 +151,9 @@ def run(options: argparse.Namespace, console: Console) -> Path:
 
 
 def _text(row: Row) -> list[str]:
-    return [
-        row.method,
-        "-" if row.depth is None else str(row.depth),
-        f"{row.train_r2:.4f}",
-        f"{row.test_r2:.4f}",
-        str(row.leaves),
-        str(row.parameters),
-        f"{row.train_seconds:.2f}",
-        f"{row.rows_per_second / 1e6:.2f} M",
-    ]
+    scores = [f"{row.train_r2:.4f}", f"{row.test_r2:.4f}", str(row.leaves), str(row.parameters)]
+    times = [f"{row.train_seconds:.2f}", f"{row.rows_per_second / 1e6:.2f} M"]
+    return [row.method, "-" if row.depth is None else str(row.depth), *scores, *times]
 
 
 HEADER = ["method", "depth", "train R2", "test R2", "leaves", "numbers", "train s", "rows/s"]
@@ -205,11 +168,6 @@ def _rich_table(rows: list[Row]) -> RichTable:
     return out
 
 
-def _markdown(rows: list[Row]) -> str:
-    lines = [HEADER, ["---"] * len(HEADER), *map(_text, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def write(options: argparse.Namespace, table: data.Table, rows: list[Row], trees: dict[str, Any]) -> Path:
     """Writes the results beside their place, then renames: the folder is whole or not there."""
     parent = Path(options.out)
@@ -217,11 +175,12 @@ def write(options: argparse.Namespace, table: data.Table, rows: list[Row], trees
     aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
     try:
         pd.DataFrame([asdict(row) for row in rows]).to_csv(aside / "table.csv", index=False)
-        (aside / "table.md").write_text(_markdown(rows))
+        (aside / "table.md").write_text(benchmark.markdown(HEADER, list(map(_text, rows))))
         (aside / "config.json").write_text(json.dumps(_config(options, table), indent=2) + "\n")
         for name, tree in trees.items():
-            leaves = {f"leaf_{k}": v for k, v in vars(tree.leaves).items() if v is not None}
-            np.savez(aside / f"{name}.npz", weights=tree.weights, bias=tree.bias, **leaves)
+            parts = {"leaf": vars(tree.leaves), "origin": {} if tree.origin is None else vars(tree.origin)}
+            rest = {f"{part}_{k}": v for part, of in parts.items() for k, v in of.items() if v is not None}
+            np.savez(aside / f"{name}.npz", weights=tree.weights, bias=tree.bias, **rest)
             (aside / f"{name}.txt").write_text(tree.to_text(table.feature_names) + "\n")
         _figure(aside / "figure.png", rows, trees, table)
         aside.chmod(0o755)
@@ -252,24 +211,15 @@ def _config(options: argparse.Namespace, table: data.Table) -> dict[str, Any]:
 
 def _figure(file: Path, rows: list[Row], trees: dict[str, Any], table: data.Table) -> None:
     """Score against parameters, and the best learnt tree (the smaller, if two are equal)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     learnt = {name: tree for name, tree in trees.items() if not name.startswith("cart")} or trees
-    fig, axes = plt.subplots(
-        1, 2 if learnt else 1, figsize=(16 if learnt else 5, 5), width_ratios=[1, 2][: 1 + bool(learnt)]
-    )
-    axes = np.atleast_1d(axes)
+    figure = Figure(figsize=(16 if learnt else 5, 5), layout="tight")
+    axes = np.atleast_1d(figure.subplots(1, 1 + bool(learnt), width_ratios=[1, 2][: 1 + bool(learnt)]))
     for method in dict.fromkeys(row.method for row in rows):
         own = [row for row in rows if row.method == method]
         axes[0].plot([r.parameters for r in own], [r.test_r2 for r in own], "o-", label=method)
         for row in own:
-            if row.depth is not None:
-                axes[0].annotate(
-                    f"{row.depth}", (row.parameters, row.test_r2), xytext=(3, 3), textcoords="offset points"
-                )
+            where = {"xytext": (3, 3), "textcoords": "offset points"}
+            axes[0].annotate("" if row.depth is None else f"{row.depth}", (row.parameters, row.test_r2), **where)
     axes[0].set(xscale="log", xlabel="parameters", ylabel="test $R^2$", title=f"{table.name} (numbers: depth)")
     axes[0].legend()
     if learnt:
@@ -277,9 +227,7 @@ def _figure(file: Path, rows: list[Row], trees: dict[str, Any], table: data.Tabl
         best = max(learnt, key=lambda name: score.get(name, -np.inf))
         plotting.plot_tree(learnt[best], axes[1], feature_names=table.feature_names)
         axes[1].set_title(best.replace("_depth", ", depth "))
-    fig.tight_layout()
-    fig.savefig(file, dpi=110)
-    plt.close(fig)
+    figure.savefig(file, dpi=110)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -295,10 +243,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=METHODS,
+        choices=MODELS,
         default=DEFAULT_METHODS,
         metavar="M",
-        help=f"{', '.join(METHODS)} (default: {' '.join(DEFAULT_METHODS)})",
+        help=f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})",
     )
     parser.add_argument("--depth", nargs="+", type=int, default=[1, 2, 3], help="depths (default: 1 2 3)")
     parser.add_argument("--starts", type=int, default=10, help="starts of GET (default: 10)")
@@ -327,4 +275,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    benchmark.use_all_cores()
     sys.exit(main())

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 BUNDLED = ("diabetes",)
+ON_OPENML = {"mnist": "mnist_784"}  # where the name is another
 
 
 class DataError(ValueError):
@@ -112,7 +113,7 @@ def _from_openml(name: str, there: list[str]) -> Table:
     from sklearn.datasets import fetch_openml
 
     try:
-        bunch = fetch_openml(name=name, as_frame=True, parser="auto")
+        bunch = fetch_openml(name=ON_OPENML.get(name, name), as_frame=True, parser="auto")
     except Exception as error:  # of many kinds: network, HTTP, parser, unknown name
         known = ", ".join([*there, *(b for b in BUNDLED if b not in there)])
         raise DataError(f"unknown data set {name!r}: here are {known}; OpenML said: {_one_line(error)}") from error
@@ -128,6 +129,9 @@ def _one_line(error: Exception) -> str:
 def _from_frame(name: str, features, target) -> Table:
     import pandas as pd
 
+    classes = isinstance(target.dtype, pd.CategoricalDtype)
+    if classes:  # numbered in the order of the categories
+        target = target.cat.codes.replace(-1, np.nan)
     for column in [*features.columns, None]:
         values = target if column is None else features[column]
         what = "the target" if column is None else f"column {column!r}"
@@ -137,4 +141,5 @@ def _from_frame(name: str, features, target) -> Table:
             raise DataError(f"{what} must have no missing or infinite values")
     if features.shape[1] == 0:
         raise DataError("there must be at least one column besides the target")
-    return Table(name, features.to_numpy(np.float32), target.to_numpy(np.float32), [str(c) for c in features.columns])
+    y = target.to_numpy(np.int32 if classes else np.float32)
+    return Table(name, features.to_numpy(np.float32), y, [str(column) for column in features.columns])

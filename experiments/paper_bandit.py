@@ -1,19 +1,20 @@
 """DGT-Bandit's figures: what is learnt from the losses of what was played (Figures 2 and 3, Table 6).
 
-python -m experiments.paper_bandit --data-dir DATA [--seeds 10] [--datasets pendigits letter abalone_dgt ailerons]
+python -m experiments.paper_bandit --data-dir DATA [--seeds 10] [--datasets pendigits letter mnist ...]
 
 Contexts are drawn from the training part, with replacement; the held-out score is that of the test part, without
 exploration. All seeds of a learner run in one compiled program; each has its own contexts. Beside the tree: the linear
 epsilon-greedy learner (or linear regression with the same feedback), and Vowpal Wabbit where it is installed.
 
-Writes experiments/results/paper_bandit.md and .png; learners that were run are kept under --out.
+Every (learner, set) is a file under --out (by default the committed ones); the report and its figure, beside that
+folder, are made of the files that are there. MNIST is fetched from OpenML where the data folder does not have it.
 """
 
 import argparse
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,53 +22,67 @@ from matplotlib.figure import Figure
 import numpy as np
 import optax
 
-from experiments import benchmark
+from experiments import benchmark, pieces
 from experiments.paper_dgt import REGRESSION, SETS, splits
 import jtrees
 from jtrees.methods.dgt import rmsprop
+from jtrees.table import Scale, Table
 
-ROUNDS = {"pendigits": 50_000, "letter": 50_000, "abalone_dgt": 200_000, "ailerons": 200_000}
+ROUNDS = {"pendigits": 50_000, "letter": 50_000, "mnist": 76_000, "abalone_dgt": 200_000, "ailerons": 200_000}
+ACTIONS, DEPTHS = {"pendigits": 10, "letter": 26, "mnist": 10}, {"letter": 8}  # 6 where it is not said
+VOWPAL_WABBIT = ("pendigits", "letter")  # its lines of text are too slow for MNIST
 LOOKS = 20
-DEPTH, ACCUMULATE, RATE = 6, 16, 0.01  # of regression, whose rate falls to zero by a cosine over the stream
+ACCUMULATE, RATE = 16, 0.01  # of regression, whose rate falls to zero by a cosine over the stream
 # The linear learner is given the best of them, judged by its own held-out score.
 LINEAR_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01)
-DELTA = 0.5
-CLASS_DEPTHS = {"pendigits": 6, "letter": 8}
+DELTA, EXPLORATION = 0.5, 0.3
+PARTS = ("tree", "linear", "vowpal", "tree-one-point", "linear-one-point")
 
 
-def stream(name: str, data_dir: str | None, seeds: int) -> dict[str, Any]:
-    """Contexts and targets of every seed, and the test part; features z-scored, regression targets in [0, 1]."""
+class Stream(NamedTuple):
+    """Contexts and targets, scaled; the rows that each seed meets, ``(seeds, rounds)``; and the test part."""
+
+    x: jax.Array
+    y: jax.Array
+    rows: jax.Array
+    test: jax.Array
+    y_test: jax.Array
+
+
+@lru_cache(maxsize=1)
+def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scale]:
+    """The stream of a set, and its scale: features as the recipes have them, regression targets in [0, 1]."""
     x, y, x_test, y_test = splits(name, data_dir)[0]
-    mean, deviation = x.mean(0), np.maximum(x.std(0), 1e-12)
-    low, span = (y.min(), np.ptp(y)) if name in REGRESSION else (0, 1)
+    scale = Scale.of(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, ACTIONS.get(name)), 1.0)
     rows = np.stack([np.random.default_rng(seed).integers(0, len(x), ROUNDS[name]) for seed in range(seeds)])
-    unit = lambda a: jnp.asarray((a - mean) / deviation, jnp.float32)
-    scaled = (y - low) / span if name in REGRESSION else y
-    return {"x": unit(x), "y": jnp.asarray(scaled), "rows": jnp.asarray(rows), "test": unit(x_test), "y_test": y_test,
-            "low": low, "span": span}  # fmt: skip
+    return Stream(*map(jnp.asarray, (scale.x(x), scale.y(y), rows, scale.x(x_test), y_test))), scale
 
 
-def played(name: str, learner: jtrees.Bandit, data: dict[str, Any]) -> dict[str, Any]:
+def played(name: str, learner: jtrees.Bandit, data: Stream, scale: Scale) -> dict[str, Any]:
     """A learner on the streams of all seeds, in one program: curves of the held-out score and of the regret."""
-    y_test, low, span = jnp.asarray(data["y_test"]), data["low"], data["span"]
+    (seeds, rounds), every = data.rows.shape, data.rows.shape[1] // LOOKS
+    side_by_side = max(1, 2**30 // (4 * rounds * data.x.shape[1]))  # as many as a gigabyte of contexts has room for
 
-    def score(params: Any) -> jax.Array:
-        answers = learner.predict(params, data["test"])
+    def score(params: Any, data: Stream) -> jax.Array:
+        answers = learner.predict(params, data.test)
         if name in REGRESSION:
-            return SETS[name].unit * jnp.sqrt(jnp.square(low + span * answers - y_test).mean())
-        return 100 * (answers.argmax(1) == y_test).mean()
+            return SETS[name].unit * jnp.sqrt(jnp.square(scale.answers(answers) - data.y_test).mean())
+        return 100 * (answers.argmax(1) == data.y_test).mean()
 
-    def run(seed: jax.Array, rows: jax.Array) -> jtrees.BanditRun:
-        targets = data["y"][rows]
+    def run(data: Stream, seed: jax.Array, rows: jax.Array) -> jtrees.BanditRun:
+        targets = data.y[rows]
         if name in REGRESSION:
             loss = lambda i, action: jnp.square(action - targets[i])
         else:
             loss = lambda i, action: (action != targets[i]).astype(jnp.float32)
-        key, every = jax.random.key(seed), ROUNDS[name] // LOOKS
-        return jtrees.run_bandit(learner, data["x"][rows], loss, key=key, score=score, score_every=every)
+        look = partial(score, data=data)
+        return jtrees.run_bandit(learner, data.x[rows], loss, key=jax.random.key(seed), score=look, score_every=every)
 
-    result = jax.jit(jax.vmap(run))(jnp.arange(len(data["rows"])), data["rows"])
-    every = ROUNDS[name] // LOOKS
+    @jax.jit
+    def all_seeds(data: Stream) -> jtrees.BanditRun:
+        return jtrees.map_starts(partial(run, data), jnp.arange(seeds), data.rows, batch_size=side_by_side)
+
+    result = all_seeds(data)
     return {
         "queries": np.asarray(result.queries[0]).tolist(),
         "scores": np.asarray(result.scores, np.float64).tolist(),
@@ -76,49 +91,48 @@ def played(name: str, learner: jtrees.Bandit, data: dict[str, Any]) -> dict[str,
     }
 
 
-def learners(name: str) -> dict[str, list[Callable[[], jtrees.Bandit]]]:
-    """By label, the learners of which the best is shown."""
+def learners(part: str, name: str) -> list[Callable[[], jtrees.Bandit]]:
+    """The learners of which the best is shown."""
+    depth, rates = (DEPTHS.get(name, 6), (RATE,)) if part.startswith("tree") else (0, LINEAR_RATES)
     if name not in REGRESSION:
-        actions = {"pendigits": 10, "letter": 26}[name]
-        return {
-            f"DGT-Bandit, height {CLASS_DEPTHS[name]}": [
-                partial(jtrees.bandit_classifier, CLASS_DEPTHS[name], actions)
-            ],
-            "linear, epsilon-greedy": [
-                partial(jtrees.bandit_classifier, 0, actions, optimizer=rmsprop(rate)) for rate in LINEAR_RATES
-            ],
-        }
-    updates = ROUNDS[name] // ACCUMULATE
-    falling = lambda rate: rmsprop(optax.cosine_decay_schedule(rate, updates))
-    out: dict[str, list[Callable[[], jtrees.Bandit]]] = {}
-    for feedback in ("two-point", "one-point"):
-        options: Any = {"feedback": feedback, "delta": DELTA, "accumulate": ACCUMULATE}
-        out[f"DGT-Bandit, height {DEPTH}, {feedback}"] = [
-            partial(jtrees.bandit_regressor, DEPTH, optimizer=falling(RATE), **options)
-        ]
-        out[f"linear, {feedback}"] = [
-            partial(jtrees.bandit_regressor, 0, optimizer=falling(rate), **options) for rate in LINEAR_RATES
-        ]
-    return out
+        learner = partial(jtrees.bandit_classifier, depth, ACTIONS[name], exploration=EXPLORATION)
+        return [partial(learner, optimizer=rmsprop(rate)) for rate in rates] if depth == 0 else [learner]
+    falling = lambda rate: rmsprop(optax.cosine_decay_schedule(rate, ROUNDS[name] // ACCUMULATE))
+    feedback: Any = "one-point" if part.endswith("one-point") else "two-point"
+    learner = partial(jtrees.bandit_regressor, depth, feedback=feedback, delta=DELTA, accumulate=ACCUMULATE)
+    return [partial(learner, optimizer=falling(rate)) for rate in rates]
 
 
-def run_learners(name: str, label: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The best of the learners of a label, by the mean score over the last quarter of the looks."""
+def label(part: str, name: str) -> str:
+    """What a learner is called."""
+    if part == "vowpal":
+        return "Vowpal Wabbit"
+    kind = f"DGT-Bandit, height {DEPTHS.get(name, 6)}" if part.startswith("tree") else "linear"
+    if name in REGRESSION:
+        return f"{kind}, {'one-point' if part.endswith('one-point') else 'two-point'}"
+    return kind if part == "tree" else f"{kind}, epsilon-greedy"
+
+
+def made(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The best of the learners of a part, by the mean score over the last quarter of the looks."""
+    data, scale = stream(name, options.data_dir, options.seeds)
+    if part == "vowpal":
+        return vowpal_wabbit(name, data)
     last = lambda found: np.mean(np.asarray(found["scores"])[:, -LOOKS // 4 :])
-    found = [played(name, make(), data) for make in learners(name)[label]]
+    found = [played(name, learner(), data, scale) for learner in learners(part, name)]
     return (min if name in REGRESSION else max)(found, key=last)
 
 
-def vowpal_wabbit(name: str, data: dict[str, Any]) -> dict[str, Any]:
+def vowpal_wabbit(name: str, data: Stream) -> dict[str, Any]:
     """Vowpal Wabbit's contextual bandit, epsilon-greedy with the same exploration, its other options by default."""
     from vowpalwabbit import Workspace  # type: ignore[import-not-found]
 
-    actions, exploration, every = {"pendigits": 10, "letter": 26}[name], 0.3, ROUNDS[name] // LOOKS
+    actions, every = ACTIONS[name], ROUNDS[name] // LOOKS
     text = lambda x: "| " + " ".join(f"f{i}:{v:.5f}" for i, v in enumerate(x))
-    lines, test = [text(x) for x in np.asarray(data["x"])], [text(x) for x in np.asarray(data["test"])]
-    targets, scores, regret = np.asarray(data["y"]), [], []
-    for seed, rows in enumerate(np.asarray(data["rows"])):
-        model, draw = Workspace(f"--cb_explore {actions} --epsilon {exploration} --quiet"), np.random.default_rng(seed)
+    lines, test = [text(x) for x in np.asarray(data.x)], [text(x) for x in np.asarray(data.test)]
+    targets, y_test, scores, regret = np.asarray(data.y), np.asarray(data.y_test), [], []
+    for seed, rows in enumerate(np.asarray(data.rows)):
+        model, draw = Workspace(f"--cb_explore {actions} --epsilon {EXPLORATION} --quiet"), np.random.default_rng(seed)
         lost, curve, losses = 0.0, [], []
         for i, row in enumerate(rows):
             chances = np.asarray(model.predict(lines[row]))
@@ -128,7 +142,7 @@ def vowpal_wabbit(name: str, data: dict[str, Any]) -> dict[str, Any]:
             lost += loss
             if (i + 1) % every == 0:
                 best = [int(np.argmax(np.asarray(model.predict(line)))) for line in test]
-                curve.append(100 * float(np.mean(np.asarray(best) == data["y_test"])))
+                curve.append(100 * float(np.mean(np.asarray(best) == y_test)))
                 losses.append(lost)
         model.finish()
         scores.append(curve)
@@ -136,20 +150,43 @@ def vowpal_wabbit(name: str, data: dict[str, Any]) -> dict[str, Any]:
     return {"queries": [every * (i + 1) for i in range(LOOKS)], "scores": scores, "regret": regret, "skipped": 0}
 
 
+def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+    """One for all seeds; one point is for regression, Vowpal Wabbit for classes, where it is installed or was once."""
+    file = f"{name}-{label(part, name)}".replace(", ", "-").replace(" ", "-")
+    piece = pieces.Piece(part, name, partial(made, part, name, options), {"seeds": options.seeds}, file=file)
+    if part == "vowpal":
+        there = benchmark.installed("vowpalwabbit") or piece.under(options.out).exists()
+        yield from [piece] if name in VOWPAL_WABBIT and there else []
+    elif name in REGRESSION or not part.endswith("one-point"):
+        yield piece
+
+
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def curves(file: Path, found: dict[str, dict[str, Any]]) -> None:
+def by_set(found: pieces.Found) -> dict[str, dict[str, dict[str, Any]]]:
+    """What was found: by set, by label."""
+    names = [name for name in ROUNDS if any(name in of_part for of_part in found.values())]
+    return {
+        name: {label(part, name): found[part][name][0] for part in PARTS if name in found.get(part, {})}
+        for name in names
+    }
+
+
+def curves(found: pieces.Found, file: Path) -> None:
     """Held-out score and regret against queries: mean over seeds, and 95 % confidence bands of the mean."""
-    figure = Figure(figsize=(4 * len(found), 6), layout="constrained")
-    axes = np.atleast_2d(figure.subplots(2, len(found), squeeze=False))
-    for column, (name, by_label) in enumerate(found.items()):
-        for label, piece in by_label.items():
+    there = by_set(found)
+    if not there:
+        return
+    figure = Figure(figsize=(4 * len(there), 6), layout="constrained")
+    axes = np.atleast_2d(figure.subplots(2, len(there), squeeze=False))
+    for column, (name, by_label) in enumerate(there.items()):
+        for which, piece in by_label.items():
             for row, what in enumerate(("scores", "regret")):
                 values = np.asarray(piece["found"][what])
                 mean, queries = values.mean(0), piece["found"]["queries"]
                 band = 1.96 * values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0 * mean
-                (line,) = axes[row, column].plot(queries, mean, label=label)
+                (line,) = axes[row, column].plot(queries, mean, label=which)
                 axes[row, column].fill_between(queries, mean - band, mean + band, color=line.get_color(), alpha=0.2)
         what = "test RMSE" if name in REGRESSION else "test accuracy, %"
         axes[0, column].set(title=name, ylabel=what)
@@ -160,57 +197,36 @@ def curves(file: Path, found: dict[str, dict[str, Any]]) -> None:
     figure.savefig(file, dpi=110)
 
 
-def report(found: dict[str, dict[str, Any]], command: str) -> str:
+def report(found: pieces.Found, command: str) -> str:
     """A table of the scores on the way and at the end."""
-    machines = {piece["machine"] for by_label in found.values() for piece in by_label.values()}
-    seeds = {piece["seeds"] for by_label in found.values() for piece in by_label.values()}
+    there = by_set(found)
+    seeds = {piece["settings"]["seeds"] for by_label in there.values() for piece in by_label.values()}
     rows = []
-    for name, by_label in found.items():
-        for label, piece in by_label.items():
+    for name, by_label in there.items():
+        for which, piece in by_label.items():
             scores, queries = np.asarray(piece["found"]["scores"]), piece["found"]["queries"]
             at = [LOOKS // 5 - 1, LOOKS - 1]
             cells = [f"{queries[i]}: {scores[:, i].mean():.2f} ± {scores[:, i].std():.2f}" for i in at]
             total = np.mean(np.asarray(piece["found"]["regret"])[:, -1])
-            rows.append([name, label, *cells, f"{total:.0f}", f"{piece['seconds']:.0f}"])
+            rows.append([name, which, *cells, f"{total:.0f}", f"{piece['seconds']:.0f}"])
     header = ["set", "learner", "queries: score", "queries: score", "cumulative loss", "seconds, all seeds"]
     return (
-        f"# DGT-Bandit: curves\n\nMade by `{command}` on {', '.join(sorted(machines))}; seeds: "
-        f"{', '.join(map(str, sorted(seeds)))}.\n\nTest accuracy in per cent (pendigits, letter) or RMSE (abalone, "
+        f"# DGT-Bandit: curves\n\nMade by `{command}` on {pieces.machines(found)}; seeds: "
+        f"{', '.join(map(str, sorted(seeds)))}.\n\nTest accuracy in per cent "
+        f"({', '.join(name for name in there if name not in REGRESSION)}) or RMSE (abalone, "
         "first shuffle; ailerons times 1e4): mean ± standard deviation over seeds, after a fifth of the queries and "
         "after all. A query is a round (with two points, two losses). Classification: the learners' defaults, "
-        f"exploration 0.3. Regression: delta {DELTA}, gradients over {ACCUMULATE} rounds, RMSprop with rate {RATE} "
-        "falling to zero. "
+        f"exploration {EXPLORATION}. Regression: delta {DELTA}, gradients over {ACCUMULATE} rounds, RMSprop with rate "
+        f"{RATE} falling to zero. "
         f"The linear learners: the best of the rates {LINEAR_RATES}, by their own scores at the end. The paper, "
-        "two-point: ailerons 1.71 (linear 1.78), abalone 2.16 (linear 2.28).\n\n"
+        "two-point: ailerons 1.71 (linear 1.78), abalone 2.16 (linear 2.28)"
+        + ("; MNIST 80 % by 76 000 queries.\n\n" if "mnist" in there else ".\n\n")
         + benchmark.markdown(header, rows)
         + "\n![curves](paper_bandit.png)\n"
     )
 
 
-def main() -> None:
-    """Every learner that is not there yet, then table and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
-    parser.add_argument("--datasets", nargs="+", choices=list(ROUNDS), default=list(ROUNDS))
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=benchmark.RESULTS / "paper_bandit")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
-    for name in options.datasets:
-        data = stream(name, options.data_dir, options.seeds)
-        jobs = {label: partial(run_learners, name, label, data) for label in learners(name)}
-        file = lambda label, name=name: options.out / f"{name}-{label.replace(', ', '-').replace(' ', '-')}.json"
-        if name not in REGRESSION and (benchmark.installed("vowpalwabbit") or file("Vowpal Wabbit").exists()):
-            jobs["Vowpal Wabbit"] = partial(vowpal_wabbit, name, data)
-        for label, job in jobs.items():
-            found.setdefault(name, {})[label] = benchmark.piece(file(label), job, seeds=options.seeds)
-            print(name, label, "there", flush=True)
-    text = report(found, f"python -m experiments.paper_bandit --data-dir DATA --seeds {options.seeds}")
-    print(text)
-    (benchmark.RESULTS / "paper_bandit.md").write_text(text)
-    curves(benchmark.RESULTS / "paper_bandit.png", found)
-
+SCRIPT = pieces.Script("paper_bandit", __doc__, PARTS, ROUNDS, 10, pieces_of, report, curves)
 
 if __name__ == "__main__":
-    main()
+    pieces.program(SCRIPT)

@@ -2,8 +2,8 @@
 
 python -m experiments.paper_dgt --data-dir DATA [--seeds 10] [--datasets pendigits ...] [--parts trees ...]
 
-Every (part, set) is a file under --out (by default the committed ones), so that a run that was ended goes on where it
-was. The report, experiments/results/paper_dgt.md, is made of the files that are there.
+Every (part, set) is a file under --out (by default the committed ones); the report, beside that folder, is made of the
+files that are there.
 
 Widths, momentum and L2 are chosen on a sixth of the training part, by the mean of some keys (ten in regression, three
 in classification, of large sets one with half the epochs); the tree is then trained on the whole of it, once for each
@@ -11,10 +11,8 @@ seed, and judged on the test part, which nothing was chosen by.
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-import itertools
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,12 +25,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data
+from experiments import benchmark, data, pieces
+from experiments.pieces import spread
 import jtrees
-from jtrees.methods.dgt import in_units_of_their_size, rmsprop, split_scores
-from jtrees.routing import leaf_probabilities, path_sum, scaled_sigmoid, straight_through_sign
+from jtrees import ops, routing
+from jtrees.methods.dgt import rmsprop
+from jtrees.table import Scale, Table
 
 SHUFFLES = "abalone_dgt"
+FIRST = {"ailerons": 7154, "mnist": 60_000}  # rows to train on where the file does not say: so many from the first
 
 
 class Setting(NamedTuple):
@@ -72,13 +73,13 @@ def splits(name: str, data_dir: str | None) -> list[Split]:
             return [tuple(arrays[f"{part}_{i}"].astype(np.float32) for part in parts) for i in range(5)]  # type: ignore
     table = data.load(name, data_dir=data_dir)
     x, y = table.x, table.y
-    if name == "ailerons":
-        return [(x[:7154], y[:7154], x[7154:], y[7154:])]
     if name == "connect-4":  # as in the paper: one column for each state of a cell
         x = np.concatenate([(x == state).astype(np.float32) for state in np.unique(x)], axis=1)
     if table.split is not None and (table.split == 2).any():
         test = table.split == 2
         return [(x[~test], y[~test], x[test], y[test])]
+    if (first := FIRST.get(name)) is not None:
+        return [(x[:first], y[:first], x[first:], y[first:])]
     a, b, ya, yb = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
     return [(a, ya, b, yb)]
 
@@ -95,37 +96,35 @@ def best(name: str, candidates: Iterable[Any], judge: Callable[[Any], float]) ->
     return (min if name in REGRESSION else max)(candidates, key=judge)
 
 
-def validation_part(name: str, split: Split) -> Split:
-    """A sixth of the training part, to choose by."""
-    x, y, _, _ = split
-    a, b, ya, yb = train_test_split(x, y, test_size=1 / 6, random_state=0, stratify=None if name in REGRESSION else y)
-    return a, ya, b, yb
-
-
 def task(name: str) -> Any:
-    """As fit_dgt calls it."""
+    """As jtrees.fit calls it."""
     return "regression" if name in REGRESSION else "classification"
 
 
+def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: int | None = None) -> jtrees.Fit:
+    """A tree by DGT with some options, or a forest."""
+    recipe: Any = jtrees.DGT(depth=SETS[name].depth, epochs=SETS[name].epochs, **options)
+    recipe = recipe if trees is None else jtrees.Bagged(base=recipe, trees=trees)
+    return jtrees.fit(recipe, *split[:2], key=jax.random.key(key), task=task(name))
+
+
 def chosen(name: str, split: Split) -> dict[str, Any]:
-    """Widths, momentum and L2 that do best on the validation part."""
-    x, y, x_new, y_new = validation_part(name, split)
+    """Widths, momentum and L2 with the least mean loss over some keys, each of which leaves out a sixth of its own."""
     keys, epochs = 10 if name in REGRESSION else 3, SETS[name].epochs
-    if len(x) > LARGE:
+    if len(split[0]) > LARGE:
         keys, epochs = 1, epochs // 2
-    fit = partial(jtrees.fit_dgt, x, y, depth=SETS[name].depth, task=task(name), epochs=epochs)
-
-    def judge(options: dict[str, Any]) -> float:
-        trees = [fit(key=jax.random.key(1000 + i), **options).tree for i in range(keys)]
-        return float(np.mean([score(name, tree.predict(x_new), y_new) for tree in trees]))
-
-    return best(name, [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())], judge)
+    recipe, how = jtrees.DGT(depth=SETS[name].depth, epochs=epochs), {"validation": 1 / 6, "task": task(name)}
+    tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report["tuning"]
+    trials = [tune(i) for i in range(keys)]
+    losses = np.mean([[trial.loss for trial in one] for one in trials], axis=0)
+    return trials[0][int(np.argmin(losses))].options
 
 
 def peers(name: str, split: Split, boost: bool) -> dict[str, float]:
     """CART of the best depth, a linear model, and, for the forests' table, XGBoost of the best learning rate."""
     x, y, x_test, y_test = split
-    a, ya, b, yb = validation_part(name, split)
+    cut: Any = partial(train_test_split, test_size=1 / 6, random_state=0)
+    a, b, ya, yb = cut(x, y, stratify=None if name in REGRESSION else y)
     out = {}
 
     def judged(label: str, make: Callable[[Any], Any], options: list[Any]) -> None:
@@ -148,50 +147,30 @@ def peers(name: str, split: Split, boost: bool) -> dict[str, float]:
     return out
 
 
-def trees_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
+def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Tables 1 and 2."""
-    parts = splits(name, data_dir)
     options = chosen(name, parts[0])
-    test, train, reached, cart, linear = [], [], [], [], []
-    for x, y, x_test, y_test in parts:
-        beside = peers(name, (x, y, x_test, y_test), boost=False)
-        cart.append(beside["CART"])
-        linear.append(beside["linear"])
+    out: dict[str, list[float]] = {"test": [], "train": [], "reached": [], "cart": [], "linear": []}
+    for split in parts:
+        beside = peers(name, split, boost=False)
+        out["cart"].append(beside["CART"])
+        out["linear"].append(beside["linear"])
         for seed in range(seeds):
-            result = jtrees.fit_dgt(
-                x,
-                y,
-                key=jax.random.key(seed),
-                depth=SETS[name].depth,
-                epochs=SETS[name].epochs,
-                task=task(name),
-                **options,
-            )
-            test.append(score(name, result.tree.predict(x_test), y_test))
-            train.append(score(name, result.tree.predict(x), y))
-            reached.append(result.reached)
-    return {"options": options, "test": test, "train": train, "reached": reached, "cart": cart, "linear": linear}
+            fit = fitted(name, split, seed, options)
+            out["test"].append(score(name, fit.tree.predict(split[2]), split[3]))
+            out["train"].append(score(name, fit.tree.predict(split[0]), split[1]))
+            out["reached"].append(fit.report["reached"])
+    return {"options": options, **out}
 
 
-def forests_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
+def forests_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Table 4: thirty trees, with the options that were chosen for one; a fifth of the keys, for time."""
-    parts = splits(name, data_dir)
-    options = chosen(name, parts[0])
-    test, boosted = [], []
-    for x, y, x_test, y_test in parts:
-        boosted += peers(name, (x, y, x_test, y_test), boost=True).values()
+    options, test, boosted = chosen(name, parts[0]), [], []
+    for split in parts:
+        boosted += peers(name, split, boost=True).values()
         for seed in range(max(1, seeds // 5)):
-            result = jtrees.fit_dgt_forest(
-                x,
-                y,
-                key=jax.random.key(seed),
-                depth=SETS[name].depth,
-                epochs=SETS[name].epochs,
-                trees=TREES,
-                task=task(name),
-                **options,
-            )
-            test.append(score(name, result.forest.predict(x_test), y_test))
+            forest = fitted(name, split, seed, options, TREES).model
+            test.append(score(name, forest.predict(split[2]), split[3]))
     return {"options": options, "test": test, "boosted": boosted}
 
 
@@ -204,72 +183,70 @@ def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
     slope: Any = optax.exponential_decay(1.0, steps, 100.0)
 
     def outputs(tree: jtrees.ObliqueTree, x: jax.Array, step: jax.Array) -> jax.Array:
-        scores, values = in_units_of_their_size(split_scores(tree, x)), tree.leaves.values
+        scores, values = ops.scores(tree.weights, tree.bias, x), tree.leaves.values
+        scores = scores / routing.mean_size(scores)
         if form == "product":  # of hard steps, by the straight-through rule
-            return values @ leaf_probabilities((1 + straight_through_sign(scores)) / 2)
+            return values @ routing.leaf_probabilities((1 + routing.straight_through_sign(scores)) / 2)
         # The hard tree forwards; backwards the softmax of sums whose signs are sigmoids that grow ever steeper.
-        agreement = 2 * scaled_sigmoid(scores, slope(step)) - 1
-        soft = jax.lax.stop_gradient(values) @ leaf_probabilities(jax.nn.sigmoid(2 * agreement))
-        return path_sum(jax.lax.stop_gradient(scores), values) + soft - jax.lax.stop_gradient(soft)
+        agreement = 2 * routing.scaled_sigmoid(scores, slope(step)) - 1
+        soft = jax.lax.stop_gradient(values) @ routing.leaf_probabilities(jax.nn.sigmoid(2 * agreement))
+        return routing.path_sum(jax.lax.stop_gradient(scores), values) + soft - jax.lax.stop_gradient(soft)
 
-    def loss(
-        params: Any, x: jax.Array, y: jax.Array, *, key: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        value = jnp.square(outputs(params.tree(), x, step) - y).mean()
+    def loss(params: Any, batch: jtrees.Batch, *, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value = jnp.square(outputs(params.tree(), batch.x, step) - batch.y).mean()
         return value, value
 
     return plain._replace(loss=loss)
 
 
-def ablations_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
+def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Table 7: every variant with the same plain options, scaled and trained alike."""
     out: dict[str, Any] = {kind: [] for kind in ABLATIONS}
-    for x, y, x_test, y_test in splits(name, data_dir):
-        mean, deviation, low, span = x.mean(0), np.maximum(x.std(0), 1e-12), y.min(), np.ptp(y)
-        unit, unit_y = jnp.asarray((x - mean) / deviation), jnp.asarray((y - low) / span)
-        unit_test = jnp.asarray((x_test - mean) / deviation)
+    for x, y, x_test, y_test in parts:
+        scale = Scale.of(Table(x, y.astype(np.float64), None, None), 1.0)
+        batch, new = jtrees.Batch(jnp.asarray(scale.x(x)), jnp.asarray(scale.y(y))), jnp.asarray(scale.x(x_test))
         steps = SETS[name].epochs * (len(x) // 128)
         for kind in ABLATIONS:
             method = variant(kind, SETS[name].depth, steps)
             wave, third = optax.cosine_decay_schedule(0.01, -(-steps // 3)), -(-steps // 3)
             optimizer = rmsprop(lambda step, wave=wave, third=third: wave(step % third), clip=0.01)
 
-            @jax.jit
-            def run(key: jax.Array, data=(unit, unit_y), new=unit_test, method=method, optimizer=optimizer, n=steps):
-                result = jtrees.train(method, *data, key=key, optimizer=optimizer, steps=n, batch_size=128)
+            def run(key: jax.Array, batch=batch, new=new, method=method, optimizer=optimizer, n=steps):
+                result = jtrees.train(method, batch, key=key, optimizer=optimizer, steps=n, batch_size=128)
                 return method.predict(result.params, new)
 
-            for seed in range(seeds):
-                answers = low + span * np.asarray(run(jax.random.key(seed)), np.float64)
-                out[kind].append(score(name, answers, y_test))
+            answers = jax.jit(partial(jtrees.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
+            out[kind] += [score(name, scale.answers(np.asarray(one)), y_test) for one in answers]
     return out
 
 
 PARTS = {"trees": trees_part, "forests": forests_part, "ablations": ablations_part}
 
 
+def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+    """One for all seeds; forests and ablations of regression alone."""
+    if part == "trees" or name in REGRESSION:
+        make = lambda: PARTS[part](name, splits(name, options.data_dir), options.seeds)
+        yield pieces.Piece(part, name, make, {"seeds": options.seeds})
+
+
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{np.mean(values):.2f} ± {np.std(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}" if values else "-"
-
-
-def report(found: dict[str, dict[str, Any]], command: str) -> str:
+def report(found: pieces.Found, command: str) -> str:
     """The tables, of the pieces that are there."""
-    machines = {one["machine"] for pieces in found.values() for one in pieces.values()}
-    seeds = {one["seeds"] for pieces in found.values() for one in pieces.values()}
+    there = lambda part: {name: one[0] for name, one in found.get(part, {}).items()}
+    seeds = {one["settings"]["seeds"] for part in found for one in there(part).values()}
     text = [
         "# DGT: the paper's tables\n",
-        f"Made by `{command}` on {', '.join(sorted(machines))}; keys: {', '.join(map(str, sorted(seeds)))}.",
+        f"Made by `{command}` on {pieces.machines(found)}; keys: {', '.join(map(str, sorted(seeds)))}.",
         "RMSE for abalone (mean of the paper's five shuffles) and ailerons (times 1e4, first 7154 rows to train on), "
         "test accuracy in per cent for the others (the sets' own test parts; segmentation and connect-4, whose parts "
         "are not published, 80/20 at random). Mean ± standard deviation over keys and shuffles; the paper's figures in "
         "brackets. Widths, momentum and L2 from a grid by a sixth of the training part.\n",
     ]
     figure = lambda value: "" if value is None else f" ({value:.2f})"
-    if trees := found.get("trees"):
+    if trees := there("trees"):
         rows = []
         for name, piece in trees.items():
             one, setting = piece["found"], SETS[name]
@@ -280,14 +257,14 @@ def report(found: dict[str, dict[str, Any]], command: str) -> str:
             rows[-1] += [f"{piece['seconds']:.0f}"]
         header = ["set", "height", "DGT, test", "DGT, training", "CART", "linear", "nodes reached", "chosen", "epochs"]
         text.append("## Trees (Tables 1 and 2)\n\n" + benchmark.markdown([*header, "seconds, all"], rows))
-    if forests := found.get("forests"):
+    if forests := there("forests"):
         rows = [
             [n, spread(p["found"]["test"]) + figure(SETS[n].forest), spread(p["found"]["boosted"])]
             for n, p in forests.items()
         ]
         header = ["set", f"DGT-Forest of {TREES}", "XGBoost, 1000 trees"]
         text.append("## Forests (Table 4)\n\n" + benchmark.markdown(header, rows))
-    if ablations := found.get("ablations"):
+    if ablations := there("ablations"):
         rows = [[n, *(spread(p["found"][kind]) for kind in ABLATIONS)] for n, p in ablations.items()]
         text.append(
             "## Ablations (Table 7), test RMSE\n\nNo tuning: no momentum, no L2, widths (240, 240) for L = 3. In the "
@@ -297,31 +274,7 @@ def report(found: dict[str, dict[str, Any]], command: str) -> str:
     return "\n".join(text)
 
 
-def main() -> None:
-    """Everything that is not there yet, then the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
-    parser.add_argument("--datasets", nargs="+", choices=list(SETS), default=list(SETS))
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=benchmark.RESULTS / "paper_dgt")
-    parser.add_argument("--report-only", action="store_true", help="make the report of what is there")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
-    for part in PARTS:
-        for name in SETS:
-            if part != "trees" and name not in REGRESSION:
-                continue
-            file, wanted = options.out / f"{part}-{name}.json", part in options.parts and name in options.datasets
-            if file.exists() or (wanted and not options.report_only):
-                make = partial(PARTS[part], name, options.seeds, options.data_dir)
-                found.setdefault(part, {})[name] = benchmark.piece(file, make, seeds=options.seeds)
-                print(part, name, "there", flush=True)
-    text = report(found, f"python -m experiments.paper_dgt --data-dir DATA --seeds {options.seeds}")
-    print(text)
-    (benchmark.RESULTS / "paper_dgt.md").write_text(text)
-
+SCRIPT = pieces.Script("paper_dgt", __doc__, PARTS, SETS, 10, pieces_of, report)
 
 if __name__ == "__main__":
-    main()
+    pieces.program(SCRIPT)

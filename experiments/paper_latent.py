@@ -3,9 +3,9 @@ clustering (Table 3), and how many nodes stay active (Figures 6 and 7).
 
 python -m experiments.paper_latent --data-dir DATA [--seeds 4] [--datasets kin8nm ...] [--parts tables ...]
 
-Every (part, set) is a file under --out (by default the committed ones), so that a run that was ended goes on where it
-was. The report, experiments/results/paper_latent.md, is made of the files that are there. The paper's own sets are too
-large to ship: name them (Year, Higgs, ...) as OpenML does, and they are fetched where there is a network.
+Every (part, set) is a file under --out (by default the committed ones); the report and its figure, beside that folder,
+are made of the files that are there. The paper's own sets are too large to ship: name them (Year, Higgs, ...) as OpenML
+does, and they are fetched where there is a network.
 
 Protocol: a quarter of the rows, the same for all seeds, to test; every method's options by a fifth of the rest, with
 the first seed; then a fit to all of the rest, of which LatentTree and the MLP keep a tenth to choose the epoch by. Test
@@ -13,15 +13,15 @@ data choose nothing.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
-import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
+from matplotlib.figure import Figure
 import numpy as np
 import optax
 from scipy.cluster.hierarchy import linkage
@@ -35,9 +35,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data
+from experiments import benchmark, data, pieces
+from experiments.pieces import spread
 import jtrees
 from jtrees.methods import latent
+from jtrees.nn.latent_tree import activity
+from jtrees.table import Scale, Table
 
 SETS = {  # passes over the data
     "cpu-act": 100,
@@ -52,8 +55,8 @@ SETS = {  # passes over the data
 GRID = {"depth": (4, 6), "width": (0, 64, 256), "learning_rate": (0.001, 0.01)}
 PENALTY = 0.1
 CLUSTERING = ((4, 5, 6), (0.1, 1.25), (0.001, 0.01))  # depth, penalty, learning rate
-OPTIMISED = ("kin8nm", "spambase")  # sets on which QHAdam and Adam are compared
-ROWS = {"clustering": ("glass",), "pruning": ("glass",), "optimisers": OPTIMISED}
+METHODS = ("LatentTree", "hierarchical k-means", "BIRCH")  # of clustering
+ONLY = {"clustering": ("glass",), "pruning": ("glass",), "optimisers": ("kin8nm", "spambase")}  # sets of the parts
 PENALTIES, PRUNING_DEPTH, PRUNING_BATCH, PRUNING_EPOCHS = (1.0, 10.0, 100.0), 6, 8, 60
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y to train on; x, y to judge by
@@ -65,12 +68,14 @@ def parts_of(name: str, seed: int, data_dir: str | None) -> tuple[Split, Split, 
     x, y, classes = table.x, table.y, table.is_classification
     if name == "connect-4":
         x = np.concatenate([(x == state).astype(np.float32) for state in np.unique(x)], axis=1)
-    cut = lambda x, y, part, by: train_test_split(
-        x, y, test_size=part, random_state=by, stratify=y if classes else None
-    )
-    x, x_test, y, y_test = cut(x, y, 0.25, 0)
-    a, b, ya, yb = cut(x, y, 0.2, seed)
-    return (a, ya, b, yb), (x, y, x_test, y_test), classes  # type: ignore[return-value]
+    x, x_test, y, y_test = cut(x, y, 0.25, 0, classes)
+    a, b, ya, yb = cut(x, y, 0.2, seed, classes)
+    return (a, ya, b, yb), (x, y, x_test, y_test), classes
+
+
+def cut(x: np.ndarray, y: np.ndarray, part: float, seed: int, classes: bool) -> Any:
+    """Two parts of x and of y."""
+    return train_test_split(x, y, test_size=part, random_state=seed, stratify=y if classes else None)
 
 
 def score(answers: np.ndarray, y: np.ndarray, classes: bool) -> float:
@@ -97,14 +102,32 @@ def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
     return {label: list(map(scaled, some)) for label, some in models.items()}
 
 
-def fit(split: Split, seed: int, epochs: int, classes: bool, *, width: int, **options: Any) -> jtrees.LatentResult:
+def recipe(width: int, epochs: int, **options: Any) -> jtrees.LatentTree:
+    """LatentTree with a predictor of some width."""
+    mlp: Any = {"predictor": "mlp", "hidden": width, "dropout": 0.1} if width else {}
+    return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, **mlp, **options)
+
+
+def task(classes: bool) -> Any:
+    """As jtrees.fit calls it."""
+    return "classification" if classes else "regression"
+
+
+def fitted(one: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.Fit:
     """LatentTree on the part to train on, the best epoch on the part to judge by."""
-    task: Any = "classification" if classes else "regression"
     x, y, x_new, y_new = split
-    settings: dict[str, Any] = {"task": task, "epochs": epochs, "penalty": PENALTY}
-    if width:
-        settings |= {"predictor": "mlp", "hidden": width, "dropout": 0.1}
-    return jtrees.fit_latent(x, y, key=jax.random.key(seed), validation=(x_new, y_new), **settings, **options)
+    return jtrees.fit(one, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
+
+
+def chosen(split: Split, seed: int, epochs: int, classes: bool) -> dict[str, Any]:
+    """The options of the grid that do best on the part to judge by, which chooses the epoch, too."""
+    (x, y, *judge), trials = split, []
+    grid: Any = {name: GRID[name] for name in ("depth", "learning_rate")}
+    how: Any = {"key": jax.random.key(seed), "validation": tuple(judge), "task": task(classes)}
+    for width in GRID["width"]:
+        tuned = jtrees.tune(recipe(width, epochs), x, y, grid=grid, **how).report["tuning"]
+        trials += [(trial.loss, trial.options | {"width": width}) for trial in tuned]
+    return min(trials, key=lambda trial: trial[0])[1]
 
 
 def tables_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
@@ -114,24 +137,20 @@ def tables_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     for seed in range(seeds):
         part, (x, y, x_test, y_test), classes = parts_of(name, seed, data_dir)
         if seed == 0:
-            grid = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
-            judged = [fit(part, seed, max(1, epochs // 4), classes, **options).score for options in grid]
-            options = grid[int(np.argmin(judged))]
-        a, b, ya, yb = train_test_split(x, y, test_size=0.1, random_state=seed, stratify=y if classes else None)
-        whole: Any = (a, ya, b, yb)
-        found = fit(whole, seed, epochs, classes, **options)
-        out["LatentTree"].append(score(found.model.predict(x_test), y_test, classes))
-        out["train"].append(score(found.model.predict(x), y, classes))
-        out["active"].append(100 * float((found.model.active > 0).mean()))
+            options = chosen(part, seed, max(1, epochs // 4), classes)
+        a, b, ya, yb = cut(x, y, 0.1, seed, classes)
+        model = fitted(recipe(epochs=epochs, **options), (a, ya, b, yb), seed, classes).model
+        out["LatentTree"].append(score(model.predict(x_test), y_test, classes))
+        out["train"].append(score(model.predict(x), y, classes))
+        out["active"].append(100 * float((model.active > 0).mean()))
         # What is left if the tree has to answer alone.
-        alone = fit(whole, seed, epochs, classes, **{**options, "width": 0, "inputs": "z"}).tree
-        assert alone is not None
+        alone = recipe(epochs=epochs, **options | {"width": 0, "inputs": "z"})
+        alone = fitted(alone, (a, ya, b, yb), seed, classes).tree
         out["tree"].append(score(alone.predict(x_test), y_test, classes))
         for label, models in peers(classes, seed).items():
             if seed == 0:
-                out[label], out[f"{label} chosen"] = [], 0
                 scores = [score(m.fit(*part[:2]).predict(part[2]), part[3], classes) for m in models]
-                out[f"{label} chosen"] = int(np.argmax(scores))
+                out[label], out[f"{label} chosen"] = [], int(np.argmax(scores))
             model = models[out[f"{label} chosen"]]
             out[label].append(score(model.fit(x, y).predict(x_test), y_test, classes))
         jax.clear_caches()
@@ -171,36 +190,24 @@ def birch(x: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     """Dendrogram purity on test rows and on all rows; refractive index and sodium predicted from the rest."""
     table = data.load(name, data_dir=data_dir)
-    grid = list(itertools.product(*CLUSTERING))
-    names = ("LatentTree", "hierarchical k-means", "BIRCH")
-    out: dict[str, Any] = {f"{method}, {rows}": [] for method in names for rows in ("test", "all")}
-    chosen = []
+    out: dict[str, Any] = {f"{method}, {rows}": [] for method in METHODS for rows in ("test", "all")}
+    grid: Any = dict(zip(("depth", "penalty", "learning_rate"), CLUSTERING, strict=True))
+    picked = []
     for seed in range(seeds):
         rows, rest = train_test_split(np.arange(len(table.x)), test_size=0.4, random_state=seed, stratify=table.y)
         validation, test = train_test_split(rest, test_size=0.5, random_state=seed)
-        fits = [
-            jtrees.fit_latent_clustering(
-                table.x[rows],
-                (0, 1),
-                key=jax.random.key(seed),
-                depth=depth,
-                penalty=penalty,
-                learning_rate=rate,
-                validation=table.x[validation],
-            )
-            for depth, penalty, rate in grid
-        ]
-        best = int(np.argmin([one.score for one in fits]))
-        chosen.append(grid[best])
-        means = hierarchical_kmeans(table.x[rows], table.x, grid[best][0], seed)
+        clusters, judge = jtrees.LatentClustering(target_features=(0, 1)), (table.x[validation], table.y[validation])
+        fit = jtrees.tune(clusters, table.x[rows], key=jax.random.key(seed), grid=grid, validation=judge)
+        picked.append(list(fit.report["chosen"].values()))
+        means = hierarchical_kmeans(table.x[rows], table.x, fit.report["chosen"]["depth"], seed)
         nodes, parent = birch(table.x[rows], table.x)
-        ends = {"LatentTree": fits[best].tree.leaf_index(table.x), "hierarchical k-means": means, "BIRCH": nodes}
+        ends = dict(zip(METHODS, (fit.tree.leaf_index(table.x), means, nodes), strict=True))
         for method, leaves in ends.items():
             above = parent if method == "BIRCH" else None
             for label, some in (("test", test), ("all", np.arange(len(table.x)))):
                 purity = jtrees.dendrogram_purity(leaves[some], table.y[some], parent=above)
                 out[f"{method}, {label}"].append(purity)
-    return {"chosen": chosen, **out}
+    return {"chosen": picked, **out}
 
 
 def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
@@ -209,28 +216,20 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     x = (table.x - table.x.mean(0)) / np.sqrt(table.x.var(0)[2:].mean())
     inputs = jnp.asarray(x[:, 2:])
     targets = jnp.asarray((table.x[:, :2] - table.x[:, :2].mean(0)) / table.x[:, :2].std(0))
+    batch = jtrees.Batch(inputs, targets)
     steps = len(x) // PRUNING_BATCH
-    of = latent.architecture(PRUNING_DEPTH, None, 2, "linear", "linear", "z", 1, 0.0)
+    of = latent.Architecture(PRUNING_DEPTH, outputs=2, inputs="z")
     order = np.random.default_rng(0).permutation(len(x))  # the file is sorted by class, batches are not
     batches = inputs[order][: steps * PRUNING_BATCH].reshape(steps, PRUNING_BATCH, -1)
 
     def run(key: jax.Array, penalty: jax.Array, over: jax.Array) -> jax.Array:
         def active(params: Any) -> jax.Array:
             scores = jax.vmap(latent.scores_of, (None, 0, None))(params, over, of)
-            solved = jax.vmap(lambda s: jtrees.isotonic.prune(jtrees.routing.rewards(s), penalty * s.shape[1]))(scores)
-            return 100 * (solved > 0).mean()
+            return 100 * (jax.vmap(activity, (0, None))(scores, penalty) > 0).mean()
 
-        return jtrees.train(
-            jtrees.latent(PRUNING_DEPTH, penalty, targets=2, inputs="z"),
-            inputs,
-            targets,
-            key=key,
-            optimizer=optax.adam(0.01),
-            steps=PRUNING_EPOCHS * steps,
-            batch_size=PRUNING_BATCH,
-            score_every=steps,
-            score=active,
-        ).scores[::steps]
+        method, watch = jtrees.latent(of, penalty), {"score_every": steps, "score": active}
+        how: Any = {"steps": PRUNING_EPOCHS * steps, "batch_size": PRUNING_BATCH, **watch}
+        return jtrees.train(method, batch, key=key, optimizer=optax.adam(0.01), **how).scores[::steps]
 
     keys = jax.random.split(jax.random.key(0), seeds)
     out = {}
@@ -286,57 +285,47 @@ def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
     out: dict[str, Any] = {"QHAdam": [], "Adam": []}
     for seed in range(seeds):
         (x, y, x_new, y_new), _, classes = parts_of(name, seed, data_dir)
-        mean, deviation = x.mean(0), x.std(0)
-        low, span = (0, 1) if classes else (y.min(), np.ptp(y))
-        scaled = [((a - mean) / deviation, b if classes else (b - low) / span) for a, b in ((x, y), (x_new, y_new))]
-        (x, y), (x_new, y_new) = jax.tree.map(jnp.asarray, scaled)
-        method = jtrees.latent(4, 0.1, classes=int(y.max()) + 1 if classes else None)
+        number = int(y.max()) + 1 if classes else None
+        scale = Scale.of(Table(x, y if classes else y.astype(np.float64), None, number), 1.0)
+        batch, judge = (
+            jtrees.Batch(jnp.asarray(scale.x(a)), jnp.asarray(scale.y(b))) for a, b in ((x, y), (x_new, y_new))
+        )
+        method = jtrees.latent(4, 0.1, classes=number)
         for label, optimizer in (("QHAdam", qhadam(0.01)), ("Adam", optax.adam(0.01))):
             train = partial(jtrees.train, method, optimizer=optimizer, steps=50 * (len(x) // 128), batch_size=128)
-            params = jax.jit(lambda key, train=train, x=x, y=y: train(x, y, key=key).params)(jax.random.key(seed))
-            loss = method.loss(params, x_new, y_new, key=jax.random.key(0), step=0)[0]
-            out[label].append(float(loss))
+            params = jax.jit(lambda key, train=train, batch=batch: train(batch, key=key).params)(jax.random.key(seed))
+            out[label].append(float(method.loss(params, judge, key=jax.random.key(0), step=0)[0]))
     return out
 
 
-PARTS: dict[str, Callable[[str, int, str | None], dict[str, Any]]] = {
-    "tables": tables_part,
-    "clustering": clustering_part,
-    "pruning": pruning_part,
-    "optimisers": optimisers_part,
-}
+PARTS = {"tables": tables_part, "clustering": clustering_part, "pruning": pruning_part, "optimisers": optimisers_part}
 
 
-# What a piece depends on, and is not taken from a file that was made otherwise.
-SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "tables": lambda name: {
-        "epochs": SETS.get(name, 20),
-        "grid": {k: list(v) for k, v in GRID.items()},
-        "penalty": PENALTY,
-    },
-    "clustering": lambda name: {"grid": [list(values) for values in CLUSTERING]},
-    "pruning": lambda name: {"lambdas": list(PENALTIES), "epochs": PRUNING_EPOCHS},
-    "optimisers": lambda name: {},
-}
+def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+    """One for all seeds."""
+    if name not in ONLY.get(part, (name,)) or (part == "tables" and name == "glass"):
+        return
+    settings: dict[str, Any] = {
+        "tables": {"epochs": SETS.get(name, 20), "grid": GRID, "penalty": PENALTY},
+        "clustering": {"grid": CLUSTERING},
+        "pruning": {"lambdas": PENALTIES, "epochs": PRUNING_EPOCHS},
+    }.get(part, {})
+    make = partial(PARTS[part], name, options.seeds, options.data_dir)
+    yield pieces.Piece(part, name, make, {"seeds": options.seeds, **settings})
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def spread(values: list[float], digits: int = 2) -> str:
-    """Mean and standard deviation."""
-    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
-
-
-def report(found: dict[str, dict[str, Any]], command: str) -> str:
+def report(found: pieces.Found, command: str) -> str:
     """The tables, of the pieces that are there."""
-    machines = {one["machine"] for pieces in found.values() for one in pieces.values()}
+    there = lambda part: {name: one[0] for name, one in found.get(part, {}).items()}
     text = [
         "# LatentTree: the paper's tables\n",
-        f"Made by `{command}` on {', '.join(sorted(machines))}. Mean ± standard deviation over seeds. The sets are not "
+        f"Made by `{command}` on {pieces.machines(found)}. Mean ± standard deviation over seeds. The sets are not "
         "the paper's (which are too large to ship), but for Glass.\n",
     ]
-    if tables := found.get("tables"):
+    if tables := there("tables"):
         rows = []
         for name, piece in tables.items():
             one = piece["found"]
@@ -352,10 +341,9 @@ def report(found: dict[str, dict[str, Any]], command: str) -> str:
             "sees z only, then hardened to one oblique tree with a constant in each leaf.\n\n"
             + benchmark.markdown([*header, "chosen", "seconds, all"], rows)
         )
-    for name, piece in found.get("clustering", {}).items():
+    for name, piece in there("clustering").items():
         one = piece["found"]
-        methods = ("LatentTree", "hierarchical k-means", "BIRCH")
-        rows = [[m, *(spread(one[f"{m}, {rows}"], 3) for rows in ("test", "all"))] for m in methods]
+        rows = [[m, *(spread(one[f"{m}, {rows}"], 3) for rows in ("test", "all"))] for m in METHODS]
         text.append(
             f"## Dendrogram purity, {name} (Table 3)\n\nThe paper's figures: 0.468 ± 0.028, hierarchical k-means 0.508 "
             "± 0.008, BIRCH 0.429 ± 0.013 (of 214 rows; 205 here). Sixty per cent to train on, twenty to choose "
@@ -365,7 +353,7 @@ def report(found: dict[str, dict[str, Any]], command: str) -> str:
             f"{one['chosen']}. LatentTree's predictor sees z alone.\n\n"
             + benchmark.markdown(["", "test rows", "all rows"], rows)
         )
-    for name, piece in found.get("pruning", {}).items():
+    for name, piece in there("pruning").items():
         rows = []
         for label, curves in piece["found"].items():
             for penalty, curve in zip(PENALTIES, np.mean(curves, axis=1), strict=True):
@@ -377,61 +365,29 @@ def report(found: dict[str, dict[str, Any]], command: str) -> str:
             "node is active if any sample has q > -1/2 there: the more samples, the more nodes.\n\n"
             + benchmark.markdown(["solved on", "lambda", *(f"epoch {i}" for i in (0, 5, 10, 20, 40, 59))], rows)
         )
-    if optimisers := found.get("optimisers"):
+    if optimisers := there("optimisers"):
         rows = [[n, *(spread(p["found"][k], 5) for k in ("QHAdam", "Adam"))] for n, p in optimisers.items()]
         text.append("## Validation loss by optimiser\n\n" + benchmark.markdown(["set", "QHAdam", "Adam"], rows))
     return "\n".join(text)
 
 
-def figure(file: Path, curves: dict[str, Any]) -> None:
+def figure(found: pieces.Found, file: Path) -> None:
     """Active nodes against epochs, one line a penalty."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    fig, axes = plt.subplots(1, len(curves), figsize=(5 * len(curves), 3.5), sharey=True, squeeze=False)
-    for axis, (label, values) in zip(axes[0], curves.items(), strict=True):
-        for penalty, per_seed in zip(PENALTIES, np.asarray(values), strict=True):
-            epochs = np.arange(per_seed.shape[1])
-            (line,) = axis.plot(epochs, per_seed.mean(0), label=f"$\\lambda$ = {penalty:.0f}")
-            axis.fill_between(epochs, per_seed.min(0), per_seed.max(0), color=line.get_color(), alpha=0.2)
-        axis.set(xlabel="epoch", ylabel="active nodes, %", title=label)
-    axes[0, 0].legend()
-    fig.tight_layout()
-    fig.savefig(file, dpi=100)
-    plt.close(fig)
+    for by_seed in found.get("pruning", {}).values():
+        curves = by_seed[0]["found"]
+        drawing = Figure(figsize=(5 * len(curves), 3.5), layout="tight")
+        axes = np.atleast_1d(drawing.subplots(1, len(curves), sharey=True))
+        for axis, (label, values) in zip(axes, curves.items(), strict=True):
+            for penalty, per_seed in zip(PENALTIES, np.asarray(values), strict=True):
+                epochs = np.arange(per_seed.shape[1])
+                (line,) = axis.plot(epochs, per_seed.mean(0), label=f"$\\lambda$ = {penalty:.0f}")
+                axis.fill_between(epochs, per_seed.min(0), per_seed.max(0), color=line.get_color(), alpha=0.2)
+            axis.set(xlabel="epoch", ylabel="active nodes, %", title=label)
+        axes[0].legend()
+        drawing.savefig(file, dpi=100)
 
 
-def main() -> None:
-    """Everything that is not there yet, then the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
-    parser.add_argument("--datasets", nargs="+", default=list(SETS), help="of the tables")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=benchmark.RESULTS / "paper_latent")
-    parser.add_argument("--report-only", action="store_true", help="make the report of what is there")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
-    for part, make in PARTS.items():
-        for name in ROWS.get(part, tuple(options.datasets)):
-            file = options.out / f"{part}-{name}.json"
-            if file.exists() or (part in options.parts and not options.report_only):
-                one = partial(make, name, options.seeds, options.data_dir)
-                found.setdefault(part, {})[name] = benchmark.piece(
-                    file, one, seeds=options.seeds, **SETTINGS[part](name)
-                )
-                print(part, name, "there", flush=True)
-    text = report(found, f"python -m experiments.paper_latent --data-dir DATA --seeds {options.seeds}")
-    print(text)
-    committed = options.out == benchmark.RESULTS / "paper_latent" and options.datasets == list(SETS)
-    folder = benchmark.RESULTS if committed else options.out
-    (folder / "paper_latent.md").write_text(text)
-    for piece in found.get("pruning", {}).values():
-        figure(folder / "paper_latent.png", piece["found"])
-
+SCRIPT = pieces.Script("paper_latent", __doc__, PARTS, [*SETS, "glass"], 4, pieces_of, report, figure)
 
 if __name__ == "__main__":
-    main()
+    pieces.program(SCRIPT)

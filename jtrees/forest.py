@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jtrees import prediction
+from jtrees import prediction, validation as checks
 from jtrees.tree import ObliqueTree
 
 
@@ -19,7 +19,8 @@ class Forest:
     ``len(forest)`` says how many there are, ``forest[i]`` is one of them.
 
     Attributes:
-      trees: an :class:`ObliqueTree` (or another model) with a leading axis over the trees on every array.
+      trees: an :class:`ObliqueTree` (or another model) with a leading axis over the trees on every array. Where they
+        count from an origin, all count from the same.
       combine: ``"mean"`` of the answers; ``"sum"``; or ``"vote"``: the share of the trees that find a class the most
         probable.
       link: what becomes of the result: ``"identity"``, or ``"softmax"`` over the last axis.
@@ -41,8 +42,10 @@ class Forest:
         """The answers of all trees as one.
 
         Raises:
-          ValueError: for votes of trees that answer one number.
+          ValueError: for votes of trees that answer one number, or an unknown option.
         """
+        checks.check_choice("combine", self.combine, ("mean", "sum", "vote"))
+        checks.check_choice("link", self.link, ("identity", "softmax"))
         if self.combine == "vote":
             answers = votes(answers)
         out = answers.sum(0) if self.combine == "sum" else answers.mean(0)
@@ -83,6 +86,8 @@ class Forest:
 
     def leave(self, answers: Any) -> Any:
         """Answers in the user's units."""
+        if self.combine == "sum":  # as many times their mean
+            return len(self) * self[0].leave(answers / len(self))
         return self[0].leave(answers)
 
     @property

@@ -8,7 +8,7 @@ The solution of each is constant on groups of nodes. Its derivative averages ove
 the tangents of the inputs, and forward mode, reverse mode and second derivatives all follow from one rule.
 """
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,45 +35,50 @@ class Pruning(NamedTuple):
     support: Bool[Array, "nodes n"]
 
 
-def prune(q: Float[Array, "nodes n"], penalty: float | Array) -> Float[Array, " nodes"]:
+def prune(
+    q: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
+) -> Float[Array, " nodes"]:
     """How active each node of a tree is: LatentTree's pruning layer.
 
     The minimiser over ``0 <= a <= 1`` with ``a_t <= a_parent(t)`` of
 
-        sum_t  penalty / 2  a_t^2  +  1/2 sum_i max(q_ti + 1/2 - a_t, 0)^2        (eq. 4)
+        sum_t  penalty / 2  a_t^2  +  1/2 sum_i weight_i max(q_ti + 1/2 - a_t, 0)^2        (eq. 4, where weights are 1)
 
-    exact up to rounding. Differentiable with respect to q and to the penalty, in both modes and repeatedly; at ties and
-    at the ends of [0, 1] the derivative is the paper's (one element of Clarke's).
+    exact up to rounding, relative to each value however small, and never above its parent. Differentiable with respect
+    to q, penalty and weight, in both modes and repeatedly; at ties and at the ends of [0, 1] the derivative is the
+    paper's (one element of Clarke's), and with respect to a weight of 0 it is that to the right.
 
     Args:
       q: rewards of sending each sample to each node of the *whole* tree, leaves included, breadth first: ``nodes`` is
         ``2**(depth + 1) - 1``. Of any floating dtype; those of less than 32 bits are worked on in 32.
       penalty: price of an active node, above 0; a number or a traced one.
+      weight: of each sample, at least 0; by default 1 each. A sample of weight 2 counts as two, one of 0 as none.
 
     Raises:
-      ValueError: for a shape that is no tree's, values that are not finite, or a penalty that is not above 0.
+      ValueError: for a shape that is no tree's, values that are not finite, a penalty that is not above 0, or weights
+        that are negative or not one a sample.
     """
-    dtype, q, penalty = _checked(q, penalty)
-    return _prune(q, penalty)[0].astype(dtype)
+    dtype, *given = _checked(q, penalty, weight)
+    return _prune(*given)[0].astype(dtype)
 
 
-def prune_with_groups(q: Float[Array, "nodes n"], penalty: float | Array) -> Pruning:
-    """:func:`prune`, with the groups of equal value and the support that its derivative averages over.
-
-    Args:
-      q: as for :func:`prune`.
-      penalty: as for :func:`prune`.
+def prune_with_groups(
+    q: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
+) -> Pruning:
+    """:func:`prune`, of the same arguments, with the groups of equal value and the support that its derivative averages
+    over.
 
     Raises:
       ValueError: as :func:`prune`.
     """
-    dtype, q, penalty = _checked(q, penalty)
-    values, group = _prune(q, penalty)
-    return Pruning(values.astype(dtype), group, _support(q, values))
+    dtype, q, penalty, weight = _checked(q, penalty, weight)
+    values, group = _prune(q, penalty, weight)
+    support = (q + 0.5 > values[:, None]) & ((values > 0) & (values < 1))[:, None]
+    return Pruning(values.astype(dtype), group, support if weight is None else support & (weight > 0))
 
 
-def _checked(q: Any, penalty: Any) -> tuple[Any, Array, Array]:
-    """The dtype of q, and both in that which is worked in."""
+def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Array | None]:
+    """The dtype of q, and all three in that which is worked in."""
     q = jnp.asarray(q)
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"q must be of a floating dtype, got {q.dtype}")
@@ -86,28 +91,25 @@ def _checked(q: Any, penalty: Any) -> tuple[Any, Array, Array]:
     validation.check_number("penalty", penalty)
     if jnp.ndim(penalty):
         raise ValueError(f"penalty must be one number, got shape {jnp.shape(penalty)}: vmap over several")
-    work = _working(q.dtype)
+    if weight is not None:
+        validation.check_not_negative("weight", weight)
+        if np.shape(weight) != q.shape[1:]:
+            raise ValueError(f"weight must have shape {q.shape[1:]}, one a column of q, got {np.shape(weight)}")
+    work = np.promote_types(q.dtype, np.float32)
     limit = float(jnp.finfo(work).max) / (4 * q.size)
-    if not validation.is_traced(q) and np.abs(np.asarray(q, np.float64)).max() > limit:
-        raise ValueError(f"q must be within +-{limit:.2g} in {jnp.dtype(work).name}, or its sums overflow")
+    size = lambda given: 1.0 if validation.is_traced(given) else max(1.0, float(np.abs(np.asarray(given, float)).max()))
+    if size(q) * size(1.0 if weight is None else weight) > limit:
+        raise ValueError(f"q must be within +-{limit:.2g} in {work.name}, times its weight too, or its sums overflow")
     if not validation.is_traced(penalty) and not float(jnp.finfo(work).tiny) <= float(penalty) <= limit:
-        raise ValueError(f"penalty must be a normal number of {jnp.dtype(work).name} up to {limit:.2g}, got {penalty}")
-    return q.dtype, q.astype(work), jnp.asarray(penalty).astype(work)
+        raise ValueError(f"penalty must be a normal number of {work.name} up to {limit:.2g}, got {penalty}")
+    cast = lambda given: jnp.asarray(given).astype(work)
+    return q.dtype, cast(q), cast(penalty), None if weight is None else cast(weight)
 
 
-def _working(dtype: Any) -> Any:
-    """The dtype that is worked in."""
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
-
-
-def prune_pav(q: ArrayLike, penalty: float) -> tuple[np.ndarray, np.ndarray]:
+def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
     """:func:`prune` by the paper's Algorithm 1: pool adjacent violators, the largest first, one after the other.
 
-    In NumPy and float64: what the parallel solver is held against, and not meant to be fast.
-
-    Args:
-      q: as for :func:`prune`.
-      penalty: as for :func:`prune`.
+    In NumPy and float64: what the parallel solver is held against. Its arguments are those of :func:`prune`.
 
     Returns:
       The values, ``(nodes,)``, and of each node the topmost node of its group.
@@ -115,34 +117,37 @@ def prune_pav(q: ArrayLike, penalty: float) -> tuple[np.ndarray, np.ndarray]:
     Raises:
       ValueError: as :func:`prune`.
     """
-    _checked(q, penalty)
+    _checked(q, penalty, weight)
     raised = np.asarray(q, np.float64) + 0.5
-    members = {node: [node] for node in range(len(raised))}
-    value = {node: _pooled(raised[[node]], penalty) for node in members}
-    group = np.arange(len(raised))
+    weight = np.ones(raised.shape[1]) if weight is None else np.asarray(weight, np.float64)
+    node = np.arange(len(raised))
+    group, above = node.copy(), np.maximum(node - 1, 0) // 2  # the root, above itself, violates nothing
+    entries, value = map(list, zip(*(_pooled(np.stack([row, weight]), penalty) for row in raised), strict=True))
+    value = np.array(value)
     while True:
-        above = lambda node: int(group[(node - 1) // 2])
-        violating = [node for node in members if node > 0 and value[node] > value[above(node)]]
-        if not violating:
-            return np.clip([value[leader] for leader in group.tolist()], 0, 1), group
-        top = max(violating, key=lambda node: value[node])
-        into = above(top)
-        members[into] += members.pop(top)
-        group[members[into]] = into
-        value[into] = _pooled(raised[members[into]], penalty)
+        violating = np.where((group == node) & (value > value[group[above]]), value, -np.inf)
+        top = int(np.argmax(violating))
+        if violating[top] == -np.inf:
+            return np.clip(value[group], 0, 1), group
+        into = int(group[above[top]])
+        group[group == top] = into
+        both = np.hstack([entries[into], entries[top]])
+        entries[into], value[into] = _pooled(both, penalty * (group == into).sum())
 
 
-def _pooled(raised: np.ndarray, penalty: float) -> float:
-    """The value of one group (Proposition 2): the k largest entries pull, for the first k that leaves none above."""
-    entries = np.sort(raised.ravel())[::-1]
-    taken = np.arange(len(entries) + 1)
-    value = np.concatenate([[0], np.cumsum(entries)]) / (penalty * len(raised) + taken)
-    return float(value[np.argmax(value >= np.append(entries, -np.inf))])
+def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+    """A group's entries and their weights, ``(2, entries)``, the largest first, and its value (Proposition 2): the k
+    largest pull, for the first k that leaves none above.
+    """
+    entries = entries[:, np.argsort(-entries[0], kind="stable")]  # quick where two runs are in order already
+    value, weight = entries
+    pooled = np.cumsum(np.append(0, weight * value)) / (penalty + np.cumsum(np.append(0, weight)))
+    return entries, float(pooled[np.argmax(pooled >= np.append(value, -np.inf))])
 
 
 # --- The parallel solver ---------------------------------------------------------------------------------------------
 #
-# Let g_t'(a) = penalty a - sum_i max(q_ti + 1/2 - a, 0) be the derivative of node t's own function, and
+# Let g_t'(a) = penalty a - sum_i w_i max(q_ti + 1/2 - a, 0) be the derivative of node t's own function, and
 #     H_t'(a) = g_t'(a) + sum over children c of min(H_c'(a), 0)
 # that of the best value of the whole subtree below t when a_t = a: a child follows its parent down, never up. H_t' is
 # continuous, increasing and concave, and r_t, its root, is what t would be without anything above it. So the solution
@@ -155,35 +160,29 @@ def _pooled(raised: np.ndarray, penalty: float) -> float:
 # level from the bottom up: H_c'(a) < 0 iff a < r_c, so the group that t would lead at height a are the nodes below it
 # whose whole path from t has roots above a. Newton's method for t sums over these alone, and starts at the lower bound
 # that (2) gives from the tangents known already. Rows of q that no group needs are not read; chunks of those that are
-# keep shapes fixed.
+# keep shapes fixed. Where q + 1/2 is small it is exact: it is formed first, so that roots are right relative to them.
 
 
 @jax.custom_jvp
-def _prune(q: Array, penalty: Array) -> tuple[Array, Array]:
-    values, group, _ = _solve(q, penalty)
+def _prune(q: Array, penalty: Array, weight: Array | None) -> tuple[Array, Array]:
+    values, group, _ = _solve(q, penalty, weight)
     return jnp.minimum(values, 1), group
 
 
-def _support(q: Array, values: Array) -> Array:
-    return (q > (values - 0.5)[:, None]) & ((values > 0) & (values < 1))[:, None]
-
-
-# Inside a group G with support S the value is a = sum_S (q + 1/2) / (penalty |G| + |S|). Hence
-#     da = (sum_S dq - |G| a dpenalty) / (penalty |G| + |S|).
+# Inside a group G with support S the value is a = sum_S w (q + 1/2) / (penalty |G| + sum_S w). Hence
+#     da = (sum_S (w dq + (q + 1/2 - a) dw) - |G| a dpenalty) / (penalty |G| + sum_S w).
 @_prune.defjvp
-def _prune_jvp(primals, tangents):
-    (q, penalty), (dq, dpenalty) = primals, tangents
-    values, group = _prune(q, penalty)
-    support, size = _support(q, values), _over_groups(jnp.ones_like(values), group)
-    slope = penalty * size + _over_groups(support.sum(1, dtype=values.dtype), group)
-    change = _over_groups(jnp.where(support, dq, 0).sum(1), group) - size * values * dpenalty
+def _prune_jvp(primals, tangents) -> Any:
+    (q, penalty, weight), (dq, dpenalty, dweight) = primals, tangents
+    values, group = _prune(q, penalty, weight)
+    above = (q + 0.5) - values[:, None]
+    pulls, change = above > 0, dq if weight is None else weight * dq + above * dweight
+    pull = pulls.sum(1, dtype=q.dtype) if weight is None else jnp.where(pulls, weight, 0).sum(1)
+    size = _over_groups(jnp.ones_like(values), group)
+    change = _over_groups(jnp.where(pulls, change, 0).sum(1), group) - size * values * dpenalty
+    slope = penalty * size + _over_groups(pull, group)
     dvalues = jnp.where((values > 0) & (values < 1), change / slope, 0)
-    return (values, group), (dvalues, _no_tangent(group))
-
-
-def _no_tangent(whole: Array) -> Any:
-    """What jax takes for the tangent of whole numbers."""
-    return np.zeros(whole.shape, jax.dtypes.float0)
+    return (values, group), (dvalues, np.zeros(group.shape, jax.dtypes.float0))
 
 
 def _over_groups(per_node: Array, group: Array) -> Array:
@@ -191,57 +190,48 @@ def _over_groups(per_node: Array, group: Array) -> Array:
     return jax.ops.segment_sum(per_node, group, len(group))[group]
 
 
-def _excess(q: Array, level: Array) -> tuple[Array, Array]:
-    """For each row, how much of ``q + 1/2`` lies above its level, and how many entries do."""
-    above = q - (level - 0.5)[:, None]
+def _excess(q: Array, level: Array, weight: Array | None = None) -> tuple[Array, Array]:
+    """For each row, how much of ``q + 1/2`` lies above its level, and how many entries do; or both by weight."""
+    above = (q + 0.5) - level[:, None]
     over = above > 0
-    return jnp.where(over, above, 0).sum(1), over.sum(1, dtype=q.dtype)
+    if weight is None:
+        return jnp.where(over, above, 0).sum(1), over.sum(1, dtype=q.dtype)
+    return (jnp.where(over, above, 0) * weight).sum(1), jnp.where(over, weight, 0).sum(1)
 
 
-def _above(a: Array, b: Array) -> Array:
-    """Whether a is above b by more than rounding: nodes with equal rows of q, which a traversal has, are not to merge
-    because their sums were rounded differently.
+def _just_above(a: Array) -> Array:
+    """What is up to here counts as equal to a: rounding alone, of equal rows of q say, is not to merge nodes."""
+    return a * (1 + 4 * jnp.finfo(a.dtype).eps)
+
+
+def _climb(state: tuple[Array, ...], penalty: Array, sums: Callable[[Array, Array], tuple[Array, ...]]) -> Any:
+    """Newton's method for many nodes at once, each with the group that it would lead.
+
+    A step starts just above the level that is reached, which (1) allows, and the last is the one that does not get
+    beyond its start: the root is between. Stopping at small steps instead would be wrong: many entries that tie just
+    above the level make a step small however far the root is.
+
+    ``state``: levels to climb from, slopes of the tangents with these roots, which nodes climb, rows of q that were
+    read. ``sums(height, busy)``: excess, count and size of each group at a height, rows read.
     """
-    return a - b > 4 * jnp.finfo(a.dtype).eps * jnp.maximum(b, 1)
 
+    def step(at):
+        level, slope, busy, rows = at
+        height = _just_above(level)
+        excess, count, size, read = sums(height, busy)
+        steep = penalty * size + count
+        new = height + (excess - penalty * size * height) / jnp.where(busy, steep, 1)
+        rises = busy & ~(new <= level)  # a NaN goes through
+        return jnp.where(rises, new, level), jnp.where(rises, steep, slope), busy & (new > height), rows + read
 
-class _Own(NamedTuple):
-    """Newton's method for every node by itself."""
-
-    level: Array
-    slope: Array
-    climbs: Array
-    passes: Array
-
-
-def _own_minimisers(q: Array, penalty: Array) -> _Own:
-    nodes = q.shape[0]
-
-    def step(state: _Own) -> _Own:
-        excess, count = _excess(q, state.level)
-        slope = penalty + count
-        new = state.level + (excess - penalty * state.level) / slope
-        # At a slope of the line that the step has left; a greater one than that at the end.
-        return _Own(jnp.maximum(new, state.level), slope, _above(new, state.level).any(), state.passes + 1)
-
-    zero = jnp.zeros(nodes, q.dtype)
-    first = _Own(zero, zero, jnp.ones((), bool), jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(lambda state: state.climbs, step, first)
-
-
-def _ancestors(depth: int) -> np.ndarray:
-    """Of every node of the whole tree, its ancestor on each level above it, and -1 elsewhere: ``(depth, nodes)``."""
-    node = np.arange(1, 2 ** (depth + 1))  # the root is 1 here: halving is going up
-    own = np.array([int(i).bit_length() - 1 for i in node])
-    up = own - np.arange(depth)[:, None]
-    return np.where(up > 0, (node >> np.maximum(up, 0)) - 1, -1).astype(np.int32)
+    return jax.lax.while_loop(lambda at: at[2].any(), step, state)
 
 
 class _Merged(NamedTuple):
     """What is known when all levels below some level are done.
 
     ``lowest`` is, for each node, the least root on its path from that level; ``leads`` the topmost node to have it;
-    ``slope`` that of H' at the root of its group's leader.
+    ``slope`` that of a tangent of H' of its group's leader with the same root.
     """
 
     lowest: Array
@@ -251,80 +241,62 @@ class _Merged(NamedTuple):
 
 
 @jax.jit
-def _solve(q: Array, penalty: Array) -> tuple[Array, Array, Array]:
+def _solve(q: Array, penalty: Array, weight: Array | None = None) -> tuple[Array, Array, Array]:
     """Values (not clipped to 1), groups, and how often all of q was read."""
-    nodes = q.shape[0]
-    own = _own_minimisers(q, penalty)
-    passes = own.passes.astype(q.dtype)
-    if nodes == 1:
-        return own.level, jnp.zeros(1, jnp.int32), passes
-    start = _Merged(own.level, jnp.arange(nodes, dtype=jnp.int32), own.slope, jnp.zeros((), q.dtype))
+    nodes, one, zero = q.shape[0], jnp.ones((), q.dtype), jnp.zeros(q.shape[0], q.dtype)
+    each = lambda height, busy: (*_excess(q, height, weight), one, nodes * one)
+    level, slope, _, rows = _climb((zero, zero + penalty, jnp.ones(nodes, bool), 0 * one), penalty, each)
+    parent, depth = np.maximum(np.arange(nodes) - 1, 0) // 2, (nodes + 1).bit_length() - 2
 
     def merge(state: _Merged) -> _Merged:
-        above = jnp.asarray(_ancestors((nodes + 1).bit_length() - 2)[::-1])
-        return jax.lax.scan(lambda at, ancestor: (_merge_level(q, penalty, at, ancestor), None), state, above)[0]
+        upwards = jnp.arange(depth, dtype=jnp.int32)[::-1]
+        return jax.lax.scan(lambda at, depth: (_merge_level(q, penalty, weight, at, depth), None), state, upwards)[0]
 
-    violated = _above(own.level[1:], own.level[(np.arange(1, nodes) - 1) // 2]).any()
-    merged = jax.lax.cond(violated, merge, lambda state: state, start)
-    return merged.lowest, merged.leads, passes + merged.rows / nodes
-
-
-class _Climb(NamedTuple):
-    """Newton's method for the nodes of one level, each with the group that it would lead."""
-
-    level: Array
-    slope: Array
-    busy: Array
-    rows: Array
+    fall = lambda _, lowest: jnp.minimum(lowest, lowest[parent])
+    keep = lambda state: state._replace(lowest=jax.lax.fori_loop(0, depth, fall, state.lowest))
+    alone = _Merged(level, jnp.arange(nodes, dtype=jnp.int32), slope, rows)
+    found = jax.lax.cond((level > _just_above(level[parent])).any(), merge, keep, alone)
+    return found.lowest, found.leads, found.rows / nodes
 
 
-def _merge_level(q: Array, penalty: Array, state: _Merged, ancestor: Array) -> _Merged:
-    """The roots of one level, those below being known. ``ancestor``: of each node on that level, or -1."""
+def _merge_level(q: Array, penalty: Array, weight: Array | None, state: _Merged, depth: Array) -> _Merged:
+    """The roots of the nodes of one depth, those below being known."""
     nodes = q.shape[0]
     node = jnp.arange(nodes, dtype=jnp.int32)
     left, right = jnp.minimum(2 * node + 1, nodes - 1), jnp.minimum(2 * node + 2, nodes - 1)
-    here, below = (ancestor[left] == node) & (left > node), ancestor >= 0
-    top = jnp.where(below, ancestor, node)
+    further = np.log2(np.arange(1, nodes + 1)).astype(np.int32) - depth
+    here, below = further == 0, further > 0
+    top = jnp.where(below, ((node + 1) >> jnp.maximum(further, 0)) - 1, node)  # counted from 1, a step up is a half
 
     # Where to start: the root of the sum of the tangents of the node and of those children that pull it up.
     level, slope = state.lowest, state.slope
     larger = jnp.where(level[left] >= level[right], left, right)
+    pulled = here & (level[larger] > _just_above(level))
     for child in (larger, left + right - larger):
-        pull = jnp.where(here & _above(state.lowest[child], level), state.slope[child], 0)
+        pull = jnp.where(here & (state.lowest[child] > _just_above(level)), state.slope[child], 0)
         slope += pull
         level += pull * (state.lowest[child] - level) / slope
-    busy = here & (level > state.lowest)
 
-    def climb(at: _Climb) -> _Climb:
-        height = at.level[top]
-        member = at.busy[top] & (here | (below & (state.lowest > height)))
-        # No node but those of the level is read off, so that what others are summed with does not matter.
-        excess, count, size = _over_subtrees(_excess_of(q, height, member)).T
-        slope = jnp.where(at.busy, penalty * size + count, at.slope)
-        new = jnp.where(at.busy, at.level + (excess - penalty * size * at.level) / slope, at.level)
-        busy = at.busy & _above(new, at.level)
-        return _Climb(jnp.maximum(new, at.level), slope, busy, at.rows + member.sum(dtype=q.dtype))
+    def sums(height: Array, busy: Array) -> tuple[Array, ...]:
+        member = busy[top] & (here | (below & (state.lowest > height[top])))
+        return *_over_subtrees(_excess_of(q, height[top], weight, member)).T, member.sum(dtype=q.dtype)
 
-    done = jax.lax.while_loop(lambda at: at.busy.any(), climb, _Climb(level, slope, busy, state.rows))
-    root = done.level[top]
-    joins = below & _above(state.lowest, root)
-    return _Merged(
-        jnp.where(here, root, jnp.minimum(state.lowest, jnp.where(below, root, jnp.inf))),
-        jnp.where(joins, top, state.leads),
-        jnp.where(here, done.slope, state.slope),
-        done.rows,
-    )
+    level, slope, _, rows = _climb((level, slope, pulled, state.rows), penalty, sums)
+    root = level[top]
+    lowest = jnp.where(here, root, jnp.minimum(state.lowest, root))
+    leads = jnp.where(below & (state.lowest > _just_above(root)), top, state.leads)
+    return _Merged(lowest, leads, jnp.where(here, slope, state.slope), rows)
 
 
-def _excess_of(q: Array, level: Array, member: Array) -> Array:
+def _excess_of(q: Array, level: Array, weight: Array | None, member: Array) -> Array:
     """:func:`_excess` of the rows that are members, and 1; 0 for others, which are not read: ``(nodes, 3)``."""
     nodes, n = q.shape
     chunk = blocking.chunk_of_rows(nodes, n)
-    rows = jnp.nonzero(member, size=-(-nodes // chunk) * chunk, fill_value=nodes)[0]
+    rows = jnp.sort(jnp.where(member, jnp.arange(nodes), nodes))
 
     def read(i: Array, out: Array) -> Array:
-        row = jax.lax.dynamic_slice_in_dim(rows, i * chunk, chunk)
-        excess, count = _excess(q.at[row].get(mode="clip"), level.at[row].get(mode="clip"))
+        row = jax.lax.dynamic_slice_in_dim(rows, i * chunk, chunk)  # the last one may read some rows again
+        excess, count = _excess(q.at[row].get(mode="clip"), level.at[row].get(mode="clip"), weight)
         return out.at[row].set(jnp.stack([excess, count, jnp.ones_like(count)], axis=1), mode="drop")
 
     trips = -(-member.sum(dtype=jnp.int32) // chunk)
@@ -365,23 +337,20 @@ def tree_isotonic(
     targets = jnp.asarray(targets)
     if targets.ndim != 1 or not len(targets) or not jnp.issubdtype(targets.dtype, jnp.floating):
         raise ValueError(f"targets must be floating, of shape (nodes,), got {targets.dtype} of shape {targets.shape}")
-    work = _working(targets.dtype)
+    work = np.promote_types(targets.dtype, np.float32)
     weights = jnp.asarray(weights).astype(work)
     if weights.shape != targets.shape:
         raise ValueError(f"weights must have the shape of targets, {targets.shape}, got {weights.shape}")
     validation.check_finite("targets", targets)
     validation.check_number("weights", weights)
-    # Only their ratios matter: those of size one do not overflow when they are summed.
-    weights /= jax.lax.stop_gradient(weights.max())
+    weights = jnp.maximum(weights, jnp.finfo(work).tiny)  # smaller ones may be flushed to zero
     return _pool(weights, targets.astype(work), _checked_parent(parent, len(targets)))[0].astype(targets.dtype)
 
 
-def _checked_parent(parent: Any, nodes: int) -> tuple[int, ...]:
-    if parent is None:
-        if nodes & (nodes + 1):
-            raise ValueError(f"targets must have 2**(depth + 1) - 1 entries unless parent is given, got {nodes}")
-        return tuple(((np.arange(nodes) - 1) // 2).tolist())
-    above = np.asarray(parent)
+def _checked_parent(parent: Any, nodes: int) -> np.ndarray:
+    if parent is None and nodes & (nodes + 1):
+        raise ValueError(f"targets must have 2**(depth + 1) - 1 entries unless parent is given, got {nodes}")
+    above = np.asarray((np.arange(nodes) - 1) // 2 if parent is None else parent)
     if above.shape != (nodes,) or above.dtype.kind not in "iu" or (above < -1).any() or (above >= nodes).any():
         raise ValueError(f"parent must hold a number from -1 to {nodes - 1} for each of {nodes} nodes, got {parent!r}")
     climbing = above
@@ -389,36 +358,42 @@ def _checked_parent(parent: Any, nodes: int) -> tuple[int, ...]:
         climbing = np.where(climbing >= 0, climbing[climbing], -1)
     if (climbing >= 0).any():
         raise ValueError(f"parent must be a tree, got a circle through node {int(np.argmax(climbing >= 0))}")
-    return tuple(above.tolist())
+    return above.astype(np.int32)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-@partial(jax.jit, static_argnums=2)
-def _pool(weights: Array, targets: Array, parent: tuple[int, ...]) -> tuple[Array, Array]:
-    nodes, above = len(parent), jnp.asarray(parent, jnp.int32)
-    node = jnp.arange(nodes, dtype=jnp.int32)
+@jax.custom_jvp
+@jax.jit
+def _pool(weights: Array, targets: Array, parent: Array) -> tuple[Array, Array]:
+    """Values and groups."""
+    node = jnp.arange(len(targets), dtype=jnp.int32)
+    # Only their ratios matter: the largest is brought to where sums just do not overflow, to leave room below. In two
+    # steps, for its factor may be out of range itself.
+    scale = jnp.sqrt(jnp.finfo(weights.dtype).max / (2 * len(targets))) / jnp.sqrt(weights.max())
+    weights = jnp.maximum(weights * scale * scale, jnp.finfo(weights.dtype).tiny)
 
     def violation(state):
-        group, weight, total = state
-        value = total / weight
-        over = (group == node) & (above >= 0) & (value > value[group[above]])
+        group, _, value = state
+        over = (group == node) & (parent >= 0) & (value > value[group[parent]])
         return over.any(), jnp.argmax(jnp.where(over, value, -jnp.inf)).astype(jnp.int32)
 
     def merge(state):
-        group, weight, total = state
+        group, weight, value = state
         _, top = violation(state)
-        into = group[above[top]]
-        return jnp.where(group == top, into, group), weight.at[into].add(weight[top]), total.at[into].add(total[top])
+        into = group[parent[top]]
+        total = weight[into] + weight[top]
+        mean = weight[into] / total * value[into] + weight[top] / total * value[top]
+        return jnp.where(group == top, into, group), weight.at[into].set(total), value.at[into].set(mean)
 
-    state = jax.lax.while_loop(lambda state: violation(state)[0], merge, (node, weights, weights * targets))
-    return (state[2] / state[1])[state[0]], state[0]
+    group, _, value = jax.lax.while_loop(lambda state: violation(state)[0], merge, (node, weights, targets))
+    return value[group], group
 
 
-# The value of a group is the mean of its targets by weight: da = sum_G (w dy + (y - a) dw) / sum_G w.
+# The value of a group is the mean of its targets by weight: da = sum_G (w dy + (y - a) dw) / sum_G w. Weights relative
+# to the largest of the group, whatever they are, neither overflow nor vanish when they are summed.
 @_pool.defjvp
-def _pool_jvp(parent, primals, tangents):
-    (weights, targets), (dweights, dtargets) = primals, tangents
+def _pool_jvp(primals, tangents) -> Any:
+    (weights, targets, parent), (dweights, dtargets, _) = primals, tangents
     values, group = _pool(weights, targets, parent)
-    change = _over_groups(weights * dtargets + (targets - values) * dweights, group)
-    dvalues = change / _over_groups(weights, group)
-    return (values, group), (dvalues, _no_tangent(group))
+    largest = jax.lax.stop_gradient(jax.ops.segment_max(weights, group, len(group))[group])
+    change = _over_groups(weights / largest * dtargets + (targets - values) * (dweights / largest), group)
+    return (values, group), (change / _over_groups(weights / largest, group), np.zeros(group.shape, jax.dtypes.float0))

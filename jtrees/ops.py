@@ -1,7 +1,8 @@
 """Scores, routing and leaves in one call: the one place where ``W x + b`` becomes an answer or a loss.
 
-Splits come as ``weights (nodes, p)`` and ``bias (nodes,)``; the score of node j is ``weights[j] @ x + bias[j]``. Scores
-are computed in full precision also where matrix units would round to fewer bits: one near 0 decides where a sample goes.
+Splits come as ``weights (nodes, p)`` and ``bias (nodes,)``; the score of node j is ``weights[j] @ x + bias[j]``.
+Scores are computed in full precision also where matrix units would round to fewer bits: one near 0 decides where a
+sample goes.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,15 @@
 """Drawings of trees (needs ``pip install "jtrees[plots]"``)."""
 
 from collections.abc import Sequence
+import textwrap
 from typing import Any
 
 import numpy as np
 
 from jtrees.tree import ObliqueTree
+
+_POINTS = 8  # size of all text
+_WIDTH, _LINES = 18, 3  # of the text of a leaf, in characters and in lines
 
 
 def plot_tree(
@@ -21,7 +25,7 @@ def plot_tree(
     Args:
       tree: the tree; nodes that do not split are left out. Weights are compared as they stand: scale the features
         if they have different units.
-      ax: matplotlib axes, by default new ones.
+      ax: matplotlib axes, by default new ones, as large as the text needs.
       feature_names: names of the columns, by default ``x0``, ``x1``, ...
       max_depth: splits below this many drawn levels are shown as an ellipsis.
       digits: significant digits.
@@ -31,18 +35,17 @@ def plot_tree(
 
     Raises:
       ImportError: without matplotlib.
-      ValueError: for another number of names than columns.
+      ValueError: for another number of names than columns, and for a batch of trees.
     """
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError('drawing a tree needs matplotlib: pip install "jtrees[plots]"') from error
-    p = tree.weights.shape[1]
-    names = [f"x{i}" for i in range(p)] if feature_names is None else list(feature_names)
-    if len(names) != p:
-        raise ValueError(f"feature_names must hold {p} names, one a column, got {len(names)}")
-    ax = plt.subplots(figsize=(12, 5))[1] if ax is None else ax
-    weights, bias, splits = np.asarray(tree.weights), np.asarray(tree.bias), tree.splits
+    splits, names = tree.splits, tree.names(feature_names)
+    if ax is None:
+        width, height = 1.5 * min(tree.num_leaves, 2**max_depth), 1.2 * min(tree.depth + 1, max_depth + 1)
+        ax = plt.subplots(figsize=(max(6, width), max(3, height)))[1]
+    weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)
     next_x = iter(range(2 ** (max_depth + 1)))
 
     def draw(node: int, level: int) -> tuple[float, float]:
@@ -51,19 +54,17 @@ def plot_tree(
         if node >= len(bias) or level == max_depth:
             here = (float(next(next_x)), float(-level))
             text = tree.describe_leaf(node - len(bias), names, digits) if node >= len(bias) else "..."
-            _box(ax, here, text if len(text) <= 24 else f"{text[:23]}…", "#e8f1e4")
+            _box(ax, here, textwrap.fill(text, _WIDTH, max_lines=_LINES, placeholder=" …"), "#e8f1e4")
             return here
         left, right = draw(2 * node + 1, level + 1), draw(2 * node + 2, level + 1)
         here = ((left[0] + right[0]) / 2, float(-level))
         for child, label in ((left, "no"), (right, "yes")):
             ax.plot(*zip(here, child, strict=True), color="0.6", lw=1, zorder=0)
             middle = np.add(here, child) / 2
-            ax.text(*middle, label, fontsize=6, color="0.4", ha="center")
+            ax.text(*middle, label, fontsize=_POINTS, color="0.4", ha="center")
         heaviest = np.argsort(-np.abs(weights[node]))[:2]
-        shown = np.zeros(p)
-        shown[heaviest] = weights[node][heaviest]
         more = "\n+ ..." if np.count_nonzero(weights[node]) > 2 else ""
-        parts = [f"{w:+.{digits}g} {name}" for w, name in zip(shown, names, strict=True) if w != 0]
+        parts = [f"{weights[node][i]:+.{digits}g} {counted[i]}" for i in sorted(heaviest) if weights[node][i] != 0]
         _box(ax, here, "\n".join(parts) + f"{more}\n> {0 - bias[node]:.{digits}g}", "#e4ecf5")
         return here
 
@@ -73,4 +74,5 @@ def plot_tree(
 
 
 def _box(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:
-    ax.text(*at, text, ha="center", va="center", fontsize=6, bbox={"boxstyle": "round", "fc": colour, "ec": "0.5"})
+    frame = {"boxstyle": "round", "fc": colour, "ec": "0.5"}
+    ax.text(*at, text, ha="center", va="center", fontsize=_POINTS, bbox=frame)

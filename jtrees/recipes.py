@@ -110,6 +110,31 @@ class Recipe:
         """What is learnt from x: y, unless the recipe knows better."""
         return y
 
+    def table(self, x: Any, y: Any, sample_weight: Any, task: str) -> Table:
+        """The table to learn from, checked.
+
+        Raises:
+          ValueError: naming the argument, what was expected and what came.
+        """
+        return checked_table(x, self.targets(x, y), sample_weight, task)
+
+    def judge(self, validation: Any, table: Table) -> Table:
+        """Samples to judge by, a pair ``(x, y)``, as a table like the one that is learnt from.
+
+        Raises:
+          ValueError: as :meth:`table`.
+        """
+        if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+            raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")
+        x, y = validation
+        try:
+            y = self.targets(checks.check_x(x, features=table.x.shape[1]), y)
+            if y is None:
+                raise ValueError("y must hold the targets to judge by, got None")
+        except ValueError as error:
+            raise ValueError(f"validation: {error}") from None
+        return checked_judge((x, y), table)
+
     def checked(self, table: Table) -> Any:
         """The recipe with every option checked and numbers as float32 arrays.
 
@@ -227,18 +252,17 @@ def fit(
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
     if max_seconds is not None:
         checks.check_number("max_seconds", max_seconds)
-    table = checked_table(x, recipe.targets(x, y), sample_weight, task)
-    if validation is not None and isinstance(validation, tuple) and len(validation) == 2:
-        validation = (validation[0], recipe.targets(*validation))
-    judge = None if validation is None else checked_judge(validation, table)
+    table = recipe.table(x, y, sample_weight, task)
+    judge = None if validation is None else recipe.judge(validation, table)
     recipe = recipe.checked(table)
     prepare_key, search_key, finish_key = jax.random.split(key, 3)
     scale = recipe.scale(table)
     unit, unit_judge = scale.unit(table), None if judge is None else scale.unit(judge)
-    start = recipe.prepare(unit, key=prepare_key)
     watch = Watch(progress, None if max_seconds is None else began + max_seconds)
-    found, history = run_rounds(recipe, start, unit, unit_judge, search_key, watch)
-    result = recipe.finish(found, start, table, judge, scale=scale, key=finish_key, watch=watch)
+    with watch.listening():
+        start = recipe.prepare(unit, key=prepare_key)
+        found, history = run_rounds(recipe, start, unit, unit_judge, search_key, watch)
+        result = recipe.finish(found, start, table, judge, scale=scale, key=finish_key, watch=watch)
     return result.replace(history=history, report=result.report | {"ended": watch.ended})
 
 
@@ -273,17 +297,24 @@ class Watch:
     def __init__(self, progress: bool = False, deadline: float | None = None):
         """``deadline`` is a time of ``time.monotonic``."""
         self.progress, self.deadline, self.ended = progress, deadline, "finished"
-        self._bar: Callable[[int, float], None] = lambda done, loss: None
-        self._last = time.monotonic()
+
+    @contextlib.contextmanager
+    def listening(self) -> Any:
+        """Meanwhile Ctrl-C ends the search, and not the program. Python knows of it in its main thread alone."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     @contextlib.contextmanager
     def over(self, rounds: int) -> Any:
-        """While the rounds run; Ctrl-C then ends the search, and not the program."""
-        with contextlib.ExitStack() as stack:
-            if threading.current_thread() is threading.main_thread():
-                before = signal.signal(signal.SIGINT, self._interrupt)
-                stack.callback(signal.signal, signal.SIGINT, before)
-            self._bar = stack.enter_context(_bar(rounds)) if self.progress else self._bar
+        """While so many rounds run."""
+        with _bar(rounds) if self.progress else contextlib.nullcontext(lambda done, loss: None) as self._bar:
             self._last, self._rounds = time.monotonic(), rounds
             yield
 
@@ -292,26 +323,40 @@ class Watch:
             raise KeyboardInterrupt
         self.ended = "interrupted"
 
+    def goes_on(self) -> bool:
+        """Whether there is time for another search."""
+        if self.ended == "finished" and self.deadline is not None and time.monotonic() > self.deadline:
+            self.ended = "max_seconds"
+        return self.ended == "finished"
+
     def seen(self, i: int, losses: np.ndarray) -> bool:
         """Whether to end after round i, which had these losses."""
         finite = losses[np.isfinite(losses)]
         self._bar(i + 1, float(finite.min()) if finite.size else float("nan"))
         now = time.monotonic()
-        took, self._last = now - self._last, now
-        if self.ended == "finished" and self.deadline is not None and now + took / 2 > self.deadline:
-            self.ended = "max_seconds" if i + 1 < self._rounds else self.ended
+        # The first round was compiled, too, and tells nothing of the next.
+        took, self._last = now - self._last if i else 0.0, now
+        late = self.deadline is not None and now + took / 2 > self.deadline and i + 1 < self._rounds
+        if self.ended == "finished" and late:
+            self.ended = "max_seconds"
         return self.ended != "finished"
 
 
 @contextlib.contextmanager
 def _bar(rounds: int) -> Any:
-    """A bar, by rich where it is installed, else a line now and then."""
+    """A bar, by rich where it is installed and can draw one; else ten lines."""
     try:
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     except ImportError:
-        yield lambda done, loss: print(f"round {done} of {rounds}, loss {loss:.4g}", flush=True)
+        console = None
+    else:
+        console = Console()
+    if console is None or not (console.is_terminal or console.is_jupyter):
+        said = lambda done, loss: print(f"round {done} of {rounds}, loss {loss:.4g}", flush=True)
+        yield lambda done, loss: said(done, loss) if 10 * done // rounds > 10 * (done - 1) // rounds else None
         return
     columns = (BarColumn(), TextColumn("loss {task.fields[loss]}"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=rounds, loss="-")
         yield lambda done, loss: progress.update(task, completed=done, loss=f"{loss:.4g}")

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 import numpy as np
+
+from jtrees import validation as checks
 
 
 @struct.dataclass
@@ -44,7 +45,7 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
         times faster than that at depth 4 to 8.
 
     Raises:
-      ValueError: if the leading axes differ or are empty.
+      ValueError: if the leading axes differ or are empty, or for a batch size < 1.
     """
     sizes = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(starts)}
     if len(sizes) != 1 or 0 in sizes:
@@ -52,6 +53,8 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
             f"starts must be arrays that share one leading axis of at least 1, got lengths {sorted(sizes) or 'none'}"
         )
     count = sizes.pop()
+    if batch_size is not None:
+        checks.check_count("batch_size", batch_size)
     # Inside a program that is shared out already, every device minds its own.
     devices = jax.local_devices() if jax.sharding.get_abstract_mesh().empty else jax.local_devices()[:1]
     shares = min(len(devices), count)
@@ -81,11 +84,14 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
       batch_size: as for :func:`map_starts`.
 
     Raises:
-      ValueError: if the leading axes differ or are empty.
+      ValueError: as :func:`map_starts`, and for a run that gives no single score.
     """
     candidates = map_starts(run, *starts, batch_size=batch_size)
     count = jax.tree.leaves(starts)[0].shape[0]
-    chex.assert_shape([candidates.score, candidates.finite], (count,))
+    shapes = [np.shape(getattr(candidates, name, ())) for name in ("score", "finite")]
+    if shapes != [(count,)] * 2:
+        found = jax.tree.map(lambda a: a.shape[1:], candidates)
+        raise ValueError(f"run must give a result with a score and a finite, one number each, got shapes {found}")
     index = jnp.argmin(jnp.where(jnp.isnan(candidates.score), jnp.inf, candidates.score)).astype(jnp.int32)
     chosen = jax.tree.map(lambda a: a[index], candidates)
     return MultiStart(candidates, chosen, index, count - candidates.finite.sum())

@@ -1,4 +1,4 @@
-"""A table of numbers on its way to a model: checked, scaled and padded for training; and trees carried back to its units."""
+"""A table of numbers on its way to a model: checked, scaled and padded for training; and trees carried back."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree, Origin
+from jtrees.tree import ObliqueTree, Origin, counted_from
 
-_FAR = (
-    8.0  # deviations from zero, beyond which a column is counted from its mean: float32 would lose three bits and more
-)
+# Deviations from zero, beyond which a column is counted from its mean: float32 would lose three bits and more.
+_FAR = 8.0
 _OUTLIER = 30.0  # deviations from the mean: beyond, a value tells nothing of the others, and is taken for this far away
+_RARE = 1e-3  # part of a column that outliers can be at once, or two values
 _TINY = 1e-30  # a deviation that squares and quotients in float32 could not bear
 
 
@@ -158,7 +158,9 @@ class Scale:
     @classmethod
     def of(cls, table: Table, deviations: float) -> "Scale":
         """The scale of a table, its features in units of so many standard deviations."""
-        mean, deviation = _mean_and_deviation(table.x, table.weight)
+        table = table.real()
+        share = np.ones(len(table.x)) if table.weight is None else table.weight
+        mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
         low, unit, y_mean = (None,) * 3
         if table.classes is None:
             low, unit, y_mean = table.y.min(0), np.ptp(table.y, axis=0), table.y.mean(0)
@@ -176,8 +178,10 @@ class Scale:
 
     def x(self, x: Any) -> Any:
         """Features of size one, in float32; JAX arrays in the precision that they come in."""
+        zero = np.float32(0) if self.origin is None else self.origin.x
+        x = counted_from(zero, x)
         xp: Any = jnp if isinstance(x, jax.Array) else np
-        center, unit = (xp.asarray(a, x.dtype if xp is jnp else np.float64) for a in (self.x_center, self.x_unit))
+        center, unit = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit))
         # A column that is constant here teaches nothing: 0, whatever new samples hold there.
         scaled = xp.where(self.constant, 0, (x - center) / unit)
         return xp.clip(scaled, -self.x_most, self.x_most).astype(np.float32)
@@ -208,10 +212,10 @@ class Scale:
         return Table(pad(self.x(table.x)), pad(self.y(table.y)), weight, table.classes)
 
     def splits_from_unit(self, tree: ObliqueTree, origin: Any = "own") -> ObliqueTree:
-        """The same splits on raw features, counted from the scale's own origin or that of another; leaves as they are."""
+        """The same splits on raw features, counted from the scale's origin or from another; leaves as they are."""
         origin = self.origin if isinstance(origin, str) else origin
-        weights = np.asarray(tree.weights, np.float64) / self.x_unit
-        weights[..., self.constant] = 0  # scaled, such a column is 0; raw, it might drown the others
+        # Scaled, a constant column is 0; raw, it might drown the others.
+        weights = np.where(self.constant, 0, np.asarray(tree.weights, np.float64) / self.x_unit)
         zero = 0 if origin is None else np.asarray(origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) - weights @ (self.x_center - zero)
         size = np.abs(weights).max(-1)
@@ -230,13 +234,10 @@ class Scale:
 
     def leaves_from_unit(self, leaves: Any) -> Any:
         """The same leaves on raw features, answering in the user's units, both counted from the origin."""
-        x_zero, y_zero = self.x_center, self.y_low
-        if self.origin is not None:
-            x_zero = x_zero - np.asarray(self.origin.x, np.float64)
-            y_zero = None if y_zero is None else y_zero - np.asarray(self.origin.y, np.float64)
-        if y_zero is None:  # classes
+        if self.y_low is None:  # classes
             return leaves
-        return leaves.rescaled(x_zero, self.x_unit, y_zero, self.y_unit)
+        x_zero, y_zero = (0, 0) if self.origin is None else (self.origin.x, self.origin.y)
+        return leaves.rescaled(self.x_center - x_zero, self.x_unit, self.y_low - y_zero, self.y_unit)
 
     def from_unit(self, tree: ObliqueTree) -> ObliqueTree:
         """A tree in the user's units; splits whose leaves are equal are merged."""
@@ -265,8 +266,8 @@ def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
 
 
 def losses_of(model: Any, table: Table, scale: Scale) -> np.ndarray:
-    """Loss of a model on each sample, in double precision: squared error (of several targets the mean, on targets scaled
-    to [0, 1]), or log loss.
+    """Loss of a model on each sample, in double precision: squared error (of several targets the mean, on targets
+    scaled to [0, 1]), or log loss.
     """
     outputs = np.asarray(model.predict(table.x), np.float64)
     if table.classes is not None:
@@ -281,25 +282,29 @@ def mean_loss(model: Any, table: Table, scale: Scale) -> float:
     return float(np.average(losses_of(model, table, scale), weights=table.weight))
 
 
-def _mean_and_deviation(x: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of each column without its outliers, unless they are all that varies in it; a constant column has deviation 0."""
-    x, share = x.astype(np.float64), np.ones(len(x)) if weight is None else weight
+def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:
+    """Of a column ``(n,)`` by weight, without its outliers, unless they are all that varies in it."""
+    x = x.astype(np.float64)
+    middle = np.median(x)
+    x -= middle  # what most rows hold alike is now exactly 0
 
-    def moments(inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        each = share[:, None] * inside
-        mean = (each * x).sum(0) / each.sum(0)
-        return mean, np.sqrt((each * np.square(x - mean)).sum(0) / each.sum(0))
+    def moments(of: np.ndarray | bool) -> tuple[float, float]:
+        part = share * of
+        part /= part.sum()
+        mean = part @ x
+        return mean, np.sqrt(part @ np.square(x - mean))
 
-    inside = np.ones(x.shape, bool)
-    first = mean, deviation = moments(inside)
-    rounding = 1e-12 * first[1]
-    for _ in range(8):  # a far outlier hides nearer ones
-        far = inside & (np.abs(x - mean) > _OUTLIER * deviation) & (deviation > rounding)
-        if not far.any():
+    # Whether a value is an outlier is asked of the others: one of few makes nearly all of the deviation. A far one
+    # hides nearer ones, so again and again.
+    distance, rare = np.abs(x), max(2, int(_RARE * len(x)))
+    inside, left = np.ones(len(x), bool), distance
+    while len(left) > 2 * rare:
+        mean, deviation = moments(inside & (distance <= np.partition(left, -1 - rare)[-1 - rare]))
+        far = inside & (np.abs(x - mean) > _OUTLIER * deviation)
+        if deviation == 0 or not far.any():
             break
         inside &= ~far
-        mean, deviation = moments(inside)
-    alone = deviation <= rounding
-    mean, deviation = (np.where(alone, one, other) for one, other in zip(first, (mean, deviation), strict=True))
-    constant = np.ptp(x, axis=0) == 0
-    return np.where(constant, x[0], mean), np.where(constant, 0, deviation)
+        left = distance[inside]
+    mean, deviation = moments(inside)
+    mean, deviation = (mean, deviation) if deviation > 0 else moments(True)
+    return middle + mean, deviation

@@ -197,10 +197,14 @@ def advance(
       score: ``params -> scalar`` to watch instead of the method's own (a validation loss, say); lower is better.
 
     Raises:
-      ValueError: for shapes or dtypes that do not fit, steps < 1, or a batch size that is not between 1 and n.
+      ValueError: for shapes or dtypes that do not fit, steps < 1, a batch size that is not between 1 and n, or other
+        rows than the run began with.
     """
     validation.check_count("steps", steps)
-    once = one_step(method, _checked(data), optimizer, batch_size=batch_size, score_every=score_every, score=score)
+    data = _checked(data)
+    if batch_size is not None and state.order.shape != data.x.shape[:1]:
+        raise ValueError(f"data must have the {len(state.order)} rows that the run began with, got {len(data.x)}")
+    once = one_step(method, data, optimizer, batch_size=batch_size, score_every=score_every, score=score)
     state, history = jax.lax.scan(lambda state, _: once(state), state, length=steps)
     return state, History(*history)
 
@@ -229,8 +233,12 @@ def one_step(
     batch_size: int | None = None,
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
+    last: int | None = None,
 ) -> Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]]:
-    """One step of :func:`advance` as a function of the state: the state after it, the loss and the score before it."""
+    """One step of :func:`advance` as a function of the state: the state after it, the loss and the score before it.
+
+    The score is looked at before step ``last``, too, whatever ``score_every``.
+    """
     n, dtype = data.x.shape[0], data.x.dtype
     validation.check_count("score_every", score_every, minimum=0)
     if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
@@ -258,7 +266,8 @@ def one_step(
             now = batch_score.astype(dtype)  # the batch is all there is: the score comes with the loss
         elif score_every:
             look = lambda: _score(method, state, data, score).astype(dtype)
-            now = jax.lax.cond(state.step % score_every == 0, look, lambda: now)
+            due = state.step % score_every == 0
+            now = jax.lax.cond(due if last is None else due | (state.step == last), look, lambda: now)
         if score_every:
             seen = _better(seen, Best(state.params, now, state.step))
         finite = state.finite & jnp.isfinite(loss)
@@ -281,7 +290,9 @@ def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Par
       Its score is infinite if the run is not finite.
     """
     now = _score(method, state, normalised(_checked(data)), score).astype(state.best.score.dtype)
-    found = _better(state.best, Best(state.params, now, state.step))
+    last = Best(state.params, now, state.step)
+    keep = jnp.isfinite(state.best.score) & ~(now < state.best.score)
+    found = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state.best, last)
     return found.replace(score=jnp.where(state.finite & jnp.isfinite(now), found.score, jnp.inf))
 
 
@@ -338,7 +349,10 @@ def _keys(key: Array) -> Array:
 
 def _score(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
     if score is not None:
-        return jnp.asarray(score(state.params))
+        own = jnp.asarray(score(state.params))
+        if own.shape != ():
+            raise ValueError(f"score must give one number, got shape {own.shape}")
+        return own
     return _pair(method.loss(state.params, data, key=_keys(state.key)[2], step=state.step))[1]
 
 

@@ -102,16 +102,15 @@ class ObliqueTree:
         """Samples counted from the origin, NumPy arrays in double precision."""
         if self.origin is None:
             return x
-        x = validation.check_x(x, features=self.features, finite=False)
-        zero = self.origin.x
-        return x - jnp.asarray(zero, x.dtype) if isinstance(x, jax.Array) else x - np.asarray(zero, np.float64)
+        return counted_from(self.origin.x, validation.check_x(x, features=self.features, finite=False))
 
     def leave(self, answers: Any) -> Any:
         """Answers counted from zero again, those in NumPy in double precision."""
         if self.origin is None or self.origin.y is None:
             return answers
-        zero = self.origin.y
-        return answers + (zero if isinstance(answers, jax.Array) else np.asarray(zero, np.float64))
+        if isinstance(answers, jax.Array):
+            return answers + jnp.asarray(self.origin.y, answers.dtype)
+        return answers + np.asarray(self.origin.y, np.float64)
 
     def _single(self) -> "ObliqueTree":
         if self.weights.ndim != 2:
@@ -182,7 +181,8 @@ class ObliqueTree:
 
         No prediction changes.
         """
-        rows = [np.asarray(a).reshape(len(self.bias) + 1, -1) for a in jax.tree.leaves(self.leaves)]
+        self._single()
+        rows = [np.asarray(a).reshape(len(self.bias) + 1, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
         same = np.unique(np.concatenate(rows, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
         split, right = np.any(np.asarray(self.weights) != 0, axis=1), np.asarray(self.bias) > 0
         # What lies below each node: the number of its only leaf, or a number of its own.
@@ -210,13 +210,22 @@ class ObliqueTree:
           ValueError: for another number of names than columns.
         """
         self._single()
-        p = self.weights.shape[1]
-        names = [f"x{i}" for i in range(p)] if feature_names is None else [str(name) for name in feature_names]
-        if len(names) != p:
-            raise ValueError(f"feature_names must hold {p} names, one a column, got {len(names)}")
         lines: list[str] = []
-        self._render(0, "", names, digits, lines)
+        self._render(0, "", self.names(feature_names), digits, lines)
         return "\n".join(lines)
+
+    def names(self, feature_names: Sequence[str] | None) -> list[str]:
+        """Names of the features, by default ``x0``, ``x1``, ...
+
+        Raises:
+          ValueError: for another number of names than columns.
+        """
+        if feature_names is None:
+            return [f"x{i}" for i in range(self.features)]
+        names = [str(name) for name in feature_names]
+        if len(names) != self.features:
+            raise ValueError(f"feature_names must hold {self.features} names, one a column, got {len(names)}")
+        return names
 
     def _render(self, node: int, indent: str, names: list[str], digits: int, lines: list[str]) -> None:
         if node >= len(self.bias):
@@ -232,18 +241,22 @@ class ObliqueTree:
     def describe_split(self, node: int, names: Sequence[str], digits: int = 3) -> str:
         """The condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``."""
         weights, bias = np.asarray(self.weights[node], np.float64), float(self.bias[node])
-        return f"{linear_text(weights, names, digits)} > {weights @ self._zero()[0] - bias:.{digits}g}"
+        return f"{linear_text(weights, self.counted(names), digits)} > {0 - bias:.{digits}g}"
 
     def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3) -> str:
         """What a leaf answers, as text."""
-        return self.leaves.describe(leaf, names, digits, *self._zero())
+        y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
+        return self.leaves.describe(leaf, self.counted(names), digits, y_zero)
 
-    def _zero(self) -> tuple[np.ndarray, Any]:
-        """What features and answers are counted from."""
+    def counted(self, names: Sequence[str]) -> list[str]:
+        """Names of the features as the tree takes them: ``"(year - 2000)"`` where they are counted from an origin."""
         if self.origin is None:
-            return np.zeros(self.weights.shape[-1]), 0
-        y = self.origin.y
-        return np.asarray(self.origin.x, np.float64), 0 if y is None else np.asarray(y, np.float64)
+            return list(names)
+        counted = []
+        for name, zero in zip(names, np.asarray(self.origin.x), strict=True):
+            sign, size = "+" if zero < 0 else "-", np.format_float_positional(abs(zero), trim="-")
+            counted.append(f"({name} {sign} {size})" if zero else name)
+        return counted
 
     def __repr__(self) -> str:
         kind = type(self.leaves).__name__
@@ -255,6 +268,20 @@ class ObliqueTree:
             f"ObliqueTree(depth={self.depth}, features={self.weights.shape[1]}, splits={int(self.splits.sum())}, "
             f"leaves={self.num_leaves}, parameters={self.num_parameters}, {kind})"
         )
+
+
+def counted_from(zero: Any, x: Any) -> Any:
+    """``x - zero``, of which no more is rounded than the difference: NumPy arrays in double precision."""
+    if not isinstance(x, jax.Array) and not validation.is_traced(zero):
+        return x - np.asarray(zero, np.float64)
+    x, dtype = jnp.asarray(x), jnp.promote_types(x.dtype, jnp.float32)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(dtype) - jnp.asarray(zero, dtype)
+    # Whole numbers beyond 2**24 may be more than float32 holds; their two parts are not.
+    wide = jnp.uint32 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else jnp.int32
+    x = x.astype(jnp.promote_types(x.dtype, wide))
+    low = x % 4096
+    return ((x - low).astype(dtype) - jnp.asarray(zero, dtype)) + low.astype(dtype)
 
 
 def _leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:

@@ -15,9 +15,11 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, fit, run_rounds
-from jtrees.table import Table, checked_judge, checked_table, losses_of
+from jtrees.table import Scale, Table, losses_of
 
-_PATIENCE = 2  # values of depth in a row that bring nothing before deeper ones are given up
+_PATIENCE = 2  # depths in a row that bring nothing before deeper trees are given up
+_KEPT = 0.25  # of max_seconds, for the fit to all rows
+_OF_FIT = ("task", "sample_weight", "progress", "max_seconds")
 
 
 class Trial(NamedTuple):
@@ -25,7 +27,8 @@ class Trial(NamedTuple):
 
     Attributes:
       options: by name.
-      loss: mean loss on the rows that it was not trained on (as that of a :class:`jtrees.Fit`).
+      loss: mean loss on the rows that it was not trained on (as that of a :class:`jtrees.Fit`); infinite if the search
+        was not finite.
       error: standard error of the difference between its losses and those of the best, row by row.
       size: numbers that its models hold (of several folds the mean).
     """
@@ -48,10 +51,14 @@ def tune(
 ) -> Fit:
     """Chooses options of a recipe, and fits it with them.
 
-    Every combination of the grid is fitted to a part of the rows and judged by the others. Options that are structure
-    (depth, kinds) compile once each; for each of them all numbers run in one compiled program. Where the grid has
-    ``depth``, deeper trees are given up after two depths in a row that bring nothing. Of those combinations that do
-    worse than the best by no more than the standard error of the difference, the one with the smallest model is chosen.
+    Every combination of the grid is fitted to a part of the rows and judged by the others; all of them by the same rows
+    and with the same key, so that what differs is the options. Options that are structure (depth, kinds) compile once
+    each; for each of them all numbers run in one compiled program. Where the grid has ``depth``, deeper trees are given
+    up after two depths in a row that better the best before by no more than the standard error of the difference. Of
+    those combinations that do worse than the best by no more than that error, the one with the smallest model is chosen.
+
+    Ctrl-C ends the trials, and the fit to all rows follows. Of combinations that were broken off none is chosen, but
+    where they are all there is.
 
     Args:
       recipe: the recipe, with the options that are not to be chosen.
@@ -60,9 +67,11 @@ def tune(
       key: for everything random.
       grid: values to choose from, by the name of the option: ``{"depth": range(1, 9), "l1": (0, 1e-4)}``; those of a
         base as ``"base__depth"``.
-      validation: what to judge by: a pair ``(x, y)``; a part of the rows, drawn (the paper's third by default); or a
-        whole number of folds, each of which is left out once.
-      **options: of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all fits together).
+      validation: what to judge by: a part of the rows, drawn (the paper's third by default); a whole number of folds,
+        each of which is left out once; or a pair ``(x, y)``. A pair is what every fit chooses its best epoch by as well,
+        so that losses on it are too good by a little; measure the fit on other rows.
+      **options: of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all fits together,
+        the last quarter for the fit to all rows).
 
     Returns:
       The fit to all rows with the options chosen. Its report has ``tuning``, a list of :class:`Trial`, and ``chosen``,
@@ -70,54 +79,56 @@ def tune(
 
     Raises:
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
+      FloatingPointError: if no combination found anything finite.
     """
     began = time.monotonic()
-    groups = _groups(recipe, grid)
-    task, weight = options.get("task", "regression"), options.get("sample_weight")
-    table = checked_table(x, recipe.targets(x, y), weight, task)
+    checks.check_key(key)
+    _check_options(recipe, options)
+    table = recipe.table(x, y, options.get("sample_weight"), options.get("task", "regression"))
+    groups = _groups(recipe, grid, table)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     parts = list(_parts(recipe, table, validation, split_key))
     seconds = options.get("max_seconds")
-    watch = Watch(options.get("progress", False), None if seconds is None else began + seconds)
-    trials: list[tuple[dict[str, Any], np.ndarray, float]] = []
-    best, since = np.inf, 0
-    for depth, some in itertools.groupby(groups, key=lambda group: _depth_of(group[0])):
-        before = best
-        for fixed, numbers in some:
-            if watch.ended == "finished":
-                trials += _tried(recipe, fixed, numbers, parts, search_key, watch)
-        best = min((lost.mean() for _, lost, _ in trials), default=np.inf)
-        since = 0 if best < before else since + 1
-        if depth is not None and since >= _PATIENCE:
-            break
-    if not trials:
-        raise ValueError("max_seconds must leave time for at least one combination of the grid")
+    watch = Watch(options.get("progress", False), None if seconds is None else began + (1 - _KEPT) * seconds)
+    with watch.listening():
+        trials = _all_tried(recipe, groups, parts, search_key, watch)
     found, chosen = _chosen(trials)
     if seconds is not None:
         options["max_seconds"] = max(1e-3, began + seconds - time.monotonic())
-    judge = {"validation": validation} if isinstance(validation, tuple) else {}
+    judge = {"validation": validation} if isinstance(validation, (tuple, list)) else {}
     result = fit(_with(recipe, chosen), x, y, key=fit_key, **judge, **options)
-    return result.replace(report=result.report | {"tuning": found, "chosen": chosen})
+    ended = result.report["ended"] if watch.ended == "finished" else watch.ended
+    return result.replace(report=result.report | {"tuning": found, "chosen": chosen, "ended": ended})
+
+
+def _check_options(recipe: Any, options: dict[str, Any]) -> None:
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
+    if unknown := set(options) - set(_OF_FIT):
+        raise TypeError(f"options must be of {', '.join(_OF_FIT)}, got {min(unknown)!r}")
+    if options.get("max_seconds") is not None:
+        checks.check_number("max_seconds", options["max_seconds"])
 
 
 # --- The grid --------------------------------------------------------------------------------------------------------
 
 
-def _owner(recipe: Any, name: str) -> tuple[Any, dataclasses.Field]:
-    """The recipe that has an option, perhaps a base, and the option.
+class _Group(NamedTuple):
+    """Combinations that differ in numbers alone: one program."""
 
-    Raises:
-      ValueError: if there is none.
-    """
+    depth: Any
+    options: list[dict[str, Any]]
+
+
+def _check_name(recipe: Any, name: str) -> None:
+    """Raises ``ValueError`` unless the recipe, or a base, has an option of this name."""
     *way, last = name.split("__")
     for step in way:
         recipe = getattr(recipe, step, None)
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"grid must name options of the recipe, got {name!r}")
-    fields = {field.name: field for field in dataclasses.fields(recipe)}  # type: ignore[arg-type]
-    if last not in fields:
-        raise ValueError(f"grid must name options of the recipe, of {', '.join(fields)}, got {name!r}")
-    return recipe, fields[last]
+    names = [field.name for field in dataclasses.fields(recipe)] if isinstance(recipe, Recipe) else []
+    if last not in names or last == "target_features":
+        known = f" ({', '.join(names)})" if names else ""
+        raise ValueError(f"grid must name options of the recipe{known}, and not what is to be learnt, got {name!r}")
 
 
 def _with(recipe: Any, options: dict[str, Any]) -> Any:
@@ -128,45 +139,60 @@ def _with(recipe: Any, options: dict[str, Any]) -> Any:
     return recipe
 
 
-def _groups(recipe: Any, grid: Any) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The combinations of the grid, those that differ in numbers alone together: ``(structure, numbers)``."""
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
-    if not isinstance(grid, dict) or not grid or any(not len(list(values)) for values in grid.values()):
-        raise ValueError(f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {grid!r}')
-    is_number = {name: _owner(recipe, name)[1].metadata.get("pytree_node", True) for name in grid}
-    product = lambda names: [
-        dict(zip(names, values, strict=True)) for values in itertools.product(*(list(grid[name]) for name in names))
-    ]
-    numbers = product([name for name in grid if is_number[name]])
-    # By depth first, so that deeper trees can be given up.
-    fixed = [name for name in grid if not is_number[name]]
-    structures = product(sorted(fixed, key=lambda name: name.split("__")[-1] != "depth"))
-    return [(structure, numbers) for structure in structures]
-
-
-def _depth_of(structure: dict[str, Any]) -> Any:
-    return next((value for name, value in structure.items() if name.split("__")[-1] == "depth"), None)
+def _groups(recipe: Any, grid: Any, table: Table) -> list[_Group]:
+    """The combinations of the grid, by depth, those that make one program together."""
+    message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {grid!r}'
+    try:
+        grid = {str(name): list(values) for name, values in grid.items()}
+    except (AttributeError, TypeError):
+        raise ValueError(message) from None
+    if not grid or not all(grid.values()):
+        raise ValueError(message)
+    for name in grid:
+        _check_name(recipe, name)
+    depth_name = next((name for name in grid if name.split("__")[-1] == "depth"), None)
+    groups: dict[Any, _Group] = {}
+    for values in itertools.product(*grid.values()):
+        options = dict(zip(grid, values, strict=True))
+        leaves, structure = jax.tree.flatten(_with(recipe, options).checked(table))
+        program = structure, tuple(jnp.shape(leaf) for leaf in leaves)
+        groups.setdefault(program, _Group(options.get(depth_name), [])).options.append(options)
+    return list(groups.values()) if depth_name is None else sorted(groups.values(), key=lambda group: group.depth)
 
 
 # --- The trials ------------------------------------------------------------------------------------------------------
 
 
-def _parts(recipe: Any, table: Table, validation: Any, key: Array) -> Iterator[tuple[Table, Table, Table | None]]:
+class _Tried(NamedTuple):
+    """What a combination lost, row by row, and its size."""
+
+    options: dict[str, Any]
+    lost: np.ndarray
+    size: float
+
+
+class _Part(NamedTuple):
     """Rows to train on, rows to judge by, and rows to choose epochs by (those that the user has set aside)."""
-    if isinstance(validation, tuple):
-        judge = checked_judge((validation[0], recipe.targets(*validation)), table)
-        yield table, judge, judge
+
+    rows: Table
+    judge: Table
+    chooser: Table | None
+
+
+def _parts(recipe: Any, table: Table, validation: Any, key: Array) -> Iterator[_Part]:
+    if isinstance(validation, (tuple, list)):
+        judge = recipe.judge(validation, table)
+        yield _Part(table, judge, judge)
         return
     n, order = len(table.x), np.asarray(jax.random.permutation(key, len(table.x)))
-    if checks.is_traced(validation) or isinstance(validation, bool) or not np.isscalar(validation):
+    if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
         raise ValueError(f"validation must be a pair (x, y), a part or a number of folds, got {validation!r}")
     if isinstance(validation, (int, np.integer)):
         if not 2 <= validation <= n:
             raise ValueError(f"validation must be at least 2 folds and at most {n}, a row each, got {validation}")
         folds = np.array_split(order, int(validation))
-    elif 0 < validation < 1:  # type: ignore[operator]
-        folds = [order[: max(1, round(float(validation) * n))]]  # type: ignore[arg-type]
+    elif 0 < validation < 1:
+        folds = [order[: max(1, round(float(validation) * n))]]
     else:
         raise ValueError(f"validation must be a part between 0 and 1, or a whole number of folds, got {validation!r}")
     for fold in folds:
@@ -174,35 +200,72 @@ def _parts(recipe: Any, table: Table, validation: Any, key: Array) -> Iterator[t
         part = table.rows(rest)
         if len(rest) < 2 or (table.classes is None and not np.ptp(part.y, axis=0).all()):
             raise ValueError(f"y must vary in the {len(rest)} rows drawn to tune by: give validation as a pair (x, y)")
-        yield part, table.rows(fold), None
+        yield _Part(part, table.rows(fold), None)
 
 
-def _tried(recipe: Any, fixed: Any, numbers: list[Any], parts: Any, key: Array, watch: Watch) -> list[Any]:
-    """Options, losses row by row, and size, of each combination of numbers with one structure."""
-    lost: list[list[np.ndarray]] = [[] for _ in numbers]
-    sizes: list[list[float]] = [[] for _ in numbers]
-    for part, judge, chooser in parts:
-        for i, found in enumerate(_fits(recipe, fixed, numbers, part, chooser, key, watch)):
-            weight = np.ones(len(judge.x)) if judge.weight is None else judge.weight / judge.weight.mean()
-            lost[i].append(weight * losses_of(found.model, judge, recipe.scale(part)))
-            sizes[i].append(found.model.num_parameters)
-    each = zip(numbers, lost, sizes, strict=True)
-    return [(fixed | number, np.concatenate(losses), float(np.mean(size))) for number, losses, size in each]
+def _all_tried(recipe: Any, groups: list[_Group], parts: list[_Part], key: Array, watch: Watch) -> list[_Tried]:
+    """The trials of all groups, shallow trees first, until deeper ones bring nothing or the time is up."""
+    trials: list[_Tried] = []
+    best, since = None, 0
+    for depth, some in itertools.groupby(groups, key=lambda group: group.depth):
+        for group in some:
+            if trials and not watch.goes_on():
+                return trials
+            tried = _tried(recipe, group.options, parts, key, watch)
+            if trials and watch.ended != "finished":
+                return trials
+            trials += tried
+        now = min(trials, key=lambda trial: trial.lost.mean())
+        brought = best is None or _difference(best.lost, now.lost) > _error(best.lost, now.lost)
+        best, since = (now, 0) if brought else (best, since + 1)
+        if depth is not None and since >= _PATIENCE:
+            break
+    return trials
 
 
-def _fits(recipe: Any, fixed: Any, numbers: list[Any], part: Table, chooser: Table | None, key: Array, watch: Watch):
-    """The fits of all combinations of numbers with one structure, found in one program."""
+def _tried(recipe: Any, several: list[dict[str, Any]], parts: list[_Part], key: Array, watch: Watch) -> list[_Tried]:
+    """The trials of combinations that make one program."""
+    lost: list[list[np.ndarray]] = [[] for _ in several]
+    sizes: list[list[float]] = [[] for _ in several]
+    for fold, part in enumerate(parts):
+        if fold and not watch.goes_on():
+            break
+        weight = np.ones(len(part.judge.x)) if part.judge.weight is None else part.judge.weight
+        recipes = [_with(recipe, options).checked(part.rows) for options in several]
+        for i, (model, scale) in enumerate(_fits(recipes, part, jax.random.fold_in(key, fold), watch)):
+            of_row = np.full(len(weight), np.inf) if model is None else _losses(recipe, model, part.judge, scale)
+            lost[i].append(weight / weight.mean() * of_row)
+            sizes[i].append(np.nan if model is None else model.num_parameters)
+    each = zip(several, lost, sizes, strict=True)
+    return [_Tried(options, np.concatenate(losses), float(np.mean(size))) for options, losses, size in each]
+
+
+def _fits(recipes: list[Any], part: _Part, key: Array, watch: Watch) -> Iterator[tuple[Any, Scale]]:
+    """The models of recipes that make one program, None where nothing finite was found, and the scale of the rows."""
     prepare_key, search_key, finish_key = jax.random.split(key, 3)
-    several = [_with(recipe, fixed | number).checked(part) for number in numbers]
-    first = several[0]
-    scale = first.scale(part)
-    unit, unit_judge = scale.unit(part), None if chooser is None else scale.unit(chooser)
+    first, rows, chooser = recipes[0], part.rows, part.chooser
+    scale = first.scale(rows)
+    unit, unit_judge = scale.unit(rows), None if chooser is None else scale.unit(chooser)
     start = first.prepare(unit, key=prepare_key)
-    stacked = jax.tree.map(lambda *a: jnp.stack(a), *several)
-    found, _ = run_rounds(_Several(recipes=stacked, first=first), start, unit, unit_judge, search_key, watch)
-    for i, one in enumerate(several):
-        of = jax.tree.map(lambda a, i=i: a[i], found)
-        yield one.finish(of, start, part, chooser, scale=scale, key=finish_key, watch=Watch())
+    together = first
+    if len(recipes) > 1:
+        together = _Several(recipes=jax.tree.map(lambda *a: np.stack(a), *recipes), first=first)
+    found, _ = run_rounds(together, start, unit, unit_judge, search_key, watch)
+    found = jax.device_get(found)
+    for i, recipe in enumerate(recipes):
+        one = found if together is first else jax.tree.map(lambda a, i=i: a[i], found)
+        try:
+            yield recipe.finish(one, start, rows, chooser, scale=scale, key=finish_key, watch=watch).model, scale
+        except FloatingPointError:
+            yield None, scale
+
+
+def _losses(recipe: Any, model: Any, judge: Table, scale: Scale) -> np.ndarray:
+    """What a model loses row by row; by a loss of one's own, on scaled targets, if the recipe has one in regression."""
+    if getattr(recipe, "loss", None) is None or judge.classes is not None:
+        return losses_of(model, judge, scale)
+    outputs, y = (jnp.asarray(scale.y(a)) for a in (np.asarray(model.predict(judge.x), np.float64), judge.y))
+    return np.asarray(recipe.sample_loss(None)(outputs, y), np.float64)
 
 
 @struct.dataclass(kw_only=True)
@@ -213,12 +276,15 @@ class _Several(Recipe):
     first: Any
 
     def _map(self, run: Any, *args: Any) -> Any:
-        count = jax.tree.leaves(self.recipes)[0].shape[0]
-        side_by_side = None if jax.default_backend() == "cpu" else count
+        side_by_side = None if jax.default_backend() == "cpu" else self._count
         return jax.lax.map(lambda all_: run(*all_), (self.recipes, *args), batch_size=side_by_side)
 
+    @property
+    def _count(self) -> int:
+        return jax.tree.leaves(self.recipes)[0].shape[0]
+
     def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
-        return self.first.rounds(shape, many * jax.tree.leaves(self.recipes)[0].shape[0])
+        return self.first.rounds(shape, many * self._count)
 
     def begin(self, start: Any, table: Table, *, key: Array) -> Any:
         return self._map(lambda recipe: recipe.begin(start, table, key=key))
@@ -230,13 +296,24 @@ class _Several(Recipe):
         return self._map(lambda recipe, state: recipe.end(state, table, judge), state)
 
 
-def _chosen(trials: list[tuple[dict[str, Any], np.ndarray, float]]) -> tuple[list[Trial], dict[str, Any]]:
+# --- The choice ------------------------------------------------------------------------------------------------------
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    """By how much a lost more than b."""
+    return float(a.mean()) - float(b.mean())
+
+
+def _error(a: np.ndarray, b: np.ndarray) -> float:
+    """Standard error of that, from the rows' differences; 0 where there is but one, or a is infinite."""
+    return float(np.std(a - b, ddof=1) / np.sqrt(len(a))) if len(a) > 1 and np.isfinite(a).all() else 0.0
+
+
+def _chosen(trials: list[_Tried]) -> tuple[list[Trial], dict[str, Any]]:
     """All trials, and the options of the smallest model within the error of the best."""
-    best = min((lost for _, lost, _ in trials), key=np.mean)
-    found = []
-    for options, lost, size in trials:
-        difference = lost - best
-        error = float(np.std(difference, ddof=1) / np.sqrt(len(lost))) if len(lost) > 1 else 0.0
-        found.append(Trial(options, float(lost.mean()), error, size))
+    best = min((trial.lost for trial in trials), key=np.mean)
+    if not np.isfinite(best).all():
+        raise FloatingPointError("no combination of the grid found anything finite: try a smaller learning_rate")
+    found = [Trial(one.options, float(one.lost.mean()), _error(one.lost, best), one.size) for one in trials]
     near = [trial for trial in found if trial.loss - float(best.mean()) <= trial.error]
     return found, min(near, key=lambda trial: (trial.size, trial.loss)).options

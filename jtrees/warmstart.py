@@ -27,17 +27,8 @@ def cart_regressor(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sampl
       ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
       ValueError: for data or a depth that cannot be learnt from.
     """
-    x, y = validation.check_x(x), validation.as_numeric("y", y)
-    if y.ndim not in (1, 2) or 0 in y.shape[1:]:
-        raise ValueError(f"y must have shape (n,) or (n, k), got shape {y.shape}")
-    if y.shape[0] != x.shape[0]:
-        raise ValueError(f"x and y must have the same number of rows, got {x.shape[0]} and {y.shape[0]}")
-    if y.shape[0] < 2:
-        raise ValueError("x and y must hold at least two samples, got 1")
-    validation.check_finite("y", y)
-    y = np.asarray(y)
-    if (y == y[0]).all():
-        raise ValueError(f"y must take at least two values to learn from, got {y[0].tolist()!r} in every row")
+    x = validation.check_x(x)
+    y = np.asarray(validation.check_targets(y, len(x)))
     tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight)
     # scikit-learn answers one column without its axis.
     return tree.replace(leaves=Constant(tree.leaves.values.reshape(-1, *y.shape[1:])))

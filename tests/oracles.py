@@ -228,3 +228,26 @@ def numeric_gradient(f, at, step=1e-6):
         shift[i] = step
         gradient[i] = (float(f(at + shift)) - float(f(at - shift))) / (2 * step)
     return gradient
+
+
+def exact_gradient(f, at):
+    """Gradient of a scalar function of one array by a complex step: exact to rounding, for arithmetic operators."""
+    at = np.array(at, np.complex128)
+    gradient = np.zeros(at.shape)
+    for i in np.ndindex(at.shape):
+        shift = np.zeros_like(at)
+        shift[i] = 1e-100j
+        gradient[i] = f(at + shift).imag / 1e-100
+    return gradient
+
+
+def hessian_of_square(f, at):
+    """Hessian of ``f(at)**2``, f linear in every single entry, flat: differences of gradients are then exact."""
+    at = np.array(at, np.float64)
+    rows = []
+    for i in np.ndindex(at.shape):
+        shift = np.zeros_like(at)
+        shift[i] = 0.25
+        ahead, behind = (exact_gradient(lambda a: f(a) ** 2, at + sign * shift) for sign in (1, -1))
+        rows.append((ahead - behind).ravel() / 0.5)
+    return np.array(rows)

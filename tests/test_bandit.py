@@ -10,10 +10,13 @@ import optax
 import pytest
 
 import jtrees
-from jtrees.methods.dgt import in_units_of_their_size, random_chain
+from jtrees.methods.dgt import random_chain, rmsprop
 from jtrees.routing import path_sum
 
-P, K = 4, 3
+P, K, N, EVERY = 4, 3, 25, 7
+KINDS = ("classifier", "one-point", "two-point", "linear")
+KEY = jax.random.key(0)
+SLOW = pytest.mark.slow
 
 
 def key(seed=0):
@@ -28,92 +31,133 @@ def regressor(feedback="two-point", **options):
     return jtrees.bandit_regressor(2, feedback=feedback, **options)
 
 
-def contexts(n=200, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=(n, P)), jnp.float32)
+def learner_of(kind, first=0.001, second=0.3, third=0.3):
+    """Each kind by its numbers: rates and exploration, or a rate and a distance."""
+    if kind in ("classifier", "linear"):
+        make = classifier if kind == "classifier" else partial(jtrees.bandit_classifier, 0, K)
+        return make(optimizer=jtrees.two_rates(first, second), exploration=third)
+    return regressor(kind, optimizer=rmsprop(first), delta=second)
+
+
+def contexts(n=N, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, P)).astype(np.float32)
+
+
+def targets(n=N, seed=1):
+    return np.random.default_rng(seed).integers(0, K, n).astype(np.float32)
+
+
+@partial(jax.jit, static_argnums=0)
+def _first_state(kind, seed):
+    return learner_of(kind).init(P, key=jax.random.split(jax.random.key(seed))[0])
+
+
+def first_state(kind, seed=0):
+    """The state that a stream begins with; it does not depend on how many points are played."""
+    return _first_state("two-point" if kind == "one-point" else kind, seed)
+
+
+def loss_of(kind, y, extra):
+    """What a number loses by its distance from y, and a class by not being y; and something extra in each round."""
+    y, extra = jnp.asarray(y), jnp.asarray(extra)
+    if kind in ("classifier", "linear"):
+        return lambda i, a: (a.astype(jnp.float32) != y[i]).astype(jnp.float32) + extra[i]
+    return lambda i, a: jnp.abs(a - y[i]) + extra[i]
+
+
+# Compiled once for each kind, and played by every test.
+@partial(jax.jit, static_argnums=0)
+def _stream(kind, numbers, state, x, y, extra, best, key):
+    learner = learner_of(kind, *numbers)
+    options = {"best_losses": best, "score": lambda params: learner.predict(params, x).sum(), "score_every": EVERY}
+    return jtrees.run_bandit(learner, x, loss_of(kind, y, extra), key=key, state=state, **options)
+
+
+def stream(kind, x, y, state="first", extra=None, best=None, numbers=(0.001, 0.3, 0.3), key=KEY):
+    state = first_state(kind) if isinstance(state, str) else state
+    zeros = np.zeros(len(x), np.float32)
+    numbers = tuple(np.float32(number) for number in numbers)
+    return _stream(kind, numbers, state, x, y, zeros if extra is None else extra, zeros if best is None else best, key)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def one_round(learner, loss, state, x, key):
+    action, propensity = learner.act(state, x, key=key)
+    return action, propensity, learner.update(state, x, action, propensity, loss(action))
 
 
 def answer(params, x):
-    """What a tree answers for one context, with DGT's gradient."""
+    """What a tree answers for one context, with DGT's gradient: scores in units of their size."""
     scores = params.weights @ x + params.bias
-    return path_sum(in_units_of_their_size(scores)[:, None], params.leaves.values)[0]
+    size = jax.lax.stop_gradient(jnp.abs(scores).mean())
+    return path_sum((scores / size)[:, None], params.leaves.values)[0]
 
 
-def gradient_of_one_round(learner, state, x, action, propensity, loss):
-    return learner.update(state, x, action, propensity, loss).gradient
+def close_to_mean(draws, mean):
+    """Within 4.5 standard errors, over some 30 numbers."""
+    off = 4.5 * np.std(draws, axis=0) / np.sqrt(len(draws)) + 1e-6
+    assert (np.abs(np.mean(draws, axis=0) - mean) <= off).all()
 
 
 # --- Estimators ------------------------------------------------------------------------------------------------------
 
 
-def test_play_is_epsilon_greedy():
-    learner = classifier(exploration=0.6)
-    state, x = learner.init(P, key=key()), contexts()[0]
-    best = int(np.argmax(learner.predict(state.params, x[None])[0]))
-    n = 20_000
-    actions, propensities = jax.vmap(lambda k: learner.act(state, x, key=k))(jax.random.split(key(1), n))
+def test_play_is_epsilon_greedy_and_the_discrete_estimate_is_unbiased():
+    learner, n = classifier(exploration=0.6, accumulate=10), 20_000
+    state, x, losses = first_state("classifier"), jnp.asarray(contexts()[0]), jnp.asarray([1.0, 0.0, 0.3])
+    keys = jax.random.split(key(1), n)
+    loss = lambda a: losses[a]
+    actions, propensities, after = jax.vmap(lambda k: one_round(learner, loss, state, x, k))(keys)
+    actions, best = np.asarray(actions), int(np.argmax(learner.predict(state.params, contexts()[:1])[0]))
     expected = np.full(K, 0.6 / K) + 0.4 * (np.arange(K) == best)
-    np.testing.assert_allclose(propensities, expected[np.asarray(actions)], rtol=1e-6)
+    np.testing.assert_allclose(propensities, expected[actions], rtol=1e-6)
     # Four standard deviations of a frequency over 20 000 draws are at most 0.015.
-    np.testing.assert_allclose(np.bincount(np.asarray(actions), minlength=K) / n, expected, atol=0.015)
-
-
-def test_discrete_estimate_is_unbiased():
-    learner = classifier(exploration=0.6, accumulate=10)
-    state, x, losses = learner.init(P, key=key()), contexts()[0], jnp.asarray([1.0, 0.0, 0.3])
+    np.testing.assert_allclose(np.bincount(actions, minlength=K) / n, expected, atol=0.015)
 
     def squared_distance(params):  # of the sigmoid of each score to what the loss says it should be
         return jnp.square(jax.nn.sigmoid(answer(params, x)) - (1 - losses)).sum()
 
-    expected = jax.grad(squared_distance)(state.params)
-
-    def one(k):
-        action, propensity = learner.act(state, x, key=k)
-        return gradient_of_one_round(learner, state, x, action, propensity, losses[action])
-
-    drawn = jax.vmap(one)(jax.random.split(key(1), 20_000))
-
-    def check(draws, mean):
-        off = 4.5 * np.std(draws, axis=0) / np.sqrt(len(draws)) + 1e-6  # 4.5 standard errors over some 30 numbers
-        assert (np.abs(np.mean(draws, axis=0) - mean) <= off).all()
-
-    jax.tree.map(check, drawn, expected)
-    assert np.abs(expected.weights).max() > 1e-3
+    slope = jax.jit(jax.grad(squared_distance))(state.params)
+    jax.tree.map(close_to_mean, after.gradient, slope)
+    assert np.abs(slope.weights).max() > 1e-3
 
 
-@pytest.mark.parametrize("delta", [0.1, 0.5, 1.0])
-def test_one_point_estimate_is_unbiased_on_a_quadratic(delta):
-    learner = regressor("one-point", delta=delta, accumulate=10)
-    state, x = learner.init(P, key=key()), contexts()[0]
-    loss = lambda a: 2 * jnp.square(a - 0.2) + 0.1
-    expected = jax.grad(lambda params: loss(answer(params, x)))(state.params)
-
-    def one(k):
-        action, propensity = learner.act(state, x, key=k)
-        return action, propensity, gradient_of_one_round(learner, state, x, action, propensity, loss(action))
-
-    actions, propensities, drawn = jax.vmap(one)(jax.random.split(key(1), 20_000))
-    prediction = learner.predict(state.params, x[None])[0]
-    np.testing.assert_allclose(np.abs(actions - prediction), delta, rtol=1e-4)
-    assert (propensities == 0.5).all()
-    assert abs(np.mean(actions > prediction) - 0.5) < 0.015  # four standard deviations
-
-    def check(draws, mean):
-        off = 4.5 * np.std(draws, axis=0) / np.sqrt(len(draws)) + 1e-6
-        assert (np.abs(np.mean(draws, axis=0) - mean) <= off).all()
-
-    jax.tree.map(check, drawn, expected)
+def quadratic(a):
+    return 2 * jnp.square(a - 0.2) + 0.1
 
 
-@pytest.mark.parametrize("delta", [0.01, 0.5])
-def test_two_points_are_exact_on_a_quadratic(x64, delta):
-    learner = regressor(delta=delta, accumulate=10)
-    state, x = learner.init(P, key=key()), jnp.asarray(contexts()[0], jnp.float64)
-    loss = lambda a: 2 * jnp.square(a - 0.2) + 0.1
-    expected = jax.grad(lambda params: loss(answer(params, x)))(state.params)
-    action, propensity = learner.act(state, x, key=key(1))
-    assert propensity == 1
-    got = gradient_of_one_round(learner, state, x, action, propensity, loss(action))
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), got, expected)
+def test_one_point_estimate_is_unbiased_on_a_quadratic():
+    state, x, keys = first_state("one-point"), jnp.asarray(contexts()[0]), jax.random.split(key(1), 20_000)
+
+    @jax.jit
+    def draws(delta):
+        learner = regressor("one-point", delta=delta, accumulate=10)
+        return jax.vmap(lambda k: one_round(learner, quadratic, state, x, k))(keys)
+
+    slope = jax.jit(jax.grad(lambda params: quadratic(answer(params, x))))(state.params)
+    prediction = learner_of("one-point").predict(state.params, contexts()[:1])[0]
+    for delta in (0.1, 0.5, 1.0):
+        actions, propensities, after = jax.tree.map(np.asarray, draws(delta))
+        np.testing.assert_allclose(np.abs(actions - prediction), delta, rtol=1e-4)
+        assert (propensities == 0.5).all()
+        assert abs(np.mean(actions > prediction) - 0.5) < 0.015  # four standard deviations
+        jax.tree.map(close_to_mean, after.gradient, slope)
+
+
+def test_two_points_are_exact_on_a_quadratic(x64):
+    x = contexts()[0].astype(np.float64)
+
+    @jax.jit
+    def both(delta):
+        learner = regressor(delta=delta, accumulate=10)
+        state = learner.init(P, key=key())
+        _, propensity, after = one_round(learner, quadratic, state, x, key(1))
+        return propensity, after.gradient, jax.grad(lambda params: quadratic(answer(params, x)))(state.params)
+
+    for delta in (0.01, 0.5):
+        propensity, gradient, slope = both(delta)
+        assert propensity == 1
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, slope)
 
 
 # --- The learner -----------------------------------------------------------------------------------------------------
@@ -121,14 +165,14 @@ def test_two_points_are_exact_on_a_quadratic(x64, delta):
 
 def test_gradients_wait_for_four_rounds_and_are_averaged():
     learner = regressor(optimizer=optax.sgd(1.0))
-    state = start = learner.init(P, key=key())
+    start = first_state("two-point")
+    state = start = start.replace(opt_state=optax.sgd(1.0).init(start.params))
+    loss = lambda a: jnp.square(a - 0.3)
+    slope = jax.jit(jax.grad(lambda params, x: loss(answer(params, x))))
     total = jax.tree.map(jnp.zeros_like, state.params)
     for i, x in enumerate(contexts(4)):
-        action, propensity = learner.act(state, x, key=key(i))
-        loss = jnp.square(action - 0.3)
-        slope = jax.grad(lambda params, x=x: jnp.square(answer(params, x) - 0.3))(start.params)
-        total = jax.tree.map(jnp.add, total, slope)
-        state = learner.update(state, x, action, propensity, loss)
+        total = jax.tree.map(np.add, total, slope(start.params, x))
+        state = one_round(learner, loss, state, x, key(i))[2]
         assert np.array_equal(state.params.weights, start.params.weights) == (i < 3)
     moved = jax.tree.map(lambda a, g: a - g / 4, start.params, total)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, moved)  # float32
@@ -136,157 +180,189 @@ def test_gradients_wait_for_four_rounds_and_are_averaged():
     assert all((np.asarray(g) == 0).all() for g in jax.tree.leaves(state.gradient))
 
 
-@pytest.mark.parametrize("kind", ["classifier", "one-point", "two-point", "linear"])
+@pytest.mark.parametrize("kind", ["classifier", "two-point", *(pytest.param(k, marks=SLOW) for k in KINDS[1::2])])
 def test_a_stream_is_the_rounds_one_by_one(kind):
-    learner = {"classifier": classifier(), "linear": jtrees.bandit_classifier(0, K)}.get(kind) or regressor(kind)
-    x, targets = contexts(23), jnp.asarray(np.random.default_rng(1).integers(0, K, 23))
-    discrete = kind in ("classifier", "linear")
-    loss_fn = lambda i, a: (
-        (a != targets[i]).astype(jnp.float32) if discrete else jnp.abs(a - targets[i].astype(jnp.float32))
-    )
-    run = jtrees.run_bandit(
-        learner, x, loss_fn, key=key(), score=lambda params: learner.predict(params, x).sum(), score_every=5
-    )
-    init_key, play_key = jax.random.split(key())
-    state, lost = learner.init(P, key=init_key), []
-    act, update = jax.jit(lambda state, x, key: learner.act(state, x, key=key)), jax.jit(learner.update)
-    for i in range(23):
-        action, propensity = act(state, x[i], jax.random.fold_in(play_key, i))
-        loss = jnp.asarray([loss_fn(i, a) for a in action]) if action.ndim else loss_fn(i, action)
-        state = update(state, x[i], action, propensity, loss)
+    x, y = contexts(), targets()
+    run, learner, play_key = stream(kind, x, y), learner_of(kind), jax.random.split(key())[1]
+    state, lost = first_state(kind), []
+
+    @jax.jit
+    def by_hand(state, i, x, key):
+        action, propensity = learner.act(state, x, key=key)
+        loss = jax.vmap(lambda a: loss_of(kind, y, np.zeros(N, np.float32))(i, a))(jnp.atleast_1d(action))
+        return action, propensity, loss, learner.update(state, x, action, propensity, loss.reshape(action.shape))
+
+    for i in range(N):
+        action, propensity, loss, state = by_hand(state, i, x[i], jax.random.fold_in(play_key, i))
         np.testing.assert_allclose(run.actions[i], action, rtol=1e-4)
         np.testing.assert_allclose(run.propensities[i], propensity, rtol=1e-5)
-        lost.append(float(jnp.mean(loss)))
-        if i % 5 == 4:
-            np.testing.assert_allclose(run.scores[i // 5], learner.predict(state.params, x).sum(), rtol=1e-3)
-    # Compiled as a whole and round by round, float32 rounds differently, and 23 rounds carry it on.
+        lost.append(float(np.mean(loss)))
+        if i % EVERY == EVERY - 1:
+            np.testing.assert_allclose(run.scores[i // EVERY], learner.predict(state.params, x).sum(), rtol=1e-3)
+    # Compiled as a whole and round by round, float32 rounds differently, and the rounds carry it on.
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), run.state, state)
     np.testing.assert_allclose(run.losses, lost, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(run.cumulative_loss, np.cumsum(lost), rtol=1e-4)
-    assert run.queries.tolist() == [5, 10, 15, 20]
-    assert run.scores.shape == (4,)
+    assert run.queries.tolist() == [7, 14, 21]
+    assert run.scores.shape == (3,)
 
 
 def test_regret_is_against_the_best():
-    x = contexts(10)
-    best = jnp.linspace(0, 0.9, 10)
-    run = jtrees.run_bandit(classifier(), x, lambda i, a: jnp.where(a == 1, best[i], 1.0), key=key(), best_losses=best)
-    expected = np.cumsum(np.where(np.asarray(run.actions) == 1, 0, 1 - np.asarray(best)))
+    x, y, best = contexts(), targets(), np.linspace(0, 0.9, N, dtype=np.float32)
+    run = stream("classifier", x, y, extra=best, best=best)
+    expected = np.cumsum(np.where(np.asarray(run.actions) == y, 0, 1))
     np.testing.assert_allclose(run.regret, expected, atol=1e-5)
-    assert run.queries.size == run.scores.size == 0
+    np.testing.assert_allclose(run.cumulative_loss, expected + np.cumsum(best), atol=1e-4)
 
 
-@pytest.mark.parametrize("cut", [1, 6, 8])
-def test_goes_on_exactly_after_a_save_and_a_load(cut):
-    learner, x = classifier(), contexts(20)
-    targets = jnp.asarray(np.random.default_rng(1).integers(0, K, 20))
-    loss_of = lambda y: lambda i, a: (a != y[i]).astype(jnp.float32)
-    whole = jtrees.run_bandit(learner, x, loss_of(targets), key=key())
-    first = jtrees.run_bandit(learner, x[:cut], loss_of(targets[:cut]), key=key())
-    empty = learner.init(P, key=key(5))
-    loaded = serialization.from_bytes(empty, serialization.to_bytes(first.state))
-    second = jtrees.run_bandit(learner, x[cut:], loss_of(targets[cut:]), key=key(), state=loaded)
-    np.testing.assert_array_equal(jnp.concatenate([first.actions, second.actions]), whole.actions)
-    jax.tree.map(np.testing.assert_array_equal, second.state, whole.state)
-
-
-def test_vmap_over_seeds_and_rates():
-    x = contexts(40)
-    targets = (x[:, 0] > 0).astype(jnp.int32)
-
-    def run(seed, rate, exploration):
-        learner = classifier(optimizer=jtrees.two_rates(rate, 10 * rate), exploration=exploration)
-        return jtrees.run_bandit(
-            learner, x, lambda i, a: (a != targets[i]).astype(jnp.float32), key=jax.random.key(seed)
+def test_goes_on_exactly_after_a_save_and_a_load():
+    x, y = contexts(5 * N), targets(5 * N)
+    whole = stream("classifier", x, y, state=None)
+    empty, state, actions = first_state("classifier"), first_state("classifier"), []
+    for part in range(5):  # cut where 1, 2, 3 and no rounds wait for an update
+        rows = slice(part * N, (part + 1) * N)
+        run = stream(
+            "classifier", x[rows], y[rows], state=serialization.from_bytes(empty, serialization.to_bytes(state))
         )
+        actions, state = [*actions, run.actions], run.state
+    np.testing.assert_array_equal(np.concatenate(actions), whole.actions)
+    jax.tree.map(np.testing.assert_array_equal, state, whole.state)
 
-    seeds, rates, explorations = jnp.arange(3), jnp.asarray([0.001, 0.01, 0.1]), jnp.asarray([0.1, 0.5, 1.0])
-    together = jax.jit(jax.vmap(run))(seeds, rates, explorations)
-    assert together.cumulative_loss.shape == (3, 40)
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("two-point", ([0.001, 0.01, 0.1], [0.1, 0.5, 1.0], [0, 0, 0])),
+        pytest.param("classifier", ([0.001, 0.01, 0.1], [0.01, 0.1, 1.0], [0.1, 0.5, 1.0]), marks=SLOW),
+    ],
+)
+def test_vmap_over_seeds_and_rates(kind, numbers):
+    x, y = contexts(), targets()
+
+    @jax.jit
+    @jax.vmap
+    def together(seed, *numbers):
+        key = jax.random.key(seed)
+        return jtrees.run_bandit(learner_of(kind, *numbers), x, loss_of(kind, y, 0 * y), key=key)
+
+    found = together(np.arange(3), *np.float32(numbers))
+    assert found.cumulative_loss.shape == (3, N)
+    # Nobody asked for a score, or for a regret against anything.
+    assert found.queries.size == found.scores.size == 0
+    np.testing.assert_array_equal(found.regret, found.cumulative_loss)
     for i in range(3):
-        alone = run(seeds[i], rates[i], explorations[i])
-        np.testing.assert_allclose(together.propensities[i], alone.propensities, rtol=1e-5)
-        np.testing.assert_allclose(together.cumulative_loss[i], alone.cumulative_loss, rtol=1e-5)
+        alone = stream(kind, x, y, first_state(kind, i), numbers=[row[i] for row in numbers], key=key(i))
+        np.testing.assert_allclose(found.propensities[i], alone.propensities, rtol=1e-5)
+        np.testing.assert_allclose(found.cumulative_loss[i], alone.cumulative_loss, rtol=1e-5)
 
 
+def test_learns_classes_and_a_step():
+    """The small sibling of the two below, on streams that were compiled before."""
+    many = 160 * N
+    x = contexts(many)
+    side = (x[:, 0] + x[:, 1] > 0).astype(np.float32)
+    for kind, y in [("classifier", side), ("two-point", 0.1 + 0.8 * side)]:
+        state = first_state(kind)
+        for rows in np.arange(many).reshape(-1, N):
+            state = stream(kind, x[rows], y[rows], state=state).state
+        answers = np.asarray(learner_of(kind).predict(state.params, x))
+        if kind == "classifier":
+            assert np.mean(answers.argmax(1) == y) > 0.85  # a guess is right in a third
+        else:
+            assert np.mean((answers - y) ** 2) < 0.5 * np.var(y)
+
+
+@pytest.mark.slow
 def test_learns_classes_better_than_a_linear_learner():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20_000, 2)).astype(np.float32)
-    targets = jnp.asarray((x[:, 0] * x[:, 1] > 0).astype(np.int32))  # no line tells them apart
-    loss = lambda i, a: (a != targets[i]).astype(jnp.float32)
-    right = {}
+    y = jnp.asarray((x[:, 0] * x[:, 1] > 0).astype(np.int32))  # no line tells them apart
+    loss, right = lambda i, a: (a != y[i]).astype(jnp.float32), {}
     for depth in (0, 4):
         learner = jtrees.bandit_classifier(depth, 2)
         run = jtrees.run_bandit(learner, jnp.asarray(x), loss, key=key())
-        right[depth] = np.mean(learner.predict(run.state.params, jnp.asarray(x)).argmax(1) == targets)
+        right[depth] = np.mean(learner.predict(run.state.params, jnp.asarray(x)).argmax(1) == y)
     assert right[4] > 0.85 > 0.65 > right[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feedback", ["one-point", "two-point"])
 def test_learns_a_step(feedback):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(20_000, 2)), jnp.float32)
-    targets = jnp.where(x[:, 0] + x[:, 1] > 0, 0.9, 0.1)
+    y = jnp.where(x[:, 0] + x[:, 1] > 0, 0.9, 0.1)
     learner = jtrees.bandit_regressor(2, feedback=feedback)
-    run = jtrees.run_bandit(learner, x, lambda i, a: jnp.square(a - targets[i]), key=key())
-    off = np.mean((learner.predict(run.state.params, x) - targets) ** 2)
-    assert off < 0.25 * np.var(targets)
+    run = jtrees.run_bandit(learner, x, lambda i, a: jnp.square(a - y[i]), key=key())
+    off = np.mean((learner.predict(run.state.params, x) - y) ** 2)
+    assert off < 0.25 * np.var(y)
 
 
 # --- Bad input -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["classifier", "one-point", "two-point"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_rounds_without_a_finite_loss_are_skipped(kind, bad):
-    learner = classifier() if kind == "classifier" else regressor(kind)
-    x, skip = contexts(40), jnp.arange(40) % 3 == 1
-    loss = lambda i, a: jnp.where(skip[i], bad, jnp.float32(0.4))
-    run = jtrees.run_bandit(learner, x, loss, key=key())
-    assert run.state.skipped == 13
-    assert run.state.rounds == 40
-    np.testing.assert_array_equal(run.skipped, skip)
-    np.testing.assert_array_equal(np.isnan(run.losses), skip)
-    assert run.cumulative_loss[-1] == pytest.approx(0.4 * 27, rel=1e-5)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(run.state))
-    state = learner.init(P, key=key())
-    action, propensity = learner.act(state, x[0], key=key())
-    after = learner.update(state, x[0], action, propensity, jnp.full(action.shape, bad))
-    jax.tree.map(np.testing.assert_array_equal, after.gradient, state.gradient)
-    assert after.skipped == 1
+@pytest.mark.parametrize("kind", ["classifier", "two-point", pytest.param("one-point", marks=SLOW)])
+def test_rounds_without_a_finite_loss_are_skipped(kind):
+    x, y, skip = contexts(), targets(), np.arange(N) % 3 == 1
+    for bad in (np.nan, np.inf):
+        run = stream(kind, x, y, extra=np.where(skip, bad, 0).astype(np.float32), best=0.25 * np.ones(N, np.float32))
+        assert run.state.skipped == skip.sum() == 8
+        assert run.state.rounds == N
+        np.testing.assert_array_equal(run.skipped, skip)
+        np.testing.assert_array_equal(np.isnan(run.losses), skip)
+        played = np.asarray(run.actions).reshape(N, -1)
+        lost = played != y[:, None] if kind == "classifier" else np.abs(played - y[:, None])
+        np.testing.assert_allclose(np.asarray(run.losses)[~skip], lost.mean(1)[~skip], rtol=1e-5)
+        assert run.cumulative_loss[-1] == pytest.approx(lost.mean(1)[~skip].sum(), rel=1e-5)
+        assert run.regret[-1] == pytest.approx(lost.mean(1)[~skip].sum() - 0.25 * 17, rel=1e-5)
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves(run.state))
+        # The first round is not skipped, the second is: it changes nothing but the counts.
+        one, two = (stream(kind, np.repeat(x[:1], N, 0), y, extra=np.full(N, e, np.float32)) for e in (bad, np.nan))
+        for state in (one.state, two.state):
+            for name in ("params", "opt_state", "gradient"):
+                jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(first_state(kind), name))
+            assert state.skipped == N
 
 
 def test_a_skipped_round_moves_nothing_whatever_the_optimiser(standard_promotion):
     learner = classifier(optimizer=optax.adam(0.1), accumulate=1)
-    state, x = learner.init(P, key=key()), contexts()[0]
-    state = learner.update(state, x, 0, 0.5, 1.0)
-    after = learner.update(state, x, 0, 0.5, np.nan)
+    state, x = first_state("classifier"), contexts()[0]
+    state = state.replace(opt_state=optax.adam(0.1).init(state.params))
+    update = jax.jit(learner.update)
+    state = update(state, x, 0, 0.5, 1.0)
+    after = update(state, x, 0, 0.5, np.nan)
     for name in ("params", "opt_state", "gradient"):
         jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(state, name))
     assert (after.rounds, after.skipped) == (2, 1)
 
 
 def test_a_context_that_is_not_finite_is_skipped_where_it_cannot_be_looked_at():
-    learner, x = classifier(), contexts(30).at[5, 0].set(jnp.nan)
-    run = jax.jit(lambda x: jtrees.run_bandit(learner, x, lambda i, a: jnp.float32(0.5), key=key()))(x)
+    x = contexts()
+    x[5, 0] = np.nan
+    run = stream("classifier", x, targets())
     assert np.flatnonzero(run.skipped).tolist() == [5]
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(run.state))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, dtype):
-    for learner, shape in [(classifier(), ()), (regressor(), (2,))]:
-        state, x = learner.init(P, key=key()), np.ones(P, dtype)
-        action, propensity = learner.act(state, x, key=key())
-        after = learner.update(state, x, action, propensity, np.zeros(shape))
+def test_contexts_are_taken_in_the_dtype_of_the_learner(x64):
+    @jax.jit
+    def both(x, other):
+        learners = [learner_of(kind) for kind in ("classifier", "two-point")]
+        states = [(learner, learner.init(P, key=key())) for learner in learners]
+        loss = lambda a: jnp.zeros(a.shape)
+        return [one_round(learner, loss, state, one, key())[2] for learner, state in states for one in (x, other)]
+
+    for after in both(np.ones(P, np.float32), np.ones(P, np.int32)):
+        assert after.params.weights.dtype == jnp.float64
         assert all(np.isfinite(a).all() for a in jax.tree.leaves(after))
 
 
 def test_two_rates_know_the_leaves_of_other_trees():
-    params = random_chain(key(), 2, P, (3,), None, jnp.float32)
-    optimizer = jtrees.two_rates(0.001, 0.3)
-    ones = jax.tree.map(jnp.ones_like, params)
-    updates, _ = optimizer.update(ones, optimizer.init(params), params)
+    @jax.jit
+    def first_updates():
+        params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.two_rates(0.001, 0.3)
+        return optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
+
+    updates = first_updates()
     # RMSprop's first step: the rate over the root of 1 - 0.99.
     np.testing.assert_allclose(updates.leaves.values, -3.0, rtol=1e-4)
     np.testing.assert_allclose(updates.factors[0], -0.01, rtol=1e-4)
@@ -296,14 +372,23 @@ def test_two_rates_know_the_leaves_of_other_trees():
     ("make", "message"),
     [
         (lambda: jtrees.bandit_classifier(2, 1), "actions must be at least 2, got 1"),
+        (lambda: jtrees.bandit_classifier(2, None), "actions must be a whole number, got None"),
         (lambda: jtrees.bandit_classifier(17, 3), "depth"),
+        (lambda: jtrees.bandit_classifier(-1, 3), "depth must be at least 0, got -1"),
+        (lambda: jtrees.bandit_regressor(None), "depth must be a whole number, got None"),
         (lambda: classifier(exploration=0.0), "exploration must be above 0 and at most 1, got 0.0"),
         (lambda: classifier(exploration=1.5), "exploration"),
+        (lambda: classifier(exploration=None), "exploration must be above 0 and at most 1, got None"),
+        (lambda: classifier(exploration=[0.5]), "exploration"),
         (lambda: classifier(accumulate=0), "accumulate"),
+        (lambda: classifier(accumulate=None), "accumulate must be a whole number, got None"),
+        (lambda: classifier(optimizer=0.01), "optimizer must be an optax transformation, got 0.01"),
         (lambda: regressor(delta=0.0), "delta must be above 0 and at most 1, got 0.0"),
         (lambda: regressor(delta=2.0), "delta"),
-        (lambda: regressor("three-point"), 'feedback must be "one-point" or "two-point"'),
+        (lambda: regressor(delta=None), "delta must be above 0 and at most 1, got None"),
+        (lambda: regressor("three-point"), "feedback must be one of 'one-point', 'two-point', got 'three-point'"),
         (lambda: classifier().init(0, key=key()), "p must"),
+        (lambda: classifier().init(P, key=0), "key must be a random key"),
     ],
 )
 def test_bad_learners_are_refused(make, message):
@@ -311,44 +396,94 @@ def test_bad_learners_are_refused(make, message):
         make()
 
 
+def test_numpy_integers_are_counts():
+    numbers = jtrees.bandit_classifier(np.int64(2), np.int32(K), accumulate=np.int64(4))
+    shapes = lambda learner: jax.tree.map(jnp.shape, jax.eval_shape(lambda: learner.init(np.int64(P), key=key())))
+    assert shapes(numbers) == shapes(classifier())
+
+
 def test_bad_rounds_are_refused():
     learner, x = classifier(), contexts()[0]
-    state = learner.init(P, key=key())
+    state, bad = first_state("classifier"), contexts()[0].copy()
+    bad[0] = np.nan
     update = partial(learner.update, state)
     for call, message in [
         (lambda: learner.act(state, x[:3], key=key()), r"x must be one context of shape \(4,\), got shape \(3,\)"),
-        (lambda: learner.act(state, x.at[0].set(jnp.nan), key=key()), "x must be finite"),
+        (lambda: learner.act(state, None, key=key()), "x must be one context"),
+        (lambda: learner.act(state, bad, key=key()), "x must be finite"),
         (lambda: update(x, 3, 0.5, 1.0), "action must be a whole number from 0 to 2, got 3"),
         (lambda: update(x, -1, 0.5, 1.0), "action"),
         (lambda: update(x, 0.5, 0.5, 1.0), "action"),
+        (lambda: update(x, None, 0.5, 1.0), "action must be a whole number from 0 to 2, got None"),
         (lambda: update(x, 1, 0.0, 1.0), "propensity must be above 0 and at most 1, got 0.0"),
         (lambda: update(x, 1, 1.1, 1.0), "propensity"),
+        (lambda: update(x, 1, None, 1.0), "propensity"),
         (lambda: update(x, 1, 0.5, jnp.zeros(1)), r"loss must have shape \(\)"),
+        (lambda: update(x, 1, 0.5, None), r"loss must have shape \(\), as the action has, got None"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
-    for feedback, shape in [("one-point", ()), ("two-point", (2,))]:
-        learner = regressor(feedback)
-        state = learner.init(P, key=key())
-        action, propensity = learner.act(state, x, key=key())
-        learner.update(state, x, action, propensity, jnp.zeros(shape))
-        with pytest.raises(ValueError, match="action must be what act gave for this state"):
-            learner.update(state, x, action + 0.1, propensity, jnp.zeros(shape))
-        with pytest.raises(ValueError, match="loss must have shape"):
-            learner.update(state, x, action, propensity, jnp.zeros(3))
+
+
+@pytest.mark.parametrize("feedback", ["two-point", pytest.param("one-point", marks=SLOW)])
+def test_numbers_that_were_not_played_are_refused(feedback):
+    learner, state, x = learner_of(feedback), first_state(feedback), contexts()[0]
+    action, propensity = jax.jit(lambda: learner.act(state, x, key=key()))()
+    zeros = jnp.zeros(action.shape)
+    assert learner.update(state, x, action, propensity, zeros).rounds == 1
+    for bad, loss, message in [
+        (action + 0.1, zeros, "action must be what act gave for this state"),
+        (None, zeros, "action must have shape"),
+        (action, jnp.zeros(3), "loss must have shape"),
+        (action, None, "loss must have shape"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            learner.update(state, x, bad, propensity, loss)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: jtrees.bandit_classifier(2, K + 1),  # its last action would be played, and dropped
+        lambda: jtrees.bandit_classifier(3, K),
+        lambda: jtrees.bandit_classifier(0, K),
+        regressor,
+        lambda: classifier(optimizer=optax.sgd(0.1)),
+    ],
+    ids=["more actions", "deeper", "linear", "numbers", "optimiser"],
+)
+def test_a_state_of_another_learner_is_refused(other):
+    x, y, state = contexts(), targets(), jax.eval_shape(lambda: other().init(P, key=key()))
+    state = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), state)
+    learner = classifier()
+    with pytest.raises(ValueError, match="state must be one of this learner, with"):
+        jtrees.run_bandit(learner, x, loss_of("classifier", y, 0 * y), key=key(), state=state)
+    with pytest.raises(ValueError, match="state must be one of this learner, with"):
+        learner.update(state, x[0], 0, 0.5, 1.0)
+    with pytest.raises(ValueError, match="state must be one of this learner, with"):
+        learner.act(state, x[0], key=key())
 
 
 def test_bad_streams_are_refused():
-    learner, x = classifier(), contexts(10)
-    loss = lambda i, a: jnp.float32(0)
-    for bad, options, message in [
-        (x[0], {}, "contexts must be floating numbers"),
-        (x[:0], {}, "contexts must hold at least one round"),
-        (x.astype(jnp.int32), {}, "contexts must be floating numbers"),
-        (x.at[2, 1].set(jnp.nan), {}, "contexts must be finite"),
-        (x, {"best_losses": jnp.zeros(3)}, r"best_losses must have shape \(10,\), got \(3,\)"),
-        (x, {"score_every": 0}, "score_every"),
-        (x[:, :2], {"state": learner.init(P, key=key())}, "x must be one context of shape"),
+    learner, x = classifier(), contexts()
+    loss, bad = lambda i, a: jnp.float32(0), contexts()
+    bad[2, 1] = np.nan
+    run = lambda learner, x, loss, **options: jtrees.run_bandit(learner, x, loss, **({"key": key()} | options))
+    for args, options, message in [
+        ((learner, x[0], loss), {}, "contexts must be floating numbers"),
+        ((learner, x[:0], loss), {}, "contexts must be .* at least one round"),
+        ((learner, x.astype(np.int32), loss), {}, "contexts must be floating numbers"),
+        ((learner, None, loss), {}, "contexts must be floating numbers"),
+        ((learner, bad, loss), {}, "contexts must be finite"),
+        ((None, x, loss), {}, "learner must be a jtrees.Bandit"),
+        ((learner, x, None), {}, "loss_fn must be a function"),
+        ((learner, x, lambda i, a: None), {"state": first_state("classifier")}, "loss must have shape"),
+        ((learner, x, lambda i, a: np.zeros(2)), {"state": first_state("classifier")}, "loss must have shape"),
+        ((learner, x, loss), {"best_losses": jnp.zeros(3)}, r"best_losses must have shape \(25,\), got \(3,\)"),
+        ((learner, x, loss), {"score_every": 0}, "score_every"),
+        ((learner, x, loss), {"key": 0}, "key must be a random key"),
+        ((learner, x, loss), {"state": 0}, "state must be a BanditState"),
+        ((learner, x[:, :2], loss), {"state": first_state("classifier")}, "x must be one context of shape"),
     ]:
         with pytest.raises(ValueError, match=message):
-            jtrees.run_bandit(learner, bad, loss, key=key(), **options)
+            run(*args, **options)

@@ -19,49 +19,67 @@ def test_blocks_cover_the_samples_within_the_limit(nodes, n):
         assert -(-n // block) <= -(-n * nodes // limit)  # no more blocks than memory asks for
 
 
-@pytest.mark.parametrize(("n", "block"), [(6, 3), (7, 3), (2, 3), (1, 1)])
 @pytest.mark.parametrize("mode", ["edge", "constant"])
-def test_into_blocks_pads_the_last(n, block, mode):
-    rows = {"x": jnp.arange(1.0, 1 + 2 * n).reshape(n, 2), "leaf": jnp.arange(1, 1 + n)}
-    cut = blocking.into_blocks(rows, block, mode)
-    blocks = -(-n // block)
-    assert cut["x"].shape == (blocks, block, 2)
-    assert cut["leaf"].shape == (blocks, block)
-    for name in rows:
-        flat = cut[name].reshape(blocks * block, *rows[name].shape[1:])
-        assert np.array_equal(flat[:n], rows[name])
-        assert np.all(flat[n:] == (rows[name][-1] if mode == "edge" else 0))
+def test_into_blocks_pads_the_last(mode):
+    cases = {
+        (n, block): {"x": 1.0 + np.arange(2.0 * n).reshape(n, 2), "leaf": np.arange(1, 1 + n)}
+        for n, block in [(6, 3), (7, 3), (2, 3), (1, 1)]
+    }
+    cases = jax.tree.map(lambda a: a.astype(np.float32 if a.dtype.kind == "f" else np.int32), cases)
+    for (n, block), cut in jax.jit(
+        lambda cases: {case: blocking.into_blocks(rows, case[1], mode) for case, rows in cases.items()}
+    )(cases).items():
+        rows, blocks = cases[n, block], -(-n // block)
+        assert cut["x"].shape == (blocks, block, 2)
+        assert cut["leaf"].shape == (blocks, block)
+        for name in rows:
+            flat = np.asarray(cut[name]).reshape(blocks * block, *rows[name].shape[1:])
+            assert np.array_equal(flat[:n], rows[name])
+            assert np.all(flat[n:] == (rows[name][-1] if mode == "edge" else 0))
 
 
-@pytest.mark.parametrize("block", [1, 3, 10, 11])
-def test_sum_over_blocks_is_the_sum_over_samples(block):
-    x, y = jnp.arange(20, dtype=jnp.int32).reshape(10, 2), jnp.arange(10, dtype=jnp.int32)
-
-    weight = jnp.arange(1, 11, dtype=jnp.int32)
+def test_sum_over_blocks_is_the_sum_over_samples():
+    x, y, weight = (np.arange(size, dtype=np.int32) for size in (20, 10, 10))
+    x, weight, tried = x.reshape(10, 2), weight + 1, (1, 3, 10, 11)
 
     def fn(weight, x, y):
         return {"dot": x.T @ (weight * y), "total": weight.sum()}, x * y[:, None]
 
-    total, rows = jax.jit(lambda *arrays: blocking.sum_over_blocks(fn, *arrays, block=block))(weight, x, y)
     expected, expected_rows = fn(weight, x, y)
-    assert jax.tree.all(jax.tree.map(np.array_equal, total, expected))
-    assert np.array_equal(rows, expected_rows)
+    in_blocks = jax.jit(lambda *arrays: [blocking.sum_over_blocks(fn, *arrays, block=block) for block in tried])
+    for total, rows in in_blocks(weight, x, y):
+        assert jax.tree.all(jax.tree.map(np.array_equal, total, expected))
+        assert np.array_equal(rows, expected_rows)
 
 
 def test_sum_over_blocks_under_vmap_and_grad():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(10, 2)), jnp.float32)
+    x = np.random.default_rng(0).normal(size=(10, 2)).astype(np.float32)
 
     def loss(w, block):
         fn = lambda weight, x: (weight @ jnp.square(x @ w), x[:, 0])
-        return blocking.sum_over_blocks(fn, jnp.ones(10), x, block=block)[0]
+        return blocking.sum_over_blocks(fn, jnp.ones(10), jnp.asarray(x), block=block)[0]
 
-    gradient = lambda block: jax.vmap(jax.grad(lambda w: loss(w, block)))(jnp.asarray([[1.0, 2], [0, -1]]))
-    np.testing.assert_allclose(gradient(3), gradient(10), rtol=1e-5)
-    np.testing.assert_allclose(gradient(10)[1], -2 * x.T @ x[:, 1], rtol=1e-5)
+    gradient = lambda block: jax.vmap(jax.grad(lambda w: loss(w, block)))
+    few, whole = jax.jit(lambda w: (gradient(3)(w), gradient(10)(w)))(jnp.asarray([[1.0, 2], [0, -1]]))
+    np.testing.assert_allclose(few, whole, rtol=1e-5)
+    np.testing.assert_allclose(whole[1], -2 * x.T @ x[:, 1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("depth", [1, 6, 16])
-def test_prediction_blocks_are_the_sizes_that_padding_makes(depth):
-    block = blocking.prediction_block(depth)
-    assert block > 0
+@given(st.integers(1, 10**7))
+def test_prediction_blocks_are_a_power_of_two_and_on_a_cpu_always_the_same(n):
+    block = blocking.prediction_block(n)
     assert block & (block - 1) == 0
+    assert block == blocking.prediction_block(1) if jax.default_backend() == "cpu" else block >= min(n, 2**20)
+
+
+@given(st.integers(1, 10**4), st.integers(1, 10**7))
+def test_chunks_of_rows_are_at_least_one_and_within_the_limit(rows, n):
+    chunk = blocking.chunk_of_rows(rows, n)
+    assert 1 <= chunk <= rows
+    assert chunk == 1 or chunk * n <= (2**16 if jax.default_backend() == "cpu" else 2**24)
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12))
+def test_the_host_looks_less_often_at_steps_that_cost_less(some, others):
+    many, few = (blocking.steps_in_a_round(elements) for elements in sorted((some, others)))
+    assert 2 <= few <= many <= 256

@@ -42,7 +42,7 @@ def tied(nodes: int, n: int) -> np.ndarray:
 
 def traversed(nodes: int, n: int) -> np.ndarray:
     scores = np.random.default_rng(n).normal(size=(nodes // 2, n))
-    return np.asarray(rewards(jnp.asarray(scores))) if nodes > 1 else np.ones((1, n))
+    return np.asarray(jax.jit(rewards)(scores)) if nodes > 1 else np.ones((1, n))
 
 
 def constant(nodes: int, n: int, value: float) -> np.ndarray:
@@ -59,57 +59,140 @@ KINDS = {
     "all very negative": partial(constant, value=-50.0),
     "all above a half": partial(constant, value=0.7),
 }
-# Samples, depth: both ends of both ranges (the reference sorts a group at each merge, hence not 4096 at depth 10).
-SIZES = [(1, 1), (1, 10), (2, 4), (300, 3), (17, 6), (4096, 2)]
+# Samples, depth: both ends of both ranges.
+SIZES = [(4, 1), (1, 10), (2, 4), (300, 3), (17, 6), (4096, 2)]
 PENALTIES = [1e-3, 1.0, 1.4837, 40.0, 1e4]
+# Compiling is what takes time here: tests share programs, and sizes where these do not matter; and the machine code of
+# these programs is not optimised, which does not change what is computed.
+compiled = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+SOLVE = compiled(prune_with_groups)  # called by solved
+PUSH = compiled(lambda point, tangent: jax.jvp(prune, point, tangent)[1])
+PULL = compiled(lambda point, cotangent: jax.vjp(prune, *point)[1](cotangent))
+# Rounding: of sums, whose noise is a few units in the last place of each value, however small the value.
+RTOL = {np.float64: 1e-12, np.float32: 16 * 2.0**-23}
+
+
+def solved(q, penalty, weight=None) -> isotonic.Pruning:
+    """:func:`prune_with_groups` in the dtype of q, by one program for each shape."""
+    q = np.asarray(q)
+    found = SOLVE(q, np.asarray(penalty, q.dtype), None if weight is None else np.asarray(weight, q.dtype))
+    return jax.tree.map(np.asarray, found)
+
+
+def assert_solves(q, penalty, weight=None, groups=True) -> None:
+    """In double and single precision: in order bit for bit, and right relative to each value."""
+    for dtype, rtol in RTOL.items():
+        rounded = [None if part is None else np.asarray(part, dtype) for part in (q, penalty, weight)]
+        found = solved(*rounded)
+        values, group = prune_pav(*rounded)
+        np.testing.assert_allclose(found.values, values, rtol=rtol, atol=0)
+        a = np.asarray(found.values)
+        assert (a[1:] <= a[(np.arange(1, len(a)) - 1) // 2]).all()
+        if groups and dtype is np.float64:
+            np.testing.assert_array_equal(found.group, group)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "depth"), SIZES)
 def test_prune_equals_sequential_pooling(kind, n, depth, x64):
     q = KINDS[kind](nodes_of(depth), n)
-    solve = jax.jit(prune_with_groups)
-    solve_32 = jax.jit(prune)
     for penalty in PENALTIES[:: 1 if depth < 10 else 2]:
-        values, group = prune_pav(q, penalty)
-        found = solve(jnp.asarray(q), penalty)
-        # The issue's bounds: rounding only; the values are at most 1.
-        np.testing.assert_allclose(found.values, values, rtol=0, atol=1e-12)
-        if kind not in ("alternating", "tied"):  # where values tie but for rounding, groups are a matter of taste
-            np.testing.assert_array_equal(found.group, group)
-        single = solve_32(jnp.asarray(q, jnp.float32), jnp.float32(penalty))
-        exact = prune_pav(q.astype(np.float32), float(np.float32(penalty)))[0]
-        np.testing.assert_allclose(single, exact, rtol=0, atol=1e-6)
+        # Where values tie but for rounding, groups are a matter of taste.
+        assert_solves(q, penalty, groups=kind not in ("alternating", "tied"))
 
 
-def test_prune_of_large_trees(x64):
-    q = traversed(nodes_of(10), 512)
+@pytest.mark.parametrize(("depth", "n", "merged_n"), [(6, 17, 17), pytest.param(10, 512, 4096, marks=pytest.mark.slow)])
+def test_prune_of_large_trees(depth, n, merged_n, x64):
+    q = traversed(nodes_of(depth), n)
     expected = np.array([prune_pav(row[None], 3.0)[0][0] for row in q])  # q falls along paths: nothing merges
-    np.testing.assert_allclose(prune(jnp.asarray(q), 3.0), expected, rtol=0, atol=1e-12)
-    single = prune(jnp.asarray(q, jnp.float32), 3.0)
-    np.testing.assert_allclose(single, expected, rtol=0, atol=1e-6)
-    merged = rising(nodes_of(10), 4096)  # one group of eight million entries
-    value = isotonic._pooled(merged + 0.5, 1e4)
-    np.testing.assert_allclose(prune(jnp.asarray(merged), 1e4), value, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(prune(jnp.asarray(merged, jnp.float32), 1e4), value, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(solved(q, 3.0).values, expected, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(solved(np.float32(q), 3.0).values, expected, rtol=0, atol=1e-6)
+    merged = rising(nodes_of(depth), merged_n)  # one group: eight million entries in the largest
+    value = isotonic._pooled(np.stack([np.ravel(merged) + 0.5, np.ones(merged.size)]), 1e4 * len(merged))[1]
+    np.testing.assert_allclose(solved(merged, 1e4).values, value, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(solved(np.float32(merged), 1e4).values, value, rtol=1e-5, atol=0)
 
 
-def test_prune_of_many_small_random_trees(x64):
-    rng = np.random.default_rng(5)
+@pytest.mark.parametrize(("depth", "n"), [(1, 4), (2, 2), (3, 5)])
+def test_prune_of_many_small_random_trees(depth, n, x64):
+    rng = np.random.default_rng([depth, n])
+    for _ in range(25):
+        assert_solves(rng.normal(size=(nodes_of(depth), n)), 10 ** rng.uniform(-3, 2))
+
+
+# --- Rounding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("q", "penalty"),
+    [
+        ([[-0.4] * 4, [0.9] * 4, [0.8] * 4], 1e8),  # merge, though the values are 1e-8
+        (
+            [[0.1, 0.2] * 2, [0.1 + 3e-7, 0.2] * 2, [0] * 4],
+            2.0,
+        ),  # above its parent by less than counts
+        ([[0.1, 0.2] * 2, [0.1 + 1e-15, 0.2] * 2, [0] * 4], 2.0),
+        ([[1e-40] * 4, [-1e-40] * 4, [1e-310] * 4], 2.0),  # flushed to zero, perhaps
+        ([[-0.5 + 2**-24] * 4, [-0.5] * 4, [-0.5 + 2**-23] * 4], 1e8),
+    ],
+)
+def test_small_values_and_near_ties(q, penalty, x64):
+    assert_solves(q, penalty, groups=False)
+
+
+def test_near_ties_along_paths_of_three_levels(x64):
+    rng = np.random.default_rng(7)
     for _ in range(40):
-        depth, n = rng.integers(0, 4), rng.integers(1, 4)
-        q, penalty = rng.normal(size=(nodes_of(depth), n)), 10 ** rng.uniform(-3, 2)
-        values, group = prune_pav(q, penalty)
-        found = prune_with_groups(jnp.asarray(q), penalty)
-        np.testing.assert_allclose(found.values, values, rtol=0, atol=1e-12)
-        np.testing.assert_array_equal(found.group, group)
+        q = 0.1 + 3e-8 * rng.integers(-3, 4, (15, 5))
+        for up in range(1, 15):
+            q[up] = np.minimum(q[up], q[(up - 1) // 2] + 3e-8)  # nearly a traversal's
+        assert_solves(q, 1.0, groups=False)
+
+
+def test_entries_that_tie_do_not_stop_the_climb(x64):
+    """Thousands of entries about where the first step ends, the root a little further: the next step is small."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        tie = np.float32(rng.uniform(0.1, 0.9) - 0.5)
+        penalty = (0.5 - tie) / (0.5 + tie) * (1 - 10.0 ** rng.uniform(-5, -3))  # the root of the last entry, alone
+        q = np.full((7, 4096), -1.0)
+        q[0] = np.append(np.full(4095, tie), 0.5)
+        assert_solves(q, penalty)
+
+
+def wide(rng, nodes, n) -> tuple[np.ndarray, float]:
+    """Rows of one of many scales, some full of near ties, and a penalty between 1e-8 and 1e8."""
+    level = np.log2(np.arange(1, nodes + 1)).astype(int)[:, None]
+    near = rng.choice([0.1, 0.2, 0.3], n) + rng.choice([1e-16, 1e-7]) * rng.integers(-3, 4, (nodes, n))
+    q = [
+        rng.uniform(-1, 1, (nodes, n)),
+        rng.choice([-0.4, 0.9, 0.8, 0.1, 0.1 + 3e-7, -0.5, 1e-40, -0.5 + 1e-7], (nodes, n)),
+        10.0 ** rng.uniform(-9, 0, (nodes, n)) - 0.5,
+        10.0 ** rng.uniform(-8, 8, (nodes, n)) * rng.choice([-1, 1], (nodes, n)),
+        near,
+        level * 10.0 ** rng.uniform(-8, 0) - 0.45 + 1e-3 * rng.uniform(-1, 1, (nodes, n)),
+    ]
+    return q[rng.integers(len(q))], 10 ** rng.uniform(-8, 8)
+
+
+@pytest.mark.parametrize("trials", [80, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("n", "depth", "weighted"),
+    [(5, 3, False), (5, 3, True), (300, 3, False), pytest.param(17, 4, True, marks=pytest.mark.slow)],
+)
+def test_any_scale_of_q_penalty_and_weight(n, depth, weighted, trials, x64):
+    rng = np.random.default_rng([n, depth, weighted])
+    for _ in range(trials):
+        q, penalty = wide(rng, nodes_of(depth), n)
+        weight = 10.0 ** rng.uniform(-8, 4, n) * (rng.random(n) > 0.3) if weighted else None
+        assert_solves(q, penalty, weight, groups=False)
 
 
 def test_prune_satisfies_the_optimality_conditions(x64):
     """Feasible; and with multipliers of the edges folded up from the leaves, none negative, none on a slack edge."""
-    q, penalty = np.array(uniform(nodes_of(5), 40)), 3.0
+    q, penalty = np.array(uniform(nodes_of(6), 17)), 3.0
     q -= 0.2
-    a = np.asarray(prune(jnp.asarray(q), penalty))
+    a = np.asarray(solved(q, penalty).values)
     assert ((a > 0) & (a < 1)).all()  # so the bounds have no part in it
     parent = (np.arange(1, len(a)) - 1) // 2
     assert (a[1:] <= a[parent]).all()
@@ -158,7 +241,7 @@ def smooth_point(x64):
     q[[1, 3, 4, 7, 8, 9, 10]] += np.array([0.4, 0.1, 0.9, 0.3, 0.4, 1.2, -0.2])[:, None]
     q[[2, 5, 6, 11, 12, 13, 14]] = -2.0  # and these nodes at 0
     q, penalty = jnp.asarray(q), 2.5
-    found = prune_with_groups(q, penalty)
+    found = solved(q, penalty)
     values, group = np.asarray(found.values), np.asarray(found.group)
     assert values[0] == 1 and values[2] == 0
     assert len(np.unique(group)) < len(group)
@@ -167,118 +250,188 @@ def smooth_point(x64):
     return q, penalty
 
 
-def closed_form(q, penalty) -> tuple[np.ndarray, np.ndarray]:
-    """The Jacobian of the values in q, ``(nodes, nodes, n)``, and in the penalty, written out entry by entry."""
-    values, group = prune_pav(q, penalty)
-    by_q, by_penalty = np.zeros((len(values), *q.shape)), np.zeros(len(values))
+def closed_form(q, penalty, weight) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The Jacobians of the values in q, ``(nodes, nodes, n)``, in the penalty and in the weights, entry by entry."""
+    values, group = prune_pav(q, penalty, weight)
+    by_q, by_penalty, by_weight = np.zeros((len(q), *q.shape)), np.zeros(len(q)), np.zeros((len(q), q.shape[1]))
     for t, a in enumerate(values):
         if not 0 < a < 1:
             continue
         members = np.flatnonzero(group == group[t])
         support = [(u, i) for u in members for i in range(q.shape[1]) if q[u, i] + 0.5 > a]
-        slope = penalty * len(members) + len(support)
+        slope = penalty * len(members) + sum(weight[i] for _, i in support)
         by_penalty[t] = -len(members) * a / slope
         for u, i in support:
-            by_q[t, u, i] = 1 / slope
-    return by_q, by_penalty
+            by_q[t, u, i] = weight[i] / slope
+            by_weight[t, i] += (q[u, i] + 0.5 - a) / slope
+    return by_q, by_penalty, by_weight
 
 
-def test_the_rule_five_ways(smooth_point):
+def apart(numbers, q) -> tuple:
+    """The arguments of prune, out of one vector of them all."""
+    by_q, penalty, weight = numbers[: q.size], numbers[q.size], numbers[q.size + 1 :]
+    return by_q.reshape(q.shape), penalty, *([weight] if len(weight) else [])
+
+
+def joined(arguments) -> np.ndarray:
+    return np.concatenate([np.ravel(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_rule_five_ways(weighted, smooth_point):
     q, penalty = smooth_point
-    by_q, by_penalty = closed_form(np.asarray(q), penalty)
-    for jacobian in (jax.jacfwd, jax.jacrev):
-        np.testing.assert_allclose(jacobian(prune)(q, penalty), by_q, rtol=0, atol=1e-14)
-        np.testing.assert_allclose(jacobian(prune, argnums=1)(q, penalty), by_penalty, rtol=0, atol=1e-14)
+    weight = np.array([0.3, 2.0, 0.7, 1.0, 0.0, 1.4]) if weighted else np.ones(6)  # at 0 it is smooth, formally
+    by_q, by_penalty, by_weight = closed_form(np.asarray(q), penalty, weight)
+    exact = np.hstack([by_q.reshape(15, -1), by_penalty[:, None], by_weight if weighted else by_weight[:, :0]])
+    numbers = joined([q, penalty, *([weight] if weighted else [])])
+    point, basis = apart(numbers, q), np.eye(len(numbers))
+    push = lambda tangent: np.asarray(PUSH(point, apart(tangent, q)))
+    pull = lambda cotangent: joined(PULL(point, cotangent))
+    np.testing.assert_allclose(np.stack([push(along) for along in basis], axis=1), exact, rtol=0, atol=1e-14)
+    np.testing.assert_allclose([pull(along) for along in np.eye(15)], exact, rtol=0, atol=1e-14)
     # Central differences: the values are piecewise rational, so what is left is rounding, 1e-16 / 1e-6.
-    numbers = np.concatenate([np.ravel(q), [penalty]])
-    difference = np.zeros((len(numbers), len(by_penalty)))
-    for i, step in enumerate(1e-6 * np.eye(len(numbers))):
-        up, down = (prune(jnp.reshape(p[:-1], q.shape), p[-1]) for p in (numbers + step, numbers - step))
-        difference[i] = (up - down) / 2e-6
-    np.testing.assert_allclose(difference[:-1].T.reshape(by_q.shape), by_q, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(difference[-1], by_penalty, rtol=0, atol=1e-8)
+    at = lambda p: np.asarray(solved(*apart(p, q)).values)
+    difference = np.stack([at(numbers + 1e-6 * along) - at(numbers - 1e-6 * along) for along in basis], axis=1) / 2e-6
+    np.testing.assert_allclose(difference, exact, rtol=0, atol=1e-8)
     # Product identity: <J v, u> = <v, J^T u>.
-    keys = jax.random.split(jax.random.key(0), 3)
-    v, w = jax.random.normal(keys[0], q.shape, q.dtype), jax.random.normal(keys[1], (), q.dtype)
-    u = jax.random.normal(keys[2], by_penalty.shape, q.dtype)
-    _, forward = jax.jvp(prune, (q, penalty), (v, w))
-    back_q, back_penalty = jax.vjp(prune, q, jnp.asarray(penalty))[1](u)
-    np.testing.assert_allclose(forward @ u, (v * back_q).sum() + w * back_penalty, rtol=1e-12)
+    rng = np.random.default_rng(0)
+    v, u = rng.normal(size=numbers.shape), rng.normal(size=15)
+    np.testing.assert_allclose(push(v) @ u, v @ pull(u), rtol=1e-12)
 
 
-def test_second_derivatives(smooth_point):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_second_derivatives(weighted, smooth_point):
     q, penalty = smooth_point
-    weight = jnp.asarray(np.random.default_rng(1).normal(size=q.shape[0]))
-    value = lambda q, penalty: jnp.sin(prune(q, penalty)) @ weight
-    gradient = lambda p: np.append(*map(np.ravel, jax.grad(value, (0, 1))(jnp.reshape(p[:-1], q.shape), p[-1])))
-    point = np.append(np.ravel(q), penalty)
-    expected = approx_fprime(point, gradient, 1e-7)
-    blocks = jax.hessian(value, (0, 1))(q, jnp.asarray(penalty))
-    size = q.size
-    found = np.zeros((size + 1, size + 1))
-    found[:size, :size], found[:size, size] = np.reshape(blocks[0][0], (size, size)), np.ravel(blocks[0][1])
-    found[size, :size], found[size, size] = np.ravel(blocks[1][0]), blocks[1][1]
+    cotangent = np.random.default_rng(1).normal(size=q.shape[0])
+    numbers = joined([q, penalty, *([np.linspace(0.5, 2, q.shape[1])] if weighted else [])])
+    gradient = jax.grad(lambda p: jnp.sin(prune(*apart(p, q))) @ cotangent)
+
+    def by_hand(p: np.ndarray) -> np.ndarray:
+        at = apart(p, q)
+        return joined(PULL(at, np.cos(solved(*at).values) * cotangent))
+
+    forward = compiled(jax.jacfwd(gradient))(numbers)
     # One-sided differences with steps of 1e-7: an error of that order.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-    reverse = jax.jacrev(jax.jacrev(value, argnums=1), argnums=1)(q, jnp.asarray(penalty))
-    np.testing.assert_allclose(reverse, blocks[1][1], rtol=1e-12)
+    np.testing.assert_allclose(forward, approx_fprime(numbers, by_hand, 1e-7), rtol=0, atol=2e-6)
+    if not weighted:
+        np.testing.assert_allclose(compiled(jax.jacrev(gradient))(numbers), forward, rtol=0, atol=1e-14)
 
 
 def test_derivatives_at_kinks_are_the_papers(x64):
-    equal = jnp.full((3, 2), 0.1)
-    # Three groups of one: equal values are no violation. a = 2 * 0.6 / (1 + 2).
-    jacobian = jax.jacrev(prune)(equal, 1.0)
-    np.testing.assert_allclose(prune(equal, 1.0), 0.4, rtol=1e-15)
-    np.testing.assert_allclose(jacobian, np.einsum("tu,i->tui", np.eye(3), np.ones(2)) / 3, rtol=1e-15)
-    # An entry exactly at the value does not belong to the support: a = 1 / (1 + 1) with q + 1/2 = (1, 1/2).
-    at_value = jnp.asarray([[0.5, 0.0]])
-    np.testing.assert_allclose(prune(at_value, 1.0), 0.5, rtol=1e-15)
-    np.testing.assert_allclose(jax.grad(lambda q: prune(q, 1.0)[0])(at_value), [[0.5, 0]], rtol=1e-15)
-    # At the ends of [0, 1] nothing moves.
-    for q in (jnp.full((3, 2), -0.5), jnp.full((3, 2), 9.0), jnp.full((1, 1), 1.5)):
-        by_q, by_penalty = jax.grad(lambda q, penalty: prune(q, penalty).sum(), (0, 1))(q, 1.0)
-        assert not by_q.any() and by_penalty == 0
+    jacobian = lambda q: [jax.tree.map(np.asarray, PULL((q, np.float64(1)), along)) for along in np.eye(3)]
+    # Three groups of one: equal values are no violation. a = 4 * 0.6 / (1 + 4).
+    equal = np.full((3, 4), 0.1)
+    np.testing.assert_allclose(solved(equal, 1.0).values, 2.4 / 5, rtol=1e-15)
+    for node, (by_q, _) in enumerate(jacobian(equal)):
+        np.testing.assert_allclose(by_q, np.outer(np.eye(3)[node], np.full(4, 1 / 5)), rtol=1e-15)
+    # An entry exactly at the value does not belong to the support: a = 1 / (1 + 1) with q + 1/2 = (1, 1/2, ...).
+    at_value = np.full((3, 4), -1.0)
+    at_value[0, :2] = 0.5, 0
+    np.testing.assert_allclose(solved(at_value, 1.0).values, [0.5, 0, 0], rtol=1e-15)
+    np.testing.assert_allclose(jacobian(at_value)[0][0][0], [0.5, 0, 0, 0], rtol=1e-15)
+    # At the ends of [0, 1] nothing moves; 5/4 for each of four is the value 1 exactly.
+    for q in (np.full((3, 4), -0.5), np.full((3, 4), 9.0), np.full((3, 4), 0.75)):
+        assert not any(by_q.any() or by_penalty for by_q, by_penalty in jacobian(q))
 
 
 def test_prune_under_vmap_and_jit(x64):
-    q = jnp.stack([jnp.asarray(KINDS[kind](15, 8)) for kind in ("uniform", "traversed", "rising", "all above a half")])
-    penalties = jnp.asarray([0.1, 1.0, 30.0])
-    all_of_them = jax.jit(jax.vmap(jax.vmap(prune, (None, 0)), (0, None)))(q, penalties)
-    gradient = jax.grad(lambda q: (prune(q, 1.0) ** 2).sum())
-    gradients, alone = jax.jit(jax.vmap(gradient))(q), jax.jit(gradient)
-    for i in range(4):
-        np.testing.assert_allclose(gradients[i], alone(q[i]), atol=1e-15)
+    q = np.stack([KINDS[kind](15, 6) for kind in ("uniform", "traversed", "rising", "all above a half")])
+    penalties = np.array([0.1, 1.0, 30.0])
+    all_of_them = np.asarray(compiled(jax.vmap(jax.vmap(prune, (None, 0)), (0, None)))(q, penalties))
+    gradients = compiled(jax.vmap(jax.grad(lambda q: (prune(q, 1.0) ** 2).sum())))(q)
+    for i, by_q in enumerate(np.asarray(gradients)):
+        np.testing.assert_allclose(by_q, PULL((q[i], penalties[1]), 2 * all_of_them[i, 1])[0], atol=1e-15)
         for j in range(3):
-            np.testing.assert_allclose(all_of_them[i, j], prune(q[i], penalties[j]), rtol=0, atol=1e-15)
+            np.testing.assert_allclose(all_of_them[i, j], solved(q[i], penalties[j]).values, rtol=0, atol=1e-15)
 
 
 def test_prune_reads_rows_in_chunks_of_any_size(monkeypatch, x64):
-    q = jnp.asarray(uniform(31, 9))
+    q = jnp.asarray(uniform(15, 9))
     expected = prune_pav(q, 2.0)
-    for chunk in (1, 4, 31):
+    for chunk in (1, 4):  # others read all 15 rows at once
         monkeypatch.setattr(isotonic.blocking, "chunk_of_rows", lambda rows, n, chunk=chunk: chunk)
-        found = jax.jit(lambda q: prune_with_groups(q, 2.0))(q)
-        np.testing.assert_allclose(found.values, expected[0], rtol=0, atol=1e-14)
-        np.testing.assert_array_equal(found.group, expected[1])
+        anew = lambda q, penalty: isotonic._solve.__wrapped__(q, penalty)  # traced again, with this chunk
+        values, group, _ = compiled(anew)(q, jnp.asarray(2.0))
+        np.testing.assert_allclose(np.minimum(values, 1), expected[0], rtol=0, atol=1e-14)
+        np.testing.assert_array_equal(group, expected[1])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_prune_keeps_the_dtype(dtype):
     q = jnp.asarray(uniform(15, 20), dtype)
-    found = prune(q, 2.0)
+    solve = compiled(prune)
+    found = solve(q, 2.0)
     assert found.dtype == dtype
     expected = prune_pav(np.asarray(q, np.float64), 2.0)[0]
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=float(jnp.finfo(dtype).eps))
-    assert jax.grad(lambda q: prune(q, 2.0).sum())(q).dtype == dtype
+    assert jax.eval_shape(jax.grad(lambda q: prune(q, 2.0).sum()), q).dtype == dtype
     # The penalty need not be a number of that dtype.
-    np.testing.assert_allclose(np.asarray(prune(q, 1e-9), np.float64), np.where(q.max(1) > -0.5, 1, 0), atol=1e-3)
+    np.testing.assert_allclose(np.asarray(solve(q, 1e-9), np.float64), np.where(q.max(1) > -0.5, 1, 0), atol=1e-3)
 
 
 def test_prune_compiles_once(count_compilations):
-    step = jax.jit(jax.value_and_grad(lambda q, penalty: prune(q, penalty).sum()))
+    step = compiled(jax.value_and_grad(lambda q, penalty: prune(q, penalty).sum()))
     q = jnp.asarray(uniform(15, 20), jnp.float32)
     step(q, jnp.float32(1.0))
     assert count_compilations(step, jnp.asarray(rising(15, 20), jnp.float32), jnp.float32(3.0)) == 0
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_weight_of_two_is_two_samples(x64):
+    q, weight = uniform(15, 5), np.array([1, 2, 1, 1, 1])
+    for penalty in (0.01, 1.0, 50.0):
+        assert_solves(q, penalty, weight)
+        found, repeated = solved(q, penalty, weight), solved(np.repeat(q, weight, axis=1), penalty)
+        np.testing.assert_allclose(found.values, repeated.values, rtol=1e-14)
+        np.testing.assert_array_equal(found.group, repeated.group)
+        np.testing.assert_array_equal(np.repeat(found.support, weight, axis=1), repeated.support)
+        one, none = solved(q, penalty, np.ones(5)), solved(q, penalty)
+        np.testing.assert_allclose(one.values, none.values, rtol=1e-14)
+        np.testing.assert_array_equal(one.support, none.support)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sample_of_weight_zero_has_no_influence(dtype, x64):
+    """Bit for bit, whatever it would want: on values, groups, support, derivatives."""
+    q, weight = uniform(15, 6).astype(dtype), np.array([1, 0, 0.5, 2, 3, 1], dtype)
+    kept, penalty, cotangent = weight > 0, dtype(1.3), np.arange(15, dtype=dtype)
+
+    def everything(q: np.ndarray) -> tuple:
+        by_q, by_penalty, by_weight = map(np.asarray, PULL((q, penalty, weight), cotangent))
+        assert not by_q[:, ~kept].any() and by_q[:, kept].any()
+        return solved(q, penalty, weight), by_q, by_penalty, by_weight[kept]
+
+    expected = everything(q)
+    assert not expected[0].support[:, ~kept].any() and expected[0].support.any()
+    for other in (-1e3, -0.5, 1e-40, 0.3, q[:, :1], 1e6):
+        changed = q.copy()
+        changed[:, ~kept] = other
+        jax.tree.map(np.testing.assert_array_equal, everything(changed), expected)
+    alone = solved(q[:, kept], penalty, weight[kept])
+    np.testing.assert_allclose(expected[0].values, alone.values, rtol=RTOL[dtype])
+    np.testing.assert_array_equal(expected[0].group, alone.group)
+    assert not solved(q, penalty, 0 * weight).values.any()
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (np.ones(7), r"weight must have shape \(3,\), one a column of q, got \(7,\)"),
+        (1.0, r"weight must have shape \(3,\).*got \(\)"),
+        (np.array([1, -1, 1.0]), "weight must be finite and not negative"),
+        (np.array([1, np.nan, 1]), "weight must be finite and not negative"),
+        (np.full(3, 1e37), r"q must be within \+-4.1e\+36 in float32, times its weight too"),
+    ],
+)
+def test_bad_weights(weight, message):
+    for solve in (prune, prune_with_groups, prune_pav):
+        with pytest.raises(ValueError, match=message):
+            solve(np.zeros((7, 3), np.float32), 1.0, weight)
+
+
+# --- What is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -339,7 +492,7 @@ def by_quadratic_program(weights, targets, parent) -> np.ndarray:
 def test_tree_isotonic_equals_a_quadratic_program(x64):
     rng = np.random.default_rng(0)
     for trial in range(20):
-        nodes = int(rng.integers(1, 16))
+        nodes = int(rng.choice([1, 2, 6, 11, 15]))
         forest = np.array([rng.integers(-1, node) if node else -1 for node in range(nodes)])
         names = rng.permutation(nodes)  # parents need not come first
         parent = np.full(nodes, -1)
@@ -356,9 +509,18 @@ def test_tree_isotonic_equals_a_quadratic_program(x64):
 
 def test_the_derivative_of_tree_isotonic(x64):
     rng = np.random.default_rng(3)
-    weights, targets = jnp.asarray(rng.uniform(0.5, 2, 15)), jnp.asarray(rng.normal(size=15))
-    assert len(np.unique(tree_isotonic(weights, targets))) < 15
-    jax.test_util.check_grads(tree_isotonic, (weights, targets), order=2, modes=("fwd", "rev"), eps=1e-6, atol=1e-6)
+    numbers = np.append(rng.uniform(0.5, 2, 15), rng.normal(size=15))
+    fit = lambda numbers: tree_isotonic(numbers[:15], numbers[15:])
+    values, backward = compiled(fit), compiled(jax.jacrev(fit))
+    assert len(np.unique(values(numbers))) < 15
+    # Central differences with steps of 1e-6: what is left is rounding, 1e-16 / 1e-6.
+    steps = 1e-6 * np.eye(30)
+    slope = lambda fn: np.stack([np.asarray(fn(numbers + e)) - np.asarray(fn(numbers - e)) for e in steps], -1) / 2e-6
+    for jacobian in (backward, compiled(jax.jacfwd(fit))):
+        np.testing.assert_allclose(jacobian(numbers), slope(values), rtol=0, atol=1e-8)
+    for jacobian in (jax.jacfwd, jax.jacrev):
+        second = compiled(jacobian(jax.jacrev(fit)))(numbers)
+        np.testing.assert_allclose(second, slope(backward), rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -375,6 +537,32 @@ def test_only_ratios_of_weights_matter():
     expected = tree_isotonic(jnp.ones(3), targets)
     np.testing.assert_allclose(tree_isotonic(jnp.full(3, 1e30), targets), expected, rtol=1e-6)
     np.testing.assert_allclose(tree_isotonic(jnp.full(3, 1e-30), targets), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "targets", "expected"),
+    [
+        ([1e20, 1e-20, 1.0], [3, 2, 1], [3, 2, 1]),
+        ([1e20, 1e-20, 3e-20], [3, 1, 2], [3, 1.75, 1.75]),
+        ([1e-38, 3e38, 1e38], [1, 2, 6], [3, 3, 3]),
+        ([3e38, 3e38, 3e38], [1, 2, 6], [3, 3, 3]),
+        ([1e-40, 1.0, 1.0], [1, 2, 3], [2.5, 2.5, 2.5]),
+        ([3e38, 1e-38, 1e-38], [9, 1, 2], [9, 1.5, 1.5]),
+    ],
+)
+def test_weights_of_any_size(weights, targets, expected):
+    weights, targets, chain = jnp.asarray(weights), jnp.asarray(targets, jnp.float32), np.arange(3) - 1
+    fit = partial(tree_isotonic, parent=chain)
+    np.testing.assert_allclose(fit(weights, targets), expected, rtol=1e-6)
+    by_weights, by_targets = jax.jacrev(fit, (0, 1))(weights, targets)
+    np.testing.assert_allclose(by_targets.sum(1), 1, rtol=1e-6)
+    assert np.isfinite(by_weights).all()
+
+
+def test_pooling_compiles_once_for_all_parents(count_compilations):
+    weights, targets = jnp.ones(5), jnp.arange(5.0)
+    tree_isotonic(weights, targets, parent=[-1, 0, 1, 2, 3])
+    assert count_compilations(lambda: tree_isotonic(weights, targets, parent=[-1, 0, 0, 1, 1])) == 0
 
 
 def test_tree_isotonic_under_vmap(x64):

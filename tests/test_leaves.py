@@ -1,160 +1,388 @@
-"""Leaves fitted from a hard routing, against a loop over leaves."""
+"""Leaves: fitted from a hard routing, and what each kind answers, loses and says, against loops over leaves."""
 
-from hypothesis import given, strategies as st
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 
-from jtrees import blocking, leaves
+from jtrees import leaves
+from jtrees.leaves import Constant, Frequency, Linear, Logit
+from jtrees.leaves.constant import effective, number_text
 
-N, P, LEAVES = 60, 3, 5
+N, P, LEAVES, CLASSES = 60, 3, 5, 4
 
 
-def draw(seed=0, dtype=np.float32, outputs=()):
+def draw(seed=0, dtype=np.float64, outputs=()):
     """Leaves 0 to 3 have samples, leaf 4 has none."""
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(N, P)), rng.normal(size=(N, *outputs))
     return rng.integers(0, 4, N), x.astype(dtype), y.astype(dtype)
 
 
-@pytest.mark.parametrize("outputs", [(), (2,)])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_constants_are_weighted_means(x64, weighted, outputs):
-    leaf, _, y = draw(dtype=np.float64, outputs=outputs)
-    weight = np.random.default_rng(1).integers(0, 3, N).astype(float) if weighted else None
-    if weighted:
+def draw_classes(weighted):
+    """Leaves, classes (leaf 1 is pure, the last class does not occur) and weights, ones unless weighted."""
+    leaf, _, _ = draw()
+    rng = np.random.default_rng(3)
+    y, weight = rng.integers(0, 3, N), rng.uniform(0, 3, N) if weighted else np.ones(N)
+    y[leaf == 1] = 2
+    return leaf, y, weight
+
+
+# --- Fitting ---------------------------------------------------------------------------------------------------------
+
+
+def test_constants_are_weighted_means(x64):
+    cases, weight = [], np.random.default_rng(1).integers(0, 3, N).astype(float)
+    for outputs in ((), (2,)):
+        leaf, _, y = draw(outputs=outputs)
         weight[leaf == 2] = 0  # a leaf without weight is as good as empty
-    mid_range = (y.min(0) + y.max(0)) / 2
-    passed = None if weight is None else jnp.asarray(weight)
-    for default, expected in [(None, mid_range), (7.0, 7.0)]:
-        fitted = leaves.fit_constant(jnp.asarray(leaf), jnp.asarray(y), LEAVES, default=default, sample_weight=passed)
-        means = oracles.leaf_means(leaf, y, LEAVES, expected, weight)
-        np.testing.assert_allclose(fitted.values, means, rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(fitted.values[4], expected, rtol=1e-14)
+        cases += [(leaf, y, None), (leaf, y, weight)]
+
+    def fitted(leaf, y, weight):
+        fit = partial(leaves.fit_constant, leaf, y, LEAVES, sample_weight=weight)
+        return fit(), fit(default=7.0)
+
+    found = jax.jit(lambda cases: [fitted(*case) for case in cases])(cases)
+    for (leaf, y, weight), values in zip(cases, found, strict=True):
+        for one, expected in zip(values, ((y.min(0) + y.max(0)) / 2, 7.0), strict=True):
+            means = oracles.leaf_means(leaf, y, LEAVES, expected, weight)
+            np.testing.assert_allclose(one, means, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(one[4], expected, rtol=1e-14)
+
+
+fit_constant, constant_fit_error = (
+    jax.jit(partial(fit, num_leaves=LEAVES)) for fit in (leaves.fit_constant, leaves.constant_fit_error)
+)
 
 
 def test_constants_keep_their_digits_far_from_zero():
-    leaf, _, y = draw()
+    leaf, _, y = draw(dtype=np.float32)
     far = y + np.float32(4096)
-    fitted = leaves.fit_constant(jnp.asarray(leaf), jnp.asarray(far), LEAVES)
+    fitted = fit_constant(leaf.astype(np.int32), far)
     # One unit in the last place at 4096 is 5e-4: means are right to that, sums of y would not be.
-    np.testing.assert_allclose(fitted.values, oracles.leaf_means(leaf, far, LEAVES, fitted.values[4]), atol=5e-4)
+    np.testing.assert_allclose(fitted, oracles.leaf_means(leaf, far, LEAVES, fitted[4]), atol=5e-4)
 
 
 @pytest.mark.parametrize("shift", [0, 1000])
 def test_constant_fit_error_is_the_error_of_the_fitted_constants(shift):
-    leaf, _, y = draw()
+    leaf, _, y = draw(dtype=np.float32)
     y = y + np.float32(shift)
-    error = leaves.constant_fit_error(jnp.asarray(leaf), jnp.asarray(y), LEAVES)
     means = oracles.leaf_means(leaf, y, LEAVES, 0)
-    assert float(error) == pytest.approx(np.mean((y - means[leaf]) ** 2), rel=1e-4)
-
-
-@pytest.mark.parametrize("block", [None, 7])
-def test_linear_leaves_are_ridge_regressions(x64, block, monkeypatch):
-    if block:
-        monkeypatch.setattr(blocking, "block_size", lambda nodes, n: block)
-    leaf, x, y = draw(dtype=np.float64)
-    x = x * [1, 10, 0.1] + [5, 0, -3]
-    for ridge in (1e-4, 0.3):
-        fitted = leaves.fit_linear(*map(jnp.asarray, (leaf, x, y)), LEAVES, ridge=ridge)
-        coefficients, intercepts = oracles.leaf_ridge(leaf, x, y, LEAVES, ridge, (y.min() + y.max()) / 2)
-        np.testing.assert_allclose(fitted.coefficients, coefficients, rtol=1e-7, atol=1e-9)
-        np.testing.assert_allclose(fitted.intercept, intercepts, rtol=1e-7, atol=1e-9)
-
-
-def test_weights_of_linear_leaves_count_as_repetitions(x64):
-    leaf, x, y = draw(dtype=np.float64)
-    times = np.random.default_rng(2).integers(0, 3, N)
-    weighted = leaves.fit_linear(*map(jnp.asarray, (leaf, x, y)), LEAVES, sample_weight=jnp.asarray(times, float))
-    repeated = leaves.fit_linear(*(jnp.asarray(np.repeat(a, times, axis=0)) for a in (leaf, x, y)), LEAVES)
-    np.testing.assert_allclose(weighted.coefficients[:4], repeated.coefficients[:4], rtol=1e-8)
-    np.testing.assert_allclose(weighted.intercept[:4], repeated.intercept[:4], rtol=1e-8)
-
-
-fit_linear = jax.jit(leaves.fit_linear, static_argnames="num_leaves")
-
-
-@given(
-    st.integers(0, 10**6),
-    st.sampled_from(["plain", "duplicated", "constant", "shifted", "binary", "one row a leaf"]),
-    st.integers(1, 12),
-)
-def test_linear_leaves_are_never_worse_than_constants(seed, kind, rows):
-    """Few samples for the features (the leaf of ``rows`` samples among others), and columns that say nothing."""
-    rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(24, 6)).astype(np.float32), rng.normal(size=24).astype(np.float32)
-    leaf = np.where(np.arange(24) < rows, 0, 1 + np.arange(24) % 2)
-    match kind:
-        case "duplicated":
-            x[:, 3:] = x[:, :3]
-        case "constant":
-            x[:, 1:] = 3
-        case "shifted":
-            x += 1000
-        case "binary":
-            x = (x > 0).astype(np.float32)
-        case "one row a leaf":
-            leaf = np.arange(24)
-    linear = fit_linear(jnp.asarray(leaf), jnp.asarray(x), jnp.asarray(y), num_leaves=24)
-    assert all(np.isfinite(a).all() for a in (linear.coefficients, linear.intercept))
-    constants = oracles.leaf_means(leaf, y, 24, 0)
-    errors = (y - np.asarray(linear.at(jnp.asarray(leaf), jnp.asarray(x)), np.float64)) ** 2
-    # Equal where the fit falls back to the constant, but for rounding: 1e-6 relative, times the 1000 of the shift.
-    assert errors.mean() <= np.mean((y - constants[leaf]) ** 2) + (1e-3 if kind == "shifted" else 1e-6)
-
-
-def test_integer_targets_are_averaged_as_numbers():
-    leaf, y = jnp.array([0, 0, 1]), jnp.array([1, 2, 5])
-    half = jnp.array([0.5, 0.5, 0.5])
-    values = leaves.fit_constant(leaf, y, 3, sample_weight=half).values
-    np.testing.assert_allclose(values, [1.5, 5.0, 3.0])  # the empty leaf has the mid-range
+    error = float(constant_fit_error(leaf.astype(np.int32), y))
+    assert error == pytest.approx(np.mean((y - means[leaf]) ** 2), rel=1e-4)
 
 
 @pytest.mark.parametrize("shift", [0, 100])
 def test_constant_fit_error_with_weights(x64, shift):
-    leaf, _, y = draw(dtype=np.float64)
+    leaf, _, y = draw()
     y, weight = y + shift, np.random.default_rng(1).uniform(0, 3, N)
     weight[leaf == 2] = 0
-    error = leaves.constant_fit_error(*map(jnp.asarray, (leaf, y)), LEAVES, sample_weight=jnp.asarray(weight))
+    error = constant_fit_error(leaf, y, sample_weight=weight)
     assert float(error) == pytest.approx(oracles.constant_loss(leaf, y, LEAVES, weight), rel=1e-11)
-    whole = leaves.constant_fit_error(jnp.zeros(N, int), jnp.asarray(y), LEAVES, sample_weight=jnp.asarray(weight))
+    whole = constant_fit_error(np.zeros(N, int), y, sample_weight=weight)
     assert float(whole) == pytest.approx(np.cov(y, aweights=weight, ddof=0), rel=1e-11)
+
+
+def test_integer_targets_are_averaged_as_numbers():
+    leaf, y, half = jnp.array([0, 0, 1]), jnp.array([1, 2, 5]), jnp.full(3, 0.5)
+    fitted = jax.jit(lambda y: leaves.fit_constant(leaf, y, 3, sample_weight=half))(y)
+    np.testing.assert_allclose(fitted, [1.5, 5.0, 3.0])  # the empty leaf has the mid-range
+
+
+def class_fits(leaf, y, smoothing, weight):
+    options = {"sample_weight": weight}
+    return (
+        leaves.class_counts(leaf, y, LEAVES, CLASSES, **options),
+        leaves.fit_frequencies(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
+        leaves.frequencies_fit_error(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
+    )
+
+
+class_fits = jax.jit(class_fits)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("smoothing", [1.0, 0.3, 20.0])
 def test_class_frequencies_and_their_log_loss(x64, weighted, smoothing):
-    leaf, _, _ = draw()
-    classes, rng = 4, np.random.default_rng(3)
-    y, weight = rng.integers(0, 3, N), rng.uniform(0, 3, N) if weighted else np.ones(N)  # class 3 does not occur
-    y[leaf == 1] = 2
-    arrays, sizes = (jnp.asarray(leaf), jnp.asarray(y)), (LEAVES, classes)
-    passed = jnp.asarray(weight) if weighted else None
-    counts, expected = oracles.class_frequencies(leaf, y, LEAVES, classes, smoothing, weight)
+    leaf, y, weight = draw_classes(weighted)
+    counts, expected = oracles.class_frequencies(leaf, y, LEAVES, CLASSES, smoothing, weight)
     tolerance = 1e-12 if weighted else 1e-6  # counts are float32 without weights
-    np.testing.assert_allclose(leaves.class_counts(*arrays, *sizes, sample_weight=passed), counts, rtol=1e-12)
-
-    values = leaves.fit_frequencies(*arrays, *sizes, smoothing=smoothing, sample_weight=passed).values
+    found, values, loss = class_fits(leaf, y, smoothing, weight if weighted else None)
+    np.testing.assert_allclose(found, counts, rtol=1e-12)
     np.testing.assert_allclose(values, expected, rtol=tolerance)
     np.testing.assert_allclose(values.sum(1), 1, rtol=tolerance)
-    everywhere = np.array([weight[y == k].sum() + 1 for k in range(classes)])
+    everywhere = np.array([weight[y == k].sum() + 1 for k in range(CLASSES)])
     np.testing.assert_allclose(values[4], everywhere / everywhere.sum(), rtol=tolerance)  # no samples
-    assert (values > 0).all()
-
-    loss = leaves.frequencies_fit_error(*arrays, *sizes, smoothing=smoothing, sample_weight=passed)
+    assert (np.asarray(values) > 0).all()
     plain = np.average(-np.log(expected[leaf, y]), weights=weight)
     assert float(loss) == pytest.approx(plain, rel=tolerance)
 
 
 def test_frequencies_are_smoothed_by_one_sample_unless_told():
     leaf, y = jnp.asarray([0, 0, 0, 1]), jnp.asarray([0, 0, 1, 1])  # overall one half each
-    half = jnp.asarray([0.5, 0.5, 0.5, 0.5])
-    fitted = leaves.fit_frequencies(leaf, y, 3, 2).values
+
+    def fits(weight):
+        plain, known = leaves.fit_frequencies(leaf, y, 3, 2), {"sample_weight": weight}
+        return plain, leaves.fit_frequencies(leaf, y, 3, 2, **known), leaves.frequencies_fit_error(leaf, y, 3, 2)
+
+    fitted, halved, loss = jax.jit(fits)(jnp.full(4, 0.5))
     np.testing.assert_allclose(fitted, [[2.5 / 4, 1.5 / 4], [0.5 / 2, 1.5 / 2], [0.5, 0.5]], rtol=1e-6)
-    halved = leaves.fit_frequencies(leaf, y, 3, 2, sample_weight=half).values
-    np.testing.assert_allclose(halved[0], [1.5 / 2.5, 1 / 2.5], rtol=1e-6)
-    loss = leaves.frequencies_fit_error(leaf, y, 3, 2)
+    np.testing.assert_allclose(halved[0], [1.5 / 2.5, 1 / 2.5], rtol=1e-6)  # a weight is a number of samples
     assert float(loss) == pytest.approx(-np.log([0.625, 0.625, 0.375, 0.75]).mean(), rel=1e-6)
+
+
+# --- Kinds -----------------------------------------------------------------------------------------------------------
+
+REGRESSION = ["constant", "constants", "linear", "bounded", "linears", "bounded linears"]
+
+
+def drawn_kinds():
+    """One of each kind, in float64, with bounds that are reached on both sides."""
+    rng = np.random.default_rng(7)
+    normal = lambda *shape: rng.normal(size=shape)
+    frequencies = rng.dirichlet(np.ones(CLASSES), LEAVES)
+    frequencies[0] = [0, 1, 0, 0]  # as CART's leaves are
+    low, high = (-0.7, 0.9)
+    return {
+        "constant": Constant(normal(LEAVES)),
+        "constants": Constant(normal(LEAVES, 2)),
+        "linear": Linear(normal(LEAVES, P), normal(LEAVES)),
+        "bounded": Linear(normal(LEAVES, P), normal(LEAVES), low + 0.1 * normal(LEAVES), high + 0.1 * normal(LEAVES)),
+        "linears": Linear(normal(LEAVES, P, 2), normal(LEAVES, 2)),
+        "bounded linears": Linear(
+            normal(LEAVES, P, 2), normal(LEAVES, 2), low + 0.1 * normal(LEAVES, 2), high + 0.1 * normal(LEAVES, 2)
+        ),
+        "logit": Logit(4 * normal(LEAVES, CLASSES)),
+        "frequency": Frequency(frequencies),
+    }
+
+
+def answers(kind, x):
+    """What every leaf answers for every sample, ``(leaves, n, ...)``."""
+    if isinstance(kind, Linear):
+        rows = [
+            np.array([np.dot(sample, kind.coefficients[leaf]) + kind.intercept[leaf] for sample in x])
+            for leaf in range(LEAVES)
+        ]
+        if kind.lower is not None:
+            rows = [np.minimum(np.maximum(r, low), high) for r, low, high in zip(rows, kind.lower, kind.upper)]  # noqa: B905
+        return np.stack(rows)
+    values = np.asarray(kind.values, np.float64)
+    if isinstance(kind, Logit):
+        powers = np.exp(values)
+        values = powers / powers.sum(1, keepdims=True)
+    return np.repeat(values[:, None], len(x), axis=1)
+
+
+def targets(name):
+    if name in ("logit", "frequency"):
+        return draw_classes(False)[1]
+    return draw(outputs=(2,) if name.endswith("s") else ())[2]
+
+
+def test_what_leaves_answer_and_lose(x64):
+    kinds, (leaf, x, _) = drawn_kinds(), draw()
+    known = {name: targets(name) for name in kinds}
+    everything = lambda kind, y: (kind.at(leaf, x), kind.outputs(x), kind.losses(x, y))
+    found = jax.jit(lambda kinds, known: {name: everything(kinds[name], known[name]) for name in kinds})(kinds, known)
+    for name, (at, outputs, losses) in found.items():
+        expected, y = answers(kinds[name], x), known[name]
+        np.testing.assert_allclose(outputs, expected, rtol=1e-11, atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(at, expected[leaf, np.arange(N)], rtol=1e-11, atol=1e-13, err_msg=name)
+        if name in REGRESSION:
+            lost = (expected - y) ** 2
+            lost = lost if y.ndim == 1 else lost.mean(-1)
+        else:  # a frequency of 0 is taken for the least normal number
+            lost = -np.log(np.maximum(expected[:, np.arange(N), y], np.finfo(float).tiny))
+        # Logits made of frequencies are normalised once more: a digit of 700.
+        np.testing.assert_allclose(losses, lost, rtol=1e-9, atol=1e-11, err_msg=name)
+        if "bounded" in name:
+            free, kind = answers(Linear(kinds[name].coefficients, kinds[name].intercept), x), kinds[name]
+            assert (expected == kind.lower[:, None]).any() and (expected == kind.upper[:, None]).any()
+            assert (expected == free).any()
+
+
+def test_logits_far_from_zero_lose_finite_numbers_and_have_finite_gradients():
+    logits = jnp.asarray([[1e30, 0, -1e30], [-200, 300, 0]], jnp.float32)
+    x, y = jnp.zeros((3, P)), jnp.arange(3)
+    lost = lambda logits: Logit(logits).losses(x, y)
+    value, gradient = jax.jit(lambda logits: (lost(logits), jax.grad(lambda a: lost(a).sum())(logits)))(logits)
+    np.testing.assert_allclose(value, [[0, 1e30, 2e30], [500, 0, 300]], rtol=1e-6)
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("unit", [1, 1e-6, 1000])
+def test_uneven_weights_count_as_fewer_samples_whatever_their_unit(unit):
+    weight = unit * np.array([1, 1, 2, 0, 4], np.float32)
+    found = np.asarray(jax.jit(effective)(weight))
+    np.testing.assert_allclose(found, [8 / 22, 8 / 22, 16 / 22, 0, 32 / 22], rtol=1e-6)
+    np.testing.assert_allclose(found.sum(), weight.sum() ** 2 / np.square(weight).sum(), rtol=1e-6)  # Kish
+    assert effective(None) is None
+
+
+def refits(kind, leaf, x, y, weight):
+    return kind.refit(leaf, x, y, weight), kind.criterion(leaf, x, y, weight)
+
+
+refits = jax.jit(refits)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_refitted_constants_and_their_criterion(x64, weighted):
+    leaf, x, y = draw(outputs=(2,))
+    weight = np.random.default_rng(1).uniform(0, 3, N) if weighted else None
+    expected = oracles.leaf_means(leaf, y, LEAVES, (y.min(0) + y.max(0)) / 2, weight)
+    for unit in (1, 1000):
+        kind, criterion = refits(Constant(np.zeros((LEAVES, 2))), leaf, x, y, None if weight is None else unit * weight)
+        assert isinstance(kind, Constant)
+        np.testing.assert_allclose(kind.values, expected, rtol=1e-11)
+        of_each = [oracles.constant_loss(leaf, y[:, j], LEAVES, weight) for j in range(2)]
+        assert float(criterion) == pytest.approx(np.mean(of_each), rel=1e-11)
+
+
+@pytest.mark.parametrize("kind", [Logit, Frequency])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_refitted_frequencies_and_their_criterion(x64, weighted, kind):
+    leaf, y, weight = draw_classes(weighted)
+    kish = weight * weight.sum() / np.square(weight).sum()
+    expected = oracles.class_frequencies(leaf, y, LEAVES, CLASSES, 1.0, kish)[1]
+    for unit in (1, 1000):
+        given = unit * weight if weighted else None
+        fitted, criterion = refits(kind(np.full((LEAVES, CLASSES), 0.25)), leaf, np.zeros((N, P)), y, given)
+        assert isinstance(fitted, Frequency)
+        np.testing.assert_allclose(fitted.values, expected, rtol=1e-11)
+        assert float(criterion) == pytest.approx(np.average(-np.log(expected[leaf, y]), weights=weight), rel=1e-11)
+
+
+def test_leaves_to_train_from():
+    """Random ones within the targets, linear ones flat; fitted ones as they are, but for what has no gradient."""
+    _, x, y = draw(dtype=np.float32, outputs=(2,))
+
+    def starts(key):
+        shared = key, LEAVES, x
+        return [
+            Constant.start(*shared, y[:, 0]),
+            Constant.start(*shared, y),
+            Linear.start(*shared, y[:, 0]),
+            Linear.start(*shared, y),
+            Logit.start(*shared, y, CLASSES),
+        ]
+
+    one, both, linear, linears, logit = jax.jit(starts)(jax.random.key(0))
+    for values, within in (
+        (one.values, y[:, 0]),
+        (both.values, y),
+        (linear.intercept, y[:, 0]),
+        (linears.intercept, y),
+    ):
+        assert values.shape == (LEAVES, *within.shape[1:])
+        assert values.dtype == np.float32
+        assert (values >= within.min(0)).all() and (values <= within.max(0)).all()
+        assert len(np.unique(values)) == values.size
+    assert linear.coefficients.shape == (LEAVES, P) and not linear.coefficients.any()
+    assert linears.coefficients.shape == (LEAVES, P, 2) and not linears.coefficients.any()
+    assert logit.values.shape == (LEAVES, CLASSES)
+    assert (np.abs(logit.values) <= 1).all() and len(np.unique(logit.values)) == logit.values.size
+
+    kinds = drawn_kinds()
+    for name in ("constant", "constants", "linear", "linears", "logit"):
+        same = jax.tree.map(np.array_equal, kinds[name].trainable(), kinds[name])
+        assert jax.tree.all(same), name
+    free = kinds["bounded"].trainable()
+    assert free.lower is None and free.upper is None
+    assert np.array_equal(free.coefficients, kinds["bounded"].coefficients)
+    frequency = Frequency(kinds["frequency"].values.astype(np.float32))
+    logits = frequency.trainable()
+    assert isinstance(logits, Logit) and np.isfinite(logits.values).all()
+    np.testing.assert_allclose(answers(logits, x[:1]), answers(frequency, x[:1]), rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", REGRESSION)
+def test_rescaled_leaves_answer_the_same_in_the_users_units(name):
+    kind, (_, x, _) = drawn_kinds()[name], draw()
+    x_zero, x_unit = np.array([5.0, -300, 0]), np.array([2.0, 100, 1e-3])
+    y_zero, y_unit = (np.array([40.0, -3]), np.array([7.0, 0.01])) if name.endswith("s") else (40.0, 7.0)
+    raw = kind.rescaled(x_zero, x_unit, y_zero, y_unit)
+    assert type(raw) is type(kind)
+    assert {a.dtype for a in jax.tree.leaves(raw)} == {np.dtype(np.float32)}
+    expected = y_zero + y_unit * answers(kind, x)
+    found = answers(jax.tree.map(lambda a: np.asarray(a, np.float64), raw), x_zero + x_unit * x)
+    # Slopes times features are up to a thousand here, and held to 24 bits.
+    np.testing.assert_allclose(found, expected, atol=3e-4 * np.max(y_unit))
+
+
+def test_class_frequencies_have_no_units():
+    for name in ("logit", "frequency"):
+        kind = drawn_kinds()[name]
+        assert kind.rescaled(1.0, 2.0, 3.0, 4.0) is kind
+
+
+def test_numbers_that_leaves_hold():
+    reached, kinds = np.array([True, False, True, True, False]), drawn_kinds()
+    expected = {"constant": 3, "constants": 6, "linear": 12, "bounded": 18, "linears": 24, "bounded linears": 36}
+    expected |= {"logit": 12, "frequency": 12}
+    assert {name: kind.count(reached) for name, kind in kinds.items()} == expected
+    linear = kinds["linear"]
+    linear.coefficients[0, 1] = 0  # counts only where it is reached
+    linear.coefficients[1] = 0
+    assert linear.count(reached) == 11
+
+
+NAMES = ["age", "bmi", "bp"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Constant([0.12345, -2]), "0.123"),
+        (Constant([[1.0, -0.00001], [0, 0]]), "1, -1e-05"),
+        (Frequency([[0.25, 0.75], [1, 0]]), "0.25, 0.75"),
+        (Linear([[1.5, 0, -1], [0, 0, 0]], [2.0, 0]), "1.5 age - bp + 2"),
+        (Linear([[0, -1, 0]], [-2.0], [-5.0], [5.0]), "-bmi - 2, from -5 to 5"),
+        (Linear([[0, 0.5, 0]], [0.0], [-10.0], [0.25]), "0.5 bmi + 0, from -10 to 0.25"),
+        (Linear([[0, 0, 0]], [4.5]), "4.5"),
+        # A constant needs no bounds said, but it keeps them.
+        (Linear([[0, 0, 0]], [4.5], [2.0], [9.0]), "4.5"),
+        (Linear([[0, 0, 0]], [4.5], [5.0], [9.0]), "5"),
+        (Linear([[0, 0, 0]], [4.5], [2.0], [4.0]), "4"),
+        (Linear([[[1.0, 0], [0, 0], [0, 2]]], [[3.0, -4]]), "age + 3; 2 bp - 4"),
+        (Linear([[[1.0, 0], [0, 0], [0, 0]]], [[3.0, -4]], [[0.0, -3]], [[9.0, 3]]), "age + 3, from 0 to 9; -3"),
+    ],
+)
+def test_texts(kind, text):
+    assert kind.describe(0, NAMES, 3) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "y_zero", "text"),
+    [
+        (Constant([1.23456]), 1e8, "100000001.23"),
+        (Constant([[1.25, -12.5]]), np.array([0, 1e6]), "1.25, 999987.5"),
+        (Linear([[2.0, 0, 0]], [0.5], [-1.0], [1.0]), -1e6, "2 age - 999999.5, from -1000001 to -999999"),
+        (Linear([[0, 0, 0]], [4.5], [5.0], [9.0]), 1e6, "1000005"),
+    ],
+)
+def test_texts_of_answers_counted_from_elsewhere_keep_the_digits_that_were_learnt(kind, y_zero, text):
+    kind = jax.tree.map(np.asarray, kind, is_leaf=lambda a: isinstance(a, list))
+    assert kind.describe(0, NAMES, 3, y_zero) == text
+
+
+def test_numbers_as_text():
+    assert number_text(1234.56, 3) == "1.23e+03"
+    assert number_text(0.0, 3) == "0"
+    assert number_text(0.0, 3, 2000.0) == "2000"
+    assert number_text(-2000.0, 3, 2000.0) == "0"
+    assert number_text(1e-30, 3, 1 / 3) == "0.333333333333333"  # no more digits than there are
+
+
+def test_kinds_by_name():
+    assert leaves.kind_of("constant", None) is Constant
+    assert leaves.kind_of("linear", None) is Linear
+    assert leaves.kind_of("constant", 3) is Logit
+    with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
+        leaves.kind_of("linear", 2)
+    with pytest.raises(ValueError, match="leaves must be one of 'constant', 'linear', got 'cubic'"):
+        leaves.kind_of("cubic", None)

@@ -174,6 +174,15 @@ def squared_losses(outputs: Float[Array, "leaves n *k"], y: Num[Array, "n *k"]) 
     return error if y.ndim == 1 else error.mean(-1)
 
 
+def number_text(value: float, digits: int, zero: float = 0.0) -> str:
+    """``zero + value`` to so many significant digits of the value."""
+    total = zero + value
+    if zero:
+        whole = [np.floor(np.log10(max(abs(a), np.finfo(np.float32).tiny))) for a in (total, value)]
+        digits += int(np.clip(whole[0] - whole[1], 0, 15 - digits))
+    return f"{total:.{digits}g}"
+
+
 class _Values:
     """What the kinds with one array of values share."""
 
@@ -183,12 +192,10 @@ class _Values:
         """How many numbers the leaves that are reached, ``(leaves,)`` bool, hold."""
         return int(np.asarray(self.values)[reached].size)
 
-    def describe(
-        self, leaf: int, names: Sequence[str], digits: int, x_zero: np.ndarray | float = 0, y_zero: Any = 0
-    ) -> str:
+    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0) -> str:
         """What a leaf answers, as text; ``y_zero`` is added to it."""
-        answer = np.asarray(self.values, np.float64)[leaf] + y_zero
-        return ", ".join(f"{v:.{digits}g}" for v in np.reshape(answer, -1))
+        answer = np.reshape(np.asarray(self.values, np.float64)[leaf], -1)
+        return ", ".join(number_text(v, digits, zero) for v, zero in zip(answer, y_zero + 0 * answer, strict=True))
 
     def trainable(self) -> Any:
         """Parameters to go on from."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees.leaves.constant import effective, squared_losses, uniform_targets
+from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
 
 
@@ -87,28 +87,24 @@ class Linear:
         others = sum(np.asarray(a)[reached].size for a in (self.intercept, self.lower, self.upper) if a is not None)
         return int(np.count_nonzero(np.asarray(self.coefficients)[reached]) + others)
 
-    def describe(
-        self, leaf: int, names: Sequence[str], digits: int, x_zero: np.ndarray | float = 0, y_zero: Any = 0
-    ) -> str:
-        """What a leaf answers, as text, for features counted from ``x_zero``; ``y_zero`` is added to it."""
+    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0) -> str:
+        """What a leaf answers, as text; ``y_zero`` is added to it."""
         slopes = np.atleast_2d(np.asarray(self.coefficients, np.float64)[leaf].T)
-        zero = (
-            np.atleast_1d(np.asarray(self.intercept, np.float64)[leaf])
-            + y_zero
-            - slopes @ (x_zero + np.zeros(slopes.shape[1]))
-        )
-        bound = lambda a: [None] * len(zero) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf]) + y_zero
-        answers = zip(slopes, zero, bound(self.lower), bound(self.upper), strict=True)
-        return "; ".join(_described(*answer, names, digits) for answer in answers)
+        of_leaf = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
+        each = (*map(of_leaf, (self.intercept, self.lower, self.upper)), np.broadcast_to(y_zero, len(slopes)))
+        return "; ".join(_described(*one, names, digits) for one in zip(slopes, *each, strict=True))
 
 
-def _described(slopes: np.ndarray, zero: float, lower: Any, upper: Any, names: Sequence[str], digits: int) -> str:
-    terms = linear_text(slopes, names, digits)
-    text = f"{zero:.{digits}g}" if terms == "0" else f"{terms} {'-' if zero < 0 else '+'} {abs(zero):.{digits}g}"
-    # A constant between its bounds needs none said; beyond them it answers the nearer.
-    if lower is None or upper is None or (terms == "0" and lower <= zero <= upper):
-        return text
-    return f"{text}, from {lower:.{digits}g} to {upper:.{digits}g}"
+def _described(
+    slopes: np.ndarray, intercept: float, lower: Any, upper: Any, y_zero: float, names: Sequence[str], digits: int
+) -> str:
+    number = lambda value: number_text(value, digits, y_zero)
+    bounded, terms = lower is not None and upper is not None, linear_text(slopes, names, digits)
+    if terms == "0":  # a constant needs no bounds said: it keeps them
+        return number(np.clip(intercept, lower, upper) if bounded else intercept)
+    constant = number(intercept)
+    text = f"{terms} - {constant[1:]}" if constant.startswith("-") else f"{terms} + {constant}"
+    return f"{text}, from {number(lower)} to {number(upper)}" if bounded else text
 
 
 def linear_text(weights: np.ndarray, names: Sequence[str], digits: int) -> str:

@@ -117,8 +117,8 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
     """Models of the leaves, outputs first; ``rows`` are p features and k targets, standardised."""
     levels = _moments(rows, p, weight, leaf_index, num_leaves)
     joint: _Moments = jax.tree.map(lambda *parts: jnp.concatenate(parts), *levels)
-    # One call for all nodes of all levels: with jaxlib 0.10.2 two decompositions in a program that do not depend on each
-    # other hang on two cores.
+    # One call for all nodes of all levels: with jaxlib 0.10.2 two decompositions in a program that do not depend on
+    # each other hang on two cores.
     values, vectors = jnp.linalg.eigh(joint.second[:, :p, :p])
 
     # A compiled loop over levels, in which every leaf looks at its own ancestor: nodes near the root are worked on many

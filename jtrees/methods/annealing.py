@@ -53,10 +53,16 @@ def soft_method(
     depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, classes)
     checks.check_positive(name, scale)
     checks.check_not_negative("l1", l1)
+    for which, value in ((name, scale), ("l1", l1)):
+        if not callable(value) and jnp.ndim(value):
+            raise ValueError(f"{which} must be one number, got shape {jnp.shape(value)}")
+    if classes is not None:
+        checks.check_count("classes", classes, minimum=2)
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
         if classes is not None:
-            checks.check_classes(batch.y, classes)
+            with jax.ensure_compile_time_eval():  # labels may be known where what is drawn is traced
+                checks.check_classes(batch.y, classes)
         return random_tree(key, depth, kind, batch, classes)
 
     def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
@@ -188,13 +194,13 @@ class Annealed(Recipe):
 
     def begin(self, start: ObliqueTree | None, table: Table, *, key: Array) -> Run:
         tree_key, scale_key = jax.random.split(key)
-        kind = kinds.kind_of(self.leaves, table.classes)
-        draw = lambda key: random_tree(key, self.depth, kind, table.batch, table.classes)
-        first = jax.vmap(draw)(jax.random.split(tree_key, self.starts))
+        size = self.starts, topology.num_nodes(self.depth), table.x.shape[1] + 1
+        drawn = jax.random.uniform(tree_key, size, table.x.dtype, -1, 1)  # all in one draw, as draws take long to compile
+        weights, bias = drawn[..., :-1], drawn[..., -1]
         if start is not None:
-            weights, bias = first.weights.at[0].set(start.weights), first.bias.at[0].set(start.bias)
-            first = first.replace(weights=weights, bias=bias)
-        return map_starts(lambda first, scales: begun(self, first, scales, table), first, self.scales(scale_key))
+            weights, bias = weights.at[0].set(start.weights), bias.at[0].set(start.bias)
+        one = lambda splits, scales: begun(self, splits, scales, table)
+        return jax.vmap(one)(ObliqueTree(weights, bias, None), self.scales(scale_key))
 
     def round(self, i: Array, state: Run, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Run, Array]:
         return map_starts(lambda run: advanced(self, i, run, table, judge, rounds), state)
@@ -245,10 +251,9 @@ def begun(recipe: Annealed, first: ObliqueTree, scales: Array, table: Table) -> 
     splits = first.replace(leaves=None)
     none = jnp.full(scales.shape, jnp.inf, table.x.dtype)
     best = training.Best(splits, none[0], jnp.zeros((), jnp.int32))
-    # The first round makes the run anew: here only its shapes count, and are cheaper to compile.
-    shapes = jax.eval_shape(lambda: _fresh(recipe, splits, scales[0], table))
-    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes.replace(key=None))
-    empty = empty.replace(key=jax.random.key(0), finite=jnp.ones((), bool))
+    # The first round makes the run anew: here only its shapes count.
+    params = splits.replace(leaves=leaves_like(recipe, table, table.x.dtype).trainable())
+    empty = _under(recipe, params, scales[0], table)
     return Run(splits, empty, best, scales, none, jnp.zeros(scales.shape, jnp.int32))
 
 
@@ -260,13 +265,18 @@ def _optimizer(recipe: Annealed) -> optax.GradientTransformation:
 
 def _fresh(recipe: Annealed, splits: ObliqueTree, scale: Array, table: Table) -> training.TrainState:
     """A run under a scale, from the hard tree with these splits."""
-    hard = harden(splits.replace(leaves=leaves_like(recipe, table)), table.batch)
+    hard = harden(splits.replace(leaves=leaves_like(recipe, table, table.x.dtype)), table.batch)
+    return _under(recipe, hard.replace(leaves=hard.leaves.trainable()), scale, table)
+
+
+def _under(recipe: Annealed, params: ObliqueTree, scale: Array, table: Table) -> training.TrainState:
+    """A run under a scale, from these parameters."""
     state = training.start(
         recipe.method(scale, table.classes),
         table.batch,
         key=jax.random.key(0),  # full batch, and nothing random in the loss
         optimizer=_optimizer(recipe),
-        params=hard.replace(leaves=hard.leaves.trainable()),
+        params=params,
     )
     return state.replace(order=state.order[:1])  # of the samples: there is but one batch
 
@@ -282,27 +292,32 @@ def advanced(
     # The criterion of constant leaves falls out of a step; other scores cost as much as one, or many.
     free = judge is None and recipe.leaves == "constant"
     every = 1 if free else max(1, recipe.epochs // _LOOKS)
-    once = training.one_step(method, batch, optimizer, score_every=every, score=score)
+    once = training.one_step(method, batch, optimizer, score_every=every, score=score, last=recipe.epochs)
     fresh = lambda: _fresh(recipe, run.splits, run.scales[stage], table).replace(finite=run.training.finite)
     state = jax.lax.cond(first, fresh, lambda: run.training)
     state = state.replace(step=jnp.asarray(rounds.before(i), jnp.int32))
-    state, history = training.advance_up_to(once, state, rounds.within(i), rounds.size)
+    # After the last step of a scale one more, for what it sees: another look would be as long a program again.
+    steps = rounds.within(i)
+    state, history = training.advance_up_to(once, state, steps + last.astype(jnp.int32), rounds.size + 1)
+    lost = jnp.where(jnp.arange(rounds.size) < steps, history.losses[:-1], jnp.nan)
 
     def next_scale() -> Run:
-        found = training.best(method, state, batch, score=score)
-        splits, value = recipe.between(found.params.replace(leaves=None), batch), found.score
-        if score is not None:  # what is done between is meant to leave training samples where they are, but not others
+        found = state.best
+        own, value = found.params.replace(leaves=None), found.score
+        splits = recipe.between(own, batch)
+        if score is not None and splits is not own:  # what is done between is meant to leave training samples where they are, but not others
             value = jnp.where(jnp.isfinite(value), score(splits.replace(leaves=found.params.leaves)), jnp.inf)
+        value = jnp.where(state.finite, value, jnp.inf)
         better = training.Best(splits, value, found.step)
         best = jax.tree.map(lambda old, new: jnp.where(value < run.best.score, new, old), run.best, better)
-        finite = state.finite & jnp.isfinite(value)
+        finite = jnp.isfinite(value)
         # What is kept of the run is only whether it was finite: its best has been seen to.
         spent = state.replace(best=state.best.replace(score=jnp.full_like(value, jnp.inf)), finite=finite)
         scores, steps = run.scores.at[stage].set(value), run.steps.at[stage].set(found.step)
         return Run(splits, spent, best, run.scales, scores, steps)
 
     run = jax.lax.cond(last, next_scale, lambda: run._replace(training=state))
-    return run, history.losses
+    return run, lost
 
 
 def best_so_far(run: Run) -> training.Best:
@@ -319,19 +334,21 @@ def _judged(params: ObliqueTree, *, table: Table, judge: Table) -> Array:
     return losses.weighted_mean(loss(harden(params, table.batch).apply(judge.x), judge.y), weight)
 
 
-def leaves_like(recipe: Annealed, table: Table) -> Any:
+def leaves_like(recipe: Annealed, table: Table, dtype: Any = jnp.float32) -> Any:
     """Leaves of the recipe's kind and of the right shape, to be refitted."""
     kind, num = kinds.kind_of(recipe.leaves, table.classes), topology.num_leaves(recipe.depth)
-    x, y = (jax.ShapeDtypeStruct((1, *a.shape[1:]), jnp.float32) for a in (table.x, table.y))
+    x, y = (jax.ShapeDtypeStruct((1, *a.shape[1:]), dtype) for a in (table.x, table.y))
     shapes = jax.eval_shape(lambda x, y: kind.start(jax.random.key(0), num, x, y, table.classes), x, y)
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
 
 
 def grown_cart(recipe: Annealed, table: Table) -> ObliqueTree:
-    """CART of the same depth; where leaves are linear, grown on what a linear regression leaves of the targets."""
+    """The splits of CART of the same depth; where leaves are linear, grown on what a linear regression leaves of the
+    targets.
+    """
     x, y, weight = table.x, table.y, table.weight
     if table.classes is not None:
-        return warmstart.cart_classifier(x, y, recipe.depth, sample_weight=weight)
+        return warmstart.cart_classifier(x, y, recipe.depth, sample_weight=weight).replace(leaves=None)
     if recipe.leaves == "linear":
         root = np.sqrt(np.ones(len(x)) if weight is None else weight)[:, None]
         with_one = np.column_stack([x - x.mean(0), np.ones(len(x))]).astype(np.float64)
@@ -340,4 +357,4 @@ def grown_cart(recipe: Annealed, table: Table) -> ObliqueTree:
         wide = y.reshape(len(x), -1)
         residual = (wide - with_one @ np.linalg.lstsq(root * with_one, root * wide, rcond=None)[0]).reshape(y.shape)
         y = residual if np.ptp(residual, axis=0).min() > 0 else y
-    return warmstart.cart_regressor(x, y, recipe.depth, sample_weight=weight)
+    return warmstart.cart_regressor(x, y, recipe.depth, sample_weight=weight).replace(leaves=None)

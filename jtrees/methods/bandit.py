@@ -7,13 +7,12 @@ learner that the paper compares with.
 """
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any, Literal, NamedTuple
 
-import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 import optax
@@ -26,7 +25,7 @@ from jtrees.tree import ObliqueTree
 
 @struct.dataclass
 class BanditState:
-    """All that a learner knows: a pytree, to be saved and loaded as a whole.
+    """All that a learner knows: a pytree, to be saved and loaded as a whole. Another learner refuses it.
 
     Attributes:
       params: what is learnt: an :class:`ObliqueTree`, or ``(weights, bias)`` of the linear learner.
@@ -86,29 +85,23 @@ def bandit_classifier(
     Raises:
       ValueError: for a number out of range.
     """
-    if checks.check_count("actions", actions) < 2:
-        raise ValueError(f"actions must be at least 2, got {actions}")
-    _check_delta("exploration", exploration)
-    model, optimizer = _model(depth, actions), two_rates(0.001, 0.3) if optimizer is None else optimizer
+    actions = checks.check_count("actions", actions, minimum=2)
+    _check_probability("exploration", exploration)
+    learner = _Learner(depth, (actions,), two_rates(0.001, 0.3) if optimizer is None else optimizer, accumulate)
 
-    def act(state: BanditState, x: ArrayLike, *, key: Array) -> tuple[Array, Array]:
-        scores = model.answer(state.params, _context(state, x))
+    def act(state: BanditState, x: Any, *, key: Array) -> tuple[Array, Array]:
+        scores = _answer(state.params, learner.context(state, x))
         best = jnp.argmax(scores).astype(jnp.int32)
         choice_key, explore_key = jax.random.split(key)
         explores = jax.random.uniform(explore_key) < exploration
         action = jnp.where(explores, jax.random.randint(choice_key, (), 0, actions, jnp.int32), best)
-        return action, _propensity(action, best, scores.dtype)
+        delta = jnp.asarray(exploration, scores.dtype)
+        return action, jnp.where(action == best, 1 - delta, 0) + delta / actions
 
-    def _propensity(action: Array, best: Array, dtype: Any) -> Array:
-        delta = jnp.asarray(exploration, dtype)
-        return jnp.where(action == best, 1 - delta, 0) + delta / actions
-
-    def update(
-        state: BanditState, x: ArrayLike, action: ArrayLike, propensity: ArrayLike, loss: ArrayLike
-    ) -> BanditState:
-        x = _context(state, x)
+    def update(state: BanditState, x: Any, action: Any, propensity: Any, loss: Any) -> BanditState:
+        x = learner.context(state, x)
         _check_action(action, actions)
-        _check_propensity(propensity)
+        _check_probability("propensity", propensity)
         action, loss = jnp.asarray(action), _losses(loss, (), x.dtype)
 
         def slope(scores: Array) -> Array:
@@ -116,9 +109,9 @@ def bandit_classifier(
             value = 2 / jnp.asarray(propensity, x.dtype) * (loss - (1 - s)) * s * (1 - s)
             return jnp.zeros_like(scores).at[action].set(value)
 
-        return _learn(state, model, x, slope, optimizer, accumulate)
+        return learner.learn(state, x, slope)
 
-    return Bandit(_init(model, optimizer, accumulate), act, update, _predict(model))
+    return Bandit(learner.init, act, update, learner.predict)
 
 
 def bandit_regressor(
@@ -145,45 +138,37 @@ def bandit_regressor(
     Raises:
       ValueError: for a number out of range or an unknown feedback.
     """
-    if feedback not in ("one-point", "two-point"):
-        raise ValueError(f'feedback must be "one-point" or "two-point", got {feedback!r}')
-    _check_delta("delta", delta)
-    model, one_point = _model(depth, None), feedback == "one-point"
-    optimizer = rmsprop(0.001) if optimizer is None else optimizer
+    checks.check_choice("feedback", feedback, ("one-point", "two-point"))
+    _check_probability("delta", delta)
+    one_point = feedback == "one-point"
+    learner = _Learner(depth, (), rmsprop(0.001) if optimizer is None else optimizer, accumulate)
 
-    def act(state: BanditState, x: ArrayLike, *, key: Array) -> tuple[Array, Array]:
-        prediction = model.answer(state.params, _context(state, x))
+    def act(state: BanditState, x: Any, *, key: Array) -> tuple[Array, Array]:
+        prediction = _answer(state.params, learner.context(state, x))
         width = jnp.asarray(delta, prediction.dtype)
         if one_point:
             side = jax.random.rademacher(key, (), prediction.dtype)
             return prediction + width * side, jnp.full((), 0.5, prediction.dtype)
         return prediction + jnp.stack([width, -width]), jnp.ones((), prediction.dtype)
 
-    def update(
-        state: BanditState, x: ArrayLike, action: ArrayLike, propensity: ArrayLike, loss: ArrayLike
-    ) -> BanditState:
-        x = _context(state, x)
-        _check_propensity(propensity)
+    def update(state: BanditState, x: Any, action: Any, propensity: Any, loss: Any) -> BanditState:
+        x = learner.context(state, x)
+        _check_probability("propensity", propensity)
         shape = () if one_point else (2,)
-        action, loss = jnp.asarray(action, x.dtype), _losses(loss, shape, x.dtype)
-        if action.shape != shape:
-            raise ValueError(f"action must have shape {shape} with {feedback} feedback, got {action.shape}")
-        width = jnp.asarray(delta, x.dtype)
-
-        def slope(prediction: Array) -> Array:
-            if not one_point:
-                return (loss[0] - loss[1]) / (2 * width)
-            return loss * jnp.sign(action - prediction) / width
-
+        if action is None or np.shape(action) != shape:
+            raise ValueError(f"action must have shape {shape} with {feedback} feedback, got {action!r}")
+        action, loss, width = jnp.asarray(action, x.dtype), _losses(loss, shape, x.dtype), jnp.asarray(delta, x.dtype)
+        lost = loss / width if one_point else (loss[0] - loss[1]) / (2 * width)
+        slope = lambda prediction: lost * jnp.sign(action - prediction) if one_point else lost
         if not checks.is_traced((state, x, action, width)):
-            played = model.answer(state.params, x) + (width if one_point else jnp.stack([width, -width]))
+            played = _answer(state.params, x) + (width if one_point else jnp.stack([width, -width]))
             away = jnp.abs(action - played) if not one_point else jnp.abs(jnp.abs(action - played + width) - width)
             # Prediction and sum may be rounded otherwise than when they were played, by some units in the last place.
             if not bool(jnp.all(away <= 64 * jnp.finfo(x.dtype).eps * (width + jnp.abs(played)))):
                 raise ValueError(f"action must be what act gave for this state, beside its prediction, got {action}")
-        return _learn(state, model, x, slope, optimizer, accumulate)
+        return learner.learn(state, x, slope)
 
-    return Bandit(_init(model, optimizer, accumulate), act, update, _predict(model))
+    return Bandit(learner.init, act, update, learner.predict)
 
 
 def two_rates(splits: Any, leaves: Any) -> optax.GradientTransformation:
@@ -202,75 +187,81 @@ def two_rates(splits: Any, leaves: Any) -> optax.GradientTransformation:
 # --- What is learnt: a tree, or one linear score an action ------------------------------------------------------------
 
 
-class _Model(NamedTuple):
-    """``init: (p, key) -> params``; ``answer: (params, x of shape (p,)) -> () or (K,)``, with DGT's gradient."""
+@dataclasses.dataclass(frozen=True)
+class _Learner:
+    """What the two learners share: a tree or, at depth 0, linear scores, of so many outputs, ``()`` or ``(K,)``."""
 
-    init: Callable[[int, Array], Any]
-    answer: Callable[[Any, Array], Array]
+    depth: int
+    outputs: tuple[int, ...]
+    optimizer: optax.GradientTransformation
+    accumulate: int
 
+    def __post_init__(self):
+        if checks.check_count("depth", self.depth, minimum=0):
+            checks.check_depth(self.depth)
+        checks.check_count("accumulate", self.accumulate)
+        if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
+            raise ValueError(f"optimizer must be an optax transformation, got {self.optimizer!r}")
 
-def _model(depth: int, outputs: int | None) -> _Model:
-    shape = () if outputs is None else (outputs,)
-    if depth == 0:
-        zeros = lambda p, key: (jnp.zeros((*shape, p)), jnp.zeros(shape))
-        return _Model(zeros, lambda params, x: jnp.matmul(params[0], x, precision="highest") + params[1])
-    checks.check_depth(depth)
-
-    def init(p: int, key: Array) -> ObliqueTree:
-        tree = random_chain(key, depth, p, (), shape, jnp.result_type(float)).tree()
-        return tree if outputs is None else tree.replace(leaves=Constant(tree.leaves.values - 0.5))
-
-    def answer(params: ObliqueTree, x: Array) -> Array:
-        return ops.path_sum(params.weights, params.bias, params.leaves.values, x[None], routing.mean_size)[0]
-
-    return _Model(init, answer)
-
-
-def _predict(model: _Model) -> Callable[[Any, Array], Array]:
-    def predict(params: Any, x: Array) -> Array:
-        return (
-            params.predict(x) if isinstance(params, ObliqueTree) else jax.vmap(lambda one: model.answer(params, one))(x)
-        )
-
-    return predict
-
-
-def _init(model: _Model, optimizer: optax.GradientTransformation, accumulate: int) -> Callable[..., BanditState]:
-    checks.check_count("accumulate", accumulate)
-
-    def init(p: int, *, key: Array) -> BanditState:
-        params = model.init(checks.check_count("p", p), key)
+    def init(self, p: int, *, key: Array) -> BanditState:
+        checks.check_key(key)
+        params: Any = jnp.zeros((*self.outputs, checks.check_count("p", p))), jnp.zeros(self.outputs)
+        if self.depth:
+            params = random_chain(key, int(self.depth), p, (), self.outputs, jnp.result_type(float)).tree()
+            params = params.replace(leaves=Constant(params.leaves.values - (0.5 if self.outputs else 0)))
         zero = jnp.zeros((), jnp.int32)
-        return BanditState(params, optimizer.init(params), jax.tree.map(jnp.zeros_like, params), zero, zero)
+        return BanditState(params, self.optimizer.init(params), jax.tree.map(jnp.zeros_like, params), zero, zero)
 
-    return init
+    def predict(self, params: Any, x: Array) -> Array:
+        return params.predict(x) if self.depth else jax.vmap(_answer, (None, 0))(params, x)
+
+    def context(self, state: BanditState, x: Any) -> Array:
+        """A context that fits a state of this learner, in its precision."""
+        _check_state(state, self.init)
+        weights = jax.tree.leaves(state.params)[0]
+        if np.shape(x) != weights.shape[-1:]:
+            raise ValueError(f"x must be one context of shape {weights.shape[-1:]}, got shape {np.shape(x)}")
+        checks.check_finite("x", x := jnp.asarray(x, weights.dtype))
+        return x
+
+    def learn(self, state: BanditState, x: Array, slope: Callable[[Array], Array]) -> BanditState:
+        """The state after a round; ``slope`` is the estimated derivative of the loss in the answer."""
+        answer, pull_back = jax.vjp(lambda params: _answer(params, x), state.params)
+        at = slope(answer)
+        finite = jnp.isfinite(at).all() & jnp.isfinite(x).all()  # a loss that is not leaves no finite slope
+        # Nothing of a skipped round may get in: not its gradient, no update that its place in the count would bring.
+        add = lambda total, new: total + jnp.where(finite, new, 0)
+        gradient = jax.tree.map(add, state.gradient, pull_back(jnp.where(finite, at, 0))[0])
+        rounds, skipped = state.rounds + 1, state.skipped + (~finite).astype(jnp.int32)
+
+        def step() -> tuple[Any, Any, Any]:
+            mean = jax.tree.map(lambda g: g / self.accumulate, gradient)
+            updates, opt_state = self.optimizer.update(mean, state.opt_state, state.params)
+            return optax.apply_updates(state.params, updates), opt_state, jax.tree.map(jnp.zeros_like, gradient)
+
+        wait = lambda: (state.params, state.opt_state, gradient)
+        after = jax.lax.cond(finite & ((rounds - skipped) % self.accumulate == 0), step, wait)
+        return BanditState(*after, rounds=rounds, skipped=skipped)
 
 
-def _learn(
-    state: BanditState,
-    model: _Model,
-    x: Array,
-    slope: Callable[[Array], Array],
-    optimizer: optax.GradientTransformation,
-    accumulate: int,
-) -> BanditState:
-    """The state after a round; ``slope`` is the estimated derivative of the loss in the answer."""
-    answer, pull_back = jax.vjp(lambda params: model.answer(params, x), state.params)
-    at = slope(answer)
-    finite = jnp.isfinite(at).all() & jnp.isfinite(x).all()  # a loss that is not leaves no finite slope
-    # Nothing of a skipped round may get in: not its gradient, and no update that its place in the count would bring.
-    add = lambda total, new: total + jnp.where(finite, new, 0)
-    gradient = jax.tree.map(add, state.gradient, pull_back(jnp.where(finite, at, 0))[0])
-    rounds, skipped = state.rounds + 1, state.skipped + (~finite).astype(jnp.int32)
+@jax.jit
+def _answer(params: Any, x: Array) -> Array:
+    """What is said of one context, ``()`` or ``(K,)``, with DGT's gradient."""
+    if not isinstance(params, ObliqueTree):
+        return jnp.matmul(params[0], x, precision="highest") + params[1]
+    return ops.path_sum(params.weights, params.bias, params.leaves.values, x[None], routing.mean_size)[0]
 
-    def step() -> tuple[Any, Any, Any]:
-        mean = jax.tree.map(lambda g: g / accumulate, gradient)
-        updates, opt_state = optimizer.update(mean, state.opt_state, state.params)
-        return optax.apply_updates(state.params, updates), opt_state, jax.tree.map(jnp.zeros_like, gradient)
 
-    wait = lambda: (state.params, state.opt_state, gradient)
-    params, opt_state, gradient = jax.lax.cond(finite & ((rounds - skipped) % accumulate == 0), step, wait)
-    return BanditState(params, opt_state, gradient, rounds, skipped)
+def _check_state(state: Any, init: Callable[..., BanditState]) -> None:
+    """Raises ``ValueError`` for a state that is none of the learner with this ``init``."""
+    if not isinstance(state, BanditState):
+        raise ValueError(f"state must be a BanditState, from the learner's init, got {type(state).__name__}")
+    p = next((np.shape(a)[-1] for a in jax.tree.leaves(state.params) if np.ndim(a)), 1)
+    expected = jax.eval_shape(lambda: init(p, key=jax.random.key(0)))
+    for name in ("params", "opt_state", "gradient"):
+        came, wanted = (jax.tree.map(np.shape, getattr(a, name)) for a in (state, expected))
+        if came != wanted:
+            raise ValueError(f"state must be one of this learner, with {name} of shapes {wanted}, got {came}")
 
 
 # --- A whole stream ---------------------------------------------------------------------------------------------------
@@ -332,93 +323,75 @@ def run_bandit(
       score_every: rounds between looks at the score.
 
     Raises:
-      ValueError: for contexts of another shape or not finite (where they can be looked at), or counts out of range.
+      ValueError: for contexts that are not finite numbers (n, p), a state of another learner, or counts out of range.
     """
-    contexts = jnp.asarray(contexts)
-    if contexts.ndim != 2 or not jnp.issubdtype(contexts.dtype, jnp.floating):
-        raise ValueError(f"contexts must be floating numbers (n, p), got {contexts.dtype} of shape {contexts.shape}")
-    if contexts.shape[0] == 0:
-        raise ValueError("contexts must hold at least one round, got none")
-    checks.check_finite("contexts", contexts)
+    contexts = _checked_stream(learner, contexts, loss_fn, best_losses)
     checks.check_count("score_every", score_every)
-    n = contexts.shape[0]
-    if best_losses is not None and jnp.shape(best_losses) != (n,):
-        raise ValueError(f"best_losses must have shape ({n},), got {jnp.shape(best_losses)}")
-    init_key, play_key = jax.random.split(key)
-    state = learner.init(contexts.shape[1], key=init_key) if state is None else state
+    checks.check_key(key)
+    (n, p), dtype, (init_key, play_key) = contexts.shape, contexts.dtype, jax.random.split(key)
+    state = learner.init(p, key=init_key) if state is None else state
+    _check_state(state, learner.init)
 
     def play(state: BanditState, now: tuple[Array, Array]) -> tuple[BanditState, Any]:
         i, x = now
         action, propensity = learner.act(state, x, key=jax.random.fold_in(play_key, state.rounds))
-        loss = loss_fn(i, action) if action.ndim == 0 else jnp.stack([loss_fn(i, action[0]), loss_fn(i, action[1])])
-        loss = jnp.asarray(loss, contexts.dtype)
-        chex.assert_shape(loss, action.shape)
-        after = learner.update(state, x, action, propensity, loss)
-        return after, (action, propensity, loss.mean(), after.skipped > state.skipped)
+        loss = jnp.stack([_losses(loss_fn(i, one), (), dtype) for one in action.reshape(-1)]).reshape(action.shape)
+        after, seen = learner.update(state, x, action, propensity, loss), jnp.zeros((), dtype)
+        if score is not None:
+            look = lambda params, of=score: jnp.asarray(of(params)).astype(dtype)
+            seen = jax.lax.cond((i + 1) % score_every == 0, look, lambda _: seen, after.params)
+        return after, (action, propensity, loss.mean(), after.skipped > state.skipped, seen)
 
-    rounds, parts, scores = jnp.arange(n), [], jnp.zeros(0, contexts.dtype)
-    every = score_every if score is not None else n
-    looks, rest = divmod(n, every)
-
-    def stretch(state: BanditState, now: tuple[Array, Array]) -> tuple[BanditState, Any]:
-        state, played = jax.lax.scan(play, state, now)
-        return state, (played, jnp.zeros(()) if score is None else score(state.params))
-
-    if looks:
-        split = jax.tree.map(lambda a: a[: looks * every].reshape(looks, every, *a.shape[1:]), (rounds, contexts))
-        state, (played, scores) = jax.lax.scan(stretch, state, split)
-        parts.append(jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), played))
-    if rest:
-        state, played = jax.lax.scan(play, state, (rounds[looks * every :], contexts[looks * every :]))
-        parts.append(played)
-    actions, propensities, losses, skipped = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
-    lost = jnp.where(skipped, 0, losses)
-    best = jnp.zeros_like(lost) if best_losses is None else jnp.where(skipped, 0, jnp.asarray(best_losses, lost.dtype))
+    state, (actions, propensities, losses, skipped, scores) = jax.lax.scan(play, state, (jnp.arange(n), contexts))
+    queries = score_every * jnp.arange(1, 1 if score is None else n // score_every + 1)
+    best = jnp.zeros(n, dtype) if best_losses is None else jnp.asarray(best_losses, dtype)
     return BanditRun(
         state=state,
         actions=actions,
         propensities=propensities,
         losses=jnp.where(skipped, jnp.nan, losses),
-        cumulative_loss=jnp.cumsum(lost),
-        regret=jnp.cumsum(lost - best),
+        cumulative_loss=jnp.cumsum(jnp.where(skipped, 0, losses)),
+        regret=jnp.cumsum(jnp.where(skipped, 0, losses - best)),
         skipped=skipped,
-        queries=every * jnp.arange(1, 1 if score is None else looks + 1),
-        scores=scores[: 0 if score is None else looks],
+        queries=queries,
+        scores=scores[queries - 1],
     )
 
 
 # --- The door ---------------------------------------------------------------------------------------------------------
 
 
-def _check_delta(name: str, value: Any) -> None:
-    if not checks.is_traced(value) and not 0 < value <= 1:
+def _checked_stream(learner: Any, contexts: Any, loss_fn: Any, best_losses: Any) -> Array:
+    """The contexts of a stream that can be played."""
+    if not isinstance(learner, Bandit):
+        raise ValueError(f"learner must be a jtrees.Bandit, such as jtrees.bandit_regressor(4), got {learner!r}")
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn must be a function (round, action) -> loss, got {loss_fn!r}")
+    contexts = jnp.asarray(checks.as_numeric("contexts", contexts))
+    shape, dtype = contexts.shape, contexts.dtype
+    if len(shape) != 2 or 0 in shape or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"contexts must be floating numbers (n, p), at least one round, got {dtype} of shape {shape}")
+    checks.check_finite("contexts", contexts)
+    if best_losses is not None and jnp.shape(best_losses) != shape[:1]:
+        raise ValueError(f"best_losses must have shape {shape[:1]}, got {jnp.shape(best_losses)}")
+    return contexts
+
+
+def _check_probability(name: str, value: Any) -> None:
+    if not checks.is_traced(value) and (np.ndim(value) or _kind(value) not in "biuf" or not 0 < value <= 1):
         raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
 
 
-def _check_propensity(propensity: Any) -> None:
-    if not checks.is_traced(propensity) and not 0 < propensity <= 1:
-        raise ValueError(f"propensity must be above 0 and at most 1, got {propensity!r}")
-
-
 def _check_action(action: Any, actions: int) -> None:
-    if checks.is_traced(action):
-        return
-    value = np.asarray(action)
-    if value.shape != () or value.dtype.kind not in "iu" or not 0 <= value < actions:
+    if not checks.is_traced(action) and (np.ndim(action) or _kind(action) not in "iu" or not 0 <= action < actions):
         raise ValueError(f"action must be a whole number from 0 to {actions - 1}, got {action!r}")
 
 
-def _context(state: BanditState, x: Any) -> Array:
-    weights = state.params.weights if isinstance(state.params, ObliqueTree) else state.params[0]
-    if np.shape(x) != weights.shape[-1:]:
-        raise ValueError(f"x must be one context of shape {weights.shape[-1:]}, got shape {np.shape(x)}")
-    x = jnp.asarray(x, weights.dtype)
-    checks.check_finite("x", x)
-    return x
+def _kind(value: Any) -> str:
+    return np.asarray(value).dtype.kind
 
 
 def _losses(loss: Any, shape: tuple[int, ...], dtype: Any) -> Array:
-    loss = jnp.asarray(loss, dtype)
-    if loss.shape != shape:
-        raise ValueError(f"loss must have shape {shape}, as the action has, got {loss.shape}")
-    return loss
+    if loss is None or np.shape(loss) != shape:
+        raise ValueError(f"loss must have shape {shape}, as the action has, got {loss!r}")
+    return jnp.asarray(loss, dtype)

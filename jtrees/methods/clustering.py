@@ -19,7 +19,7 @@ class LatentClustering(LatentTree):
     """Clusters samples without labels: a tree is learnt that helps to predict some features from the others.
 
     ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)``: linear splits, a linear predictor, squared
-    error; y is not asked for. Target features are scaled to mean 0 and deviation 1. The others are centred and divided
+    error; y is not asked for, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and deviation 1. The others are centred and divided
     by one number: which of them are large matters, as in any clustering by distances; scale them first if their units
     differ.
 
@@ -42,11 +42,15 @@ class LatentClustering(LatentTree):
 
     def targets(self, x: Any, y: Any) -> np.ndarray:
         x = np.asarray(checks.check_x(x))
-        columns = _checked_columns(self.target_features, x.shape[1])
-        constant = [int(i) for i in columns if np.ptp(x[:, i]) == 0]
-        if constant and len(x) > 1:
-            raise ValueError(f"target_features must vary, got column {constant[0]}, which is the same in every row")
-        return x[:, columns]
+        return x[:, _checked_columns(self.target_features, x.shape[1])]
+
+    def table(self, x: Any, y: Any, sample_weight: Any, task: str) -> Table:
+        learnt = self.targets(x, y)
+        constant = (learnt == learnt[:1]).all(0)
+        if constant.any() and len(learnt) > 1:
+            column = self.target_features[int(np.argmax(constant))]
+            raise ValueError(f"target_features must vary, got column {column}, which is the same in every row")
+        return super().table(x, y, sample_weight, task)
 
     def checked(self, table: Table) -> Any:
         for name, only in (("split", "linear"), ("predictor", "linear"), ("loss", None)):

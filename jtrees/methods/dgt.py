@@ -5,8 +5,9 @@ via Quantized Gradient Descent", TMLR 2022, Algorithms 2 and 3).
 baseline that the paper compares with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+import itertools
 from typing import Any, Literal
 
 from flax import struct
@@ -79,10 +80,11 @@ def dgt(
       loss: ``(outputs, y) -> (n,)``, such as ``optax.losses.huber_loss``; by default squared error (of several targets
         the mean), or the log loss of logits in classification.
       widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
-      window: in which scores pass gradients: ``"unit"``, by the straight-through rule ``1[|z| <= 1]`` (on heavy-tailed
-        features scores are large and hardly any passes); or ``"mean"``, the same in units of the mean of ``|z|`` over
-        the batch and the nodes, so that neither the size of the weights nor that of the updates can close the window.
-      refit: whether hardening sets leaves to means of targets or to class frequencies, rather than keep what was learnt.
+      window: in which scores pass gradients: ``"unit"``, by the paper's straight-through rule ``1[|z| <= 1]``, which
+        fails on heavy-tailed features, whose scores are large where they matter and pass nothing; or ``"mean"``, the
+        same in units of the mean of ``|z|`` over the batch and the nodes, so that neither the size of the weights nor
+        that of the updates can close the window.
+      refit: whether hardening sets leaves to means of targets or to class frequencies, or keeps what was learnt.
       l1: strength of ``sum |w|`` over the split weights (multiplied out, biases left out).
       l2: strength of ``sum w^2`` over the same.
 
@@ -93,7 +95,7 @@ def dgt(
     checks.check_not_negative("l1", l1)
     checks.check_not_negative("l2", l2)
     checks.check_choice("window", window, WINDOWS)
-    loss_of = losses.sample_loss(loss, classes)
+    refit, loss_of = _flag("refit", refit), losses.sample_loss(loss, classes)
 
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch
@@ -162,12 +164,11 @@ def random_chain(
 ) -> ChainedTree:
     """Factors from U(-1, 1) / sqrt(inputs), leaves of so many outputs from U(0, 1)."""
     sizes = [p + 1, *widths, topology.num_nodes(depth)]
-    *keys, leaf_key = jax.random.split(key, len(sizes))
-    factors = tuple(
-        jax.random.uniform(k, (rows, columns), dtype, -1, 1) / np.sqrt(columns).astype(dtype)
-        for k, columns, rows in zip(keys, sizes[:-1], sizes[1:], strict=True)
-    )
-    values = jax.random.uniform(leaf_key, (topology.num_leaves(depth), *outputs), dtype)
+    shapes = [*((rows, columns) for columns, rows in itertools.pairwise(sizes)), (topology.num_leaves(depth), *outputs)]
+    ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
+    drawn = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])  # at once: each draw costs compilation
+    *uniform, values = (part.reshape(shape) for part, shape in zip(drawn, shapes, strict=True))
+    factors = tuple((2 * part - 1) / np.sqrt(part.shape[1]).astype(dtype) for part in uniform)
     return ChainedTree(factors, kinds.Constant(values))
 
 
@@ -180,6 +181,12 @@ def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
         x, y, weight = jax.tree.map(jnp.asarray, batch)
         return tree.replace(leaves=tree.leaves.refit(ops.hard(tree.weights, tree.bias, x), x, y, weight))
     return tree.replace(leaves=tree.leaves.frequencies()) if isinstance(tree.leaves, kinds.Logit) else tree
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def _checked_widths(widths: Any) -> tuple[int, ...]:
@@ -197,6 +204,19 @@ def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax
     """
     update = optax.rmsprop(learning_rate, decay=_DECAY, eps=1e-8, eps_in_sqrt=False, momentum=momentum)
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
+
+
+def falling(steps: int, cycles: int) -> Callable[[Array | int], Array]:
+    """The learning rate at a step as a part of its peak: a cosine from 1 to almost 0, exactly ``cycles`` times."""
+    # No product of steps and cycles is taken where integers have 32 bits.
+    first = jnp.asarray([-(-cycle * steps // cycles) for cycle in range(cycles + 1)], jnp.int32)
+
+    def share(step: Array | int) -> Array:
+        cycle = jnp.clip(jnp.searchsorted(first, step, side="right") - 1, 0, cycles - 1)
+        phase = (step - first[cycle]).astype(jnp.float32) / (first[cycle + 1] - first[cycle]).astype(jnp.float32)
+        return jnp.asarray(optax.cosine_decay_schedule(1.0, 1)(phase))
+
+    return share
 
 
 # --- The recipes -----------------------------------------------------------------------------------------------------
@@ -223,7 +243,7 @@ class HardTree(OneRun):
     def checked(self, table: Table) -> Any:
         depth, recipe = checks.check_depth(self.depth), super().checked(table)
         self.sample_loss(table.classes)  # refuses what is no function
-        return recipe.replace(depth=depth, refit=bool(self.refit))
+        return recipe.replace(depth=depth, refit=_flag("refit", self.refit))
 
     def answers(self, params: ChainedTree, table: Table, x: Array) -> Array:
         tree = params.tree()
@@ -291,7 +311,7 @@ class DGT(HardTree):
 
     def work(self, p: int) -> int:
         sizes = (p + 1, *self.widths, topology.num_nodes(self.depth))
-        chain = sum(a * b for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        chain = sum(a * b for a, b in itertools.pairwise(sizes))
         return 4 * topology.num_nodes(self.depth) + chain // 8
 
     def method(self, table: Table) -> training.Method:
@@ -299,15 +319,8 @@ class DGT(HardTree):
         return dgt(self.depth, widths=self.widths, window=self.window, l1=self.l1, l2=self.l2, **options)
 
     def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
-        # From the peak to almost zero, and again, exactly ``cycles`` times.
-        first = jnp.asarray([-(-cycle * steps // self.cycles) for cycle in range(self.cycles + 1)])
-
-        def rate(step: Array) -> Array:
-            cycle = jnp.clip(jnp.searchsorted(first, step, side="right") - 1, 0, self.cycles - 1)
-            phase = (step - first[cycle]).astype(jnp.float32) / (first[cycle + 1] - first[cycle])
-            return self.learning_rate * optax.cosine_decay_schedule(1.0, 1)(phase)
-
-        return rmsprop(rate, self.momentum, self.clip)
+        share = falling(steps, self.cycles)
+        return rmsprop(lambda step: self.learning_rate * share(step), self.momentum, self.clip)
 
 
 @struct.dataclass(kw_only=True)
@@ -323,7 +336,10 @@ class PAT(HardTree):
     slopes: Any = (1.0, 100.0)
 
     def checked(self, table: Table) -> "PAT":
-        slopes = self.slopes if isinstance(self.slopes, jax.Array) else np.asarray(self.slopes, np.float32)
+        try:
+            slopes = self.slopes if isinstance(self.slopes, jax.Array) else np.asarray(self.slopes, np.float32)
+        except (TypeError, ValueError):
+            slopes = np.zeros(0)
         if slopes.shape != (2,):
             raise ValueError(f"slopes must be two numbers, at the start and at the end, got {self.slopes!r}")
         checks.check_number("slopes", slopes)

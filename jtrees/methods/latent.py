@@ -131,6 +131,8 @@ def latent(
     of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
     if classes is not None and checks.check_count("classes", classes) < 2:
         raise ValueError(f"classes must be at least 2, got {classes}")
+    if classes is not None and of.outputs not in (None, classes):
+        raise ValueError(f"outputs must be None in classification, or {classes}, the classes, got {of.outputs}")
     of = of if classes is None else of._replace(outputs=classes)
     checks.check_number("penalty", penalty)
     loss_of = losses.sample_loss(loss, classes)
@@ -154,7 +156,10 @@ def latent(
         return outputs if classes is None else jax.nn.softmax(outputs, axis=1)
 
     def harden(params: Any, batch: Batch) -> ObliqueTree | None:
-        return hard_tree(params, batch, penalty, of, classes) if is_tree(of) else None
+        if not is_tree(of):
+            return None
+        batch = jax.tree.map(jnp.asarray, batch)
+        return hard_tree(params, batch, activity(scores_of(params, batch.x, of), penalty, batch.weight), of, classes)
 
     return training.Method(init, total, predict, harden)
 
@@ -188,11 +193,11 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
     return jnp.concatenate(biases)
 
 
-def hard_tree(params: Any, batch: Batch, penalty: Any, of: Architecture, classes: int | None) -> ObliqueTree:
+def hard_tree(params: Any, batch: Batch, active: Array, of: Architecture, classes: int | None) -> ObliqueTree:
     """The hard tree of linear splits in which inactive nodes do not split, with constant leaves set from the batch."""
-    x, y, weight = jax.tree.map(jnp.asarray, batch)
+    x, y, weight = batch
     network = _network(params, x, of)
-    splits = activity(network.scores(x), penalty, weight)[: topology.num_nodes(of.depth)] > 0
+    splits = active[: topology.num_nodes(of.depth)] > 0
     weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
     bias = jnp.where(splits, network.bias[...], -1)
     shape = (topology.num_leaves(of.depth), *(y.shape[1:] if classes is None else (classes,)))
@@ -328,11 +333,17 @@ class LatentTree(OneRun):
         return Architecture(self.depth, outputs, self.split, self.predictor, self.inputs, self.hidden, self.dropout)
 
     def checked(self, table: Table) -> Any:
-        self.sample_loss(table.classes)  # refuses what is no function
         of = checked_architecture(self.architecture(table.outputs))
+        _graph(table.x.shape[1], of, jnp.dtype(jnp.float32))  # refuses splits with a state of their own
+        self._check_loss(table)
         recipe = super().checked(table).replace(depth=of.depth, hidden=of.hidden, dropout=of.dropout)
         patience = checks.check_count("patience", self.patience)
         return recipe.replace(penalty=number("penalty", self.penalty, checks.check_number), patience=patience)
+
+    def _check_loss(self, table: Table) -> None:
+        outputs = jax.ShapeDtypeStruct((len(table.x), *([table.outputs] if table.outputs else [])), jnp.float32)
+        y = jax.ShapeDtypeStruct(table.y.shape, jnp.float32 if table.classes is None else jnp.int32)
+        jax.eval_shape(self.sample_loss(table.classes), outputs, y)
 
     def work(self, p: int) -> int:
         inner = self.hidden * (self.hidden + p) if "mlp" in (self.split, self.predictor) else 0
@@ -364,8 +375,9 @@ class LatentTree(OneRun):
 
     def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
         found, of = super().end(state, table, judge), self.architecture(table.outputs)
-        tree = hard_tree(found.model, table.batch, self.penalty, of, table.classes) if self.has_tree() else None
-        return found._replace(extra={"active": self._activity(found.model, table), "tree": tree})
+        active = self._activity(found.model, table)
+        tree = hard_tree(found.model, table.batch, active, of, table.classes) if self.has_tree() else None
+        return found._replace(extra={"active": active, "tree": tree})
 
     def finish(
         self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch

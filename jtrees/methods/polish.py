@@ -24,7 +24,7 @@ from jtrees.tree import ObliqueTree
 _LEVELS = 5  # subtrees are polished whose roots are on the first five levels, as the authors' program does
 
 
-@struct.dataclass(kw_only=True)
+@struct.dataclass
 class Polished(Recipe):
     """Subtree polish of the tree that another recipe finds, one with constant leaves or class frequencies.
 
@@ -160,7 +160,7 @@ class _Level(Recipe):
     def begin(self, start: Any, table: Table, *, key: Array) -> Any:
         subtree = jnp.arange(self.by.starts) // 2
         one = lambda subtree, first, scales: begun(self.by, first, scales, _of(table, subtree))
-        return subtree, map_starts(one, subtree, *start)
+        return subtree, jax.vmap(one)(subtree, *start)
 
     def round(self, i: Array, state: Any, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Any, Array]:
         one = lambda subtree, run: advanced(self.by, i, run, _of(table, subtree), None, rounds)
@@ -202,7 +202,7 @@ class _Job(NamedTuple):
     @classmethod
     def of(cls, tree: ObliqueTree, root: int, by: GET, table: Table) -> "_Job":
         scale, nodes = Scale.of(table, DEVIATIONS), subtree_nodes(root, by.depth)
-        cart = grown_cart(by, scale.unit(table).real()).replace(leaves=None)
+        cart = grown_cart(by, scale.unit(table).real())
         now = scale.splits_to_unit(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None, tree.origin))
         return cls(root, nodes, table, scale, cart, now)
 

@@ -16,7 +16,8 @@ def leaf_index(scores: Num[Array, "nodes ..."]) -> Int[Array, "..."]:
     Returns:
       Leaf numbers from 0, int32, of the trailing shape of ``scores``.
     """
-    # Comparison bits are folded from the bottom up: no gather. The smallest integer that can hold a leaf number: four times as many fit in a vector register as of int32.
+    # Comparison bits are folded from the bottom up: no gather. The smallest integer that can hold a leaf number: four
+    # times as many fit in a vector register as of int32.
     leaves = scores.shape[0] + 1
     small = jnp.uint8 if leaves <= 2**8 else jnp.uint16 if leaves <= 2**16 else jnp.uint32
     index = jnp.arange(leaves, dtype=small).reshape(-1, *[1] * (scores.ndim - 1))

@@ -32,13 +32,15 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
 
 
 def traverse(
-    scores: Float[Array, "nodes n"], penalty: float | Array
+    scores: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
 ) -> tuple[Float[Array, "all_nodes n"], Float[Array, " all_nodes"]]:
     """Soft traversals of a tree that is pruned at the same time (the paper's T, eq. 3).
 
     Args:
       scores: split scores of the internal nodes, right iff above 0.
       penalty: price of an active node, above 0.
+      weight: of each sample, at least 0, by default 1 each. It bears on the pruning alone: a sample of weight 0 has its
+        z, but no say in a.
 
     Returns:
       ``(z, a)``: z between 0 and a, how far each sample is at each node; a, how active each node is
@@ -48,7 +50,7 @@ def traverse(
       ValueError: as :func:`jtrees.isotonic.prune`.
     """
     q = rewards(scores)
-    active = isotonic.prune(q, penalty)
+    active = isotonic.prune(q, penalty, weight)
     return position(q, active), active
 
 

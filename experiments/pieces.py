@@ -1,0 +1,170 @@
+"""Long experiments in pieces: each is kept in a file, so that a run that was ended goes on where it was.
+
+What the ``paper_*`` scripts share: the command line, the loop over what is missing, and a report of what is there.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+import json
+import os
+from pathlib import Path
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.progress import Progress
+
+from experiments import benchmark
+
+Found = dict[str, dict[str, dict[int, dict[str, Any]]]]  # by part, set and seed, what the files hold
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something to be found out and kept.
+
+    Attributes:
+      part: of the experiment.
+      name: of the data set.
+      make: what finds it out: something that JSON can hold.
+      settings: what it depends on, likewise; not made again, nor shown, if they are others than those of its file.
+      seed: 0 where a piece has all seeds.
+      file: name of its file without the suffix.
+    """
+
+    part: str
+    name: str
+    make: Callable[[], Any]
+    settings: dict[str, Any]
+    seed: int = 0
+    file: str = ""
+
+    def under(self, folder: Path) -> Path:
+        """Its file."""
+        return folder / f"{self.file or f'{self.part}-{self.name}'}.json"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A long experiment.
+
+    Attributes:
+      name: of the module, of the folder of its pieces and of its report.
+      doc: for the command line.
+      parts: the parts that it has.
+      sets: data sets that it runs on unless told otherwise.
+      seeds: how many, likewise.
+      pieces: ``(part, set, options) -> pieces``: none where the set has no such part.
+      report: ``(found, command) -> text``.
+      figure: ``(found, file)``: draws it.
+      arguments: ``(parser)``: adds options of its own.
+    """
+
+    name: str
+    doc: str | None
+    parts: Iterable[str]
+    sets: Iterable[str]
+    seeds: int
+    pieces: Callable[[str, str, argparse.Namespace], Iterable[Piece]]
+    report: Callable[[Found, str], str]
+    figure: Callable[[Found, Path], None] = lambda found, file: None
+    arguments: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
+
+
+def parse(script: Script, arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    out = argparse.ArgumentParser(description=script.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
+    out.add_argument("--datasets", nargs="+", default=list(script.sets))
+    out.add_argument("--parts", nargs="+", choices=list(script.parts), default=list(script.parts))
+    out.add_argument("--seeds", type=int, default=script.seeds)
+    folder = benchmark.RESULTS / script.name
+    out.add_argument("--out", type=Path, default=folder, help="folder of the pieces; the report goes beside it")
+    out.add_argument("--report-only", action="store_true", help="make the report of what is there")
+    script.arguments(out)
+    return out.parse_args(arguments)
+
+
+def main(script: Script, arguments: list[str] | None = None) -> None:
+    """Makes what is missing of what is asked for, and the report of all that is there."""
+    options = parse(script, arguments)
+    names = dict.fromkeys([*script.sets, *options.datasets])
+    pieces = [one for part in script.parts for name in names for one in script.pieces(part, name, options)]
+    for piece in pieces:  # before anything is spent
+        read(piece, options.out)
+    if not options.report_only:
+        asked = [one for one in pieces if one.part in options.parts and one.name in options.datasets]
+        run([one for one in asked if one.seed < options.seeds], options.out)
+    found: Found = {}
+    for piece in pieces:
+        if (record := read(piece, options.out)) is not None:
+            found.setdefault(piece.part, {}).setdefault(piece.name, {})[piece.seed] = record
+    text = script.report(found, f"python -m experiments.{script.name} --data-dir DATA --seeds {options.seeds}")
+    print(text)
+    report = options.out.parent / f"{options.out.name}.md"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(text)
+    script.figure(found, report.with_suffix(".png"))
+
+
+def program(script: Script) -> None:
+    """:func:`main` as a program of its own: on all cores, with compiled programs kept under ``results``."""
+    benchmark.use_all_cores()
+    jax.config.update("jax_compilation_cache_dir", str(Path("results/compiled").resolve()))
+    main(script)
+
+
+def run(pieces: list[Piece], folder: Path) -> None:
+    """Makes the pieces that are not there, seed by seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Progress() as progress:
+        task = progress.add_task("", total=len(pieces))
+        for piece in sorted(pieces, key=lambda piece: piece.seed):
+            progress.update(task, description=piece.under(folder).stem)
+            if not piece.under(folder).exists():
+                make(piece, folder)
+                # Hundreds of programs in one process use up what the kernel allows of memory maps.
+                jax.clear_caches()
+            progress.advance(task)
+
+
+def make(piece: Piece, folder: Path) -> None:
+    """Makes a piece; written aside and renamed, so that its file is whole or not there."""
+    start = time.perf_counter()
+    found = piece.make()
+    record = {"settings": piece.settings, "machine": benchmark.machine(), "seconds": time.perf_counter() - start}
+    aside = piece.under(folder).with_suffix(".unfinished")
+    aside.write_text(json.dumps(record | {"found": found}, indent=1))
+    os.replace(aside, piece.under(folder))
+
+
+def read(piece: Piece, folder: Path) -> dict[str, Any] | None:
+    """What the file of a piece holds, None if it is not there: ``settings``, ``machine``, ``seconds`` and ``found``.
+
+    Raises:
+      SystemExit: if it was made with other settings.
+    """
+    file = piece.under(folder)
+    if not file.exists():
+        return None
+    record = json.loads(file.read_text())
+    # Older files have their settings among the rest.
+    record.setdefault("settings", {name: record[name] for name in piece.settings if name in record})
+    if (made := record["settings"]) != json.loads(json.dumps(piece.settings)):
+        raise SystemExit(f"{file} was made with {made}, not {piece.settings}: give the same settings, or another --out")
+    return record
+
+
+def machines(found: Found) -> str:
+    """On which machines."""
+    records = [one for by_name in found.values() for by_seed in by_name.values() for one in by_seed.values()]
+    return ", ".join(sorted({one["machine"] for one in records}))
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Mean and standard deviation."""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}" if values else "-"
+    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"

@@ -1,0 +1,401 @@
+"""Bagging: each tree from its own bootstrap sample, by any recipe."""
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import jtrees
+from jtrees import ops, training
+from jtrees.leaves import Constant, Frequency
+from jtrees.recipes import Rounds, Watch, run_rounds
+
+SLOW = pytest.mark.slow
+N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140
+
+
+def key(seed=0):
+    return jax.random.key(seed)
+
+
+@struct.dataclass
+class Stump(jtrees.Recipe):
+    """A recipe that finds at once what can be checked by hand: one split at the mean of the first column of the whole
+    table, and in each leaf the mean of the targets (or the class frequencies) of the samples that it is given.
+    """
+
+    offset: float = 0.0
+
+    def checked(self, table):
+        return self.replace(offset=jnp.float32(self.offset))
+
+    def prepare(self, table, *, key):
+        return jnp.asarray(table.real().weight.sum(), jnp.float32)
+
+    def rounds(self, shape, many=1):
+        return Rounds(1, 1)
+
+    def begin(self, start, table, *, key):
+        x, y, weight = training.normalised(table.batch)
+        tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), None)
+        shape = (2, *y.shape[1:]) if table.classes is None else (2, table.classes)
+        empty = (Constant if table.classes is None else Frequency)(jnp.zeros(shape))
+        leaves = empty.refit(ops.hard(tree.weights, tree.bias, x), x, y, weight)
+        return tree.replace(leaves=leaves), start, table.weight, jax.random.key_data(key)
+
+    def round(self, i, state, table, judge, rounds):
+        return state, jnp.zeros(1)
+
+    def end(self, state, table, judge):
+        return jtrees.Found(state[0], jnp.zeros(()), jnp.ones((), bool), jnp.int32(7), state[1:])
+
+    def finish(self, found, start, table, judge, *, scale, key, watch):
+        tree = scale.splits_from_unit(found.model).replace(leaves=scale.leaves_from_unit(found.model.leaves))
+        prepared, weight, data = map(np.asarray, found.extra)
+        report = {"rows": len(table.x), "start": float(start), "prepared": prepared, "weight": weight, "key": data}
+        return jtrees.Fit(tree, tree, float(len(table.x)), 7, np.zeros(0), report)
+
+
+def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
+    bagged = jtrees.Bagged(Stump(), trees=trees, fraction=fraction, combine=combine)
+    return jtrees.fit(bagged, x, y, key=key(seed), **options)
+
+
+def by_hand(x, y, in_bag, weight=None, classes=None):
+    """What each stump answers to every row, ``(trees, n)`` or ``(trees, n, k)``."""
+    weight = np.ones(len(x)) if weight is None else weight
+    leaf = (x[:, 0] > np.average(x[:, 0], weights=weight)).astype(int)
+    found = []
+    for times in in_bag:
+        if classes is None:
+            found.append(oracles.leaf_means(leaf, y, 2, np.nan, times * weight)[leaf])
+        else:  # an even weight of mean 1 each: whole numbers of samples
+            _, frequencies = oracles.class_frequencies(leaf, y, 2, classes, 1.0, times)
+            found.append(frequencies[leaf])
+    return np.array(found)
+
+
+@pytest.fixture(scope="module")
+def table(data):
+    """Rows and targets, and three classes."""
+    x, y = data[0][:N], data[1][:N]
+    return x, y, np.digitize(y, [-1, 1])
+
+
+# --- The samples -----------------------------------------------------------------------------------------------------
+
+
+def test_samples_hold_real_rows_and_never_padding(table):
+    x, y, _ = table
+    result = stumps(x, y)
+    in_bag = result.report["in_bag"]
+    assert in_bag.shape == (TREES, N)
+    assert (in_bag.sum(1) == 138).all()
+    assert in_bag[:, -1].max() < 8  # of the last row padding is made: at most so many come by chance (p = 1e-6)
+    assert len({tuple(row) for row in in_bag}) == TREES
+    for report in result.report["fits"]:
+        assert report["rows"] == report["prepared"] == report["start"] == 138
+        assert report["weight"].shape == (140,)
+        assert report["weight"].sum() == 138  # two rows of padding weigh nothing
+    assert len({tuple(report["key"]) for report in result.report["fits"]}) == TREES
+    np.testing.assert_array_equal(result.report["scores"], np.full(TREES, 138.0))
+    assert result.step == 7
+
+
+def test_drawn_evenly_with_replacement(table):
+    x, y, _ = table
+    recipe = jtrees.Bagged(Stump(), trees=400)
+    raw = recipe.table(x[:20], y[:20], None, "regression")
+    recipe = recipe.checked(raw)
+    drawn = np.asarray(recipe.prepare(recipe.scale(raw).unit(raw), key=key()).drawn)
+    assert drawn.shape == (400, 20)
+    in_bag = np.stack([np.bincount(rows, minlength=20) for rows in drawn])
+    # 400 x 20 draws of 20 rows: mean 400, deviation 19.5; and a row is left out by a sample with 0.95^20 = 0.358.
+    assert np.abs(in_bag.sum(0) - 400).max() < 4 * 19.5
+    assert abs(np.mean(in_bag == 0) - 0.358) < 0.02
+
+
+# --- What a forest answers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_regression_is_the_mean_of_what_each_sample_teaches(table, targets):
+    x, y, _ = table
+    y = y if targets == 1 else np.stack([y, 100 * x[:, 2] - 7 * y], axis=1)
+    result = stumps(x, y)
+    expected = by_hand(x, y, result.report["in_bag"])
+    alone = np.stack([tree.predict(x) for tree in result.model])
+    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-3 * np.ptp(y))  # float32 of scaled targets
+    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-5, atol=1e-5)
+    assert (result.model.combine, result.tree) == ("mean", None)
+    off = (result.model.predict(x) - y) ** 2
+    off = off if targets == 1 else (off / np.ptp(y, axis=0) ** 2).mean(1)
+    assert result.loss == pytest.approx(off.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("combine", [None, pytest.param("mean", marks=SLOW)])
+def test_classes_are_voted_for_or_averaged(table, combine):
+    x, _, y = table
+    result = stumps(x, y, task="classification", combine=combine)
+    expected = by_hand(x, y, result.report["in_bag"], classes=3)
+    alone = np.stack([tree.predict(x) for tree in result.model])
+    np.testing.assert_allclose(alone, expected, rtol=1e-4)
+    shares = alone if combine else np.eye(3)[alone.argmax(2)]
+    np.testing.assert_allclose(result.model.predict(x), shares.mean(0), atol=1e-6)
+    assert result.model.combine == (combine or "vote")
+
+
+@pytest.mark.parametrize("kind", ["regression", "several", "classification"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_out_of_bag_asks_only_trees_that_did_not_see_the_row(table, kind, weighted):
+    x, y, labels = table
+    y = {"regression": y, "several": np.stack([y, x[:, 2] ** 2], axis=1), "classification": labels}[kind]
+    weight = np.random.default_rng(0).uniform(0.5, 2, N) if weighted else None
+    task = "classification" if kind == "classification" else "regression"
+    result = stumps(x, y, task=task, sample_weight=weight)
+    report, each = result.report, np.ones(N) if weight is None else weight
+    outputs = np.stack([tree.predict(x) for tree in result.model])
+    outputs = np.eye(3)[outputs.argmax(-1)] if kind == "classification" else outputs
+    asked = [[t for t in range(TREES) if report["in_bag"][t, i] == 0] for i in range(N)]
+    rows = np.array([i for i in range(N) if asked[i]])
+    assert 0 < len(rows) < N
+    mean = np.stack([outputs[asked[i], i].mean(0) for i in rows])
+    np.testing.assert_allclose(report["out_of_bag"][rows], mean, rtol=1e-4, atol=1e-5)
+    assert np.isnan(np.delete(report["out_of_bag"], rows, axis=0)).all()
+    share = each[rows] / each[rows].sum()
+    if kind == "classification":
+        expected = share @ (mean.argmax(1) == y[rows])
+    else:
+        expected = np.mean(1 - share @ (mean - y[rows]) ** 2 / (share @ (y[rows] - share @ y[rows]) ** 2))
+    assert report["out_of_bag_score"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_weights_are_kept_and_rows_of_weight_zero_left_out(table):
+    x, y, _ = table
+    weight = np.random.default_rng(0).uniform(0.5, 2, N)
+    result = stumps(x, y, sample_weight=weight)
+    expected = by_hand(x, y, result.report["in_bag"], weight)
+    alone = np.stack([tree.predict(x) for tree in result.model])
+    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-3)
+    assert result.loss == pytest.approx(np.average((result.model.predict(x) - y) ** 2, weights=weight), rel=1e-5)
+    # With three rows more that weigh nothing, the same forest.
+    longer = np.concatenate([x[:3] + 9, x]), np.concatenate([y[:3] - 9, y])
+    other = stumps(*longer, sample_weight=np.concatenate([np.zeros(3), weight]))
+    np.testing.assert_array_equal(other.report["in_bag"], result.report["in_bag"])
+    np.testing.assert_array_equal(other.model.predict(x), result.model.predict(x))
+
+
+@pytest.mark.parametrize("task", ["regression", pytest.param("classification", marks=SLOW)])
+def test_two_rows_have_no_score_out_of_bag(task):
+    x, y = np.array([[0.0], [1.0]]), np.array([0, 1])
+    scores, unseen = [], []
+    for seed in range(6):
+        report = stumps(x, y, trees=2, fraction=1.0, seed=seed, task=task).report
+        scores.append(report["out_of_bag_score"])
+        unseen.append(int((report["in_bag"] == 0).any(0).sum()))
+    for score, count in zip(scores, unseen, strict=True):
+        assert np.isnan(score) if count < 2 else np.isfinite(score)
+    assert {0, 1} & set(unseen)
+
+
+def test_validation_is_what_the_loss_is_of(table):
+    x, y, _ = table
+    result = stumps(x, y, validation=(x[150:], y[150:]))
+    assert result.loss == pytest.approx(np.mean((result.model.predict(x[150:]) - y[150:]) ** 2), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_forest_of_forests(table):
+    x, y, _ = table
+    result = jtrees.fit(jtrees.Bagged(jtrees.Bagged(Stump(), trees=2), trees=3), x, y, key=key())
+    assert (len(result.model), len(result.model[0])) == (3, 2)
+    alone = np.stack([tree.predict(x) for forest in result.model for tree in forest])
+    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_search_is_pure_on_arrays_of_either_kind(table):
+    x, y, _ = table
+    recipe = jtrees.Bagged(Stump(), trees=2)
+    raw = recipe.table(x, y, None, "regression")
+    recipe = recipe.checked(raw)
+    unit = recipe.scale(raw).unit(raw)
+    bags = recipe.prepare(unit, key=key())
+    shapes = [
+        jax.eval_shape(lambda table=table: recipe.search(bags, table, None, key=key()))
+        for table in (unit, jax.tree.map(jnp.asarray, unit), unit.replace(weight=None))
+    ]
+    assert (
+        jax.tree.map(jnp.shape, shapes[0]) == jax.tree.map(jnp.shape, shapes[1]) == jax.tree.map(jnp.shape, shapes[2])
+    )
+
+
+# --- By the recipes --------------------------------------------------------------------------------------------------
+
+DGT = jtrees.DGT(depth=2, epochs=20, batch_size=35, widths=(8,))
+GET = jtrees.GET(depth=2, starts=2, epochs=40)
+BASES = {
+    "DGT": DGT,
+    "GET": GET,
+    "GET without CART": GET.replace(cart=False),
+    "linear GET": GET.replace(leaves="linear"),
+    "PAT": jtrees.PAT(depth=2, epochs=20, batch_size=35),
+    "LatentTree": jtrees.LatentTree(depth=2, epochs=10, batch_size=35),
+    "LatentTree that is a tree": jtrees.LatentTree(depth=2, epochs=10, batch_size=35, inputs="z"),
+}
+
+
+def bagged(base, **options):
+    return jtrees.Bagged(base, **({"trees": TREES, "fraction": 0.7} | options))
+
+
+def alone(recipe, x, y, weight, task, i):
+    """What the base finds on the i-th bootstrap sample with the i-th key, and the losses of its steps."""
+    raw = recipe.table(x, y, weight, task)
+    recipe = recipe.checked(raw)
+    base, scale = recipe.base, recipe.scale(raw)
+    prepare_key, search_key, finish_key = jax.random.split(key(), 3)
+    unit = scale.unit(raw)
+    drawn, starts = recipe.prepare(unit, key=prepare_key)
+    drawn = np.asarray(drawn)[i]
+    sample = unit.rows(drawn)
+    sample = sample.replace(weight=np.where(drawn >= 0, sample.weight, 0))
+    one = lambda tree: jax.tree.map(lambda a: a[i], tree)
+    found, history = run_rounds(base, one(starts), sample, None, jax.random.split(search_key, TREES)[i], Watch())
+    rows, finish = raw.rows(drawn[drawn >= 0]), jax.random.fold_in(finish_key, i)
+    fit = base.finish(found, one(starts), rows, None, scale=scale, key=finish, watch=Watch())
+    return fit, history, np.bincount(drawn[drawn >= 0], minlength=len(raw.x))
+
+
+@pytest.fixture(scope="module")
+def forests(table):
+    """Forests by each base, found when first asked for."""
+    x, y, _ = table
+    found = {}
+    weight = np.random.default_rng(0).uniform(0.5, 2, N)
+
+    def forest(name):
+        if name not in found:
+            found[name] = jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=weight)
+        return found[name], weight
+
+    return forest
+
+
+EACH = ["DGT", *(pytest.param(name, marks=SLOW) for name in BASES if name != "DGT")]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_tree_is_what_the_base_finds_on_its_sample(table, forests, name):
+    x, y, _ = table
+    result, weight = forests(name)
+    fit, history, in_bag = alone(bagged(BASES[name]), x, y, weight, "regression", i=1)
+    np.testing.assert_array_equal(result.report["in_bag"][1], in_bag)
+    # Two trees side by side add in another order than one, and the steps carry it on.
+    np.testing.assert_allclose(result.history[1], history, rtol=1e-3, atol=1e-6)
+    off = np.abs(result.model[1].predict(x) - fit.model.predict(x))
+    assert np.mean(off > 1e-2 * np.ptp(y)) < 0.02
+    assert result.report["scores"][1] == pytest.approx(fit.loss, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_learns_better_than_chance_by_every_base(table, forests, name):
+    x, y, _ = table
+    result, weight = forests(name)
+    alone = np.stack([tree.predict(x) for tree in result.model])
+    assert np.ptp(alone, axis=0).max() > 0
+    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-4)
+    off = np.average((result.model.predict(x) - y) ** 2, weights=weight)
+    assert result.loss == pytest.approx(off, rel=1e-3)
+    assert off < 0.6 * np.var(y)
+    assert 0.3 < result.report["out_of_bag_score"] < 1
+
+
+def test_same_key_same_forest_and_no_compilation(table, forests, count_compilations):
+    x, y, _ = table
+    first, weight = forests("DGT")
+    other = DGT.replace(learning_rate=0.02)
+    moved = lambda: jtrees.fit(bagged(other), x[:-1], y[:-1], key=key(), sample_weight=weight[:-1]).model.predict(x)
+    assert count_compilations(moved) == 0  # another rate, one row fewer
+    # Whole numbers of NumPy are numbers.
+    numbers = bagged(DGT.replace(depth=np.int64(2)), trees=np.int32(TREES), fraction=np.float64(0.7))
+    again = []
+    assert count_compilations(lambda: again.append(jtrees.fit(numbers, x, y, key=key(), sample_weight=weight))) == 0
+    assert np.array_equal(first.model.trees.weights, again[0].model.trees.weights)
+    assert not np.array_equal(first.model.trees.weights[0], first.model.trees.weights[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["DGT", "GET", "PAT", "LatentTree that is a tree"])
+@pytest.mark.parametrize("kind", ["several", "classification"])
+def test_several_targets_and_classes_by_every_base(table, name, kind):
+    x, y, labels = table
+    if (name, kind) == ("PAT", "several"):
+        pytest.skip("PAT learns one target")
+    y = np.stack([y, 3 * y + x[:, 1]], axis=1) if kind == "several" else labels
+    task = "classification" if kind == "classification" else "regression"
+    result = jtrees.fit(bagged(BASES[name]), x, y, key=key(), task=task)
+    alone = np.stack([tree.predict(x) for tree in result.model])
+    alone = np.eye(3)[alone.argmax(2)] if kind == "classification" else alone
+    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-4)
+    assert result.report["out_of_bag_score"] > 0.4  # R^2; of three classes a third is chance
+
+
+@pytest.mark.slow
+def test_better_than_its_trees_on_new_rows():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(1000, 3)).astype(np.float32)
+    y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * rng.normal(size=1000)).astype(np.float32)
+    base = DGT.replace(depth=4, epochs=40, batch_size=40)
+    forest = jtrees.fit(jtrees.Bagged(base, trees=10), x[:500], y[:500], key=key()).model
+    off = lambda answers: np.mean((answers - y[500:]) ** 2)
+    assert off(forest.predict(x[500:])) < min(off(tree.predict(x[500:])) for tree in forest)
+
+
+@pytest.mark.slow
+def test_polished_trees_can_be_bagged(table):
+    x, y, _ = table
+    result = jtrees.fit(bagged(jtrees.Polished(GET.replace(epochs=20), epochs=20), trees=2), x, y, key=key())
+    for tree, report in zip(result.model, result.report["fits"], strict=True):
+        assert (np.diff(report["polish"]) <= 0).all()
+        assert isinstance(tree, jtrees.ObliqueTree)
+    alone = np.stack([tree.predict(x) for tree in result.model])
+    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4)
+
+
+# --- Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trees": 0}, "trees must be at least 1, got 0"),
+        ({"trees": None}, "trees must be a whole number, got None"),
+        ({"trees": 2.5}, "trees must be a whole number, got 2.5"),
+        ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
+        ({"fraction": 1.5}, "fraction must be above 0 and at most 1, got 1.5"),
+        ({"fraction": -1.0}, "fraction"),
+        ({"fraction": float("nan")}, "fraction"),
+        ({"fraction": None}, "fraction must be a number, got None"),
+        ({"fraction": [0.5]}, r"fraction must be a number, got \[0.5\]"),
+        ({"fraction": "half"}, "fraction must be a number, got 'half'"),
+        ({"combine": "median"}, "combine must be one of 'mean', 'vote', got 'median'"),
+        ({"combine": "vote"}, 'combine must be "mean" in regression, got "vote"'),
+        ({"base": None}, "base must be a recipe, such as jtrees.DGT"),
+        ({"base": jtrees.dgt(2)}, "base must be a recipe"),
+        ({"base": DGT.replace(depth=0)}, "depth"),
+        ({"base": DGT.replace(depth=None)}, "depth must be a whole number from 1 to 16, got None"),
+        ({"base": DGT.replace(clip=-1.0)}, "clip"),
+    ],
+)
+def test_bad_arguments_are_refused(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
+
+
+def test_a_run_that_explodes_says_so(table, forests):
+    x, y, _ = table
+    _, weight = forests("DGT")
+    with pytest.raises(FloatingPointError, match="smaller learning_rate"):
+        jtrees.fit(bagged(DGT.replace(learning_rate=1e30)), x, y, key=key(), sample_weight=weight)

@@ -1,0 +1,255 @@
+"""What the experiments add to the library: pieces that are made once, reports, variants of DGT, streams for bandits."""
+
+from functools import cache, partial
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import benchmark, paper_bandit, paper_dgt, paper_get, paper_latent, pieces
+import jtrees
+from jtrees.methods.dgt import random_chain
+
+# optax's schedules divide an integer step by an integer, and its Adam raises a float to one.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+# --- Pieces ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def long_run(tmp_path):
+    """A script of two parts, two sets and two seeds; ``run(*arguments)``, and what was made."""
+    made = []
+
+    def pieces_of(part, name, options):
+        def make(seed):
+            if options.fails == f"{part}-{name}-{seed}":
+                raise ZeroDivisionError
+            made.append(f"{part}-{name}-{seed}")
+            return {"answer": seed + len(name)}
+
+        for seed in range(2):
+            settings = {"budget": options.budget, "scales": ((1.0, 2.0), (3.0, 4.0))}
+            yield pieces.Piece(part, name, partial(make, seed), settings, seed, f"{part}-{name}-{seed}")
+
+    def report(found, command):
+        rows = [f"{p} {n} {s}: {r['found']['answer']}" for p in found for n in found[p] for s, r in found[p][n].items()]
+        return "\n".join([command, *rows])
+
+    def arguments(parser):
+        parser.add_argument("--budget", type=int, default=1)
+        parser.add_argument("--fails")
+
+    script = pieces.Script("paper_x", None, ("a", "b"), ("one", "three"), 2, pieces_of, report, arguments=arguments)
+    return lambda *more: pieces.main(script, ["--out", str(tmp_path / "x"), *more]), made
+
+
+def test_pieces_are_made_once_seed_by_seed_and_what_is_missing_is_added(long_run, tmp_path):
+    run, made = long_run
+    run("--parts", "b", "--datasets", "three", "--seeds", "1")
+    assert made == ["b-three-0"]
+    run("--parts", "a", "b")
+    rest = ["a-one-0", "a-three-0", "b-one-0", "a-one-1", "a-three-1", "b-one-1", "b-three-1"]
+    assert made == ["b-three-0", *rest]
+    assert sorted(file.stem for file in (tmp_path / "x").iterdir()) == sorted(made)
+    record = json.loads((tmp_path / "x" / "a-three-1.json").read_text())
+    assert record["found"] == {"answer": 6} and record["settings"]["budget"] == 1
+    assert record["seconds"] >= 0 and "jax" in record["machine"]
+
+
+def test_the_report_is_of_all_files_that_are_there(long_run, tmp_path):
+    run, made = long_run
+    run("--parts", "a", "--datasets", "one")
+    run("--parts", "b", "--datasets", "three", "--seeds", "1")
+    expected = "python -m experiments.paper_x --data-dir DATA --seeds 1\na one 0: 3\na one 1: 4\nb three 0: 5"
+    assert (tmp_path / "x.md").read_text() == expected
+    run("--report-only", "--seeds", "1")
+    assert len(made) == 3 and (tmp_path / "x.md").read_text() == expected
+
+
+def test_pieces_made_with_other_settings_are_refused_before_anything_is_spent(long_run, tmp_path):
+    run, made = long_run
+    run("--parts", "b", "--datasets", "three", "--seeds", "1")
+    before = (tmp_path / "x.md").read_text()
+    for more in ([], ["--report-only"]):
+        with pytest.raises(SystemExit, match=r"b-three-0\.json was made with .*'budget': 1.*not .*'budget': 2"):
+            run("--budget", "2", *more)
+    assert made == ["b-three-0"] and (tmp_path / "x.md").read_text() == before
+
+
+def test_a_piece_that_fails_leaves_nothing_and_those_before_it_stay(long_run, tmp_path):
+    run, made = long_run
+    with pytest.raises(ZeroDivisionError):
+        run("--fails", "b-one-0")
+    assert made == ["a-one-0", "a-three-0"]
+    assert sorted(file.name for file in (tmp_path / "x").iterdir()) == ["a-one-0.json", "a-three-0.json"]
+
+
+def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
+    run, _ = long_run
+    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)  # as if ended between writing and renaming
+    with pytest.raises(ZeroDivisionError):
+        run("--parts", "a", "--datasets", "one")
+    monkeypatch.undo()
+    assert not list((tmp_path / "x").glob("*.json"))
+
+
+@pytest.mark.parametrize("script", [paper_get, paper_dgt, paper_bandit, paper_latent])
+def test_committed_pieces_make_the_committed_report(script, tmp_path):
+    name = script.SCRIPT.name
+    (tmp_path / name).symlink_to(benchmark.RESULTS / name)
+    pieces.main(script.SCRIPT, ["--report-only", "--out", str(tmp_path / name)])
+    made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
+    assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third says with which command
+    assert made.count("\n|") > 10
+    assert (tmp_path / f"{name}.png").exists() == (script in (paper_bandit, paper_latent))
+
+
+# --- Benchmarks ------------------------------------------------------------------------------------------------------
+
+
+def test_benchmarks_write_to_the_committed_tables_only_if_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "committed")
+    for arguments, folder in (([], "results"), (["--write"], "committed")):
+        options = benchmark.parser("doc").parse_args(arguments)
+        benchmark.write("bench_x", "--n 3", ["a", "b"], [["1", "2"]], "Notes.", committed=options.write)
+        text = (tmp_path / folder / "bench_x.md").read_text()
+        assert "Made by `python -m experiments.bench_x --n 3` on " in text and "| 1 | 2 |" in text
+        assert text in capsys.readouterr().out
+        assert (tmp_path / "committed").exists() == (folder == "committed")
+
+
+def test_all_cores_are_asked_for_unless_the_user_says_how_many(monkeypatch):
+    asked = []
+    monkeypatch.setattr(type(jax.config), "update", lambda self, *option: asked.append(option))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    benchmark.use_all_cores()
+    assert asked == []
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    benchmark.use_all_cores()
+    assert asked == [("jax_num_cpu_devices", os.cpu_count())]
+
+
+# --- DGT -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def value_and_gradient(kind):
+    """Of a variant's loss, compiled once a kind."""
+    loss = paper_dgt.variant(kind, 3, steps=100).loss
+    batch_loss = lambda params, x, y, step: loss(params, jtrees.Batch(x, y), key=jax.random.key(0), step=step)[0]
+    return jax.jit(jax.value_and_grad(batch_loss))
+
+
+def chain(kind):
+    return random_chain(jax.random.key(0), 3, 3, (240, 240) if "L = 3" in kind else (), (), jnp.float32)
+
+
+@pytest.mark.parametrize("kind", paper_dgt.ABLATIONS)
+def test_variants_differ_in_the_gradient_alone(data, kind):
+    x, y = map(jnp.asarray, data)
+    params = chain(kind)
+    value, gradient = value_and_gradient(kind)(params, x, y, jnp.int32(10))
+    assert value == pytest.approx(float(jnp.square(params.tree().predict(x) - y).mean()), rel=1e-5)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    assert np.count_nonzero(gradient.factors[0]) > 0
+
+
+def test_product_form_teaches_the_nodes_on_the_path_alone(data):
+    x, y = (jnp.tile(jnp.asarray(a)[:1], (200, *[1] * (a.ndim - 1))) for a in data)  # one sample, in the shape of all
+    params = chain("L = 1")
+    path = set(np.asarray(params.tree().decision_path(x))[:-1, 0].tolist())
+    learns = {}
+    for kind in ("product, sign, L = 1", "sum, sign, L = 1"):
+        slope = value_and_gradient(kind)(params, x, y, jnp.int32(0))[1]
+        learns[kind] = set(np.flatnonzero(np.any(np.asarray(slope.factors[0]) != 0, axis=1)).tolist())
+    assert learns["product, sign, L = 1"] <= path
+    assert len(learns["sum, sign, L = 1"] - path) > 0
+
+
+# --- Bandits ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_learner_has_one_file_and_none_where_it_does_not_apply(tmp_path):
+    options = pieces.parse(paper_bandit.SCRIPT, ["--out", str(tmp_path)])
+    files = lambda name: [p.file for part in paper_bandit.PARTS for p in paper_bandit.pieces_of(part, name, options)]
+    assert files("mnist") == ["mnist-DGT-Bandit-height-6", "mnist-linear-epsilon-greedy"]
+    (tmp_path / "letter-Vowpal-Wabbit.json").write_text("{}")
+    assert files("letter")[2:] == ["letter-Vowpal-Wabbit"]
+    points = [f"{kind}-{points}" for points in ("two-point", "one-point") for kind in ("DGT-Bandit-height-6", "linear")]
+    assert files("ailerons") == [f"ailerons-{which}" for which in points]
+
+
+def test_all_seeds_of_a_learner_are_played_and_the_best_of_several_is_shown(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 784)).astype(np.float32)
+    np.savez(tmp_path / "mnist.npz", X=x, y=np.arange(60) % 10, split=np.repeat(np.int8([0, 2]), 30))
+    monkeypatch.setitem(paper_bandit.ROUNDS, "mnist", 40)
+    monkeypatch.setattr(paper_bandit, "LINEAR_RATES", (0.01,))
+    options = pieces.parse(paper_bandit.SCRIPT, ["--data-dir", str(tmp_path), "--seeds", "3"])
+    found = paper_bandit.made("linear", "mnist", options)
+    assert found["queries"] == list(range(2, 41, 2)) and np.shape(found["scores"]) == (3, 20)
+    assert found["skipped"] == 0 and np.all(np.diff(found["regret"], axis=1) >= 0)
+    assert len({tuple(curve) for curve in found["regret"]}) == 3  # each seed has a stream of its own
+
+
+# --- Whole scripts, in small -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Data of the names that the scripts ask for: numbers to predict, classes, features to cluster by."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 5)).astype(np.float32)
+    y = (x[:, 0] * x[:, 1] + x[:, 2]).astype(np.float32)
+    np.savez(tmp_path / "kin8nm.npz", X=x, y=y)
+    np.savez(tmp_path / "segmentation.npz", X=x, y=(y > 0).astype(np.int32))
+    np.savez(tmp_path / "ailerons.npz", X=x, y=y)
+    np.savez(tmp_path / "glass.npz", X=x, y=(x[:, 3] > 0).astype(np.int32))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_every_part_of_get_runs(folder, monkeypatch):
+    monkeypatch.setattr(paper_get, "SWEEP_DEPTHS", (1, 2))
+    monkeypatch.setattr(paper_get, "ABLATION_DEPTHS", (2,))
+    budget = ["--tuning", "1", "3", "--final", "2", "3", "--polish", "3", "--seeds", "2"]
+    pieces.main(
+        paper_get.SCRIPT, ["--data-dir", str(folder), "--datasets", "kin8nm", *budget, "--out", str(folder / "get")]
+    )
+    text = (folder / "get.md").read_text()
+    assert "| kin8nm | 2 |" in text and "(79.82)" in text
+    assert "Table 4" in text and "at every depth" in text
+
+
+@pytest.mark.slow
+def test_every_part_of_dgt_runs(folder, monkeypatch):
+    small = {name: paper_dgt.SETS[name]._replace(depth=2, epochs=3) for name in ("ailerons", "segmentation")}
+    monkeypatch.setattr(paper_dgt, "SETS", small)
+    monkeypatch.setitem(paper_dgt.FIRST, "ailerons", 200)
+    monkeypatch.setattr(paper_dgt, "GRID", {"widths": ((), (8, 8)), "momentum": (0.0, 0.3), "l2": (0.0,)})
+    monkeypatch.setattr(paper_dgt, "TREES", 3)
+    names = ["--datasets", "ailerons", "segmentation"]
+    pieces.main(paper_dgt.SCRIPT, ["--data-dir", str(folder), *names, "--seeds", "2", "--out", str(folder / "dgt")])
+    text = (folder / "dgt.md").read_text()
+    assert "| segmentation | 2 |" in text and "DGT-Forest of 3" in text and "Table 7" in text
+
+
+@pytest.mark.slow
+def test_every_part_of_latent_runs(folder, monkeypatch):
+    monkeypatch.setitem(paper_latent.SETS, "kin8nm", 4)
+    monkeypatch.setattr(paper_latent, "GRID", {"depth": (2,), "width": (0, 8), "learning_rate": (0.001, 0.01)})
+    monkeypatch.setattr(paper_latent, "CLUSTERING", ((2,), (0.1, 1.25), (0.01,)))
+    monkeypatch.setattr(paper_latent, "PRUNING_DEPTH", 2)
+    names = ["--datasets", "kin8nm", "glass"]
+    pieces.main(
+        paper_latent.SCRIPT, ["--data-dir", str(folder), *names, "--seeds", "2", "--out", str(folder / "latent")]
+    )
+    text = (folder / "latent.md").read_text()
+    assert "| kin8nm | R² | 2 |" in text and "Table 3" in text and "epoch 59" in text and "QHAdam" in text
+    assert (folder / "latent.png").exists()

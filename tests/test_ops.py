@@ -1,0 +1,293 @@
+"""Scores, routing and leaves in one call: the expected loss and its fused gradient, against sums over leaves."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracles
+import pytest
+
+from jtrees import ObliqueTree, blocking, ops, routing
+from jtrees.leaves import Constant, Linear, Logit
+
+DEPTH, N, P = 3, 50, 3
+NODES = 2**DEPTH - 1
+
+
+def draw(linear=False, seed=0, dtype=np.float64):
+    """A tree, samples, targets and weights of mean 1 (some zero), NumPy."""
+    rng = np.random.default_rng(seed)
+    kind = Linear if linear else Constant
+    arrays = (rng.normal(size=(NODES + 1, P)), rng.normal(size=NODES + 1)) if linear else (rng.normal(size=NODES + 1),)
+    tree = ObliqueTree(rng.normal(size=(NODES, P)), rng.normal(size=NODES), kind(*arrays))
+    weight = rng.uniform(size=N)
+    weight[::4] = 0
+    drawn = tree, rng.normal(size=(N, P)), rng.normal(size=N), weight / weight.mean()
+    return jax.tree.map(lambda a: a.astype(dtype), drawn)
+
+
+def outputs(tree, x):
+    """What each leaf answers, (leaves, n)."""
+    if isinstance(tree.leaves, Linear):
+        return tree.leaves.coefficients @ x.T + tree.leaves.intercept[:, None]
+    return tree.leaves.values[:, None] + 0 * x[:, 0]
+
+
+def ours(tree, x, y, weight=None, **options):
+    return ops.expected_loss(tree.weights, tree.bias, tree.leaves, x, y, weight=weight, **options)
+
+
+def plain(tree, x, y, weight, sigmoid=oracles.sigmoid, route=None):
+    return oracles.expected_leaf_loss(tree.weights, tree.bias, outputs(tree, x), x, y, weight, sigmoid, route)
+
+
+# Programs that tests share: most of the time here is compilation.
+with_gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))
+
+
+def numeric(tree, value):
+    """Gradient of a function of trees by central differences, tree-shaped."""
+    parts, structure = jax.tree.flatten(tree)
+
+    def along(i):
+        return lambda a: value(structure.unflatten([*parts[:i], a, *parts[i + 1 :]]))
+
+    return structure.unflatten([oracles.numeric_gradient(along(i), part) for i, part in enumerate(parts)])
+
+
+def sigmoid_of_complex(t):
+    return 1 / (1 + np.exp(-t))
+
+
+def exact(tree, value):
+    """The same by complex steps, exact to rounding."""
+    parts, structure = jax.tree.flatten(tree)
+
+    def along(i):
+        return lambda a: value(structure.unflatten([*parts[:i], a, *parts[i + 1 :]]))
+
+    return structure.unflatten([oracles.exact_gradient(along(i), part) for i, part in enumerate(parts)])
+
+
+def assert_trees_close(a, b, **tolerance):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_value_leaf_and_gradient(x64, linear, weighted):
+    tree, x, y, weight = draw(linear)
+    passed = weight if weighted else None
+    weight = weight if weighted else np.ones(N)
+
+    (loss, leaf), gradient = with_gradient(tree, x, y, passed)
+    assert float(loss) == pytest.approx(plain(tree, x, y, weight), rel=1e-12)
+    assert leaf.dtype == jnp.int32
+    assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
+    expected = exact(tree, lambda tree: plain(tree, x, y, weight, sigmoid_of_complex))
+    assert_trees_close(gradient, expected, rtol=1e-10, atol=1e-13)
+    assert_trees_close(gradient, numeric(tree, lambda tree: plain(tree, x, y, weight)), atol=1e-8)
+
+
+def test_the_value_alone_is_the_value_with_gradient():
+    drawn = draw(dtype=np.float32)
+    loss, leaf = jax.jit(ours)(*drawn)
+    (value, same_leaf), _ = with_gradient(*drawn)
+    assert float(loss) == pytest.approx(float(value), rel=1e-6)
+    assert np.array_equal(leaf, same_leaf)
+
+
+def test_samples_of_weight_zero_do_not_count():
+    tree, x, y, weight = draw(dtype=np.float32)
+    others = np.where(weight == 0, np.float32(1e3), y)
+    (loss, _), gradient = with_gradient(tree, x, y, weight)
+    (same, _), same_gradient = with_gradient(tree, x, others, weight)
+    assert_trees_close((same, same_gradient), (loss, gradient), rtol=0)
+
+
+def test_a_sample_counts_as_much_in_a_light_batch_as_in_another():
+    """The mean over batches is the loss of all, however the weights fall: the loss is not divided by their sum."""
+    tree, x, y, weight = draw(dtype=np.float32)
+    order = np.argsort(weight)
+    (loss, _), gradient = with_gradient(tree, x, y, weight)
+    halves = [with_gradient(tree, x[part], y[part], weight[part]) for part in (order[: N // 2], order[N // 2 :])]
+    assert weight[order[: N // 2]].mean() < 0.5
+    assert float(loss) == pytest.approx(np.mean([float(value) for (value, _), _ in halves]), rel=1e-6)
+    mean = jax.tree.map(lambda a, b: (np.asarray(a) + np.asarray(b)) / 2, *(gradient for _, gradient in halves))
+    assert_trees_close(gradient, mean, rtol=1e-4, atol=1e-6)
+    (heavier, _), _ = with_gradient(tree, x, y, 3 * weight)
+    assert float(heavier) == pytest.approx(3 * float(loss), rel=1e-6)
+
+
+def test_no_gradient_flows_to_the_data():
+    drawn = draw(dtype=np.float32)
+    gradient = jax.jit(jax.grad(lambda *drawn: ours(*drawn)[0], argnums=(1, 2, 3)))(*drawn)
+    assert not any(np.any(a) for a in gradient)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+def test_blocks_change_nothing(x64, monkeypatch, dtype):
+    tree, x, y, weight = draw(dtype=dtype)
+    trees = jax.tree.map(lambda a: np.stack([a, 2 * a]), tree)
+
+    def in_blocks_of(size):
+        monkeypatch.setattr(blocking, "block_size", lambda nodes, n: size)
+        one = jax.vmap(jax.value_and_grad(ours, has_aux=True), (0, None, None, None))
+        return jax.jit(lambda *args: one(*args))(trees, x, y, weight)
+
+    (loss, leaf), gradient = in_blocks_of(N)
+    tolerance = 1e-5 if dtype == np.float32 else 1e-13  # sums in another order
+    for block in (1, 7, 49):  # 50 samples: padding of 0, 6 and 48
+        (blocked_loss, blocked_leaf), blocked_gradient = in_blocks_of(block)
+        assert blocked_loss.dtype == dtype
+        assert np.array_equal(blocked_leaf, leaf)
+        assert_trees_close((blocked_loss, blocked_gradient), (loss, gradient), rtol=tolerance, atol=tolerance)
+
+
+def huber(error, delta):
+    """Huber's loss, of complex numbers too."""
+    size = np.where(error.real < 0, -error, error)
+    return np.where(size.real <= delta, error**2 / 2, delta * (size - delta / 2))
+
+
+def test_any_loss_of_leaves_and_its_traced_parameters(x64):
+    tree, x, y, _ = draw()
+
+    def fused(tree, delta, x, y):
+        losses = lambda leaves, x, y: optax.losses.huber_loss(leaves.outputs(x) - y[None], delta=delta)
+        return ours(tree, x, y, leaf_losses=losses)[0]
+
+    def summed(tree, delta):
+        right = sigmoid_of_complex(tree.weights @ x.T + tree.bias[:, None])
+        return oracles.expected_value(right, huber(outputs(tree, x) - y, delta)).mean()
+
+    deltas = np.array([0.1, 1.0])
+    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(fused), (None, 0, None, None)))(tree, deltas, x, y)
+    for i, delta in enumerate(deltas):
+        assert float(values[i]) == pytest.approx(summed(tree, delta), rel=1e-10)
+        expected = exact(tree, lambda tree: summed(tree, delta))  # noqa: B023
+        assert_trees_close(jax.tree.map(lambda a: a[i], gradients), expected, rtol=1e-10, atol=1e-13)  # noqa: B023
+
+
+def test_far_scores_give_the_hard_loss_and_no_nan():
+    tree, x, y, weight = draw(dtype=np.float32)
+    far = tree.replace(weights=tree.weights * np.float32(1e6), bias=tree.bias * np.float32(1e6))
+    (loss, leaf), gradient = with_gradient(far, x, y, weight)
+    hard = np.mean(weight * (y - tree.leaves.values[np.asarray(leaf)]) ** 2)
+    assert float(loss) == pytest.approx(hard, rel=1e-5)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
+
+
+def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
+    # A loss without a value at y = 0, and a last block that must be filled up.
+    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 4)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 2)).astype(np.float32), rng.uniform(1, 2, 5).astype(np.float32)
+    weights, bias = jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), jnp.zeros(3)
+    relative = lambda leaves, x, y: jnp.square(leaves.outputs(x) / y - 1)
+
+    def loss(values, x, y):
+        return ops.expected_loss(weights, bias, Constant(values), x, y, leaf_losses=relative)[0]
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(np.arange(4, dtype=np.float32), x, y)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_expected_log_loss_and_its_gradient(x64):
+    tree, x, _, weight = draw()
+    rng = np.random.default_rng(1)
+    tree, y = tree.replace(leaves=Logit(rng.normal(size=(NODES + 1, 3)))), rng.integers(0, 3, N)
+
+    def plain(tree):
+        values = tree.leaves.values
+        losses = [[-(row - np.log(np.exp(row).sum()))[k] for k in range(3)] for row in values]
+        losses = [sum(np.where(y == k, loss, 0) for k, loss in enumerate(row)) for row in losses]
+        probabilities = oracles.leaf_probabilities(sigmoid_of_complex(tree.weights @ x.T + tree.bias[:, None]))
+        return (weight * sum(p * loss for p, loss in zip(probabilities, losses, strict=True))).mean()
+
+    (loss, leaf), gradient = with_gradient(tree, x, y, weight)
+    assert float(loss) == pytest.approx(plain(tree), rel=1e-10)
+    assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
+    assert_trees_close(gradient, exact(tree, plain), rtol=1e-10, atol=1e-13)
+
+
+by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
+by_violation = lambda scores: routing.violation(scores, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("linear", "weighted", "block"),
+    [
+        (True, True, 7),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(False, False, None), (True, False, 49)]),
+    ],
+)
+def test_other_routes(x64, monkeypatch, linear, weighted, block):
+    """Products of sigmoids given as a route are the default; violation is its plain definition, differentiated."""
+    if block:
+        monkeypatch.setattr(blocking, "block_size", lambda nodes, n: block)
+    tree, x, y, weight = draw(linear)
+    passed, weight = (weight, weight) if weighted else (None, np.ones(N))
+
+    def value(route):
+        return jax.jit(jax.value_and_grad(partial(ours, route=route), has_aux=True))(tree, x, y, passed)
+
+    (same, same_leaf), same_gradient = value(by_products)
+    expected = exact(tree, lambda tree: plain(tree, x, y, weight, sigmoid_of_complex))
+    assert float(same) == pytest.approx(plain(tree, x, y, weight), rel=1e-11)
+    assert_trees_close(same_gradient, expected, rtol=1e-10, atol=1e-13)
+    assert np.array_equal(same_leaf, oracles.walk(tree.weights, tree.bias, x))
+
+    (loss, leaf), gradient = value(by_violation)
+    assert leaf.dtype == jnp.int32
+    assert np.array_equal(leaf, same_leaf)
+    assert abs(float(loss) - float(same)) > 1e-3  # it is another routing
+    violated = lambda tree: plain(tree, x, y, weight, route=lambda scores: oracles.violation(scores, 3.0))
+    assert float(loss) == pytest.approx(violated(tree), rel=1e-10)
+    assert_trees_close(gradient, numeric(tree, violated), atol=1e-8)
+
+
+def test_a_route_under_vmap():
+    tree, *data = draw(dtype=np.float32)
+    one = jax.value_and_grad(lambda tree, *data: ours(tree, *data, route=routing.violation)[0])
+    trees, alone = [tree, jax.tree.map(lambda a: 2 * a, tree)], jax.jit(one)
+    of_each = jax.vmap(one, (0, None, None, None))
+    together = jax.jit(of_each)(jax.tree.map(lambda *a: np.stack(a), *trees), *data)
+    alone = jax.tree.map(lambda *a: np.stack(a), *(alone(tree, *data) for tree in trees))
+    assert_trees_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_and_what_soft_and_path_sum_routings_answer():
+    """The calls that join scores, routing and leaves, for one output and for two."""
+    tree, x, *_ = draw(dtype=np.float32)
+    values = tree.leaves.values, np.random.default_rng(2).normal(size=(NODES + 1, 2)).astype(np.float32)
+
+    def everything(tree, x, values):
+        splits = tree.weights, tree.bias
+        slope = lambda window: jax.grad(lambda w: ops.path_sum(w, tree.bias, values[0], x, window).sum())(tree.weights)
+        return (
+            ops.scores(*splits, x),
+            [ops.soft(*splits, value, x, by_products) for value in values],
+            [ops.path_sum(*splits, value, x) for value in values],
+            [slope(window) for window in (2.0, routing.mean_size)],
+            ops.hard(*splits, x),
+        )
+
+    scores, soft, sums, slopes, leaf = jax.jit(everything)(tree, x, values)
+    exact = tree.weights.astype(float) @ x.T + tree.bias[:, None]
+    np.testing.assert_allclose(scores, exact, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
+    probabilities = np.stack(oracles.leaf_probabilities(oracles.sigmoid(exact)))
+    for value, answer, of_leaf in zip(values, soft, sums, strict=True):
+        assert answer.shape == of_leaf.shape == (N, *value.shape[1:])
+        np.testing.assert_allclose(answer, np.tensordot(probabilities, value, ((0,), (0,))), rtol=1e-5, atol=1e-6)
+        assert np.array_equal(of_leaf, value[np.asarray(leaf)])
+    # A function of the scores as a window is the window that it gives: gradients pass within it alone.
+    mean = np.abs(exact).mean()
+    assert 0.5 < mean < 1.9 and not np.allclose(*slopes)
+    at_mean = jax.grad(lambda z: routing.path_sum(z, jnp.asarray(values[0]), mean).sum())
+    expected = np.asarray(jax.jit(at_mean)(scores)) @ x
+    np.testing.assert_allclose(slopes[1], expected, rtol=1e-4, atol=1e-4)
