@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.forest import Forest, votes
-from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, static
+from jtrees.recipes import Combined, Fit, Found, Rounds, Watch, static
 from jtrees.starts import map_starts
 from jtrees.table import Scale, Table, mean_loss
 
@@ -25,7 +25,7 @@ class Bags(NamedTuple):
 
 
 @struct.dataclass
-class Bagged(Recipe):
+class Bagged(Combined):
     """Many models by one recipe, each from a bootstrap sample (bagging, Breiman 1996), as DGT-Forest is.
 
     Rows are drawn evenly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The report
@@ -48,21 +48,6 @@ class Bagged(Recipe):
     fraction: float = static(default=1.0)
     combine: Literal["mean", "vote"] | None = static(default=None)
 
-    @property
-    def _recipe(self) -> Recipe:
-        if not isinstance(self.base, Recipe):
-            raise ValueError(f"base must be a recipe, such as jtrees.DGT(), got {self.base!r}")
-        return self.base
-
-    def targets(self, x: Any, y: Any) -> Any:
-        return self._recipe.targets(x, y)
-
-    def table(self, x: Any, y: Any, sample_weight: Any, task: str) -> Table:
-        return self._recipe.table(x, y, sample_weight, task)
-
-    def judge(self, validation: Any, table: Table) -> Table:
-        return self._recipe.judge(validation, table)
-
     def checked(self, table: Table) -> "Bagged":
         fraction, combine = self.fraction, self.combine or ("mean" if table.classes is None else "vote")
         if checks.is_traced(fraction) or np.ndim(fraction) or np.asarray(fraction).dtype.kind not in "iuf":
@@ -72,11 +57,8 @@ class Bagged(Recipe):
         checks.check_choice("combine", combine, ("mean", "vote"))
         if combine == "vote" and table.classes is None:
             raise ValueError('combine must be "mean" in regression, got "vote"')
-        trees, base = checks.check_count("trees", self.trees), self._recipe.checked(table)
+        trees, base = checks.check_count("trees", self.trees), self.checked_base().checked(table)
         return self.replace(base=base, trees=trees, fraction=float(fraction), combine=combine)
-
-    def scale(self, table: Table) -> Scale:
-        return self.base.scale(table)
 
     def bag_size(self, n: int) -> int:
         """Rows in a bootstrap sample of n rows."""

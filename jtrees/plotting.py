@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jtrees.leaves import Linear
 from jtrees.tree import ObliqueTree
 
 _POINTS = 8  # size of all text
@@ -53,7 +54,7 @@ def plot_tree(
             node = 2 * node + 1 + int(bias[node] > 0)
         if node >= len(bias) or level == max_depth:
             here = (float(next(next_x)), float(-level))
-            text = tree.describe_leaf(node - len(bias), names, digits) if node >= len(bias) else "..."
+            text = _leaf_text(tree, node - len(bias), names, digits) if node >= len(bias) else "..."
             _box(ax, here, textwrap.fill(text, _WIDTH, max_lines=_LINES, placeholder=" …"), "#e8f1e4")
             return here
         left, right = draw(2 * node + 1, level + 1), draw(2 * node + 2, level + 1)
@@ -71,6 +72,17 @@ def plot_tree(
     draw(0, 0)
     ax.axis("off")
     return ax
+
+
+def _leaf_text(tree: ObliqueTree, leaf: int, names: list[str], digits: int) -> str:
+    """What a leaf answers, the heaviest features first: what is cut off then matters least."""
+    if isinstance(tree.leaves, Linear):
+        slopes, origin = np.asarray(tree.leaves.coefficients), tree.origin
+        order = np.argsort(-np.abs(slopes[leaf]).reshape(len(names), -1).max(1), kind="stable")
+        origin = None if origin is None else origin.replace(x=np.asarray(origin.x)[order])
+        tree = tree.replace(leaves=tree.leaves.replace(coefficients=slopes[:, order]), origin=origin)
+        names = [names[i] for i in order]
+    return tree.describe_leaf(leaf, names, digits)
 
 
 def _box(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:

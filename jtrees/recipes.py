@@ -135,6 +135,10 @@ class Recipe:
             raise ValueError(f"validation: {error}") from None
         return checked_judge((x, y), table)
 
+    def ends_in_constants(self) -> bool:
+        """Whether it ends in one tree, with constant leaves or class frequencies."""
+        return False
+
     def checked(self, table: Table) -> Any:
         """The recipe with every option checked and numbers as float32 arrays.
 
@@ -182,14 +186,39 @@ class Recipe:
 
         Args:
           start: from ``prepare``.
-          table: scaled, from ``scale(table).unit(table)``; or any :class:`jtrees.table.Table` of size one.
+          table: scaled, from ``scale(table).unit(table)``; or any :class:`jtrees.table.Table` of size one, NumPy or JAX.
           judge: samples to choose by instead of the training data, or None.
           key: for everything random.
         """
+        table, judge = jax.tree.map(jnp.asarray, (table, judge))
         rounds = self.rounds(table.x.shape)
         body = lambda i, state: self.round(i, state, table, judge, rounds)[0]
         state = jax.lax.fori_loop(0, rounds.count, body, self.begin(start, table, key=key))
         return self.end(state, table, judge)
+
+
+class Combined(Recipe):
+    """A recipe made of another, its ``base``: what is asked of the table is the base's affair."""
+
+    base: Any
+
+    def checked_base(self) -> Recipe:
+        """The base; ``ValueError`` if it is no recipe."""
+        if not isinstance(self.base, Recipe):
+            raise ValueError(f"base must be a recipe, such as jtrees.DGT(), got {self.base!r}")
+        return self.base
+
+    def targets(self, x: Any, y: Any) -> Any:
+        return self.checked_base().targets(x, y)
+
+    def table(self, x: Any, y: Any, sample_weight: Any, task: str) -> Table:
+        return self.checked_base().table(x, y, sample_weight, task)
+
+    def judge(self, validation: Any, table: Table) -> Table:
+        return self.checked_base().judge(validation, table)
+
+    def scale(self, table: Table) -> Scale:
+        return self.checked_base().scale(table)
 
 
 def number(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:

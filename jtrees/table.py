@@ -121,7 +121,7 @@ def checked_judge(validation: Any, table: Table) -> Table:
 def _check_range(table: Table) -> None:
     """Finite in the precision of the trees, too."""
     for name, values in (("x", table.x), ("y", table.y)):
-        if values.dtype == np.float64 and (large := np.abs(values).max()) > np.finfo(np.float32).max:
+        if values.dtype.itemsize > 4 and (large := np.abs(values).max()) > np.finfo(np.float32).max:
             raise ValueError(f"{name} must be within the range of float32, got {large:.3g}")
 
 

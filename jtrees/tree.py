@@ -274,12 +274,13 @@ def counted_from(zero: Any, x: Any) -> Any:
     """``x - zero``, of which no more is rounded than the difference: NumPy arrays in double precision."""
     if not isinstance(x, jax.Array) and not validation.is_traced(zero):
         return x - np.asarray(zero, np.float64)
-    x, dtype = jnp.asarray(x), jnp.promote_types(x.dtype, jnp.float32)
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    x = jnp.asarray(x)
+    whole, short = not jnp.issubdtype(x.dtype, jnp.floating), x.dtype.itemsize < 4
+    dtype = jnp.float32 if whole or short else x.dtype
+    if not whole:
         return x.astype(dtype) - jnp.asarray(zero, dtype)
     # Whole numbers beyond 2**24 may be more than float32 holds; their two parts are not.
-    wide = jnp.uint32 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else jnp.int32
-    x = x.astype(jnp.promote_types(x.dtype, wide))
+    x = x.astype(jnp.int32) if short else x
     low = x % 4096
     return ((x - low).astype(dtype) - jnp.asarray(zero, dtype)) + low.astype(dtype)
 

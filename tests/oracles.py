@@ -251,3 +251,14 @@ def hessian_of_square(f, at):
         ahead, behind = (exact_gradient(lambda a: f(a) ** 2, at + sign * shift) for sign in (1, -1))
         rows.append((ahead - behind).ravel() / 0.5)
     return np.array(rows)
+
+
+def sizes_in(jaxpr):
+    """Sizes of all arrays that a jaxpr makes, those of inner jaxprs included."""
+    for equation in jaxpr.eqns:
+        yield from (v.aval.size for v in equation.outvars)
+        for parameter in equation.params.values():
+            for one in parameter if isinstance(parameter, (list, tuple)) else [parameter]:
+                inner = getattr(one, "jaxpr", one)
+                if hasattr(inner, "eqns"):
+                    yield from sizes_in(inner)

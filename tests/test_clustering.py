@@ -73,7 +73,7 @@ def test_labels_are_names_whatever_their_size(labels):
         ([-1, 0], [0, 0], None, "leaves must be whole numbers from 0"),
         ([-1, 0], [0, 0], CHAIN_OF_THREE, "leaves must be whole numbers from 0"),
         ([0, 2**40], [0, 0], None, r"leaves must be numbers below 2\*\*16 unless parent is given, got 1099511627776"),
-        ([0, 2**63], [0, 0], None, r"leaves must be numbers below 2\*\*16"),
+        (np.array([0, 2**63], np.uint64), [0, 0], None, r"leaves must be numbers below 2\*\*16"),
         ([0, 1], [0, 1], None, "labels must have at least two samples of one class"),
         ([], [], None, "leaves must be whole numbers|labels must have at least two"),
         ([0, 6], [0, 0], CHAIN_OF_THREE, r"leaves must be nodes 0\.\.5 of parent, got 6"),

@@ -9,10 +9,12 @@ import pytest
 from sklearn.utils import Bunch
 
 from experiments import compare, data
+import jtrees
+from jtrees.table import checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-QUICK = ["--depth", "2", "--starts", "2", "--epochs", "30"]
+QUICK = ["--depth", "2", "--starts", "2", "--epochs", "10"]
 
 
 @pytest.fixture
@@ -27,7 +29,8 @@ def folder(tmp_path):
 
 def test_writes_everything_it_promises(folder, tmp_path, capsys):
     out = tmp_path / "out"
-    assert compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(out), *QUICK]) == 0
+    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(out), *QUICK]
+    assert compare.main([*arguments, "--methods", "cart", "get", "forest"]) == 0
     printed = capsys.readouterr().out
     assert "get" in printed and "cart" in printed and "forest" in printed
     (run,) = out.iterdir()
@@ -40,6 +43,57 @@ def test_writes_everything_it_promises(folder, tmp_path, capsys):
     assert config["options"]["seed"] == 0 and config["data"]["rows"] == 120 and "jax" in config["versions"]
     with np.load(run / "get_depth2.npz") as saved:
         assert saved["weights"].shape == (3, 3) and saved["leaf_values"].shape == (4,)
+
+
+@pytest.mark.parametrize("method", compare.MODELS)
+def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, method):
+    options, table = compare.parse(["--seed", "3"]), data.load("plane", data_dir=folder)
+    model = compare.MODELS[method](3, options, len(table.x))
+    if method in ("cart", "forest"):
+        assert model.random_state == 3
+        return
+    assert isinstance(model, jtrees.Recipe)
+    checked = model.checked(checked_table(table.x, table.y, None, "regression"))
+    assert getattr(checked, "base", checked).depth == 3
+
+
+@pytest.mark.slow
+def test_every_method_runs(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "_batch_epochs", lambda n: 5)
+    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "out"), *QUICK]
+    assert compare.main([*arguments, "--methods", *compare.MODELS]) == 0
+    (run,) = (tmp_path / "out").iterdir()
+    table = pd.read_csv(run / "table.csv").set_index("method")
+    assert list(table.index) == list(compare.MODELS)
+    names = {file.name for file in run.iterdir()}
+    assert {f"{name}_depth2.npz" for name in ("cart", "get", "get-polished", "get-linear", "raddt", "dgt")} <= names
+    assert (table["leaves"] >= 1).all() and (table["parameters"] > table["leaves"] - 1).all()
+    assert np.isfinite(table["test_r2"]).all()
+
+
+def test_defaults():
+    options = compare.parse([])
+    assert options.methods == ["cart", "get", "get-linear", "forest"] and options.depth == [1, 2, 3]
+
+
+def test_a_saved_tree_is_whole_where_values_lie_far_from_zero(folder, tmp_path):
+    with np.load(folder / "plane.npz") as near:
+        np.savez(folder / "far.npz", X=near["X"] + np.float32(4096), y=near["y"])
+    arguments = [
+        "--data-dir",
+        str(folder),
+        "--dataset",
+        "far",
+        "--methods",
+        "get",
+        "--out",
+        str(tmp_path / "out"),
+        *QUICK,
+    ]
+    assert compare.main(arguments) == 0
+    (run,) = (tmp_path / "out").iterdir()
+    with np.load(run / "get_depth2.npz") as saved:
+        assert saved["origin_x"].shape == (3,) and np.all(saved["origin_x"] > 4000)
 
 
 def test_results_are_never_half_written(folder, tmp_path, monkeypatch):
@@ -88,6 +142,19 @@ def test_openml_answer_becomes_a_table(monkeypatch, tmp_path):
     table = data.load("set", data_dir=tmp_path)
     assert table.feature_names == ["a", "b"] and table.x.dtype == np.float32
     np.testing.assert_array_equal(table.y, [0.5, 1.5])
+
+
+def test_classes_on_openml_are_numbered_and_those_missing_refused(monkeypatch, tmp_path):
+    frame, names = pd.DataFrame({"a": [1.0, 2.0, 3.0]}), pd.CategoricalDtype(["0", "1", "7"])
+    digits = Bunch(data=frame, target=pd.Series(["7", "0", "7"], dtype=names))
+    missing = Bunch(data=frame, target=pd.Series(["7", None, "0"], dtype=names))
+    answers = {"mnist_784": digits, "gaps": missing}
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda **asked: answers[asked["name"]])
+    table = data.load("mnist", data_dir=tmp_path)
+    assert table.name == "mnist" and table.is_classification and table.y.dtype == np.int32
+    np.testing.assert_array_equal(table.y, [2, 0, 2])
+    with pytest.raises(data.DataError, match="the target must have no missing"):
+        data.load("gaps", data_dir=tmp_path)
 
 
 def test_environment_variable_names_the_folder(folder, monkeypatch):

@@ -29,7 +29,7 @@ def x():
 
 def rewards(layer, x):
     kernel = np.asarray(layer.split.kernel[...])
-    return np.asarray(routing.rewards((np.asarray(x) @ kernel).T + np.asarray(layer.bias[...])[:, None]))
+    return np.asarray(routing.rewards((x @ kernel).T + layer.bias[...][:, None]))
 
 
 def position(q, active):
@@ -84,10 +84,10 @@ def step(model, optimizer, images, labels):
     return value
 
 
-def learns(model, images, labels, *, train, steps, batch_size, count_compilations):
+def learns(model, images, labels, *, train, steps, rate, batch_size, count_compilations):
     """Trains a model behind a convolution; how well it does on the other images."""
     kernel = np.array(model.convolution.kernel[...])
-    optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
     rng, values = np.random.default_rng(0), []
     for _ in range(steps):
         rows = rng.integers(0, train, batch_size)
@@ -108,7 +108,7 @@ def test_trains_behind_a_convolution(count_compilations):
     images = 0.3 * rng.normal(size=(400, 4, 4, 1))
     images[np.arange(400), 3 * (labels // 2), 3 * (labels % 2)] += 2
     model = Images(4, 2, 2, 4, penalty=0.05, rngs=nnx.Rngs(0))
-    options = {"train": 300, "steps": 150, "batch_size": 64, "count_compilations": count_compilations}
+    options = {"train": 300, "steps": 200, "rate": 0.03, "batch_size": 64, "count_compilations": count_compilations}
     assert learns(model, jnp.asarray(images, jnp.float32), jnp.asarray(labels), **options) > 0.9
 
 
@@ -119,7 +119,7 @@ def test_learns_digits_behind_a_convolution(count_compilations):
     images, labels = images[order], jnp.asarray(labels[order])
     images = jnp.asarray(images.reshape(-1, 8, 8, 1) / 16, jnp.float32)
     model = Images(8, 8, 5, 10, rngs=nnx.Rngs(0))
-    options = {"train": 1300, "steps": 300, "batch_size": 128, "count_compilations": count_compilations}
+    options = {"train": 1300, "steps": 300, "rate": 0.01, "batch_size": 128, "count_compilations": count_compilations}
     assert learns(model, images, labels, **options) > 0.9
 
 
@@ -132,10 +132,11 @@ def test_kinds_of_splits(split, x):
 
 
 def test_double_precision(x64):
-    layer = nn.LatentTree(3, 2, penalty=0.1, dtype=jnp.float64, rngs=nnx.Rngs(0))
-    assert jax.eval_shape(layer, jnp.ones((4, 3), jnp.float64)).dtype == jnp.float64
-    layer.eval()
-    assert layer(jnp.ones((4, 3), jnp.float64)).dtype == jnp.float64
+    x = jnp.ones((4, 3), jnp.float64)
+    layer = partial(nn.LatentTree, 3, 2, penalty=0.1, dtype=jnp.float64)
+    for average in (True, False):
+        shape = jax.eval_shape(lambda x, average=average: layer(rngs=nnx.Rngs(0), use_running_average=average)(x), x)
+        assert shape.dtype == jnp.float64
 
 
 def test_penalties_prune():

@@ -128,8 +128,19 @@ def test_no_gradient_flows_to_the_data():
     assert not any(np.any(a) for a in gradient)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
-def test_blocks_change_nothing(x64, monkeypatch, dtype):
+def test_blocks_change_nothing(monkeypatch):
+    drawn = draw(dtype=np.float32)
+    whole = with_gradient(*drawn)
+    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 7)
+    (loss, leaf), gradient = jax.jit(jax.value_and_grad(lambda *drawn: ours(*drawn), has_aux=True))(*drawn)
+    assert np.array_equal(leaf, whole[0][1])
+    # Sums in another order.
+    assert_trees_close((loss, gradient), (whole[0][0], whole[1]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_blocks_change_nothing_under_vmap(x64, monkeypatch, dtype):
     tree, x, y, weight = draw(dtype=dtype)
     trees = jax.tree.map(lambda a: np.stack([a, 2 * a]), tree)
 
@@ -250,6 +261,7 @@ def test_other_routes(x64, monkeypatch, linear, weighted, block):
     assert_trees_close(gradient, numeric(tree, violated), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_route_under_vmap():
     tree, *data = draw(dtype=np.float32)
     one = jax.value_and_grad(lambda tree, *data: ours(tree, *data, route=routing.violation)[0])

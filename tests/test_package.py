@@ -1,7 +1,9 @@
 """The package as a whole: what importing it costs, and what it says of itself."""
 
+import ast
 from importlib import metadata
 import inspect
+from pathlib import Path
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import pytest
 
 import jtrees
 
+KINDS = ["Constant", "Linear", "Logit", "Frequency"]
 PUBLIC = sorted(name for name in vars(jtrees) if not name.startswith("_"))
 
 
@@ -40,19 +43,24 @@ def test_every_public_name_has_a_docstring(name):
 
 
 def test_public_methods_have_docstrings():
-    for owner in (jtrees.ObliqueTree, jtrees.ConstantLeaves, jtrees.LinearLeaves):
-        for name, member in vars(owner).items():
-            if (
-                not name.startswith("_")
-                and name not in {"replace"}
-                and (callable(member) or isinstance(member, property))
-            ):
+    # Those of recipes and the like are told once, where they are first defined.
+    for owner in (jtrees.ObliqueTree, jtrees.Forest, *(getattr(jtrees.leaves, kind) for kind in KINDS)):
+        for name, member in inspect.getmembers(owner):
+            described = callable(member) or isinstance(member, property)
+            if not name.startswith("_") and name != "replace" and described:
                 assert inspect.getdoc(member), f"{owner.__name__}.{name}"
 
 
 def test_no_private_module_is_public_by_accident():
-    assert {"fit_get", "get", "train", "multi_start", "ObliqueTree", "leaves", "losses", "routing"} <= set(PUBLIC)
+    assert {"GET", "get", "fit", "train", "multi_start", "ObliqueTree", "leaves", "losses", "ops", "routing"} <= set(
+        PUBLIC
+    )
     assert not {"jax", "jnp", "np", "optax", "Any"} & set(PUBLIC)
+
+
+def test_modules_say_what_they_are():
+    for path in Path(jtrees.__file__).parent.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 def test_shapes_in_signatures_are_checked_in_these_tests():

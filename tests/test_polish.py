@@ -1,5 +1,8 @@
 """Subtree polish: never worse, whatever the tree; and side by side the same as one subtree after the other."""
 
+from functools import partial
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,26 +11,38 @@ import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import jtrees
-from jtrees.methods.annealing import one_start
-from jtrees.methods.get import check_ranges, draw_alphas, get
+from jtrees.leaves import Constant, Frequency
+from jtrees.methods.annealing import advanced, begun, best_so_far
 from jtrees.methods.polish import subtree_nodes
+from jtrees.recipes import Watch
+from jtrees.table import Scale, Table, checked_table
 from jtrees.warmstart import cart_regressor, from_sklearn
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 DEPTH, EPOCHS = 2, 40
-RANGES = ((5.0, 25.0), (50.0, 150.0))
+BASE = jtrees.GET(depth=DEPTH, starts=1, epochs=5)
 
 
-def polish(tree, x, y, *, seed=0, **options):
-    return jtrees.polish(tree, x, y, key=jax.random.key(seed), **{"epochs": EPOCHS, **options})
+class Result(NamedTuple):
+    tree: jtrees.ObliqueTree
+    losses: np.ndarray
+    accepted: np.ndarray
+
+
+def polish(tree, x, y, *, seed=0, task="regression", sample_weight=None, **options):
+    """The polish of a tree that is there, as the recipe does it to the tree of its base."""
+    table = checked_table(x, y, sample_weight, task)
+    recipe = jtrees.Polished(BASE, **{"epochs": EPOCHS, **options}).checked(table)
+    scale = Scale.of(table, 3.0)
+    return Result(*recipe.polish(tree, table, scale, key=jax.random.key(seed), watch=Watch()))
 
 
 def random_tree(seed, classes=None):
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    values = draw(4) if classes is None else jax.nn.softmax(draw(4, classes))
-    return jtrees.ObliqueTree(draw(3, 3), 0.5 * draw(3), jtrees.ConstantLeaves(values))
+    leaves = Constant(draw(4)) if classes is None else Frequency(jax.nn.softmax(draw(4, classes)))
+    return jtrees.ObliqueTree(draw(3, 3), 0.5 * draw(3), leaves)
 
 
 def squared_loss(tree, x, y, weight=None):
@@ -61,8 +76,8 @@ def check(result, before, after):
 
 def trees(x, y):
     grown = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y)
-    get_tree = jtrees.fit_get(x, y, key=jax.random.key(0), depth=DEPTH, starts=1, epochs=5).tree
-    all_left = jtrees.ObliqueTree(jnp.zeros((3, 3)), -jnp.ones(3), jtrees.ConstantLeaves(jnp.zeros(4)))
+    get_tree = jtrees.fit(BASE, x, y, key=jax.random.key(0)).tree
+    all_left = jtrees.ObliqueTree(jnp.zeros((3, 3)), -jnp.ones(3), Constant(jnp.zeros(4)))
     named = {f"random {seed}": random_tree(seed) for seed in range(3)}
     return {
         **named,
@@ -108,7 +123,7 @@ def test_classes(data):
     grown = from_sklearn(DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(x, y))
     for tree in (random_tree(0, 3), grown):
         for labels in (y, y.astype(float)):
-            result = polish(tree, x, labels)
+            result = polish(tree, x, labels, task="classification")
             check(result, log_loss(tree, x, y, 3), log_loss(result.tree, x, y, 3))
             assert result.losses[-1] < 0.95 * result.losses[0]
             answers = result.tree.predict(x)
@@ -137,7 +152,7 @@ def test_a_subtree_is_replaced_where_that_helps_and_nowhere_else(data):
     # Right of the root an oblique split that is perfect, left of it one at the wrong place, which CART puts right.
     x = data[0]
     weights = jnp.asarray([[1.0, 0, 0], [0, 1, 0], [0, 1, 1]])
-    tree = jtrees.ObliqueTree(weights, jnp.asarray([0.0, -0.3, 0.0]), jtrees.ConstantLeaves(jnp.zeros(4)))
+    tree = jtrees.ObliqueTree(weights, jnp.asarray([0.0, -0.3, 0.0]), Constant(jnp.zeros(4)))
     right = np.where(x[:, 1] + x[:, 2] > 0, 5.0, 3.0)
     y = np.where(x[:, 0] > 0, right, np.where(x[:, 1] > 0.5, 1.0, -1.0))
     result = polish(tree, x, y, learning_rate=1e-8)  # so small that the starts are all there is
@@ -155,7 +170,7 @@ def test_subtrees_without_anything_to_learn_stay_as_they_are(data, alone):
     top = np.sort(x[:, 0])[::-1]
     threshold = top[0] + 1 if alone == 0 else (top[alone - 1] + top[alone]) / 2
     bias = jnp.asarray([-threshold, 0.0, 0.25], jnp.float32)
-    tree = jtrees.ObliqueTree(jnp.eye(3)[jnp.asarray([0, 1, 2])], bias, jtrees.ConstantLeaves(jnp.zeros(4)))
+    tree = jtrees.ObliqueTree(jnp.eye(3)[jnp.asarray([0, 1, 2])], bias, Constant(jnp.zeros(4)))
     y = np.where(x[:, 0] > threshold, 5.0, np.where(x[:, 1] > 0, 1.0, 0.0))
     result = polish(tree, x, y)
     assert result.accepted.tolist() == [0, 0]
@@ -180,6 +195,15 @@ def test_nodes_of_a_subtree(root, depth):
     assert subtree_nodes(root, depth).tolist() == walk_below(root, depth)
 
 
+@partial(jax.jit, static_argnames="depth")
+def one_start(first, alphas, table, depth):
+    """The best splits of GET's Algorithm 1 from one start, all rounds in one program."""
+    recipe = jtrees.GET(depth=depth, epochs=EPOCHS, starts=1).checked(table)
+    rounds = recipe.rounds(table.x.shape)
+    body = lambda i, run: advanced(recipe, i, run, table, None, rounds)[0]
+    return best_so_far(jax.lax.fori_loop(0, rounds.count, body, begun(recipe, first, alphas, table))).params
+
+
 def polish_one_by_one(tree, x, y, key):
     """Subtree polish as documented, without a batch and without padding. Returns the tree and its losses."""
     losses = [squared_loss(tree, x, y)]
@@ -187,19 +211,19 @@ def polish_one_by_one(tree, x, y, key):
         depth = tree.depth - level
         reached = np.asarray(tree.decision_path(x))[level]
         roots = [r for r in range(2**level - 1, 2 ** (level + 1) - 1) if len(np.unique(y[reached == r])) > 1]
-        scales = draw_alphas(jax.random.fold_in(key, level), depth, ranges=check_ranges(RANGES), starts=len(roots))
+        drawn = jax.random.uniform(jax.random.fold_in(key, level), (len(roots), 2))
+        scales = jnp.asarray([5.0, 50.0]) + jnp.asarray([20.0, 100.0]) * drawn
         for root, alphas in zip(roots, scales, strict=True):
             here, nodes = reached == root, walk_below(root, depth)
             low, span = x[here].astype(np.float64).mean(0), 3 * x[here].astype(np.float64).std(0)
             x01 = ((x[here] - low) / span).astype(np.float32)
             y01 = (y[here] - y[here].min()) / np.ptp(y[here])
-            grown = cart_regressor(x01, y01, depth)
+            grown = cart_regressor(x01, y01, depth).replace(leaves=None)
             w, b = np.asarray(tree.weights, np.float64)[nodes], np.asarray(tree.bias, np.float64)[nodes]
             now = [jnp.asarray(a, jnp.float32) for a in (w * span, b + w @ low)]
             found = [grown]
             for first in (grown, jtrees.ObliqueTree(*now, None)):
-                options = {"make": get, "leaves": "constant", "classes": None, "epochs": EPOCHS}
-                found.append(one_start(first, alphas, x01, y01, None, None, 0.01, 0.0, **options).params)
+                found.append(one_start(first, alphas, Table(x01, y01, None, None), depth))
             for candidate in found:
                 w, b = np.array(tree.weights), np.array(tree.bias)
                 w[nodes] = np.asarray(candidate.weights) / span
@@ -224,25 +248,36 @@ def test_side_by_side_is_one_after_the_other(data):
     assert np.sum(result.tree.leaf_index(x) != expected.leaf_index(x)) <= 1
 
 
-# --- The door --------------------------------------------------------------------------------------------------------
+# --- The recipe ------------------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_polishes_what_its_base_finds(data):
+    x, y = data
+    key, recipe = jax.random.key(0), jtrees.Polished(BASE, epochs=EPOCHS)
+    fit = jtrees.fit(recipe, x, y, key=key, validation=(x[:50], y[:50]))
+    alone = jtrees.fit(BASE, x, y, key=key, validation=(x[:50], y[:50]))
+    check(
+        Result(fit.tree, fit.report["polish"], fit.report["accepted"]),
+        squared_loss(alone.tree, x, y),
+        squared_loss(fit.tree, x, y),
+    )
+    assert fit.loss == pytest.approx(np.mean((fit.tree.predict(x[:50]) - y[:50]) ** 2, dtype=np.float64), rel=1e-5)
+    assert fit.report["cart_loss"] == alone.report["cart_loss"]
+    assert fit.model is fit.tree
 
 
 def test_bad_arguments_are_refused(data):
     x, y = data
-    tree = random_tree(0)
-    linear = tree.replace(leaves=jtrees.LinearLeaves(jnp.zeros((4, 3)), jnp.zeros(4)))
-    for bad, table, options, message in [
-        (linear, x, {}, "constant leaves to be polished, got LinearLeaves"),
-        (tree, x[:, :2], {}, "x must have 3 columns, got 2"),
-        (tree, x[:50], {}, "x and y must have the same number of rows"),
-        (tree, x, {"epochs": 0}, "epochs must be at least 1"),
-        (tree, x, {"learning_rate": 0.0}, "learning_rate must be"),
-        (tree, x, {"alpha_ranges": (5.0, 25.0)}, "alpha_ranges must be"),
-        (tree, x, {"sample_weight": np.full(len(y), -1.0)}, "sample_weight must not be negative"),
-        (random_tree(0, 3), x, {}, "y must hold whole numbers"),
-        (tree.replace(leaves=jtrees.ConstantLeaves(jnp.ones((4, 2)))), x, {}, "tree must have one value a leaf or"),
+    for bad, options, message in [
+        (jtrees.Polished(BASE, epochs=0), {}, "epochs must be at least 1"),
+        (jtrees.Polished(BASE, learning_rate=0.0), {}, "learning_rate must be"),
+        (jtrees.Polished(BASE, alpha_ranges=(5.0, 25.0)), {}, "alpha_ranges must be"),
+        (jtrees.Polished(BASE), {"sample_weight": np.full(len(y), -1.0)}, "sample_weight must not be negative"),
+        (jtrees.Polished(3), {}, "base must be a recipe"),
+        (jtrees.Polished(jtrees.GET(depth=0)), {}, "depth must be from 1"),
+        (jtrees.Polished(jtrees.GET(leaves="linear")), {}, "base must .*constant leaves"),
+        (jtrees.Polished(jtrees.LatentTree()), {}, "base must .*constant leaves"),
+        (jtrees.Polished(jtrees.Bagged(BASE)), {}, "base must .*constant leaves"),
     ]:
         with pytest.raises(ValueError, match=message):
-            polish(bad, table, y, **options)
-    with pytest.raises(ValueError, match=r"y must hold classes 0\.\.2"):
-        polish(random_tree(0, 3), data[0], np.arange(200) % 4)
+            jtrees.fit(bad, x, y, key=jax.random.key(0), **options)

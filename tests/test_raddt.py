@@ -8,6 +8,7 @@ import pytest
 from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
+from jtrees.leaves import Constant
 from jtrees.methods.raddt import centre_thresholds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -17,16 +18,14 @@ SMALL = {"depth": DEPTH, "starts": 3, "epochs": 30}  # one compilation
 
 
 def fit(x, y, *, seed=0, **options):
-    return jtrees.fit_raddt(x, y, key=jax.random.key(seed), **{**SMALL, **options})
+    return jtrees.fit(jtrees.RADDT(**{**SMALL, **options}), x, y, key=jax.random.key(seed))
 
 
 def random_tree(depth, seed, leaves=True):
     rng = np.random.default_rng(seed)
     nodes = 2**depth - 1
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    return jtrees.ObliqueTree(
-        draw(nodes, 3), 0.5 * draw(nodes), jtrees.ConstantLeaves(draw(nodes + 1)) if leaves else None
-    )
+    return jtrees.ObliqueTree(draw(nodes, 3), 0.5 * draw(nodes), Constant(draw(nodes + 1)) if leaves else None)
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -49,8 +48,8 @@ def test_loss_is_what_softmin_of_violations_expects(data):
     params = random_tree(3, 0)
     weights, bias, values = (np.asarray(a, np.float64) for a in jax.tree.leaves(params))
     outputs = values[:, None] + np.zeros(len(y))
-    table = [jnp.asarray(a) for a in data]
-    value = jax.jit(lambda scale, l1: jtrees.raddt(3, scale, l1=l1).loss(params, *table, key=None, step=0))
+    batch = jtrees.Batch(*map(jnp.asarray, data))
+    value = jax.jit(lambda scale, l1: jtrees.raddt(3, scale, l1=l1).loss(params, batch, key=None, step=0))
     for scale in (0.5, 20.0):
         loss, score = value(scale, 0.0)
         assert float(loss) == pytest.approx(expected_loss(weights, bias, outputs, x, y, scale), rel=1e-4)
@@ -127,25 +126,25 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, seed):
     x, y = data[0], (data[1] + seed * rng.normal(size=len(data[1]))).astype(np.float32)
     tree, report = (result := fit(x, y, seed=seed)).tree, result.report
     cart = np.mean((DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y).predict(x) - y) ** 2)
-    assert report.cart_loss == pytest.approx(cart, rel=1e-5)
-    assert report.loss <= report.cart_loss
-    assert report.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
-    np.testing.assert_allclose(report.scales, np.tile(2 * 50 ** (np.arange(5) / 4), (3, 1)), rtol=1e-5)
-    assert report.losses.shape == report.steps.shape == (3, 5)
-    assert report.dropped == 0
+    assert report["cart_loss"] == pytest.approx(cart, rel=1e-5)
+    assert result.loss <= report["cart_loss"]
+    assert result.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
+    np.testing.assert_allclose(report["scales"], np.tile(2 * 50 ** (np.arange(5) / 4), (3, 1)), rtol=1e-5)
+    assert report["losses"].shape == report["steps"].shape == (3, 5)
+    assert report["dropped"] == 0
     # Every tree that is looked at goes on from thresholds in the middle, and is returned with them there.
     np.testing.assert_allclose(centre_thresholds(tree, jnp.asarray(x)).bias, tree.bias, atol=1e-4)
 
 
 def test_beats_cart_clearly_on_an_oblique_signal(data):
-    report = fit(*data).report
-    assert report.loss < 0.85 * report.cart_loss
+    found = fit(*data)
+    assert found.loss < 0.85 * found.report["cart_loss"]
 
 
 def test_deep_trees_go_on_under_larger_scales():
     x = np.random.default_rng(0).normal(size=(8, 2))
     report = fit(x, np.arange(8.0), depth=9, starts=1, epochs=1).report
-    np.testing.assert_allclose(report.scales[0, 4:], [100, 130, 170, 200], rtol=1e-5)
+    np.testing.assert_allclose(report["scales"][0, 4:], [100, 130, 170, 200], rtol=1e-5)
 
 
 def test_same_key_same_tree_and_no_compilation(data, count_compilations):

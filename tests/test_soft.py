@@ -98,21 +98,11 @@ def test_the_derivative_rule_five_ways(x64, kinks):
     np.testing.assert_allclose(second(both).reshape(45, 45), oracles.hessian_of_square(plain, both), atol=1e-10)
 
 
-def sizes_in(jaxpr):
-    """Sizes of all arrays that a jaxpr makes, those of inner jaxprs included."""
-    for equation in jaxpr.eqns:
-        yield from (v.aval.size for v in equation.outvars)
-        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns"):
-                yield from sizes_in(inner)
-
-
 def test_the_gradient_holds_nothing_larger_than_one_number_a_node_and_sample():
     depth, n = 5, 7
     right, values = (jnp.asarray(a, jnp.float32) for a in draw(depth, (n,)))
     gradient = jax.grad(lambda r, v: expected_value(r, v).sum(), (0, 1))
-    sizes = list(sizes_in(jax.make_jaxpr(gradient)(right, values).jaxpr))
+    sizes = list(oracles.sizes_in(jax.make_jaxpr(gradient)(right, values).jaxpr))
     nodes = 2**depth - 1
     assert nodes * n <= max(sizes) <= (2 * nodes + 1) * n
 

@@ -1,4 +1,4 @@
-"""What weights and class labels are refused for, and in which words."""
+"""What arguments are refused for, and in which words."""
 
 import re
 
@@ -104,6 +104,158 @@ def test_labels_that_are_not_whole_say_how_to_encode_them():
 
 
 def test_traced_weights_are_checked_for_their_shape_only():
-    assert jax.jit(lambda w: validation.check_weight(w, 3))(jnp.ones(3)).shape == (3,)
+    assert jax.eval_shape(lambda w: validation.check_weight(w, 3), jnp.ones(3)).shape == (3,)
     with pytest.raises(ValueError, match="sample_weight must have shape"):
-        jax.jit(lambda w: validation.check_weight(w, 3))(jnp.ones(2))
+        jax.eval_shape(lambda w: validation.check_weight(w, 3), jnp.ones(2))
+
+
+# --- Targets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        [1, 2, 3],
+        np.array([True, False, True]),
+        np.array([[1.0], [2], [2]]),
+        jnp.asarray([[1.0, 5], [2, 5.5], [2, 5]]),
+        np.array([1, 2.5, 3], object),
+        np.array([2**62, 2**62 + 1, 0]),
+    ],
+    ids=["list", "bools", "column", "jax", "objects", "large whole numbers"],
+)
+def test_good_targets_come_back_as_they_are(y):
+    checked = validation.check_targets(y, 3)
+    assert checked.shape == np.shape(y)
+    assert np.array_equal(np.asarray(checked), np.asarray(y))
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (5.0, "y must have shape (n,) or (n, k), got shape ()"),
+        (np.ones((3, 1, 1)), "y must have shape (n,) or (n, k), got shape (3, 1, 1)"),
+        (np.ones((3, 0)), "y must have shape (n,) or (n, k), got shape (3, 0)"),
+        ([1.0, 2], "x and y must have the same number of rows, got 3 and 2"),
+        ([1.0, np.nan, np.inf], "y must be finite, got 2 NaN or infinite values, the first at (1,)"),
+        ([[1.0, 2], [2, np.inf], [3, 4]], "y must be finite, got 1 NaN or infinite values, the first at (1, 1)"),
+        ([2.5, 2.5, 2.5], "y must take at least two values to learn from, got 2.5 in every row"),
+        (np.full(3, True), "y must take at least two values to learn from, got 1.0 in every row"),
+        ([[1, 7], [2, 7], [3, 7]], "y must take at least two values to learn from, got 7.0 in every row in column 1"),
+        (["a", "b", "c"], "y must be numeric, got values of type <U1"),
+        (jnp.asarray([1j, 2, 3]), "y must be numeric, got values of type complex64"),
+        ([1.0, None, "b"], "y must be numeric, got 1.0 and others"),
+    ],
+)
+def test_bad_targets_are_refused(y, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validation.check_targets(y, 3)
+
+
+def test_one_sample_is_too_few():
+    with pytest.raises(ValueError, match="x and y must hold at least two samples, got 1"):
+        validation.check_targets([1.0], 1)
+
+
+def test_traced_targets_are_checked_for_their_shape_only():
+    assert jax.eval_shape(lambda y: validation.check_targets(y, 3), jnp.ones((3, 2))).shape == (3, 2)
+    with pytest.raises(ValueError, match="same number of rows, got 3 and 4"):
+        jax.eval_shape(lambda y: validation.check_targets(y, 3), jnp.ones(4))
+
+
+def test_labels_to_train_on():
+    validation.check_classes(jnp.asarray([0, 2, 1]), 3)
+    jax.eval_shape(lambda y: validation.check_classes(y, 3), jnp.asarray([7]))
+    for y, message in [
+        (jnp.asarray([0, 3]), "y must hold classes 0..2, got labels from 0 to 3"),
+        (jnp.asarray([-1, 2]), "y must hold classes 0..2, got labels from -1 to 2"),
+        (jnp.asarray([0.0, 1]), "y must hold whole numbers 0..2 in classification, got float32"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            validation.check_classes(y, 3)
+
+
+# --- Features --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.ones(4), "x must have shape (n, p), got shape (4,): use x[:, None]"),
+        (np.ones((2, 2, 2)), "x must have shape (n, p), got shape (2, 2, 2)"),
+        (np.ones((0, 2)), "x must have at least one row and one column, got shape (0, 2)"),
+        (np.ones((2, 0)), "x must have at least one row and one column, got shape (2, 0)"),
+        (np.ones((2, 3)), "x must have 2 columns, got 3"),
+        ([[1.0, np.nan]], "x must be finite, got 1 NaN or infinite values, the first at (0, 1)"),
+        (np.ones((2, 2), complex), "x must be numeric, got values of type complex128"),
+        (jnp.ones((2, 2), jnp.complex64), "x must be numeric, got values of type complex64"),
+        (np.array([[1, "b"]], object), "x must be numeric, got 1 and others"),
+    ],
+)
+def test_bad_features_are_refused(x, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validation.check_x(x, features=2)
+
+
+# --- Options ---------------------------------------------------------------------------------------------------------
+
+
+def test_counts_and_depths_may_be_any_whole_number():
+    for three in (3, np.int64(3), np.uint8(3), jnp.asarray(3)):
+        for checked in (validation.check_depth(three), validation.check_count("trees", three)):
+            assert checked == 3 and type(checked) is int
+    assert validation.check_count("epochs", 0, minimum=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: validation.check_depth(2.0), "depth must be a whole number from 1 to 16, got 2.0"),
+        (lambda: validation.check_depth(0), "depth must be from 1 to 16, got 0"),
+        (lambda: validation.check_depth(17), "depth must be from 1 to 16, got 17"),
+        (lambda: validation.check_count("trees", None), "trees must be a whole number, got None"),
+        (lambda: validation.check_count("trees", "3"), "trees must be a whole number, got '3'"),
+        (lambda: validation.check_count("trees", 0), "trees must be at least 1, got 0"),
+        (lambda: validation.check_key(0), "key must be a random key, such as jax.random.key(0), got 0"),
+        (lambda: validation.check_key(None), "key must be a random key, such as jax.random.key(0), got None"),
+        (lambda: validation.check_key(jnp.ones(2)), "key must be a random key, such as jax.random.key(0), got Array("),
+        (lambda: validation.check_positive("rate", -1), "rate must be finite and above 0, got -1"),
+        (lambda: validation.check_number("rate", lambda step: 1), "rate must be a number above 0, got <function"),
+        (lambda: validation.check_number("rate", "fast"), "rate must be a number above 0, got 'fast'"),
+        (lambda: validation.check_number("rate", [0.1, 0.0]), "rate must be finite and above 0, got [0.1, 0.0]"),
+        (lambda: validation.check_number("rate", np.inf), "rate must be finite and above 0, got inf"),
+        (lambda: validation.check_number("rate", 1j), "rate must be a number above 0, got 1j"),
+        (lambda: validation.check_not_negative("l1", -0.5), "l1 must be finite and not negative, got -0.5"),
+        (lambda: validation.check_not_negative("l1", np.nan), "l1 must be finite and not negative, got nan"),
+        (
+            lambda: validation.check_not_negative("l1", lambda step: 1),
+            "l1 must be finite and not negative, got <function",
+        ),
+        (
+            lambda: validation.check_part("momentum", 1),
+            "momentum must be a number from 0 up to but not including 1, got 1",
+        ),
+        (lambda: validation.check_part("momentum", -0.1), "not including 1, got -0.1"),
+        (lambda: validation.check_part("momentum", [0.5]), "not including 1, got [0.5]"),
+        (lambda: validation.check_choice("mode", "c", ("a", "b")), "mode must be one of 'a', 'b', got 'c'"),
+        (lambda: validation.check_choice("mode", 3, ("a",), "a number"), "mode must be one of 'a', or a number, got 3"),
+    ],
+)
+def test_bad_options_are_refused(check, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check()
+
+
+def test_good_options_pass():
+    schedule = lambda step: 0.1 / step
+    validation.check_positive("rate", schedule)
+    for value in (0.1, 3, np.float32(2), jnp.asarray(0.5, jnp.bfloat16), [0.1, 2]):
+        validation.check_positive("rate", value)
+        validation.check_number("rate", value)
+    validation.check_not_negative("l1", 0)
+    validation.check_part("momentum", 0.0)
+    validation.check_choice("mode", "a", ("a", "b"))
+    validation.check_key(jax.random.key(0))
+    validation.check_key(jax.random.PRNGKey(0))
+    checks = (validation.check_number, validation.check_not_negative, validation.check_part)
+    jax.eval_shape(lambda value: [check("rate", value) for check in checks], jnp.ones(()))  # traced values have none

@@ -54,8 +54,8 @@ def soft_method(
     checks.check_positive(name, scale)
     checks.check_not_negative("l1", l1)
     for which, value in ((name, scale), ("l1", l1)):
-        if not callable(value) and jnp.ndim(value):
-            raise ValueError(f"{which} must be one number, got shape {jnp.shape(value)}")
+        if not callable(value) and np.ndim(value):
+            raise ValueError(f"{which} must be one number, got shape {np.shape(value)}")
     if classes is not None:
         checks.check_count("classes", classes, minimum=2)
 
@@ -159,13 +159,20 @@ class Annealed(Recipe):
         """The paper's method under one scale."""
         raise NotImplementedError
 
-    def scales(self, key: Array) -> Array:
-        """The scale factors of each start, in the order of use: ``(starts, scales)``."""
+    def stages(self) -> int:
+        """The number of scales."""
+        raise NotImplementedError
+
+    def scales(self, drawn: Array) -> Array:
+        """The scale factors of starts, in the order of use, from numbers drawn from U(0, 1): ``(starts, stages)``."""
         raise NotImplementedError
 
     def between(self, splits: ObliqueTree, batch: Batch) -> ObliqueTree:
         """What is done to the splits after each scale."""
         return splits
+
+    def ends_in_constants(self) -> bool:
+        return self.leaves == "constant"
 
     def checked(self, table: Table) -> "Annealed":
         kinds.kind_of(self.leaves, table.classes)  # refuses unknown kinds
@@ -184,23 +191,20 @@ class Annealed(Recipe):
     def prepare(self, table: Table, *, key: Array) -> ObliqueTree | None:
         return grown_cart(self, table.real()) if self.cart else None
 
-    def stages(self) -> int:
-        """The number of scales."""
-        return jax.eval_shape(self.scales, jax.random.key(0)).shape[1]
-
     def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
         elements = many * self.starts * topology.num_nodes(self.depth) * shape[0]
         return Rounds.of(self.epochs, elements, self.stages())
 
     def begin(self, start: ObliqueTree | None, table: Table, *, key: Array) -> Run:
-        tree_key, scale_key = jax.random.split(key)
-        size = self.starts, topology.num_nodes(self.depth), table.x.shape[1] + 1
-        drawn = jax.random.uniform(tree_key, size, table.x.dtype, -1, 1)  # all in one draw, as draws take long to compile
-        weights, bias = drawn[..., :-1], drawn[..., -1]
+        nodes, p, stages = topology.num_nodes(self.depth), table.x.shape[1], self.stages()
+        # All in one draw: draws take longer to compile than all else here.
+        drawn = jax.random.uniform(key, (self.starts, stages + nodes * (p + 1)), table.x.dtype)
+        splits = 2 * drawn[:, stages:].reshape(self.starts, nodes, p + 1) - 1
+        weights, bias = splits[..., :-1], splits[..., -1]
         if start is not None:
             weights, bias = weights.at[0].set(start.weights), bias.at[0].set(start.bias)
         one = lambda splits, scales: begun(self, splits, scales, table)
-        return jax.vmap(one)(ObliqueTree(weights, bias, None), self.scales(scale_key))
+        return jax.vmap(one)(ObliqueTree(weights, bias, None), self.scales(drawn[:, :stages]))
 
     def round(self, i: Array, state: Run, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Run, Array]:
         return map_starts(lambda run: advanced(self, i, run, table, judge, rounds), state)

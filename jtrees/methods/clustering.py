@@ -19,9 +19,9 @@ class LatentClustering(LatentTree):
     """Clusters samples without labels: a tree is learnt that helps to predict some features from the others.
 
     ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)``: linear splits, a linear predictor, squared
-    error; y is not asked for, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and deviation 1. The others are centred and divided
-    by one number: which of them are large matters, as in any clustering by distances; scale them first if their units
-    differ.
+    error; y is not asked for, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and deviation 1.
+    The others are centred and divided by one number: which of them are large matters, as in any clustering by
+    distances; scale them first if their units differ.
 
     The fit's tree takes raw x, all features (weights of the target features are 0); inactive nodes do not split. Its
     leaves are the clusters, and hold the means of the target features, ``(leaves, targets)``. ``tree.leaf_index(x)``
@@ -70,7 +70,7 @@ class LatentClustering(LatentTree):
         deviation[targets] = 0
         return Scale.by(mean, deviation, 1.0, y_mean, y_deviation, y_mean)
 
-    def has_tree(self) -> bool:
+    def ends_in_constants(self) -> bool:
         return True  # the hierarchy, whatever the predictor sees beside it
 
     def bounded(self, classes: int | None) -> bool:
@@ -112,21 +112,19 @@ def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike
         raise ValueError(
             f"leaves must be whole numbers from 0 and labels one for each, got shapes {ends.shape} and {labels.shape}"
         )
-    ends = ends.astype(np.int64)
+    largest, ends = int(ends.max(initial=0)), ends.astype(np.int64)
     if parent is None:
-        if ends.max(initial=0) >= 2**checks.MAX_DEPTH:
-            raise ValueError(
-                f"leaves must be numbers below 2**{checks.MAX_DEPTH} unless parent is given, got {ends.max()}"
-            )
-        inner = 2 ** int(ends.max(initial=0)).bit_length() - 1
+        if largest >= 2**checks.MAX_DEPTH:
+            raise ValueError(f"leaves must be numbers below 2**{checks.MAX_DEPTH} unless parent is given, got {largest}")
+        inner = 2 ** largest.bit_length() - 1
         ends, above = ends + inner, (np.arange(2 * inner + 1) - 1) // 2
     else:
         above = np.asarray(parent)
         ordered = above.ndim == 1 and above.dtype.kind in "iu" and (above < np.arange(len(above))).all()
         if not ordered or (above < -1).any() or (above[1:] < 0).any():
             raise ValueError("parent must hold -1 first, and for every later node the number of an earlier one")
-        if ends.max(initial=0) >= len(above):
-            raise ValueError(f"leaves must be nodes 0..{len(above) - 1} of parent, got {ends.max()}")
+        if largest >= len(above):
+            raise ValueError(f"leaves must be nodes 0..{len(above) - 1} of parent, got {largest}")
     classes, of = np.unique(labels, return_inverse=True)
     below = np.zeros((len(above), len(classes)))
     np.add.at(below, (ends, of), 1)

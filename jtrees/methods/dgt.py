@@ -81,9 +81,9 @@ def dgt(
         the mean), or the log loss of logits in classification.
       widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
       window: in which scores pass gradients: ``"unit"``, by the paper's straight-through rule ``1[|z| <= 1]``, which
-        fails on heavy-tailed features, whose scores are large where they matter and pass nothing; or ``"mean"``, the
-        same in units of the mean of ``|z|`` over the batch and the nodes, so that neither the size of the weights nor
-        that of the updates can close the window.
+        fails on heavy-tailed features, whose scores are seldom of size one; or ``"mean"``, the same in units of the
+        mean of ``|z|`` over the batch and the nodes, so that neither the size of the features, nor that of the weights
+        or of their updates can close the window.
       refit: whether hardening sets leaves to means of targets or to class frequencies, or keeps what was learnt.
       l1: strength of ``sum |w|`` over the split weights (multiplied out, biases left out).
       l2: strength of ``sum w^2`` over the same.
@@ -239,6 +239,9 @@ class HardTree(OneRun):
     depth: int = static(default=4)
     loss: losses.SampleLoss | None = static(default=None)
     refit: bool = static(default=False)
+
+    def ends_in_constants(self) -> bool:
+        return True
 
     def checked(self, table: Table) -> Any:
         depth, recipe = checks.check_depth(self.depth), super().checked(table)

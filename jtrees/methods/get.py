@@ -64,9 +64,12 @@ class GET(Annealed):
     def method(self, scale: Any, classes: int | None) -> training.Method:
         return get(self.depth, scale, leaves=self.leaves, classes=classes, l1=self.l1)
 
-    def scales(self, key: Array) -> Array:
-        low, high = jnp.asarray(self.alpha_ranges, jnp.float32).T
-        return low + (high - low) * jax.random.uniform(key, (self.starts, len(low)), jnp.float32)
+    def stages(self) -> int:
+        return len(self.alpha_ranges)
+
+    def scales(self, drawn: Array) -> Array:
+        low, high = jnp.asarray(self.alpha_ranges, drawn.dtype).T
+        return low + (high - low) * drawn
 
 
 def _checked_ranges(alpha_ranges: Any) -> Array:

@@ -356,8 +356,7 @@ class LatentTree(OneRun):
         plateau = optax.contrib.reduce_on_plateau(factor=0.1, patience=self.patience, accumulation_size=an_epoch)
         return optax.chain(optax.adam(self.learning_rate), plateau)
 
-    def has_tree(self) -> bool:
-        """Whether the fit has a tree."""
+    def ends_in_constants(self) -> bool:
         return is_tree(self.architecture(None))
 
     def bounded(self, classes: int | None) -> bool:
@@ -376,7 +375,7 @@ class LatentTree(OneRun):
     def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
         found, of = super().end(state, table, judge), self.architecture(table.outputs)
         active = self._activity(found.model, table)
-        tree = hard_tree(found.model, table.batch, active, of, table.classes) if self.has_tree() else None
+        tree = hard_tree(found.model, table.batch, active, of, table.classes) if self.ends_in_constants() else None
         return found._replace(extra={"active": active, "tree": tree})
 
     def finish(

@@ -16,7 +16,7 @@ from jtrees import topology, training
 from jtrees.leaves import Constant, Frequency
 from jtrees.methods.annealing import DEVIATIONS, advanced, begun, best_so_far, grown_cart
 from jtrees.methods.get import GET
-from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, run_rounds, static
+from jtrees.recipes import Combined, Fit, Found, Recipe, Rounds, Watch, run_rounds, static
 from jtrees.starts import map_starts
 from jtrees.table import Scale, Table, losses_of, mean_loss
 from jtrees.tree import ObliqueTree
@@ -25,7 +25,7 @@ _LEVELS = 5  # subtrees are polished whose roots are on the first five levels, a
 
 
 @struct.dataclass
-class Polished(Recipe):
+class Polished(Combined):
     """Subtree polish of the tree that another recipe finds, one with constant leaves or class frequencies.
 
     Level by level from the root, every subtree is learnt again by GET's Algorithm 1 from two starts, CART on the
@@ -49,12 +49,12 @@ class Polished(Recipe):
     alpha_ranges: Any = ((5.0, 25.0), (50.0, 150.0))
     learning_rate: float = 0.01
 
-    def targets(self, x: Any, y: Any) -> Any:
-        return self.base.targets(x, y)
+    def ends_in_constants(self) -> bool:
+        return True
 
     def checked(self, table: Table) -> "Polished":
-        if not isinstance(self.base, Recipe):
-            raise ValueError(f"base must be a recipe, such as jtrees.GET(depth=4), got {self.base!r}")
+        if not self.checked_base().ends_in_constants():
+            raise ValueError(f"base must end in a tree with constant leaves or class frequencies, got {self.base!r}")
         by = self._by(depth=1, starts=1).checked(table)
         numbers = {"alpha_ranges": by.alpha_ranges, "learning_rate": by.learning_rate}
         return self.replace(base=self.base.checked(table), epochs=by.epochs, **numbers)
@@ -63,9 +63,6 @@ class Polished(Recipe):
         """The recipe that subtrees are learnt by."""
         numbers: Any = {"alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
         return GET(epochs=self.epochs, **numbers, **options)
-
-    def scale(self, table: Table) -> Scale:
-        return self.base.scale(table)
 
     def prepare(self, table: Table, *, key: Array) -> Any:
         return self.base.prepare(table, key=key)
@@ -87,9 +84,8 @@ class Polished(Recipe):
     ) -> Fit:
         base_key, polish_key = jax.random.split(key)
         fit = self.base.finish(found, start, table, judge, scale=scale, key=base_key, watch=watch)
-        if not isinstance(fit.tree, ObliqueTree) or not isinstance(fit.tree.leaves, (Constant, Frequency)):
-            raise ValueError(f"base must end in a tree with constant leaves or class frequencies, got {fit.tree!r}")
         tree, losses, accepted = self.polish(fit.tree, table, scale, key=polish_key, watch=watch)
+        tree = tree.merged()
         loss = losses[-1] if judge is None else mean_loss(tree, judge, scale)
         report = fit.report | {"polish": losses, "accepted": accepted}
         return fit.replace(model=tree, tree=tree, loss=float(loss), report=report)
@@ -112,7 +108,7 @@ class Polished(Recipe):
             tree = candidate if better else tree
             losses.append(loss if better else losses[-1])
             accepted.append(count if better else 0)
-        return tree.merged(), np.array(losses), np.array(accepted)
+        return tree, np.array(losses), np.array(accepted)
 
     def _level(self, tree: ObliqueTree, level: int, table: Table, scale: Scale, key: Array, watch: Watch, refit: Any):
         """The tree with every subtree of a level replaced that could be bettered, and how many that were."""
@@ -126,7 +122,7 @@ class Polished(Recipe):
         if not jobs:
             return tree, 0
         by = by.replace(starts=2 * len(jobs)).checked(table)
-        alphas = jnp.repeat(by.replace(starts=len(jobs)).scales(key), 2, axis=0)
+        alphas = by.scales(jnp.repeat(jax.random.uniform(key, (len(jobs), by.stages())), 2, axis=0))
         starts = jax.tree.map(lambda *a: jnp.stack(a), *(one for job in jobs for one in (job.cart, job.now)))
         width = 1 << (max(len(job.table.x) for job in jobs) - 1).bit_length()
         tables = jax.tree.map(lambda *a: np.stack(a), *(job.padded(width) for job in jobs))

@@ -64,9 +64,14 @@ class RADDT(Annealed):
     def method(self, scale: Any, classes: int | None) -> training.Method:
         return raddt(self.depth, scale, leaves=self.leaves, classes=classes, l1=self.l1)
 
-    def scales(self, key: Array) -> Array:
-        own = _SCALES + (_SCALES_BELOW if self.depth > _DEEP else ())
-        return jnp.tile(jnp.asarray(own, jnp.float32), (self.starts, 1))
+    def stages(self) -> int:
+        return len(self._own())
+
+    def scales(self, drawn: Array) -> Array:
+        return jnp.broadcast_to(jnp.asarray(self._own(), drawn.dtype), drawn.shape)
+
+    def _own(self) -> tuple[float, ...]:
+        return _SCALES + (_SCALES_BELOW if self.depth > _DEEP else ())
 
     def between(self, splits: ObliqueTree, batch: Batch) -> ObliqueTree:
         return centre_thresholds(splits, batch.x, batch.weight)

@@ -14,11 +14,18 @@ import jtrees
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 DEPTH = 2
-OPTIONS = {"depth": DEPTH, "starts": 3, "epochs": 100, "task": "classification"}
+OPTIONS = {"depth": DEPTH, "starts": 3, "epochs": 100}
 
 
-def fit(x, y, *, seed=0, **options):
-    return jtrees.fit_get(x, y, key=jax.random.key(seed), **{**OPTIONS, **options})
+def fit(x, y, *, seed=0, sample_weight=None, validation=None, **options):
+    others = {"sample_weight": sample_weight, "validation": validation, "task": "classification"}
+    return jtrees.fit(jtrees.GET(**{**OPTIONS, **options}), x, y, key=jax.random.key(seed), **others)
+
+
+@pytest.fixture(scope="module")
+def two_classes(cancer):
+    with jax.numpy_dtype_promotion("standard"):  # as in every test of the module
+        return fit(*cancer[:2])
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +50,9 @@ def log_loss(tree, x, y, weight=None):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-def test_two_classes(cancer):
+def test_two_classes(cancer, two_classes):
     x, y, x_new, y_new = cancer
-    tree, report = (result := fit(x, y)).tree, result.report
+    tree, report = two_classes.tree, two_classes.report
     cart = DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(x, y)
     assert np.mean(tree.predict(x_new).argmax(1) == y_new) > cart.score(x_new, y_new) + 0.02
     # As documented of the leaves, of what they answer, and of the report.
@@ -55,14 +62,15 @@ def test_two_classes(cancer):
     assert answers.shape == (len(x_new), 2)
     assert (answers > 0).all()
     np.testing.assert_allclose(answers.sum(1), 1, rtol=1e-6)
-    assert report.loss == pytest.approx(log_loss(tree, x, y), rel=1e-6)
-    assert report.loss < report.cart_loss
+    assert two_classes.loss == pytest.approx(log_loss(tree, x, y), rel=1e-6)
+    assert two_classes.loss < report["cart_loss"]
     # In the search x is scaled, and a sample beside a hyperplane may change side.
-    assert report.loss == pytest.approx(report.losses.min(), rel=5e-2)
+    assert two_classes.loss == pytest.approx(report["losses"].min(), rel=5e-2)
     smoothed = frequencies(cart.apply(x), y, cart.tree_.node_count, 2)
-    assert report.cart_loss == pytest.approx(-np.log(smoothed[cart.apply(x), y]).mean(), rel=1e-5)
+    assert report["cart_loss"] == pytest.approx(-np.log(smoothed[cart.apply(x), y]).mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_many_classes():
     x, y = load_digits(return_X_y=True)
     tree, report = (result := fit(x[:1000], y[:1000], depth=4, starts=2)).tree, result.report
@@ -72,33 +80,47 @@ def test_many_classes():
     np.testing.assert_allclose(
         tree.leaves.values, frequencies(tree.leaf_index(x[:1000]), y[:1000], 16, 10), rtol=1e-5, atol=1e-7
     )
-    assert report.loss == pytest.approx(log_loss(tree, x[:1000], y[:1000]), rel=1e-5)
-    assert report.loss < 0.8 * report.cart_loss
+    assert result.loss == pytest.approx(log_loss(tree, x[:1000], y[:1000]), rel=1e-5)
+    assert result.loss < 0.8 * report["cart_loss"]
 
 
-def test_whole_numbers_of_any_dtype_are_classes(cancer):
+def test_three_classes(cancer, data):
+    """The smaller sibling of the digits."""
+    x, y = data[0], np.digitize(data[1], [-1.0, 1.0])
+    result = fit(x, y)
+    cart = DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(x, y)
+    assert np.mean(result.tree.predict(x).argmax(1) == y) > cart.score(x, y) + 0.02
+    assert result.tree.leaves.values.shape == (4, 3)
+    np.testing.assert_allclose(
+        result.tree.leaves.values, frequencies(result.tree.leaf_index(x), y, 4, 3), rtol=1e-5, atol=1e-7
+    )
+    assert result.loss == pytest.approx(log_loss(result.tree, x, y), rel=1e-5)
+    assert result.loss < 0.9 * result.report["cart_loss"]
+
+
+def test_whole_numbers_of_any_dtype_are_classes(cancer, two_classes):
     x, y, *_ = cancer
-    base = fit(x, y)
     for labels in (y.astype(float), y.astype(np.uint8), y.astype(bool), y.tolist(), jnp.asarray(y)):
-        assert fit(x, labels).report.loss == base.report.loss
+        assert fit(x, labels).loss == two_classes.loss
 
 
-def test_other_names_for_the_classes_change_nothing_else(cancer):
+def test_other_names_for_the_classes_change_nothing_else(cancer, two_classes):
     x, y, *_ = cancer
-    base, turned = fit(x, y), fit(x, 1 - y)
-    assert turned.report.cart_loss == pytest.approx(base.report.cart_loss, rel=1e-5)
+    turned = fit(x, 1 - y)
+    assert turned.report["cart_loss"] == pytest.approx(two_classes.report["cart_loss"], rel=1e-5)
 
 
 def test_weights_and_validation_of_classes(cancer):
     x, y, x_new, y_new = cancer
     weight = np.where(y == 1, 3.0, 0.5)
     weight[::7] = 0
-    tree, report = (result := fit(x, y, sample_weight=weight, validation=(x_new, y_new), starts=1)).tree, result.report
+    result = fit(x, y, sample_weight=weight, validation=(x_new, y_new), starts=1)
+    tree = result.tree
     # Weights count as the number of equal ones that would tell as much.
     counted = weight * weight.sum() / (weight**2).sum()
     expected = frequencies(tree.leaf_index(x), y, 4, 2, counted)
     np.testing.assert_allclose(tree.leaves.values, expected, rtol=1e-4)
-    assert report.loss == pytest.approx(log_loss(tree, x_new, y_new), rel=1e-6)
+    assert result.loss == pytest.approx(log_loss(tree, x_new, y_new), rel=1e-6)
 
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
@@ -117,9 +139,9 @@ X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
     ids=["text", "halves", "from one", "negative", "a class missing", "identity numbers"],
 )
 def test_bad_labels_are_refused_saying_how_to_encode_them(labels):
-    for recipe in (jtrees.fit_get, jtrees.fit_raddt):
+    for recipe in (jtrees.GET, jtrees.RADDT, jtrees.DGT, jtrees.LatentTree):
         with pytest.raises(ValueError, match=r"^y must .*return_inverse=True"):
-            recipe(X, labels, key=jax.random.key(0), depth=1, starts=1, epochs=1, task="classification")
+            jtrees.fit(recipe(depth=1, epochs=1), X, labels, key=jax.random.key(0), task="classification")
 
 
 @pytest.mark.parametrize(
@@ -166,19 +188,20 @@ def classes(data):
 def test_loss_of_classes_is_the_expected_log_loss(classes):
     x, y = classes
     method = jtrees.get(DEPTH, 6.0, classes=3)
-    params = method.init(x, y, key=jax.random.key(3))
+    batch = jtrees.Batch(x, y)
+    params = method.init(batch, key=jax.random.key(3))
     weights, bias, logits = (np.asarray(a, np.float64) for a in jax.tree.leaves(params))
     right = oracles.sigmoid(6 * (weights @ np.asarray(x, np.float64).T + bias[:, None]))
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     expected = np.mean(oracles.expected_value(right, -np.log(softmax[:, np.asarray(y)])))
-    loss, score = jax.jit(lambda p: method.loss(p, x, y, key=None, step=0))(params)
+    loss, score = jax.jit(lambda p: method.loss(p, batch, key=None, step=0))(params)
     assert float(loss) == pytest.approx(expected, rel=1e-4)
     leaf = np.asarray(params.leaf_index(x))
     smoothed = frequencies(leaf, np.asarray(y), 4, 3)
     assert float(score) == pytest.approx(-np.log(smoothed[leaf, np.asarray(y)]).mean(), rel=1e-4)
     # While training leaves hold logits, in the hard tree frequencies.
     np.testing.assert_allclose(method.predict(params, x), softmax[leaf], rtol=1e-5)
-    hard = jax.jit(method.harden)(params, x, y)
+    hard = jax.jit(method.harden)(params, batch)
     assert np.array_equal(hard.weights, params.weights)
     np.testing.assert_allclose(hard.leaves.values, smoothed, rtol=1e-5)
 
@@ -186,13 +209,13 @@ def test_loss_of_classes_is_the_expected_log_loss(classes):
 @pytest.mark.parametrize("kind", [{}, {"classes": 3}], ids=["constant", "classes"])
 def test_raddt_trains_and_its_score_is_that_of_the_hardened_tree(data, classes, kind):
     x, y = map(jnp.asarray, data) if "classes" not in kind else classes
-    method = jtrees.raddt(DEPTH, 10.0, **kind)
-    run = jax.jit(lambda key: jtrees.train(method, x, y, key=key, optimizer=optax.adam(0.03), steps=60, score_every=1))
+    method, batch = jtrees.raddt(DEPTH, 10.0, **kind), jtrees.Batch(x, y)
+    run = jax.jit(lambda key: jtrees.train(method, batch, key=key, optimizer=optax.adam(0.03), steps=60, score_every=1))
     result = run(jax.random.key(0))
     assert result.finite
     assert result.score < result.scores[0]
     assert result.losses[-1] < result.losses[0]
-    hard = method.harden(result.params, x, y)
+    hard = method.harden(result.params, batch)
     y = np.asarray(y)
     if "classes" in kind:
         assert log_loss(hard, np.asarray(x), y) == pytest.approx(float(result.score), rel=1e-4)

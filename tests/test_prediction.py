@@ -1,0 +1,231 @@
+"""Answers do not depend on how many rows are asked for at once, nor on how they come; and what asking costs."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from jtrees import Forest, ObliqueTree, Origin, prediction
+from jtrees.leaves import Constant, Linear
+
+slow = pytest.mark.slow
+P, FAR = 5, 1e6
+ROWS = (1, 2, 7, 63, 255, 256, 257, 3000)
+MANY = 70_000  # more than a chunk
+BLOCK = prediction.blocking.prediction_block(1)
+
+
+def draw(depth, origin=False, shift=0.0, seed=0, outputs=()):
+    """A tree whose splits pass through the middle of samples around ``shift``; linear leaves show every rounding."""
+    rng = np.random.default_rng(seed)
+    nodes = 2**depth - 1
+    weights, bias = rng.normal(size=(nodes, P)), rng.normal(size=nodes)
+    leaves = Linear(rng.normal(size=(nodes + 1, P, *outputs)), rng.normal(size=(nodes + 1, *outputs)))
+    zero = Origin(np.full(P, shift, np.float32), np.full(outputs, 3e8, np.float32)) if origin else None
+    bias = bias if origin else bias - shift * weights.sum(1)
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), ObliqueTree(weights, bias, leaves)).replace(origin=zero)
+
+
+def samples(n, shift=0.0, dtype=np.float32, seed=1):
+    return (shift + np.random.default_rng(seed).normal(size=(n, P))).astype(dtype)
+
+
+def forest(depth, **options):
+    trees = [draw(depth, seed=seed, **options) for seed in (1, 2)]
+    return Forest(jax.tree.map(lambda *a: np.stack(a), *trees))
+
+
+def assert_the_same_in_pieces(ask, x, rows=ROWS, asked_of=np.asarray):
+    """Bit for bit, from the first row on and from others."""
+    whole = np.asarray(ask(x))
+    for n in rows:
+        for first in (0, 5):
+            piece = np.asarray(ask(asked_of(x[first : first + n])))
+            assert piece.tobytes() == whole[first : first + n].astype(piece.dtype).tobytes(), (n, first)
+
+
+CASES = [(False, 0.0, np.float32), (False, FAR, np.float32), (True, FAR, np.float32), (True, FAR, np.float64)]
+
+
+@pytest.mark.parametrize(("origin", "shift", "dtype"), CASES)
+@pytest.mark.parametrize(("model", "depth"), [(draw, 1), (draw, 4), pytest.param(draw, 8, marks=slow), (forest, 4)])
+def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, depth, origin, shift, dtype):
+    tree, x = model(depth, origin=origin, shift=shift), samples(3005, shift, dtype)
+    assert_the_same_in_pieces(tree.predict, x)
+
+
+@pytest.mark.parametrize(("origin", "shift", "dtype"), CASES)
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=slow), pytest.param(4, marks=slow), 8])
+def test_leaves_are_the_same_whatever_the_number_of_rows(depth, origin, shift, dtype):
+    tree, x = draw(depth, origin=origin, shift=shift), samples(3005, shift, dtype)
+    assert_the_same_in_pieces(tree.leaf_index, x)
+
+
+def test_more_rows_than_a_chunk_are_answered_as_fewer():
+    tree, x = draw(4), samples(MANY)
+    assert_the_same_in_pieces(tree.predict, x, rows=(1, 257, 3000))
+    assert_the_same_in_pieces(tree.predict, x[3:], rows=(257,))
+    # Wherever they start in memory, and in whatever order they lie there.
+    whole = tree.predict(x)
+    for skipped in (1, 5):
+        assert np.array_equal(tree.predict(x[skipped:]), whole[skipped:])
+    assert np.array_equal(tree.predict(x[::-1]), whole[::-1])
+    assert np.array_equal(tree.predict(np.asfortranarray(x)[5:]), whole[5:])
+    single, odd = np.empty(x.nbytes + 1, np.uint8), x.astype(np.float64)
+    unaligned = single[1:].view(np.float32).reshape(x.shape)
+    unaligned[:] = x
+    assert np.array_equal(tree.predict(unaligned), whole)
+    assert np.array_equal(tree.predict(odd), whole)
+
+
+@slow
+@pytest.mark.parametrize("depth", [1, 4, 8])
+@pytest.mark.parametrize(("origin", "shift", "dtype"), CASES)
+def test_more_rows_than_a_chunk_at_any_depth(depth, origin, shift, dtype):
+    for model in (draw, forest):
+        tree, x = model(depth, origin=origin, shift=shift), samples(MANY, shift, dtype)
+        assert_the_same_in_pieces(tree.predict, x)
+        if model is draw:
+            assert_the_same_in_pieces(tree.leaf_index, x)
+
+
+@pytest.mark.parametrize("n", [257, *(pytest.param(n, marks=slow) for n in (1, 2, 7, 63, 255, 256, 3000, MANY))])
+def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
+    # Values that are whole in float32 even when counted from the origin, so that both ways round alike.
+    tree, x = draw(4, origin=True, shift=FAR), np.round(samples(n, FAR), 2)
+    tree = tree.replace(origin=Origin(tree.origin.x, np.zeros((), np.float32)))
+    found = tree.predict(jnp.asarray(x))
+    assert isinstance(found, jax.Array)
+    assert np.array_equal(found, tree.predict(x).astype(np.float32))
+    assert np.array_equal(tree.leaf_index(jnp.asarray(x)), tree.leaf_index(x))
+
+
+def test_leaf_index_is_the_walk():
+    rng = np.random.default_rng(0)
+    whole = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)  # exact scores, some of them zero
+    tree, x = ObliqueTree(whole(7, P), whole(7), Constant(whole(8))), rng.integers(-4, 5, (3000, P)).astype(np.float32)
+    leaf, expected = tree.leaf_index(x), oracles.walk(tree.weights, tree.bias, x)
+    assert isinstance(leaf, np.ndarray)
+    assert leaf.dtype == np.int32
+    assert np.array_equal(leaf, expected)
+    for n in (1, 2, 255, 256, 257):
+        assert np.array_equal(tree.leaf_index(x[:n]), expected[:n])
+    on_device = tree.leaf_index(jnp.asarray(x[:BLOCK]))
+    assert isinstance(on_device, jax.Array)
+    assert np.array_equal(on_device, expected[:BLOCK])
+
+
+# --- Origins ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_origin_keeps_the_digits_of_values_far_from_zero():
+    """Against the same tree around zero: splits on features of 1e8, targets of 3e8."""
+    near, x = draw(4), samples(300, dtype=np.float64)
+    far = near.replace(origin=Origin(np.full(P, 1e8, np.float32), np.float32(3e8)))
+    assert np.array_equal(far.leaf_index(1e8 + x), near.leaf_index(x))
+    answers = far.predict(1e8 + x)
+    assert answers.dtype == np.float64
+    # What is left of a distance of size one from 1e8 in double precision.
+    np.testing.assert_allclose(answers - 3e8, near.predict(x), atol=1e-6)
+    assert np.array_equal(far.decision_path(1e8 + x), near.decision_path(x))
+    pruned = far.prune(1e8 + x)
+    assert np.array_equal(pruned.predict(1e8 + x), answers)
+
+
+@pytest.mark.parametrize("zero", [100_000_000.0, -2_000_000_000.0, 1000.5, 0.0])
+def test_whole_numbers_in_jax_are_counted_from_the_origin_exactly(zero):
+    steps = np.random.default_rng(0).integers(-50, 51, (BLOCK, P)).astype(np.int32)
+    near = draw(4)
+    far = near.replace(origin=Origin(np.full(P, zero, np.float32), np.float32(0)))
+    x = jnp.asarray(steps + np.int32(zero))
+    expected = near.predict((steps + (np.trunc(zero) - zero)).astype(np.float32))
+    assert np.array_equal(far.predict(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_short_floats_in_jax_are_counted_from_the_origin_in_float32(dtype):
+    near = draw(4)
+    far = near.replace(origin=Origin(np.full(P, 1000.5, np.float32), np.float32(0)))
+    x = jnp.asarray(1000 + samples(BLOCK), dtype)
+    assert np.array_equal(far.predict(x), near.predict(np.asarray(x, np.float32) - np.float32(1000.5)))
+
+
+def test_unsigned_numbers_and_truth_values_are_numbers_too():
+    near = draw(4)
+    far = near.replace(origin=Origin(np.full(P, 3.0, np.float32), np.float32(0)))
+    x = np.random.default_rng(0).integers(0, 2, (BLOCK, P))
+    for dtype in (np.uint8, np.bool_, np.int16):
+        for convert in (np.asarray, jnp.asarray):
+            assert np.array_equal(far.predict(convert(x.astype(dtype))), near.predict(x - 3.0))
+
+
+# --- The pure function -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [(), pytest.param((2,), marks=slow)])
+def test_apply_is_predict_as_a_pure_function(outputs):
+    trees = [draw(4, seed=seed, outputs=outputs) for seed in (3, 4)]
+    x = jnp.asarray(samples(BLOCK))
+    both = jax.jit(lambda trees, x: (jax.vmap(lambda tree: tree.apply(x))(trees), trees))
+    answers, _ = both(jax.tree.map(lambda *a: jnp.stack(a), *trees), x)
+    for tree, found in zip(trees, answers, strict=True):
+        # Programs of another shape: sums in another order.
+        np.testing.assert_allclose(found, tree.predict(x), rtol=1e-5, atol=1e-5)
+    slope = jax.jit(jax.grad(lambda x: trees[0].apply(x).sum()))(x)
+    leaf = np.asarray(trees[0].leaf_index(x))
+    coefficients = np.asarray(trees[0].leaves.coefficients)[leaf].reshape(BLOCK, P, -1).sum(-1)
+    np.testing.assert_allclose(slope, coefficients, rtol=1e-5, atol=1e-6)
+
+
+# --- What asking costs -----------------------------------------------------------------------------------------------
+
+
+def test_no_compilation_for_each_number_of_rows(count_compilations):
+    tree, x = draw(4), samples(1024)
+    assert count_compilations(lambda: [tree.predict(x[: 2**i]) for i in range(11)]) <= 3
+    assert count_compilations(lambda: [tree.predict(x[:n]) for n in range(1, 1025, 11)]) == 0
+    # Nor for another tree of that shape, with an origin or without, or for rows in another precision.
+    others = [draw(4, seed=1), draw(4, seed=2, origin=True, shift=FAR)]
+    assert count_compilations(lambda: [tree.predict(x[:n].astype(float)) for tree in others for n in (1, 600)]) == 0
+    together = Forest(jax.tree.map(lambda a: jnp.stack([a, a]), tree))
+    together.predict(x[:1])
+    assert count_compilations(lambda: [together.predict(x[:n]) for n in range(1, BLOCK, 31)]) == 0
+
+
+def test_nothing_as_large_as_the_rows_times_the_nodes_is_held():
+    tree, n = draw(8), 2**16
+    program = partial(prediction._compiled, ObliqueTree.apply)
+    sizes = list(oracles.sizes_in(jax.make_jaxpr(program)(tree, jax.ShapeDtypeStruct((n, P), jnp.float32)).jaxpr))
+    assert max(sizes) == n * P
+    assert sorted(size for size in sizes if size < n)[-1] <= BLOCK * 255
+
+
+# --- The door --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("row", [0, BLOCK + 2, 2**16 + 2])
+def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(convert, row):
+    tree, x = draw(4), samples(MANY)
+    tree = tree.replace(weights=tree.weights.at[0].set(0))
+    x[row, 1] = np.nan
+    with pytest.raises(ValueError, match=f"x must be finite, .*({row}, 1)"):
+        tree.predict(convert(x))
+
+
+@pytest.mark.parametrize("origin", [False, True])
+def test_what_becomes_infinite_in_the_precision_of_the_tree_is_noticed(x64, origin):
+    tree, x = draw(4, origin=origin, shift=FAR), samples(300, FAR if origin else 0, np.float64)
+    x[7, 2] = 1e300
+    for given in (x, jnp.asarray(x)):
+        with pytest.raises(ValueError, match=r"x, in float32, must be finite, got 1 .* the first at \(7, 2\)"):
+            tree.predict(given)
+
+
+def test_large_numbers_whose_sums_overflow_are_answered():
+    tree, x = draw(4), samples(3)
+    x[1] = 3e38
+    assert np.array_equal(tree.predict(x)[[0, 2]], tree.predict(x[[0, 2]]))
