@@ -47,7 +47,7 @@ from jtrees.training import (
     start as start,
     train as train,
 )
-from jtrees.tune import Trial as Trial, tune as tune
 from jtrees.tree import ObliqueTree as ObliqueTree, Origin as Origin
+from jtrees.tune import Trial as Trial, tune as tune
 
 __version__ = "0.1.0"

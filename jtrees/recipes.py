@@ -2,7 +2,8 @@
 
 A recipe is a frozen dataclass that is a pytree: structure (depth, widths, epochs) is static, numbers (learning rate,
 penalty) may be traced. It says how a search begins, what a round of it does and what it ends in, all pure; :func:`fit`
-checks and scales a table, runs the rounds, each a compiled program, and carries what was found back to the user's units.
+checks and scales a table, runs the rounds, each a compiled program, and carries what was found back to the user's
+units.
 """
 
 from collections.abc import Callable
@@ -164,7 +165,9 @@ class Recipe:
         raise NotImplementedError
 
     def round(self, i: Array, state: Any, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Any, Array]:
-        """The state after round i of these rounds, and the losses of its steps, steps last, NaN where it had fewer. Pure."""
+        """The state after round i of these rounds, and the losses of its steps, steps last, NaN where it had fewer.
+        Pure.
+        """
         raise NotImplementedError
 
     def end(self, state: Any, table: Table, judge: Table | None) -> Found:
@@ -186,7 +189,8 @@ class Recipe:
 
         Args:
           start: from ``prepare``.
-          table: scaled, from ``scale(table).unit(table)``; or any :class:`jtrees.table.Table` of size one, NumPy or JAX.
+          table: scaled, from ``scale(table).unit(table)``; or any :class:`jtrees.table.Table` of size one, NumPy or
+            JAX.
           judge: samples to choose by instead of the training data, or None.
           key: for everything random.
         """

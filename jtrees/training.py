@@ -1,7 +1,7 @@
 """Method, and the one training loop: a state that advances, compiled, to be vmapped over seeds and hyper-parameters.
 
-A method is a small tuple of pure functions, as an optimiser is in optax. A run is a :class:`TrainState`: ``start`` makes
-it, ``advance`` takes it so many steps further, ``best`` is what it has found; ``train`` is the three in one.
+A method is a small tuple of pure functions, as an optimiser is in optax. A run is a :class:`TrainState`: ``start``
+makes it, ``advance`` takes it so many steps further, ``best`` is what it has found; ``train`` is the three in one.
 ``multi_start`` makes a run (or anything that answers like one) from many starts and picks the best.
 """
 
@@ -93,8 +93,8 @@ class TrainState:
       params: the parameters now.
       opt_state: of the optimiser.
       order: of the samples in this epoch, ``(n,)``.
-      step: updates so far. Where states are vmapped, keep it one number for all (``in_axes=None``), or what is looked at
-        now and then is computed at every step.
+      step: updates so far. Where states are vmapped, keep it one number for all (``in_axes=None``), or what is looked
+        at now and then is computed at every step.
       key: of the run.
       best: the best that was looked at.
       finite: whether every loss so far was finite.

@@ -55,7 +55,8 @@ def tune(
     and with the same key, so that what differs is the options. Options that are structure (depth, kinds) compile once
     each; for each of them all numbers run in one compiled program. Where the grid has ``depth``, deeper trees are given
     up after two depths in a row that better the best before by no more than the standard error of the difference. Of
-    those combinations that do worse than the best by no more than that error, the one with the smallest model is chosen.
+    those combinations that do worse than the best by no more than that error, the one with the smallest model is
+    chosen.
 
     Ctrl-C ends the trials, and the fit to all rows follows. Of combinations that were broken off none is chosen, but
     where they are all there is.
@@ -68,10 +69,10 @@ def tune(
       grid: values to choose from, by the name of the option: ``{"depth": range(1, 9), "l1": (0, 1e-4)}``; those of a
         base as ``"base__depth"``.
       validation: what to judge by: a part of the rows, drawn (the paper's third by default); a whole number of folds,
-        each of which is left out once; or a pair ``(x, y)``. A pair is what every fit chooses its best epoch by as well,
-        so that losses on it are too good by a little; measure the fit on other rows.
-      **options: of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all fits together,
-        the last quarter for the fit to all rows).
+        each of which is left out once; or a pair ``(x, y)``. A pair is what every fit chooses its best epoch by as
+        well, so that losses on it are too good by a little; measure the fit on other rows.
+      **options: of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all fits
+        together, the last quarter for the fit to all rows).
 
     Returns:
       The fit to all rows with the options chosen. Its report has ``tuning``, a list of :class:`Trial`, and ``chosen``,

@@ -48,7 +48,7 @@ def test_examples_call_what_there_is(code, line):
     called = 0
     for node in ast.walk(ast.parse(code)):
         whole = node.func if isinstance(node, ast.Call) else node
-        if not isinstance(whole, ast.Attribute) or not (name := ast.unparse(whole)).startswith("jtrees."):
+        if not isinstance(whole, ast.Attribute) or not re.fullmatch(r"jtrees(\.\w+)+", name := ast.unparse(whole)):
             continue
         thing = jtrees
         for part in name.split(".")[1:]:

@@ -8,7 +8,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from jtrees import warmstart
 from jtrees.leaves import Constant, Frequency
 
-N, P = 300, 4
+N, P = 2000, 4  # as many rows everywhere: one program a depth
 
 
 def table(kind, seed=0):
@@ -31,7 +31,7 @@ def around_thresholds(model):
     """Samples on and next to every threshold, in every feature."""
     thresholds = model.tree_.threshold[model.tree_.feature >= 0].astype(np.float32)
     near = np.concatenate([thresholds, np.nextafter(thresholds, np.inf), np.nextafter(thresholds, -np.inf)])
-    return np.random.default_rng(1).choice(near.astype(np.float32), (2000, P))
+    return np.random.default_rng(1).choice(near.astype(np.float32), (N, P))
 
 
 @pytest.mark.parametrize("kind", ["plain", "large", "rounded", "close"])
@@ -132,13 +132,13 @@ def test_bad_arguments_are_refused():
         warmstart.cart_regressor(x, y, 0)
     with pytest.raises(ValueError, match="y must be finite"):
         warmstart.cart_regressor(x, np.where(y > 1, np.nan, y), 2)
-    with pytest.raises(ValueError, match=r"y must have shape \(n,\) or \(n, k\), got shape \(300, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\) or \(n, k\), got shape \(2000, 1, 1\)"):
         warmstart.cart_regressor(x, y[:, None, None], 2)
-    with pytest.raises(ValueError, match="same number of rows, got 300 and 299"):
+    with pytest.raises(ValueError, match="same number of rows, got 2000 and 1999"):
         warmstart.cart_regressor(x, y[1:], 2)
     with pytest.raises(ValueError, match="at least two samples"):
         warmstart.cart_regressor(x[:1], y[:1], 2)
-    with pytest.raises(ValueError, match=r"y must have shape \(n,\) or \(n, k\), got shape \(300, 0\)"):
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\) or \(n, k\), got shape \(2000, 0\)"):
         warmstart.cart_regressor(x, np.empty((N, 0)), 2)
     with pytest.raises(ValueError, match="y must take at least two values to learn from"):
         warmstart.cart_regressor(x, np.tile([1.0, 2.0], (N, 1)), 2)

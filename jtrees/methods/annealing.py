@@ -8,7 +8,6 @@ its soft routing (a :class:`jtrees.Method` of a scale) and its scales.
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -309,7 +308,8 @@ def advanced(
         found = state.best
         own, value = found.params.replace(leaves=None), found.score
         splits = recipe.between(own, batch)
-        if score is not None and splits is not own:  # what is done between is meant to leave training samples where they are, but not others
+        # What is done between is meant to leave training samples where they are, but not others.
+        if score is not None and splits is not own:
             value = jnp.where(jnp.isfinite(value), score(splits.replace(leaves=found.params.leaves)), jnp.inf)
         value = jnp.where(state.finite, value, jnp.inf)
         better = training.Best(splits, value, found.step)

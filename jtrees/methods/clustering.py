@@ -19,8 +19,8 @@ class LatentClustering(LatentTree):
     """Clusters samples without labels: a tree is learnt that helps to predict some features from the others.
 
     ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)``: linear splits, a linear predictor, squared
-    error; y is not asked for, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and deviation 1.
-    The others are centred and divided by one number: which of them are large matters, as in any clustering by
+    error; y is not asked for, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and deviation
+    1. The others are centred and divided by one number: which of them are large matters, as in any clustering by
     distances; scale them first if their units differ.
 
     The fit's tree takes raw x, all features (weights of the target features are 0); inactive nodes do not split. Its
@@ -115,7 +115,7 @@ def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike
     largest, ends = int(ends.max(initial=0)), ends.astype(np.int64)
     if parent is None:
         if largest >= 2**checks.MAX_DEPTH:
-            raise ValueError(f"leaves must be numbers below 2**{checks.MAX_DEPTH} unless parent is given, got {largest}")
+            raise ValueError(f"leaves must be below 2**{checks.MAX_DEPTH} unless parent is given, got {largest}")
         inner = 2 ** largest.bit_length() - 1
         ends, above = ends + inner, (np.arange(2 * inner + 1) - 1) // 2
     else:

@@ -1,8 +1,8 @@
 """LatentTree: a tree and what it is for, learnt together by differentiating an argmin (Zantedeschi et al., "Learning
 Binary Decision Trees by Argmin Differentiation", ICML 2021, Algorithm 2).
 
-``latent`` is the method for :func:`jtrees.train`; ``LatentTree`` is the recipe from a table to a fitted model. The layer
-for larger networks is :class:`jtrees.nn.LatentTree`.
+``latent`` is the method for :func:`jtrees.train`; ``LatentTree`` is the recipe from a table to a fitted model. The
+layer for larger networks is :class:`jtrees.nn.LatentTree`.
 """
 
 from functools import lru_cache, partial
@@ -113,10 +113,10 @@ def latent(
 
     Parameters are those of a flax module. The loss is that of the soft traversal, and is its own score. ``predict``
     solves the pruning on the samples that it is given; a model fitted by the recipe keeps the activity that the nodes
-    had on the training data. ``harden`` gives an :class:`ObliqueTree` where the tree says everything, that is for linear
-    splits and ``inputs="z"`` with a linear predictor: its splits, nodes below an inactive one pruned, a constant in each
-    leaf set from x and y; else None. Meant for features of mean 0 and deviation 1. Samples of more weight count for more
-    in the pruning, too.
+    had on the training data. ``harden`` gives an :class:`ObliqueTree` where the tree says everything, that is for
+    linear splits and ``inputs="z"`` with a linear predictor: its splits, nodes below an inactive one pruned, a
+    constant in each leaf set from x and y; else None. Meant for features of mean 0 and deviation 1. Samples of more
+    weight count for more in the pruning, too.
 
     Args:
       of: what the model is made of; a whole number stands for ``Architecture(depth)``.
@@ -294,15 +294,15 @@ class LatentTree(OneRun):
 
     Mini-batches, Adam (the paper's quasi-hyperbolic Adam was no better on two sets: ``experiments.paper_latent``), a
     learning rate divided by ten when the training loss of an epoch has not fallen for some time, split biases from the
-    means of the samples that reach each node. The model is that of the last update or, with ``validation``, the one that
-    did best there; its activity is solved for on the whole training part. Features are scaled to mean 0 and deviation 1,
-    targets to [0, 1]. Defaults are for tables of some thousand rows; for half a million the paper has batches of 512, a
-    learning rate of 0.001, a patience of 2.
+    means of the samples that reach each node. The model is that of the last update or, with ``validation``, the one
+    that did best there; its activity is solved for on the whole training part. Features are scaled to mean 0 and
+    deviation 1, targets to [0, 1]. Defaults are for tables of some thousand rows; for half a million the paper has
+    batches of 512, a learning rate of 0.001, a patience of 2.
 
-    The fit's ``tree`` is the :class:`ObliqueTree` that the model stands for, where it stands for one: linear splits, and
-    a linear predictor that sees z alone. Its leaves are constants or class frequencies set from the training data. Else
-    it is None, and what was learnt needs its predictor. Where ``loss`` is one of your own, the loss of the fit is that,
-    on scaled targets. See :class:`OneRun` for the options that it shares with others.
+    The fit's ``tree`` is the :class:`ObliqueTree` that the model stands for, where it stands for one: linear splits,
+    and a linear predictor that sees z alone. Its leaves are constants or class frequencies set from the training data.
+    Else it is None, and what was learnt needs its predictor. Where ``loss`` is one of your own, the loss of the fit is
+    that, on scaled targets. See :class:`OneRun` for the options that it shares with others.
 
     Attributes:
       depth: depth of the tree, 1 to 10.

@@ -3,7 +3,6 @@
 from typing import Any
 
 from flax import struct
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import optax

@@ -30,9 +30,9 @@ class Polished(Combined):
 
     Level by level from the root, every subtree is learnt again by GET's Algorithm 1 from two starts, CART on the
     samples that reach it and the subtree itself, on those samples alone and scaled among themselves. A subtree is
-    replaced where that lowers the loss of the hard tree on its samples; the training loss of the whole tree never rises.
-    Leaves are set to the means (or smoothed class frequencies) of the training data first. CART and the sizes of the
-    subtrees are affairs of the host, so the pure ``search`` is that of the base.
+    replaced where that lowers the loss of the hard tree on its samples; the training loss of the whole tree never
+    rises. Leaves are set to the means (or smoothed class frequencies) of the training data first. CART and the sizes
+    of the subtrees are affairs of the host, so the pure ``search`` is that of the base.
 
     The report is the base's, and ``polish``: hard training loss before, and after each level, ``(levels + 1,)``; and
     ``accepted``: number of subtrees replaced on each level, ``(levels,)``.

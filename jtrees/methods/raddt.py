@@ -1,8 +1,8 @@
 """RADDT: routing by how much a path is violated, ever harder (the system that GET's authors published next: see
 CITATION.cff).
 
-``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, GET's own but for the routing, the scales, and
-thresholds that are centred between scales.
+``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, GET's own but for the routing, the scales,
+and thresholds that are centred between scales.
 """
 
 from typing import Any, Literal
