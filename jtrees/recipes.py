@@ -49,6 +49,9 @@ class Fit:
     history: np.ndarray
     report: dict[str, Any] = struct.field(pytree_node=False)
 
+    def __repr__(self) -> str:
+        return f"Fit(model={self.model!r}, loss={self.loss}, step={self.step}, report: {', '.join(self.report)})"
+
 
 class Found(NamedTuple):
     """What a search ends in, on scaled data: a pytree.

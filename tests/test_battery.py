@@ -107,7 +107,7 @@ def test_methods_harden_to_trees_or_say_that_there_is_none(name):
     if name == "latent":
         assert tree is None
     else:
-        assert isinstance(tree, jtrees.ObliqueTree) and tree.weights.shape == (3, 3)
+        assert isinstance(tree, jtrees.ObliqueTree) and tree.weights.shape == (3, 4)
 
 
 def written(tree):
@@ -141,7 +141,8 @@ def each(quick=QUICK):
 
 
 def test_the_table_of_recipes_is_complete():
-    made = {name for name, thing in vars(jtrees).items() if isinstance(thing, type) and issubclass(thing, recipes.Recipe)}
+    classes = {name: thing for name, thing in vars(jtrees).items() if isinstance(thing, type)}
+    made = {name for name, thing in classes.items() if issubclass(thing, recipes.Recipe)}
     assert made - {"Recipe"} == set(RECIPES)
     for name, (recipe, number, _) in RECIPES.items():
         assert type(recipe).__name__ == name
@@ -177,7 +178,8 @@ def test_a_fit_is_a_model_of_the_table(name):
     assert result.history.shape[-1] >= result.step >= 0 and np.isfinite(result.history).all()
     assert result.report["ended"] == "finished"
     assert result.model.num_parameters > 0
-    assert len(repr(result)) < 3000 and "report=" in repr(result)
+    # A line or two, whatever it holds: what it is, and the names of what there is to say.
+    assert len(repr(result)) < 400 and type(result.model).__name__ in repr(result) and "ended" in repr(result)
 
 
 @pytest.mark.parametrize("name", each())

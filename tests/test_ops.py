@@ -76,8 +76,14 @@ def assert_trees_close(a, b, **tolerance):
         np.testing.assert_allclose(one, other, **tolerance)
 
 
-@pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+SOME = [
+    (False, False),
+    (True, True),
+    *(pytest.param(*both, marks=pytest.mark.slow) for both in [(False, True), (True, False)]),
+]
+
+
+@pytest.mark.parametrize(("linear", "weighted"), SOME)
 def test_value_leaf_and_gradient(x64, linear, weighted):
     tree, x, y, weight = draw(linear)
     passed = weight if weighted else None

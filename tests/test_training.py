@@ -1,5 +1,7 @@
 """The training loop: what it computes, in which order it looks at samples, what it keeps, and what it compiles."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,22 +10,86 @@ import oracles
 import pytest
 
 import jtrees
-from jtrees.training import Method
+from jtrees import training
+from jtrees.training import Batch, Method
 
 DEPTH = 2
 GET = jtrees.get(DEPTH, 5.0)
+KEY = jax.random.key(0)
+
+# --- A small method, whose programs compile in no time ---------------------------------------------------------------
+
+
+def plane_loss(params, batch, *, key, step):
+    """Squared error of a plane, and a score that is something else: how far the plane is from the first axis."""
+    lost = jnp.square(batch.x @ params - batch.y)
+    step.astype(jnp.float32)  # an array, everywhere
+    value = lost.mean() if batch.weight is None else (batch.weight * lost).mean()
+    return value, jnp.square(params - jnp.eye(1, 2, dtype=params.dtype)[0]).sum()
+
+
+def nothing(loss):
+    """A method that learns nothing: for what a loss sees."""
+    return Method(lambda batch, *, key: jnp.float32(0), loss, lambda params, x: x[:, 0], lambda params, batch: None)
+
+
+PLANE = Method(
+    lambda batch, *, key: jax.random.normal(key, batch.x.shape[1:], batch.x.dtype),
+    plane_loss,
+    lambda params, x: x @ params,
+    lambda params, batch: None,
+)
+BATCHES = {"batch_size": 4, "score_every": 2}
+
+
+@pytest.fixture(scope="module")
+def plane():
+    """Eleven samples, so that an epoch of batches of 4 leaves some over."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(11, 2))
+    x, y = (jnp.asarray(a, jnp.float32) for a in (x, x @ [2.0, -1.0] + 0.1 * rng.normal(size=11)))
+    return Batch(x, y, jnp.ones(11))
 
 
 @pytest.fixture(scope="module")
 def xy(data):
-    x, y = data
     scaled = lambda a: (a - a.min(0)) / np.ptp(a, axis=0)
-    return jnp.asarray(scaled(x)), jnp.asarray(scaled(y))
+    return Batch(*(jnp.asarray(scaled(a)) for a in data))
 
 
-def run(xy, *, method=GET, key=0, learning_rate=0.5, steps=6, **options):
-    key = jax.random.key(key) if isinstance(key, int) else key
-    return jtrees.train(method, *xy, key=key, optimizer=optax.sgd(learning_rate), steps=steps, **options)
+def run(data, key=KEY, learning_rate=0.1, *, method=PLANE, steps=6, **options):
+    return jtrees.train(method, data, key=key, optimizer=optax.sgd(learning_rate), steps=steps, **options)
+
+
+_run = jax.jit(run, static_argnames=("method", "steps", "batch_size", "score_every", "score"))
+
+
+def compiled(data, key=KEY, learning_rate=0.1, **options):
+    """One program for equal options, shapes and method: a default would be another."""
+    return _run(data, key, learning_rate, **options)
+
+
+@jax.jit
+def first_params(data):
+    """Where the runs of this file start."""
+    return PLANE.init(data, key=jax.random.split(KEY, 3)[0])
+
+
+def descent(data, learning_rate=0.1, steps=6):
+    """Gradient descent on the plane in NumPy: parameters before each update and after the last, losses before each."""
+    x, y, weight = (np.asarray(a, np.float64) for a in data)
+    params, seen, losses = np.asarray(first_params(data), np.float64), [], []
+    for _ in range(steps):
+        residual = x @ params - y
+        seen.append(params)
+        losses.append(np.average(residual**2, weights=weight))
+        params = params - learning_rate * 2 * x.T @ (weight * residual) / weight.sum()
+    return np.array([*seen, params]), np.array(losses)
+
+
+def far(params):
+    """The score of a plane."""
+    return np.square(np.asarray(params) - [1, 0]).sum(-1)
 
 
 def assert_same(a, b, tolerance=1e-5):
@@ -32,71 +98,234 @@ def assert_same(a, b, tolerance=1e-5):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+def assert_equal(a, b):
+    """Bit for bit; a run has a key, too."""
+    bits = lambda leaf: jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(bits(one), bits(other))
+
+
+# --- What is computed ------------------------------------------------------------------------------------------------
+
+
 def test_full_batch_is_gradient_descent_and_its_scores_are_those_of_the_hard_trees(xy):
-    result = run(xy, score_every=1)
-    params = GET.init(*xy, key=jax.random.split(jax.random.key(0), 3)[0])
-    step = jax.jit(jax.value_and_grad(lambda p: GET.loss(p, *xy, key=None, step=0)[0]))
+    rng, optimizer = np.random.default_rng(0), optax.sgd(0.5)
+    draw = lambda *shape: jnp.asarray(rng.uniform(-1, 1, shape), jnp.float32)
+    params = jtrees.ObliqueTree(draw(3, 3), draw(3), jtrees.leaves.Constant(draw(4)))
+
+    @jax.jit
+    def whole(params):
+        state = jtrees.start(GET, xy, key=KEY, optimizer=optimizer, params=params)
+        state, history = jtrees.advance(GET, state, xy, optimizer=optimizer, steps=6, score_every=1)
+        return jtrees.best(GET, state, xy), history, state.finite
+
+    result, history, finite = whole(params)
+    step = jax.jit(jax.value_and_grad(lambda p: GET.loss(p, xy, key=None, step=0)[0]))
     losses, scores, seen = [], [], []
     for _ in range(7):
-        leaf = oracles.walk(params.weights, params.bias, xy[0])
-        means = oracles.leaf_means(leaf, xy[1], 4, 0)
+        leaf = oracles.walk(params.weights, params.bias, xy.x)
+        means = oracles.leaf_means(leaf, xy.y, 4, 0)
         loss, gradient = step(params)
         losses.append(loss)
-        scores.append(np.mean((np.asarray(xy[1]) - means[leaf]) ** 2))
+        scores.append(np.mean((np.asarray(xy.y) - means[leaf]) ** 2))
         seen.append(params)
-        params = jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient)
-    assert result.losses.shape == result.scores.shape == (6,)
-    np.testing.assert_allclose(result.losses, losses[:6], rtol=1e-5)
-    np.testing.assert_allclose(result.scores, scores[:6], rtol=1e-5)
+        params = jax.tree.map(lambda p, g: np.asarray(p) - np.float32(0.5) * np.asarray(g), params, gradient)
+    assert history.losses.shape == history.scores.shape == (6,)
+    np.testing.assert_allclose(history.losses, losses[:6], rtol=1e-5)
+    np.testing.assert_allclose(history.scores, scores[:6], rtol=1e-5)
     assert float(result.score) == pytest.approx(min(scores), rel=1e-5)
     assert int(result.step) == int(np.argmin(scores))
     assert_same(result.params, seen[int(np.argmin(scores))])
-    assert bool(result.finite)
+    assert bool(finite)
 
-    last = run(xy)
+
+def test_without_watching_the_last_parameters_are_the_result(plane):
+    seen, losses = descent(plane)
+    last = compiled(plane)
+    np.testing.assert_allclose(last.losses, losses, rtol=1e-5)
     assert np.isnan(last.scores).all()
     assert int(last.step) == 6
     assert_same(last.params, seen[6])
-    assert float(last.score) == pytest.approx(scores[6], rel=1e-5)
-    assert np.isnan(np.asarray(run(xy, score_every=4).scores)).tolist() == [False, True, True, True, False, True]
+    assert float(last.score) == pytest.approx(far(seen[6]), rel=1e-5)
+    assert bool(last.finite)
 
 
-@pytest.mark.parametrize("options", [{"score_every": 2}, {"batch_size": 64, "score_every": 2}], ids=["full", "batches"])
-def test_the_best_parameters_have_the_best_score(xy, options):
-    result = run(xy, learning_rate=20.0, steps=12, **options)  # a rate so large that the score goes up and down
+@pytest.mark.parametrize("batch_size", [None, 4], ids=["full", "batches"])
+def test_the_best_parameters_have_the_best_score(plane, batch_size):
+    result = compiled(plane, learning_rate=1.0, batch_size=batch_size, score_every=2)
+    assert np.isfinite(np.asarray(result.scores)).tolist() == [True, False] * 3
     looked = np.asarray(result.scores)[::2]
-    assert np.isfinite(looked).all()
-    assert np.diff(looked).max() > 0  # otherwise the last would do
+    assert np.diff(looked).max() > 0  # a rate so large that the score goes up and down: otherwise the last would do
     assert float(result.score) <= looked.min()
-    again = GET.loss(result.params, *xy, key=None, step=0)[1]
-    assert float(again) == pytest.approx(float(result.score), rel=1e-5)
-    if int(result.step) < 12:
+    assert far(result.params) == pytest.approx(float(result.score), rel=1e-5)
+    if int(result.step) < 6:
         assert float(result.scores[result.step]) == float(result.score)
+    if batch_size is None:
+        scores = far(descent(plane, learning_rate=1.0)[0])
+        assert int(result.step) == [0, 2, 4, 6][int(np.argmin(scores[::2]))]
 
 
-def test_a_score_of_ones_own_decides(xy):
-    target = 0.3
-    own = lambda params: jnp.square(params.bias[0] - target)
-    history = [float(run(xy, steps=i).params.bias[0]) for i in (1, 2, 3)]
-    history.insert(0, float(GET.init(*xy, key=jax.random.split(jax.random.key(0), 3)[0]).bias[0]))
-    result = run(xy, steps=3, score_every=1, score=own)
-    np.testing.assert_allclose(result.scores, np.square(np.asarray(history[:3]) - target), rtol=1e-4)
-    assert int(result.step) == int(np.argmin(np.square(np.asarray(history) - target)))
+def test_a_score_of_ones_own_decides(plane):
+    own = lambda params: jnp.square(params[0] - 1.5)
+    seen, _ = descent(plane)
+    expected = np.square(seen[:, 0] - 1.5)
+    result = compiled(plane, score_every=1, score=own)
+    np.testing.assert_allclose(result.scores, expected[:6], rtol=1e-4, atol=1e-6)
+    assert int(result.step) == int(np.argmin(expected)) != int(np.argmin(far(seen)))
+    assert_same(result.params, seen[int(np.argmin(expected))])
 
 
-def visits(n, batch_size, steps):
-    """Which samples each step visits: the loss is the sum of 2**id over the batch."""
+def test_a_step_of_ones_own_takes_the_place_of_the_optimisers(plane):
+    def update(params, opt_state, batch, *, key, step):
+        out, gradient = jax.value_and_grad(partial(plane_loss, batch=batch, key=key, step=step), has_aux=True)(params)
+        return params - 0.1 * gradient, opt_state, out
+
+    own = PLANE._replace(update=update)
+    mine, theirs = (compiled(plane, method=method, score_every=1) for method in (own, PLANE))
+    assert_equal(mine, theirs)
+    assert len(np.unique(mine.losses)) == 6
+    # The optimiser moves nothing: it only makes the state that the method's own step is given.
+    assert_equal(mine, compiled(plane, learning_rate=7.0, method=own, score_every=1))
+
+
+def test_project_is_applied_at_the_start_and_after_each_step(plane):
+    clipped = PLANE._replace(project=lambda params: jnp.clip(params, -0.01, 0.01))
+    result = compiled(plane, method=clipped, score_every=1)
+    first = np.clip(first_params(plane), -0.01, 0.01)
+    assert float(result.scores[0]) == pytest.approx(far(first), rel=1e-5)
+    assert (np.asarray(result.scores) >= 0.99**2 - 1e-6).all()
+    assert float(jnp.abs(result.params).max()) <= 0.01
+    assert np.abs(descent(plane)[0]).min() > 0.01
+
+
+def test_the_loss_gets_the_step_and_a_key_of_its_own():
+    loss = lambda params, batch, *, key, step: (
+        step.astype(jnp.float32) + jax.random.uniform(key) + 0 * params,
+        jnp.float32(0),
+    )
+    losses = np.asarray(compiled(Batch(jnp.ones((2, 1)), jnp.ones(2)), method=nothing(loss), steps=4).losses)
+    assert np.floor(losses).tolist() == [0, 1, 2, 3]
+    assert len(set((losses % 1).tolist())) == 4
+
+
+def test_a_schedule_meets_steps_as_arrays_only(xy):
+    # As the losses of this file do, all of which ask for the step's dtype; here a schedule within a method.
+    schedule = lambda step: 1.0 + step.astype(jnp.float32)
+    found = jax.eval_shape(lambda: run(xy, method=jtrees.get(DEPTH, schedule), score_every=4, batch_size=50))
+    assert found.losses.shape == (6,)
+
+
+def test_a_run_that_diverges_is_not_finite_and_scores_nothing(plane):
+    """The one place where it is masked: what picks among runs relies on the score."""
+    watched, last = (compiled(plane, learning_rate=1e30, **options) for options in ({"score_every": 1}, {}))
+    for result in (watched, last):
+        assert not result.finite
+        assert np.isposinf(result.score)
+    assert int(watched.step) == 0  # the best that was looked at
+    assert_same(watched.params, first_params(plane))
+    assert int(last.step) == 6  # nothing was looked at
+    assert not np.isfinite(last.params).any()
+    # A loss that is not finite once counts, even where the parameters are well.
+    once = lambda params, batch, *, key, step: (jnp.where(step == 2, jnp.nan, 1.0) + 0 * params, jnp.float32(1))
+    result = compiled(plane, learning_rate=0.0, method=nothing(once)._replace(project=lambda params: jnp.float32(3)))
+    assert result.params == 3
+    assert not result.finite and np.isposinf(result.score)
+
+
+# --- A run is a state ------------------------------------------------------------------------------------------------
+
+K = 3
+
+
+def falling(rate):
+    """A schedule, and a look at the loss."""
+    schedule = lambda step: rate / (1 + step.astype(jnp.float32))
+    return optax.chain(optax.sgd(schedule), optax.contrib.reduce_on_plateau(factor=0.5, patience=0, rtol=0.5))
+
+
+@pytest.mark.usefixtures("standard_promotion")  # the look at the loss mixes dtypes
+@pytest.mark.parametrize("vmapped", [False, True], ids=["full batch, jit", "batches, vmap"])
+def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
+    """Keep-best, a schedule and a look at the loss in both; batches go over the border of an epoch."""
+    optimizer, options = falling(0.3), BATCHES if vmapped else {"score_every": 1}
+
+    def advance(state, steps):
+        return jtrees.advance(PLANE, state, plane, optimizer=optimizer, steps=steps, **options)
+
+    def advance_up_to(state, count):
+        once = training.one_step(PLANE, plane, optimizer, **options)
+        return training.advance_up_to(once, state, count, 2 * K + 2)
+
+    def begun(key):
+        return jtrees.start(PLANE, plane, key=key, optimizer=optimizer)
+
+    keys, wrap = jax.random.split(KEY, 2), lambda fn, axes: jax.jit(fn)
+    if vmapped:
+        wrap = lambda fn, axes: jax.jit(jax.vmap(fn, in_axes=axes, out_axes=(states_axes, 0)))
+        begun = jax.vmap(begun, out_axes=jax.tree.map(lambda _: 0, jax.eval_shape(begun, KEY)).replace(step=None))
+    # The step is one for all, so that what is done now and then is not computed always.
+    states = jax.jit(begun)(keys if vmapped else KEY)
+    states_axes = jax.tree.map(lambda _: 0, states).replace(step=None)
+    by = {steps: wrap(partial(advance, steps=steps), (states_axes,)) for steps in (K, 2 * K)}
+    up_to = wrap(advance_up_to, (states_axes, None))
+
+    half, first = by[K](states)
+    twice, second = by[K](half)
+    at_once, history = by[2 * K](states)
+    assert_equal(twice, at_once)
+    assert_equal(jax.tree.map(lambda *a: np.concatenate(a, axis=-1), first, second), history)
+    # Something happens, and goes on happening, that a new beginning would not have done.
+    assert (np.asarray(half.step), np.asarray(at_once.step)) == (K, 2 * K)
+    assert len(np.unique(history.losses)) == history.losses.size
+    assert not np.array_equal(np.asarray(by[K](half.replace(opt_state=states.opt_state))[0].params), twice.params)
+    if vmapped:
+        assert not np.array_equal(half.order, at_once.order)
+
+    counted, padded = up_to(states, jnp.int32(2 * K))
+    assert_equal(counted, at_once)
+    assert_equal(jax.tree.map(lambda a: a[..., : 2 * K], padded), history)
+    assert np.isnan(padded.losses[..., 2 * K :]).all() and np.isnan(padded.scores[..., 2 * K :]).all()
+    assert_equal(up_to(states, jnp.int32(K))[0], half)
+    if not vmapped:
+        whole = jax.jit(partial(jtrees.train, PLANE, plane, optimizer=optimizer, steps=2 * K, **options))(key=KEY)
+        found = jax.jit(partial(jtrees.best, PLANE))(at_once, plane)
+        assert_equal(tuple(whole), (found.params, found.score, found.step, at_once.finite, *history))
+
+
+def test_a_run_may_start_from_given_parameters(plane):
+    given = jnp.asarray([0.5, -0.25])
+    state = jtrees.start(PLANE, plane, key=KEY, optimizer=optax.sgd(0.1), params=given)
+    np.testing.assert_array_equal(state.params, given)
+    np.testing.assert_array_equal(state.best.params, given)
+
+
+# --- Samples in batches ----------------------------------------------------------------------------------------------
+
+
+def ids_loss(params, batch, *, key, step):
+    """The sum of 2**id over the batch, by weight; no whole number if samples fell apart. And the sum of ids."""
+    ids, y = batch.x[:, 0], batch.y
+    apart = jnp.abs(ids - y["a"]) + jnp.abs(y["b"][:, 1] - 2 * ids)
+    return (batch.weight * jnp.exp2(ids) + apart / 3).sum() + 0 * params, (batch.weight * ids).sum()
+
+
+IDS = nothing(ids_loss)
+
+
+def by_id(n, *, weight=None, **options):
+    """The losses of each step where samples are known by their numbers."""
     ids = jnp.arange(n, dtype=jnp.float32)
-    loss = lambda params, x, y, *, key, step: (jnp.exp2(x[:, 0]).sum() + 0 * params, jnp.float32(0))
-    method = Method(lambda x, y, *, key: jnp.float32(0), loss, None, None)
-    masks = run((ids[:, None], ids), method=method, batch_size=batch_size, steps=steps).losses
-    return [[i for i in range(n) if int(mask) >> i & 1] for mask in masks]
+    y = {"a": ids, "b": jnp.stack([ids, 2 * ids], axis=1)}  # targets may be any pytree over the samples
+    weight = jnp.ones(n) if weight is None else jnp.asarray(weight, jnp.float32)
+    return compiled(Batch(ids[:, None], y, weight), method=IDS, score_every=2, **options)
 
 
-@pytest.mark.parametrize(("n", "batch_size"), [(12, 4), (11, 4), (9, 1)])
+@pytest.mark.parametrize(("n", "batch_size"), [pytest.param(12, 4, marks=pytest.mark.slow), (11, 4), (9, 1)])
 def test_an_epoch_visits_each_sample_once_in_an_order_of_its_own(n, batch_size):
     per_epoch = n // batch_size
-    batches = visits(n, batch_size, 3 * per_epoch)
+    masks = np.asarray(by_id(n, batch_size=batch_size, steps=3 * per_epoch).losses)
+    assert (masks == masks.astype(int)).all()  # x and y stay together
+    batches = [[i for i in range(n) if int(mask) >> i & 1] for mask in masks]
     assert [len(batch) for batch in batches] == [batch_size] * len(batches)
     epochs = [batches[i : i + per_epoch] for i in range(0, len(batches), per_epoch)]
     for epoch in epochs:
@@ -105,73 +334,109 @@ def test_an_epoch_visits_each_sample_once_in_an_order_of_its_own(n, batch_size):
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_x_and_y_stay_together_in_a_batch(xy):
-    x = jnp.arange(10, dtype=jnp.float32)
-    loss = lambda params, x, y, *, key, step: (jnp.abs(x[:, 0] - y).sum() + 0 * params, jnp.float32(0))
-    method = Method(lambda x, y, *, key: jnp.float32(0), loss, None, None)
-    assert not run((x[:, None], x), method=method, batch_size=3, steps=6).losses.any()
+def test_numpy_data_train_like_jax_data_and_not_compiled_as_compiled(plane):
+    """In mini-batches, which NumPy cannot be indexed by inside of a program."""
+    assert_same(run(Batch(*map(np.asarray, plane)), **BATCHES), compiled(plane, **BATCHES))
 
 
-def test_pure_under_jit_and_vmap_over_key_alpha_and_learning_rate(xy):
-    def one(key, alpha, learning_rate):
-        method = jtrees.get(DEPTH, alpha)
-        return run(xy, method=method, key=key, learning_rate=learning_rate, batch_size=64, score_every=2)
+# --- Compiled --------------------------------------------------------------------------------------------------------
 
-    sweep = jax.random.split(jax.random.key(1), 3), jnp.asarray([1.0, 5, 20]), jnp.asarray([0.1, 0.5, 0.2])
+
+def test_pure_under_jit_and_vmap_over_key_numbers_of_the_method_and_learning_rate(plane, count_compilations):
+    def one(key, strength, learning_rate):
+        def loss(params, batch, *, key, step):
+            loss, score = plane_loss(params, batch, key=key, step=step)
+            return loss + strength * jnp.square(params).sum(), score
+
+        return run(plane, key, learning_rate, method=PLANE._replace(loss=loss), score_every=2)
+
+    sweep = jax.random.split(jax.random.key(1), 3), jnp.asarray([1.0, 5, 20]), jnp.asarray([0.1, 0.05, 0.02])
     together, alone = jax.jit(jax.vmap(one))(*sweep), jax.jit(one)
+    args = [tuple(a[i] for a in sweep) for i in range(3)]
+    assert count_compilations(alone, *args[0]) == 1
+    assert count_compilations(alone, *args[1]) == 0
     for i in range(3):
-        assert_same(jax.tree.map(lambda a, i=i: a[i], together), alone(*(a[i] for a in sweep)), 1e-4)
+        assert_same(jax.tree.map(lambda a, i=i: a[i], together), alone(*args[i]), 1e-4)
     assert len(np.unique(together.score)) == 3
-    assert_same(one(*(a[0] for a in sweep)), alone(*(a[0] for a in sweep)))
 
 
-def test_a_second_call_compiles_nothing(xy, count_compilations):
-    compiled = jax.jit(lambda key, alpha: run(xy, method=jtrees.get(DEPTH, alpha), key=key, score_every=1))
-    args = [(jax.random.key(seed), jnp.float32(seed + 1)) for seed in range(2)]
-    assert count_compilations(compiled, *args[0]) == 1
-    assert count_compilations(compiled, *args[1]) == 0
+# --- Weights ---------------------------------------------------------------------------------------------------------
 
 
-def test_project_is_applied_after_each_step(xy):
-    clipped = GET._replace(project=lambda params: params.replace(bias=jnp.clip(params.bias, -0.01, 0.01)))
-    result = run(xy, method=clipped, steps=3)
-    assert float(jnp.abs(result.params.bias).max()) <= 0.01
-    assert float(jnp.abs(run(xy, steps=3).params.bias).max()) > 0.01
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_weights_reach_the_loss_and_stay_with_their_samples(batch_size):
+    fit = lambda weight: by_id(11, weight=weight, batch_size=batch_size, steps=6)
+    every = fit(np.ones(11))
+    alone = [fit(np.eye(11)[i]) for i in range(11)]
+    # Either a sample is in the batch, with its own weight (11, for a mean of 1), or it is not.
+    for i, result in enumerate(alone):
+        assert set(np.asarray(result.losses).tolist()) <= {0.0, 11 * 2.0**i}
+        assert float(result.score) == 11 * i  # the score is looked at on all samples
+    np.testing.assert_array_equal(sum(result.losses for result in alone), 11 * every.losses)
+    assert (every.losses == 2.0**11 - 1).all() == (batch_size is None)
+    np.testing.assert_array_equal(np.asarray(every.scores)[::2], 55)
 
 
-def test_the_loss_gets_the_step_and_a_key_of_its_own():
-    def loss(params, x, y, *, key, step):
-        return jnp.asarray(step, jnp.float32) + jax.random.uniform(key) + 0 * params, jnp.float32(0)
-
-    method = Method(lambda x, y, *, key: jnp.float32(0), loss, None, None)
-    losses = np.asarray(run((jnp.ones((2, 1)), jnp.ones(2)), method=method, steps=4).losses)
-    assert np.floor(losses).tolist() == [0, 1, 2, 3]
-    assert len(set((losses % 1).tolist())) == 4
-
-
-def test_a_schedule_meets_steps_as_arrays_only(xy):
-    schedule = lambda step: 1.0 + step.astype(jnp.float32)
-    result = run(xy, method=jtrees.get(DEPTH, schedule), score_every=4)
-    assert np.isfinite(result.losses).all()
+def test_a_heavy_sample_counts_as_much_in_a_light_batch_as_in_another():
+    """Weights are normalised once, over all samples: alone in its batch, a sample has the weight that it has."""
+    weight = np.array([9.0, 0, 0.5, 0.25, 3, 0.5, 2, 1, 0.125])
+    losses = by_id(9, weight=weight, batch_size=1, steps=27).losses
+    expected = weight / weight.mean() * 2.0 ** np.arange(9)
+    for epoch in np.split(np.asarray(losses), 3):
+        np.testing.assert_allclose(np.sort(epoch), np.sort(expected), rtol=1e-6)
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
-def test_a_start_of_nan_is_dropped_and_touches_no_other(xy, batch_size):
-    init = lambda seed: GET.init(*xy, key=jax.random.key(seed))
-    starts = [init(0), jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), init(1)), init(2)]
-    one = jax.jit(lambda params: run(xy, params=params, score_every=1))
-    stacked = jax.tree.map(lambda *a: jnp.stack(a), *starts)
-    many = jax.jit(lambda s: jtrees.multi_start(lambda p: run(xy, params=p, score_every=1), s, batch_size=batch_size))
-    found = many(stacked)
-    assert int(found.dropped) == 1
-    assert found.candidates.finite.tolist() == [True, False, True]
-    assert np.isinf(found.candidates.score[1])
-    alone = [one(start) for start in starts]
-    for i in (0, 2):
-        assert_same(jax.tree.map(lambda a, i=i: a[i], found.candidates), alone[i], 1e-4)
-    best = min((0, 2), key=lambda i: float(alone[i].score))
-    assert int(found.index) == best
-    assert_same(found.best, alone[best], 1e-4)
+def test_samples_of_weight_zero_are_left_out(plane):
+    kept = np.arange(11) % 3 > 0
+    found = compiled(plane._replace(weight=jnp.asarray(kept, jnp.float32)), score_every=1)
+    seen, losses = descent(Batch(*(a[kept] for a in plane)))
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-4)
+    np.testing.assert_allclose(found.scores, far(seen)[:6], rtol=1e-4)
+    assert not np.allclose(found.losses, descent(plane)[1], rtol=1e-3)
+
+
+def test_only_the_ratios_of_weights_count(plane):
+    weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 2, 11), jnp.float32)
+    fit = lambda weight: compiled(plane._replace(weight=weight), **BATCHES)
+    results = [fit(np.float32(factor) * weight) for factor in (1, 7, 1e-30)]
+    assert_same(*results[:2])
+    assert_same(*results[1:])
+    ones = [fit(given) for given in (None, np.full(11, 3, np.float32))]
+    assert_same(*ones)
+    assert not np.allclose(results[0].losses, ones[0].losses, rtol=1e-3)
+
+
+def test_without_weights_the_method_sees_none(plane):
+    seen = []
+
+    def loss(params, batch, *, key, step):
+        seen.append(batch.weight)
+        return plane_loss(params, batch, key=key, step=step)
+
+    jax.eval_shape(lambda: run(plane._replace(weight=None), method=PLANE._replace(loss=loss), **BATCHES))
+    assert seen and all(weight is None for weight in seen)
+    seen.clear()
+    jax.eval_shape(lambda: run(plane, method=PLANE._replace(loss=loss), **BATCHES))
+    assert {weight.shape for weight in seen} == {(4,), (11,)}
+
+
+def test_a_batch_without_weight_changes_nothing(plane):
+    weight = jnp.zeros(11).at[jnp.asarray([3, 5])].set(1.0)
+    losses = []
+    for seed in range(8):  # of each epoch two batches, in which the two samples are, or one, or none of them
+        result = compiled(plane._replace(weight=weight), jax.random.key(seed), **BATCHES)
+        assert bool(result.finite)
+        losses.append(np.asarray(result.losses))
+    assert (np.array(losses) == 0).any() and (np.array(losses) > 0).any()
+
+
+# --- The door --------------------------------------------------------------------------------------------------------
+
+
+def refused(message, data, **options):
+    """While the program is traced: nothing is compiled before."""
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: run(data, **options))
 
 
 @pytest.mark.parametrize(
@@ -181,105 +446,104 @@ def test_a_start_of_nan_is_dropped_and_touches_no_other(xy, batch_size):
         ({"steps": 2.5}, "steps must be a whole number"),
         ({"score_every": -1}, "score_every must be at least 0"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"batch_size": 201}, "batch_size must be from 1 to .* 200"),
+        ({"batch_size": 12}, "batch_size must be from 1 to .* 11"),
+        ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
+        ({"method": plane_loss}, "method must be a jtrees.Method, got function"),
+        ({"score": lambda params: params, "score_every": 1}, r"score must give one number, got shape \(2,\)"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(plane, options, message):
+    refused(message, plane, **options)
+
+
+def test_an_optimiser_must_be_one(plane):
+    with pytest.raises(ValueError, match=r"optimizer must be an optax transformation, .*got 0.01"):
+        jtrees.train(PLANE, plane, key=KEY, optimizer=0.01, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda params, batch, *, key, step: params.sum(), r"must return a pair of scalars, \(loss, score\), got \(\)"),
+        (lambda params, batch, *, key, step: (params, params.sum()), r"must return a pair of scalars.*got \(\(2,\)"),
+        (lambda params, batch, *, key, step: (params.sum(),) * 3, "must return a pair of scalars"),
+        (lambda params, batch: (params.sum(), params.sum()), r"must take \(params, batch, \*, key, step\).*'key'"),
+        (lambda params, batch, *, key: (params.sum(), params.sum()), r"must take \(params, batch, .*'step'"),
+        (lambda params, x, y, *, key, step: (params.sum(), params.sum()), r"must take \(params, batch, .*'y'"),
     ],
 )
-def test_bad_options_are_refused(xy, options, message):
-    with pytest.raises(ValueError, match=message):
-        run(xy, **options)
+def test_a_loss_that_keeps_no_contract_is_refused(plane, loss, message):
+    refused(f"method.loss {message}", plane, method=PLANE._replace(loss=loss))
 
 
-@pytest.mark.parametrize("shapes", [((5,), (5,)), ((5, 2), (4,)), ((5, 2, 1), (5,)), ((), (5,))])
-def test_bad_shapes_are_refused(shapes):
-    with pytest.raises(ValueError, match="x must have shape"):
-        run(tuple(jnp.ones(shape) for shape in shapes))
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((5,), (5,)), r"x must have shape \(n, p\)"),
+        (((5, 2), (4,)), r"y must have shape \(n, \.\.\.\) with n = 5, got \(4,\)"),
+        (((5, 2, 1), (5,)), r"x must have shape \(n, p\)"),
+        (((), (5,)), r"x must have shape \(n, p\)"),
+        (((5, 2), ()), r"y must have shape \(n, \.\.\.\)"),
+    ],
+)
+def test_bad_shapes_are_refused(shapes, message):
+    refused(message, Batch(*(jnp.ones(shape) for shape in shapes)))
 
 
-def test_starts_of_different_lengths_are_refused():
-    for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),)]:
-        with pytest.raises(ValueError, match="starts must share one leading axis"):
-            jtrees.multi_start(lambda *start: start, *starts)
-
-
-def test_numpy_data_train_like_jax_data_in_mini_batches(data, standard_promotion):
-    method, key = jtrees.get(2, 5.0), jax.random.key(0)
-    fit = lambda x, y: jtrees.train(method, x, y, key=key, optimizer=optax.sgd(0.1), steps=6, batch_size=32).losses
-    x, y = data
-    np.testing.assert_array_equal(fit(x, y), fit(jnp.asarray(x), jnp.asarray(y)))
+def test_data_must_be_a_batch(plane):
+    refused(r"data must be a jtrees.Batch\(x, y, weight\), got tuple", (plane.x, plane.y))
 
 
 def test_integer_features_are_refused():
-    with pytest.raises(ValueError, match="x must be of a floating dtype, got int32"):
-        jtrees.train(
-            jtrees.get(2, 5.0),
-            jnp.ones((8, 2), jnp.int32),
-            jnp.arange(8.0),
-            key=jax.random.key(0),
-            optimizer=optax.sgd(0.1),
-            steps=1,
-        )
+    refused("x must have .* a floating dtype, got int32", Batch(jnp.ones((8, 2), jnp.int32), jnp.arange(8.0)))
 
 
-@pytest.mark.parametrize("batch_size", [None, 4])
-def test_weights_reach_the_loss_and_stay_with_their_samples(batch_size):
-    def loss(params, x, y, *, key, step, sample_weight):
-        return (sample_weight * jnp.exp2(y)).sum() + 0 * params, (sample_weight * y).sum()
-
-    ids = jnp.arange(11, dtype=jnp.float32)
-    method = Method(lambda x, y, *, key: jnp.float32(0), loss, None, None)
-    options = {"method": method, "batch_size": batch_size, "score_every": 2}
-    fit = jax.jit(lambda weight: run((ids[:, None], ids), sample_weight=weight, **options))
-    every = fit(jnp.ones(11))
-    alone = [fit(jnp.where(ids == i, 1.0, 0.0)) for i in range(11)]
-    # Either a sample is in the batch, with its own weight, or it is not.
-    for i, result in enumerate(alone):
-        assert set(np.asarray(result.losses).tolist()) <= {0.0, 2.0**i}
-        assert float(result.score) == i  # the score is looked at on all samples
-    np.testing.assert_array_equal(sum(result.losses for result in alone), every.losses)
-    assert (every.losses == 2.0**11 - 1).all() == (batch_size is None)
-    np.testing.assert_array_equal(np.asarray(every.scores)[::2], 55)
+@pytest.mark.parametrize("weight", [jnp.ones(10), jnp.ones((11, 1)), jnp.float32(1)])
+def test_weights_of_a_wrong_shape_are_refused(plane, weight):
+    refused(r"weight must have shape \(11,\), .*got", plane._replace(weight=weight))
 
 
-def test_samples_of_weight_zero_are_left_out(xy):
-    x, y = map(np.asarray, xy)
-    kept = np.arange(200) % 3 > 0
-    weight, some = jnp.asarray(kept, jnp.float32), (jnp.asarray(x[kept]), jnp.asarray(y[kept]))
-    options = {"score_every": 1, "params": GET.init(*xy, key=jax.random.key(5))}
-    with_zeros = run(xy, sample_weight=weight, **options)
-    assert_same(with_zeros, run(some, **options))
-    assert not np.allclose(with_zeros.losses, run(xy, **options).losses, rtol=1e-3)
-    harden = jax.jit(GET.harden)
-    hard = harden(with_zeros.params, *xy, sample_weight=weight)
-    leaf = np.unique(hard.leaf_index(x[kept]))  # leaves without any have the mid-range of all targets
-    found, expected = hard.leaves.values, harden(with_zeros.params, *some).leaves.values
-    np.testing.assert_allclose(found[leaf], expected[leaf], rtol=1e-5)
+def test_parameters_of_another_model_are_refused(xy):
+    optimizer = optax.sgd(0.1)
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(partial(GET.init, key=KEY), xy))
+    others = [jtrees.get(3, 5.0), jtrees.get(DEPTH, 5.0, leaves="linear"), jtrees.dgt(DEPTH)]
+    for other in others:
+        with pytest.raises(ValueError, match="params must be like those of the method, .*got ObliqueTree"):
+            jtrees.start(other, xy, key=KEY, optimizer=optimizer, params=params)
+    wide = Batch(jnp.ones((5, 4)), jnp.ones(5))
+    with pytest.raises(ValueError, match="params must be like those of the method"):
+        jtrees.start(GET, wide, key=KEY, optimizer=optimizer, params=params)
 
 
-def test_only_the_ratios_of_weights_count(xy):
-    weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 2, 200), jnp.float32)
-    results = [run(xy, sample_weight=factor * weight, score_every=1, batch_size=50) for factor in (1, 7)]
-    assert_same(*results)
-    ones = [run(xy, sample_weight=given, score_every=1, batch_size=50) for given in (None, np.ones(200))]
-    assert_same(*ones)
-    assert not np.allclose(results[0].losses, ones[0].losses, rtol=1e-3)
+@pytest.mark.parametrize("make", [lambda: jtrees.get(DEPTH, 5.0, classes=3), lambda: jtrees.dgt(DEPTH, classes=3)])
+def test_labels_that_are_no_classes_are_refused(plane, make):
+    for shift in (-1, 1):
+        labels = plane._replace(y=jnp.arange(11) % 3 + shift)
+        least = "-1 to 1" if shift < 0 else "1 to 3"
+        with pytest.raises(ValueError, match=rf"y must hold classes 0\.\.2, got labels from {least}"):
+            run(labels, method=make())
+    with pytest.raises(ValueError, match=r"y must hold whole numbers 0\.\.2 in classification, got float32"):
+        run(plane, method=make())
 
 
-@pytest.mark.parametrize("weight", [jnp.ones(199), jnp.ones((200, 1)), jnp.float32(1)])
-def test_weights_of_a_wrong_shape_are_refused(xy, weight):
-    with pytest.raises(ValueError, match=r"sample_weight must have shape \(200,\), got"):
-        run(xy, sample_weight=weight)
+def test_labels_are_looked_at_where_they_are_known(plane):
+    """Under jit, too, where the data are known; and where parameters are given."""
+    method, optimizer = jtrees.get(1, 5.0, classes=3), optax.sgd(0.1)
+    good, bad = (plane._replace(y=jnp.arange(11) % 3 + shift) for shift in (0, 1))
+    begin = lambda data, key, params=None: jtrees.start(method, data, key=key, optimizer=optimizer, params=params)
+    params = jax.jit(partial(begin, good))(KEY).params
+    assert params.leaves.values.shape == (2, 3)
+    assert_equal(begin(good, KEY, params).params, params)
+    for refused in (lambda: jax.jit(partial(begin, bad))(KEY), lambda: begin(bad, KEY, params)):
+        with pytest.raises(ValueError, match=r"y must hold classes 0\.\.2, got labels from 1 to 3"):
+            refused()
 
 
-def test_a_method_without_weights_works_without_and_says_so_with(xy):
-    loss = lambda params, x, y, *, key, step: (jnp.square(params - y).mean(), jnp.float32(0))
-    method = Method(lambda x, y, *, key: jnp.float32(0), loss, None, None)
-    assert np.isfinite(run(xy, method=method).losses).all()
-    with pytest.raises(TypeError, match="sample_weight"):
-        run(xy, method=method, sample_weight=jnp.ones(200))
-
-
-def test_a_batch_without_weight_changes_nothing(xy):
-    weight = jnp.zeros(200).at[jnp.asarray([3, 50])].set(1.0)
-    result = run(xy, sample_weight=weight, batch_size=20, steps=20)
-    assert bool(result.finite)
-    assert (np.asarray(result.losses) == 0).sum() >= 16  # 10 batches an epoch, 1 or 2 of them with a sample that counts
+def test_batches_of_other_rows_than_the_run_began_with_are_refused(plane):
+    """The order would point beyond them, and jax answers that with the last row."""
+    optimizer = optax.sgd(0.1)
+    state = jtrees.start(PLANE, plane, key=KEY, optimizer=optimizer)
+    fewer = Batch(plane.x[:5], plane.y[:5])
+    with pytest.raises(ValueError, match="data must have the 11 rows that the run began with, got 5"):
+        jtrees.advance(PLANE, state, fewer, optimizer=optimizer, steps=1, batch_size=2)

@@ -142,6 +142,8 @@ def test_bad_arguments_are_refused():
         warmstart.cart_regressor(x, np.empty((N, 0)), 2)
     with pytest.raises(ValueError, match="y must take at least two values to learn from"):
         warmstart.cart_regressor(x, np.tile([1.0, 2.0], (N, 1)), 2)
+    with pytest.raises(ValueError, match=r"at least two values to learn from, got 2\.0 .* in column 1"):
+        warmstart.cart_regressor(x, np.stack([y, np.full(N, 2)], axis=1), 2)
     with pytest.raises(ValueError, match="y must take at least two values to learn from"):
         warmstart.cart_regressor(x, np.full(N, True), 2)
     with pytest.raises(ValueError, match="y must be numeric"):

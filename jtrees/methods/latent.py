@@ -263,6 +263,11 @@ class LatentModel:
         """Numbers that the network holds."""
         return sum(np.size(a) for a in jax.tree.leaves(self.params))
 
+    def __repr__(self) -> str:
+        of = self.architecture
+        parts = f"split={of.split!r}, predictor={of.predictor!r}, inputs={of.inputs!r}, classes={self.classes}"
+        return f"LatentModel(depth={of.depth}, features={self.features}, {parts}, parameters={self.num_parameters})"
+
     def bare(self) -> "LatentModel":
         """The model for samples that have entered: see :func:`jtrees.prediction.predict`."""
         return self.replace(scale=None)

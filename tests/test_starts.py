@@ -1,0 +1,181 @@
+"""Many runs at once: the best of them, what diverged, and how they are shared out among devices."""
+
+from functools import partial
+from pathlib import Path
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jtrees
+from jtrees.training import Batch, Method
+
+
+class Score(NamedTuple):
+    """The least that a run must give."""
+
+    score: jax.Array
+    finite: jax.Array
+    start: jax.Array
+
+
+def given(score, finite):
+    return Score(score, finite, score)
+
+
+def plane_loss(params, batch, *, key, step):
+    loss = jnp.square(batch.x @ params - batch.y).mean()
+    return loss, loss
+
+
+PLANE = Method(
+    lambda batch, *, key: jax.random.normal(key, (2,)), plane_loss, lambda params, x: x @ params, lambda *_: None
+)
+
+
+@pytest.fixture(scope="module")
+def plane():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(11, 2))
+    return Batch(*(jnp.asarray(a, jnp.float32) for a in (x, x @ [2.0, -1.0] + 0.1 * rng.normal(size=11))))
+
+
+def run(data, key, learning_rate):
+    return jtrees.train(PLANE, data, key=key, optimizer=optax.sgd(learning_rate), steps=4, score_every=1)
+
+
+def assert_same(a, b, tolerance=1e-5):
+    """Equal up to the rounding of products that are batched otherwise."""
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def of(tree, i):
+    return jax.tree.map(lambda a: a[i], tree)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_start_that_diverges_is_dropped_and_touches_no_other(plane, batch_size):
+    """Three starts, by default two of them side by side: the last batch is filled up."""
+    starts = jax.random.split(jax.random.key(3), 3), jnp.asarray([0.01, 1e30, 0.05])
+    one = jax.jit(partial(run, plane))
+    found = jax.jit(lambda *s: jtrees.multi_start(partial(run, plane), *s, batch_size=batch_size))(*starts)
+    assert int(found.dropped) == 1
+    assert found.candidates.finite.tolist() == [True, False, True]
+    assert np.isinf(found.candidates.score[1])
+    alone = [one(*of(starts, i)) for i in range(3)]
+    for i in (0, 2):
+        assert_same(of(found.candidates, i), alone[i], 1e-4)
+    best = min((0, 2), key=lambda i: float(alone[i].score))
+    assert int(found.index) == best
+    assert_same(found.best, alone[best], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scores", "index"),
+    [
+        ([3.0, 1.0, 2.0], 1),
+        ([np.nan, 4.0, np.inf], 1),  # what is not to be chosen says so by its score
+        ([np.inf, np.nan, 5.0], 2),
+        ([2.0, 1.0, 1.0], 1),  # the first of equals
+        ([-np.inf, np.nan, -1.0], 0),
+        ([np.nan, np.inf, np.nan], 0),  # there must be one
+    ],
+)
+def test_the_lowest_score_is_picked(scores, index):
+    scores = jnp.asarray(scores)
+    found = jtrees.multi_start(given, scores, jnp.isfinite(scores))
+    assert int(found.index) == index
+    np.testing.assert_array_equal(found.best.start, scores[index])
+    np.testing.assert_array_equal(found.candidates.score, scores)
+    assert int(found.dropped) == int((~np.isfinite(scores)).sum())
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 7])
+def test_results_are_stacked_in_order(count, batch_size):
+    starts = np.arange(count, dtype=np.float32), {"a": np.arange(2.0 * count, dtype=np.float32).reshape(count, 2)}
+    found = jtrees.map_starts(lambda x, y: (2 * x, y["a"].sum()), *starts, batch_size=batch_size)
+    np.testing.assert_array_equal(found[0], 2 * starts[0])
+    np.testing.assert_array_equal(found[1], starts[1]["a"].sum(1))
+
+
+def test_starts_of_different_lengths_are_refused():
+    for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),), ([1.0, 2.0],), ()]:
+        for many in (jtrees.multi_start, jtrees.map_starts):
+            with pytest.raises(ValueError, match="starts must be arrays that share one leading axis of at least 1, got"):
+                many(lambda *start: start, *starts)
+
+
+@pytest.mark.parametrize(("batch_size", "message"), [(0, "at least 1, got 0"), (1.5, "a whole number, got 1.5")])
+def test_a_batch_size_must_be_a_number_of_starts(batch_size, message):
+    for many in (jtrees.multi_start, jtrees.map_starts):
+        with pytest.raises(ValueError, match=f"batch_size must be {message}"):
+            many(lambda start: start, jnp.ones(3), batch_size=batch_size)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda x: x,
+        lambda x: {"score": x, "finite": x},
+        lambda x: jtrees.Best(x, x, x),  # has no finite
+        lambda x: Score(jnp.stack([x, x]), x, x),
+    ],
+)
+def test_a_run_without_a_single_score_is_refused(result):
+    with pytest.raises(ValueError, match="run must give a result with a score and a finite, one number each"):
+        jax.eval_shape(partial(jtrees.multi_start, result), jnp.ones(3))
+
+
+# --- Devices ---------------------------------------------------------------------------------------------------------
+
+
+def everything():
+    """What a share of the starts could spoil, by name: in this process, or in one of two devices."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2)).astype(np.float32)
+    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 1]
+    fit = jtrees.fit(jtrees.GET(depth=1, starts=2, epochs=12, cart=False), x, y, key=jax.random.key(0))
+    scores = jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0])
+    picked = jax.jit(partial(jtrees.multi_start, lambda x: Score(x.sum(), jnp.isfinite(x).all(), x)))(scores)
+    pairs = jtrees.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
+    found = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss, "pairs": pairs["a"]}
+    found |= {name: fit.report[name] for name in ("scales", "losses", "steps", "chosen")}
+    found |= {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
+    return found | {name: getattr(picked, name) for name in ("index", "dropped")} | picked.candidates._asdict()
+
+
+TWO_DEVICES = """
+import sys
+
+import jax
+import numpy as np
+
+jax.config.update("jax_num_cpu_devices", 2)
+import test_starts
+
+np.savez(sys.argv[1], **test_starts.everything())
+"""
+
+
+@pytest.mark.usefixtures("standard_promotion")  # AdamW's
+def test_two_devices_find_what_one_finds(tmp_path):
+    """A share is filled up, too, where starts are three or five."""
+    file = tmp_path / "two.npz"
+    command = [sys.executable, "-c", TWO_DEVICES, str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as other:
+        one = everything()
+        assert other.communicate(timeout=300)[1] == "" and other.returncode == 0
+    two = dict(np.load(file))
+    assert one.pop("devices") == 1 and two.pop("devices") == 2
+    assert one["index"] == 2 and one["dropped"] == 2
+    assert (one["steps"] > 0).any()  # the trees have been trained
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
