@@ -45,7 +45,7 @@ class Polynomials(Recipe):
     """``depth`` is the degree; so many updates, in rounds of at most so many."""
 
     depth: int = static(default=2)
-    steps: int = static(default=100)
+    steps: int = static(default=103)
     a_round: int = static(default=32)
     learning_rate: float = 0.5
     momentum: Any = None

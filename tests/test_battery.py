@@ -69,8 +69,11 @@ def a_look(name, dtype=np.float32):
     return look, jnp.asarray(numbers, dtype)
 
 
-# Of the kinds of leaves constant ones are quick; test_get has them all.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("," in name)) for name in METHODS])
+# Those left to the slow tests are swept over in files of their own as well.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("raddt", "pat", "latent") else pytest.mark.slow) for name in METHODS],
+)
 def test_methods_compile_once_and_are_vmapped_over_keys_and_numbers(name, count_compilations):
     look, numbers = a_look(name)
     keys = jax.random.split(KEY, 2)

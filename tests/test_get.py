@@ -472,7 +472,6 @@ def test_bad_tables_are_refused(x, y, message):
         ({"leaves": None}, "leaves must be one of 'constant', 'linear', got None"),
         ({"task": "ranking"}, "task must be one of 'regression', 'classification', got 'ranking'"),
     ],
-    ids=str,
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

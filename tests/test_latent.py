@@ -169,8 +169,13 @@ def test_gradients_in_double_precision(mode, table, x64):
     flat, unravel = jax.flatten_util.ravel_pytree(some_params(of, 4, np.float64))
     assert flat.dtype == jnp.float64
     method = jtrees.latent(of, 0.3)
-    loss = jax.jit(lambda flat: method.loss(unravel(flat), Batch(x, y), key=KEY, step=0)[0])
-    jax.test_util.check_grads(loss, (flat,), order=1, modes=[mode], eps=1e-6, atol=1e-6)
+    loss = lambda flat: method.loss(unravel(flat), Batch(x, y), key=KEY, step=0)[0]
+    along = jax.jit(lambda flat, way: (loss(flat), jax.vjp(loss, flat)[1](jnp.ones(()))[0] @ way))
+    if mode == "fwd":
+        along = jax.jit(lambda flat, way: jax.jvp(loss, (flat,), (way,)))
+    for way in np.random.default_rng(0).normal(size=(3, len(flat))):
+        differences = (along(flat + 1e-6 * way, way)[0] - along(flat - 1e-6 * way, way)[0]) / 2e-6
+        np.testing.assert_allclose(along(flat, way)[1], differences, atol=1e-6)
 
 
 def test_parameters_have_the_dtype_of_x(x64):
@@ -199,7 +204,7 @@ def absolute(outputs, y):
     return jnp.abs(outputs - y).sum(1)
 
 
-@pytest.mark.slow  # the small sibling: clustering, which has several targets, and a loss of one's own below
+@pytest.mark.slow  # the small siblings: clustering has several targets, and classes below a loss of one's own
 def test_several_targets_and_a_loss_of_ones_own():
     x = jax.random.normal(KEY, (100, 3))
     y = jnp.stack([x[:, 0], (x[:, 1] > 0) * 1.0], axis=1)
@@ -274,9 +279,9 @@ def test_the_best_epoch_by_validation_is_kept(table, seen, monkeypatch):
 def test_the_activity_is_that_on_the_training_data(table, seen):
     """Also where the model is chosen by other rows: a row's answer never depends on who is asked with it."""
     x = table[0][:400]
-    scale = seen.model.scale
-    scores = np.asarray(latent.scores_of(seen.model.params, jnp.asarray(scale.x(x)), seen.model.architecture))
-    q = np.asarray(routing.rewards(jnp.asarray(scores)))
+    params = seen.model.params
+    scores = (seen.model.scale.x(x) @ params["split"]["kernel"]).T + params["bias"][:, None]
+    q = np.asarray(routing.rewards(scores))
     active = isotonic.prune_pav(q, float(RECIPE.penalty) * 400)[0]
     np.testing.assert_allclose(seen.model.active, active, atol=1e-5)  # float32
 
@@ -332,7 +337,7 @@ def splits_are_those_learnt(result, x):
 ALONE = LatentTree(depth=3, batch_size=50, inputs="z")
 
 
-@pytest.mark.slow  # the small siblings: classes below, and the tree of clustering, which has means
+@pytest.mark.slow  # the small siblings: hardening above, and the tree of clustering
 def test_the_tree_alone_where_the_predictor_sees_only_it(table):
     x, y = table
     result = fit(table, ALONE, seed=1, validation=None)
@@ -354,6 +359,23 @@ def smoothed(logits, y):
     return optax.losses.softmax_cross_entropy(logits, targets)
 
 
+def test_the_loss_of_logits_and_their_softmax(table):
+    """Of a method with classes, and a loss of one's own."""
+    batch, of = unit(table, 64), SEEN._replace(outputs=3)
+    params, y = some_params(of, 4), np.arange(64) % 3
+    batch = batch._replace(y=jnp.asarray(y, jnp.int32))
+
+    @jax.jit
+    def both(params, batch):
+        method = jtrees.latent(SEEN, 0.2, classes=3, loss=smoothed)
+        return method.loss(params, batch, key=KEY, step=0)[0], method.predict(params, batch.x)
+
+    loss, answers = both(params, batch)
+    np.testing.assert_allclose(answers.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(loss, smoothed(np.log(answers), y).mean(), rtol=1e-5)
+
+
+@pytest.mark.slow  # a fit: the method is looked at above, in one program
 def test_classes_by_a_loss_of_ones_own(table):
     """Models are judged by it, on what they answer; the tree has class frequencies."""
     x = table[0]
@@ -487,8 +509,7 @@ def test_targets_of_another_shape_are_refused(shape):
 )
 def test_losses_of_another_shape_are_refused(loss, message, table):
     """A scalar, or a row too many, would be averaged without a word."""
-    batch = unit(table, 64)
-    params = init(SEEN, batch, KEY)
+    batch, params = unit(table, 64), some_params(SEEN, 4)
     with pytest.raises(ValueError, match=r"loss must give one number a sample, of shape \(64,\), " + message):
         jax.eval_shape(lambda: jtrees.latent(SEEN, 0.1, loss=loss).loss(params, batch, key=KEY, step=0))
     recipe = RECIPE.replace(loss=loss)

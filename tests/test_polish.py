@@ -1,8 +1,9 @@
 """Subtree polish: never worse, whatever the tree; and side by side the same as one subtree after the other."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ import jtrees
 from jtrees.leaves import Constant, Frequency
 from jtrees.methods.annealing import advanced, begun, best_so_far
 from jtrees.methods.polish import subtree_nodes
-from jtrees.recipes import Watch
+from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch
 from jtrees.table import Scale, Table, checked_table
 from jtrees.warmstart import cart_regressor, from_sklearn
 
@@ -38,11 +39,11 @@ def polish(tree, x, y, *, seed=0, task="regression", sample_weight=None, **optio
     return Result(*recipe.polish(tree, table, scale, key=jax.random.key(seed), watch=Watch()))
 
 
-def random_tree(seed, classes=None):
-    rng = np.random.default_rng(seed)
+def random_tree(seed, classes=None, depth=DEPTH):
+    rng, n = np.random.default_rng(seed), 2**depth
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    leaves = Constant(draw(4)) if classes is None else Frequency(jax.nn.softmax(draw(4, classes)))
-    return jtrees.ObliqueTree(draw(3, 3), 0.5 * draw(3), leaves)
+    leaves = Constant(draw(n)) if classes is None else Frequency(jax.nn.softmax(draw(n, classes)))
+    return jtrees.ObliqueTree(draw(n - 1, 3), 0.5 * draw(n - 1), leaves)
 
 
 def squared_loss(tree, x, y, weight=None):
@@ -74,34 +75,31 @@ def check(result, before, after):
 # --- Never worse -----------------------------------------------------------------------------------------------------
 
 
-def trees(x, y):
-    grown = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y)
-    get_tree = jtrees.fit(BASE, x, y, key=jax.random.key(0)).tree
-    all_left = jtrees.ObliqueTree(jnp.zeros((3, 3)), -jnp.ones(3), Constant(jnp.zeros(4)))
-    named = {f"random {seed}": random_tree(seed) for seed in range(3)}
-    return {
-        **named,
-        "CART": cart_regressor(x, y, DEPTH),
-        "from_sklearn": from_sklearn(grown),
-        "GET": get_tree,
-        "": all_left,
-    }
+TREES = {
+    **{f"random {seed}": lambda x, y, seed=seed: random_tree(seed) for seed in range(3)},
+    "CART": lambda x, y: cart_regressor(x, y, DEPTH),
+    "from_sklearn": lambda x, y: from_sklearn(DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y)),
+    "GET": lambda x, y: jtrees.fit(BASE, x, y, key=jax.random.key(0)).tree,
+    "all left": lambda x, y: jtrees.ObliqueTree(jnp.zeros((3, 3)), -jnp.ones(3), Constant(jnp.zeros(4))),
+}
 
 
-def test_loss_never_rises(data):
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "GET")) for name in TREES])
+def test_loss_never_rises(data, name):
     x, y = data
-    for name, tree in trees(x, y).items():
-        result = polish(tree, x, y)
-        check(result, squared_loss(tree, x, y), np.mean((result.tree.predict(x).astype(np.float64) - y) ** 2))
-        means = oracles.leaf_means(result.tree.leaf_index(x), y, 4, (y.min() + y.max()) / 2)
-        np.testing.assert_allclose(result.tree.leaves.values, means, rtol=1e-4, err_msg=name)
-        assert result.losses[-1] < 0.9 * result.losses[0], name  # none of these is hard to better
+    tree = TREES[name](x, y)
+    result = polish(tree, x, y)
+    check(result, squared_loss(tree, x, y), np.mean((result.tree.predict(x).astype(np.float64) - y) ** 2))
+    means = oracles.leaf_means(result.tree.leaf_index(x), y, 4, (y.min() + y.max()) / 2)
+    np.testing.assert_allclose(result.tree.leaves.values, means, rtol=1e-4)
+    assert result.losses[-1] < 0.9 * result.losses[0]  # none of these is hard to better
 
 
-def test_a_single_epoch_does_no_harm(data):
+@pytest.mark.parametrize("epochs", [EPOCHS, pytest.param(1, marks=pytest.mark.slow)])
+def test_poor_candidates_do_no_harm(data, epochs):
     x, y = data
     tree = polish(random_tree(0), x, y).tree
-    result = polish(tree, x, y, epochs=1, learning_rate=1.0)  # leaps, so that candidates are poor
+    result = polish(tree, x, y, epochs=epochs, learning_rate=1.0)  # leaps
     check(result, squared_loss(tree, x, y), squared_loss(result.tree, x, y))
 
 
@@ -118,10 +116,11 @@ def test_weights_count(data):
     np.testing.assert_allclose(moved.tree.predict(x), result.tree.predict(x), rtol=1e-4, atol=1e-5)
 
 
-def test_classes(data):
+@pytest.mark.parametrize("depth", [1, pytest.param(DEPTH, marks=pytest.mark.slow)])
+def test_classes(data, depth):
     x, y = data[0], np.digitize(data[1], [-1.0, 1.0])
-    grown = from_sklearn(DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(x, y))
-    for tree in (random_tree(0, 3), grown):
+    grown = from_sklearn(DecisionTreeClassifier(max_depth=depth, random_state=0).fit(x, y))
+    for tree in (random_tree(0, 3, depth), grown):
         for labels in (y, y.astype(float)):
             result = polish(tree, x, labels, task="classification")
             check(result, log_loss(tree, x, y, 3), log_loss(result.tree, x, y, 3))
@@ -235,6 +234,7 @@ def polish_one_by_one(tree, x, y, key):
     return tree, losses
 
 
+@pytest.mark.slow
 def test_side_by_side_is_one_after_the_other(data):
     x, y = data
     tree = random_tree(1)
@@ -251,19 +251,72 @@ def test_side_by_side_is_one_after_the_other(data):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-def test_the_recipe_polishes_what_its_base_finds(data):
+@struct.dataclass
+class Given(Recipe):
+    """A recipe that finds a tree that is there."""
+
+    tree: Any
+
+    def ends_in_constants(self) -> bool:
+        return True
+
+    def checked(self, table):
+        return self
+
+    def rounds(self, shape, many=1):
+        return Rounds(1, 1)
+
+    def begin(self, start, table, *, key):
+        return jnp.zeros(())
+
+    def round(self, i, state, table, judge, rounds):
+        return state, jnp.zeros(1)
+
+    def end(self, state, table, judge):
+        return Found((), state, jnp.ones((), bool), jnp.int32(7))
+
+    def finish(self, found, start, table, judge, *, scale, key, watch):
+        return Fit(self.tree, self.tree, 99.0, int(found.step), np.zeros(0), {"own": "report"})
+
+
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_recipe_polishes_what_its_base_finds(data, alone):
     x, y = data
     key, recipe = jax.random.key(0), jtrees.Polished(BASE, epochs=EPOCHS)
-    fit = jtrees.fit(recipe, x, y, key=key, validation=(x[:50], y[:50]))
-    alone = jtrees.fit(BASE, x, y, key=key, validation=(x[:50], y[:50]))
-    check(
-        Result(fit.tree, fit.report["polish"], fit.report["accepted"]),
-        squared_loss(alone.tree, x, y),
-        squared_loss(fit.tree, x, y),
-    )
-    assert fit.loss == pytest.approx(np.mean((fit.tree.predict(x[:50]) - y[:50]) ** 2, dtype=np.float64), rel=1e-5)
-    assert fit.report["cart_loss"] == alone.report["cart_loss"]
+    fit = jtrees.fit(recipe, x, y, key=key)
+    losses = fit.report["polish"]
+    before = losses[0]
+    if alone:  # which is one more program
+        base = jtrees.fit(BASE, x, y, key=key)
+        before = squared_loss(base.tree, x, y)
+        assert fit.report["cart_loss"] == base.report["cart_loss"]
+    check(Result(fit.tree, losses, fit.report["accepted"]), before, squared_loss(fit.tree, x, y))
+    assert fit.loss == losses[-1] < losses[0] <= fit.report["cart_loss"]
     assert fit.model is fit.tree
+
+
+def test_the_recipe_says_what_the_tree_loses_on_validation(data):
+    """Trained on the others alone."""
+    x, y = data
+    held_out = x[:50], -y[:50]
+    fit = jtrees.fit(jtrees.Polished(Given(random_tree(0)), epochs=EPOCHS), x, y, key=jax.random.key(0), validation=held_out)
+    assert fit.loss == pytest.approx(np.mean((fit.tree.predict(x[:50]) + y[:50]) ** 2, dtype=np.float64), rel=1e-5)
+    losses = fit.report["polish"]
+    assert losses[0] == pytest.approx(squared_loss(random_tree(0), x, y), rel=1e-5)
+    assert losses[-1] == pytest.approx(squared_loss(fit.tree, x, y), rel=1e-5)
+    assert losses[-1] < 0.9 * losses[0] < fit.loss
+    assert fit.step == 7 and fit.report["own"] == "report" and fit.report["ended"] == "finished"
+
+
+@pytest.mark.slow
+def test_several_targets(data):
+    x, y = data
+    both = np.column_stack([y, np.where(x[:, 1] - x[:, 2] > 0, 5.0, 3.0)]).astype(np.float32)
+    result = polish(random_tree(0), x, both)
+    assert (np.diff(result.losses) <= 0).all() and result.losses[-1] < 0.9 * result.losses[0]
+    means = oracles.leaf_means(leaf := result.tree.leaf_index(x), both, 4, both.min(0) / 2 + both.max(0) / 2)
+    np.testing.assert_allclose(result.tree.leaves.values, means, rtol=1e-4)
+    assert result.losses[-1] == pytest.approx(np.mean(((means[leaf] - both) / np.ptp(both, axis=0)) ** 2), rel=1e-4)
 
 
 def test_bad_arguments_are_refused(data):

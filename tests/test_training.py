@@ -451,7 +451,6 @@ def refused(message, data, **options):
         ({"method": plane_loss}, "method must be a jtrees.Method, got function"),
         ({"score": lambda params: params, "score_every": 1}, r"score must give one number, got shape \(2,\)"),
     ],
-    ids=str,
 )
 def test_bad_options_are_refused(plane, options, message):
     refused(message, plane, **options)
