@@ -58,9 +58,9 @@ def evaluate(fn: Callable[[Any, jax.Array], jax.Array], model: Any, x: Any, *, f
         with np.errstate(over="ignore"):  # what becomes infinite is found below
             x = np.ascontiguousarray(given, dtype)
         chunks = _chunks(x)
-        parts = jax.block_until_ready([_compiled(fn, model, _padded(chunk)) for chunk in chunks])
-        out = np.concatenate([np.asarray(part)[: len(chunk)] for (part, _), chunk in zip(parts, chunks, strict=True)])
-        finite = all(bool(ok) for _, ok in parts)
+        parts = [_compiled(fn, model, _padded(chunk)) for chunk in chunks]
+        out = [np.asarray(part)[: len(chunk)] for (part, _), chunk in zip(parts, chunks, strict=True)]
+        out, finite = np.concatenate(out), all(np.asarray(ok) for _, ok in parts)
     if not finite:  # or a sum of finite numbers overflowed, which harms nobody
         validation.check_finite("x", given)
         validation.check_finite(f"x, in {jnp.dtype(dtype).name},", x)

@@ -171,8 +171,8 @@ class Scale:
         """The scale with this mean and deviation of features, and this least value, unit and mean of targets."""
         constant = deviation < _TINY
         center, unit = np.where(constant, 0, mean), np.where(constant, 1, deviations * deviation)
-        x_zero = np.where(np.abs(center) > _FAR * deviation, center, 0).astype(np.float32)
-        y_zero = None if y_mean is None else np.where(np.abs(y_mean) > _FAR * y_unit, y_mean, 0).astype(np.float32)
+        x_zero: Any = np.where(np.abs(center) > _FAR * deviation, center, 0).astype(np.float32)
+        y_zero: Any = None if y_mean is None else np.where(np.abs(y_mean) > _FAR * y_unit, y_mean, 0).astype(np.float32)
         origin = Origin(x_zero, y_zero) if x_zero.any() or (y_zero is not None and y_zero.any()) else None
         return cls(center, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
 

@@ -96,7 +96,7 @@ class ObliqueTree:
 
     def bare(self) -> "ObliqueTree":
         """The tree for samples that have entered: see :func:`jtrees.prediction.predict`."""
-        return self.replace(origin=None)
+        return self if self.origin is None else self.replace(origin=None)
 
     def enter(self, x: Any) -> Any:
         """Samples counted from the origin, NumPy arrays in double precision."""

@@ -126,7 +126,7 @@ def _check_name(recipe: Any, name: str) -> None:
     *way, last = name.split("__")
     for step in way:
         recipe = getattr(recipe, step, None)
-    names = [field.name for field in dataclasses.fields(recipe)] if isinstance(recipe, Recipe) else []
+    names = [field.name for field in dataclasses.fields(recipe)] if dataclasses.is_dataclass(recipe) else []
     if last not in names or last == "target_features":
         known = f" ({', '.join(names)})" if names else ""
         raise ValueError(f"grid must name options of the recipe{known}, and not what is to be learnt, got {name!r}")

@@ -96,8 +96,8 @@ def test_many_classes():
 
 def test_whole_numbers_of_any_dtype_are_classes(table, fitted):
     x, y, *_ = table
-    kinds = [y.astype(float), y.astype(np.uint8), y.tolist(), jnp.asarray(y)] + [y.astype(bool)] * (y.max() == 1)
-    for labels in kinds:
+    kinds = [y.astype(float), y.astype(np.uint8), y.tolist(), jnp.asarray(y)]
+    for labels in [*kinds, y.astype(bool)] if y.max() == 1 else kinds:
         assert fit(x, labels).loss == fitted.loss
 
 

@@ -136,7 +136,7 @@ def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
 # --- What a forest answers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize("targets", [1, pytest.param(2, marks=SLOW)])
 def test_regression_is_the_mean_of_what_each_sample_teaches(table, targets):
     x, y, _ = table
     y = y if targets == 1 else np.stack([y, 100 * x[:, 2] - 7 * y], axis=1)
@@ -163,7 +163,7 @@ def test_classes_are_voted_for_or_averaged(table, combine):
     assert result.model.combine == (combine or "vote")
 
 
-@pytest.mark.parametrize("kind", ["regression", "several", "classification"])
+@pytest.mark.parametrize("kind", ["regression", "classification", pytest.param("several", marks=SLOW)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_out_of_bag_asks_only_trees_that_did_not_see_the_row(table, kind, weighted):
     x, y, labels = table

@@ -11,10 +11,9 @@ import oracles
 import pytest
 
 import jtrees
+from jtrees import blocking, recipes
 from jtrees.leaves import Constant, Logit
 from jtrees.methods.dgt import ChainedTree, falling, random_chain
-from jtrees.methods.one_run import OneRun
-from jtrees.recipes import Rounds
 from jtrees.routing import mean_size, path_sum
 
 SLOW = pytest.mark.slow
@@ -198,7 +197,7 @@ def test_a_heavy_sample_counts_in_batches_of_one(x64):
 
 def test_trains_under_vmap_over_penalties(data):
     def run(seed, l2, weight):
-        method = jtrees.dgt(2, widths=(4,), l2=l2)
+        method = jtrees.dgt(1, widths=(4,), l2=l2)
         batch = jtrees.Batch(*data, weight)
         return jtrees.train(method, batch, key=key(seed), optimizer=optax.sgd(0.05), steps=5).losses
 
@@ -300,6 +299,7 @@ def test_units_of_the_table_do_not_matter(data):
     np.testing.assert_allclose(8 * base.tree.predict(x), moved.tree.predict(4 * x), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_validation_keeps_the_best_epoch(data, more):
     x, y = data
     result = fit(x, y, validation=more)
@@ -314,30 +314,36 @@ def off_one_hot(outputs, y):
     return jnp.square(outputs - jax.nn.one_hot(y, 3)).mean(1)
 
 
-def test_epochs_are_judged_by_the_loss_of_the_logits(data, more):
+def test_epochs_are_judged_by_the_loss_of_the_logits(data, more, monkeypatch):
+    monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements: 4)  # so that a round is an epoch
     x, y = data[0], np.digitize(data[1], [-1, 1])
+    validation = more[0], np.digitize(more[1], [-1, 1])
     recipe = jtrees.DGT(depth=2, epochs=12, batch_size=50, widths=(), learning_rate=0.1, loss=off_one_hot)
+    result = jtrees.fit(recipe, x, y, key=key(), task="classification", validation=validation)
+
+    # The same search, epoch by epoch.
     table = recipe.table(x, y, None, "classification")
-    judge = recipe.judge((more[0], np.digitize(more[1], [-1, 1])), table)
-    recipe, scale = recipe.checked(table), recipe.scale(table)
-    judge, table = (jax.tree.map(jnp.asarray, scale.unit(a)) for a in (judge, table))
-    state = jax.jit(lambda table: recipe.begin(None, table, key=key()))(table)
-    one_epoch = jax.jit(lambda i, state: recipe.round(i, state, table, judge, Rounds(48, 4))[0])
-    real, params = judge.real(), [state.params]
-    for i in range(12):
-        state = one_epoch(i, state)
+    recipe, scale, judge = recipe.checked(table), recipe.scale(table), recipe.judge(validation, table)
+    judge, table = scale.unit(judge), scale.unit(table)
+    state = recipes._begin(recipe, None, table, jax.random.split(key(), 3)[1])
+    rounds, real, params = recipe.rounds(table.x.shape), judge.real(), [state.params]
+    for i in range(rounds.count):
+        state, _ = recipes._round(recipe, jnp.int32(i), state, table, judge, rounds)
         params.append(state.params)
-    found = jax.jit(lambda state: OneRun.end(recipe, state, table, judge))(state)
+    assert len(params) == 13
     lost, normalised = [], []
     for each in params:
-        tree = each.tree()
-        logits = np.asarray(each.leaves.values, np.float64)[oracles.walk(tree.weights, tree.bias, real.x)]
+        joined, values = np.asarray(each.factors[0]), np.asarray(each.leaves.values, np.float64)
+        logits = values[oracles.walk(joined[:, :-1], joined[:, -1], real.x)]
         probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         lost.append(np.mean((logits - np.eye(3)[real.y]) ** 2))
         normalised.append(np.mean((np.log(probabilities) - np.eye(3)[real.y]) ** 2))
-    assert int(found.step) == 4 * np.argmin(lost)
-    assert found.score == pytest.approx(min(lost), rel=1e-4)
-    assert np.argmin(lost) != np.argmin(normalised)  # or nothing was tested
+    best = int(np.argmin(lost))
+    assert result.step == 4 * best
+    assert result.loss == pytest.approx(lost[best], rel=1e-4)
+    odds = np.exp(np.asarray(params[best].leaves.values))
+    np.testing.assert_allclose(result.tree.leaves.values, odds / odds.sum(1, keepdims=True), rtol=1e-5)
+    assert best != np.argmin(normalised)  # or nothing was tested
 
 
 def test_rows_of_weight_zero_do_not_count(data):

@@ -263,7 +263,9 @@ def test_the_tree_returned_is_as_good_in_raw_units(data, which, factor, shift):
     answers = result.tree.predict(x)
     assert np.mean((answers - y) ** 2) == pytest.approx(result.loss, rel=1e-4)
     # However many rows come at once.
-    np.testing.assert_array_equal(np.concatenate([result.tree.predict(x[i : i + 7]) for i in range(0, 200, 7)]), answers)
+    np.testing.assert_array_equal(
+        np.concatenate([result.tree.predict(x[i : i + 7]) for i in range(0, 200, 7)]), answers
+    )
     answers = result.tree.predict(x.max() + 10 * (x - x.mean()))  # wherever samples may lie
     rounding = np.spacing(np.float32(np.abs(y).max()))
     assert y.min() - rounding <= answers.min() <= answers.max() <= y.max() + rounding

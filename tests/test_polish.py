@@ -299,7 +299,9 @@ def test_the_recipe_says_what_the_tree_loses_on_validation(data):
     """Trained on the others alone."""
     x, y = data
     held_out = x[:50], -y[:50]
-    fit = jtrees.fit(jtrees.Polished(Given(random_tree(0)), epochs=EPOCHS), x, y, key=jax.random.key(0), validation=held_out)
+    fit = jtrees.fit(
+        jtrees.Polished(Given(random_tree(0)), epochs=EPOCHS), x, y, key=jax.random.key(0), validation=held_out
+    )
     assert fit.loss == pytest.approx(np.mean((fit.tree.predict(x[:50]) + y[:50]) ** 2, dtype=np.float64), rel=1e-5)
     losses = fit.report["polish"]
     assert losses[0] == pytest.approx(squared_loss(random_tree(0), x, y), rel=1e-5)

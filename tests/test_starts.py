@@ -108,7 +108,9 @@ def test_results_are_stacked_in_order(count, batch_size):
 def test_starts_of_different_lengths_are_refused():
     for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),), ([1.0, 2.0],), ()]:
         for many in (jtrees.multi_start, jtrees.map_starts):
-            with pytest.raises(ValueError, match="starts must be arrays that share one leading axis of at least 1, got"):
+            with pytest.raises(
+                ValueError, match="starts must be arrays that share one leading axis of at least 1, got"
+            ):
                 many(lambda *start: start, *starts)
 
 
@@ -136,19 +138,29 @@ def test_a_run_without_a_single_score_is_refused(result):
 # --- Devices ---------------------------------------------------------------------------------------------------------
 
 
-def everything():
-    """What a share of the starts could spoil, by name: in this process, or in one of two devices."""
+def table():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 2)).astype(np.float32)
-    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 1]
-    fit = jtrees.fit(jtrees.GET(depth=1, starts=2, epochs=12, cart=False), x, y, key=jax.random.key(0))
-    scores = jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0])
-    picked = jax.jit(partial(jtrees.multi_start, lambda x: Score(x.sum(), jnp.isfinite(x).all(), x)))(scores)
+    return x, np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 1]
+
+
+def starts():
+    """What a share of the starts could spoil, by name: in this process, or in one of two devices."""
+    x = table()[0]
+    pick = jax.jit(partial(jtrees.multi_start, lambda x: Score(x.sum(), jnp.isfinite(x).all(), x)))
+    picked = pick(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
     pairs = jtrees.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
-    found = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss, "pairs": pairs["a"]}
+    found = {"devices": jax.device_count(), "pairs": pairs["a"], "index": picked.index, "dropped": picked.dropped}
+    return found | picked.candidates._asdict()
+
+
+def fit():
+    """The same of a whole fit."""
+    fit = jtrees.fit(jtrees.GET(depth=1, starts=3, epochs=12, cart=False), *table(), key=jax.random.key(0))
+    assert (fit.report["steps"] > 0).any()  # the trees have been trained
+    found = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss}
     found |= {name: fit.report[name] for name in ("scales", "losses", "steps", "chosen")}
-    found |= {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
-    return found | {name: getattr(picked, name) for name in ("index", "dropped")} | picked.candidates._asdict()
+    return found | {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
 
 
 TWO_DEVICES = """
@@ -160,22 +172,23 @@ import numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 import test_starts
 
-np.savez(sys.argv[1], **test_starts.everything())
+np.savez(sys.argv[1], **getattr(test_starts, sys.argv[2])())
 """
 
 
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
-def test_two_devices_find_what_one_finds(tmp_path):
-    """A share is filled up, too, where starts are three or five."""
+@pytest.mark.parametrize("what", [starts, pytest.param(fit, marks=pytest.mark.slow)])
+def test_two_devices_find_what_one_finds(tmp_path, what):
+    """Of three or of five starts, a share is filled up, too."""
     file = tmp_path / "two.npz"
-    command = [sys.executable, "-c", TWO_DEVICES, str(file)]
+    command = [sys.executable, "-c", TWO_DEVICES, str(file), what.__name__]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as other:
-        one = everything()
+        one = what()
         assert other.communicate(timeout=300)[1] == "" and other.returncode == 0
     two = dict(np.load(file))
     assert one.pop("devices") == 1 and two.pop("devices") == 2
-    assert one["index"] == 2 and one["dropped"] == 2
-    assert (one["steps"] > 0).any()  # the trees have been trained
+    if what is starts:
+        assert one["index"] == 2 and one["dropped"] == 2
     assert one.keys() == two.keys()
     for name in one:
         np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)

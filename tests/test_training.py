@@ -508,7 +508,7 @@ def test_parameters_of_another_model_are_refused(xy):
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(partial(GET.init, key=KEY), xy))
     others = [jtrees.get(3, 5.0), jtrees.get(DEPTH, 5.0, leaves="linear"), jtrees.dgt(DEPTH)]
     for other in others:
-        with pytest.raises(ValueError, match="params must be like those of the method, .*got ObliqueTree"):
+        with pytest.raises(ValueError, match=r"params must be like those of the method, .*got ObliqueTree"):
             jtrees.start(other, xy, key=KEY, optimizer=optimizer, params=params)
     wide = Batch(jnp.ones((5, 4)), jnp.ones(5))
     with pytest.raises(ValueError, match="params must be like those of the method"):

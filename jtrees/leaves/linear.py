@@ -90,21 +90,22 @@ class Linear:
     def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0) -> str:
         """What a leaf answers, as text; ``y_zero`` is added to it."""
         slopes = np.atleast_2d(np.asarray(self.coefficients, np.float64)[leaf].T)
-        of_leaf = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
-        each = (*map(of_leaf, (self.intercept, self.lower, self.upper)), np.broadcast_to(y_zero, len(slopes)))
-        return "; ".join(_described(*one, names, digits) for one in zip(slopes, *each, strict=True))
+        of_leaf: Any = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
+        bounds = zip(of_leaf(self.lower), of_leaf(self.upper), strict=True)
+        each = zip(slopes, of_leaf(self.intercept), bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
+        return "; ".join(_described(slope, at_0, both, zero, names, digits) for slope, at_0, both, zero in each)
 
 
 def _described(
-    slopes: np.ndarray, intercept: float, lower: Any, upper: Any, y_zero: float, names: Sequence[str], digits: int
+    slopes: np.ndarray, intercept: float, bounds: tuple[Any, Any], y_zero: float, names: Sequence[str], digits: int
 ) -> str:
     number = lambda value: number_text(value, digits, y_zero)
-    bounded, terms = lower is not None and upper is not None, linear_text(slopes, names, digits)
+    bounded, terms = None not in bounds, linear_text(slopes, names, digits)
     if terms == "0":  # a constant needs no bounds said: it keeps them
-        return number(np.clip(intercept, lower, upper) if bounded else intercept)
+        return number(np.clip(intercept, *bounds) if bounded else intercept)
     constant = number(intercept)
     text = f"{terms} - {constant[1:]}" if constant.startswith("-") else f"{terms} + {constant}"
-    return f"{text}, from {number(lower)} to {number(upper)}" if bounded else text
+    return f"{text}, from {number(bounds[0])} to {number(bounds[1])}" if bounded else text
 
 
 def linear_text(weights: np.ndarray, names: Sequence[str], digits: int) -> str:
