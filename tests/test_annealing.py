@@ -209,7 +209,9 @@ def test_loss_of_classes_is_the_expected_log_loss(classes):
     np.testing.assert_allclose(hard.leaves.values, smoothed, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [{}, {"classes": 3}], ids=["constant", "classes"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param({}, marks=pytest.mark.slow), {"classes": 3}], ids=["constant", "classes"]
+)
 def test_raddt_trains_and_its_score_is_that_of_the_hardened_tree(data, classes, kind):
     x, y = map(jnp.asarray, data) if "classes" not in kind else classes
     method, batch = jtrees.raddt(DEPTH, 10.0, **kind), jtrees.Batch(x, y)

@@ -271,7 +271,7 @@ def test_leaves_to_train_from():
             Logit.start(*shared, y, CLASSES),
         ]
 
-    one, both, linear, linears, logit = jax.jit(starts)(jax.random.key(0))
+    one, both, linear, linears, logit = jax.tree.map(np.asarray, jax.jit(starts)(jax.random.key(0)))
     for values, within in (
         (one.values, y[:, 0]),
         (both.values, y),

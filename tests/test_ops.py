@@ -186,7 +186,7 @@ def test_any_loss_of_leaves_and_its_traced_parameters(x64):
     for i, delta in enumerate(deltas):
         assert float(values[i]) == pytest.approx(summed(tree, delta), rel=1e-10)
         expected = exact(tree, lambda tree: summed(tree, delta))  # noqa: B023
-        assert_trees_close(jax.tree.map(lambda a: a[i], gradients), expected, rtol=1e-10, atol=1e-13)  # noqa: B023
+        assert_trees_close(jax.tree.map(lambda a: np.asarray(a)[i], gradients), expected, rtol=1e-10, atol=1e-13)  # noqa: B023
 
 
 def test_far_scores_give_the_hard_loss_and_no_nan():

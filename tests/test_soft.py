@@ -29,7 +29,7 @@ def test_probabilities_are_products_over_ancestors(x64):
         expected_value(r, v),
         leaf_weights(r, v[0]),
     )
-    found = jax.jit(lambda drawn: [everything(*one) for one in drawn])(drawn)
+    found = jax.tree.map(np.asarray, jax.jit(lambda drawn: [everything(*one) for one in drawn])(drawn))
     for (right, values), (leaves, reach, value, weights) in zip(drawn, found, strict=True):
         products, nodes = np.stack(oracles.leaf_probabilities(right)), len(right)
         np.testing.assert_allclose(leaves, products, rtol=1e-13)

@@ -19,7 +19,7 @@ from jtrees import leaves as kinds, losses, ops, topology, training, validation 
 from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, number, static
 from jtrees.starts import map_starts
 from jtrees.table import Scale, Table, mean_loss
-from jtrees.training import Batch
+from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree
 
 _WARM_UP = 10  # linear warm-up steps
@@ -106,8 +106,8 @@ class Run(NamedTuple):
     """
 
     splits: ObliqueTree
-    training: training.TrainState
-    best: training.Best
+    training: TrainState
+    best: Best
     scales: Array
     scores: Array
     steps: Array
