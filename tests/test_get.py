@@ -353,27 +353,35 @@ def test_never_worse_than_cart_with_a_large_offset():
     assert result.loss <= cart * (1 + 1e-5)
 
 
-# --- Starts that diverge ---------------------------------------------------------------------------------------------
+# --- Round by round --------------------------------------------------------------------------------------------------
 
 
-def rounds_by_hand(data, spoil):
-    """The search of :data:`SMALL` round by round, its state changed before it begins; what it finds."""
+def rounds_by_hand(data, spoil=lambda state: state, rounds=None):
+    """The search of :data:`SMALL` round by round, its state changed before it begins: the recipe, its table, and after
+    each round the state and the losses.
+    """
     recipe = jtrees.GET(**SMALL)
     table = recipes.checked_table(*data, None, "regression")
     recipe = recipe.checked(table)
     unit = recipe.scale(table).unit(table)
-    start = recipe.prepare(unit, key=jax.random.key(0))
-    state, rounds = recipes._begin(recipe, start, unit, jax.random.key(0)), recipe.rounds(unit.x.shape)
-    state = spoil(state)
+    prepare_key, key, _ = jax.random.split(jax.random.key(0), 3)  # as fit does it
+    state = spoil(recipes._begin(recipe, recipe.prepare(unit, key=prepare_key), unit, key))
+    rounds, after = rounds or recipe.rounds(unit.x.shape), []
     for i in range(rounds.count):
-        state, _ = recipes._round(recipe, jnp.int32(i), state, unit, None, rounds)
-    return recipe, unit, state, recipes._end(recipe, state, unit, None)
+        state, lost = recipes._round(recipe, jnp.int32(i), state, unit, None, rounds)
+        after.append((state, np.asarray(lost)))
+    return recipe, unit, after
+
+
+def found_by_hand(*args):
+    recipe, unit, after = rounds_by_hand(*args)
+    return recipe, unit, after[-1][0], recipes._end(recipe, after[-1][0], unit, None)
 
 
 def test_a_start_that_diverges_is_dropped_and_touches_no_other(data, base):
     spoilt = lambda state: state._replace(splits=state.splits.replace(bias=state.splits.bias.at[1].set(jnp.nan)))
-    *_, sound = rounds_by_hand(data, lambda state: state)
-    *_, found = rounds_by_hand(data, spoilt)
+    *_, sound = found_by_hand(data)
+    *_, found = found_by_hand(data, spoilt)
     assert int(found.extra["start"]) == 0 and int(found.extra["dropped"]) == 1
     assert np.isinf(found.extra["losses"][1]).all()
     np.testing.assert_array_equal(found.extra["losses"][0], sound.extra["losses"][0])
@@ -383,7 +391,7 @@ def test_a_start_that_diverges_is_dropped_and_touches_no_other(data, base):
 
 def test_what_a_start_had_found_before_it_diverged_does_not_count(data, base):
     """Whatever its score: that it is not finite is said in one place, and minded in the end."""
-    recipe, unit, state, found = rounds_by_hand(data, lambda state: state)
+    recipe, unit, state, found = found_by_hand(data)
     best = int(found.extra["start"])
     finite = state.training.finite.at[best].set(False)
     other = recipes._end(recipe, state._replace(training=state.training.replace(finite=finite)), unit, None)
@@ -395,9 +403,28 @@ def test_what_a_start_had_found_before_it_diverged_does_not_count(data, base):
 
 def test_a_run_that_was_not_finite_under_one_scale_stays_so(data, base):
     lost = lambda state: state._replace(training=state.training.replace(finite=jnp.asarray([True, False])))
-    *_, found = rounds_by_hand(data, lost)
+    *_, found = found_by_hand(data, lost)
     assert int(found.extra["dropped"]) == 1 and int(found.extra["start"]) == 0
     assert np.isinf(found.extra["losses"][1]).all()
+
+
+def test_rounds_of_any_size_find_the_same(data, base):
+    """Rounds of 25 steps, the last of each scale of 10; and after each there is something found."""
+    recipe, unit, after = rounds_by_hand(data, rounds=recipes.Rounds(60, 25, 2))
+    lost = [losses for _, losses in after]
+    assert [np.isfinite(losses).sum(-1).tolist() for losses in lost] == [[25, 25], [25, 25], [10, 10]] * 2
+    history = np.concatenate(lost, axis=-1)
+    np.testing.assert_allclose(history[np.isfinite(history)].reshape(2, -1), base.history, rtol=1e-4)
+    found = [recipes._end(recipe, state, unit, None) for state, _ in after]
+    for name in ("losses", "steps"):
+        expected = base.report[name] if name == "steps" else base.report[name] / np.ptp(data[1]) ** 2
+        np.testing.assert_allclose(found[-1].extra[name], expected, rtol=1e-4)
+    scores = np.array([one.score for one in found])
+    assert np.isfinite(scores).all() and (np.diff(scores) <= 0).all() and scores[-1] < scores[0]
+    assert scores[-1] == np.min(found[-1].extra["losses"])
+    # Broken off under its second scale, a start has what it found under the first.
+    assert np.isinf(found[3].extra["losses"][:, 1]).all() and scores[3] <= found[3].extra["losses"][:, 0].min()
+    assert all(np.isfinite(one.model.bias).all() and bool(one.finite) for one in found)
 
 
 def test_where_all_diverge_cart_is_the_answer(data, base):
@@ -409,7 +436,7 @@ def test_where_all_diverge_cart_is_the_answer(data, base):
 
 def test_without_cart_nothing_is_said_of_it(data, base):
     """``cart=False`` is another program; the end of it is this."""
-    recipe, _, state, found = rounds_by_hand(data, lambda state: state)
+    recipe, _, _, found = rounds_by_hand(data, lambda state: state)
     table = recipes.checked_table(*data, None, "regression")
     finish = partial(recipe.finish, scale=recipe.scale(table), key=jax.random.key(0), watch=recipes.Watch())
     result = finish(found, None, table, None)
