@@ -11,8 +11,9 @@ compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--da
 test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
-test-slow: .venv/ready     ## the statistical and the wide ones
+test-slow: .venv/ready     ## the statistical and the wide ones; and what holds bit for bit, in machine code as users get it
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_prediction.py tests/test_training.py $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .

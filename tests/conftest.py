@@ -3,6 +3,11 @@
 import os
 from pathlib import Path
 
+# Most of the time goes into compilation, and most of that into machine code of a quality that these sizes have no use
+# for. An empty XLA_FLAGS asks for the code that users get; what holds bit for bit is tested so, too (make test-slow).
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", QUICK)
+
 from hypothesis import settings
 import jax
 import jaxtyping
@@ -16,8 +21,8 @@ CHECKED = ["topology", "ops", "losses", "blocking", "validation", "warmstart", "
 CHECKED += [f"routing.{name}" for name in ("steps", "soft", "hard", "path_sum", "violation", "traversal")]
 jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")
 
-# Most of the time goes into compilation: equal programs compile once, whichever process and run they are in. Counts of
-# compilations count what is found here, too. JTREES_TEST_CACHE=off is for measuring.
+# Equal programs compile once, whichever process and run they are in. Counts of compilations count what is found here,
+# too. JTREES_TEST_CACHE=off is for measuring.
 if os.environ.get("JTREES_TEST_CACHE") != "off":
     jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

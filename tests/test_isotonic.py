@@ -62,12 +62,10 @@ KINDS = {
 # Samples, depth: both ends of both ranges.
 SIZES = [(4, 1), (1, 10), (2, 4), (300, 3), (17, 6), (4096, 2)]
 PENALTIES = [1e-3, 1.0, 1.4837, 40.0, 1e4]
-# Compiling is what takes time here: tests share programs, and sizes where these do not matter; and the machine code of
-# these programs is not optimised, which does not change what is computed.
-compiled = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-SOLVE = compiled(prune_with_groups)  # called by solved
-PUSH = compiled(lambda point, tangent: jax.jvp(prune, point, tangent)[1])
-PULL = compiled(lambda point, cotangent: jax.vjp(prune, *point)[1](cotangent))
+# Compiling is what takes time here: tests share programs, and sizes where these do not matter.
+SOLVE = jax.jit(prune_with_groups)  # called by solved
+PUSH = jax.jit(lambda point, tangent: jax.jvp(prune, point, tangent)[1])
+PULL = jax.jit(lambda point, cotangent: jax.vjp(prune, *point)[1](cotangent))
 # Rounding: of sums, whose noise is a few units in the last place of each value, however small the value.
 RTOL = {np.float64: 1e-12, np.float32: 16 * 2.0**-23}
 
@@ -175,7 +173,7 @@ def wide(rng, nodes, n) -> tuple[np.ndarray, float]:
     return q[rng.integers(len(q))], 10 ** rng.uniform(-8, 8)
 
 
-@pytest.mark.parametrize("trials", [80, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [80, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("n", "depth", "weighted"),
     [(5, 3, False), (5, 3, True), (300, 3, False), pytest.param(17, 4, True, marks=pytest.mark.slow)],
@@ -310,11 +308,11 @@ def test_second_derivatives(weighted, smooth_point):
         at = apart(p, q)
         return joined(PULL(at, np.cos(solved(*at).values) * cotangent))
 
-    forward = compiled(jax.jacfwd(gradient))(numbers)
+    forward = jax.jit(jax.jacfwd(gradient))(numbers)
     # One-sided differences with steps of 1e-7: an error of that order.
     np.testing.assert_allclose(forward, approx_fprime(numbers, by_hand, 1e-7), rtol=0, atol=2e-6)
     if not weighted:
-        np.testing.assert_allclose(compiled(jax.jacrev(gradient))(numbers), forward, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(jax.jit(jax.jacrev(gradient))(numbers), forward, rtol=0, atol=1e-14)
 
 
 def test_derivatives_at_kinks_are_the_papers(x64):
@@ -337,8 +335,8 @@ def test_derivatives_at_kinks_are_the_papers(x64):
 def test_prune_under_vmap_and_jit(x64):
     q = np.stack([KINDS[kind](15, 6) for kind in ("uniform", "traversed", "rising", "all above a half")])
     penalties = np.array([0.1, 1.0, 30.0])
-    all_of_them = np.asarray(compiled(jax.vmap(jax.vmap(prune, (None, 0)), (0, None)))(q, penalties))
-    gradients = compiled(jax.vmap(jax.grad(lambda q: (prune(q, 1.0) ** 2).sum())))(q)
+    all_of_them = np.asarray(jax.jit(jax.vmap(jax.vmap(prune, (None, 0)), (0, None)))(q, penalties))
+    gradients = jax.jit(jax.vmap(jax.grad(lambda q: (prune(q, 1.0) ** 2).sum())))(q)
     for i, by_q in enumerate(np.asarray(gradients)):
         np.testing.assert_allclose(by_q, PULL((q[i], penalties[1]), 2 * all_of_them[i, 1])[0], atol=1e-15)
         for j in range(3):
@@ -351,7 +349,7 @@ def test_prune_reads_rows_in_chunks_of_any_size(monkeypatch, x64):
     for chunk in (1, 4):  # others read all 15 rows at once
         monkeypatch.setattr(isotonic.blocking, "chunk_of_rows", lambda rows, n, chunk=chunk: chunk)
         anew = lambda q, penalty: isotonic._solve.__wrapped__(q, penalty)  # traced again, with this chunk
-        values, group, _ = compiled(anew)(q, jnp.asarray(2.0))
+        values, group, _ = jax.jit(anew)(q, jnp.asarray(2.0))
         np.testing.assert_allclose(np.minimum(values, 1), expected[0], rtol=0, atol=1e-14)
         np.testing.assert_array_equal(group, expected[1])
 
@@ -359,7 +357,7 @@ def test_prune_reads_rows_in_chunks_of_any_size(monkeypatch, x64):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_prune_keeps_the_dtype(dtype):
     q = jnp.asarray(uniform(15, 20), dtype)
-    solve = compiled(prune)
+    solve = jax.jit(prune)
     found = solve(q, 2.0)
     assert found.dtype == dtype
     expected = prune_pav(np.asarray(q, np.float64), 2.0)[0]
@@ -370,7 +368,7 @@ def test_prune_keeps_the_dtype(dtype):
 
 
 def test_prune_compiles_once(count_compilations):
-    step = compiled(jax.value_and_grad(lambda q, penalty: prune(q, penalty).sum()))
+    step = jax.jit(jax.value_and_grad(lambda q, penalty: prune(q, penalty).sum()))
     q = jnp.asarray(uniform(15, 20), jnp.float32)
     step(q, jnp.float32(1.0))
     assert count_compilations(step, jnp.asarray(rising(15, 20), jnp.float32), jnp.float32(3.0)) == 0
@@ -511,15 +509,15 @@ def test_the_derivative_of_tree_isotonic(x64):
     rng = np.random.default_rng(3)
     numbers = np.append(rng.uniform(0.5, 2, 15), rng.normal(size=15))
     fit = lambda numbers: tree_isotonic(numbers[:15], numbers[15:])
-    values, backward = compiled(fit), compiled(jax.jacrev(fit))
+    values, backward = jax.jit(fit), jax.jit(jax.jacrev(fit))
     assert len(np.unique(values(numbers))) < 15
     # Central differences with steps of 1e-6: what is left is rounding, 1e-16 / 1e-6.
     steps = 1e-6 * np.eye(30)
     slope = lambda fn: np.stack([np.asarray(fn(numbers + e)) - np.asarray(fn(numbers - e)) for e in steps], -1) / 2e-6
-    for jacobian in (backward, compiled(jax.jacfwd(fit))):
+    for jacobian in (backward, jax.jit(jax.jacfwd(fit))):
         np.testing.assert_allclose(jacobian(numbers), slope(values), rtol=0, atol=1e-8)
     for jacobian in (jax.jacfwd, jax.jacrev):
-        second = compiled(jacobian(jax.jacrev(fit)))(numbers)
+        second = jax.jit(jacobian(jax.jacrev(fit)))(numbers)
         np.testing.assert_allclose(second, slope(backward), rtol=0, atol=1e-8)
 
 
