@@ -201,7 +201,7 @@ class Scale:
     @property
     def loss_unit(self) -> float:
         """The user's units of loss in one of ours; for several targets, whose units differ, losses stay scaled."""
-        return 1.0 if self.y_low is None or np.ndim(self.y_unit) else float(self.y_unit) ** 2
+        return 1.0 if self.y_low is None or np.size(self.y_unit) > 1 else float(np.sum(self.y_unit)) ** 2
 
     def unit(self, table: Table) -> Table:
         """The table scaled, and padded by its last row with weight 0."""
@@ -272,9 +272,8 @@ def losses_of(model: Any, table: Table, scale: Scale) -> np.ndarray:
     outputs = np.asarray(model.predict(table.x), np.float64)
     if table.classes is not None:
         return -np.log(np.maximum(outputs[np.arange(len(table.y)), table.y], np.finfo(np.float32).tiny))
-    if table.y.ndim == 1:
-        return np.square(outputs - table.y)
-    return np.square((outputs - table.y) / scale.y_unit).mean(1)
+    error = np.square(outputs - table.y).reshape(len(outputs), -1)
+    return (error if error.shape[1] == 1 else error / np.square(scale.y_unit)).mean(1)
 
 
 def mean_loss(model: Any, table: Table, scale: Scale) -> float:

@@ -268,5 +268,8 @@ def check_classes(y: Any, classes: int) -> None:
     """
     if not jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"y must hold whole numbers 0..{classes - 1} in classification, got {y.dtype}")
-    if not is_traced(y) and y.size and not (int(y.min()) >= 0 and int(y.max()) < classes):
-        raise ValueError(f"y must hold classes 0..{classes - 1}, got labels from {int(y.min())} to {int(y.max())}")
+    if is_traced(y) or not y.size:
+        return
+    y = np.asarray(y)  # within a traced program what is known stays so in NumPy alone
+    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(f"y must hold classes 0..{classes - 1}, got labels from {y.min()} to {y.max()}")

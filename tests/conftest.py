@@ -3,11 +3,6 @@
 import os
 from pathlib import Path
 
-# Most of the time goes into compilation, and most of that into machine code of a quality that these sizes have no use
-# for. An empty XLA_FLAGS asks for the code that users get; what holds bit for bit is tested so, too (make test-slow).
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", QUICK)
-
 from hypothesis import settings
 import jax
 import jaxtyping
@@ -20,6 +15,11 @@ import pytest
 CHECKED = ["topology", "ops", "losses", "blocking", "validation", "warmstart", "leaves.shrunk"]
 CHECKED += [f"routing.{name}" for name in ("steps", "soft", "hard", "path_sum", "violation", "traversal")]
 jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")
+
+# Most of the time goes into compilation, and most of that into machine code of a quality that these sizes have no use
+# for. An empty XLA_FLAGS asks for the code that users get; what holds bit for bit is tested so, too (make test-slow).
+QUICK = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICK))
 
 # Equal programs compile once, whichever process and run they are in. Counts of compilations count what is found here,
 # too. JTREES_TEST_CACHE=off is for measuring.

@@ -173,6 +173,8 @@ def test_labels_to_train_on():
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):
             validation.check_classes(y, 3)
+        with pytest.raises(ValueError, match=re.escape(message)):  # known where other things are traced
+            jax.eval_shape(lambda _, y=y: validation.check_classes(y, 3), 0)
 
 
 # --- Features --------------------------------------------------------------------------------------------------------

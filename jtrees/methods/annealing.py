@@ -60,8 +60,7 @@ def soft_method(
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
         if classes is not None:
-            with jax.ensure_compile_time_eval():  # labels may be known where what is drawn is traced
-                checks.check_classes(batch.y, classes)
+            checks.check_classes(batch.y, classes)
         return random_tree(key, depth, kind, batch, classes)
 
     def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
