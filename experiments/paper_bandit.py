@@ -55,7 +55,7 @@ def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scale]:
     x, y, x_test, y_test = splits(name, data_dir)[0]
     scale = Scale.of(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, ACTIONS.get(name)), 1.0)
     rows = np.stack([np.random.default_rng(seed).integers(0, len(x), ROUNDS[name]) for seed in range(seeds)])
-    return Stream(*map(jnp.asarray, (scale.x(x), scale.y(y), rows, scale.x(x_test), y_test))), scale
+    return Stream(*map(jnp.asarray, (scale.enter(x), scale.y(y), rows, scale.enter(x_test), y_test))), scale
 
 
 def played(name: str, learner: jtrees.Bandit, data: Stream, scale: Scale) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def played(name: str, learner: jtrees.Bandit, data: Stream, scale: Scale) -> dic
     def score(params: Any, data: Stream) -> jax.Array:
         answers = learner.predict(params, data.test)
         if name in REGRESSION:
-            return SETS[name].unit * jnp.sqrt(jnp.square(scale.answers(answers) - data.y_test).mean())
+            return SETS[name].unit * jnp.sqrt(jnp.square(scale.leave(answers) - data.y_test).mean())
         return 100 * (answers.argmax(1) == data.y_test).mean()
 
     def run(data: Stream, seed: jax.Array, rows: jax.Array) -> jtrees.BanditRun:

@@ -204,7 +204,8 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     out: dict[str, Any] = {kind: [] for kind in ABLATIONS}
     for x, y, x_test, y_test in parts:
         scale = Scale.of(Table(x, y.astype(np.float64), None, None), 1.0)
-        batch, new = jtrees.Batch(jnp.asarray(scale.x(x)), jnp.asarray(scale.y(y))), jnp.asarray(scale.x(x_test))
+        batch = jtrees.Batch(jnp.asarray(scale.enter(x)), jnp.asarray(scale.y(y)))
+        new = jnp.asarray(scale.enter(x_test))
         steps = SETS[name].epochs * (len(x) // 128)
         for kind in ABLATIONS:
             method = variant(kind, SETS[name].depth, steps)
@@ -216,7 +217,7 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
                 return method.predict(result.params, new)
 
             answers = jax.jit(partial(jtrees.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
-            out[kind] += [score(name, scale.answers(np.asarray(one)), y_test) for one in answers]
+            out[kind] += [score(name, scale.leave(np.asarray(one)), y_test) for one in answers]
     return out
 
 

@@ -288,7 +288,7 @@ def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
         number = int(y.max()) + 1 if classes else None
         scale = Scale.of(Table(x, y if classes else y.astype(np.float64), None, number), 1.0)
         batch, judge = (
-            jtrees.Batch(jnp.asarray(scale.x(a)), jnp.asarray(scale.y(b))) for a, b in ((x, y), (x_new, y_new))
+            jtrees.Batch(jnp.asarray(scale.enter(a)), jnp.asarray(scale.y(b))) for a, b in ((x, y), (x_new, y_new))
         )
         method = jtrees.latent(4, 0.1, classes=number)
         for label, optimizer in (("QHAdam", qhadam(0.01)), ("Adam", optax.adam(0.01))):

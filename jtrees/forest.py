@@ -67,28 +67,23 @@ class Forest:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
+        if self.combine == "sum" and self.link == "identity":  # where answers leave, they are those of one tree
+            return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x)
 
     @property
     def features(self) -> int:
         """Number of features, p."""
-        return self[0].features
+        return self.trees.features
+
+    @property
+    def units(self) -> Any:
+        """Those of any one tree, as all were learnt in the same: see :func:`jtrees.prediction.predict`."""
+        return jax.tree.map(lambda a: a[0], self.trees.units)
 
     def bare(self) -> "Forest":
-        """The forest for samples that have entered: see :func:`jtrees.prediction.predict`."""
-        return self.replace(trees=self.trees.bare())
-
-    # The way in and out of the user's units is that of any one tree: all were learnt in the same.
-
-    def enter(self, x: Any) -> Any:
-        """Samples as the trees take them."""
-        return self[0].enter(x)
-
-    def leave(self, answers: Any) -> Any:
-        """Answers in the user's units."""
-        if self.combine == "sum":  # as many times their mean
-            return len(self) * self[0].leave(answers / len(self))
-        return self[0].leave(answers)
+        """The forest without them."""
+        return self if self.units is None else self.replace(trees=self.trees.bare())
 
     @property
     def num_parameters(self) -> int:

@@ -23,15 +23,21 @@ def predict(model: Any, x: Any) -> Any:
     """What a model answers in the user's units.
 
     Args:
-      model: a pytree with a pure ``apply(x)`` and the number of its ``features``; samples ``enter`` it and answers
-        ``leave`` it in the precision that they came in, and between the two the model is ``bare`` of such care.
+      model: a pytree with a pure ``apply(x)`` and the number of its ``features``. Where it has ``units``, samples
+        ``enter`` and answers ``leave`` these in the precision that they came in, and between the two the model is
+        ``bare`` of them.
       x: samples, ``(n, p)``: NumPy (answered in NumPy) or JAX.
 
     Raises:
       ValueError: for another rank or width, or values that are not finite.
     """
-    inside = evaluate(type(model).apply, model.bare(), model.enter(x), features=model.features)
-    return model.leave(inside)
+    answers = evaluate(type(model).apply, model.bare(), entered(model, x), features=model.features)
+    return answers if model.units is None else model.units.leave(answers)
+
+
+def entered(model: Any, x: Any) -> Any:
+    """Samples as the bare model takes them."""
+    return x if model.units is None else model.units.enter(validation.check_x(x, features=model.features))
 
 
 def evaluate(fn: Callable[[Any, jax.Array], jax.Array], model: Any, x: Any, *, features: int) -> Any:
@@ -48,15 +54,18 @@ def evaluate(fn: Callable[[Any, jax.Array], jax.Array], model: Any, x: Any, *, f
     """
     # Shapes and dtype at the door; finiteness is found out on the way, because looking first costs more than the tree.
     given = validation.check_x(x, features=features, finite=False)
-    dtype = next((a.dtype for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
-    if isinstance(given, jax.Array) or validation.is_traced(model):
+    arrays = jax.tree.leaves(model)
+    dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
+    if isinstance(given, jax.Array) or any(isinstance(a, jax.core.Tracer) for a in arrays):
         x = jnp.asarray(given, dtype)
         out, finite = _compiled(fn, model, x)
         if validation.is_traced(finite):
             return out
     else:
-        with np.errstate(over="ignore"):  # what becomes infinite is found below
-            x = np.ascontiguousarray(given, dtype)
+        x = given
+        if x.dtype != dtype or not x.flags.c_contiguous:
+            with np.errstate(over="ignore"):  # what becomes infinite is found below
+                x = np.ascontiguousarray(given, dtype)
         chunks = _chunks(x)
         parts = [_compiled(fn, model, _padded(chunk)) for chunk in chunks]
         out = [np.asarray(part)[: len(chunk)] for (part, _), chunk in zip(parts, chunks, strict=True)]
@@ -70,13 +79,10 @@ def evaluate(fn: Callable[[Any, jax.Array], jax.Array], model: Any, x: Any, *, f
 @partial(jax.jit, static_argnums=0)
 def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``fn(model, x)`` block by block, and whether all of x is finite."""
-
-    def one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # A sum is NaN or infinite wherever a summand is, so one dot product tells.
-        return fn(model, x), jnp.isfinite(x @ jnp.ones(x.shape[1], x.dtype)).all()
-
-    out, finite = jax.lax.map(one, blocking.into_blocks(x, blocking.prediction_block(x.shape[0])))
-    return out.reshape(-1, *out.shape[2:])[: x.shape[0]], finite.all()
+    out = jax.lax.map(partial(fn, model), blocking.into_blocks(x, blocking.prediction_block(x.shape[0])))
+    # A sum is NaN or infinite wherever a summand is, so one dot product tells.
+    finite = jnp.isfinite(x @ jnp.ones(x.shape[1], x.dtype)).all()
+    return out.reshape(-1, *out.shape[2:])[: x.shape[0]], finite
 
 
 def _chunks(x: np.ndarray) -> list[np.ndarray]:

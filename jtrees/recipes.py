@@ -235,7 +235,7 @@ def number(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:
       ValueError: naming the option.
     """
     try:
-        array = value if isinstance(value, jax.Array) or value is None else np.asarray(value, np.float32)
+        array: Any = value if isinstance(value, jax.Array) or value is None else np.asarray(value, np.float32)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
     check(name, array)

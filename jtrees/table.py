@@ -176,7 +176,7 @@ class Scale:
         origin = Origin(x_zero, y_zero) if x_zero.any() or (y_zero is not None and y_zero.any()) else None
         return cls(center, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
 
-    def x(self, x: Any) -> Any:
+    def enter(self, x: Any) -> Any:
         """Features of size one, in float32; JAX arrays in the precision that they come in."""
         zero = np.float32(0) if self.origin is None else self.origin.x
         x = counted_from(zero, x)
@@ -190,7 +190,7 @@ class Scale:
         """Targets in [0, 1], in float32, or classes as they are."""
         return y if self.y_low is None else ((y - self.y_low) / self.y_unit).astype(np.float32)
 
-    def answers(self, outputs: Any) -> Any:
+    def leave(self, outputs: Any) -> Any:
         """What a model answers on scaled targets, in the user's units."""
         if self.y_low is None:
             return outputs
@@ -209,7 +209,7 @@ class Scale:
         pad = lambda a: np.pad(a, [(0, bucket(n) - n)] + [(0, 0)] * (a.ndim - 1), mode="edge")
         weight = np.ones(n) if table.weight is None else table.weight
         weight = np.pad(weight.astype(np.float32), (0, bucket(n) - n))
-        return Table(pad(self.x(table.x)), pad(self.y(table.y)), weight, table.classes)
+        return Table(pad(self.enter(table.x)), pad(self.y(table.y)), weight, table.classes)
 
     def splits_from_unit(self, tree: ObliqueTree, origin: Any = "own") -> ObliqueTree:
         """The same splits on raw features, counted from the scale's origin or from another; leaves as they are."""

@@ -29,6 +29,18 @@ class Origin:
     x: Float[Array, " p"]
     y: Float[Array, "*k"] | None
 
+    def enter(self, x: Any) -> Any:
+        """Samples counted from here, NumPy arrays in double precision."""
+        return counted_from(self.x, x)
+
+    def leave(self, answers: Any) -> Any:
+        """Answers counted from zero again, those in NumPy in double precision."""
+        if self.y is None:
+            return answers
+        if isinstance(answers, jax.Array):
+            return answers + jnp.asarray(self.y, answers.dtype)
+        return answers + np.asarray(self.y, np.float64)
+
 
 @struct.dataclass
 class ObliqueTree:
@@ -63,8 +75,9 @@ class ObliqueTree:
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What the tree answers, as a pure function of arrays: the model of the leaf that each sample reaches."""
-        x = self.enter(x)
-        return self.leave(self.leaves.at(ops.hard(self.weights, self.bias, x), x))
+        x = x if self.origin is None else self.origin.enter(x)
+        answers = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
+        return answers if self.origin is None else self.origin.leave(answers)
 
     def predict(self, x: ArrayLike) -> Any:
         """What the tree answers: :meth:`apply`, checked, compiled and block by block.
@@ -92,25 +105,17 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        return prediction.evaluate(_leaf_index, self._single().bare(), self.enter(x), features=self.features)
+        x = prediction.entered(self._single(), x)
+        return prediction.evaluate(_leaf_index, self.bare(), x, features=self.features)
+
+    @property
+    def units(self) -> Origin | None:
+        """Where samples enter and answers leave: see :func:`jtrees.prediction.predict`."""
+        return self.origin
 
     def bare(self) -> "ObliqueTree":
-        """The tree for samples that have entered: see :func:`jtrees.prediction.predict`."""
+        """The tree without them."""
         return self if self.origin is None else self.replace(origin=None)
-
-    def enter(self, x: Any) -> Any:
-        """Samples counted from the origin, NumPy arrays in double precision."""
-        if self.origin is None:
-            return x
-        return counted_from(self.origin.x, validation.check_x(x, features=self.features, finite=False))
-
-    def leave(self, answers: Any) -> Any:
-        """Answers counted from zero again, those in NumPy in double precision."""
-        if self.origin is None or self.origin.y is None:
-            return answers
-        if isinstance(answers, jax.Array):
-            return answers + jnp.asarray(self.origin.y, answers.dtype)
-        return answers + np.asarray(self.origin.y, np.float64)
 
     def _single(self) -> "ObliqueTree":
         if self.weights.ndim != 2:

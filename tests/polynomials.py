@@ -22,7 +22,7 @@ class Polynomial:
 
     def predict(self, x: Any) -> np.ndarray:
         """Answers, ``(n,)``."""
-        return self.scale.answers(np.asarray(values(np.asarray(self.coefficients), self.scale.x(np.asarray(x)))))
+        return self.scale.leave(np.asarray(values(np.asarray(self.coefficients), self.scale.enter(np.asarray(x)))))
 
     @property
     def num_parameters(self) -> int:

@@ -281,7 +281,7 @@ def test_the_activity_is_that_on_the_training_data(table, seen):
     """Also where the model is chosen by other rows: a row's answer never depends on who is asked with it."""
     x = table[0][:400]
     params = seen.model.params
-    scores = (seen.model.scale.x(x) @ params["split"]["kernel"]).T + params["bias"][:, None]
+    scores = (seen.model.scale.enter(x) @ params["split"]["kernel"]).T + params["bias"][:, None]
     q = np.asarray(routing.rewards(scores))
     active = isotonic.prune_pav(q, float(RECIPE.penalty) * 400)[0]
     np.testing.assert_allclose(seen.model.active, active, atol=1e-5)  # float32
@@ -434,7 +434,7 @@ def test_a_padded_fit_is_the_search_on_what_is_there(n, table):
     result = jtrees.fit(recipe, x, y, key=KEY)
     whole = recipe.table(x, y, None, "regression")
     scale = recipe.scale(whole)
-    bare = jtrees.recipes.Table(jnp.asarray(scale.x(whole.x)), jnp.asarray(scale.y(whole.y)), None, None)
+    bare = jtrees.recipes.Table(jnp.asarray(scale.enter(whole.x)), jnp.asarray(scale.y(whole.y)), None, None)
     search = jax.jit(lambda recipe, table, key: recipe.search(None, table, None, key=key))
     found = search(recipe.checked(whole), bare, jax.random.split(KEY, 3)[1])
     # float32, thirty updates

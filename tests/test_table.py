@@ -26,7 +26,7 @@ def scaled(column, weight=None, deviations=1.0):
     """A column as training sees it."""
     x = np.asarray(column)[:, None]
     scale = Scale.of(Table(x, np.arange(len(x), dtype=float), weight, None), deviations)
-    return scale.x(x)[:, 0]
+    return scale.enter(x)[:, 0]
 
 
 # --- The door --------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_constant_columns_are_zero_whatever_new_samples_hold(value):
     x = np.full((N, 1), value)
     scale = Scale.of(Table(x, Y, None, None), 1.0)
     assert scale.constant.all()
-    assert not scale.x(np.array([[value], [3.0], [-1e30]])).any()
+    assert not scale.enter(np.array([[value], [3.0], [-1e30]])).any()
 
 
 def test_columns_too_small_to_square_are_constant():
@@ -273,8 +273,8 @@ def test_a_row_of_hardly_any_weight_may_be_all_that_varies(tiny, value):
 def test_jax_arrays_are_scaled_as_numpy_arrays_are():
     x = np.round(X * [1, 1000, 10]) + np.array([1e6, 0, 300])
     scale = Scale.of(Table(x, Y, None, None), 1.0)
-    expected = scale.x(x)
-    compiled = jax.jit(scale.x)
+    expected = scale.enter(x)
+    compiled = jax.jit(scale.enter)
     for dtype in (jnp.float32, jnp.int32):
         np.testing.assert_allclose(compiled(jnp.asarray(x, dtype)), expected, rtol=1e-5, atol=1e-5)
 
@@ -286,9 +286,9 @@ def test_targets_are_scaled_each_by_itself():
     assert unit.dtype == np.float32
     np.testing.assert_allclose([unit.min(0), unit.max(0)], [[0, 0], [1, 1]], atol=1e-7)
     np.testing.assert_allclose(unit[:, 0], unit[:, 1], atol=1e-7)
-    assert scale.answers(unit).dtype == np.float64
-    np.testing.assert_allclose(scale.answers(unit), y, atol=1e-6)
-    np.testing.assert_allclose(jax.jit(scale.answers)(unit), y, rtol=1e-7, atol=1e-6)
+    assert scale.leave(unit).dtype == np.float64
+    np.testing.assert_allclose(scale.leave(unit), y, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(scale.leave)(unit), y, rtol=1e-7, atol=1e-6)
     assert scale.loss_unit == 1  # units differ: losses stay scaled
     alone = Scale.of(Table(X, 3 * Y, None, None), 1.0)
     assert alone.loss_unit == pytest.approx(9 * np.ptp(Y) ** 2)
@@ -321,7 +321,7 @@ def test_a_tree_answers_the_same_in_the_users_units(shift, kind):
     table = Table(x, y, None, 2 if kind == "frequency" else None)
     scale, tree = Scale.of(table, 1 / 3), drawn_tree(kind)
     raw = scale.from_unit(tree)
-    unit = scale.x(x)
+    unit = scale.enter(x)
     closest = np.abs(np.asarray(tree.weights) @ unit.T + np.asarray(tree.bias)[:, None]).min(0)
     near = closest < 1e-3  # so near to a split that rounding may decide
     inside = np.asarray(tree.predict(unit), np.float64)
@@ -357,9 +357,9 @@ def test_a_split_on_another_trees_origin_is_the_same_split():
     assert part.origin.x[0] != scale.origin.x[0]
     raw = part.splits_from_unit(tree, scale.origin)
     assert raw.origin is scale.origin
-    scores = np.asarray(tree.weights) @ part.x(table.x).T + np.asarray(tree.bias)[:, None]
-    clear = np.abs(scores).min(0) > 1e-3
-    assert np.array_equal(raw.leaf_index(table.x)[clear], oracles.walk(tree.weights, tree.bias, part.x(table.x))[clear])
+    unit = part.enter(table.x)
+    clear = np.abs(np.asarray(tree.weights) @ unit.T + np.asarray(tree.bias)[:, None]).min(0) > 1e-3
+    assert np.array_equal(raw.leaf_index(table.x)[clear], oracles.walk(tree.weights, tree.bias, unit)[clear])
 
 
 @pytest.mark.parametrize("size", [1e37, 1e-28])
@@ -368,7 +368,7 @@ def test_splits_on_features_of_any_size_are_finite(size):
     raw = scale.from_unit(drawn_tree("linear"))
     assert all(np.isfinite(a).all() for a in (raw.weights, raw.bias))
     clear = np.abs(np.asarray(raw.weights, float) @ (size * X.T / 10) + np.asarray(raw.bias, float)[:, None]).min(0) > 0
-    expected = oracles.walk(drawn_tree("linear").weights, drawn_tree("linear").bias, scale.x(size * X / 10))
+    expected = oracles.walk(drawn_tree("linear").weights, drawn_tree("linear").bias, scale.enter(size * X / 10))
     assert np.mean(raw.leaf_index(size * X / 10)[clear] == expected[clear]) > 0.99
 
 

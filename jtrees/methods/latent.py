@@ -232,11 +232,12 @@ class LatentModel:
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What :meth:`predict` answers, as a pure function of arrays."""
-        x = self.enter(x)
+        x = x if self.scale is None else self.scale.enter(x)
         outputs = outputs_of(self.params, Batch(x, None), self.architecture, self.active)
         if self.classes is not None:
-            return self.leave(jax.nn.softmax(outputs, axis=1))
-        return self.leave(_near_targets(outputs) if self.bounded else outputs)
+            return jax.nn.softmax(outputs, axis=1)
+        outputs = _near_targets(outputs) if self.bounded else outputs
+        return outputs if self.scale is None else self.scale.leave(outputs)
 
     def predict(self, x: ArrayLike) -> Any:
         """The answers, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
@@ -256,7 +257,7 @@ class LatentModel:
         Raises:
           ValueError: as :meth:`predict`.
         """
-        return prediction.evaluate(_position, self.bare(), self.enter(x), features=self.features).T
+        return prediction.evaluate(_position, self.bare(), prediction.entered(self, x), features=self.features).T
 
     @property
     def num_parameters(self) -> int:
@@ -268,17 +269,14 @@ class LatentModel:
         parts = f"split={of.split!r}, predictor={of.predictor!r}, inputs={of.inputs!r}, classes={self.classes}"
         return f"LatentModel(depth={of.depth}, features={self.features}, {parts}, parameters={self.num_parameters})"
 
+    @property
+    def units(self) -> Scale | None:
+        """Where samples enter and answers leave: see :func:`jtrees.prediction.predict`."""
+        return self.scale
+
     def bare(self) -> "LatentModel":
-        """The model for samples that have entered: see :func:`jtrees.prediction.predict`."""
+        """The model without them."""
         return self.replace(scale=None)
-
-    def enter(self, x: Any) -> Any:
-        """Features of size one."""
-        return x if self.scale is None else self.scale.x(checks.check_x(x, features=self.features))
-
-    def leave(self, answers: Any) -> Any:
-        """Answers in the user's units."""
-        return answers if self.scale is None else self.scale.answers(answers)
 
 
 def _position(model: LatentModel, x: Array) -> Array:
