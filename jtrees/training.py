@@ -40,10 +40,6 @@ class Batch(NamedTuple):
     weight: Float[Array, " n"] | None = None
 
 
-def _identity(params: Params) -> Params:
-    return params
-
-
 class Method(NamedTuple):
     """What a paper adds to the training loop.
 
@@ -66,7 +62,7 @@ class Method(NamedTuple):
     loss: Callable[..., tuple[jax.Array, jax.Array]]
     predict: Callable[[Params, jax.Array], jax.Array]
     harden: Callable[..., Any]
-    project: Callable[[Params], Params] = _identity
+    project: Callable[[Params], Params] = lambda params: params
     update: Callable[..., tuple[Params, Any, tuple[jax.Array, jax.Array]]] | None = None
 
 
@@ -160,8 +156,8 @@ def start(
     _check_method(method, optimizer)
     fresh = lambda: method.init(data, key=_keys(key)[0])
     if params is not None:
-        expected, came = jax.eval_shape(fresh), jax.eval_shape(lambda: params)
-        if _shapes(expected) != _shapes(came):
+        expected, came = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (fresh, lambda: params))
+        if expected != came:
             raise ValueError(f"params must be like those of the method, {expected}, got {came}")
     first: Any = method.project(fresh() if params is None else params)
     zero, n = jnp.zeros((), jnp.int32), data.x.shape[0]
@@ -269,7 +265,9 @@ def one_step(
             due = state.step % score_every == 0
             now = jax.lax.cond(due if last is None else due | (state.step == last), look, lambda: now)
         if score_every:
-            seen = _better(seen, Best(state.params, now, state.step))
+            better = now < seen.score
+            current = Best(state.params, now, state.step)
+            seen = jax.tree.map(lambda old, new: jnp.where(better, new, old), seen, current)
         finite = state.finite & jnp.isfinite(loss)
         params = method.project(params)
         return TrainState(params, opt_state, order, state.step + 1, state.key, seen, finite), (loss.astype(dtype), now)
@@ -356,10 +354,6 @@ def _score(method: Method, state: TrainState, data: Batch, score: Callable[[Para
     return _pair(method.loss(state.params, data, key=_keys(state.key)[2], step=state.step))[1]
 
 
-def _better(a: Best, b: Best) -> Best:
-    return jax.tree.map(lambda old, new: jnp.where(b.score < a.score, new, old), a, b)
-
-
 def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
     """One mini-batch, and the order of samples, drawn anew where an epoch begins."""
     n = order.shape[0]
@@ -401,11 +395,6 @@ def _check_method(method: Any, optimizer: Any) -> None:
 
 def _pair(out: Any) -> tuple[Array, Array]:
     if not isinstance(out, tuple) or len(out) != 2 or any(jnp.shape(a) != () for a in out):
-        raise ValueError(
-            f"method.loss must return a pair of scalars, (loss, score), got {jax.tree.map(jnp.shape, out)}"
-        )
+        shapes = jax.tree.map(jnp.shape, out)
+        raise ValueError(f"method.loss must return a pair of scalars, (loss, score), got {shapes}")
     return jnp.asarray(out[0]), jnp.asarray(out[1])
-
-
-def _shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    return jax.tree.structure(tree), [a.shape for a in jax.tree.leaves(tree)]
