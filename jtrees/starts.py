@@ -62,9 +62,8 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
     if batch_size is None:
         batch_size = share if devices[0].platform != "cpu" else 2 if shares == 1 else 1
     side_by_side = min(batch_size, share)
-    # Filled up with repeats of the last start to whole batches. A smaller last batch would be a second program that
-    # runs at the same time as the first: slower to compile, and with jaxlib 0.10.2 on two cores two large batched
-    # decompositions (see leaves.fit_shrunk) wait for each other for ever.
+    # Filled up with repeats of the last start to whole batches: a smaller last batch would be a second program, which
+    # takes as long to compile as the first.
     rest = -count % (shares * side_by_side)
     full = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], rest, axis=0)]) if rest else a, starts)
     each = lambda mine: jax.lax.map(lambda start: run(*start), mine, batch_size=side_by_side)

@@ -163,6 +163,13 @@ def fit():
     return found | {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
 
 
+def linear():
+    """Starts whose scores take decompositions of many matrices."""
+    x = np.random.default_rng(0).normal(size=(500, 21)).astype(np.float32)
+    recipe = jtrees.GET(depth=3, leaves="linear", starts=4, epochs=40)
+    return {"loss": jtrees.fit(recipe, x, np.abs(x[:, 0]) + x[:, 1], key=jax.random.key(0)).loss}
+
+
 TWO_DEVICES = """
 import sys
 
@@ -192,3 +199,11 @@ def test_two_devices_find_what_one_finds(tmp_path, what):
     assert one.keys() == two.keys()
     for name in one:
         np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_decompositions_on_two_devices_do_not_wait_for_each_other(tmp_path):
+    """They did, for ever, where those of a device were one batch."""
+    command = [sys.executable, "-c", TWO_DEVICES, str(tmp_path / "two.npz"), "linear"]
+    subprocess.run(command, timeout=200, check=True, cwd=Path(__file__).parent)
+    assert np.isfinite(np.load(tmp_path / "two.npz")["loss"])

@@ -113,13 +113,23 @@ def _of_output(nodes: _Moments, p: int, j: Array) -> _Moments:
     return _Moments(nodes.count, nodes.mean[:, kept], second, nodes.low[:, j], nodes.high[:, j])
 
 
+def _decomposed(matrices: Array) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of symmetric matrices ``(nodes, p, p)``.
+
+    On a CPU one by one, whoever maps over them: a batch is shared out by a worker of XLA's pool that then waits for the
+    others, and where all of them wait, as those of two devices do at some time, the program stands still for ever
+    (jaxlib 0.10.2: ``ParallelBatchMap``).
+    """
+    decomposed = lambda a: tuple(jnp.linalg.eigh(a))
+    each = lambda all_: jax.lax.map(jax.custom_batching.sequential_vmap(decomposed), all_)
+    return jax.lax.platform_dependent(matrices, cpu=each, default=decomposed)
+
+
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
     """Models of the leaves, outputs first; ``rows`` are p features and k targets, standardised."""
     levels = _moments(rows, p, weight, leaf_index, num_leaves)
     joint: _Moments = jax.tree.map(lambda *parts: jnp.concatenate(parts), *levels)
-    # One call for all nodes of all levels: with jaxlib 0.10.2 two decompositions in a program that do not depend on
-    # each other hang on two cores.
-    values, vectors = jnp.linalg.eigh(joint.second[:, :p, :p])
+    values, vectors = _decomposed(joint.second[:, :p, :p])
 
     # A compiled loop over levels, in which every leaf looks at its own ancestor: nodes near the root are worked on many
     # times, which costs little, and the program does not grow with the depth, which costs seconds of compilation.
