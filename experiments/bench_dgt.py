@@ -98,6 +98,7 @@ def main() -> None:
             os.sched_setaffinity(0, {0})
         print(json.dumps(bandit(options.repeats)))
         return
+    benchmark.use_all_cores()
     rows = [step_case(*case, options.repeats) for case in CASES]
     header = ["depth", "p", "widths", "update, ms", "products, ms", "ratio", "their Mflop", "optimiser's MB"]
     header += ["first call, s", "authors, ms"]
@@ -113,5 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    benchmark.use_all_cores()
     main()
