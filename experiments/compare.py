@@ -78,6 +78,8 @@ MODELS: dict[str, Callable[[Any, argparse.Namespace, int], Any]] = {
     "forest": lambda depth, options, n: RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1),
 }
 WITHOUT_DEPTH = ("forest",)
+# Rows from which training takes longer than what compiling for several devices takes in addition (two thirds).
+_MANY = 2000
 DEFAULT_METHODS = ["cart", "get", "get-linear", "forest"]  # what the main job has time for
 
 
@@ -131,6 +133,8 @@ def run(options: argparse.Namespace, console: Console) -> Path:
     jobs = [(m, d) for m in options.methods if m not in WITHOUT_DEPTH for d in options.depth]
     jobs += [(m, None) for m in options.methods if m in WITHOUT_DEPTH]
     n, p = table.x.shape
+    if n >= _MANY:
+        benchmark.use_all_cores()
     console.print(f"[bold]{table.name}[/bold]: {n} rows, {p} features, {len(splits[0])} to train on")
     rows, trees = [], {}
     text = TextColumn("{task.description}")
@@ -275,5 +279,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    benchmark.use_all_cores()
     sys.exit(main())

@@ -14,7 +14,8 @@ from jtrees.tree import ObliqueTree, Origin, counted_from
 # Deviations from zero, beyond which a column is counted from its mean: float32 would lose three bits and more.
 _FAR = 8.0
 # Deviations from the mean, beyond which a value tells nothing of the others and is taken for this far away. Of 24 real
-# sets one has such values, one of them; at 30 deviations the tails of several are cut off, and with them what they tell.
+# sets one has such a value, one of them; at 30 deviations the tails of several are cut off, and with them what they
+# tell.
 _OUTLIER = 100.0
 _RARE = 1e-3  # part of a column that outliers can be at once, or two values
 _TINY = 1e-30  # a deviation that squares and quotients in float32 could not bear
