@@ -83,7 +83,7 @@ class Forest:
 
     def bare(self) -> "Forest":
         """The forest without them."""
-        return self if self.units is None else self.replace(trees=self.trees.bare())
+        return self.replace(trees=self.trees.bare())
 
     @property
     def num_parameters(self) -> int:

@@ -31,13 +31,14 @@ def predict(model: Any, x: Any) -> Any:
     Raises:
       ValueError: for another rank or width, or values that are not finite.
     """
-    answers = evaluate(type(model).apply, model.bare(), entered(model, x), features=model.features)
-    return answers if model.units is None else model.units.leave(answers)
+    units, features = model.units, model.features
+    answers = evaluate(type(model).apply, model.bare(), entered(units, x, features), features=features)
+    return answers if units is None else units.leave(answers)
 
 
-def entered(model: Any, x: Any) -> Any:
-    """Samples as the bare model takes them."""
-    return x if model.units is None else model.units.enter(validation.check_x(x, features=model.features))
+def entered(units: Any, x: Any, features: int) -> Any:
+    """Samples ``(n, features)`` as a bare model takes them."""
+    return x if units is None else units.enter(validation.check_x(x, features=features))
 
 
 def evaluate(fn: Callable[[Any, jax.Array], jax.Array], model: Any, x: Any, *, features: int) -> Any:

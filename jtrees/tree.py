@@ -105,7 +105,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        x = prediction.entered(self._single(), x)
+        x = prediction.entered(self._single().origin, x, self.features)
         return prediction.evaluate(_leaf_index, self.bare(), x, features=self.features)
 
     @property

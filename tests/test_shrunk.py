@@ -11,9 +11,8 @@ import pytest
 from jtrees import blocking, leaves, routing
 from jtrees.leaves import Linear, linear
 
-# One program each: two eigendecompositions in one might hang (see the comments in jtrees/leaves/shrunk.py). Each takes
-# two seconds to compile, so tests share shapes: 200 x 4 and three targets in float64, worked on in blocks; and
-# two tables of 12 x 6 in float32, side by side.
+# Each takes two seconds to compile, so tests share shapes: 200 x 4 and three targets in float64, worked on in blocks;
+# and two tables of 12 x 6 in float32, side by side.
 fit = jax.jit(leaves.fit_shrunk, static_argnames=["num_leaves", "margin"])
 error = jax.jit(leaves.shrunk_fit_error, static_argnames="num_leaves")
 at = jax.jit(lambda fitted, leaf, x: Linear(*fitted).at(leaf, x))

@@ -1,7 +1,5 @@
 """LatentTree's traversal against the definition by paths."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +7,6 @@ import pytest
 
 from jtrees.isotonic import prune_pav
 from jtrees.routing import leaf_index, position, rewards, traverse
-
-# Compiling takes most of the time here; the machine code is not optimised, which does not change what is computed.
-compiled = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def by_paths(scores: np.ndarray) -> np.ndarray:
@@ -58,11 +53,11 @@ def test_traverse_is_the_papers_program(x64):
 def test_weights_bear_on_the_pruning_alone(x64):
     scores = jnp.asarray(np.random.default_rng(5).normal(size=(7, 6)) / 2)
     weight = jnp.asarray([1.0, 0.0, 2.0, 0.5, 0.0, 1.0])
-    z, a = compiled(traverse)(scores, 0.7, weight)
+    z, a = jax.jit(traverse)(scores, 0.7, weight)
     q = by_paths(np.asarray(scores))
     np.testing.assert_allclose(a, prune_pav(q, 0.7, weight)[0], rtol=0, atol=1e-14)
     np.testing.assert_allclose(z, np.clip(q + 0.5, 0, np.asarray(a)[:, None]), rtol=0, atol=1e-14)
-    gradient = compiled(jax.grad(lambda scores: traverse(scores, 0.7, weight)[1].sum()))(scores)
+    gradient = jax.jit(jax.grad(lambda scores: traverse(scores, 0.7, weight)[1].sum()))(scores)
     assert not gradient[:, weight == 0].any() and gradient.any()
 
 
@@ -70,14 +65,14 @@ def test_gradients_of_a_traversal(x64):
     # Away from ties: smooth there. The last number is the penalty.
     numbers = np.append(np.random.default_rng(6).normal(size=12) / 2, 2.5)
     both = lambda p: jnp.concatenate([jnp.ravel(part) for part in traverse(p[:12].reshape(3, 4), p[12])])
-    values, backward = compiled(both), compiled(jax.jacrev(both))
+    values, backward = jax.jit(both), jax.jit(jax.jacrev(both))
     # Central differences with steps of 1e-6: what is left is rounding, 1e-16 / 1e-6.
     steps = 1e-6 * np.eye(13)
     slope = lambda fn: np.stack([np.asarray(fn(numbers + e)) - np.asarray(fn(numbers - e)) for e in steps], -1) / 2e-6
-    for jacobian in (backward, compiled(jax.jacfwd(both))):
+    for jacobian in (backward, jax.jit(jax.jacfwd(both))):
         np.testing.assert_allclose(jacobian(numbers), slope(values), rtol=0, atol=1e-8)
     for jacobian in (jax.jacfwd, jax.jacrev):
-        np.testing.assert_allclose(compiled(jacobian(jax.jacrev(both)))(numbers), slope(backward), rtol=0, atol=1e-8)
+        np.testing.assert_allclose(jax.jit(jacobian(jax.jacrev(both)))(numbers), slope(backward), rtol=0, atol=1e-8)
 
 
 def test_ties_send_the_gradient_to_one_argument():

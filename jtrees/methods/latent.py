@@ -257,7 +257,8 @@ class LatentModel:
         Raises:
           ValueError: as :meth:`predict`.
         """
-        return prediction.evaluate(_position, self.bare(), prediction.entered(self, x), features=self.features).T
+        x = prediction.entered(self.scale, x, self.features)
+        return prediction.evaluate(_position, self.bare(), x, features=self.features).T
 
     @property
     def num_parameters(self) -> int:
