@@ -1,237 +1,256 @@
-"""The main job: methods side by side on one table of numbers.
+"""The main job: methods side by side on one table.
 
-python -m experiments.compare                                        # the embedded data set, under a minute
-python -m experiments.compare --data-dir FOLDER --dataset kin8nm --depth 6
+python -m experiments.compare                                        # the embedded data set, within a minute
+python -m experiments.compare --dataset digits                       # one of scikit-learn's, or of OpenML
 python -m experiments.compare --csv houses.csv --target price --methods cart get --depth 3 5
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+import contextlib
+from dataclasses import dataclass
 import importlib.metadata
-import json
 import os
 from pathlib import Path
 import platform
-import shutil
+import signal
 import sys
-import tempfile
+import threading
 import time
 from typing import Any
 
 import jax
-from matplotlib.figure import Figure
 import numpy as np
-import pandas as pd
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
-from sklearn.ensemble import RandomForestRegressor
-from sklearn.metrics import r2_score
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.metrics import accuracy_score, log_loss, r2_score
 from sklearn.model_selection import train_test_split
-from sklearn.tree import DecisionTreeRegressor
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data
+from experiments import benchmark, data, prepare
+from experiments.outcome import Outcome, Row, as_tree, size
 import jtrees
-from jtrees import plotting, warmstart
-from jtrees.table import checked_table
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table. Scores are R^2; seconds include compilation."""
+class Parts:
+    """The rows to train on, to choose the tree to draw by, and to test with: features and targets of each, as numbers.
 
-    method: str
-    depth: int | None
-    train_r2: float
-    test_r2: float
-    leaves: int
-    parameters: int
-    train_seconds: float
-    rows_per_second: float
+    Attributes:
+      classes: the labels in the order of their numbers, None in regression.
+    """
+
+    train: tuple[np.ndarray, np.ndarray]
+    validate: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    classes: list[Any] | None
+
+    @property
+    def task(self) -> prepare.Task:
+        return "regression" if self.classes is None else "classification"
+
+
+def _cart(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
+    kind = DecisionTreeRegressor if task == "regression" else DecisionTreeClassifier
+    return kind(max_depth=depth, random_state=options.seed)
+
+
+def _forest(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
+    kind = RandomForestRegressor if task == "regression" else RandomForestClassifier
+    return kind(n_estimators=100, random_state=options.seed, n_jobs=-1)
 
 
 def _get(depth: Any, options: argparse.Namespace, **others: Any) -> Any:
     return jtrees.GET(depth=depth, starts=options.starts, epochs=options.epochs, **others)
 
 
-def _raddt(depth: Any, options: argparse.Namespace) -> Any:
+def _raddt(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
     # Five scales where GET has two: as many updates in all.
     return jtrees.RADDT(depth=depth, starts=options.starts, epochs=max(1, 2 * options.epochs // 5))
 
 
-def _batch_epochs(n: int) -> int:
-    """About two thousand mini-batches of 128, and at least the default."""
-    return max(100, 2000 * 128 // n)
+@dataclass(frozen=True)
+class Model:
+    """A method: ``(depth, command line, task) -> a recipe, or an estimator of scikit-learn``, and its depths here."""
+
+    make: Callable[[Any, argparse.Namespace, prepare.Task], Any]
+    depths: tuple[int | None, ...]
 
 
-# Depth, command line and number of rows -> a recipe, or an estimator of scikit-learn.
-MODELS: dict[str, Callable[[Any, argparse.Namespace, int], Any]] = {
-    "cart": lambda depth, options, n: DecisionTreeRegressor(max_depth=depth, random_state=options.seed),
-    "get": lambda depth, options, n: _get(depth, options),
-    "get-polished": lambda depth, options, n: jtrees.Polished(base=_get(depth, options), epochs=options.epochs),
-    "get-linear": lambda depth, options, n: _get(depth, options, leaves="linear"),
-    "raddt": lambda depth, options, n: _raddt(depth, options),
-    "dgt": lambda depth, options, n: jtrees.DGT(depth=depth, epochs=_batch_epochs(n)),
-    "dgt-forest": lambda depth, options, n: jtrees.Bagged(base=jtrees.DGT(depth=depth, epochs=_batch_epochs(n))),
-    "latent": lambda depth, options, n: jtrees.LatentTree(depth=depth, epochs=_batch_epochs(n)),
-    "forest": lambda depth, options, n: RandomForestRegressor(n_estimators=100, random_state=options.seed, n_jobs=-1),
+MODELS = {
+    "cart": Model(_cart, (2, 4, 6, 8)),
+    "get": Model(lambda depth, options, task: _get(depth, options), (2, 4)),
+    "get-linear": Model(lambda depth, options, task: _get(depth, options, leaves="linear"), (2, 4)),
+    "dgt": Model(lambda depth, options, task: jtrees.DGT(depth=depth, epochs=None), (4, 6)),
+    "latent": Model(lambda depth, options, task: jtrees.LatentTree(depth=depth, epochs=None), (4,)),
+    "forest": Model(_forest, (None,)),
+    "get-polished": Model(
+        lambda depth, options, task: jtrees.Polished(_get(depth, options), epochs=options.epochs), (2, 4)
+    ),
+    "raddt": Model(_raddt, (2, 4)),
+    "dgt-forest": Model(lambda depth, options, task: jtrees.Bagged(jtrees.DGT(depth=depth, epochs=None)), (6,)),
 }
-WITHOUT_DEPTH = ("forest",)
+DEFAULT_METHODS = ["cart", "get", "get-linear", "dgt", "latent", "forest"]
+REGRESSION_ONLY = ("get-linear",)
 # Rows from which training takes longer than what compiling for several devices takes in addition (two thirds).
-_MANY = 2000
-DEFAULT_METHODS = ["cart", "get", "get-linear", "forest"]  # what the main job has time for
+_MANY = 10_000
+_TIMED = 8192  # rows predicted at least, when that is timed
 
 
-def _fitted(model: Any, x: np.ndarray, y: np.ndarray, seed: int) -> Any:
-    """What answers: of a recipe the model that it finds, or the estimator itself."""
-    recipe = isinstance(model, jtrees.Recipe)
-    return jtrees.fit(model, x, y, key=jax.random.key(seed)).model if recipe else model.fit(x, y)
+def split(frame: data.Frame, columns: ColumnTransformer, task: prepare.Task, options: argparse.Namespace) -> Parts:
+    """The parts of a table: a quarter to test with, three twentieths to choose by. Columns are fitted to the rest."""
+    classes, y = None, frame.y.to_numpy()
+    if task == "classification":
+        classes, y = np.unique(y.astype(str) if y.dtype.kind == "O" else y, return_inverse=True)
+    rows = np.arange(len(y))
+    drawn: Any = {"random_state": options.seed}
+    rest, test = train_test_split(rows, test_size=0.25, stratify=None if classes is None else y, **drawn)
+    by_class = None if classes is None else y[rest]
+    train, validate = train_test_split(rest, test_size=0.2, stratify=by_class, **drawn)
+    columns.fit(frame.x.iloc[train])
+    part = lambda rows: (np.asarray(columns.transform(frame.x.iloc[rows]), np.float64), y[rows])
+    return Parts(part(train), part(validate), part(test), None if classes is None else classes.tolist())
 
 
-def _size(model: Any, x: np.ndarray) -> tuple[int, int, jtrees.ObliqueTree | None]:
-    """Leaves, parameters, and the oblique tree that a model is (what divides no training sample left out)."""
-    if isinstance(model, RandomForestRegressor):
-        trees = [member.tree_ for member in model.estimators_]
-        leaves = sum(tree.n_leaves for tree in trees)
-        return leaves, 2 * (sum(tree.node_count for tree in trees) - leaves) + leaves, None
-    if isinstance(model, jtrees.Forest):
-        members = [tree.prune(x) for tree in model]
-        return sum(tree.num_leaves for tree in members), sum(tree.num_parameters for tree in members), None
-    if isinstance(model, jtrees.LatentModel):  # a tree and a predictor on it
-        return int((np.asarray(model.active[len(model.active) // 2 :]) > 0).sum()), model.num_parameters, None
-    tree = warmstart.from_sklearn(model) if isinstance(model, DecisionTreeRegressor) else model.prune(x)
-    return tree.num_leaves, tree.num_parameters, tree
+def measure(method: str, depth: int | None, parts: Parts, options: argparse.Namespace, bar: bool) -> tuple[Row, Any]:
+    """Fits one method; its row and its model.
 
-
-def measure(
-    method: str, depth: int | None, splits: Sequence[Any], options: argparse.Namespace
-) -> tuple[Row, jtrees.ObliqueTree | None]:
-    """Fits one method; its row, and its tree if it is one."""
-    x_train, x_test, y_train, y_test = splits
+    Raises:
+      KeyboardInterrupt: if the fit was broken off.
+    """
+    x, y = parts.train
+    model = MODELS[method].make(depth, options, parts.task)
     start = time.perf_counter()
-    model = _fitted(MODELS[method](depth, options, len(x_train)), x_train, y_train, options.seed)
+    if isinstance(model, jtrees.Recipe):
+        found = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
+        if found.report["ended"] == "interrupted":
+            raise KeyboardInterrupt
+        model = found.model
+    else:
+        model.fit(x, y)
     seconds = time.perf_counter() - start
-    leaves, parameters, tree = _size(model, x_train)
-    many = np.tile(x_test, (max(1, 20_000 // len(x_test)), 1))
-    model.predict(many)  # the first call compiles
+    of_all = (parts.train, parts.validate, parts.test)
+    rows = np.concatenate([x for x, _ in of_all])
+    many = np.tile(rows, (-(-_TIMED // len(rows)), 1))
+    predict = getattr(model, "predict_proba", model.predict)
+    answers = np.asarray(predict(many), np.float64)[: len(rows)]  # the first call compiles
     start = time.perf_counter()
-    model.predict(many)
+    predict(many)
     rate = len(many) / (time.perf_counter() - start)
-    train_r2 = float(r2_score(y_train, model.predict(x_train)))
-    test_r2 = float(r2_score(y_test, model.predict(x_test)))
-    return Row(method, depth, train_r2, test_r2, leaves, parameters, seconds, rate), tree
+    of_part = np.split(answers, np.cumsum([len(x), len(parts.validate[0])]))
+    train, validate, test = (_score(a, y, parts.task) for a, (_, y) in zip(of_part, of_all, strict=True))
+    lost = None if parts.classes is None else _log_loss(of_part[2], parts.test[1])
+    return Row(method, depth, train, validate, test, lost, *size(model, x), seconds, rate), model
 
 
-def run(options: argparse.Namespace, console: Console) -> Path:
-    """Runs everything, prints the table, writes the results folder and returns its path."""
-    table = data.load(options.dataset, data_dir=options.data_dir, csv=options.csv, target=options.target)
-    if table.is_classification:
-        raise data.DataError(f"data set {table.name} has class labels ({table.y.dtype}): compare is about regression")
-    checked_table(table.x, table.y, None, "regression")
-    splits = train_test_split(table.x, table.y, train_size=options.train_fraction, random_state=options.seed)
-    jobs = [(m, d) for m in options.methods if m not in WITHOUT_DEPTH for d in options.depth]
-    jobs += [(m, None) for m in options.methods if m in WITHOUT_DEPTH]
-    n, p = table.x.shape
-    if n >= _MANY:
+def _score(answers: np.ndarray, y: np.ndarray, task: prepare.Task) -> float:
+    return float(r2_score(y, answers) if task == "regression" else accuracy_score(y, answers.argmax(1)))
+
+
+def _log_loss(chances: np.ndarray, y: np.ndarray) -> float:
+    return float(log_loss(y, chances / chances.sum(1, keepdims=True), labels=np.arange(chances.shape[1])))
+
+
+def run(options: argparse.Namespace, console: Console, interrupted: Callable[[], bool]) -> int:
+    """Runs everything, printing and keeping what is done, until it is interrupted; the exit code.
+
+    Raises:
+      data.DataError: for data that cannot be had or used.
+      OSError: if results cannot be written.
+    """
+    data.check_rows(frame := _loaded(options))
+    task, why = prepare.guess(frame.y)
+    aloud = f"{task}, as {why} (--task says otherwise)" if options.task is None else options.task
+    task = options.task or task
+    frame, left_out = prepare.usable(frame, task)
+    data.check_rows(frame)
+    columns, done = prepare.columns(frame.x)
+    jobs = _jobs(options, task)
+    if len(frame.x) >= _MANY:
         benchmark.use_all_cores()
-    console.print(f"[bold]{table.name}[/bold]: {n} rows, {p} features, {len(splits[0])} to train on")
-    rows, trees = [], {}
-    text = TextColumn("{task.description}")
-    columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(jobs))
-        for method, depth in jobs:
-            progress.update(task, description=method if depth is None else f"{method}, depth {depth}")
-            row, tree = measure(method, depth, splits, options)
-            rows.append(row)
-            if tree is not None:
-                trees[f"{method}_depth{depth}"] = tree
-            progress.advance(task)
-    console.print(_rich_table(rows))
-    folder = write(options, table, rows, trees)
-    console.print(f"written to {folder}")
-    return folder
+    parts = split(frame, columns, task, options)
+    names = [str(name) for name in columns.get_feature_names_out()]
+    said = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
+    said += [f"task: {aloud}", *left_out, *done, ""]
+    # Each line is whole, whatever the width of a terminal.
+    say = lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
+    with Outcome(Path(options.out), say) as outcome:
+        for line in said:
+            say(line)
+        try:
+            for method, depth in jobs:
+                if interrupted():
+                    raise KeyboardInterrupt
+                row, model = measure(method, depth, parts, options, console.is_terminal)
+                outcome.add(row, model, as_tree(model, parts.train[0]), columns, parts.classes, names)
+            code = 0
+        except KeyboardInterrupt:
+            code = 130
+        folder = outcome.finish(frame.name, names, _config(options, frame, said[:-1]))
+    if code:
+        rows = f"{len(outcome.rows)} of {len(jobs)} rows are in {folder}" if folder else "no row was finished"
+        say(f"compare: interrupted; {rows}")
+        return code
+    if drawn := outcome.drawn():
+        say(f"\ndrawn: {drawn[0].name.replace('_depth', ', depth ')}, the best small tree by the rows kept for that")
+    say(f"written to {folder}")
+    return code
 
 
-def _text(row: Row) -> list[str]:
-    scores = [f"{row.train_r2:.4f}", f"{row.test_r2:.4f}", str(row.leaves), str(row.parameters)]
-    times = [f"{row.train_seconds:.2f}", f"{row.rows_per_second / 1e6:.2f} M"]
-    return [row.method, "-" if row.depth is None else str(row.depth), *scores, *times]
+def _loaded(options: argparse.Namespace) -> data.Frame:
+    if options.csv is not None:
+        return data.read_csv(options.csv, options.target, options.separator)
+    return data.load_frame(options.dataset, data_dir=options.data_dir)
 
 
-HEADER = ["method", "depth", "train R2", "test R2", "leaves", "numbers", "train s", "rows/s"]
+def _jobs(options: argparse.Namespace, task: prepare.Task) -> list[tuple[str, int | None]]:
+    """Methods and depths, in order.
+
+    Raises:
+      data.DataError: if none of the methods is for the task.
+    """
+    methods = [m for m in options.methods if task == "regression" or m not in REGRESSION_ONLY]
+    if not methods:
+        raise data.DataError(f"--methods {' '.join(options.methods)} are for regression, and the task is {task}")
+    depths = lambda of: of if options.depth is None or of == (None,) else options.depth
+    return [(method, depth) for method in methods for depth in depths(MODELS[method].depths)]
 
 
-def _rich_table(rows: list[Row]) -> RichTable:
-    out = RichTable()
-    for name in HEADER:
-        out.add_column(name, justify="left" if name == "method" else "right")
-    for row in rows:
-        out.add_row(*_text(row))
-    return out
+@contextlib.contextmanager
+def _interruptible() -> Any:
+    """Meanwhile Ctrl-C ends what runs between two lines of the table, compiled programs being no place for it.
 
+    Gives a function that says whether it was pressed. Pressed again, it ends at once.
+    """
+    pressed: list[int] = []
 
-def write(options: argparse.Namespace, table: data.Table, rows: list[Row], trees: dict[str, Any]) -> Path:
-    """Writes the results beside their place, then renames: the folder is whole or not there."""
-    parent = Path(options.out)
-    parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
+    def note(*_: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(1)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, note)
     try:
-        pd.DataFrame([asdict(row) for row in rows]).to_csv(aside / "table.csv", index=False)
-        (aside / "table.md").write_text(benchmark.markdown(HEADER, list(map(_text, rows))))
-        (aside / "config.json").write_text(json.dumps(_config(options, table), indent=2) + "\n")
-        for name, tree in trees.items():
-            parts = {"leaf": vars(tree.leaves), "origin": {} if tree.origin is None else vars(tree.origin)}
-            rest = {f"{part}_{k}": v for part, of in parts.items() for k, v in of.items() if v is not None}
-            np.savez(aside / f"{name}.npz", weights=tree.weights, bias=tree.bias, **rest)
-            (aside / f"{name}.txt").write_text(tree.to_text(table.feature_names) + "\n")
-        _figure(aside / "figure.png", rows, trees, table)
-        aside.chmod(0o755)
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
-            folder = parent / f"{table.name}-{stamp}{suffix}"
-            if not folder.exists():
-                os.rename(aside, folder)
-                return folder
-        raise FileExistsError(f"no free name for the results in {parent}")
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _config(options: argparse.Namespace, table: data.Table) -> dict[str, Any]:
+def _config(options: argparse.Namespace, frame: data.Frame, said: list[str]) -> dict[str, Any]:
     packages = ["jtrees", "jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn"]
     versions = {name: importlib.metadata.version(name) for name in packages} | {"python": platform.python_version()}
     asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
     devices = [device.device_kind for device in jax.devices()]
     return {
         "options": asked,
-        "data": {"name": table.name, "rows": len(table.x), "features": table.feature_names},
+        "data": {"name": frame.name, "rows": len(frame.x), "columns": [*map(str, frame.x.columns)], "done": said},
         "versions": versions,
         "machine": {"devices": devices, "cpus": os.cpu_count(), "processor": platform.machine()},
     }
-
-
-def _figure(file: Path, rows: list[Row], trees: dict[str, Any], table: data.Table) -> None:
-    """Score against parameters, and the best learnt tree (the smaller, if two are equal)."""
-    learnt = {name: tree for name, tree in trees.items() if not name.startswith("cart")} or trees
-    figure = Figure(figsize=(16 if learnt else 5, 5), layout="tight")
-    axes = np.atleast_1d(figure.subplots(1, 1 + bool(learnt), width_ratios=[1, 2][: 1 + bool(learnt)]))
-    for method in dict.fromkeys(row.method for row in rows):
-        own = [row for row in rows if row.method == method]
-        axes[0].plot([r.parameters for r in own], [r.test_r2 for r in own], "o-", label=method)
-        for row in own:
-            where = {"xytext": (3, 3), "textcoords": "offset points"}
-            axes[0].annotate("" if row.depth is None else f"{row.depth}", (row.parameters, row.test_r2), **where)
-    axes[0].set(xscale="log", xlabel="parameters", ylabel="test $R^2$", title=f"{table.name} (numbers: depth)")
-    axes[0].legend()
-    if learnt:
-        score = {f"{row.method}_depth{row.depth}": row.test_r2 for row in rows}
-        best = max(learnt, key=lambda name: score.get(name, -np.inf))
-        plotting.plot_tree(learnt[best], axes[1], feature_names=table.feature_names)
-        axes[1].set_title(best.replace("_depth", ", depth "))
-    figure.savefig(file, dpi=110)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -239,43 +258,42 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.compare", description="Methods side by side on a table."
     )
+    add = parser.add_argument
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--dataset", help="a data set by name (default: diabetes, which is embedded)")
+    known = f"{', '.join(data.BUNDLED)}, a file of --data-dir, or one on OpenML"
+    source.add_argument("--dataset", default=data.DEFAULT, help=f"by name (default: {data.DEFAULT}, embedded; {known})")
     source.add_argument("--csv", type=Path, help="a CSV file with a header")
-    parser.add_argument("--target", help="the column of the CSV to learn")
-    parser.add_argument("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        choices=MODELS,
-        default=DEFAULT_METHODS,
-        metavar="M",
-        help=f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})",
-    )
-    parser.add_argument("--depth", nargs="+", type=int, default=[1, 2, 3], help="depths (default: 1 2 3)")
-    parser.add_argument("--starts", type=int, default=10, help="starts of GET (default: 10)")
-    parser.add_argument("--epochs", type=int, default=1000, help="epochs of GET under each scale (default: 1000)")
-    parser.add_argument("--train-fraction", type=float, default=0.75, help="part to train on (default: 0.75)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="results", help="where the results folder goes (default: results)")
+    add("--target", help="the column of the CSV to learn")
+    add("--separator", default=",", help="what stands between two fields of the CSV (default: a comma)")
+    add("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
+    add("--task", choices=["regression", "classification"], help="(default: guessed from the target)")
+    said = f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})"
+    add("--methods", nargs="+", choices=MODELS, default=DEFAULT_METHODS, metavar="M", help=said)
+    add("--depth", nargs="+", type=int, help="depths (default: some for each method)")
+    add("--starts", type=int, default=4, help="starts of GET (default: 4)")
+    add("--epochs", type=int, default=500, help="epochs of GET under each scale (default: 500)")
+    add("--seed", type=int, default=0)
+    add("--out", default="results", help="where the results folder goes (default: results)")
     options = parser.parse_args(arguments)
-    if not 0 < options.train_fraction < 1:
-        parser.error(f"argument --train-fraction: must be between 0 and 1, got {options.train_fraction}")
     if options.target is not None and options.csv is None:
         parser.error("argument --target: goes with --csv")
-    for depth in options.depth:
+    for depth in options.depth or ():
         jtrees.validation.check_depth(depth)
     return options
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0, or 2 with one line that says what was wrong with the arguments or the data."""
+    """Exit code 0; 2 with one line that says what was wrong with the arguments, the data or the place for the results;
+    130 after Ctrl-C.
+    """
     try:
-        run(parse(arguments), Console())
+        with _interruptible() as interrupted:
+            return run(parse(arguments), Console(), interrupted)
     except ValueError as error:
         print(f"compare: {error}", file=sys.stderr)
-        return 2
-    return 0
+    except OSError as error:
+        print(f"compare: cannot write results: {error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -1,13 +1,22 @@
-"""Data by name: a folder of .npz files, scikit-learn's bundled sets, OpenML; or a user's own CSV."""
+"""Data by name: the embedded set, a folder of .npz files, scikit-learn's bundled sets, OpenML; or a user's own CSV."""
 
 from dataclasses import dataclass
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-BUNDLED = ("diabetes",)
+# kin8nm: how far the end of a simulated robot arm of eight joints is from a target, from the angles of the joints; 8192
+# rows, strongly nonlinear, with some noise. From the DELVE repository of the University of Toronto, in the public
+# domain; OpenML 189.
+EMBEDDED = Path(__file__).parent / "embedded"
+DEFAULT = "kin8nm"
+COLUMNS = {DEFAULT: [f"theta{i}" for i in range(1, 9)]}
+BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # scikit-learn's
 ON_OPENML = {"mnist": "mnist_784"}  # where the name is another
+_FEWEST = 20  # rows to train on, to choose by and to test with
 
 
 class DataError(ValueError):
@@ -15,9 +24,18 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True)
+class Frame:
+    """A data set as it comes: columns of any kind, perhaps with gaps, and a target of any kind."""
+
+    name: str
+    x: pd.DataFrame
+    y: pd.Series
+
+
+@dataclass(frozen=True)
 class Table:
-    """A data set: ``x`` float32 ``(n, p)``, ``y`` ``(n,)`` float32 or, in classification, int32; the names of its
-    columns; and where it has parts of its own, ``split`` ``(n,)``: 0 to train, 1 to validate, 2 to test.
+    """A data set of numbers: ``x`` float32 ``(n, p)``, ``y`` ``(n,)`` float32 or, in classification, int32; the names
+    of its columns; and where it has parts of its own, ``split`` ``(n,)``: 0 to train, 1 to validate, 2 to test.
     """
 
     name: str
@@ -32,36 +50,66 @@ class Table:
         return self.y.dtype.kind != "f"
 
 
-def load(
-    name: str | None = None,
-    *,
-    data_dir: str | os.PathLike | None = None,
-    csv: str | os.PathLike | None = None,
-    target: str | None = None,
-) -> Table:
-    """A table by name, or from a file.
-
-    Args:
-      name: a file ``<name>.npz`` of the folder, a bundled set, or the name of a set on OpenML, in this order; by
-        default the bundled ``diabetes``.
-      data_dir: a folder of ``.npz`` files with ``X`` and ``y``; by default the environment variable JTREES_DATA.
-      csv: a CSV file with a header, instead of a name.
-      target: the column of the CSV to learn; all others are features.
+def load(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None) -> Table:
+    """A table of numbers by name: see :func:`load_frame`.
 
     Raises:
-      DataError: for a set or column that does not exist (saying which do), and for columns that are not numbers.
+      DataError: for a set that does not exist (saying which do), and for columns that are not numbers.
     """
-    if csv is not None:
-        return _from_csv(Path(csv), target)
-    if name is None:
-        return _from_sklearn(BUNDLED[0])
-    folder = data_dir or os.environ.get("JTREES_DATA")
-    there = sorted(file.stem for file in folder_of(folder).glob("*.npz")) if folder is not None else []
-    if name in there:
-        return _from_npz(folder_of(folder) / f"{name}.npz")
-    if name in BUNDLED:
-        return _from_sklearn(name)
-    return _from_openml(name, there)
+    file = _file(name, data_dir)
+    return _from_npz(file) if file is not None else _numbers(load_frame(name, data_dir=data_dir))
+
+
+def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None) -> Frame:
+    """A data set by name.
+
+    Args:
+      name: a file ``<name>.npz`` of the folder, the embedded set, one of scikit-learn's, or the name of a set on
+        OpenML, in this order.
+      data_dir: a folder of ``.npz`` files with ``X`` and ``y``; by default the environment variable JTREES_DATA.
+
+    Raises:
+      DataError: for a set that does not exist (saying which do).
+    """
+    if (file := _file(name, data_dir)) is not None:
+        table = _from_npz(file)
+        return Frame(name, pd.DataFrame(table.x, columns=pd.Index(table.feature_names)), pd.Series(table.y, name="y"))
+    return _from_sklearn(name) if name in BUNDLED else _from_openml(name, data_dir)
+
+
+def read_csv(file: Path, target: str | None, separator: str = ",") -> Frame:
+    """A data set from a CSV file with a header.
+
+    Args:
+      file: the file; empty fields, ``NA``, ``?`` and the like are gaps.
+      target: the column to learn; all others are features.
+      separator: what stands between two fields.
+
+    Raises:
+      DataError: for a file that cannot be read or has too few rows, and a column that there is not (saying which are).
+    """
+    try:
+        frame: Any = pd.read_csv(file, sep=separator, na_values=["?"], skipinitialspace=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {file}: {_one_line(error)}") from error
+    names = [str(column) for column in frame.columns]
+    frame.columns = pd.Index(names)
+    other = next((c for c in (";", "\t", "|", ",") if c != separator and c in names[0]), None)
+    if len(names) == 1 and other is not None:
+        raise DataError(f"{file} has one column, {names[0]!r}: try --separator {other!r}")
+    if target is None or target not in names:
+        came = "none was named" if target is None else f"got {target!r}"
+        raise DataError(f"--target must be one of the columns {', '.join(names)}; {came}")
+    if len(names) == 1:
+        raise DataError(f"{file} must have at least one column besides the target")
+    return Frame(file.stem, frame.drop(columns=target), frame[target])
+
+
+def check_rows(frame: Frame) -> None:
+    """Raises :class:`DataError` if there are too few rows to train, choose and test."""
+    if len(frame.x) < _FEWEST:
+        rows = "a header and no rows" if len(frame.x) == 0 else f"{len(frame.x)} rows"
+        raise DataError(f"{frame.name} has {rows}: at least {_FEWEST} are needed to train, choose and test")
 
 
 def folder_of(data_dir: str | os.PathLike | None) -> Path:
@@ -78,6 +126,16 @@ def folder_of(data_dir: str | os.PathLike | None) -> Path:
     return Path(folder)
 
 
+def _folders(data_dir: str | os.PathLike | None) -> list[Path]:
+    named = data_dir or os.environ.get("JTREES_DATA")
+    return [*([folder_of(named)] if named else []), EMBEDDED]
+
+
+def _file(name: str, data_dir: str | os.PathLike | None) -> Path | None:
+    files = (folder / f"{name}.npz" for folder in _folders(data_dir))
+    return next((file for file in files if file.is_file()), None)
+
+
 def _from_npz(file: Path) -> Table:
     with np.load(file) as arrays:
         if not {"X", "y"} <= set(arrays.files):
@@ -86,60 +144,50 @@ def _from_npz(file: Path) -> Table:
     if x.ndim != 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf":
         raise DataError(f"{file.name} must hold numbers X (n, p) and y (n,), got shapes {x.shape} and {y.shape}")
     y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
-    return Table(file.stem, x.astype(np.float32), y, [f"x{i}" for i in range(x.shape[1])], split)
+    names = COLUMNS.get(file.stem, [])
+    names = names if len(names) == x.shape[1] else [f"x{i}" for i in range(x.shape[1])]
+    return Table(file.stem, x.astype(np.float32), y, names, split)
 
 
-def _from_sklearn(name: str) -> Table:
+def _from_sklearn(name: str) -> Frame:
     from sklearn import datasets
 
-    bunch = getattr(datasets, f"load_{name}")()
-    return Table(name, bunch.data.astype(np.float32), bunch.target.astype(np.float32), list(bunch.feature_names))
+    bunch = getattr(datasets, f"load_{name}")(as_frame=True)
+    y = bunch.target
+    if "target_names" in bunch and name != "digits":  # classes by name
+        y = pd.Series(np.asarray(bunch.target_names)[y], name="target")
+    return Frame(name, bunch.data, y)
 
 
-def _from_csv(file: Path, target: str | None) -> Table:
-    import pandas as pd
-
-    try:
-        frame = pd.read_csv(file)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {file}: {error}") from error
-    if target is None or target not in frame.columns:
-        came = "none was named" if target is None else f"got {target!r}"
-        raise DataError(f"target must be one of the columns {', '.join(map(str, frame.columns))}; {came}")
-    return _from_frame(file.stem, frame.drop(columns=target), frame[target])
-
-
-def _from_openml(name: str, there: list[str]) -> Table:
+def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
     from sklearn.datasets import fetch_openml
 
     try:
         bunch = fetch_openml(name=ON_OPENML.get(name, name), as_frame=True, parser="auto")
     except Exception as error:  # of many kinds: network, HTTP, parser, unknown name
-        known = ", ".join([*there, *(b for b in BUNDLED if b not in there)])
+        here = {file.stem for folder in _folders(data_dir) for file in folder.glob("*.npz")}
+        known = ", ".join(sorted(here | set(BUNDLED)))
         raise DataError(f"unknown data set {name!r}: here are {known}; OpenML said: {_one_line(error)}") from error
     if bunch.target is None:
         raise DataError(f"data set {name!r} on OpenML names no target column")
-    return _from_frame(name, bunch.data, bunch.target)
+    return Frame(name, bunch.data, bunch.target)
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _from_frame(name: str, features, target) -> Table:
-    import pandas as pd
-
-    classes = isinstance(target.dtype, pd.CategoricalDtype)
-    if classes:  # numbered in the order of the categories
-        target = target.cat.codes.replace(-1, np.nan)
-    for column in [*features.columns, None]:
-        values = target if column is None else features[column]
-        what = "the target" if column is None else f"column {column!r}"
+def _numbers(frame: Frame) -> Table:
+    """The same as numbers, classes numbered in the order of the categories."""
+    y: Any = frame.y
+    classes = isinstance(y.dtype, pd.CategoricalDtype)
+    if classes:
+        y = y.cat.codes.replace(-1, np.nan)
+    columns = {f"column {column!r}": frame.x[column] for column in frame.x.columns}
+    for what, values in [*columns.items(), ("the target", y)]:
         if not pd.api.types.is_numeric_dtype(values):
-            raise DataError(f"{what} must be numeric, got values such as {values.iloc[0]!r}: encode it first")
+            raise DataError(f"{what} must be numeric, got values such as {values.iloc[0]!r}")
         if not np.isfinite(values.to_numpy(np.float64, na_value=np.nan)).all():
             raise DataError(f"{what} must have no missing or infinite values")
-    if features.shape[1] == 0:
-        raise DataError("there must be at least one column besides the target")
-    y = target.to_numpy(np.int32 if classes else np.float32)
-    return Table(name, features.to_numpy(np.float32), y, [str(column) for column in features.columns])
+    names = [str(column) for column in frame.x.columns]
+    return Table(frame.name, frame.x.to_numpy(np.float32), y.to_numpy(np.int32 if classes else np.float32), names)

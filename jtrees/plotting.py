@@ -9,8 +9,8 @@ import numpy as np
 from jtrees.leaves import Linear
 from jtrees.tree import ObliqueTree
 
-_POINTS = 8  # size of all text
-_WIDTH, _LINES = 18, 3  # of the text of a leaf, in characters and in lines
+_POINTS = 10  # size of all text
+_WIDTH, _LINES = 15, 4  # of the text of a leaf, in characters and in lines
 
 
 def plot_tree(
@@ -44,7 +44,7 @@ def plot_tree(
         raise ImportError('drawing a tree needs matplotlib: pip install "jtrees[plots]"') from error
     splits, names = tree.splits, tree.names(feature_names)
     if ax is None:
-        width, height = 1.5 * min(tree.num_leaves, 2**max_depth), 1.2 * min(tree.depth + 1, max_depth + 1)
+        width, height = 1.8 * min(tree.num_leaves, 2**max_depth), 1.2 * min(tree.depth + 1, max_depth + 1)
         ax = plt.subplots(figsize=(max(6, width), max(3, height)))[1]
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)
     next_x = iter(range(2 ** (max_depth + 1)))
@@ -70,6 +70,7 @@ def plot_tree(
         return here
 
     draw(0, 0)
+    ax.margins(0.08, 0.14)  # the boxes are larger than the points that matplotlib sees
     ax.axis("off")
     return ax
 

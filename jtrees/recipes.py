@@ -314,7 +314,7 @@ def run_rounds(
     """The search of a recipe on scaled data, round by round; what it found, and the losses of its steps."""
     state, losses = _begin(recipe, start, table, key), []
     rounds = recipe.rounds(table.x.shape)
-    with watch.over(rounds.count):
+    with watch.over(rounds.count, type(getattr(recipe, "first", recipe)).__name__):
         for i in range(rounds.count):
             state, of_round = jax.block_until_ready(_round(recipe, jnp.int32(i), state, table, judge, rounds))
             losses.append(np.asarray(of_round)[..., : int(rounds.within(i))])
@@ -348,9 +348,9 @@ class Watch:
             signal.signal(signal.SIGINT, before)
 
     @contextlib.contextmanager
-    def over(self, rounds: int) -> Any:
-        """While so many rounds run."""
-        with _bar(rounds) if self.progress else contextlib.nullcontext(lambda done, loss: None) as self._bar:
+    def over(self, rounds: int, name: str = "") -> Any:
+        """While so many rounds of a recipe of this name run."""
+        with _bar(rounds, name) if self.progress else contextlib.nullcontext(lambda done, loss: None) as self._bar:
             self._last, self._rounds = time.monotonic(), rounds
             yield
 
@@ -379,7 +379,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _bar(rounds: int) -> Any:
+def _bar(rounds: int, name: str) -> Any:
     """A bar, by rich where it is installed and can draw one; else ten lines."""
     try:
         from rich.console import Console
@@ -389,10 +389,11 @@ def _bar(rounds: int) -> Any:
     else:
         console = Console()
     if console is None or not (console.is_terminal or console.is_jupyter):
-        said = lambda done, loss: print(f"round {done} of {rounds}, loss {loss:.4g}", flush=True)
+        said = lambda done, loss: print(f"{name}: round {done} of {rounds}, loss {loss:.4g}", flush=True)
         yield lambda done, loss: said(done, loss) if 10 * done // rounds > 10 * (done - 1) // rounds else None
         return
-    columns = (BarColumn(), TextColumn("loss {task.fields[loss]}"), TimeElapsedColumn(), TimeRemainingColumn())
+    text = TextColumn("{task.description}"), TextColumn("loss {task.fields[loss]}")
+    columns = (text[0], BarColumn(), text[1], TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=rounds, loss="-")
+        task = progress.add_task(name, total=rounds, loss="-")
         yield lambda done, loss: progress.update(task, completed=done, loss=f"{loss:.4g}")

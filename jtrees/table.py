@@ -59,12 +59,12 @@ class Table:
 
 
 def bucket(n: int) -> int:
-    """The number of rows that n are padded to: at most a sixteenth more.
+    """The number of rows that n are padded to: at most a sixteenth more, and at least 32.
 
     So that tables of nearly the same length, the folds of a cross-validation above all, share one compiled program.
     """
     step = max(1, 2 ** (n.bit_length() - 5))
-    return -(-n // step) * step
+    return max(32, -(-n // step) * step)
 
 
 def checked_table(x: Any, y: Any, sample_weight: Any, task: str) -> Table:

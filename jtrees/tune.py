@@ -97,7 +97,7 @@ def tune(
     if seconds is not None:
         options["max_seconds"] = max(1e-3, began + seconds - time.monotonic())
     judge = {"validation": validation} if isinstance(validation, (tuple, list)) else {}
-    result = fit(_with(recipe, chosen), x, y, key=fit_key, **judge, **options)
+    result = fit(with_options(recipe, chosen), x, y, key=fit_key, **judge, **options)
     ended = result.report["ended"] if watch.ended == "finished" else watch.ended
     return result.replace(report=result.report | {"tuning": found, "chosen": chosen, "ended": ended})
 
@@ -121,22 +121,23 @@ class _Group(NamedTuple):
     options: list[dict[str, Any]]
 
 
-def _check_name(recipe: Any, name: str) -> None:
-    """Raises ``ValueError`` unless the recipe, or a base, has an option of this name."""
-    *way, last = name.split("__")
-    for step in way:
-        recipe = getattr(recipe, step, None)
-    names = [field.name for field in dataclasses.fields(recipe)] if dataclasses.is_dataclass(recipe) else []
-    if last not in names or last == "target_features":
-        known = f" ({', '.join(names)})" if names else ""
-        raise ValueError(f"grid must name options of the recipe{known}, and not what is to be learnt, got {name!r}")
+def options_of(recipe: Any) -> dict[str, Any]:
+    """The options of a recipe by name, not those of its base; of anything else none."""
+    fields: Any = dataclasses.fields(recipe) if isinstance(recipe, Recipe) else ()  # pyright: ignore[reportArgumentType]
+    return {field.name: getattr(recipe, field.name) for field in fields}
 
 
-def _with(recipe: Any, options: dict[str, Any]) -> Any:
-    """The recipe with these options."""
+def with_options(recipe: Any, options: dict[str, Any]) -> Any:
+    """The recipe with these options, by name; those of a base as ``"base__depth"``.
+
+    Raises:
+      ValueError: for a name that is no option, saying which there are.
+    """
     for name, value in options.items():
         first, _, rest = name.partition("__")
-        recipe = recipe.replace(**{first: _with(getattr(recipe, first), {rest: value}) if rest else value})
+        if first not in (known := options_of(recipe)):
+            raise ValueError(f"options of {type(recipe).__name__} are {', '.join(known) or 'none'}, got {first!r}")
+        recipe = recipe.replace(**{first: with_options(getattr(recipe, first), {rest: value}) if rest else value})
     return recipe
 
 
@@ -149,13 +150,17 @@ def _groups(recipe: Any, grid: Any, table: Table) -> list[_Group]:
         raise ValueError(message) from None
     if not grid or not all(grid.values()):
         raise ValueError(message)
-    for name in grid:
-        _check_name(recipe, name)
-    depth_name = next((name for name in grid if name.split("__")[-1] == "depth"), None)
+    if "target_features" in (last := {name.split("__")[-1]: name for name in grid}):
+        raise ValueError("grid must hold options, and not what is to be learnt, got 'target_features'")
+    try:
+        with_options(recipe, {name: values[0] for name, values in grid.items()})
+    except ValueError as error:
+        raise ValueError(f"grid: {error}") from None
+    depth_name = last.get("depth")
     groups: dict[Any, _Group] = {}
     for values in itertools.product(*grid.values()):
         options = dict(zip(grid, values, strict=True))
-        leaves, structure = jax.tree.flatten(_with(recipe, options).checked(table))
+        leaves, structure = jax.tree.flatten(with_options(recipe, options).checked(table))
         program = structure, tuple(jnp.shape(leaf) for leaf in leaves)
         groups.setdefault(program, _Group(options.get(depth_name), [])).options.append(options)
     return list(groups.values()) if depth_name is None else sorted(groups.values(), key=lambda group: group.depth)
@@ -232,7 +237,7 @@ def _tried(recipe: Any, several: list[dict[str, Any]], parts: list[_Part], key: 
         if fold and not watch.goes_on():
             break
         weight = np.ones(len(part.judge.x)) if part.judge.weight is None else part.judge.weight
-        recipes = [_with(recipe, options).checked(part.rows) for options in several]
+        recipes = [with_options(recipe, options).checked(part.rows) for options in several]
         for i, (model, scale) in enumerate(_fits(recipes, part, jax.random.fold_in(key, fold), watch)):
             of_row = np.full(len(weight), np.inf) if model is None else _losses(recipe, model, part.judge, scale)
             lost[i].append(weight / weight.mean() * of_row)

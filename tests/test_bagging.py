@@ -112,7 +112,8 @@ def test_drawn_evenly_with_replacement(table):
     raw = recipe.table(x[:20], y[:20], None, "regression")
     recipe = recipe.checked(raw)
     drawn = np.asarray(recipe.prepare(recipe.scale(raw).unit(raw), key=key()).drawn)
-    assert drawn.shape == (400, 20)
+    assert drawn.shape == (400, 32) and (drawn[:, 20:] == -1).all()  # as padded as the table
+    drawn = drawn[:, :20]
     in_bag = np.stack([np.bincount(rows, minlength=20) for rows in drawn])
     # 400 x 20 draws of 20 rows: mean 400, deviation 19.5; and a row is left out by a sample with 0.95^20 = 0.358.
     assert np.abs(in_bag.sum(0) - 400).max() < 4 * 19.5

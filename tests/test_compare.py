@@ -2,19 +2,28 @@
 
 import json
 import os
+import signal
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import accuracy_score, log_loss, r2_score
 from sklearn.utils import Bunch
 
-from experiments import compare, data
+from experiments import compare, data, outcome, prepare
 import jtrees
 from jtrees.table import checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 QUICK = ["--depth", "2", "--starts", "2", "--epochs", "10"]
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """What is asked of jax before its first use cannot be asked in the middle of the suite."""
+    monkeypatch.setattr(compare, "_MANY", 10**9)
 
 
 @pytest.fixture
@@ -27,96 +36,260 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_writes_everything_it_promises(folder, tmp_path, capsys):
-    out = tmp_path / "out"
-    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(out), *QUICK]
-    assert compare.main([*arguments, "--methods", "cart", "get", "forest"]) == 0
+@pytest.fixture
+def houses(tmp_path):
+    """A CSV file with text, gaps, and labels of text."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"area": rng.uniform(20, 200, 90).round(1), "heating": rng.choice(["gas", "wood", "none"], 90)}
+    )
+    frame["street"] = [f"street {i}" for i in range(90)]
+    frame["garden"] = rng.choice([True, False], 90)
+    frame["verdict"] = np.where(frame["area"] + 50 * (frame["heating"] == "gas") > 130, "sold", "not yet")
+    frame["cellar"] = np.nan
+    frame.loc[::9, "area"] = np.nan
+    frame.loc[3:5, "heating"] = None
+    frame.loc[7, "verdict"] = None
+    frame.to_csv(tmp_path / "houses.csv", index=False)
+    return tmp_path / "houses.csv"
+
+
+def run(tmp_path, *arguments):
+    """The main job; the folder that it wrote, and its table."""
+    assert compare.main(["--out", str(tmp_path / "out"), *QUICK, *map(str, arguments)]) == 0
+    (folder,) = (tmp_path / "out").iterdir()
+    return folder, pd.read_csv(folder / "table.csv").set_index("method")
+
+
+# --- What it tells and writes ----------------------------------------------------------------------------------------
+
+
+def test_regression(folder, tmp_path, capsys):
+    methods = ["cart", "get", "forest"]
+    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", *methods)
     printed = capsys.readouterr().out
-    assert "get" in printed and "cart" in printed and "forest" in printed
-    (run,) = out.iterdir()
-    names = {file.name for file in run.iterdir()}
-    assert {"table.csv", "table.md", "config.json", "figure.png", "get_depth2.npz", "get_depth2.txt"} <= names
-    table = pd.read_csv(run / "table.csv").set_index("method")
-    assert table.loc["get", "train_r2"] >= table.loc["cart", "train_r2"]
-    assert table.loc["get", "leaves"] <= 4
-    config = json.loads((run / "config.json").read_text())
+    lines = printed.splitlines()
+    assert lines[0] == "plane: 120 rows, 3 features, 72 rows to train on"
+    assert lines[1].startswith("task: regression, as y holds 120 different numbers")
+    assert [line.split()[0] for line in lines[4:7]] == methods
+    assert " ".join(lines[3].split()) == "method depth train R2 test R2 leaves numbers train s rows/s"
+    assert max(map(len, lines[:8])) <= 80
+    assert "drawn: get, depth 2" in printed
+    of_every_run = {"table.csv", "table.md", "config.json", "figure.png"}
+    models = {"cart_depth2.joblib", "get_depth2.joblib", "forest.joblib"}
+    trees = {"cart_depth2.npz", "cart_depth2.txt", "get_depth2.npz", "get_depth2.txt"}
+    assert {file.name for file in written.iterdir()} == of_every_run | models | trees
+    assert table.loc["get", "train"] >= table.loc["cart", "train"] and table.loc["get", "leaves"] <= 4
+    config = json.loads((written / "config.json").read_text())
     assert config["options"]["seed"] == 0 and config["data"]["rows"] == 120 and "jax" in config["versions"]
-    with np.load(run / "get_depth2.npz") as saved:
-        assert saved["weights"].shape == (3, 3) and saved["leaf_values"].shape == (4,)
 
 
+def test_the_scores_are_those_of_the_saved_models_on_rows_that_were_kept(folder, tmp_path):
+    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", "get", "cart")
+    frame = data.load_frame("plane", data_dir=folder)
+    columns, _ = prepare.columns(frame.x)
+    parts = compare.split(frame, columns, "regression", compare.parse([]))
+    seen = [tuple(row) for x, _ in (parts.train, parts.validate, parts.test) for row in x]
+    assert len(seen) == len(set(seen)) == 120 and [len(x) for x, _ in (parts.train, parts.validate)] == [72, 18]
+    for method in ("get", "cart"):
+        model = joblib.load(written / f"{method}_depth2.joblib")["model"]
+        for part in ("train", "validate", "test"):
+            x, y = getattr(parts, part)
+            assert table.loc[method, part] == pytest.approx(r2_score(y, model.predict(x)), rel=1e-6)  # float32
+
+
+def test_a_saved_tree_is_five_lines_of_numpy(folder, tmp_path):
+    """Those of the README, and where values lie far from zero, too."""
+    with np.load(folder / "plane.npz") as near:
+        np.savez(folder / "far.npz", X=near["X"] + np.float32(4096), y=near["y"])
+    written, _ = run(tmp_path, "--data-dir", folder, "--dataset", "far", "--methods", "get")
+    with np.load(folder / "far.npz") as far, np.load(written / "get_depth2.npz") as saved:
+        x, tree = far["X"].astype(float), dict(saved)
+    node, z = np.zeros(len(x), int), x - tree["x_zero"]
+    for _ in range(int(np.log2(len(tree["bias"]) + 1))):
+        node = 2 * node + 1 + ((z * tree["weights"][node]).sum(1) + tree["bias"][node] > 0)
+    y = tree["y_zero"] + tree["leaf_values"][node - len(tree["bias"])]
+    assert (tree["x_zero"] > 4000).all() and len(set(y)) > 1
+    expected = joblib.load(written / "get_depth2.joblib")["model"].predict(x)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+def test_text_gaps_and_labels(houses, tmp_path, capsys):
+    methods = ["cart", "get", "get-linear", "forest"]
+    written, table = run(tmp_path, "--csv", houses, "--target", "verdict", "--methods", *methods)
+    printed = capsys.readouterr().out
+    assert "task: classification, as verdict holds 2 labels (--task says otherwise)" in printed
+    assert "1 rows without verdict left out" in printed
+    assert "text, a column of 0 and 1 for each value: heating (4)" in printed
+    assert "gaps filled by the median and marked: area (10)" in printed
+    assert "left out, nearly everywhere another text: street" in printed
+    assert "left out, without a value: cellar" in printed
+    assert "acc." in printed and "log loss" in printed and max(map(len, printed.splitlines()[:-1])) <= 80
+    assert list(table.index) == ["cart", "get", "forest"]  # the fourth is for regression
+    rules = (written / "get_depth2.txt").read_text()
+    assert "area" in rules or "heating_gas" in rules
+    saved = joblib.load(written / "get_depth2.joblib")
+    frame = data.read_csv(houses, "verdict")
+    frame, _ = prepare.usable(frame, "classification")
+    chances = np.asarray(saved["model"].predict(np.asarray(saved["columns"].transform(frame.x), float)), float)
+    assert saved["classes"] == ["not yet", "sold"]
+    answers = np.array(saved["classes"])[chances.argmax(1)]
+    assert (answers == frame.y).mean() > 0.7
+
+
+def test_accuracy_and_log_loss(folder, tmp_path):
+    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "labels", "--methods", "get", "forest")
+    frame = data.load_frame("labels", data_dir=folder)
+    parts = compare.split(frame, prepare.columns(frame.x)[0], "classification", compare.parse([]))
+    (x, y), forest = parts.test, joblib.load(written / "forest.joblib")["model"]
+    assert table.loc["forest", "test"] == pytest.approx(accuracy_score(y, forest.predict(x)))
+    assert table.loc["forest", "log_loss"] == pytest.approx(log_loss(y, forest.predict_proba(x)))
+    assert table.loc["get", "test"] > 0.8 and table.loc["get", "log_loss"] < 0.7
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
 @pytest.mark.parametrize("method", compare.MODELS)
-def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, method):
-    options, table = compare.parse(["--seed", "3"]), data.load("plane", data_dir=folder)
-    model = compare.MODELS[method](3, options, len(table.x))
+def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, method, task):
+    frame = data.load_frame("plane" if task == "regression" else "labels", data_dir=folder)
+    parts = compare.split(frame, prepare.columns(frame.x)[0], task, options := compare.parse(["--seed", "3"]))
+    model = compare.MODELS[method].make(3, options, task)
     if method in ("cart", "forest"):
         assert model.random_state == 3
         return
     assert isinstance(model, jtrees.Recipe)
-    checked = model.checked(checked_table(table.x, table.y, None, "regression"))
+    table = checked_table(*parts.train, None, task)
+    if task == "classification" and method in compare.REGRESSION_ONLY:
+        with pytest.raises(ValueError, match="leaves must be"):
+            model.checked(table)
+        return
+    checked = model.checked(table)
     assert getattr(checked, "base", checked).depth == 3
 
 
 @pytest.mark.slow
-def test_every_method_runs(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "_batch_epochs", lambda n: 5)
-    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "out"), *QUICK]
-    assert compare.main([*arguments, "--methods", *compare.MODELS]) == 0
-    (run,) = (tmp_path / "out").iterdir()
-    table = pd.read_csv(run / "table.csv").set_index("method")
-    assert list(table.index) == list(compare.MODELS)
-    names = {file.name for file in run.iterdir()}
-    assert {f"{name}_depth2.npz" for name in ("cart", "get", "get-polished", "get-linear", "raddt", "dgt")} <= names
-    assert (table["leaves"] >= 1).all() and (table["parameters"] > table["leaves"] - 1).all()
-    assert np.isfinite(table["test_r2"]).all()
+@pytest.mark.parametrize("name", ["plane", "labels"])
+def test_every_method_runs(folder, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("jtrees.methods.one_run._UPDATES", 12)
+    written, table = run(tmp_path, "--data-dir", folder, "--dataset", name, "--methods", *compare.MODELS)
+    methods = [m for m in compare.MODELS if name == "plane" or m not in compare.REGRESSION_ONLY]
+    assert list(table.index) == methods
+    names = {file.name for file in written.iterdir()}
+    assert {f"{row}_depth2.joblib" for row in methods if row != "forest"} <= names
+    assert {f"{row}_depth2.npz" for row in ("cart", "get", "get-polished", "raddt", "dgt")} <= names
+    assert (table["leaves"] >= 1).all() and (table["numbers"] > table["leaves"] - 1).all()
+    assert np.isfinite(table["test"]).all()
+
+
+def test_the_tree_that_is_drawn_is_small_and_the_best_on_the_rows_to_choose_by():
+    row = lambda method, validate, test, leaves: outcome.Row(method, 2, 0, validate, test, None, leaves, 9, 1, 1)
+    rows = [row("cart", 0.9, 0.9, 4), row("get", 0.5, 0.8, 4), row("dgt", 0.6, 0.1, 8), row("raddt", 0.8, 0.9, 64)]
+    told = outcome.Outcome.__new__(outcome.Outcome)
+    told.rows, told.trees = rows, {row.name: row.method for row in rows}
+    assert told.drawn() == (rows[2], "dgt")
+    told.rows = rows[:1]
+    assert told.drawn() == (rows[0], "cart")
 
 
 def test_defaults():
     options = compare.parse([])
-    assert options.methods == ["cart", "get", "get-linear", "forest"] and options.depth == [1, 2, 3]
-
-
-def test_a_saved_tree_is_whole_where_values_lie_far_from_zero(folder, tmp_path):
-    with np.load(folder / "plane.npz") as near:
-        np.savez(folder / "far.npz", X=near["X"] + np.float32(4096), y=near["y"])
-    arguments = [
-        "--data-dir",
-        str(folder),
-        "--dataset",
-        "far",
-        "--methods",
-        "get",
-        "--out",
-        str(tmp_path / "out"),
-        *QUICK,
-    ]
-    assert compare.main(arguments) == 0
-    (run,) = (tmp_path / "out").iterdir()
-    with np.load(run / "get_depth2.npz") as saved:
-        assert saved["origin_x"].shape == (3,) and np.all(saved["origin_x"] > 4000)
-
-
-def test_results_are_never_half_written(folder, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    monkeypatch.setattr(compare, "_figure", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        compare.main(["--data-dir", str(folder), "--dataset", "plane", "--methods", "cart", "--out", str(out), *QUICK])
-    assert os.listdir(out) == []
+    assert options.dataset == "kin8nm" and options.depth is None
+    assert options.methods == ["cart", "get", "get-linear", "dgt", "latent", "forest"]
+    jobs = compare._jobs(options, "regression")
+    assert ("get", 4) in jobs and ("forest", None) in jobs and len(jobs) == len(set(jobs))
+    assert "get-linear" not in dict(compare._jobs(options, "classification"))
+    assert ("get", 3) in compare._jobs(compare.parse(["--depth", "3"]), "regression")
 
 
 def test_two_runs_within_a_second_keep_both(folder, tmp_path):
-    out = tmp_path / "out"
-    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--methods", "cart", "--out", str(out), *QUICK]
+    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--methods", "cart", "--out", str(tmp_path / "out")]
     assert [compare.main(arguments), compare.main(arguments)] == [0, 0]
-    assert len(os.listdir(out)) == 2
+    assert len(os.listdir(tmp_path / "out")) == 2
+
+
+# --- When something goes wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["between", "in a fit"])
+def test_an_interruption_keeps_what_is_done(folder, tmp_path, capsys, monkeypatch, where):
+    known = compare.measure
+
+    def measure(method, *rest):
+        if method == "get" and where == "in a fit":
+            raise KeyboardInterrupt
+        if method == "get":
+            signal.raise_signal(signal.SIGINT)
+        return known(method, *rest)
+
+    monkeypatch.setattr(compare, "measure", measure)
+    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--methods", "cart", "get", "forest", *QUICK]
+    assert compare.main([*arguments, "--out", str(tmp_path / "out")]) == 130
+    (written,) = (tmp_path / "out").iterdir()
+    done = ["cart", "get"] if where == "between" else ["cart"]
+    assert list(pd.read_csv(written / "table.csv")["method"]) == done
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"compare: interrupted; {len(done)} of 3 rows are in {written}"
+    assert (written / "figure.png").exists() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_fit_that_was_interrupted_makes_no_row(folder, monkeypatch):
+    known = jtrees.fit
+
+    def fit(*args, **options):
+        found = known(*args, **options)
+        return found.replace(report=found.report | {"ended": "interrupted"})
+
+    monkeypatch.setattr(jtrees, "fit", fit)
+    frame, options = data.load_frame("plane", data_dir=folder), compare.parse(QUICK)
+    parts = compare.split(frame, prepare.columns(frame.x)[0], "regression", options)
+    with pytest.raises(KeyboardInterrupt):
+        compare.measure("get", 2, parts, options, False)
+
+
+def test_nothing_is_kept_of_nothing(folder, tmp_path, capsys, monkeypatch):
+    def measure(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "measure", measure)
+    out = tmp_path / "out"
+    assert compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(out)]) == 130
+    assert os.listdir(out) == []
+    assert capsys.readouterr().out.splitlines()[-1] == "compare: interrupted; no row was finished"
+
+
+def test_a_full_disk_is_one_line(folder, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outcome.joblib, "dump", full)
+    out = tmp_path / "out"
+    assert compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(out), *QUICK]) == 2
+    said = capsys.readouterr()
+    assert said.err == "compare: cannot write results: [Errno 28] No space left on device\n"
+    assert "cart" in said.out and os.listdir(out) == []
+
+
+def test_the_place_for_the_results_is_tried_before_the_first_fit(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compare, "measure", lambda *_: 1 / 0)
+    (tmp_path / "file").touch()
+    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "file")]
+    assert compare.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "compare: cannot write results" in error and error.count("\n") == 1
+
+
+def test_an_error_of_our_own_leaves_nothing_half_written(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(outcome.Outcome, "add", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "out"), *QUICK])
+    assert os.listdir(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dataset", "labels"], "class labels"),
         (["--dataset", "plane", "--depth", "17"], "depth must be from 1 to 16"),
         (["--dataset", "plane", "--depth", "0"], "depth must be from 1 to 16"),
+        (["--dataset", "labels", "--methods", "get-linear"], "get-linear are for regression"),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, arguments, said):
@@ -126,12 +299,66 @@ def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, ar
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("a,b\n1,2\n", [], "--target must be one of the columns a, b; none was named"),
+        ("a,b\n1,2\n", ["--target", "c"], "--target must be one of the columns a, b; got 'c'"),
+        ("a;b\n1;2\n", ["--target", "b"], "has one column, 'a;b': try --separator ';'"),
+        ("b\n2\n", ["--target", "b"], "at least one column besides the target"),
+        ("a,b\n", ["--target", "b"], "has a header and no rows: at least 20"),
+        ("a,b\n1,2\n2,3.5\n3,4.5\n", ["--target", "b"], "has 3 rows: at least 20"),
+        ("", ["--target", "b"], "cannot read"),
+        ("a,b\n" + "1,2\n" * 40, ["--target", "b"], "must take at least two values, got ['2']"),
+        ("a,b\n" + "1,x\n2,y\n" * 20, ["--target", "b", "--task", "regression"], "for --task regression, got 'x'"),
+        ("a,b\n" + "".join(f"1,x{i}\n" for i in range(40)), ["--target", "b"], "40 labels of fewer than 5 rows"),
+        (
+            "a,b,c,d\n" + "".join(f"{i or 'inf'},{i or 'many'},'{i},5',{i}\n".replace("'", '"') for i in range(40)),
+            ["--target", "d"],
+            "'a' has 1 infinite values; 'b' holds numbers and texts such as 'many'; 'c' has a decimal comma, as in",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_get_one_line_that_helps(tmp_path, capsys, text, arguments, said):
+    (tmp_path / "bad.csv").write_text(text)
+    out = tmp_path / "out"
+    assert compare.main(["--csv", str(tmp_path / "bad.csv"), "--out", str(out), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and error.startswith("compare: ")
+    assert not out.exists()
+
+
+def test_rare_classes_are_left_out_aloud(tmp_path):
+    y = pd.Series(["a"] * 20 + ["b"] * 20 + ["c"] * 4, name="kind")
+    frame, said = prepare.usable(data.Frame("some", pd.DataFrame({"x": range(44)}), y), "classification")
+    assert said == ["classes of fewer than 5 rows left out: c"] and len(frame.x) == len(frame.y) == 40
+
+
+@pytest.mark.parametrize(
+    ("y", "task"),
+    [
+        (["a", "b"] * 30, "classification"),
+        ([True, False] * 30, "classification"),
+        ([0, 1, 2] * 20, "classification"),
+        ([0.0, 1.0, np.nan] * 20, "classification"),
+        ([0.5, 1.0, 2.0] * 20, "regression"),
+        (range(60), "regression"),
+    ],
+)
+def test_the_task_is_guessed(y, task):
+    guessed, why = prepare.guess(pd.Series(y, name="t"))
+    assert guessed == task and why.startswith("t holds ")
+
+
+# --- Data by name ----------------------------------------------------------------------------------------------------
+
+
 def test_unknown_name_says_which_there_are(folder, monkeypatch):
     def unreachable(**_):
         raise OSError("no network")
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", unreachable)
-    with pytest.raises(data.DataError, match=r"'nowhere'.*labels, plane, diabetes.*no network"):
+    with pytest.raises(data.DataError, match=r"'nowhere'.*diabetes.*kin8nm, labels, plane.*no network"):
         data.load("nowhere", data_dir=folder)
 
 
@@ -164,36 +391,37 @@ def test_environment_variable_names_the_folder(folder, monkeypatch):
 
 def test_csv(tmp_path):
     file = tmp_path / "houses.csv"
-    file.write_text("rooms,area,price\n1,20.5,100\n2,40,210\n3,70,350\n")
-    table = data.load(csv=file, target="price")
-    assert table.feature_names == ["rooms", "area"]
-    np.testing.assert_array_equal(table.y, [100, 210, 350])
-
-
-@pytest.mark.parametrize(
-    ("text", "target", "said"),
-    [
-        ("a,b\n1,2\n", None, "columns a, b"),
-        ("a,b\n1,2\n", "c", "got 'c'"),
-        ("a,b\nred,2\n", "b", "column 'a' must be numeric"),
-        ("a,b\n,2\n1,3\n", "b", "column 'a' must have no missing"),
-        ("b\n2\n", "b", "at least one column"),
-    ],
-)
-def test_bad_csv(tmp_path, text, target, said):
-    file = tmp_path / "bad.csv"
-    file.write_text(text)
-    with pytest.raises(data.DataError, match=said):
-        data.load(csv=file, target=target)
+    file.write_text("rooms;area;price\n1;20.5;100\n2; ?;210\n3;70;350\n")
+    frame = data.read_csv(file, "price", ";")
+    assert list(frame.x.columns) == ["rooms", "area"] and frame.name == "houses"
+    np.testing.assert_array_equal(frame.x["area"], [20.5, np.nan, 70])
+    np.testing.assert_array_equal(frame.y, [100, 210, 350])
 
 
 def test_missing_csv_and_folder(tmp_path):
     with pytest.raises(data.DataError, match="cannot read"):
-        data.load(csv=tmp_path / "none.csv", target="y")
+        data.read_csv(tmp_path / "none.csv", "y")
     with pytest.raises(data.DataError, match="does not exist"):
         data.load("plane", data_dir=tmp_path / "none")
 
 
-def test_embedded_default():
+def test_numbers_are_asked_for_by_those_who_need_them(monkeypatch):
+    answer = Bunch(data=pd.DataFrame({"a": ["red", "blue"]}), target=pd.Series([0.5, 1.5]))
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda **_: answer)
+    with pytest.raises(data.DataError, match="column 'a' must be numeric, got values such as 'red'"):
+        data.load("set")
+
+
+def test_embedded_default(monkeypatch):
+    monkeypatch.delenv("JTREES_DATA", raising=False)
     table = data.load()
-    assert table.name == "diabetes" and table.x.shape == (442, 10)
+    assert table.name == "kin8nm" and table.x.shape == (8192, 8) and table.feature_names[0] == "theta1"
+    assert data.EMBEDDED.joinpath("kin8nm.npz").stat().st_size < 300_000
+
+
+def test_bundled_sets_have_names(monkeypatch):
+    monkeypatch.delenv("JTREES_DATA", raising=False)  # where a set of the same name may lie
+    frame = data.load_frame("iris")
+    assert set(frame.y) == {"setosa", "versicolor", "virginica"} and len(frame.x.columns) == 4
+    assert prepare.guess(data.load_frame("digits").y)[0] == "classification"
+    assert prepare.guess(data.load_frame("diabetes").y)[0] == "regression"

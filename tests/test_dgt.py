@@ -468,7 +468,7 @@ def test_digits():
         ({"refit": "mean"}, "refit must be True or False, got 'mean'"),
         ({"refit": None}, "refit must be True or False, got None"),
         ({"epochs": 0}, "epochs"),
-        ({"epochs": None}, "epochs must be a whole number, got None"),
+        ({"epochs": "many"}, "epochs must be a whole number, got 'many'"),
         ({"batch_size": 0}, "batch_size"),
         ({"cycles": 1000}, "cycles must be at most the number of updates, 120, got 1000"),
         ({"cycles": None}, "cycles must be a whole number, got None"),
@@ -592,3 +592,14 @@ def test_pat_is_trained_by_any_optimiser(data):
 def test_bad_slopes_are_refused(data, slopes):
     with pytest.raises(ValueError, match="slopes must be"):
         fit(*data, recipe=PAT, slopes=slopes)
+
+
+def test_updates_without_epochs(data, monkeypatch):
+    """As many whole epochs as make 2000 updates, and at least 12, the same for all lengths of a bucket."""
+    recipe = jtrees.DGT(epochs=None)
+    assert [recipe.updates(n) for n in (100, 128 * 10, 1000, 10**6)] == [2000, 2000, 2002, 12 * 7812]
+    assert jtrees.DGT(epochs=2).updates(1000) == 14
+    monkeypatch.setattr("jtrees.methods.one_run._UPDATES", 24)
+    x, y = data
+    fit = jtrees.fit(jtrees.DGT(depth=2, widths=(), epochs=None), x, y, key=jax.random.key(0))
+    assert fit.step == len(fit.history) == 24

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import benchmark, paper_bandit, paper_dgt, paper_get, paper_latent, pieces
+from experiments import benchmark, estimators, paper_bandit, paper_dgt, paper_forest, paper_get, paper_latent, pieces
 import jtrees
 from jtrees.methods.dgt import random_chain
 
@@ -98,7 +98,7 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert not list((tmp_path / "x").glob("*.json"))
 
 
-@pytest.mark.parametrize("script", [paper_get, paper_dgt, paper_bandit, paper_latent])
+@pytest.mark.parametrize("script", [paper_get, paper_dgt, paper_bandit, paper_latent, estimators])
 def test_committed_pieces_make_the_committed_report(script, tmp_path):
     name = script.SCRIPT.name
     (tmp_path / name).symlink_to(benchmark.RESULTS / name)
@@ -253,3 +253,53 @@ def test_every_part_of_latent_runs(folder, monkeypatch):
     text = (folder / "latent.md").read_text()
     assert "| kin8nm | R² | 1 |" in text and "Table 3" in text and "epoch 59" in text and "QHAdam" in text
     assert (folder / "latent.png").exists()
+
+
+@pytest.mark.slow
+def test_every_part_of_the_forests_runs(folder, monkeypatch):
+    small = paper_forest.GET_FOREST.base.replace(epochs=3)
+    monkeypatch.setattr(paper_forest, "GET_FOREST", jtrees.Bagged(small, trees=5))
+    monkeypatch.setattr(paper_forest, "GET_DEPTHS", (1, 2))
+    monkeypatch.setattr(paper_forest, "ONE_TREE", small.replace(depth=2))
+    monkeypatch.setattr(paper_forest, "UPDATES", 20)
+    if not (benchmark.installed("optuna") and benchmark.installed("xgboost")):
+        monkeypatch.setitem(paper_forest.PARTS, "boosting", paper_forest.random_forest)
+    arguments = ["--data-dir", str(folder), "--datasets", "kin8nm", "--seeds", "1", "--out", str(folder / "forests")]
+    pieces.main(paper_forest.SCRIPT, arguments)
+    text = (folder / "forests.md").read_text()
+    assert "| kin8nm | " in text and "30 trees of GET-Linear - XGBoost: " in text and "ahead on" in text
+
+
+@pytest.mark.slow
+def test_every_part_of_the_estimators_runs(folder, monkeypatch):
+    tree = jtrees.DGT(depth=2, epochs=3, widths=())
+    for kind in (estimators.TreeRegressor, estimators.TreeClassifier):
+        monkeypatch.setattr(kind, "default_recipe", tree)
+    names = ["--datasets", "kin8nm", "segmentation"]
+    arguments = ["--data-dir", str(folder), *names, "--seeds", "2", "--out", str(folder / "estimators")]
+    pieces.main(estimators.SCRIPT, arguments)
+    text = (folder / "estimators.md").read_text()
+    assert "| kin8nm | 225 x 5 |" in text and "| segmentation | 225 x 5 |" in text
+    assert text.count("jtrees is ahead of CART on") == 2
+
+
+def test_forests_are_compared_set_by_set():
+    record = lambda test: {"found": {"test": test, "numbers": 10}, "machine": "a machine", "seconds": 3.0}
+    scores = {"get": (90, 60), "dgt": (70, 70), "boosting": (80, 65), "forest": (1, 2), "tree": (3, 4)}
+    found = {part: {"kin8nm": {0: record(a)}, "abalone": {0: record(b)}} for part, (a, b) in scores.items()}
+    found["get"]["ailerons"] = {0: record(1000)}  # which the others have not been measured on
+    text = paper_forest.report(found, "a command")
+    assert "30 trees of GET-Linear - XGBoost: +2.50 on average, ahead on 1 of 2" in text
+    assert "30 trees of DGT - XGBoost: -2.50 on average, ahead on 1 of 2" in text
+    assert "| kin8nm | 90.00 | 70.00 | 80.00 | 1.00 | 3.00 |" in text and "ailerons" not in text
+
+
+def test_estimators_are_held_against_cart_and_a_forest():
+    record = lambda cart, forest, ours: {
+        "found": {"rows": 9, "features": 2, "CART": cart, "random forest": forest, "jtrees": ours, "jtrees seconds": 7},
+        "machine": "a machine",
+    }
+    by_name = {"kin8nm": {0: record(40, 70, 80), 1: record(50, 80, 70)}, "abalone": {0: record(60, 50, 55)}}
+    text = estimators.report({"regression": by_name}, "a command")
+    assert "ahead of CART on 1 of 2 sets, and on average +2.50 points from the random forest" in text
+    assert "| kin8nm | 9 x 2 | 45.00 ± 5.00 | 75.00 ± 5.00 | 75.00 ± 5.00 | 7 |" in text

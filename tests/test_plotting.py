@@ -76,7 +76,7 @@ def test_text_is_large_enough_to_read_and_long_ones_are_cut(leaves):
     ends = [text for text in _texts(ax) if ">" not in text]
     assert len(ends) == 8
     for text in ends:
-        assert text.endswith(" …") and 1 < len(text.splitlines()) <= 3
+        assert text.endswith(" …") and 1 < len(text.splitlines()) <= 4
         assert all(len(line) <= 18 for line in text.splitlines())
     assert not _overlaps(ax)
 

@@ -223,13 +223,13 @@ def test_progress_without_rich_is_some_lines(table, capsys, monkeypatch):
     result = fit(table, Polynomials(a_round=2), progress=True)  # 52 rounds
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
-    assert lines[-1] == f"round 52 of 52, loss {result.history[-1]:.4g}"
+    assert lines[-1] == f"Polynomials: round 52 of 52, loss {result.history[-1]:.4g}"
 
 
 def test_progress_in_a_pipe_is_some_lines(table, capsys):
     pytest.importorskip("rich")
     fit(table, progress=True)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("round 4 of 4, loss ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Polynomials: round 4 of 4, loss ")
 
 
 def test_progress_in_a_terminal_is_a_bar_with_the_loss(table, capsys, monkeypatch):

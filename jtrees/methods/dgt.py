@@ -298,7 +298,7 @@ class DGT(HardTree):
     def checked(self, table: Table) -> "DGT":
         recipe = super().checked(table)
         checks.check_choice("window", self.window, WINDOWS)
-        cycles, steps = checks.check_count("cycles", self.cycles), recipe.epochs * recipe.an_epoch(len(table.x))
+        cycles, steps = checks.check_count("cycles", self.cycles), recipe.updates(len(table.x))
         if cycles > steps:
             raise ValueError(f"cycles must be at most the number of updates, {steps}, got {cycles}")
         # Without momentum the optimiser keeps one copy of the parameters less.
@@ -352,7 +352,7 @@ class PAT(HardTree):
         return 4 * topology.num_nodes(self.depth)
 
     def method(self, table: Table) -> training.Method:
-        steps, (low, high) = self.epochs * self.an_epoch(table.x.shape[0]), self.slopes
+        steps, (low, high) = self.updates(table.x.shape[0]), self.slopes
         slope = lambda step: low * (high / low) ** (jnp.asarray(step, jnp.float32) / steps)
         return pat(self.depth, slope, classes=table.classes, loss=self.loss)
 

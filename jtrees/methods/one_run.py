@@ -11,18 +11,20 @@ from jtrees import losses, training, validation as checks
 from jtrees.recipes import Found, Recipe, Rounds, number, static
 from jtrees.table import Table
 
+_UPDATES, _PASSES = 2000, 12  # at least, unless epochs are given
+
 
 @struct.dataclass(kw_only=True)
 class OneRun(Recipe):
     """One run on mini-batches; with ``validation`` the parameters that did best there, looked at once an epoch.
 
     Attributes:
-      epochs: passes over the data.
+      epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
       batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
       learning_rate: at the start.
     """
 
-    epochs: int = static(default=100)
+    epochs: int | None = static(default=100)
     batch_size: int = static(default=128)
     learning_rate: float = 0.01
 
@@ -44,7 +46,7 @@ class OneRun(Recipe):
 
     def checked(self, table: Table) -> Any:
         return self.replace(
-            epochs=checks.check_count("epochs", self.epochs),
+            epochs=None if self.epochs is None else checks.check_count("epochs", self.epochs),
             batch_size=checks.check_count("batch_size", self.batch_size),
             learning_rate=number("learning_rate", self.learning_rate, checks.check_number),
         )
@@ -53,9 +55,15 @@ class OneRun(Recipe):
         """Steps in an epoch of n samples."""
         return n // min(self.batch_size, n)
 
+    def updates(self, n: int) -> int:
+        """How many updates a run on n samples makes, in whole epochs."""
+        an_epoch = self.an_epoch(n)
+        epochs = max(_PASSES, -(-_UPDATES // an_epoch)) if self.epochs is None else self.epochs
+        return an_epoch * epochs
+
     def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
         elements = many * min(self.batch_size, shape[0]) * self.work(shape[1])
-        return Rounds.of(self.epochs * self.an_epoch(shape[0]), elements)
+        return Rounds.of(self.updates(shape[0]), elements)
 
     def work(self, p: int) -> int:
         """About how many numbers a step works on, a sample."""
@@ -63,8 +71,7 @@ class OneRun(Recipe):
 
     def _parts(self, table: Table) -> tuple[training.Method, optax.GradientTransformation]:
         n = table.x.shape[0]
-        an_epoch = self.an_epoch(n)
-        return self.method(table), self.optimizer(self.epochs * an_epoch, an_epoch)
+        return self.method(table), self.optimizer(self.updates(n), self.an_epoch(n))
 
     def begin(self, start: Any, table: Table, *, key: Array) -> training.TrainState:
         method, optimizer = self._parts(table)

@@ -1,0 +1,299 @@
+"""The two scikit-learn estimators: scikit-learn's own checks for every recipe, and what its users do with them."""
+
+import pickle
+import subprocess
+import sys
+
+import jax
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+from sklearn.tree import DecisionTreeRegressor
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import jtrees
+from jtrees import estimators, warmstart
+from jtrees.estimators import TreeClassifier, TreeRegressor
+
+GET = jtrees.GET(depth=2, starts=1, epochs=30)
+RADDT = jtrees.RADDT(depth=2, starts=1, epochs=10)
+DGT = jtrees.DGT(depth=3, epochs=60, widths=())
+PAT = jtrees.PAT(depth=3, epochs=60)
+LATENT = jtrees.LatentTree(depth=2, epochs=60)
+# optax's Adam raises a float to an int32 power, and users have jax's own promotion.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+QUICK = [DGT]
+OTHERS = [GET, RADDT, PAT, LATENT, jtrees.Bagged(DGT, trees=3), jtrees.Polished(GET, epochs=10)]
+
+
+def both(some):
+    return [kind(recipe, random_state=0) for kind in (TreeRegressor, TreeClassifier) for recipe in some]
+
+
+# --- scikit-learn's own checks ---------------------------------------------------------------------------------------
+
+# What the checks themselves warn of: labels (n, 1), a pandas of another day.
+ignored = pytest.mark.filterwarnings("ignore")
+
+
+@ignored
+@parametrize_with_checks(both(QUICK))
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@ignored
+@pytest.mark.slow
+@parametrize_with_checks([*both(OTHERS), TreeRegressor(GET.replace(leaves="linear"), random_state=0)])
+def test_scikit_learn_checks_of_all_recipes(estimator, check):
+    check(estimator)
+
+
+def test_every_recipe_is_checked():
+    recipes = {value for value in vars(jtrees).values() if isinstance(value, type) and issubclass(value, jtrees.Recipe)}
+    assert recipes - {jtrees.Recipe, jtrees.LatentClustering} == {type(recipe) for recipe in QUICK + OTHERS}
+
+
+# --- What users do ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classes():
+    """Three classes by name, ``(150, 3)`` and ``(150,)``."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(150, 3))
+    return x, np.array(["low", "middle", "high"])[(x[:, 0] + x[:, 1] > -0.7).astype(int) + (x[:, 0] + x[:, 1] > 0.7)]
+
+
+def test_regressor(data):
+    x, y = (a.astype(np.float64) for a in data)
+    model = TreeRegressor(DGT, random_state=0).fit(x, y)
+    answers = model.predict(x)
+    assert answers.shape == y.shape and answers.dtype == np.float64
+    assert model.score(x, y) > 0.8
+    np.testing.assert_array_equal(answers, model.tree_.predict(x))
+    assert isinstance(model.model_, jtrees.ObliqueTree) and model.report_["ended"] == "finished"
+    assert model.loss_ == pytest.approx(np.square(answers - y).mean(), rel=1e-5)  # float32 against float64 sums
+
+
+def test_classifier_of_names(classes):
+    x, y = classes
+    model = TreeClassifier(GET.replace(epochs=200), random_state=0).fit(x, y)
+    chances = model.predict_proba(x)
+    assert model.classes_.tolist() == ["high", "low", "middle"]
+    np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-12)
+    np.testing.assert_array_equal(model.predict(x), model.classes_[chances.argmax(1)])
+    assert chances.dtype == np.float64 and model.score(x, y) > 0.9
+
+
+@pytest.mark.parametrize("recipe", [GET, DGT, LATENT], ids=lambda recipe: type(recipe).__name__)
+def test_several_targets(data, recipe):
+    x, y = data
+    both = np.stack([y, -1e6 * y, np.full_like(y, 0.1), x[:, 0]], axis=1).astype(np.float64)
+    model = TreeRegressor(recipe, random_state=0).fit(x, both)
+    answers = model.predict(x)
+    assert answers.shape == both.shape
+    assert (answers[:, 2] == both[:, 2]).all()  # a constant is answered as it is
+    left = np.square(answers - both).mean(0) / np.maximum(both.var(0), 1e-30)
+    assert (left[[0, 1, 3]] < 0.8).all()  # each learnt, whatever its unit
+    one = TreeRegressor(recipe, random_state=0).fit(x, y[:, None])
+    assert one.predict(x).shape == (len(y), 1)
+    np.testing.assert_array_equal(one.predict(x)[:, 0], TreeRegressor(recipe, random_state=0).fit(x, y).predict(x))
+
+
+def test_nothing_varies(classes):
+    x, _ = classes
+    model = TreeRegressor(DGT).fit(x, np.full(len(x), 0.1))
+    assert (model.predict(x) == 0.1).all() and model.get_depth() == 0 and model.get_n_leaves() == 1
+    assert model.tree_.to_text() == "-> 0.1"
+    assert set(model.apply(x)) == {1} and model.decision_path(x).toarray().tolist() == [[1, 1, 0]] * len(x)
+    model = TreeClassifier(DGT).fit(x, ["one"] * len(x))
+    assert (model.predict(x) == "one").all() and (model.predict_proba(x) == 1).all()
+
+
+def test_classes_whose_rows_have_no_weight(classes):
+    x, y = classes
+    model = TreeClassifier(DGT, random_state=0).fit(x, y, sample_weight=y != "middle")
+    assert model.classes_.tolist() == ["high", "low", "middle"]
+    assert model.predict_proba(x).shape == (len(x), 3) and (model.predict_proba(x)[:, 2] == 0).all()
+    fewer = TreeClassifier(DGT, random_state=0).fit(x[y != "middle"], y[y != "middle"])
+    np.testing.assert_array_equal(model.predict(x), fewer.predict(x))
+
+
+@pytest.mark.parametrize("recipe", [GET, DGT, jtrees.Bagged(DGT, trees=2)], ids=lambda recipe: type(recipe).__name__)
+def test_a_weight_is_a_repetition_bit_for_bit(data, recipe):
+    x, y = data
+    weight = np.random.default_rng(1).integers(0, 3, len(x))
+    order = np.random.default_rng(2).permutation(weight.sum())
+    rows = np.repeat(np.arange(len(x)), weight)[order]
+    weighted = TreeRegressor(recipe, random_state=0).fit(x, y, sample_weight=0.5 * weight)
+    repeated = TreeRegressor(recipe, random_state=0).fit(x[rows], y[rows])
+    np.testing.assert_array_equal(weighted.predict(x), repeated.predict(x))
+
+
+def test_the_tree_of_cart(data):
+    x, y = data
+    cart = DecisionTreeRegressor(max_depth=3, min_samples_leaf=20, random_state=0).fit(x, y)
+    model = TreeRegressor(DGT).fit(x, y)
+    model.tree_ = model.model_ = warmstart.from_sklearn(cart)
+    assert model.get_depth() == cart.get_depth() and model.get_n_leaves() == cart.get_n_leaves()
+    path, ends = model.decision_path(x), model.apply(x)
+    assert path.shape == (len(x), 15) and (path[np.arange(len(x)), ends] == 1).all()
+    assert (np.unique(ends, return_inverse=True)[1].max() + 1) == cart.get_n_leaves()
+    # The same leaves, by other numbers.
+    theirs = cart.apply(x)
+    assert len(set(zip(ends, theirs, strict=True))) == len(set(theirs))
+
+
+def test_a_forest_is_no_tree(data):
+    model = TreeRegressor(jtrees.Bagged(DGT, trees=2), random_state=0).fit(*data)
+    assert model.tree_ is None and isinstance(model.model_, jtrees.Forest)
+    with pytest.raises(AttributeError, match="one tree, and Bagged found Forest"):
+        model.get_depth()
+
+
+# --- Parameters, and scikit-learn's tools ----------------------------------------------------------------------------
+
+
+def test_parameters_of_the_recipe():
+    model = TreeRegressor(jtrees.Bagged(DGT, trees=2))
+    params = model.get_params()
+    assert params["recipe__trees"] == 2 and params["recipe__base__depth"] == 3
+    model.set_params(recipe__base__depth=5, recipe__trees=4, random_state=1)
+    assert model.recipe == jtrees.Bagged(DGT.replace(depth=5), trees=4) and model.random_state == 1
+    assert DGT.depth == 3
+    assert clone(model).recipe == model.recipe
+    assert set(model.get_params(deep=False)) == {"recipe", "random_state", "validation_fraction", "max_seconds"}
+    default = TreeRegressor().set_params(recipe__depth=2)
+    assert default.recipe == TreeRegressor()._recipe().replace(depth=2)
+    with pytest.raises(ValueError, match=r"options of DGT are .*depth.*got 'deepness'"):
+        model.set_params(recipe__base__deepness=3)
+    with pytest.raises(ValueError, match="Invalid parameter 'depth'"):
+        model.set_params(depth=3)
+    assert "Bagged(base=DGT(" in repr(model)
+
+
+def test_grid_search(classes):
+    x, y = classes
+    search = GridSearchCV(TreeClassifier(DGT, random_state=0), {"recipe__depth": [1, 3]}, cv=3).fit(x, y)
+    assert search.best_params_ == {"recipe__depth": 3}
+    assert search.best_estimator_.recipe.depth == 3 and search.best_score_ > 0.8
+
+
+def test_five_folds_compile_once(data, count_compilations):
+    x, y = (np.tile(a, (3, *[1] * (a.ndim - 1)))[:-1] for a in data)
+    x[:, 1] += np.arange(len(x))  # all rows differ
+    model = TreeRegressor(DGT.replace(epochs=2), random_state=0)
+    first = count_compilations(lambda: model.fit(x[120:], y[120:]).predict(x[:120]) is None)
+    assert first > 0
+    assert count_compilations(lambda: cross_val_score(model, x, y, cv=5)) == 0
+
+
+@pytest.mark.parametrize("store", ["pickle", "joblib"])
+def test_stored(data, store, tmp_path):
+    x, y = data
+    model = TreeRegressor(GET.replace(leaves="linear"), random_state=0).fit(x, y)
+    if store == "pickle":
+        again = pickle.loads(pickle.dumps(model))
+    else:
+        joblib.dump(model, tmp_path / "model")
+        again = joblib.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    assert again.recipe == model.recipe
+
+
+def test_text_gaps_and_names_in_a_pipeline():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"size": rng.normal(size=120), "colour": rng.choice(["red", "blue"], 120)})
+    y = np.where(frame["size"] + 2 * (frame["colour"] == "red") > 1, "yes", "no")
+    frame.loc[::7, "size"] = np.nan
+    columns = make_column_transformer((OneHotEncoder(), ["colour"]), (SimpleImputer(add_indicator=True), ["size"]))
+    columns.set_output(transform="pandas")
+    columns.transformers[0][1].set_params(sparse_output=False)
+    model = make_pipeline(columns, TreeClassifier(GET.replace(epochs=100), random_state=0)).fit(frame, y)
+    assert model.score(frame, y) > 0.8  # of those without a size half are guessed
+    assert list(model[-1].feature_names_in_)[:2] == ["onehotencoder__colour_blue", "onehotencoder__colour_red"]
+
+
+# --- Options of fit --------------------------------------------------------------------------------------------------
+
+
+def test_validation_fraction(classes, monkeypatch):
+    asked = {}
+
+    def fit(recipe, x, y, **options):
+        asked.update(options, x=x, y=y)
+        return jtrees.fit(recipe, x, y, **options)
+
+    monkeypatch.setattr(estimators.recipes, "fit", fit)
+    x, y = classes
+    TreeClassifier(DGT, random_state=0, validation_fraction=0.2, max_seconds=100).fit(x, y)
+    held, labels = asked["validation"]
+    assert len(held) == 30 and len(asked["x"]) == 120 and asked["max_seconds"] == 100
+    together = np.concatenate([held, asked["x"]])
+    np.testing.assert_array_equal(together[np.lexsort(together.T)], x[np.lexsort(x.T)])
+    share = lambda y: np.unique(y, return_counts=True)[1] / len(y)
+    np.testing.assert_allclose(share(labels), share(asked["y"]), atol=0.04)  # stratified: but for a row of 30
+
+
+def test_interrupted(data, monkeypatch):
+    def fit(*args, **options):
+        found = jtrees.fit(*args, **options)
+        return found.replace(report=found.report | {"ended": "interrupted"})
+
+    monkeypatch.setattr(estimators.recipes, "fit", fit)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model = TreeRegressor(DGT).fit(*data)
+    assert np.isfinite(model.predict(data[0])).all()
+
+
+def test_random_state(data):
+    x, y = data
+    one, same, other = (TreeRegressor(DGT, random_state=seed).fit(x, y).predict(x) for seed in (1, 1, 2))
+    assert (one == same).all() and (one != other).any()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        (jtrees.LatentClustering(), {}, "recipe must learn from y, got LatentClustering"),
+        (jtrees.Bagged(jtrees.LatentClustering()), {}, r"recipe must learn from y, got Bagged\(base=LatentClustering"),
+        ("get", {}, "recipe must be a recipe, such as .*got 'get'"),
+        (DGT.replace(depth=0), {}, "depth must be from 1 to 16, got 0"),
+        (DGT, {"sample_weight": [-1] * 200}, "sample_weight must not be negative"),
+        (DGT, {"sample_weight": [0] * 200}, "sample_weight must not be zero everywhere"),
+        (DGT, {"X": np.full((200, 2), "a")}, "could not convert string to float"),
+        (DGT, {"X": np.full((200, 2), np.nan)}, "Input X contains NaN"),
+    ],
+)
+def test_refused(data, recipe, change, message):
+    with pytest.raises(ValueError, match=message):
+        TreeRegressor(recipe).fit(**({"X": data[0], "y": data[1]} | change))
+
+
+def test_labels_that_are_numbers_without_end(data):
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        TreeClassifier(DGT).fit(*data)
+
+
+def test_without_scikit_learn():
+    code = "import sys; sys.modules['sklearn'] = None; import jtrees; import jtrees.estimators"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert 'ImportError: estimators need scikit-learn: pip install "jtrees[sklearn]"' in done.stderr
+
+
+def test_key_of_the_random_state(data):
+    """A generator goes on: two fits with it differ, as everywhere in scikit-learn."""
+    rng = np.random.RandomState(0)
+    first, second = (TreeRegressor(DGT, random_state=rng).fit(*data).predict(data[0]) for _ in range(2))
+    assert (first != second).any()
+    assert jax.config.jax_enable_x64 is False
