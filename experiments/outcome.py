@@ -67,10 +67,10 @@ class Row:
             f"train {score}": f"{self.train:.4f}",
             f"test {score}": f"{self.test:.4f}",
             **loss,
-            "leaves": str(self.leaves),
-            "numbers": str(self.numbers),
+            "leaves": _short(self.leaves),
+            "numbers": _short(self.numbers),
             "train s": f"{self.seconds:.2f}",
-            "rows/s": f"{self.rate / 1e6:.3g} M",
+            "rows/s": _short(self.rate),
         }
 
 
@@ -167,6 +167,14 @@ def arrays(tree: jtrees.ObliqueTree) -> dict[str, Any]:
         zeros = {"x_zero": origin.x, "y_zero": zeros["y_zero"] if origin.y is None else origin.y}
     of_leaves = {f"leaf_{name}": array for name, array in vars(tree.leaves).items()}
     return {k: np.asarray(a) for k, a in {"weights": tree.weights, "bias": tree.bias, **of_leaves, **zeros}.items()}
+
+
+def _short(value: float) -> str:
+    """A count or a rate in at most six characters, below a thousand millions."""
+    if isinstance(value, int) and value < 1e6:
+        return str(value)
+    unit, letter = (1e6, "M") if value >= 999_500 else (1e3, "k")  # what rounds to 1000 k is 1 M
+    return f"{value / unit:.3g} {letter}"
 
 
 _WIDTHS = {"method": -12, "depth": 5, "leaves": 6, "numbers": 7, "train s": 7, "rows/s": 7, "log loss": 8}

@@ -137,6 +137,19 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert (answers == frame.y).mean() > 0.7
 
 
+@pytest.mark.parametrize("rate", [999.6, 4e3, 92_149.0, 375_217.0, 999_700.0, 7e6, 66.71e6, 999.4e6])
+def test_a_line_keeps_within_80_columns(rate):
+    """Whatever the machine: long names, bad scores, big forests, hours of training."""
+    row = outcome.Row(
+        "get-polished", 10, -12.34567, -12.34567, -12.34567, 36.04365, 123_456_789, 12_345_678, 7200.0, rate
+    )
+    cells = row.cells()
+    assert len(outcome._line(cells)) == len(outcome._line({head: head for head in cells})) == 80
+    number, letter = cells["rows/s"].split()
+    assert float(number) * {"k": 1e3, "M": 1e6}[letter] == pytest.approx(rate, rel=5e-3)
+    assert (cells["leaves"], cells["numbers"]) == ("123 M", "12.3 M")
+
+
 def test_accuracy_and_log_loss(folder, tmp_path):
     written, table = run(tmp_path, "--data-dir", folder, "--dataset", "labels", "--methods", "get", "forest")
     frame = data.load_frame("labels", data_dir=folder)
