@@ -3,6 +3,10 @@
 Splits come as ``weights (nodes, p)`` and ``bias (nodes,)``; the score of node j is ``weights[j] @ x + bias[j]``.
 Scores are computed in full precision also where matrix units would round to fewer bits: one near 0 decides where a
 sample goes.
+
+And the one place that chooses between XLA and a fused kernel (:mod:`pallas_kernels`). ``implementation=None``, the
+default everywhere, is the kernel where a measurement on such a device says that it wins, else XLA; ``"xla"`` is XLA;
+and ``"tpu"``, ``"triton"`` or ``"interpret"`` the kernel, whose platform it must be lowered for.
 """
 
 from collections.abc import Callable
@@ -13,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jtrees import blocking, routing, topology
+from jtrees import blocking, leaves as kinds, routing, topology, validation
 from jtrees.routing.soft import leaf_weights
+import pallas_kernels as kernels
 
 LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]  # (leaves, x, y) -> (leaves, n)
 Route = Callable[[jax.Array], jax.Array]  # scores (nodes, n) -> probabilities of the leaves (leaves, n)
@@ -37,7 +42,9 @@ def soft(
     bias: Float[Array, " nodes"],
     leaf_values: Float[Array, "leaves *k"],
     x: Float[Array, "n p"],
-    route: Route,
+    route: Route | None = None,
+    *,
+    implementation: str | None = None,
 ) -> Float[Array, "n *k"]:
     """The mean of what the leaves hold, by the probabilities of a soft routing.
 
@@ -46,9 +53,23 @@ def soft(
       bias: split biases.
       leaf_values: what the leaves hold.
       x: samples.
-      route: scores ``(nodes, n)`` -> probabilities of the leaves ``(leaves, n)``.
+      route: scores ``(nodes, n)`` -> probabilities of the leaves ``(leaves, n)``, by default of sigmoids. There are
+        kernels for that and for :func:`jtrees.routing.violation`.
+      implementation: XLA or a kernel: see above.
     """
-    return jnp.tensordot(route(scores(weights, bias, x)), leaf_values, ((0,), (0,)), precision="highest")
+
+    def plain(weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
+        z = scores(weights, bias, x)
+        reach = routing.leaf_probabilities(jax.nn.sigmoid(z)) if route is None else route(z)
+        return jnp.tensordot(reach, leaf_values, ((0,), (0,)), precision="highest")
+
+    def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
+        values = leaf_values.reshape(len(leaf_values), -1)
+        out = kernels.soft_routing(x, weights, bias, values, route=_ROUTES[route], implementation=how)
+        return out.reshape(-1, *leaf_values.shape[1:])
+
+    how = _chosen("soft_routing", implementation, weights, x, leaf_values.ndim <= 2 and route in _ROUTES)
+    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x)
 
 
 def path_sum(
@@ -57,6 +78,8 @@ def path_sum(
     leaf_values: Float[Array, "leaves *k"],
     x: Float[Array, "n p"],
     window: float | Array | Callable[[Array], Array] = 1.0,
+    *,
+    implementation: str | None = None,
 ) -> Float[Array, "n *k"]:
     """What the leaf reached holds, with DGT's dense gradient (:func:`jtrees.routing.path_sum`).
 
@@ -65,10 +88,25 @@ def path_sum(
       bias: split biases.
       leaf_values: what the leaves hold.
       x: samples.
-      window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`.
+      window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`, for which all scores are
+        computed and kept.
+      implementation: XLA or a kernel: see above.
     """
-    z = scores(weights, bias, x)
-    return routing.path_sum(z, leaf_values, window(z) if callable(window) else window)
+
+    def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, *fixed: Array) -> Array:
+        z = scores(weights, bias, x)
+        return routing.path_sum(z, leaf_values, *(fixed or [window(z) if callable(window) else window]))
+
+    def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, fixed: Array) -> Array:
+        values = leaf_values.reshape(len(leaf_values), -1)
+        out = kernels.path_sum(x, weights, bias, values, window=fixed, implementation=how)
+        return out.reshape(-1, *leaf_values.shape[1:])
+
+    how = _chosen("path_sum", implementation, weights, x, leaf_values.ndim <= 2)
+    if how is None:
+        return plain(weights, bias, leaf_values, x)
+    fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
+    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype))
 
 
 def hard(
@@ -77,6 +115,7 @@ def hard(
     x: Float[Array, "n p"],
     *,
     folded_levels: int = FOLDED_LEVELS,
+    implementation: str | None = None,
 ) -> Int[Array, " n"]:
     """The leaf reached, computing only scores that can matter: the top levels, and those on the path below them.
 
@@ -88,10 +127,18 @@ def hard(
       bias: split biases.
       x: samples.
       folded_levels: levels from the root that are scored whole (at least 1); the default is the fastest measured.
+      implementation: XLA or a kernel, which scores all nodes: see above.
 
     Returns:
       Leaf numbers from 0, int32, ``(n,)``.
     """
+    fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
+    how = _chosen("hard_routing", implementation, weights, x, True)
+    plain = partial(_follow, folded_levels=folded_levels)
+    return _branched(how, fused, plain, *jax.lax.stop_gradient((weights, bias, x)))
+
+
+def _follow(weights: Array, bias: Array, x: Array, *, folded_levels: int) -> Array:
     depth = topology.depth_of(weights.shape[0])
     top = min(depth, folded_levels)
     above = topology.num_nodes(top)
@@ -122,6 +169,7 @@ def expected_loss(
     weight: Float[Array, " n"] | None = None,
     leaf_losses: LeafLosses = own_losses,
     route: Route | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
     """Loss that a soft tree expects, and the leaf that each sample reaches when the routing is hard.
 
@@ -144,20 +192,24 @@ def expected_loss(
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default what the leaves lose by themselves.
       route: another soft routing than the sigmoid's: scores ``(nodes, n)`` -> probabilities of the leaves
         ``(leaves, n)``. Its gradient is found by automatic differentiation, block by block too.
+      implementation: XLA or a kernel: see above. There are kernels for sigmoids and :func:`jtrees.routing.violation`,
+        and for leaves that answer values or logits.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.
     """
+    able = route in _ROUTES and leaf_losses is own_losses and isinstance(leaves, (kinds.Constant, kinds.Logit))
+    how = _chosen("expected_loss", implementation, weights, x, able)
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
     data = jax.lax.stop_gradient((x, y, share))
-    return _expected_loss(leaf_losses, route, weights, bias, leaves, *data)
+    return _expected_loss(leaf_losses, route, how, weights, bias, leaves, *data)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _expected_loss(leaf_losses, route, weights, bias, leaves, x, y, share):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share):
     # What is not asked for (the gradient) the compiler leaves out.
-    return _expected_loss_fwd(leaf_losses, route, weights, bias, leaves, x, y, share)[0]
+    return _expected_loss_fwd(leaf_losses, route, how, weights, bias, leaves, x, y, share)[0]
 
 
 # The gradient. Let R_l = w P_l loss_l at a leaf and R_j = R_left + R_right above: the loss that passes through node j,
@@ -170,7 +222,23 @@ def _expected_loss(leaf_losses, route, weights, bias, leaves, x, y, share):
 # compute again for every consumer as it does a chain of slices and additions; each level meets x in a product of its
 # own, because joining the levels first costs more than the products; and value, gradient and hard routing share one
 # visit, so the forward rule computes the gradient and the backward rule only scales it.
-def _expected_loss_fwd(leaf_losses, route, weights, bias, leaves, x, y, share):
+def _expected_loss_fwd(leaf_losses, route, how, *operands):
+    visit = partial(_visit_in_blocks, leaf_losses, route)
+    return _branched(how, partial(_visit_fused, route), visit, *operands)
+
+
+def _visit_fused(route, how, weights, bias, leaves, x, y, share):
+    def loss(weights, bias, leaves):
+        values, classes = leaves.values, isinstance(leaves, kinds.Logit)
+        flat, targets = values.reshape(len(values), -1), y if classes else y.reshape(len(y), -1)
+        options = {"loss": "log" if classes else "squared", "route": _ROUTES[route], "implementation": how}
+        return kernels.expected_loss(x, targets, weights, bias, flat, share=share, **options)
+
+    found, gradient = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(weights, bias, leaves)
+    return found, gradient
+
+
+def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     joined = jnp.concatenate([weights, bias[:, None]], axis=1)
 
     def by_sigmoid(share, x, y):
@@ -205,9 +273,63 @@ def _with_one(x):
     return jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
 
 
-def _expected_loss_bwd(leaf_losses, route, gradient, cotangents):
+def _expected_loss_bwd(leaf_losses, route, how, gradient, cotangents):
     scaled = jax.tree.map(lambda g: cotangents[0] * g, gradient)
     return *scaled, None, None, None
 
 
 _expected_loss.defvjp(_expected_loss_fwd, _expected_loss_bwd)
+
+
+# --- XLA or a kernel -------------------------------------------------------------------------------------------------
+
+_ROUTES = {None: "sigmoid", routing.violation: "violation"}
+_DEEPEST = 10  # of the kernels
+
+
+def _chosen(kernel: str, implementation: str | None, weights: Array, x: Array, able: bool) -> Any:
+    """How a kernel is to be run: None for XLA, a name for one that was asked for, a ``Config`` for one that won.
+
+    Raises:
+      ValueError: if one was asked for that cannot do this.
+    """
+    able = able and x.dtype in (jnp.float32, jnp.bfloat16) and topology.depth_of(weights.shape[0]) <= _DEEPEST
+    if implementation is None:
+        return kernels.winner(kernel) if able else None
+    validation.check_choice("implementation", implementation, kernels.IMPLEMENTATIONS)
+    if implementation != "xla" and not able:
+        raise ValueError(
+            f"implementation={implementation!r}: the kernel {kernel} is for float32, depths to {_DEEPEST}, sigmoids, "
+            f"violations, values and logits; got {x.dtype}, depth {topology.depth_of(weights.shape[0])}; "
+            "None takes XLA wherever there is no kernel"
+        )
+    return None if implementation == "xla" else implementation
+
+
+def _branched(how: Any, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
+    """What won runs where it won: lowered for another platform (a CPU beside the GPU), it is XLA's all the same."""
+    if how is None:
+        return plain(*arrays)
+    if isinstance(how, str):
+        return fused(how, *arrays)
+    return jax.lax.platform_dependent(*arrays, default=plain, **{how.platform: partial(fused, how)})
+
+
+def _on_platforms(how: Any, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
+    """:func:`_branched`, differentiable.
+
+    Each branch is differentiated by itself: residuals of a branch that is not taken would be kept as zeros.
+    """
+    if how is None or isinstance(how, str):
+        return _branched(how, fused, plain, *arrays)
+    call = jax.custom_vjp(lambda *arrays: _branched(how, fused, plain, *arrays))
+
+    def pull_back(fn: Callable[..., Any], cotangent: Array, *arrays: Array) -> Any:
+        return jax.vjp(fn, *arrays)[1](cotangent)
+
+    def backward(arrays: Any, cotangent: Array) -> Any:
+        of_fused = lambda how, *operands: pull_back(partial(fused, how), *operands)
+        return _branched(how, of_fused, partial(pull_back, plain), cotangent, *arrays)
+
+    call.defvjp(lambda *arrays: (call(*arrays), arrays), backward)
+    return call(*arrays)

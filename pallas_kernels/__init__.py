@@ -1,1 +1,14 @@
-"""Fused kernels for the routing hot path, depending on jax alone. None yet: XLA serves every operation."""
+"""Fused kernels for the routing hot path, on TPUs and GPUs. They depend on jax alone.
+
+Each is a function with a plain definition (``implementation="xla"``), one body for all backends, and a differentiation
+rule of its own. ``jtrees.ops`` calls them where a measurement says that they win (``backend.MEASURED``), or where it is
+told to.
+"""
+
+from pallas_kernels.backend import IMPLEMENTATIONS, Config, winner
+from pallas_kernels.expected_loss import expected_loss
+from pallas_kernels.hard_routing import hard_routing
+from pallas_kernels.path_sum import path_sum
+from pallas_kernels.soft_routing import soft_routing
+
+__all__ = ["IMPLEMENTATIONS", "Config", "expected_loss", "hard_routing", "path_sum", "soft_routing", "winner"]

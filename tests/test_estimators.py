@@ -1,4 +1,4 @@
-"""The two scikit-learn estimators: scikit-learn's own checks for every recipe, and what its users do with them."""
+"""The two scikit-learn estimators, as its users meet them. Its own checks: ``test_checks_*.py``."""
 
 import pickle
 import subprocess
@@ -17,51 +17,16 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.tree import DecisionTreeRegressor
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import jtrees
 from jtrees import estimators, warmstart
 from jtrees.estimators import TreeClassifier, TreeRegressor
 
 GET = jtrees.GET(depth=2, starts=1, epochs=30)
-RADDT = jtrees.RADDT(depth=2, starts=1, epochs=10)
 DGT = jtrees.DGT(depth=3, epochs=60, widths=())
-PAT = jtrees.PAT(depth=3, epochs=60)
 LATENT = jtrees.LatentTree(depth=2, epochs=60)
 # optax's Adam raises a float to an int32 power, and users have jax's own promotion.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
-
-QUICK = [DGT]
-OTHERS = [GET, RADDT, PAT, LATENT, jtrees.Bagged(DGT, trees=3), jtrees.Polished(GET, epochs=10)]
-
-
-def both(some):
-    return [kind(recipe, random_state=0) for kind in (TreeRegressor, TreeClassifier) for recipe in some]
-
-
-# --- scikit-learn's own checks ---------------------------------------------------------------------------------------
-
-# What the checks themselves warn of: labels (n, 1), a pandas of another day.
-ignored = pytest.mark.filterwarnings("ignore")
-
-
-@ignored
-@parametrize_with_checks(both(QUICK))
-def test_scikit_learn_checks(estimator, check):
-    check(estimator)
-
-
-@ignored
-@pytest.mark.slow
-@parametrize_with_checks([*both(OTHERS), TreeRegressor(GET.replace(leaves="linear"), random_state=0)])
-def test_scikit_learn_checks_of_all_recipes(estimator, check):
-    check(estimator)
-
-
-def test_every_recipe_is_checked():
-    recipes = {value for value in vars(jtrees).values() if isinstance(value, type) and issubclass(value, jtrees.Recipe)}
-    assert recipes - {jtrees.Recipe, jtrees.LatentClustering} == {type(recipe) for recipe in QUICK + OTHERS}
-
 
 # --- What users do ---------------------------------------------------------------------------------------------------
 

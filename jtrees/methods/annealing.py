@@ -43,6 +43,7 @@ def soft_method(
     leaves: str,
     classes: int | None,
     l1: float | Array,
+    implementation: str | None,
 ) -> training.Method:
     """A tree trained on the loss that a soft routing of scaled scores expects.
 
@@ -67,7 +68,8 @@ def soft_method(
         x, y, weight = batch
         factor = training.at_step(scale, step)
         w, b = factor * params.weights, factor * params.bias
-        loss, leaf = ops.expected_loss(w, b, params.leaves, x, y, weight=weight, route=route)
+        how = {"route": route, "implementation": implementation}
+        loss, leaf = ops.expected_loss(w, b, params.leaves, x, y, weight=weight, **how)
         return loss + l1 * jnp.abs(params.weights).sum(), params.leaves.criterion(leaf, x, y, weight)
 
     return training.Method(init, loss, lambda params, x: params.predict(x), harden)
@@ -143,6 +145,7 @@ class Annealed(Recipe):
       learning_rate: peak learning rate.
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it nothing is promised about CART.
+      implementation: of the training step, None for what is fastest: see :mod:`jtrees.ops`.
     """
 
     depth: int = static(default=4)
@@ -152,6 +155,7 @@ class Annealed(Recipe):
     learning_rate: float = 0.01
     l1: float = 0.0
     cart: bool = static(default=True)
+    implementation: str | None = static(default=None)
 
     def method(self, scale: Any, classes: int | None) -> training.Method:
         """The paper's method under one scale."""

@@ -68,6 +68,7 @@ def dgt(
     refit: bool = False,
     l1: float | Array = 0.0,
     l2: float | Array = 0.0,
+    implementation: str | None = None,
 ) -> training.Method:
     """DGT: train the hard tree itself, by the dense gradient of :func:`jtrees.routing.path_sum`.
 
@@ -87,6 +88,7 @@ def dgt(
       refit: whether hardening sets leaves to means of targets or to class frequencies, or keeps what was learnt.
       l1: strength of ``sum |w|`` over the split weights (multiplied out, biases left out).
       l2: strength of ``sum w^2`` over the same.
+      implementation: XLA or a kernel for the outputs and their gradient: see :mod:`jtrees.ops`.
 
     Raises:
       ValueError: for a depth, a width or a penalty out of range, fewer than two classes, or an unknown option.
@@ -100,7 +102,8 @@ def dgt(
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch
         inside: Any = partial(routing.mean_size, weight=weight) if window == "mean" else 1.0
-        outputs = ops.path_sum(tree.weights, tree.bias, tree.leaves.values, x, inside)
+        splits, values = (tree.weights, tree.bias), tree.leaves.values
+        outputs = ops.path_sum(*splits, values, x, inside, implementation=implementation)
         value = losses.weighted_mean(loss_of(outputs, y), weight)
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
@@ -134,8 +137,7 @@ def pat(
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch
         steepness = training.at_step(slope, step)
-        route = lambda z: routing.leaf_probabilities(routing.scaled_sigmoid(z, steepness))
-        outputs = ops.soft(tree.weights, tree.bias, tree.leaves.values, x, route)
+        outputs = ops.soft(steepness * tree.weights, steepness * tree.bias, tree.leaves.values, x)
         hard = tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
         return losses.weighted_mean(loss_of(outputs, y), weight), losses.weighted_mean(loss_of(hard, y), weight)
 
@@ -285,6 +287,7 @@ class DGT(HardTree):
       clip: greatest norm of a gradient.
       l1: strength of the L1 penalty on split weights (of scaled data).
       l2: strength of the L2 penalty on the same.
+      implementation: of the training step, None for what is fastest: see :mod:`jtrees.ops`.
     """
 
     widths: tuple[int, ...] = static(default=(240, 240))
@@ -294,6 +297,7 @@ class DGT(HardTree):
     clip: float = 0.01
     l1: float = 0.0
     l2: float = 0.0
+    implementation: str | None = static(default=None)
 
     def checked(self, table: Table) -> "DGT":
         recipe = super().checked(table)
@@ -318,8 +322,8 @@ class DGT(HardTree):
         return 4 * topology.num_nodes(self.depth) + chain // 8
 
     def method(self, table: Table) -> training.Method:
-        options: Any = {"classes": table.classes, "loss": self.loss, "refit": self.refit}
-        return dgt(self.depth, widths=self.widths, window=self.window, l1=self.l1, l2=self.l2, **options)
+        options: Any = {"classes": table.classes, "loss": self.loss, "refit": self.refit, "l1": self.l1, "l2": self.l2}
+        return dgt(self.depth, widths=self.widths, window=self.window, implementation=self.implementation, **options)
 
     def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
         share = falling(steps, self.cycles)

@@ -24,6 +24,7 @@ def get(
     leaves: Literal["constant", "linear"] = "constant",
     classes: int | None = None,
     l1: float | Array = 0.0,
+    implementation: str | None = None,
 ) -> training.Method:
     """GET: minimise the loss that a tree of scaled sigmoids expects (eq. 7).
 
@@ -39,11 +40,13 @@ def get(
       classes: number of classes: y then holds classes 0..K-1, leaves softmax logits while training (hardened: class
         frequencies), and the loss is the log loss. None: regression.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
+      implementation: XLA or a kernel for the loss and its gradient: see :mod:`jtrees.ops`.
 
     Raises:
       ValueError: for a depth or an alpha out of range, an unknown kind of leaves, or linear leaves with classes.
     """
-    return soft_method(depth, alpha, name="alpha", route=None, leaves=leaves, classes=classes, l1=l1)
+    options = {"leaves": leaves, "classes": classes, "l1": l1, "implementation": implementation}
+    return soft_method(depth, alpha, name="alpha", route=None, **options)
 
 
 @struct.dataclass(kw_only=True)
@@ -62,7 +65,8 @@ class GET(Annealed):
         return super().checked(table).replace(alpha_ranges=_checked_ranges(self.alpha_ranges))
 
     def method(self, scale: Any, classes: int | None) -> training.Method:
-        return get(self.depth, scale, leaves=self.leaves, classes=classes, l1=self.l1)
+        how = {"leaves": self.leaves, "l1": self.l1, "implementation": self.implementation}
+        return get(self.depth, scale, classes=classes, **how)
 
     def stages(self) -> int:
         return len(self.alpha_ranges)

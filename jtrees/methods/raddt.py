@@ -31,6 +31,7 @@ def raddt(
     leaves: Literal["constant", "linear"] = "constant",
     classes: int | None = None,
     l1: float | Array = 0.0,
+    implementation: str | None = None,
 ) -> training.Method:
     """RADDT: minimise the loss that a tree expects which routes by ``softmin(scale * violations)`` of its paths.
 
@@ -43,11 +44,13 @@ def raddt(
       leaves: ``"constant"`` or ``"linear"``.
       classes: number of classes, in classification.
       l1: strength of an L1 penalty on the split weights.
+      implementation: XLA or a kernel for the loss and its gradient: see :mod:`jtrees.ops`.
 
     Raises:
       ValueError: as :func:`jtrees.get`.
     """
-    return soft_method(depth, scale, name="scale", route=routing.violation, leaves=leaves, classes=classes, l1=l1)
+    options = {"leaves": leaves, "classes": classes, "l1": l1, "implementation": implementation}
+    return soft_method(depth, scale, name="scale", route=routing.violation, **options)
 
 
 @struct.dataclass(kw_only=True)
@@ -62,7 +65,8 @@ class RADDT(Annealed):
     epochs: int = static(default=1000)
 
     def method(self, scale: Any, classes: int | None) -> training.Method:
-        return raddt(self.depth, scale, leaves=self.leaves, classes=classes, l1=self.l1)
+        how = {"leaves": self.leaves, "l1": self.l1, "implementation": self.implementation}
+        return raddt(self.depth, scale, classes=classes, **how)
 
     def stages(self) -> int:
         return len(self._own())

@@ -1,0 +1,216 @@
+"""Which implementations there are, how large their blocks are, and how a kernel is started on each.
+
+All kernels are one body in the subset that every backend of Pallas has: products, elementwise work, sums, loops. What
+differs, the compiler's parameters and the sizes, is here. Mosaic GPU (``"mosaic_gpu"``) is a place kept free: its
+bodies move their own data, and want a GPU to be written on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+import jax.numpy as jnp
+
+from pallas_kernels.layout import Layout
+
+IMPLEMENTATIONS = ("xla", "tpu", "triton", "mosaic_gpu", "interpret")
+_PLATFORMS = {"tpu": "tpu", "triton": "cuda", "interpret": "cpu"}  # the interpreter: as far as it is chosen by itself
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of blocks.
+
+    Attributes:
+      implementation: what they are for.
+      tile: samples worked on at once; on a TPU a multiple of 128, for Triton a power of two.
+      tiles: tiles that one program of a gradient visits: more are fewer partial sums, and fewer programs.
+      subtree: depth of the subtrees at most.
+      rows: what the rows of a product are padded to: 8 on a TPU, 16 for Triton.
+      features: features of a product at once.
+      warps: of a Triton program.
+      stages: of its pipeline.
+    """
+
+    implementation: str
+    tile: int
+    tiles: int
+    subtree: int
+    rows: int
+    features: int
+    warps: int = 4
+    stages: int = 2
+
+    @property
+    def platform(self) -> str:
+        """What jax calls the platform that runs it."""
+        return _PLATFORMS[self.implementation]
+
+    def layout(self, x: jax.Array, leaves: jax.Array) -> Layout:
+        """The sizes of a call."""
+        depth, (n, p) = len(leaves).bit_length() - 1, x.shape
+        top = max(0, depth - self.subtree)
+        return Layout(depth, top, n, p, leaves.shape[1], self.tile, self.tiles, self.rows, self.features)
+
+
+# Until something was measured these are reasons, not results. A TPU multiplies 128 x 128 at once, which are subtrees of
+# depth 7, and runs its programs one after the other, so that one tile a program will do; scores and leaf weights of a
+# subtree and a tile then take about 2 MB of its fast memory. Triton holds everything in the registers of a few warps,
+# where subtrees of depth 4 or 5 and tiles of 64 samples fit, and wants some ten thousand samples a program, or the
+# partial sums are as large as the data.
+HEURISTIC = {
+    "tpu": Config("tpu", tile=512, tiles=1, subtree=7, rows=8, features=1024),
+    "triton": Config("triton", tile=64, tiles=128, subtree=5, rows=16, features=128),
+    "interpret": Config("interpret", tile=128, tiles=1, subtree=4, rows=8, features=1024),
+}
+
+# What won on devices of a kind, by kernel, as experiments/bench_kernels.py prints it: device kind -> kernel -> Config.
+# Where there is no entry, ``implementation=None`` is XLA.
+MEASURED: dict[str, dict[str, Config]] = {}
+
+
+def winner(kernel: str) -> Config | None:
+    """What won for a kernel on the device that jax works on; None where nothing was measured."""
+    return MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel)
+
+
+def config_of(kernel: str, implementation: str | Config) -> Config:
+    """Sizes for an implementation: those measured on the device here, else by the heuristic.
+
+    Raises:
+      ValueError: for an unknown implementation.
+      NotImplementedError: for one that is not written, or that this jax has no more.
+    """
+    if isinstance(implementation, Config):
+        return implementation
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)} or None, got {implementation!r}")
+    if implementation == "mosaic_gpu":
+        raise NotImplementedError(
+            "implementation='mosaic_gpu' is not written yet; on a GPU there are 'triton' and 'xla'"
+        )
+    measured = winner(kernel)
+    if measured is not None and measured.implementation == implementation:
+        return measured
+    return HEURISTIC[implementation]
+
+
+class In(NamedTuple):
+    """An operand: its array, the shape of a program's block of it, and program ids -> which block."""
+
+    array: Any
+    block: tuple[int, ...]
+    index: Callable[..., tuple[Any, ...]]
+
+
+class Out(NamedTuple):
+    """A result, likewise."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    block: tuple[int, ...]
+    index: Callable[..., tuple[Any, ...]]
+
+
+def whole(array: Any) -> In:
+    """An operand that every program sees whole."""
+    return In(array, array.shape, lambda *_: (0,) * array.ndim)
+
+
+def launch(
+    name: str, body: Callable[[SimpleNamespace], None], config: Config, grid: tuple[int, ...], ins: dict, outs: dict
+) -> dict[str, jax.Array]:
+    """Runs ``body`` for every program of the grid, on references by the names of its operands and results.
+
+    Raises:
+      NotImplementedError: when it is lowered for a platform that cannot run it.
+    """
+    kernel = lambda *refs: body(SimpleNamespace(**dict(zip((*ins, *outs), refs, strict=True))))
+    spec = lambda one: pl.BlockSpec(one.block, one.index)
+    call = pl.pallas_call(
+        kernel,
+        grid=grid,
+        in_specs=[spec(one) for one in ins.values()],
+        out_specs=[spec(one) for one in outs.values()],
+        out_shape=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in outs.values()],
+        name=name,
+        **_parameters(config, len(grid)),
+    )
+    arrays = [one.array for one in ins.values()]
+    if config.implementation == "interpret":
+        found = call(*arrays)
+    else:
+        refused = partial(_refused, [(one.shape, one.dtype) for one in outs.values()], config.implementation)
+        branches = {config.platform: lambda *arrays: tuple(call(*arrays))}
+        found = jax.lax.platform_dependent(*arrays, default=refused, **branches)
+    return dict(zip(outs, found, strict=True))
+
+
+def _parameters(config: Config, dimensions: int) -> dict[str, Any]:
+    if config.implementation == "interpret":
+        return {"interpret": True}
+    if config.implementation == "tpu":
+        # A leaf's number is written by the last dimension's programs in turn, the others are independent.
+        semantics = ("parallel",) * (dimensions - 1) + ("arbitrary",)
+        return {"compiler_params": pltpu.CompilerParams(dimension_semantics=semantics)}
+    return {"compiler_params": triton().CompilerParams(num_warps=config.warps, num_stages=config.stages)}
+
+
+def triton() -> Any:
+    """Pallas's Triton, while jax has it: deprecated from 0.11 on, which it says at every lowering.
+
+    Raises:
+      NotImplementedError: if it is gone.
+    """
+    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated")
+    try:
+        from jax.experimental.pallas import triton
+    except ImportError as error:
+        raise NotImplementedError("this jax has no Pallas-Triton: implementation='xla' runs everywhere") from error
+    return triton
+
+
+def store_where(config: Config, ref: Any, samples: Any, value: jax.Array, mask: jax.Array) -> None:
+    """Writes a row where the mask is set, and leaves what other programs write.
+
+    Programs of a TPU come one after the other, and what one has written the next one sees.
+    """
+    if config.implementation == "triton":
+        triton().store(ref.at[:, samples], value, mask=mask)
+    else:
+        ref[:, samples] = jnp.where(mask, value, ref[:, samples])
+
+
+# --- What a platform cannot run --------------------------------------------------------------------------------------
+
+# In a branch of jax.lax.platform_dependent only what is lowered counts: so refusing is something that is lowered.
+_refuse = Primitive("not_on_this_platform")
+_refuse.multiple_results = True
+
+
+@_refuse.def_abstract_eval
+def _(*, shapes: tuple, message: str) -> list[Any]:
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in shapes]
+
+
+def _lower_refusal(ctx: Any, *, shapes: tuple, message: str) -> Any:
+    raise NotImplementedError(message)
+
+
+mlir.register_lowering(_refuse, _lower_refusal)
+_refuse.def_impl(partial(_lower_refusal, None))  # outside of jit nothing is lowered
+
+
+def _refused(shapes: list[Any], implementation: str, *_: Any) -> tuple[jax.Array, ...]:
+    runs = "a TPU" if implementation == "tpu" else "a CUDA GPU"
+    message = f"implementation={implementation!r} runs on {runs} only; here there are 'xla' and 'interpret'"
+    shapes = [(tuple(shape), jnp.dtype(dtype)) for shape, dtype in shapes]
+    return tuple(_refuse.bind(shapes=tuple(shapes), message=message))

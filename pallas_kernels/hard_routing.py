@@ -1,0 +1,103 @@
+"""Hard routing fused: the leaf that each sample reaches, and what it holds.
+
+All products are of unrounded float32 numbers: a rounded score would send a sample near a split the other way. Decisions
+and leaf numbers are small whole numbers, which products hold exactly. All nodes are scored, as no backend for matrices
+can follow a path: from some depth on, following it (``jtrees.ops.hard``) costs less.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import tiles
+from pallas_kernels.backend import Config, Out, config_of, launch
+from pallas_kernels.checks import checked
+from pallas_kernels.layout import Layout
+
+NAME = "hard_routing"
+
+
+def hard_routing(
+    x: jax.Array,
+    weights: jax.Array,
+    bias: jax.Array,
+    leaves: jax.Array | None = None,
+    *,
+    implementation: str | Config = "xla",
+) -> Any:
+    """The leaf that each sample reaches, and what it holds: right iff the score ``w x + b`` is above 0.
+
+    Batched by ``vmap`` (a forest), which adds an axis to the grid. Not differentiable.
+
+    Args:
+      x: samples ``(n, p)``, float32 or bfloat16.
+      weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
+      bias: ``(nodes,)``.
+      leaves: ``(leaves, k)``, finite; by default only leaf numbers are wanted.
+      implementation: as of :func:`pallas_kernels.soft_routing`.
+
+    Returns:
+      Leaf numbers ``(n,)`` in int32; and values ``(n, k)``, float32, where there are leaves.
+
+    Raises:
+      ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
+      NotImplementedError: for an implementation that is not written, or that the platform cannot run.
+    """
+    values = jnp.zeros((weights.shape[0] + 1, 1)) if leaves is None else leaves
+    x, weights, bias, values = checked(x, weights, bias, values)
+    if implementation == "xla":
+        found = reference(x, weights, bias, values)
+    else:
+        found = reached(config_of(NAME, implementation), x, weights, bias, values, numbers_only=leaves is None)
+    return found[0] if leaves is None else found
+
+
+def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The plain definition: from the root, one node after the other."""
+    z = jnp.matmul(weights.astype(x.dtype), x.T, precision="highest", preferred_element_type=jnp.float32)
+    right = z + bias[:, None] > 0
+    node = jnp.zeros(x.shape[0], jnp.int32)
+    for _ in range(weights.shape[0].bit_length()):
+        node = 2 * node + 1 + jnp.take_along_axis(right, node[None], 0)[0].astype(jnp.int32)
+    leaf = node - weights.shape[0]
+    return leaf, leaves[leaf]
+
+
+def reached(
+    config: Config, x: Any, weights: Any, bias: Any, leaves: Any, *, numbers_only: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
+    """The kernel; without values if only numbers are wanted."""
+    layout = config.layout(x, leaves)
+    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.tile)}
+    ins |= tiles.splits(layout, x, weights, bias)
+    if not numbers_only:
+        ins["values"] = tiles.whole(layout.leaves(leaves))
+    one = lambda rows, dtype: Out((rows, layout.columns), dtype, (rows, layout.tile), lambda i: (0, i))
+    outs = {"leaf": one(1, jnp.int32)} | ({} if numbers_only else {"out": one(layout.k_rows, jnp.float32)})
+    found = launch(NAME, partial(_tile, layout), config, (layout.columns // layout.tile,), ins, outs)
+    return found["leaf"][0, : layout.n], None if numbers_only else layout.answers(found["out"])
+
+
+def _tile(layout: Layout, refs: SimpleNamespace) -> None:
+    xs = tiles.features(layout, refs.x, slice(None))
+    right, left = refs.right[...], refs.left[...]
+    if layout.top:
+        z = tiles.scores(layout, refs.top_w, (), refs.top_b[...], xs)
+        top = tiles.reached(z, refs.top_right[...], refs.top_left[...], layout.top)
+
+    def visit(t: Any, sums: dict) -> dict:
+        z = tiles.scores(layout, refs.w, (t,), refs.b[t], xs)
+        at = tiles.reached(z, right, left, layout.sub)
+        if layout.top:
+            at = at * tiles.row(top, t)
+        new = {"leaf": tiles.number(layout, at, t)}
+        if hasattr(refs, "out"):
+            new["out"] = tiles.of_leaves(refs.values[t], at)
+        return jax.tree.map(jnp.add, sums, new)
+
+    zeros = {name: jnp.zeros(ref.shape, ref.dtype) for name, ref in vars(refs).items() if name in ("leaf", "out")}
+    for name, total in tiles.loop(layout.subtrees, visit, zeros).items():
+        getattr(refs, name)[...] = total

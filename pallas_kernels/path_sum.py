@@ -1,0 +1,96 @@
+"""DGT's path function fused: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm 2).
+
+Backwards it is soft routing by fixed probabilities: the softmax over the leaves of the number of decisions that agree
+with their paths, less those that do not, is a product over each path of ``sigmoid(2)`` for a decision that agrees and
+``sigmoid(-2)`` for one that does not. See ``jtrees.routing.path_sum`` for the derivation.
+"""
+
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.backend import Config, config_of
+from pallas_kernels.checks import checked
+from pallas_kernels.hard_routing import reached
+from pallas_kernels.routes import VOTE, ones
+from pallas_kernels.soft_routing import gradient, gradient_of_samples, value
+
+NAME = "path_sum"
+
+
+def path_sum(
+    x: jax.Array,
+    weights: jax.Array,
+    bias: jax.Array,
+    leaves: jax.Array,
+    *,
+    window: float | jax.Array = 1.0,
+    implementation: str | Config = "xla",
+) -> jax.Array:
+    """What the leaf reached holds, with DGT's gradient for the splits and the samples, and that of the hard tree for
+    the leaves.
+
+    Reverse mode only; batched by ``vmap``, which adds an axis to the grid.
+
+    Args:
+      x: samples ``(n, p)``, float32 or bfloat16.
+      weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
+      bias: ``(nodes,)``.
+      leaves: ``(leaves, k)``, finite.
+      window: half the width of the window in which a score passes gradients, above 0: the derivative of a decision is
+        ``1[|z| <= window] / window``. No gradient flows to it.
+      implementation: as of :func:`pallas_kernels.soft_routing`.
+
+    Returns:
+      ``(n, k)``, float32.
+
+    Raises:
+      ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
+      NotImplementedError: for an implementation that is not written, or that the platform cannot run.
+    """
+    x, weights, bias, leaves = checked(x, weights, bias, leaves)
+    window = jax.lax.stop_gradient(jnp.asarray(window, jnp.float32))
+    if implementation == "xla":
+        return reference(x, weights, bias, leaves, window)
+    return _path_sum(config_of(NAME, implementation), x, weights, bias, leaves, window)
+
+
+def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
+    """The plain definition: the softmax, with a straight-through sign, as what the gradient is taken of."""
+    z = jnp.matmul(weights.astype(x.dtype), x.T, precision="highest", preferred_element_type=jnp.float32)
+    z = z + bias[:, None]
+    straight = jnp.where(jnp.abs(z) <= window, z - jax.lax.stop_gradient(z), 0) / window
+    sign = 2 * ones(z > 0) - 1 + straight
+    agree = jnp.zeros_like(z[:1])
+    for level in range(weights.shape[0].bit_length()):
+        of_level = sign[2**level - 1 : 2 ** (level + 1) - 1]
+        agree = jnp.stack([agree - of_level, agree + of_level], 1).reshape(-1, x.shape[0])
+    fixed, hard = jax.lax.stop_gradient((leaves, jax.nn.one_hot(agree.argmax(0), len(leaves), dtype=z.dtype)))
+    soft = jnp.matmul(jax.nn.softmax(agree, axis=0).T, fixed, precision="highest")
+    return jnp.matmul(hard, leaves, precision="highest") + soft - jax.lax.stop_gradient(soft)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _path_sum(config: Config, x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
+    return cast(jax.Array, reached(config, x, weights, bias, leaves)[1])
+
+
+def _forward(config: Config, *operands: Any) -> tuple[jax.Array, Any]:
+    return _path_sum(config, *operands), operands
+
+
+def _backward(config: Config, operands: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+    x, weights, bias, leaves, window = operands
+    # A window of width 1 about scores that are divided by it: the gradient for the scores is divided once more.
+    scaled = x, weights / window, bias / window, leaves
+    soft, _ = value(VOTE, config, *scaled)
+    mean = (cotangent * soft).sum(1, keepdims=True)
+    sums = gradient(VOTE, config, *scaled, cotangent, mean=mean)
+    d_x = gradient_of_samples(VOTE, config, *scaled, cotangent, mean=mean)
+    splits = sums["weights"] / window, sums["bias"] / window
+    return d_x.astype(x.dtype), *splits, sums["leaves"], jnp.zeros_like(window)
+
+
+_path_sum.defvjp(_forward, _backward)

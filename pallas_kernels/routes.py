@@ -1,0 +1,107 @@
+"""The soft routings, each as what a kernel needs of it: the logarithms of a node's two factors, and their slopes.
+
+The weight of a leaf is the product over its path of a factor for every turn: ``right(z)`` where it goes right at a node
+of score z, ``left(z)`` where it goes left. With the path matrices R and L of layout.py,
+
+    log weight = R log right(z) + L log left(z),
+
+two products and one exponential a leaf. If a loss changes by G_l for a relative change of the weight of leaf l, then
+
+    dloss/dz = (R^T G) dlog right/dz + (L^T G) dlog left/dz,
+
+where nothing is divided: a factor that is 0 is held in every G_l that its slope meets.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_NOTHING = -1e4  # the logarithm of a factor 0: its exponential is 0, and 0 times it is 0
+_TINY = 1e-37  # a normal number of float32
+_VOTE = 2.0  # DGT's softmax gives a decision sigmoid(+-2)
+
+Pair = tuple[jax.Array, jax.Array]  # for turning right, and for turning left
+
+
+def ones(mask: jax.Array) -> jax.Array:
+    """1 where it is set, else 0, in float32."""
+    return jnp.where(mask, jnp.float32(1), jnp.float32(0))
+
+
+class Route(NamedTuple):
+    """A soft routing.
+
+    Attributes:
+      logs: scores -> logarithms of the two factors.
+      slopes: scores -> their derivatives.
+      normalised: whether the weights of the leaves sum to 1 by themselves; else they are divided by their sum.
+      centred: whether a relative change of a leaf's weight is one against the others, so that G_l is the weight times
+        what the leaf's loss is above the mean.
+      hard_leaves: whether the leaf that is reached takes the whole gradient of the leaves.
+    """
+
+    logs: Callable[[jax.Array], Pair]
+    slopes: Callable[[jax.Array], Pair]
+    normalised: bool = True
+    centred: bool = False
+    hard_leaves: bool = False
+
+
+def _sigmoid_logs(z: jax.Array) -> Pair:
+    right = jnp.minimum(z, 0) - jnp.log(1 + jnp.exp(-jnp.abs(z)))
+    return right, right - z
+
+
+def _sigmoid_slopes(z: jax.Array) -> Pair:
+    small = jnp.exp(-jnp.abs(z))
+    near, far = 1 / (1 + small), small / (1 + small)  # the larger of the two probabilities, and the smaller
+    return jnp.where(z > 0, far, near), -jnp.where(z > 0, near, far)
+
+
+# The cubic step (Hazimeh et al. 2020, eq. 4) of width 1 factors: with a = 1/2 + z, b = 1/2 - z it is a^2 (1 + 2 b), and
+# what it leaves is b^2 (1 + 2 a); the derivative is 6 a b.
+def _cubic(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    t = jnp.clip(z, -0.5, 0.5)
+    a, b = 0.5 + t, 0.5 - t
+    return a, b, 1 + 2 * a, 1 + 2 * b
+
+
+def _smooth_step_logs(z: jax.Array) -> Pair:
+    a, b, c, d = _cubic(z)
+    log = lambda root, other: jnp.where(root > 0, jnp.log(jnp.maximum(root * root * other, _TINY)), _NOTHING)
+    return log(a, d), log(b, c)
+
+
+def _smooth_step_slopes(z: jax.Array) -> Pair:
+    a, b, c, d = _cubic(z)
+    slope = lambda root, other, rest: jnp.where(root > 0, 6 * rest / jnp.maximum(root * other, _TINY), 0.0)
+    return slope(a, d, b), -slope(b, c, a)
+
+
+def _violation_logs(z: jax.Array) -> Pair:
+    return jnp.minimum(z, 0), jnp.minimum(-z, 0)
+
+
+def _violation_slopes(z: jax.Array) -> Pair:
+    return ones(z < 0), -ones(z > 0)
+
+
+# DGT's path function: each decision, whatever its score, has the weight of sigmoid(2) against sigmoid(-2); what passes
+# a gradient is a window of width 2 about 0 (Karthikeyan et al. 2022, eq. 4). A wider one is a scale of the scores.
+def _vote_logs(z: jax.Array) -> Pair:
+    return _sigmoid_logs(jnp.where(z > 0, jnp.float32(_VOTE), jnp.float32(-_VOTE)))
+
+
+def _vote_slopes(z: jax.Array) -> Pair:
+    inside = ones(jnp.abs(z) <= 1)
+    return inside, -inside
+
+
+ROUTES = {
+    "sigmoid": Route(_sigmoid_logs, _sigmoid_slopes),
+    "smooth_step": Route(_smooth_step_logs, _smooth_step_slopes),
+    "violation": Route(_violation_logs, _violation_slopes, normalised=False, centred=True),
+}
+VOTE = Route(_vote_logs, _vote_slopes, centred=True, hard_leaves=True)

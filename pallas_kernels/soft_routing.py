@@ -1,0 +1,349 @@
+"""Soft routing fused: from samples to the mean of what the leaves hold, and its gradient.
+
+Nothing of size nodes x n reaches the device's memory. Backwards scores are computed again; sums over the samples are
+written by chunk and added outside, so that they are the same every time.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels import tiles
+from pallas_kernels.backend import Config, Out, config_of, launch, store_where
+from pallas_kernels.checks import checked
+from pallas_kernels.layout import Layout
+from pallas_kernels.routes import ROUTES, Route
+
+NAME = "soft_routing"
+
+
+def soft_routing(
+    x: jax.Array,
+    weights: jax.Array,
+    bias: jax.Array,
+    leaves: jax.Array,
+    *,
+    route: str = "sigmoid",
+    scale: float | jax.Array = 1.0,
+    implementation: str | Config = "xla",
+) -> jax.Array:
+    """``sum_l P_l(x) leaves_l``: the mean of what the leaves hold, by the probabilities of a soft routing.
+
+    Differentiable by reverse mode in all arrays and in the scale; batched by ``vmap``, which adds an axis to the grid.
+
+    Args:
+      x: samples ``(n, p)``, float32 or bfloat16; products with the weights are then of that kind.
+      weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
+      bias: ``(nodes,)``.
+      leaves: ``(leaves, k)``.
+      route: ``"sigmoid"``: right with probability ``sigmoid(scale z)`` at a node of score ``z = w x + b``;
+        ``"smooth_step"``: TEL's cubic step of width ``1 / scale``; ``"violation"``: RADDT's softmin over the leaves of
+        ``scale`` times the violation of their paths.
+      scale: above 0.
+      implementation: ``"xla"``, ``"tpu"``, ``"triton"``, ``"interpret"`` (slow, anywhere), or a :class:`Config`.
+
+    Returns:
+      ``(n, k)``, float32.
+
+    Raises:
+      ValueError: for shapes or dtypes that do not fit, an unknown route or implementation.
+      NotImplementedError: for an implementation that is not written, or that the platform cannot run.
+    """
+    x, weights, bias, leaves = checked(x, weights, bias, leaves)
+    if route not in ROUTES:
+        raise ValueError(f"route must be one of {', '.join(ROUTES)}, got {route!r}")
+    weights, bias = scale * weights, scale * bias
+    if implementation == "xla":
+        return reference(x, weights, bias, leaves, route)
+    return _soft_routing(route, config_of(NAME, implementation), x, weights, bias, leaves)
+
+
+def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array, route: str) -> jax.Array:
+    """The plain definition."""
+    precision = None if x.dtype == jnp.bfloat16 else "highest"
+    z = jnp.matmul(weights.astype(x.dtype), x.T, precision=precision, preferred_element_type=jnp.float32)
+    weight = leaf_weights(z + bias[:, None], route)
+    return jnp.matmul(weight.T, leaves, precision="highest")
+
+
+def leaf_weights(z: jax.Array, route: str) -> jax.Array:
+    """Probabilities of the leaves ``(leaves, n)`` from scores ``(nodes, n)``, by their textbook formulas."""
+    depth, weight = z.shape[0].bit_length(), jnp.zeros_like(z[:1])
+    if route == "violation":
+        join = lambda total, z: (total + jax.nn.relu(z), total + jax.nn.relu(-z))
+    else:
+        t = jnp.clip(z, -0.5, 0.5)
+        right = jax.nn.sigmoid(z) if route == "sigmoid" else -2 * t**3 + 1.5 * t + 0.5
+        z, weight = right, weight + 1
+        join = lambda total, right: (total * (1 - right), total * right)
+    for level in range(depth):
+        left, right = join(weight, z[2**level - 1 : 2 ** (level + 1) - 1])
+        weight = jnp.stack([left, right], 1).reshape(-1, z.shape[1])
+    return jax.nn.softmax(-weight, axis=0) if route == "violation" else weight
+
+
+# --- The rule --------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _soft_routing(route: str, config: Config, x: Any, weights: Any, bias: Any, leaves: Any) -> jax.Array:
+    return _forward(route, config, x, weights, bias, leaves)[0]
+
+
+def _forward(route: str, config: Config, x: Any, weights: Any, bias: Any, leaves: Any) -> tuple[jax.Array, Any]:
+    out, log_total = value(ROUTES[route], config, x, weights, bias, leaves)
+    return out, (x, weights, bias, leaves, out, log_total)
+
+
+def _backward(route: str, config: Config, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, ...]:
+    x, weights, bias, leaves, out, log_total = saved
+    of = ROUTES[route]
+    mean = (cotangent * out).sum(1, keepdims=True) if of.centred else None
+    sums = gradient(of, config, x, weights, bias, leaves, cotangent, mean=mean, log_total=log_total)
+    d_x = gradient_of_samples(of, config, x, weights, bias, leaves, cotangent, mean=mean, log_total=log_total)
+    return d_x.astype(x.dtype), sums["weights"], sums["bias"], sums["leaves"]
+
+
+_soft_routing.defvjp(_forward, _backward)
+
+
+# --- Forward ---------------------------------------------------------------------------------------------------------
+
+
+def value(
+    route: Route, config: Config, x: Any, weights: Any, bias: Any, leaves: Any, *, loss: Any = None, **of_samples: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """Means over the leaves of their values ``(n, k)``, or of what they lose ``(n, 1)``.
+
+    Second the logarithms of the sums of the weights ``(n, 1)``, None where they sum to 1.
+    """
+    layout = config.layout(x, leaves)
+    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.tile), **tiles.splits(layout, x, weights, bias)}
+    ins["values"] = tiles.whole(layout.leaves(leaves))
+    for name, a in of_samples.items():
+        ins[name] = tiles.one_tile(layout.samples(a, layout.k_rows if name == "y" else 1), layout.tile)
+    rows = layout.k_rows if loss is None else 1
+    one = lambda rows: Out((rows, layout.columns), jnp.float32, (rows, layout.tile), lambda i: (0, i))
+    outs = {"out": one(rows)} | ({} if route.normalised else {"log_total": one(1)})
+    body = partial(_value_of_a_tile, layout, route, loss)
+    found = launch(f"{NAME}_value", body, config, (layout.columns // layout.tile,), ins, outs)
+    out = layout.answers(found["out"])
+    return out, None if route.normalised else found["log_total"][:, : layout.n].T
+
+
+def _value_of_a_tile(layout: Layout, route: Route, loss: Any, refs: SimpleNamespace) -> None:
+    samples = slice(None)
+    xs = tiles.features(layout, refs.x, samples)
+    right, left = refs.right[...], refs.left[...]
+    log_top = _log_top(layout, route, refs, xs)[1]
+
+    def visit(t: Any, sums: tuple) -> tuple:
+        z = tiles.scores(layout, refs.w, (t,), refs.b[t], xs)
+        log = tiles.log_weights(route, z, right, left, 2**layout.sub)
+        weight = jnp.exp(log if log_top is None else log + tiles.row(log_top, t))
+        values = refs.values[t]
+        if loss is None:
+            part = tiles.of_leaves(values, weight)
+        else:
+            part = (weight * tiles.losses(loss, refs, values, samples)).sum(0, keepdims=True)
+        return sums[0] + part, sums[1] + weight.sum(0, keepdims=True)
+
+    zeros = jnp.zeros(refs.out.shape, jnp.float32), jnp.zeros((1, layout.tile), jnp.float32)
+    out, total = tiles.loop(layout.subtrees, visit, zeros)
+    if route.normalised:
+        refs.out[...] = out
+    else:
+        refs.out[...] = out / total
+        refs.log_total[...] = jnp.log(total)
+
+
+def _log_top(layout: Layout, route: Route, refs: SimpleNamespace, xs: list) -> tuple[Any, Any]:
+    """Scores of the top, and the logarithms of the weights of the subtrees; None and None if there is no top."""
+    if not layout.top:
+        return None, None
+    z = tiles.scores(layout, refs.top_w, (), refs.top_b[...], xs)
+    return z, tiles.log_weights(route, z, refs.top_right[...], refs.top_left[...], layout.subtrees)
+
+
+# --- Backward --------------------------------------------------------------------------------------------------------
+
+
+def gradient(
+    route: Route,
+    config: Config,
+    x: Any,
+    weights: Any,
+    bias: Any,
+    leaves: Any,
+    y: Any,
+    *,
+    loss: tiles.Loss = "linear",
+    numbered: bool = False,
+    **of_samples: Any,
+) -> dict[str, jax.Array]:
+    """The loss ``sum_i sum_l P_il loss_l(i)`` and its gradients, in one visit.
+
+    Args:
+      route: the routing.
+      config: sizes.
+      x: samples.
+      weights: split weights.
+      bias: split biases.
+      leaves: what the leaves hold.
+      y: ``(n, k)``, what the losses are made of.
+      loss: ``"linear"``: ``leaves_l . y_i``; ``"squared"``: ``share_i |leaves_l - y_i|^2``.
+      numbered: whether the leaf that each sample reaches is wanted, too.
+      **of_samples: what else is known of samples, ``(n, 1)``: ``share``; ``mean``, for a route that is centred, the
+        mean of the losses; ``log_total`` as of :func:`value`. None is left out.
+
+    Returns:
+      ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)``, ``leaves (leaves, k)``, and ``leaf (n,)`` if asked for.
+    """
+    layout = config.layout(x, leaves)
+    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.chunk)}
+    ins["y"] = tiles.one_tile(layout.samples(y, layout.k_rows), layout.chunk)
+    for name, a in of_samples.items():
+        if a is not None:
+            ins[name] = tiles.one_tile(layout.samples(a, 1), layout.chunk)
+    ins |= tiles.splits(layout, x, weights, bias, each=True)
+    ins["values"] = tiles.one_subtree(layout.leaves(leaves))
+    part = lambda *shape: Out(
+        (layout.chunks, layout.subtrees, *shape), jnp.float32, (1, 1, *shape), lambda i, t: (i, t, 0, 0)
+    )
+    outs = {"d_w": part(layout.sub_rows, layout.p_rows), "d_b": part(layout.sub_rows, 1)}
+    outs |= {"d_values": part(layout.sub_rows, layout.k_rows), "loss": part(1, 1)}
+    if layout.top:
+        outs |= {"d_top_w": part(layout.top_rows, layout.p_rows), "d_top_b": part(layout.top_rows, 1)}
+    if numbered:
+        outs["leaf"] = Out((1, layout.columns), jnp.int32, (1, layout.chunk), lambda i, t: (0, i))
+    body = partial(_gradient_of_a_chunk, layout, config, route, loss)
+    found = launch(f"{NAME}_gradient", body, config, (layout.chunks, layout.subtrees), ins, outs)
+    top = lambda name, width: found[name].sum((0, 1)) if layout.top else jnp.zeros((layout.top_rows, width))
+    joined = {
+        "weights": layout.join(top("d_top_w", layout.p_rows), found["d_w"].sum(0))[:, : layout.p],
+        "bias": layout.join(top("d_top_b", 1), found["d_b"].sum(0))[:, 0],
+        "leaves": layout.join_leaves(found["d_values"].sum(0)),
+        "loss": found["loss"].sum(),
+    }
+    return joined | ({"leaf": found["leaf"][0, : layout.n]} if numbered else {})
+
+
+def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: tiles.Loss, refs: SimpleNamespace) -> None:
+    t = pl.program_id(1)
+    right, left, bias, values = refs.right[...], refs.left[...], refs.b[0], refs.values[0]
+    blocks = layout.blocks_of_features
+    if layout.top:
+        # Of the top only what is above this subtree receives a gradient from it: a row of the path matrices.
+        to_right, to_left = tiles.row_as_column(refs.top_right[...], t), tiles.row_as_column(refs.top_left[...], t)
+
+    def visit(i: Any, sums: Any) -> Any:
+        samples = pl.ds(pl.multiple_of(i * layout.tile, layout.tile), layout.tile)
+        xs = tiles.features(layout, refs.x, samples)
+        z = tiles.scores(layout, refs.w, (0,), bias, xs)
+        z_top, log_top = _log_top(layout, route, refs, xs)
+        log = tiles.log_weights(route, z, right, left, 2**layout.sub)
+        if layout.top:
+            log = log + tiles.row(log_top, t)
+        if not route.normalised:
+            log = log - refs.log_total[:, samples]
+        weight = jnp.exp(log)
+        lost = tiles.losses(loss, refs, values, samples)
+        total = (weight * lost).sum(1, keepdims=True).sum(0, keepdims=True)
+        change = weight * (lost - refs.mean[:, samples] if route.centred else lost)
+        slope_right, slope_left = route.slopes(z)
+        d_z = tiles.dot(right, change, (0, 0)) * slope_right + tiles.dot(left, change, (0, 0)) * slope_left
+        takes = weight  # the share of each sample that leaves are moved by
+        if route.hard_leaves or hasattr(refs, "leaf"):
+            at = tiles.reached(z, right, left, layout.sub)
+            if layout.top:
+                subtrees = tiles.reached(z_top, refs.top_right[...], refs.top_left[...], layout.top)
+                at = at * tiles.row(subtrees, t)
+            takes = at if route.hard_leaves else weight
+            if hasattr(refs, "leaf"):
+                store_where(config, refs.leaf, samples, tiles.number(layout, at, t), at.sum(0, keepdims=True) > 0)
+        new = {
+            "d_w": [tiles.dot(d_z.astype(x.dtype), x, (1, 1)) for x in xs],
+            "d_b": d_z.sum(1, keepdims=True),
+            "d_values": tiles.pull(loss, refs, values, takes, samples),
+            "loss": total,
+        }
+        if layout.top:
+            slope_right, slope_left = route.slopes(z_top)
+            d_top = change.sum(0, keepdims=True) * (to_right * slope_right + to_left * slope_left)
+            new["d_top_w"] = [tiles.dot(d_top.astype(x.dtype), x, (1, 1)) for x in xs]
+            new["d_top_b"] = d_top.sum(1, keepdims=True)
+        return jax.tree.map(jnp.add, sums, new)
+
+    def zeros(name: str) -> Any:
+        rows, width = getattr(refs, name).shape[2:]
+        by_block = [jnp.zeros((rows, f.stop - f.start), jnp.float32) for f in blocks]
+        return by_block if name.endswith("w") else jnp.zeros((rows, width), jnp.float32)
+
+    names = [name for name in vars(refs) if name.startswith("d_") or name == "loss"]
+    sums = tiles.loop(layout.tiles, visit, {name: zeros(name) for name in names})
+    for name, total in sums.items():
+        ref = getattr(refs, name)
+        for f, part in zip(blocks, total, strict=True) if isinstance(total, list) else [(slice(None), total)]:
+            ref[0, 0, :, f] = part
+
+
+def gradient_of_samples(
+    route: Route, config: Config, x: Any, weights: Any, bias: Any, leaves: Any, y: Any, **of_samples: Any
+) -> jax.Array:
+    """The gradient for the samples ``(n, p)``, for linear losses; arguments as of :func:`gradient`."""
+    layout = config.layout(x, leaves)
+    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.tile)}
+    ins["y"] = tiles.one_tile(layout.samples(y, layout.k_rows), layout.tile)
+    for name, a in of_samples.items():
+        if a is not None:
+            ins[name] = tiles.one_tile(layout.samples(a, 1), layout.tile)
+    ins |= tiles.splits(layout, x, weights, bias)
+    ins["values"] = tiles.whole(layout.leaves(leaves))
+    shape = layout.p_rows, layout.columns
+    outs = {"d_x": Out(shape, jnp.float32, (layout.p_rows, layout.tile), lambda i: (0, i))}
+    body = partial(_samples_of_a_tile, layout, route)
+    found = launch(f"{NAME}_samples", body, config, (layout.columns // layout.tile,), ins, outs)
+    return found["d_x"][: layout.p, : layout.n].T
+
+
+def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> None:
+    xs = tiles.features(layout, refs.x, slice(None))
+    right, left = refs.right[...], refs.left[...]
+    z_top, log_top = _log_top(layout, route, refs, xs)
+
+    def visit(t: Any, sums: tuple) -> tuple:
+        d_xs, through = sums
+        z = tiles.scores(layout, refs.w, (t,), refs.b[t], xs)
+        log = tiles.log_weights(route, z, right, left, 2**layout.sub)
+        if layout.top:
+            log = log + tiles.row(log_top, t)
+        if not route.normalised:
+            log = log - refs.log_total[...]
+        lost = tiles.losses("linear", refs, refs.values[t], slice(None))
+        change = jnp.exp(log) * (lost - refs.mean[...] if route.centred else lost)
+        slope_right, slope_left = route.slopes(z)
+        d_z = tiles.dot(right, change, (0, 0)) * slope_right + tiles.dot(left, change, (0, 0)) * slope_left
+        d_xs = _add_back(layout, d_xs, refs.w, (t,), d_z)
+        return d_xs, tiles.with_row(through, t, change.sum(0, keepdims=True))
+
+    zeros = [jnp.zeros(x.shape, jnp.float32) for x in xs]
+    through = jnp.zeros((layout.top_rows, layout.tile), jnp.float32)
+    d_xs, through = tiles.loop(layout.subtrees, visit, (zeros, through))
+    if layout.top:
+        slope_right, slope_left = route.slopes(z_top)
+        d_z = tiles.dot(refs.top_right[...], through, (0, 0)) * slope_right
+        d_z += tiles.dot(refs.top_left[...], through, (0, 0)) * slope_left
+        d_xs = _add_back(layout, d_xs, refs.top_w, (), d_z)
+    for f, d_x in zip(layout.blocks_of_features, d_xs, strict=True):
+        refs.d_x[f, :] = d_x
+
+
+def _add_back(layout: Layout, d_xs: list, w: Any, index: tuple, d_z: jax.Array) -> list:
+    return [
+        d_x + tiles.dot(w[(*index, slice(None), f)].astype(jnp.float32), d_z, (0, 0))
+        for f, d_x in zip(layout.blocks_of_features, d_xs, strict=True)
+    ]

@@ -1,0 +1,163 @@
+"""What a kernel does with a tile of samples: scores, weights of leaves, the leaf reached, what leaves lose.
+
+Everything is ``(rows, tile)``, samples last, for one subtree at a time (layout.py); ``refs`` are the references of a
+program by name. In the portable subset: products, elementwise work, sums.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.backend import In, whole
+from pallas_kernels.layout import Layout
+from pallas_kernels.routes import Route, ones
+
+Loss = Literal["linear", "squared"]
+Axis = Literal[0, 1]
+
+
+# --- Operands --------------------------------------------------------------------------------------------------------
+
+
+def splits(layout: Layout, x: jax.Array, weights: jax.Array, bias: jax.Array, *, each: bool = False) -> dict[str, In]:
+    """Operands of a kernel: splits, weights in the dtype of the samples, and path matrices.
+
+    Of all subtrees, or (``each``) of that of the grid's second axis.
+    """
+    padded = jnp.pad(weights.astype(x.dtype), ((0, 0), (0, layout.p_rows - layout.p)))
+    parts = zip(layout.cut(padded), layout.cut(bias.astype(jnp.float32)[:, None]), strict=True)
+    (top_w, top_b), (w, b) = parts
+    below = one_subtree if each else whole
+    found = {"w": below(w), "b": below(b)}
+    found |= {name: whole(jnp.asarray(a)) for name, a in zip(("right", "left"), layout.of_subtree, strict=True)}
+    if layout.top:
+        found |= {"top_w": whole(top_w), "top_b": whole(top_b)}
+        matrices = zip(("top_right", "top_left"), layout.of_top, strict=True)
+        found |= {name: whole(jnp.asarray(a)) for name, a in matrices}
+    return found
+
+
+def one_subtree(a: jax.Array) -> In:
+    """Of ``(subtrees, ...)`` that of the grid's second axis."""
+    return In(a, (1, *a.shape[1:]), lambda i, t: (t, 0, 0))
+
+
+def one_tile(a: jax.Array, width: int) -> In:
+    """Of ``(rows, columns)`` the samples of the grid's first axis."""
+    return In(a, (a.shape[0], width), lambda i, *_: (0, i))
+
+
+# --- Small products --------------------------------------------------------------------------------------------------
+
+
+def dot(a: jax.Array, b: jax.Array, over: tuple[Axis, Axis] = (1, 0)) -> jax.Array:
+    """The product that sums over axis ``over[0]`` of a and ``over[1]`` of b, in float32.
+
+    Products of float32 numbers are not rounded to fewer bits: the sign of a score decides where a sample goes, and an
+    error of a logarithm is a relative one of a weight.
+    """
+    precision = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+    dimensions = (((over[0],), (over[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def of_leaves(values: jax.Array, a: jax.Array) -> jax.Array:
+    """``values.T @ a`` for ``(leaves, k)`` and ``(leaves, tile)``: of one output without a product."""
+    return (values * a).sum(0, keepdims=True) if values.shape[1] == 1 else dot(values, a, (0, 0))
+
+
+def of_outputs(values: jax.Array, y: jax.Array) -> jax.Array:
+    """``values @ y`` for ``(leaves, k)`` and ``(k, tile)``, likewise."""
+    return values * y if values.shape[1] == 1 else dot(values, y)
+
+
+def of_samples(a: jax.Array, y: jax.Array) -> jax.Array:
+    """``a @ y.T`` for ``(leaves, tile)`` and ``(k, tile)``, likewise."""
+    return (a * y).sum(1, keepdims=True) if y.shape[0] == 1 else dot(a, y, (1, 1))
+
+
+def row(a: jax.Array, index: Any) -> jax.Array:
+    """Row ``index`` as ``(1, columns)``: by a sum, as an array in a kernel cannot be indexed."""
+    return jnp.where(_numbers(a, 0) == index, a, 0.0).sum(0, keepdims=True)
+
+
+def row_as_column(a: jax.Array, index: Any) -> jax.Array:
+    """Row ``index`` as ``(columns, 1)``: by a product with a column that is 1 in one place."""
+    at = ones(jax.lax.broadcasted_iota(jnp.int32, (a.shape[0], 16), 0) == index)
+    return dot(a, at, (0, 0)).sum(1, keepdims=True) / 16
+
+
+def with_row(a: jax.Array, index: Any, values: jax.Array) -> jax.Array:
+    """``a`` with ``values`` added to row ``index``."""
+    return a + jnp.where(_numbers(a, 0) == index, values, 0.0)
+
+
+def _numbers(a: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.int32, a.shape, axis)
+
+
+# --- Routing ---------------------------------------------------------------------------------------------------------
+
+
+def loop(times: int, visit: Callable[[Any, Any], Any], sums: Any) -> Any:
+    """``visit(i, sums)`` for every i, which has 32 bits also where 64 are asked for."""
+    return jax.lax.fori_loop(np.int32(0), np.int32(times), visit, sums)
+
+
+def features(layout: Layout, x: Any, samples: Any) -> list[jax.Array]:
+    """The samples of a tile, so many features at once."""
+    return [x[block, samples] for block in layout.blocks_of_features]
+
+
+def scores(layout: Layout, w: Any, index: tuple, bias: jax.Array, xs: list[jax.Array]) -> jax.Array:
+    """Scores of the nodes whose weights are ``w[index]``."""
+    return sum((dot(w[(*index, slice(None), f)], x) for f, x in zip(layout.blocks_of_features, xs, strict=True)), bias)
+
+
+def log_weights(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, leaves: int) -> jax.Array:
+    """Logarithms of the weights of leaves; of rows that are padding, about minus infinity."""
+    to_right, to_left = route.logs(z)
+    log = dot(right, to_right) + dot(left, to_left)
+    return log if leaves == log.shape[0] else jnp.where(_numbers(log, 0) < leaves, log, -1e9)
+
+
+def reached(z: jax.Array, right: jax.Array, left: jax.Array, depth: int) -> jax.Array:
+    """1 in the leaf that hard routing reaches, else 0: there all decisions agree."""
+    up = ones(z > 0)
+    agree = dot(right, up) + dot(left, 1 - up)
+    return ones(agree > depth - 0.5)
+
+
+def number(layout: Layout, at: jax.Array, subtree: Any) -> jax.Array:
+    """The number of the leaf at which there is a 1, as int32 ``(1, tile)``; 0 if there is none."""
+    numbers = _numbers(at, 0) + subtree * 2**layout.sub
+    return jnp.where(at > 0, numbers, 0).sum(0, keepdims=True, dtype=jnp.int32)
+
+
+# --- What leaves lose ------------------------------------------------------------------------------------------------
+
+
+def losses(loss: Loss, refs: SimpleNamespace, values: jax.Array, samples: Any) -> jax.Array:
+    """What every leaf would lose on every sample: ``values . y``, or the weighted squared distance."""
+    y = refs.y[:, samples]
+    if loss == "linear":
+        return of_outputs(values, y)
+    if values.shape[1] == 1:
+        return refs.share[:, samples] * (values - y) * (values - y)
+    square = (values * values).sum(1, keepdims=True) + (y * y).sum(0, keepdims=True)
+    return refs.share[:, samples] * (square - 2 * dot(values, y))
+
+
+def pull(loss: Loss, refs: SimpleNamespace, values: jax.Array, weight: jax.Array, samples: Any) -> jax.Array:
+    """The gradient of ``(weight * losses).sum()`` for the values, ``(leaves, k)``."""
+    y = refs.y[:, samples]
+    if loss == "linear":
+        return of_samples(weight, y)
+    weight = refs.share[:, samples] * weight
+    if values.shape[1] == 1:
+        return 2 * (weight * (values - y)).sum(1, keepdims=True)
+    return 2 * (values * weight.sum(1, keepdims=True) - dot(weight, y, (1, 1)))

@@ -1,0 +1,17 @@
+"""Every recipe with a small budget, for scikit-learn's checks of the two estimators."""
+
+import jtrees
+
+_GET = jtrees.GET(depth=2, starts=1, epochs=30)
+_DGT = jtrees.DGT(depth=3, epochs=60, widths=())
+
+QUICK = [_DGT]
+OTHERS = [
+    _GET,
+    jtrees.RADDT(depth=2, starts=1, epochs=10),
+    jtrees.PAT(depth=3, epochs=60),
+    jtrees.LatentTree(depth=2, epochs=60),
+    jtrees.Bagged(_DGT, trees=3),
+    jtrees.Polished(_GET, epochs=10),
+]
+LINEAR = _GET.replace(leaves="linear")  # for regression

@@ -1,0 +1,29 @@
+"""Scikit-learn's own checks of the regressor, for every recipe. A file of its own, and so a process, for each task."""
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+import small_recipes as small
+
+import jtrees
+from jtrees.estimators import TreeRegressor
+
+# What the checks themselves warn of: labels (n, 1), a pandas of another day. Optax's Adam raises a float to an int32
+# power, and users have jax's own promotion.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("standard_promotion")]
+
+
+@parametrize_with_checks([TreeRegressor(recipe, random_state=0) for recipe in small.QUICK])
+def test_quick(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, small.LINEAR]])
+def test_all_recipes(estimator, check):
+    check(estimator)
+
+
+def test_every_recipe_is_checked():
+    recipes = {value for value in vars(jtrees).values() if isinstance(value, type) and issubclass(value, jtrees.Recipe)}
+    checked = {type(recipe) for recipe in small.QUICK + small.OTHERS}
+    assert recipes - {jtrees.Recipe, jtrees.LatentClustering} == checked

@@ -1,0 +1,158 @@
+"""The choice between XLA and a kernel in ``ops``, and what is built on it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees import ops, routing
+from jtrees.leaves import Constant, Linear, Logit
+import pallas_kernels as kernels
+from pallas_kernels import Config, backend
+
+SMALL = Config("interpret", tile=16, tiles=1, subtree=2, rows=8, features=16)
+
+
+@pytest.fixture
+def operands():
+    """Splits, two outputs a leaf, and samples; depth 3."""
+    rng = np.random.default_rng(0)
+    shapes = (7, 5), (7,), (8, 2), (37, 5)
+    return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+
+
+def expected_loss(kind, route, w, b, values, x, implementation=None):
+    if kind is Logit:
+        y = (x[:, 0] > 0).astype(jnp.int32)
+    else:
+        values, y = values[:, 0], x[:, 0]
+    weight = jnp.abs(x[:, 1])
+    return ops.expected_loss(w, b, kind(values), x, y, weight=weight, route=route, implementation=implementation)[0]
+
+
+OPS = {
+    "soft": ops.soft,
+    "soft by violation": lambda *a, **how: ops.soft(*a, routing.violation, **how),
+    "soft, one number a leaf": lambda w, b, v, x, **how: ops.soft(w, b, v[:, 0], x, **how),
+    "path_sum": ops.path_sum,
+    "path_sum, a window of the scores": lambda *a, **how: ops.path_sum(*a, routing.mean_size, **how),
+    "expected_loss": partial(expected_loss, Constant, None),
+    "expected_loss, violation, classes": partial(expected_loss, Logit, routing.violation),
+}
+
+
+def with_gradients(fn, operands, **how):
+    def total(*operands):
+        out = fn(*operands, **how)
+        return jnp.square(out).sum(), out
+
+    gradients, out = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*operands)
+    return out, *gradients
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * float(jnp.abs(b).max()))  # sums in another order
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_kernel_that_is_asked_for(operands, name):
+    expected = with_gradients(OPS[name], operands, implementation="xla")
+    assert_same(with_gradients(OPS[name], operands, implementation="interpret"), expected)
+    assert_same(with_gradients(OPS[name], operands), expected)
+
+
+@pytest.fixture
+def won(monkeypatch):
+    """Says that kernels won on a device of the kind here, by these sizes."""
+
+    def say(config):
+        names = ("soft_routing", "path_sum", "expected_loss", "hard_routing")
+        monkeypatch.setitem(backend.MEASURED, jax.devices()[0].device_kind, dict.fromkeys(names, config))
+
+    return say
+
+
+def lowered(fn, operands, platform):
+    return jax.jit(lambda *operands: fn(*operands)).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_kernel_that_won(operands, name, won):
+    expected = with_gradients(OPS[name], operands)
+    won(SMALL)  # on the CPU, by the interpreter
+    assert_same(with_gradients(OPS[name], operands), expected)
+    assert "platform_index" in str(jax.make_jaxpr(OPS[name])(*operands))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_what_won_elsewhere_is_not_in_a_program_for_a_cpu(operands, name, won):
+    call = lambda *operands: with_gradients(OPS[name], operands)
+    assert "custom_call @" not in lowered(call, operands, "tpu")  # nothing was measured: XLA
+    won(backend.HEURISTIC["tpu"])
+    assert "tpu_custom_call" in lowered(call, operands, "tpu")
+    assert "custom_call @" not in lowered(call, operands, "cpu")
+    assert_same(call(*operands), with_gradients(OPS[name], operands, implementation="xla"))
+
+
+def test_leaves_reached(operands, won):
+    w, b, _, x = operands
+    leaf = ops.hard(w, b, x)
+    np.testing.assert_array_equal(ops.hard(w, b, x, implementation="interpret"), leaf)
+    won(SMALL)
+    np.testing.assert_array_equal(jax.jit(ops.hard)(w, b, x), leaf)
+    gradient = jax.grad(lambda w: (w[0, 0] * ops.hard(w, b, x).astype(jnp.float32)).sum())(w)
+    assert float(gradient[0, 0]) == int(leaf.sum()) and (gradient[1:] == 0).all()
+    forest = jax.vmap(lambda w: ops.hard(w, b, x))(jnp.stack([w, -w]))
+    np.testing.assert_array_equal(forest[0], leaf)
+
+
+def test_predictions_go_through_it(operands, won, monkeypatch):
+    w, b, values, x = operands
+    tree = jtrees.ObliqueTree(w, b, Constant(values))
+    before = tree.predict(np.asarray(x))
+    asked = []
+    real = kernels.hard_routing
+    monkeypatch.setattr(kernels, "hard_routing", lambda *a, **how: asked.append(how) or real(*a, **how))
+    won(SMALL)
+    jax.clear_caches()
+    np.testing.assert_array_equal(tree.predict(np.asarray(x)), before)
+    assert asked
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize(
+    "recipe", [jtrees.GET(depth=2, starts=2, epochs=20), jtrees.RADDT(depth=2, starts=1, epochs=5),
+               jtrees.DGT(depth=2, epochs=4, widths=())]
+)  # fmt: skip
+def test_recipes_are_told_from_outside(data, recipe):
+    x, y = data
+    fits = [jtrees.fit(recipe.replace(implementation=how), x, y, key=jax.random.key(0)) for how in ("xla", "interpret")]
+    # The same run, but for the last bits of sums, which training carries further.
+    assert fits[1].loss == pytest.approx(fits[0].loss, rel=1e-3)
+    np.testing.assert_allclose(fits[1].tree.weights, fits[0].tree.weights, rtol=0, atol=1e-2)
+
+
+def test_refused(operands):
+    w, b, values, x = operands
+    with pytest.raises(ValueError, match=r"implementation must be one of 'xla', .*got 'gpu'"):
+        ops.hard(w, b, x, implementation="gpu")
+    with pytest.raises(ValueError, match=r"the kernel soft_routing is for float32.*got float32, depth 3"):
+        ops.soft(w, b, values, x, routing.leaf_probabilities, implementation="interpret")
+    with pytest.raises(ValueError, match="the kernel expected_loss is for"):
+        leaves = Linear(jnp.ones((8, 5)), jnp.ones(8))
+        ops.expected_loss(w, b, leaves, x, x[:, 0], implementation="interpret")
+    with jax.enable_x64(True), pytest.raises(ValueError, match="got float64"):
+        ops.hard(w, b, x.astype(jnp.float64), implementation="interpret")
+
+
+def test_double_precision_is_xla_s(operands, won, x64):
+    """A kernel that won in float32 is not taken in float64."""
+    won(SMALL)
+    w, b, values, x = (a.astype(jnp.float64) for a in operands)
+    assert "pallas" not in str(jax.make_jaxpr(ops.path_sum)(w, b, values, x))

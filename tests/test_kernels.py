@@ -1,0 +1,296 @@
+"""The fused kernels: one battery against their plain definitions, and what they lower to without the hardware."""
+
+from functools import partial
+import itertools
+
+import jax
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels as kernels
+from pallas_kernels import Config, backend, layout
+
+# Blocks as small as they may be, so that small samples fill several: whole trees; subtrees below a top, two tiles a
+# program and several blocks of features.
+WHOLE = Config("interpret", tile=16, tiles=1, subtree=10, rows=8, features=1024)
+CUT = Config("interpret", tile=8, tiles=2, subtree=2, rows=16, features=16)
+CONFIGS = pytest.mark.parametrize("config", [WHOLE, CUT], ids=["whole", "cut"])
+ROUTES = ("sigmoid", "smooth_step", "violation")
+
+# n around the blocks of 8 and 16; depths 1 to 5 (those to 10: slow, and the hard kernel).
+SIZES = [
+    (WHOLE, (1, 1, 1, 1)),
+    (CUT, (15, 7, 2, 1)),
+    (CUT, (16, 21, 3, 10)),
+    (WHOLE, (17, 5, 4, 26)),
+    (CUT, (37, 21, 5, 1)),
+]
+WIDE = [*itertools.product((15, 16, 17), (7, 21), (3, 4), (1, 10)), (37, 784, 4, 1), (31, 3, 8, 1), (17, 2, 10, 26)]
+
+
+def operands(n, p, depth, k, *, dtype=jnp.float32, trees=(), seed=0):
+    """``x, weights, bias, leaves``, scores of size 1."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    splits = draw(*trees, 2**depth - 1, p) / np.float32(np.sqrt(p)), draw(*trees, 2**depth - 1)
+    return draw(n, p).astype(dtype), *splits, draw(*trees, 2**depth, k)
+
+
+def soft(route, implementation, x, *tree):
+    return kernels.soft_routing(x, *tree, route=route, scale=0.8, implementation=implementation)
+
+
+def path_sum(implementation, x, *tree):
+    return kernels.path_sum(x, *tree, window=0.7, implementation=implementation)
+
+
+def loss_of(loss, route, implementation, x, *tree):
+    """The loss alone; targets and weights follow from x."""
+    k, seen = tree[-1].shape[-1], x[:, 0].astype(jnp.float32)
+    y = jnp.floor(seen * 7).astype(jnp.int32) % k if loss == "log" else jnp.outer(seen, jnp.arange(1.0, k + 1)) / k
+    share = jnp.abs(seen)
+    found = kernels.expected_loss(x, y, *tree, share=share, loss=loss, route=route, implementation=implementation)
+    return found[0]
+
+
+FUNCTIONS = {f"soft {route}": partial(soft, route) for route in ROUTES} | {"path_sum": path_sum}
+LOSSES = {f"{loss} {route}": partial(loss_of, loss, route) for loss in ("squared", "log") for route in ROUTES}
+
+
+def with_gradients(fn, implementation, args, *, of_x=True):
+    """Value and gradients of a fixed projection of it."""
+    first = 0 if of_x else 1
+
+    def projected(*args):
+        out = fn(implementation, *args)
+        return (out * jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)).sum(), out
+
+    gradients, out = jax.jit(jax.grad(projected, argnums=tuple(range(first, 4)), has_aux=True))(*args)
+    return out, *gradients
+
+
+def assert_same(found, expected, rtol):
+    """By the size of the largest number: sums in another order."""
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(np.abs(b).max(), 1e-6))
+
+
+@pytest.mark.parametrize(("config", "size"), SIZES, ids=lambda value: "" if isinstance(value, Config) else str(value))
+@pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "squared sigmoid"])
+def test_values_and_gradients(name, size, config):
+    fn, args = (FUNCTIONS | LOSSES)[name], operands(*size)
+    of_x = name in FUNCTIONS
+    expected = with_gradients(fn, "xla", args, of_x=of_x)
+    assert_same(with_gradients(fn, config, args, of_x=of_x), expected, 3e-6)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *LOSSES])
+def test_every_routing_and_loss(name):
+    test_values_and_gradients(name, (19, 5, 3, 3), CUT)
+
+
+@pytest.mark.slow
+@CONFIGS
+@pytest.mark.parametrize("size", WIDE, ids=str)
+@pytest.mark.parametrize("name", [*FUNCTIONS, *LOSSES])
+def test_values_and_gradients_wide(name, size, config):
+    test_values_and_gradients(name, size, config)
+
+
+@pytest.mark.parametrize("depth", range(1, 11))
+def test_hard(depth):
+    config = WHOLE if depth % 2 else CUT
+    args = operands(33, 5, depth, 3 if depth < 6 else 1)
+    leaf, out = kernels.hard_routing(*args, implementation=config)
+    expected = kernels.hard_routing(*args)
+    np.testing.assert_array_equal(leaf, expected[0])
+    np.testing.assert_array_equal(out, expected[1])  # bit for bit: nothing is added to what the leaf holds
+    assert leaf.dtype == jnp.int32 and len(np.unique(leaf)) > 1
+
+
+@CONFIGS
+def test_hard_near_ties(config):
+    """Scores of whole numbers over 2^20: exactly 0, or as near as float32 tells apart; no product may be rounded."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-1000, 1000, (200, 3)) / 2**10, jnp.float32)
+    weights = jnp.asarray(rng.integers(-1000, 1000, (15, 3)) / 2**10, jnp.float32)
+    through = np.asarray(weights, np.float64) @ np.asarray(x[:15], np.float64).T  # node j passes through sample j
+    bias = jnp.asarray(-through[np.arange(15), np.arange(15)], jnp.float32)
+    z = np.asarray(weights, np.float64) @ np.asarray(x, np.float64).T + np.asarray(bias, np.float64)[:, None]
+    assert (z == 0).sum() >= 15
+    bias = bias.at[::2].add(np.float32(2**-20))  # every other node misses by the least difference
+    node = np.zeros(200, int)
+    z = np.asarray(weights, np.float64) @ np.asarray(x, np.float64).T + np.asarray(bias, np.float64)[:, None]
+    for _ in range(4):
+        node = 2 * node + 1 + (z[node, np.arange(200)] > 0)
+    leaf, _ = kernels.hard_routing(x, weights, bias, jnp.ones((16, 1)), implementation=config)
+    np.testing.assert_array_equal(leaf, node - 15)
+
+
+@pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "log violation"])
+def test_bfloat16(name):
+    """Products of bfloat16 numbers are exact in float32: both sides add the same numbers, and round the gradient once.
+
+    But a decision may fall on the other side of its window, and of 0, in another order of additions: sizes are chosen
+    such that none does.
+    """
+    fn, args = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 2, dtype=jnp.bfloat16)
+    of_x = name in FUNCTIONS
+    expected = with_gradients(fn, "xla", args, of_x=of_x)
+    assert_same(with_gradients(fn, CUT, args, of_x=of_x), expected, 2e-2)  # scores' gradients meet x in bfloat16
+
+
+@pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "squared violation"])
+def test_a_batch_of_trees_is_one_kernel(name):
+    fn, (x, *trees) = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 1, trees=(3,))
+    both = lambda implementation: jax.vmap(lambda *tree: with_gradients(fn, implementation, (x, *tree), of_x=False))
+    assert_same(both(CUT)(*trees), both("xla")(*trees), 3e-6)
+    leaf, out = jax.vmap(partial(kernels.hard_routing, x, implementation=CUT))(*trees)
+    expected = jax.vmap(partial(kernels.hard_routing, x))(*trees)
+    np.testing.assert_array_equal(leaf, expected[0])
+    np.testing.assert_array_equal(out, expected[1])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_far_scores(route):
+    """Weights of leaves that are 0, steps that are exactly 0 or 1: nothing is NaN."""
+    x, weights, bias, leaves = operands(17, 5, 4, 2)
+    args = x, 1e4 * weights, bias, leaves
+    found = with_gradients(partial(soft, route), CUT, args)
+    assert_same(found, with_gradients(partial(soft, route), "xla", args), 1e-5)
+
+
+def test_a_batch_of_windows():
+    x, weights, bias, leaves = operands(17, 5, 3, 2)
+
+    def gradient(implementation, window):
+        answers = lambda b: kernels.path_sum(x, weights, b, leaves, window=window, implementation=implementation)
+        return jax.grad(lambda b: answers(b).sum())(bias)
+
+    windows = jnp.asarray([0.3, 2.0])
+    found, expected = (jax.vmap(partial(gradient, which))(windows) for which in (CUT, "xla"))
+    assert_same([found], [expected], 3e-6)
+    assert (found[0] != found[1]).any()
+
+
+def test_the_leaf_is_that_of_hard_routing():
+    x, *tree = operands(37, 5, 5, 1)
+    _, leaf = kernels.expected_loss(x, x[:, :1], *tree, implementation=CUT)
+    np.testing.assert_array_equal(leaf, kernels.hard_routing(x, *tree)[0])
+
+
+def test_second_call_compiles_nothing(count_compilations):
+    call = jax.jit(lambda *args: with_gradients(path_sum, CUT, args))
+    assert count_compilations(lambda: call(*operands(17, 5, 3, 1))) > 0
+    assert count_compilations(lambda: call(*operands(17, 5, 3, 1, seed=1))) <= 4  # of the operands themselves
+
+
+def test_double_precision_elsewhere(x64):
+    """The kernels are float32 also where 64 bits are asked for."""
+    args = operands(17, 5, 3, 1)
+    assert_same(with_gradients(path_sum, CUT, args), with_gradients(path_sum, "xla", args), 3e-6)
+
+
+@pytest.mark.slow
+def test_as_a_tpu_would(monkeypatch):
+    """Under the interpreter that minds memories and copies; uninitialised memory is NaN there."""
+    interpreted = {"interpret": pltpu.InterpretParams(uninitialized_memory="nan")}
+    monkeypatch.setattr(backend, "_parameters", lambda *_: interpreted)
+    config = Config("interpret", tile=128, tiles=1, subtree=2, rows=8, features=1024)
+    for name in ("soft violation", "path_sum", "squared sigmoid"):
+        fn, args = (FUNCTIONS | LOSSES)[name], operands(130, 5, 3, 2)
+        found = with_gradients(fn, config, args, of_x=name in FUNCTIONS)
+        assert_same(found, with_gradients(fn, "xla", args, of_x=name in FUNCTIONS), 3e-6)
+
+
+# --- Lowering --------------------------------------------------------------------------------------------------------
+
+LOWERED = {  # how many kernels there are in value and gradients
+    "soft sigmoid": ("soft_routing_value", "soft_routing_gradient", "soft_routing_samples"),
+    "path_sum": ("hard_routing", "soft_routing_value", "soft_routing_gradient", "soft_routing_samples"),
+    "squared sigmoid": ("soft_routing_gradient",),
+    "squared violation": ("soft_routing_value", "soft_routing_gradient"),
+}
+
+
+@pytest.mark.parametrize(("implementation", "platform"), [("tpu", "tpu"), ("triton", "cuda")])
+@pytest.mark.parametrize("name", LOWERED)
+def test_lowers(name, implementation, platform):
+    fn, args = (FUNCTIONS | LOSSES)[name], operands(1000, 784, 10, 10)
+    call = jax.jit(lambda *args: with_gradients(fn, implementation, args, of_x=name in FUNCTIONS))
+    text = call.trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("custom_call @") == len(LOWERED[name])
+    assert all(kernel in text for kernel in LOWERED[name])
+
+
+@pytest.mark.parametrize("implementation", ["tpu", "triton"])
+def test_refused_where_it_cannot_run(implementation):
+    with pytest.raises(NotImplementedError, match=f"implementation='{implementation}' runs on a"):
+        kernels.hard_routing(*operands(3, 2, 1, 1), implementation=implementation)
+
+
+# --- Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"implementation": "cuda"}, ValueError, "implementation must be one of xla, .*got 'cuda'"),
+        ({"implementation": "mosaic_gpu"}, NotImplementedError, "not written yet"),
+        ({"route": "linear"}, ValueError, "route must be one of sigmoid, .*got 'linear'"),
+        ({"x": jnp.ones(3)}, ValueError, r"x must be \(n, p\)"),
+        ({"x": jnp.ones((3, 2), jnp.int32)}, ValueError, "x must be float32 or bfloat16, got int32"),
+        ({"weights": jnp.ones((3, 4))}, ValueError, r"weights must be \(2\*\*depth - 1, 2\).*got shape \(3, 4\)"),
+        ({"weights": jnp.ones((4, 2))}, ValueError, r"weights must be .*got shape \(4, 2\)"),
+        ({"weights": jnp.ones((2047, 2))}, ValueError, "depth from 1 to 10"),
+        ({"bias": jnp.ones(2)}, ValueError, r"bias must be \(3,\)"),
+        ({"leaves": jnp.ones(4)}, ValueError, r"leaves must be \(4, k\)"),
+    ],
+)
+def test_refused(change, error, message):
+    x, weights, bias, leaves = operands(5, 2, 2, 1)
+    given = {"x": x, "weights": weights, "bias": bias, "leaves": leaves, "implementation": "interpret"} | change
+    with pytest.raises(error, match=message):
+        kernels.soft_routing(**given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"loss": "hinge"}, "loss must be squared or log"), ({"y": jnp.ones(5)}, r"y must be \(5, 1\)"),
+     ({"share": jnp.ones(4)}, r"share must be \(5,\)")],
+)  # fmt: skip
+def test_refused_losses(change, message):
+    x, *tree = operands(5, 2, 2, 1)
+    given = {"y": x[:, :1]} | change
+    with pytest.raises(ValueError, match=message):
+        kernels.expected_loss(x, given.pop("y"), *tree, **given)
+
+
+# --- Layout ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("depth", "top"), [(1, 0), (3, 0), (3, 2), (5, 2), (6, 3)])
+def test_a_tree_is_cut_and_joined(depth, top):
+    sizes = layout.Layout(depth, top, n=5, p=3, k=2, tile=8, tiles=1, rows=8, features=16)
+    nodes = jnp.arange(2**depth - 1, dtype=jnp.float32)[:, None] + 1
+    upper, below = sizes.cut(nodes)
+    np.testing.assert_array_equal(sizes.join(upper, below), nodes)
+    assert upper.shape[0] == sizes.top_rows and below.shape[:2] == (2**top, sizes.sub_rows)
+    for t in range(2**top):  # a subtree holds what is below its root
+        inside = [2**top + t]
+        for node in inside:
+            inside += [child for child in (2 * node, 2 * node + 1) if child < 2**depth]
+        np.testing.assert_array_equal(below[t, : 2 ** (depth - top) - 1, 0], inside)
+    values = jnp.arange(2.0 * 2**depth).reshape(-1, 2)
+    np.testing.assert_array_equal(sizes.join_leaves(sizes.leaves(values)), values)
+
+
+def test_path_matrices():
+    right, left = layout.path_matrices(2, 4)
+    np.testing.assert_array_equal(right, [[0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]])
+    np.testing.assert_array_equal(left, [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]])
