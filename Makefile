@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: compare test test-slow lint peers bench clean
+.PHONY: compare test test-slow lint peers bench bench-kernels clean
 
 compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
 	$(BIN)/python -m experiments.compare $(ARGS)
@@ -28,6 +28,9 @@ peers: .venv/ready         ## what benchmarks compare with
 
 bench: .venv/ready         ## speed: training, prediction, ...; ARGS=--write for the committed tables
 	for name in training prediction isotonic dgt get; do $(BIN)/python -m experiments.bench_$$name $(ARGS) || exit 1; done
+
+bench-kernels: .venv/ready ## the fused kernels on the device that is here, tuned, within 8 minutes; ARGS=--write likewise
+	$(BIN)/python -m experiments.bench_kernels --tune $(ARGS)
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -86,11 +86,17 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]) + "\n"
 
 
-def write(name: str, arguments: str, header: list[str], rows: list[list[str]], notes: str, *, committed: bool) -> None:
-    """Prints a table with the command that makes it again, and writes it, to the committed ones only if told so."""
+def write(
+    name: str, arguments: str, header: list[str], rows: list[list[str]], notes: str, *, committed: bool, to: str = ""
+) -> Path:
+    """Prints a table with the command that makes it again, and writes it, to the committed ones only if told so.
+
+    Its file is ``to``, by default the name of the benchmark; it is returned.
+    """
     command = f"python -m experiments.{name} {arguments}".strip()
     text = f"# {name}\n\nMade by `{command}` on {machine()}.\n\n{markdown(header, rows)}\n{notes}\n"
     print(text)
-    folder = RESULTS if committed else Path("results")
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.md").write_text(text)
+    file = (RESULTS if committed else Path("results")) / f"{to or name}.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file

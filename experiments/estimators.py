@@ -49,7 +49,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
     if name not in SETS[part]:
         return
     of = models(part, 0)["jtrees"]
-    settings = {"recipe": repr(of.default_recipe)}
+    settings = {"recipe": pieces.told(of.default_recipe)}
 
     def make(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)

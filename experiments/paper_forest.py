@@ -119,11 +119,11 @@ PARTS: dict[str, Callable[[Split, int], dict[str, Any]]] = {
 }
 TITLES = ("30 trees of GET-Linear", "30 trees of DGT", "XGBoost, tuned", "random forest", "one tree of GET-Linear")
 SETTINGS: dict[str, Any] = {
-    "get": {"recipe": repr(GET_FOREST), "depths": GET_DEPTHS},
+    "get": {"recipe": pieces.told(GET_FOREST), "depths": GET_DEPTHS},
     "dgt": {"updates": UPDATES},
     "boosting": {"trials": TRIALS, "rounds": ROUNDS},
     "forest": {},
-    "tree": {"recipe": repr(ONE_TREE)},
+    "tree": {"recipe": pieces.told(ONE_TREE)},
 }
 
 

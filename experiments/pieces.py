@@ -5,7 +5,7 @@ What the ``paper_*`` scripts share: the command line, the loop over what is miss
 
 import argparse
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 import json
 import os
 from pathlib import Path
@@ -71,6 +71,13 @@ class Script:
     report: Callable[[Found, str], str]
     figure: Callable[[Found, Path], None] = lambda found, file: None
     arguments: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
+
+
+def told(recipe: Any) -> str:
+    """A recipe as text for settings, without options that are None: of those there may be more one day."""
+    options = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    text = [f"{k}={told(v) if is_dataclass(v) else repr(v)}" for k, v in options.items() if v is not None]
+    return f"{type(recipe).__name__}({', '.join(text)})"
 
 
 def parse(script: Script, arguments: list[str] | None) -> argparse.Namespace:

@@ -1,5 +1,6 @@
 """What the experiments add to the library: pieces that are made once, reports, variants of DGT, streams for bandits."""
 
+import dataclasses
 from functools import cache, partial
 import json
 import os
@@ -9,9 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import benchmark, estimators, paper_bandit, paper_dgt, paper_forest, paper_get, paper_latent, pieces
+from experiments import (
+    bench_kernels,
+    benchmark,
+    estimators,
+    paper_bandit,
+    paper_dgt,
+    paper_forest,
+    paper_get,
+    paper_latent,
+    pieces,
+)
 import jtrees
 from jtrees.methods.dgt import random_chain
+from pallas_kernels import backend
 
 # optax's schedules divide an integer step by an integer, and its Adam raises a float to one.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -98,7 +110,7 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert not list((tmp_path / "x").glob("*.json"))
 
 
-@pytest.mark.parametrize("script", [paper_get, paper_dgt, paper_bandit, paper_latent, estimators])
+@pytest.mark.parametrize("script", [paper_get, paper_dgt, paper_bandit, paper_latent, paper_forest, estimators])
 def test_committed_pieces_make_the_committed_report(script, tmp_path):
     name = script.SCRIPT.name
     (tmp_path / name).symlink_to(benchmark.RESULTS / name)
@@ -122,6 +134,30 @@ def test_benchmarks_write_to_the_committed_tables_only_if_told(tmp_path, monkeyp
         assert "Made by `python -m experiments.bench_x --n 3` on " in text and "| 1 | 2 |" in text
         assert text in capsys.readouterr().out
         assert (tmp_path / "committed").exists() == (folder == "committed")
+
+
+@pytest.mark.parametrize("implementation", ["interpret", None])
+def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implementation):
+    """The whole benchmark, the interpreter standing in for a device; and on one that has no kernel."""
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    monkeypatch.setattr(backend, "MEASURED", {})
+    monkeypatch.setattr(bench_kernels, "IMPLEMENTATION", {"cpu": implementation})
+    case = bench_kernels.Case(50, 3, 2, trees=2)
+    monkeypatch.setattr(bench_kernels, "cases", lambda platform: [case])
+    monkeypatch.setattr(bench_kernels, "TUNED", bench_kernels.Case(50, 3, 2))
+    small = backend.HEURISTIC["interpret"]
+    monkeypatch.setattr(bench_kernels, "candidates", lambda _: [small, dataclasses.replace(small, tile=64)])
+    monkeypatch.setattr(bench_kernels, "rates", lambda platform: (1e9, 1e9))
+    monkeypatch.setattr(bench_kernels, "timed", lambda call, arrays, *_: (call(*arrays), ([1.0, 2.0], 3.0))[1])
+    bench_kernels.main(["--tune", "--minutes", "1", "--write"])
+    [table], [record] = tmp_path.glob("kernels/*.md"), tmp_path.glob("kernels/*.json")
+    lines, cases = table.read_text(), json.loads(record.read_text())["cases"]
+    assert len(cases) == len(bench_kernels.KERNELS) and cases[0]["operations"] == 2 * 2 * 3 * 3 * 50
+    if implementation is None:
+        assert "XLA by itself" in lines and "fused" not in cases[0]
+        return
+    assert all(one["agree"] for one in cases) and lines.count("| yes |") == len(cases)
+    assert "Config(implementation='interpret'" in lines and "WRONG" not in capsys.readouterr().out
 
 
 def test_all_cores_are_asked_for_unless_the_user_says_how_many(monkeypatch):

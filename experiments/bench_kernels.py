@@ -1,0 +1,289 @@
+"""Speed of the fused kernels beside XLA, on whatever device is here: time, share of the roofline, correctness.
+
+python -m experiments.bench_kernels [--minutes 8] [--tune] [--write]
+
+On a GPU or a TPU each kernel is tuned first (--tune) on one case, checked against XLA, and then timed beside it over
+sizes, depths and numbers of trees; the lines to paste into ``pallas_kernels/backend.py`` are printed at the end. On a
+CPU, which has no kernel, XLA is timed by itself, at small sizes. What the time does not suffice for is named.
+
+Operations and bytes are counted by hand: the products with the weights (three times as many with gradients), and one
+read of the samples and targets, one write of the answers. The roofline is the larger of operations over the rate of a
+large product in float32 and bytes over the rate of a copy, both measured in the same run.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+import itertools
+import json
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import benchmark
+from jtrees import ops
+from jtrees.leaves import Constant
+from pallas_kernels import Config, backend
+
+IMPLEMENTATION = {"gpu": "triton", "tpu": "tpu"}
+TOLERANCE = 1e-4  # of the largest number: sums over many samples in another order
+
+
+@dataclass(frozen=True)
+class Case:
+    """A size: samples, features, depth, outputs, trees side by side."""
+
+    n: int
+    p: int
+    depth: int
+    k: int = 1
+    trees: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """Splits of a tree."""
+        return 2**self.depth - 1
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is timed: ``(implementation, x, y, weights, bias, leaves) -> arrays``, for one tree.
+
+    Attributes:
+      name: of the kernel, as the table of winners has it.
+      run: the function.
+      products: how often all weights meet all samples.
+      hard: whether only those on a sample's path need to, and leaf numbers are what is answered.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    products: int
+    hard: bool = False
+
+    def work(self, case: Case) -> tuple[float, float]:
+        """Floating-point operations and bytes that cannot be avoided."""
+        met = case.depth if self.hard else self.products * case.nodes
+        operations = 2.0 * met * case.trees * case.p * case.n
+        answers = case.n * case.trees * case.k if self.products == 1 else 0
+        return operations, 4.0 * (case.n * (case.p + (case.k if self.products > 1 else 0)) + answers)
+
+
+def _soft(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
+    return ops.soft(w, b, v, x, implementation=how)
+
+
+def _soft_gradient(how: str, x: Any, y: Any, *tree: Any) -> Any:
+    return jax.grad(lambda w, b, v: (_soft(how, x, y, w, b, v) * y).sum(), argnums=(0, 1, 2))(*tree)
+
+
+def _step(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
+    loss = lambda w, b, v: ops.expected_loss(w, b, Constant(v), x, y, implementation=how)
+    return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(w, b, v)
+
+
+def _path_sum(how: str, x: Any, y: Any, *tree: Any) -> Any:
+    # A window so wide that no score lies at its edge, where an order of additions decides.
+    answers = lambda w, b, v: ops.path_sum(w, b, v, x, 1e3, implementation=how)
+    return jax.grad(lambda *tree: (answers(*tree) * y).sum(), argnums=(0, 1, 2))(*tree)
+
+
+def _hard(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
+    return ops.hard(w, b, x, implementation=how)
+
+
+KERNELS = {
+    "soft_routing": Kernel("soft_routing", _soft, 1),
+    "soft_routing, gradient": Kernel("soft_routing", _soft_gradient, 3),
+    "expected_loss, step": Kernel("expected_loss", _step, 3),
+    "path_sum, gradient": Kernel("path_sum", _path_sum, 3),
+    "hard_routing": Kernel("hard_routing", _hard, 1, hard=True),
+}
+
+
+TUNED = Case(10**6, 32, 8)
+
+
+def cases(platform: str) -> list[Case]:
+    """Sizes, what matters most first."""
+    if platform == "cpu":
+        return [Case(20_000, p, depth, k) for p, depth, k in ((21, 4, 1), (21, 8, 1), (128, 6, 10))]
+    wide = [Case(10**7, 32, 8), Case(10**6, 21, 6, trees=16), Case(10**5, 21, 6, trees=256), Case(10**6, 21, 8)]
+    wide += [Case(10**6, p, depth, k) for p, depth, k in itertools.product((21, 128), (4, 6, 8, 10), (1, 10))]
+    return list(dict.fromkeys(wide))
+
+
+def operands(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
+    """``x, y, weights, bias, leaves``; the tree with an axis of trees in front, where there are several."""
+    keys = jax.random.split(jax.random.key(seed), 5)
+    trees = (case.trees,) if case.trees > 1 else ()
+    shapes = [(case.n, case.p), (case.n, case.k), (*trees, case.nodes, case.p), (*trees, case.nodes)]
+    x, y, w, b, v = map(jax.random.normal, keys, [*shapes, (*trees, case.nodes + 1, case.k)])
+    return x, y, w / np.float32(np.sqrt(case.p)), b, v
+
+
+def program(kernel: Kernel, how: str, case: Case) -> Callable[..., Any]:
+    """The compiled function."""
+    run = lambda x, y, *tree: kernel.run(how, x, y, *tree)
+    return jax.jit(jax.vmap(run, (None, None, 0, 0, 0)) if case.trees > 1 else run)
+
+
+def timed(call: Callable[..., Any], arrays: tuple, seconds: float = 0.5) -> tuple[list[float], float]:
+    """Seconds of each of several calls, and of the first, which compiles."""
+    first = benchmark.seconds(lambda: jax.block_until_ready(call(*arrays)), 1)[0]
+    once = benchmark.seconds(lambda: jax.block_until_ready(call(*arrays)), 1)[0]
+    repeats = int(np.clip(seconds / once, 3, 50))
+    return benchmark.seconds(lambda: jax.block_until_ready(call(*arrays)), repeats), first
+
+
+def rates(platform: str) -> tuple[float, float]:
+    """Floating-point operations and bytes a second of this device: a large product in float32, and a copy."""
+    size, length = (1024, 2**22) if platform == "cpu" else (8192, 2**28)
+    a, long = jnp.ones((size, size)), jnp.ones(length)
+    product, copy = jax.jit(lambda a: jnp.matmul(a, a, precision="highest")), jax.jit(lambda a: a + 1)
+    return 2 * size**3 / min(timed(product, (a,))[0]), 8 * length / min(timed(copy, (long,))[0])
+
+
+def agree(found: Any, expected: Any, exact: bool) -> bool:
+    """Whether two answers are the same, but for the order of sums."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    if exact:  # a score as near to 0 as rounding may fall on either side
+        return all(float((a != b).mean()) < 1e-4 for a, b in pairs)
+    return all(
+        bool(jnp.isfinite(a).all()) and float(jnp.abs(a - b).max()) <= TOLERANCE * float(jnp.abs(b).max()) + 1e-6
+        for a, b in pairs
+        if jnp.issubdtype(a.dtype, jnp.floating)
+    )
+
+
+def candidates(implementation: str) -> Iterator[Config]:
+    """Sizes to try, the heuristic's first."""
+    start = backend.HEURISTIC[implementation]
+    yield start
+    if implementation == "triton":
+        for tile, subtree, warps, tiles in itertools.product((32, 64, 128), (4, 5), (2, 4, 8), (32, 128)):
+            yield replace(start, tile=tile, subtree=subtree, warps=warps, tiles=tiles)
+    else:
+        for tile, subtree in itertools.product((256, 512, 1024, 2048), (5, 6, 7)):
+            yield replace(start, tile=tile, subtree=subtree)
+
+
+def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
+    """The fastest sizes of each kernel and the factor by which they beat XLA, on one case, as far as time allows."""
+    best, case = {}, TUNED
+    arrays, device = operands(case), jax.devices()[0].device_kind
+    by_kernel = {one.name: one for one in KERNELS.values()}  # of two the last: with gradients
+    for position, (name, kernel) in enumerate(by_kernel.items()):
+        share = time.monotonic() + (until - time.monotonic()) / (len(by_kernel) - position)
+        plain, expected = program(kernel, "xla", case), None
+        for config in candidates(implementation):
+            if time.monotonic() > share:
+                break
+            backend.MEASURED.setdefault(device, {})[name] = config
+            try:
+                call = program(kernel, implementation, case)
+                seconds = float(np.median(timed(call, arrays, 0.1)[0]))
+                expected = plain(*arrays) if expected is None else expected
+                right = agree(call(*arrays), expected, kernel.hard)
+            except Exception as error:  # sizes that do not fit the device
+                print(f"{name}: {config}: {type(error).__name__}: {str(error).splitlines()[0][:100]}", flush=True)
+                continue
+            print(f"{name}: {config}: {1e3 * seconds:.3f} ms{'' if right else ', WRONG'}", flush=True)
+            if right and (name not in best or seconds < best[name][1]):
+                best[name] = config, seconds
+        if name in best:
+            plain_seconds = float(np.median(timed(plain, arrays, 0.1)[0]))
+            backend.MEASURED[device][name] = best[name][0]
+            best[name] = best[name][0], plain_seconds / best[name][1]
+        else:
+            backend.MEASURED[device].pop(name, None)
+    return best
+
+
+def compare(name: str, case: Case, implementation: str | None, rate: tuple[float, float]) -> dict[str, Any]:
+    """XLA and the kernel on one case."""
+    kernel, arrays = KERNELS[name], operands(case)
+    operations, moved = kernel.work(case)
+    floor = max(operations / rate[0], moved / rate[1])
+    found: dict[str, Any] = {"kernel": name, **asdict(case), "operations": operations, "bytes": moved, "floor": floor}
+    answers = []
+    for label, how in (("xla", "xla"), ("fused", implementation)):
+        if how is None:
+            continue
+        try:
+            call = program(kernel, how, case)
+            found[label], found[f"{label}_compile"] = timed(call, arrays)
+            answers.append(call(*arrays))
+        except Exception as error:  # does not fit in the memory, or is refused
+            found[f"{label}_error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    if len(answers) == 2:
+        found["agree"] = agree(answers[0], answers[1], kernel.hard)
+    return found
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    """A line of the table."""
+    n = found["n"] * found["trees"]
+    line = [found["kernel"], *(f"{found[key]:,}" for key in ("n", "p", "depth", "k", "trees"))]
+    median = {label: float(np.median(found[label])) for label in ("xla", "fused") if label in found}
+    for label in ("xla", "fused"):
+        if label in median:
+            share = f"{found['floor'] / median[label]:.0%}"
+            line += [benchmark.spread(found[label]), share, f"{found[f'{label}_compile']:.1f}"]
+        else:
+            line += [found.get(f"{label}_error", "-").split(":")[0], "-", "-"]
+    line.append(f"{median['xla'] / median['fused']:.2f}" if len(median) == 2 else "-")
+    line.append(f"{n / median['fused']:.2e}" if "fused" in median else "-")
+    return [*line, {True: "yes", False: "NO"}.get(found.get("agree", ""), "-")]
+
+
+HEADER = ["", "n", "p", "depth", "k", "trees", "XLA, ms", "of the roofline", "compilation, s"]
+HEADER += ["kernel, ms", "of the roofline", "compilation, s", "XLA / kernel", "samples x trees a second", "agrees"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Tunes, compares, and writes the tables."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=8.0, help="to be done within")
+    parser.add_argument("--tune", action="store_true", help="look for the best sizes first, in half of the time")
+    options: argparse.Namespace = parser.parse_args(arguments)
+    start, platform = time.monotonic(), jax.default_backend()
+    end, implementation = start + 60 * options.minutes, IMPLEMENTATION.get(platform)
+    device = jax.devices()[0].device_kind
+    rate = rates(platform)
+    best = tune(implementation, start + 30 * options.minutes) if implementation and options.tune else {}
+    found, left = [], []
+    for case, name in itertools.product(cases(platform), KERNELS):
+        if time.monotonic() > end - 15:
+            left.append(f"{name} at {case}")
+            continue
+        found.append(compare(name, case, implementation, rate))
+        print(" ".join(row(found[-1])), flush=True)
+    notes = (
+        f"{device}: {rate[0] / 1e12:.2f} x 10^12 floating-point operations a second in a large product in float32, "
+        f"{rate[1] / 1e9:.0f} GB a second in a copy. Medians and half the interquartile range; the first call apart. "
+        f"Samples-trees a second count every tree.\n"
+    )
+    if best:
+        lines = [
+            f'        "{name}": {config!r},  # {factor:.2f} times as fast' for name, (config, factor) in best.items()
+        ]
+        notes += f"\nSizes that were fastest at depth {TUNED.depth}, p {TUNED.p}, n {TUNED.n:,}:\n\n```\n"
+        notes += f'    "{device}": {{\n'
+        notes += "\n".join(lines) + "\n    }\n```\n"
+    if implementation is None:
+        notes += "\nThere is no kernel for this device: XLA by itself.\n"
+    if left:
+        notes += f"\nLeft out for want of time: {len(left)} cases, from {left[0]} on.\n"
+    kind = device.lower().replace(" ", "-")
+    command = f"--minutes {options.minutes:g}" + (" --tune" if options.tune else "")
+    rows, to = [row(one) for one in found], f"kernels/{kind}"
+    file = benchmark.write("bench_kernels", command, HEADER, rows, notes, committed=options.write, to=to)
+    file.with_suffix(".json").write_text(json.dumps({"device": device, "rates": rate, "cases": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
