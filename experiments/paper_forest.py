@@ -168,7 +168,8 @@ def report(found: pieces.Found, command: str) -> str:
         f"splits, 75/25. GET-Linear: depth of {GET_DEPTHS} chosen with four trees, one start x {epochs} epochs under "
         f"each of two scale factors; DGT: depth 6, {UPDATES} updates, untuned. XGBoost: seven options by {TRIALS} "
         f"trials of Optuna's TPE, up to {ROUNDS} trees with early stopping. Random forest: 500 trees. Targets are "
-        "scaled to mean 0 and deviation 1 for all."
+        "scaled to mean 0 and deviation 1 for all. The machine was at times busy with other work: seconds are upper "
+        "bounds."
     )
     return (
         f"# Thirty small trees against boosting\n\n{about}\n\n"
