@@ -88,7 +88,7 @@ def _of_task(found: pieces.Found, task: str) -> str:
     )
     of = models(task, 0)["jtrees"]
     return (
-        f"## {task.capitalize()}: `{type(of).__name__}()`\n\n`{of.default_recipe}`\n\n"
+        f"## {task.capitalize()}: `{type(of).__name__}()`\n\n`{pieces.told(of.default_recipe)}`\n\n"
         + benchmark.markdown(header, rows)
         + f"\n{said}\n"
     )

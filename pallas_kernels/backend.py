@@ -32,12 +32,13 @@ class Config:
     Attributes:
       implementation: what they are for.
       tile: samples worked on at once; on a TPU a multiple of 128, for Triton a power of two.
-      tiles: tiles that one program of a gradient visits: more are fewer partial sums, and fewer programs.
+      tiles: tiles that one program of a gradient visits at most: more are fewer partial sums, and fewer programs.
       subtree: depth of the subtrees at most.
       rows: what the rows of a product are padded to: 8 on a TPU, 16 for Triton.
       features: features of a product at once.
       warps: of a Triton program.
       stages: of its pipeline.
+      programs: of a gradient for a subtree, before they visit more than one tile.
     """
 
     implementation: str
@@ -48,6 +49,7 @@ class Config:
     features: int
     warps: int = 4
     stages: int = 2
+    programs: int = 256
 
     @property
     def platform(self) -> str:
@@ -57,8 +59,8 @@ class Config:
     def layout(self, x: jax.Array, leaves: jax.Array) -> Layout:
         """The sizes of a call."""
         depth, (n, p) = len(leaves).bit_length() - 1, x.shape
-        top = max(0, depth - self.subtree)
-        return Layout(depth, top, n, p, leaves.shape[1], self.tile, self.tiles, self.rows, self.features)
+        top, tiles = max(0, depth - self.subtree), max(1, min(self.tiles, n // (self.tile * self.programs)))
+        return Layout(depth, top, n, p, leaves.shape[1], self.tile, tiles, self.rows, self.features)
 
 
 # Until something was measured these are reasons, not results. A TPU multiplies 128 x 128 at once, which are subtrees of

@@ -71,8 +71,7 @@ def reached(
 ) -> tuple[jax.Array, jax.Array | None]:
     """The kernel; without values if only numbers are wanted."""
     layout = config.layout(x, leaves)
-    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.tile)}
-    ins |= tiles.splits(layout, x, weights, bias)
+    ins = tiles.samples(layout, layout.tile, x=x) | tiles.splits(layout, x, weights, bias)
     if not numbers_only:
         ins["values"] = tiles.whole(layout.leaves(leaves))
     one = lambda rows, dtype: Out((rows, layout.columns), dtype, (rows, layout.tile), lambda i: (0, i))

@@ -122,10 +122,8 @@ def value(
     Second the logarithms of the sums of the weights ``(n, 1)``, None where they sum to 1.
     """
     layout = config.layout(x, leaves)
-    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.tile), **tiles.splits(layout, x, weights, bias)}
+    ins = tiles.samples(layout, layout.tile, x=x, **of_samples) | tiles.splits(layout, x, weights, bias)
     ins["values"] = tiles.whole(layout.leaves(leaves))
-    for name, a in of_samples.items():
-        ins[name] = tiles.one_tile(layout.samples(a, layout.k_rows if name == "y" else 1), layout.tile)
     rows = layout.k_rows if loss is None else 1
     one = lambda rows: Out((rows, layout.columns), jnp.float32, (rows, layout.tile), lambda i: (0, i))
     outs = {"out": one(rows)} | ({} if route.normalised else {"log_total": one(1)})
@@ -143,8 +141,7 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Any, refs: SimpleNamesp
 
     def visit(t: Any, sums: tuple) -> tuple:
         z = tiles.scores(layout, refs.w, (t,), refs.b[t], xs)
-        log = tiles.log_weights(route, z, right, left, 2**layout.sub)
-        weight = jnp.exp(log if log_top is None else log + tiles.row(log_top, t))
+        weight = jnp.exp(_log(layout, route, z, right, left, log_top, t))
         values = refs.values[t]
         if loss is None:
             part = tiles.of_leaves(values, weight)
@@ -167,6 +164,12 @@ def _log_top(layout: Layout, route: Route, refs: SimpleNamespace, xs: list) -> t
         return None, None
     z = tiles.scores(layout, refs.top_w, (), refs.top_b[...], xs)
     return z, tiles.log_weights(route, z, refs.top_right[...], refs.top_left[...], layout.subtrees)
+
+
+def _log(layout: Layout, route: Route, z: Any, right: Any, left: Any, log_top: Any, t: Any) -> jax.Array:
+    """Logarithms of the weights of the leaves of subtree t."""
+    log = tiles.log_weights(route, z, right, left, 2**layout.sub)
+    return log if log_top is None else log + tiles.row(log_top, t)
 
 
 # --- Backward --------------------------------------------------------------------------------------------------------
@@ -204,11 +207,7 @@ def gradient(
       ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)``, ``leaves (leaves, k)``, and ``leaf (n,)`` if asked for.
     """
     layout = config.layout(x, leaves)
-    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.chunk)}
-    ins["y"] = tiles.one_tile(layout.samples(y, layout.k_rows), layout.chunk)
-    for name, a in of_samples.items():
-        if a is not None:
-            ins[name] = tiles.one_tile(layout.samples(a, 1), layout.chunk)
+    ins = tiles.samples(layout, layout.chunk, x=x, y=y, **of_samples)
     ins |= tiles.splits(layout, x, weights, bias, each=True)
     ins["values"] = tiles.one_subtree(layout.leaves(leaves))
     part = lambda *shape: Out(
@@ -245,17 +244,12 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
         xs = tiles.features(layout, refs.x, samples)
         z = tiles.scores(layout, refs.w, (0,), bias, xs)
         z_top, log_top = _log_top(layout, route, refs, xs)
-        log = tiles.log_weights(route, z, right, left, 2**layout.sub)
-        if layout.top:
-            log = log + tiles.row(log_top, t)
-        if not route.normalised:
-            log = log - refs.log_total[:, samples]
-        weight = jnp.exp(log)
+        log = _log(layout, route, z, right, left, log_top, t)
+        weight = jnp.exp(log if route.normalised else log - refs.log_total[:, samples])
         lost = tiles.losses(loss, refs, values, samples)
         total = (weight * lost).sum(1, keepdims=True).sum(0, keepdims=True)
         change = weight * (lost - refs.mean[:, samples] if route.centred else lost)
-        slope_right, slope_left = route.slopes(z)
-        d_z = tiles.dot(right, change, (0, 0)) * slope_right + tiles.dot(left, change, (0, 0)) * slope_left
+        d_z = tiles.score_gradient(route, z, right, left, change)
         takes = weight  # the share of each sample that leaves are moved by
         if route.hard_leaves or hasattr(refs, "leaf"):
             at = tiles.reached(z, right, left, layout.sub)
@@ -296,12 +290,7 @@ def gradient_of_samples(
 ) -> jax.Array:
     """The gradient for the samples ``(n, p)``, for linear losses; arguments as of :func:`gradient`."""
     layout = config.layout(x, leaves)
-    ins = {"x": tiles.one_tile(layout.samples(x, layout.p_rows), layout.tile)}
-    ins["y"] = tiles.one_tile(layout.samples(y, layout.k_rows), layout.tile)
-    for name, a in of_samples.items():
-        if a is not None:
-            ins[name] = tiles.one_tile(layout.samples(a, 1), layout.tile)
-    ins |= tiles.splits(layout, x, weights, bias)
+    ins = tiles.samples(layout, layout.tile, x=x, y=y, **of_samples) | tiles.splits(layout, x, weights, bias)
     ins["values"] = tiles.whole(layout.leaves(leaves))
     shape = layout.p_rows, layout.columns
     outs = {"d_x": Out(shape, jnp.float32, (layout.p_rows, layout.tile), lambda i: (0, i))}
@@ -318,15 +307,11 @@ def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> N
     def visit(t: Any, sums: tuple) -> tuple:
         d_xs, through = sums
         z = tiles.scores(layout, refs.w, (t,), refs.b[t], xs)
-        log = tiles.log_weights(route, z, right, left, 2**layout.sub)
-        if layout.top:
-            log = log + tiles.row(log_top, t)
-        if not route.normalised:
-            log = log - refs.log_total[...]
+        log = _log(layout, route, z, right, left, log_top, t)
+        weight = jnp.exp(log if route.normalised else log - refs.log_total[...])
         lost = tiles.losses("linear", refs, refs.values[t], slice(None))
-        change = jnp.exp(log) * (lost - refs.mean[...] if route.centred else lost)
-        slope_right, slope_left = route.slopes(z)
-        d_z = tiles.dot(right, change, (0, 0)) * slope_right + tiles.dot(left, change, (0, 0)) * slope_left
+        change = weight * (lost - refs.mean[...] if route.centred else lost)
+        d_z = tiles.score_gradient(route, z, right, left, change)
         d_xs = _add_back(layout, d_xs, refs.w, (t,), d_z)
         return d_xs, tiles.with_row(through, t, change.sum(0, keepdims=True))
 
@@ -334,9 +319,7 @@ def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> N
     through = jnp.zeros((layout.top_rows, layout.tile), jnp.float32)
     d_xs, through = tiles.loop(layout.subtrees, visit, (zeros, through))
     if layout.top:
-        slope_right, slope_left = route.slopes(z_top)
-        d_z = tiles.dot(refs.top_right[...], through, (0, 0)) * slope_right
-        d_z += tiles.dot(refs.top_left[...], through, (0, 0)) * slope_left
+        d_z = tiles.score_gradient(route, z_top, refs.top_right[...], refs.top_left[...], through)
         d_xs = _add_back(layout, d_xs, refs.top_w, (), d_z)
     for f, d_x in zip(layout.blocks_of_features, d_xs, strict=True):
         refs.d_x[f, :] = d_x

@@ -41,14 +41,16 @@ def splits(layout: Layout, x: jax.Array, weights: jax.Array, bias: jax.Array, *,
     return found
 
 
+def samples(layout: Layout, width: int, **arrays: jax.Array | None) -> dict[str, In]:
+    """Operands ``(n, m)`` of a kernel that sees so many samples at once: x, y, and what has one number a sample."""
+    rows = {"x": layout.p_rows, "y": layout.k_rows}
+    given = {name: layout.samples(a, rows.get(name, 1)) for name, a in arrays.items() if a is not None}
+    return {name: In(a, (a.shape[0], width), lambda i, *_: (0, i)) for name, a in given.items()}
+
+
 def one_subtree(a: jax.Array) -> In:
     """Of ``(subtrees, ...)`` that of the grid's second axis."""
     return In(a, (1, *a.shape[1:]), lambda i, t: (t, 0, 0))
-
-
-def one_tile(a: jax.Array, width: int) -> In:
-    """Of ``(rows, columns)`` the samples of the grid's first axis."""
-    return In(a, (a.shape[0], width), lambda i, *_: (0, i))
 
 
 # --- Small products --------------------------------------------------------------------------------------------------
@@ -123,6 +125,12 @@ def log_weights(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, l
     to_right, to_left = route.logs(z)
     log = dot(right, to_right) + dot(left, to_left)
     return log if leaves == log.shape[0] else jnp.where(_numbers(log, 0) < leaves, log, -1e9)
+
+
+def score_gradient(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, change: jax.Array) -> jax.Array:
+    """The gradient for scores, if a relative change of a leaf's weight is worth ``change``: see routes.py."""
+    slope_right, slope_left = route.slopes(z)
+    return dot(right, change, (0, 0)) * slope_right + dot(left, change, (0, 0)) * slope_left
 
 
 def reached(z: jax.Array, right: jax.Array, left: jax.Array, depth: int) -> jax.Array:
