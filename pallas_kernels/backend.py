@@ -84,25 +84,25 @@ def winner(kernel: str) -> Config | None:
     return MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel)
 
 
-def config_of(kernel: str, implementation: str | Config) -> Config:
-    """Sizes for an implementation: those measured on the device here, else by the heuristic.
+def config_of(kernel: str, implementation: str | Config | None) -> Config | None:
+    """Sizes for an implementation: those measured on the device here, else by the heuristic; None for XLA.
 
     Raises:
       ValueError: for an unknown implementation.
-      NotImplementedError: for one that is not written, or that this jax has no more.
+      NotImplementedError: for one that is not written.
     """
-    if isinstance(implementation, Config):
-        return implementation
+    measured = winner(kernel)
+    if implementation is None or isinstance(implementation, Config):
+        return measured if implementation is None else implementation
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)} or None, got {implementation!r}")
     if implementation == "mosaic_gpu":
         raise NotImplementedError(
             "implementation='mosaic_gpu' is not written yet; on a GPU there are 'triton' and 'xla'"
         )
-    measured = winner(kernel)
     if measured is not None and measured.implementation == implementation:
         return measured
-    return HEURISTIC[implementation]
+    return HEURISTIC.get(implementation)
 
 
 class In(NamedTuple):

@@ -30,7 +30,7 @@ def expected_loss(
     share: jax.Array | None = None,
     loss: str = "squared",
     route: str = "sigmoid",
-    implementation: str | Config = "xla",
+    implementation: str | Config | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``sum_i share_i sum_l P_il loss_l(y_i)``, and the leaf that each sample reaches when the routing is hard.
 
@@ -66,13 +66,13 @@ def expected_loss(
     share = jnp.full(n, 1 / n, jnp.float32) if share is None else jnp.asarray(share, jnp.float32)
     if share.shape != (n,):
         raise ValueError(f"share must be ({n},), got shape {share.shape}")
-    if implementation == "xla":
+    if (config := config_of(NAME, implementation)) is None:
         return reference(x, y, weights, bias, leaves, share, loss, route)
     # A log loss is linear in the log probabilities of the classes, and the squared error has its own form.
     data = jax.lax.stop_gradient((x, *_targets(y, share, k, loss)))
     values = leaves if loss == "squared" else -jax.nn.log_softmax(leaves, axis=1)
     kind: Any = "squared" if loss == "squared" else "linear"
-    return _expected_loss(kind, route, config_of(NAME, implementation), *data, weights, bias, values)
+    return _expected_loss(kind, route, config, *data, weights, bias, values)
 
 
 def _targets(y: jax.Array, share: jax.Array, k: int, loss: str) -> tuple[jax.Array, jax.Array]:

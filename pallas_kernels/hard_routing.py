@@ -26,7 +26,7 @@ def hard_routing(
     bias: jax.Array,
     leaves: jax.Array | None = None,
     *,
-    implementation: str | Config = "xla",
+    implementation: str | Config | None = None,
 ) -> Any:
     """The leaf that each sample reaches, and what it holds: right iff the score ``w x + b`` is above 0.
 
@@ -48,10 +48,10 @@ def hard_routing(
     """
     values = jnp.zeros((weights.shape[0] + 1, 1)) if leaves is None else leaves
     x, weights, bias, values = checked(x, weights, bias, values)
-    if implementation == "xla":
+    if (config := config_of(NAME, implementation)) is None:
         found = reference(x, weights, bias, values)
     else:
-        found = reached(config_of(NAME, implementation), x, weights, bias, values, numbers_only=leaves is None)
+        found = reached(config, x, weights, bias, values, numbers_only=leaves is None)
     return found[0] if leaves is None else found
 
 

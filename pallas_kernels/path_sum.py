@@ -27,7 +27,7 @@ def path_sum(
     leaves: jax.Array,
     *,
     window: float | jax.Array = 1.0,
-    implementation: str | Config = "xla",
+    implementation: str | Config | None = None,
 ) -> jax.Array:
     """What the leaf reached holds, with DGT's gradient for the splits and the samples, and that of the hard tree for
     the leaves.
@@ -52,9 +52,9 @@ def path_sum(
     """
     x, weights, bias, leaves = checked(x, weights, bias, leaves)
     window = jax.lax.stop_gradient(jnp.asarray(window, jnp.float32))
-    if implementation == "xla":
+    if (config := config_of(NAME, implementation)) is None:
         return reference(x, weights, bias, leaves, window)
-    return _path_sum(config_of(NAME, implementation), x, weights, bias, leaves, window)
+    return _path_sum(config, x, weights, bias, leaves, window)
 
 
 def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:

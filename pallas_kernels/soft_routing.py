@@ -29,7 +29,7 @@ def soft_routing(
     *,
     route: str = "sigmoid",
     scale: float | jax.Array = 1.0,
-    implementation: str | Config = "xla",
+    implementation: str | Config | None = None,
 ) -> jax.Array:
     """``sum_l P_l(x) leaves_l``: the mean of what the leaves hold, by the probabilities of a soft routing.
 
@@ -44,7 +44,9 @@ def soft_routing(
         ``"smooth_step"``: TEL's cubic step of width ``1 / scale``; ``"violation"``: RADDT's softmin over the leaves of
         ``scale`` times the violation of their paths.
       scale: above 0.
-      implementation: ``"xla"``, ``"tpu"``, ``"triton"``, ``"interpret"`` (slow, anywhere), or a :class:`Config`.
+      implementation: ``"tpu"``, ``"triton"``, ``"interpret"`` (slow, anywhere) or a :class:`Config`: the kernel;
+        ``"xla"``: its plain definition; None: the kernel where a measurement on such a device says that it wins, else
+        the plain definition.
 
     Returns:
       ``(n, k)``, float32.
@@ -57,9 +59,9 @@ def soft_routing(
     if route not in ROUTES:
         raise ValueError(f"route must be one of {', '.join(ROUTES)}, got {route!r}")
     weights, bias = scale * weights, scale * bias
-    if implementation == "xla":
+    if (config := config_of(NAME, implementation)) is None:
         return reference(x, weights, bias, leaves, route)
-    return _soft_routing(route, config_of(NAME, implementation), x, weights, bias, leaves)
+    return _soft_routing(route, config, x, weights, bias, leaves)
 
 
 def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array, route: str) -> jax.Array:
