@@ -68,7 +68,8 @@ def soft(
         out = kernels.soft_routing(x, weights, bias, values, route=_ROUTES[route], implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
-    how = _chosen("soft_routing", implementation, weights, x, leaf_values.ndim <= 2 and route in _ROUTES)
+    able = leaf_values.ndim <= 2 and route in _ROUTES
+    how = _chosen("soft_routing", implementation, able, x, weights, bias, leaf_values)
     return _on_platforms(how, fused, plain, weights, bias, leaf_values, x)
 
 
@@ -89,7 +90,7 @@ def path_sum(
       leaf_values: what the leaves hold.
       x: samples.
       window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`, for which all scores are
-        computed and kept.
+        computed and kept, so that a kernel is used only if it is asked for.
       implementation: XLA or a kernel: see above.
     """
 
@@ -102,8 +103,8 @@ def path_sum(
         out = kernels.path_sum(x, weights, bias, values, window=fixed, implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
-    how = _chosen("path_sum", implementation, weights, x, leaf_values.ndim <= 2)
-    if how is None:
+    how = _chosen("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
+    if how is None or (callable(window) and implementation is None):
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
     return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype))
@@ -133,7 +134,7 @@ def hard(
       Leaf numbers from 0, int32, ``(n,)``.
     """
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
-    how = _chosen("hard_routing", implementation, weights, x, True)
+    how = _chosen("hard_routing", implementation, True, x, weights, bias)
     plain = partial(_follow, folded_levels=folded_levels)
     return _branched(how, fused, plain, *jax.lax.stop_gradient((weights, bias, x)))
 
@@ -199,7 +200,7 @@ def expected_loss(
       The loss, and leaf numbers ``(n,)`` in int32.
     """
     able = route in _ROUTES and leaf_losses is own_losses and isinstance(leaves, (kinds.Constant, kinds.Logit))
-    how = _chosen("expected_loss", implementation, weights, x, able)
+    how = _chosen("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
     data = jax.lax.stop_gradient((x, y, share))
@@ -208,7 +209,7 @@ def expected_loss(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share):
-    # What is not asked for (the gradient) the compiler leaves out.
+    # What is not asked for (the gradient) the compiler leaves out, but for a kernel, which computes all at once.
     return _expected_loss_fwd(leaf_losses, route, how, weights, bias, leaves, x, y, share)[0]
 
 
@@ -284,23 +285,26 @@ _expected_loss.defvjp(_expected_loss_fwd, _expected_loss_bwd)
 # --- XLA or a kernel -------------------------------------------------------------------------------------------------
 
 _ROUTES = {None: "sigmoid", routing.violation: "violation"}
-_DEEPEST = 10  # of the kernels
 
 
-def _chosen(kernel: str, implementation: str | None, weights: Array, x: Array, able: bool) -> Any:
+def _chosen(kernel: str, implementation: str | None, able: bool, x: Array, weights: Array, *others: Any) -> Any:
     """How a kernel is to be run: None for XLA, a name for one that was asked for, a ``Config`` for one that won.
 
     Raises:
       ValueError: if one was asked for that cannot do this.
     """
-    able = able and x.dtype in (jnp.float32, jnp.bfloat16) and topology.depth_of(weights.shape[0]) <= _DEEPEST
+    depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in others if a.ndim == 2], default=1)
+    arrays = [a for a in (x, weights, *others) if jnp.issubdtype(a.dtype, jnp.floating)]
+    able = able and depth <= kernels.DEEPEST and 0 not in x.shape and x.dtype in (jnp.float32, jnp.bfloat16)
     if implementation is None:
-        return kernels.winner(kernel) if able else None
+        # bfloat16 samples would meet weights in bfloat16, which is for the caller to decide.
+        alike = able and all(a.dtype == jnp.float32 for a in arrays)
+        return kernels.winner(kernel, depth=depth, n=x.shape[0], p=x.shape[1], k=k) if alike else None
     validation.check_choice("implementation", implementation, kernels.IMPLEMENTATIONS)
     if implementation != "xla" and not able:
         raise ValueError(
-            f"implementation={implementation!r}: the kernel {kernel} is for float32, depths to {_DEEPEST}, sigmoids, "
-            f"violations, values and logits; got {x.dtype}, depth {topology.depth_of(weights.shape[0])}; "
+            f"implementation={implementation!r}: the kernel {kernel} is for float32, depths to {kernels.DEEPEST}, "
+            f"sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
             "None takes XLA wherever there is no kernel"
         )
     return None if implementation == "xla" else implementation

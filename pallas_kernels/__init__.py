@@ -5,10 +5,21 @@ rule of its own. ``jtrees.ops`` calls them where a measurement says that they wi
 told to.
 """
 
-from pallas_kernels.backend import IMPLEMENTATIONS, Config, winner
+from pallas_kernels.backend import IMPLEMENTATIONS, Config, Winner, winner
 from pallas_kernels.expected_loss import expected_loss
 from pallas_kernels.hard_routing import hard_routing
+from pallas_kernels.operands import DEEPEST
 from pallas_kernels.path_sum import path_sum
 from pallas_kernels.soft_routing import soft_routing
 
-__all__ = ["IMPLEMENTATIONS", "Config", "expected_loss", "hard_routing", "path_sum", "soft_routing", "winner"]
+__all__ = [
+    "DEEPEST",
+    "IMPLEMENTATIONS",
+    "Config",
+    "Winner",
+    "expected_loss",
+    "hard_routing",
+    "path_sum",
+    "soft_routing",
+    "winner",
+]

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from pallas_kernels.layout import Layout
 
 IMPLEMENTATIONS = ("xla", "tpu", "triton", "mosaic_gpu", "interpret")
+_HELD = 2**19  # numbers of the samples that a program of a gradient may hold: 2 MB
 _PLATFORMS = {"tpu": "tpu", "triton": "cuda", "interpret": "cpu"}  # the interpreter: as far as it is chosen by itself
 
 
@@ -59,49 +60,70 @@ class Config:
     def layout(self, x: jax.Array, leaves: jax.Array) -> Layout:
         """The sizes of a call."""
         depth, (n, p) = len(leaves).bit_length() - 1, x.shape
-        top, tiles = max(0, depth - self.subtree), max(1, min(self.tiles, n // (self.tile * self.programs)))
-        return Layout(depth, top, n, p, leaves.shape[1], self.tile, tiles, self.rows, self.features)
+        tiles = min(self.tiles, n // (self.tile * self.programs), _HELD // (self.tile * max(p, self.rows)))
+        sizes = self.tile, max(1, tiles), self.rows, self.features
+        return Layout(depth, max(0, depth - self.subtree), n, p, leaves.shape[1], *sizes)
 
 
 # Until something was measured these are reasons, not results. A TPU multiplies 128 x 128 at once, which are subtrees of
-# depth 7, and runs its programs one after the other, so that one tile a program will do; scores and leaf weights of a
-# subtree and a tile then take about 2 MB of its fast memory. Triton holds everything in the registers of a few warps,
-# where subtrees of depth 4 or 5 and tiles of 64 samples fit, and wants some ten thousand samples a program, or the
-# partial sums are as large as the data.
+# depth 7; scores and leaf weights of a subtree and a tile of 512 samples then take about 2 MB of its fast memory.
+# Triton holds everything in the registers of a few warps, where subtrees of depth 4 or 5 and tiles of 64 samples fit.
+# Both want some ten thousand samples a program of a gradient, or the partial sums are as large as the data.
 HEURISTIC = {
-    "tpu": Config("tpu", tile=512, tiles=1, subtree=7, rows=8, features=1024),
+    "tpu": Config("tpu", tile=512, tiles=16, subtree=7, rows=8, features=1024, programs=2),
     "triton": Config("triton", tile=64, tiles=128, subtree=5, rows=16, features=128),
     "interpret": Config("interpret", tile=128, tiles=1, subtree=4, rows=8, features=1024),
 }
 
-# What won on devices of a kind, by kernel, as experiments/bench_kernels.py prints it: device kind -> kernel -> Config.
-# Where there is no entry, ``implementation=None`` is XLA.
-MEASURED: dict[str, dict[str, Config]] = {}
+
+class Winner(NamedTuple):
+    """Sizes that won on a kind of device, and how far that was measured.
+
+    Attributes:
+      config: the sizes.
+      depth: for trees up to this depth,
+      p: so many features at most,
+      k: so many outputs at most,
+      n: and so many samples at least.
+    """
+
+    config: Config
+    depth: int
+    p: int
+    k: int
+    n: int
 
 
-def winner(kernel: str) -> Config | None:
-    """What won for a kernel on the device that jax works on; None where nothing was measured."""
-    return MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel)
+# By device kind and kernel, as experiments/bench_kernels.py prints it. Where there is no entry XLA is the default.
+MEASURED: dict[str, dict[str, Winner]] = {}
+
+
+def winner(kernel: str, *, depth: int, n: int, p: int, k: int) -> Config | None:
+    """What won for a kernel on the device that jax works on, at such a size; None where nothing was measured."""
+    found = MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel) if MEASURED else None
+    fits = found is not None and depth <= found.depth and p <= found.p and k <= found.k and n >= found.n
+    return found.config if found is not None and fits else None
 
 
 def config_of(kernel: str, implementation: str | Config | None) -> Config | None:
-    """Sizes for an implementation: those measured on the device here, else by the heuristic; None for XLA.
+    """Sizes for an implementation: those that won on the device here, else by the heuristic; None for XLA.
 
     Raises:
       ValueError: for an unknown implementation.
       NotImplementedError: for one that is not written.
     """
-    measured = winner(kernel)
     if implementation is None or isinstance(implementation, Config):
-        return measured if implementation is None else implementation
+        return implementation
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)} or None, got {implementation!r}")
     if implementation == "mosaic_gpu":
         raise NotImplementedError(
             "implementation='mosaic_gpu' is not written yet; on a GPU there are 'triton' and 'xla'"
         )
-    if measured is not None and measured.implementation == implementation:
-        return measured
+    if MEASURED and implementation != "xla":
+        found = MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel)
+        if found is not None and found.config.implementation == implementation:
+            return found.config
     return HEURISTIC.get(implementation)
 
 
@@ -146,13 +168,17 @@ def launch(
         name=name,
         **_parameters(config, len(grid)),
     )
+
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        with jax.enable_x64(False):  # a loop that counts in 64 bits is not lowered for TPUs
+            return tuple(call(*arrays))
+
     arrays = [one.array for one in ins.values()]
     if config.implementation == "interpret":
-        found = call(*arrays)
+        found = run(*arrays)
     else:
         refused = partial(_refused, [(one.shape, one.dtype) for one in outs.values()], config.implementation)
-        branches = {config.platform: lambda *arrays: tuple(call(*arrays))}
-        found = jax.lax.platform_dependent(*arrays, default=refused, **branches)
+        found = jax.lax.platform_dependent(*arrays, default=refused, **{config.platform: run})
     return dict(zip(outs, found, strict=True))
 
 

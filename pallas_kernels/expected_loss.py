@@ -1,7 +1,7 @@
 """GET's objective fused: the loss that a soft tree expects, its gradients and the hard routing in one visit.
 
-One read of the samples and targets a step, and the leaf that each sample reaches besides, by which the hard tree of the
-step can be judged at no further cost.
+One visit of the samples and targets a step (for each subtree), and the leaf that each sample reaches besides, by which
+the hard tree of the step can be judged at hardly any further cost.
 """
 
 from functools import partial
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backend import Config, config_of
-from pallas_kernels.checks import checked
 from pallas_kernels.hard_routing import reference as hard_reference
+from pallas_kernels.operands import checked, scores
 from pallas_kernels.routes import ROUTES
 from pallas_kernels.soft_routing import gradient, leaf_weights, value
 from pallas_kernels.tiles import Loss
@@ -39,8 +39,7 @@ def expected_loss(
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
-      y: targets ``(n, k)``, about as large as their spread (the squares are taken apart if k is above 1); or classes
-        ``(n,)``, 0 to k - 1.
+      y: targets ``(n, k)``, or classes ``(n,)``, 0 to k - 1.
       weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
       leaves: ``(leaves, k)``: values, or logits.
@@ -68,17 +67,16 @@ def expected_loss(
         raise ValueError(f"share must be ({n},), got shape {share.shape}")
     if (config := config_of(NAME, implementation)) is None:
         return reference(x, y, weights, bias, leaves, share, loss, route)
-    # A log loss is linear in the log probabilities of the classes, and the squared error has its own form.
-    data = jax.lax.stop_gradient((x, *_targets(y, share, k, loss)))
-    values = leaves if loss == "squared" else -jax.nn.log_softmax(leaves, axis=1)
-    kind: Any = "squared" if loss == "squared" else "linear"
-    return _expected_loss(kind, route, config, *data, weights, bias, values)
-
-
-def _targets(y: jax.Array, share: jax.Array, k: int, loss: str) -> tuple[jax.Array, jax.Array]:
-    if loss == "squared":
-        return y.astype(jnp.float32), share / k
-    return share[:, None] * jax.nn.one_hot(y, k, dtype=jnp.float32), share
+    x, y, share = jax.lax.stop_gradient((x, y, share))
+    if loss == "log":  # linear in the log probabilities of the classes
+        chances = share[:, None] * jax.nn.one_hot(y, k, dtype=jnp.float32)
+        return _expected_loss(
+            "linear", route, config, x, chances, share, weights, bias, -jax.nn.log_softmax(leaves, axis=1)
+        )
+    # Squares are taken apart where there are several outputs: from the mean on, no digits are lost.
+    y = y.astype(jnp.float32)
+    centre = y.mean(0)
+    return _expected_loss("squared", route, config, x, y - centre, share / k, weights, bias, leaves - centre)
 
 
 def reference(
@@ -87,9 +85,7 @@ def reference(
     """The plain definition."""
     x, y, share = jax.lax.stop_gradient((x, y, share))
     leaf, _ = hard_reference(x, weights, bias, leaves)
-    precision = None if x.dtype == jnp.bfloat16 else "highest"
-    z = jnp.matmul(weights.astype(x.dtype), x.T, precision=precision, preferred_element_type=jnp.float32)
-    weight = leaf_weights(z + bias[:, None], route)
+    weight = leaf_weights(scores(x, weights, bias), route)
     log_chances = jax.nn.log_softmax(leaves, axis=1)
     lost = jnp.square(leaves[:, None] - y).mean(2) if loss == "squared" else -log_chances[:, y]
     return (share * weight * lost).sum(), leaf

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import tiles
-from pallas_kernels.backend import Config, Out, config_of, launch
-from pallas_kernels.checks import checked
+from pallas_kernels.backend import Config, config_of, launch
 from pallas_kernels.layout import Layout
+from pallas_kernels.operands import checked, scores
 
 NAME = "hard_routing"
 
@@ -51,14 +51,13 @@ def hard_routing(
     if (config := config_of(NAME, implementation)) is None:
         found = reference(x, weights, bias, values)
     else:
-        found = reached(config, x, weights, bias, values, numbers_only=leaves is None)
+        found = route_hard(config, x, weights, bias, values, numbers_only=leaves is None)
     return found[0] if leaves is None else found
 
 
 def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The plain definition: from the root, one node after the other."""
-    z = jnp.matmul(weights.astype(x.dtype), x.T, precision="highest", preferred_element_type=jnp.float32)
-    right = z + bias[:, None] > 0
+    right = scores(x, weights, bias) > 0
     node = jnp.zeros(x.shape[0], jnp.int32)
     for _ in range(weights.shape[0].bit_length()):
         node = 2 * node + 1 + jnp.take_along_axis(right, node[None], 0)[0].astype(jnp.int32)
@@ -66,7 +65,7 @@ def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Arr
     return leaf, leaves[leaf]
 
 
-def reached(
+def route_hard(
     config: Config, x: Any, weights: Any, bias: Any, leaves: Any, *, numbers_only: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
     """The kernel; without values if only numbers are wanted."""
@@ -74,8 +73,9 @@ def reached(
     ins = tiles.samples(layout, layout.tile, x=x) | tiles.splits(layout, x, weights, bias)
     if not numbers_only:
         ins["values"] = tiles.whole(layout.leaves(leaves))
-    one = lambda rows, dtype: Out((rows, layout.columns), dtype, (rows, layout.tile), lambda i: (0, i))
-    outs = {"leaf": one(1, jnp.int32)} | ({} if numbers_only else {"out": one(layout.k_rows, jnp.float32)})
+    outs = {"leaf": tiles.answers(layout, 1, jnp.int32)}
+    if not numbers_only:
+        outs["out"] = tiles.answers(layout, layout.k_rows)
     found = launch(NAME, partial(_tile, layout), config, (layout.columns // layout.tile,), ins, outs)
     return found["leaf"][0, : layout.n], None if numbers_only else layout.answers(found["out"])
 
@@ -98,5 +98,5 @@ def _tile(layout: Layout, refs: SimpleNamespace) -> None:
         return jax.tree.map(jnp.add, sums, new)
 
     zeros = {name: jnp.zeros(ref.shape, ref.dtype) for name, ref in vars(refs).items() if name in ("leaf", "out")}
-    for name, total in tiles.loop(layout.subtrees, visit, zeros).items():
+    for name, total in jax.lax.fori_loop(0, layout.subtrees, visit, zeros).items():
         getattr(refs, name)[...] = total

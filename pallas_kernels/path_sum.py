@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.backend import Config, config_of
-from pallas_kernels.checks import checked
-from pallas_kernels.hard_routing import reached
+from pallas_kernels.hard_routing import route_hard
+from pallas_kernels.operands import checked, scores
 from pallas_kernels.routes import VOTE, ones
 from pallas_kernels.soft_routing import gradient, gradient_of_samples, value
 
@@ -59,8 +59,7 @@ def path_sum(
 
 def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
     """The plain definition: the softmax, with a straight-through sign, as what the gradient is taken of."""
-    z = jnp.matmul(weights.astype(x.dtype), x.T, precision="highest", preferred_element_type=jnp.float32)
-    z = z + bias[:, None]
+    z = scores(x, weights, bias)
     straight = jnp.where(jnp.abs(z) <= window, z - jax.lax.stop_gradient(z), 0) / window
     sign = 2 * ones(z > 0) - 1 + straight
     agree = jnp.zeros_like(z[:1])
@@ -74,7 +73,7 @@ def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _path_sum(config: Config, x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
-    return cast(jax.Array, reached(config, x, weights, bias, leaves)[1])
+    return cast(jax.Array, route_hard(config, x, weights, bias, leaves)[1])
 
 
 def _forward(config: Config, *operands: Any) -> tuple[jax.Array, Any]:
@@ -83,14 +82,14 @@ def _forward(config: Config, *operands: Any) -> tuple[jax.Array, Any]:
 
 def _backward(config: Config, operands: Any, cotangent: jax.Array) -> tuple[Any, ...]:
     x, weights, bias, leaves, window = operands
-    # A window of width 1 about scores that are divided by it: the gradient for the scores is divided once more.
-    scaled = x, weights / window, bias / window, leaves
-    soft, _ = value(VOTE, config, *scaled)
-    mean = (cotangent * soft).sum(1, keepdims=True)
-    sums = gradient(VOTE, config, *scaled, cotangent, mean=mean)
-    d_x = gradient_of_samples(VOTE, config, *scaled, cotangent, mean=mean)
-    splits = sums["weights"] / window, sums["bias"] / window
-    return d_x.astype(x.dtype), *splits, sums["leaves"], jnp.zeros_like(window)
+    splits = x, weights, bias, leaves
+    soft, _ = value(VOTE, config, *splits)
+    known: Any = {"mean": (cotangent * soft).sum(1, keepdims=True), "window": jnp.full((len(x), 1), window)}
+    # The slope within the window is one over its half-width, which is left for the end: all gradients are linear in it.
+    sums = gradient(VOTE, config, *splits, cotangent, **known)
+    d_x = gradient_of_samples(VOTE, config, *splits, cotangent, **known)
+    d_splits = (d_x / window).astype(x.dtype), sums["weights"] / window, sums["bias"] / window
+    return *d_splits, sums["leaves"], jnp.zeros_like(window)
 
 
 _path_sum.defvjp(_forward, _backward)

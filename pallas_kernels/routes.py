@@ -50,8 +50,9 @@ class Route(NamedTuple):
 
 
 def _sigmoid_logs(z: jax.Array) -> Pair:
-    right = jnp.minimum(z, 0) - jnp.log(1 + jnp.exp(-jnp.abs(z)))
-    return right, right - z
+    beyond = jnp.log(1 + jnp.exp(-jnp.abs(z)))
+    log = lambda z: jnp.maximum(jnp.minimum(z, 0) - beyond, _NOTHING)
+    return log(z), log(-z)
 
 
 def _sigmoid_slopes(z: jax.Array) -> Pair:
@@ -89,7 +90,7 @@ def _violation_slopes(z: jax.Array) -> Pair:
 
 
 # DGT's path function: each decision, whatever its score, has the weight of sigmoid(2) against sigmoid(-2); what passes
-# a gradient is a window of width 2 about 0 (Karthikeyan et al. 2022, eq. 4). A wider one is a scale of the scores.
+# a gradient is a window of width 2 about 0 (Karthikeyan et al. 2022, eq. 4), of scores in units of half the width.
 def _vote_logs(z: jax.Array) -> Pair:
     return _sigmoid_logs(jnp.where(z > 0, jnp.float32(_VOTE), jnp.float32(-_VOTE)))
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import tiles
 from pallas_kernels.backend import Config, Out, config_of, launch, store_where
-from pallas_kernels.checks import checked
 from pallas_kernels.layout import Layout
+from pallas_kernels.operands import checked, scores
 from pallas_kernels.routes import ROUTES, Route
 
 NAME = "soft_routing"
@@ -45,8 +45,7 @@ def soft_routing(
         ``scale`` times the violation of their paths.
       scale: above 0.
       implementation: ``"tpu"``, ``"triton"``, ``"interpret"`` (slow, anywhere) or a :class:`Config`: the kernel;
-        ``"xla"``: its plain definition; None: the kernel where a measurement on such a device says that it wins, else
-        the plain definition.
+        ``"xla"`` or None: its plain definition (``jtrees.ops`` chooses by what was measured).
 
     Returns:
       ``(n, k)``, float32.
@@ -66,9 +65,7 @@ def soft_routing(
 
 def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array, route: str) -> jax.Array:
     """The plain definition."""
-    precision = None if x.dtype == jnp.bfloat16 else "highest"
-    z = jnp.matmul(weights.astype(x.dtype), x.T, precision=precision, preferred_element_type=jnp.float32)
-    weight = leaf_weights(z + bias[:, None], route)
+    weight = leaf_weights(scores(x, weights, bias), route)
     return jnp.matmul(weight.T, leaves, precision="highest")
 
 
@@ -126,9 +123,9 @@ def value(
     layout = config.layout(x, leaves)
     ins = tiles.samples(layout, layout.tile, x=x, **of_samples) | tiles.splits(layout, x, weights, bias)
     ins["values"] = tiles.whole(layout.leaves(leaves))
-    rows = layout.k_rows if loss is None else 1
-    one = lambda rows: Out((rows, layout.columns), jnp.float32, (rows, layout.tile), lambda i: (0, i))
-    outs = {"out": one(rows)} | ({} if route.normalised else {"log_total": one(1)})
+    outs = {"out": tiles.answers(layout, layout.k_rows if loss is None else 1)}
+    if not route.normalised:
+        outs["log_total"] = tiles.answers(layout, 1)
     body = partial(_value_of_a_tile, layout, route, loss)
     found = launch(f"{NAME}_value", body, config, (layout.columns // layout.tile,), ins, outs)
     out = layout.answers(found["out"])
@@ -152,7 +149,7 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Any, refs: SimpleNamesp
         return sums[0] + part, sums[1] + weight.sum(0, keepdims=True)
 
     zeros = jnp.zeros(refs.out.shape, jnp.float32), jnp.zeros((1, layout.tile), jnp.float32)
-    out, total = tiles.loop(layout.subtrees, visit, zeros)
+    out, total = jax.lax.fori_loop(0, layout.subtrees, visit, zeros)
     if route.normalised:
         refs.out[...] = out
     else:
@@ -203,7 +200,8 @@ def gradient(
       loss: ``"linear"``: ``leaves_l . y_i``; ``"squared"``: ``share_i |leaves_l - y_i|^2``.
       numbered: whether the leaf that each sample reaches is wanted, too.
       **of_samples: what else is known of samples, ``(n, 1)``: ``share``; ``mean``, for a route that is centred, the
-        mean of the losses; ``log_total`` as of :func:`value`. None is left out.
+        mean of the losses; ``log_total`` as of :func:`value`; ``window``, what scores are in units of where slopes
+        are taken. None is left out.
 
     Returns:
       ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)``, ``leaves (leaves, k)``, and ``leaf (n,)`` if asked for.
@@ -223,7 +221,9 @@ def gradient(
         outs["leaf"] = Out((1, layout.columns), jnp.int32, (1, layout.chunk), lambda i, t: (0, i))
     body = partial(_gradient_of_a_chunk, layout, config, route, loss)
     found = launch(f"{NAME}_gradient", body, config, (layout.chunks, layout.subtrees), ins, outs)
-    top = lambda name, width: found[name].sum((0, 1)) if layout.top else jnp.zeros((layout.top_rows, width))
+    top = lambda name, width: (
+        found[name].sum((0, 1)) if layout.top else jnp.zeros((layout.top_rows, width), jnp.float32)
+    )
     joined = {
         "weights": layout.join(top("d_top_w", layout.p_rows), found["d_w"].sum(0))[:, : layout.p],
         "bias": layout.join(top("d_top_b", 1), found["d_b"].sum(0))[:, 0],
@@ -251,7 +251,7 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
         lost = tiles.losses(loss, refs, values, samples)
         total = (weight * lost).sum(1, keepdims=True).sum(0, keepdims=True)
         change = weight * (lost - refs.mean[:, samples] if route.centred else lost)
-        d_z = tiles.score_gradient(route, z, right, left, change)
+        d_z = tiles.score_gradient(right, left, change, tiles.slopes(route, z, refs, samples))
         takes = weight  # the share of each sample that leaves are moved by
         if route.hard_leaves or hasattr(refs, "leaf"):
             at = tiles.reached(z, right, left, layout.sub)
@@ -268,7 +268,7 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
             "loss": total,
         }
         if layout.top:
-            slope_right, slope_left = route.slopes(z_top)
+            slope_right, slope_left = tiles.slopes(route, z_top, refs, samples)
             d_top = change.sum(0, keepdims=True) * (to_right * slope_right + to_left * slope_left)
             new["d_top_w"] = [tiles.dot(d_top.astype(x.dtype), x, (1, 1)) for x in xs]
             new["d_top_b"] = d_top.sum(1, keepdims=True)
@@ -280,7 +280,7 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
         return by_block if name.endswith("w") else jnp.zeros((rows, width), jnp.float32)
 
     names = [name for name in vars(refs) if name.startswith("d_") or name == "loss"]
-    sums = tiles.loop(layout.tiles, visit, {name: zeros(name) for name in names})
+    sums = jax.lax.fori_loop(0, layout.tiles, visit, {name: zeros(name) for name in names})
     for name, total in sums.items():
         ref = getattr(refs, name)
         for f, part in zip(blocks, total, strict=True) if isinstance(total, list) else [(slice(None), total)]:
@@ -294,8 +294,7 @@ def gradient_of_samples(
     layout = config.layout(x, leaves)
     ins = tiles.samples(layout, layout.tile, x=x, y=y, **of_samples) | tiles.splits(layout, x, weights, bias)
     ins["values"] = tiles.whole(layout.leaves(leaves))
-    shape = layout.p_rows, layout.columns
-    outs = {"d_x": Out(shape, jnp.float32, (layout.p_rows, layout.tile), lambda i: (0, i))}
+    outs = {"d_x": tiles.answers(layout, layout.p_rows)}
     body = partial(_samples_of_a_tile, layout, route)
     found = launch(f"{NAME}_samples", body, config, (layout.columns // layout.tile,), ins, outs)
     return found["d_x"][: layout.p, : layout.n].T
@@ -313,15 +312,16 @@ def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> N
         weight = jnp.exp(log if route.normalised else log - refs.log_total[...])
         lost = tiles.losses("linear", refs, refs.values[t], slice(None))
         change = weight * (lost - refs.mean[...] if route.centred else lost)
-        d_z = tiles.score_gradient(route, z, right, left, change)
+        d_z = tiles.score_gradient(right, left, change, tiles.slopes(route, z, refs, slice(None)))
         d_xs = _add_back(layout, d_xs, refs.w, (t,), d_z)
         return d_xs, tiles.with_row(through, t, change.sum(0, keepdims=True))
 
     zeros = [jnp.zeros(x.shape, jnp.float32) for x in xs]
     through = jnp.zeros((layout.top_rows, layout.tile), jnp.float32)
-    d_xs, through = tiles.loop(layout.subtrees, visit, (zeros, through))
+    d_xs, through = jax.lax.fori_loop(0, layout.subtrees, visit, (zeros, through))
     if layout.top:
-        d_z = tiles.score_gradient(route, z_top, refs.top_right[...], refs.top_left[...], through)
+        of_top = tiles.slopes(route, z_top, refs, slice(None))
+        d_z = tiles.score_gradient(refs.top_right[...], refs.top_left[...], through, of_top)
         d_xs = _add_back(layout, d_xs, refs.top_w, (), d_z)
     for f, d_x in zip(layout.blocks_of_features, d_xs, strict=True):
         refs.d_x[f, :] = d_x

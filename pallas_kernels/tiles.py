@@ -4,17 +4,15 @@ Everything is ``(rows, tile)``, samples last, for one subtree at a time (layout.
 program by name. In the portable subset: products, elementwise work, sums.
 """
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from pallas_kernels.backend import In, whole
+from pallas_kernels.backend import In, Out, whole
 from pallas_kernels.layout import Layout
-from pallas_kernels.routes import Route, ones
+from pallas_kernels.routes import Pair, Route, ones
 
 Loss = Literal["linear", "squared"]
 Axis = Literal[0, 1]
@@ -46,6 +44,11 @@ def samples(layout: Layout, width: int, **arrays: jax.Array | None) -> dict[str,
     rows = {"x": layout.p_rows, "y": layout.k_rows}
     given = {name: layout.samples(a, rows.get(name, 1)) for name, a in arrays.items() if a is not None}
     return {name: In(a, (a.shape[0], width), lambda i, *_: (0, i)) for name, a in given.items()}
+
+
+def answers(layout: Layout, rows: int, dtype: Any = jnp.float32) -> Out:
+    """A result that each program of a grid over tiles writes for its samples."""
+    return Out((rows, layout.columns), dtype, (rows, layout.tile), lambda i: (0, i))
 
 
 def one_subtree(a: jax.Array) -> In:
@@ -105,11 +108,6 @@ def _numbers(a: jax.Array, axis: int) -> jax.Array:
 # --- Routing ---------------------------------------------------------------------------------------------------------
 
 
-def loop(times: int, visit: Callable[[Any, Any], Any], sums: Any) -> Any:
-    """``visit(i, sums)`` for every i, which has 32 bits also where 64 are asked for."""
-    return jax.lax.fori_loop(np.int32(0), np.int32(times), visit, sums)
-
-
 def features(layout: Layout, x: Any, samples: Any) -> list[jax.Array]:
     """The samples of a tile, so many features at once."""
     return [x[block, samples] for block in layout.blocks_of_features]
@@ -127,23 +125,30 @@ def log_weights(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, l
     return log if leaves == log.shape[0] else jnp.where(_numbers(log, 0) < leaves, log, -1e9)
 
 
-def score_gradient(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, change: jax.Array) -> jax.Array:
+def slopes(route: Route, z: jax.Array, refs: SimpleNamespace, samples: Any) -> Pair:
+    """Derivatives of the logarithms of factors; of scores in units of a window, where there is one."""
+    return route.slopes(z / refs.window[:, samples] if hasattr(refs, "window") else z)
+
+
+def score_gradient(right: jax.Array, left: jax.Array, change: jax.Array, slopes: Pair) -> jax.Array:
     """The gradient for scores, if a relative change of a leaf's weight is worth ``change``: see routes.py."""
-    slope_right, slope_left = route.slopes(z)
+    slope_right, slope_left = slopes
     return dot(right, change, (0, 0)) * slope_right + dot(left, change, (0, 0)) * slope_left
 
 
 def reached(z: jax.Array, right: jax.Array, left: jax.Array, depth: int) -> jax.Array:
-    """1 in the leaf that hard routing reaches, else 0: there all decisions agree."""
-    up = ones(z > 0)
-    agree = dot(right, up) + dot(left, 1 - up)
-    return ones(agree > depth - 0.5)
+    """1 in the leaf that hard routing reaches, else 0: there all decisions agree.
+
+    Signs, and sums of up to ten of them, are exact in products of bfloat16 numbers.
+    """
+    turns, decisions = (right - left).astype(jnp.bfloat16), (2 * ones(z > 0) - 1).astype(jnp.bfloat16)
+    return ones(dot(turns, decisions) > depth - 0.5)
 
 
 def number(layout: Layout, at: jax.Array, subtree: Any) -> jax.Array:
     """The number of the leaf at which there is a 1, as int32 ``(1, tile)``; 0 if there is none."""
     numbers = _numbers(at, 0) + subtree * 2**layout.sub
-    return jnp.where(at > 0, numbers, 0).sum(0, keepdims=True, dtype=jnp.int32)
+    return jnp.where(at > 0, numbers, 0).sum(0, keepdims=True)
 
 
 # --- What leaves lose ------------------------------------------------------------------------------------------------

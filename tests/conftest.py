@@ -43,8 +43,8 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 
-# Every program keeps some sixty mappings of memory, of which Linux allows a process 65 530: beyond, it is ended without a
-# word. So many programs are dropped at a time.
+# Every program keeps some sixty mappings of memory, of which Linux allows a process 65 530, and ends it beyond. So many
+# programs are dropped at a time.
 _PROGRAMS = 300
 _dropped = [0]
 

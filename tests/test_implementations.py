@@ -72,7 +72,8 @@ def won(monkeypatch):
 
     def say(config):
         names = ("soft_routing", "path_sum", "expected_loss", "hard_routing")
-        monkeypatch.setitem(backend.MEASURED, jax.devices()[0].device_kind, dict.fromkeys(names, config))
+        found = kernels.Winner(config, depth=3, p=5, k=2, n=30)
+        monkeypatch.setitem(backend.MEASURED, jax.devices()[0].device_kind, dict.fromkeys(names, found))
 
     return say
 
@@ -86,7 +87,8 @@ def test_a_kernel_that_won(operands, name, won):
     expected = with_gradients(OPS[name], operands)
     won(SMALL)  # on the CPU, by the interpreter
     assert_same(with_gradients(OPS[name], operands), expected)
-    assert "platform_index" in str(jax.make_jaxpr(OPS[name])(*operands))
+    by_itself = "platform_index" in str(jax.make_jaxpr(OPS[name])(*operands))
+    assert by_itself == (name != "path_sum, a window of the scores")  # for which all scores are computed anyway
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -94,7 +96,8 @@ def test_what_won_elsewhere_is_not_in_a_program_for_a_cpu(operands, name, won):
     call = lambda *operands: with_gradients(OPS[name], operands)
     assert "custom_call @" not in lowered(call, operands, "tpu")  # nothing was measured: XLA
     won(backend.HEURISTIC["tpu"])
-    assert "tpu_custom_call" in lowered(call, operands, "tpu")
+    by_itself = name != "path_sum, a window of the scores"
+    assert ("tpu_custom_call" in lowered(call, operands, "tpu")) == by_itself
     assert "custom_call @" not in lowered(call, operands, "cpu")
     assert_same(call(*operands), with_gradients(OPS[name], operands, implementation="xla"))
 
@@ -105,6 +108,7 @@ def test_leaves_reached(operands, won):
     np.testing.assert_array_equal(ops.hard(w, b, x, implementation="interpret"), leaf)
     won(SMALL)
     np.testing.assert_array_equal(jax.jit(ops.hard)(w, b, x), leaf)
+    assert "platform_index" in str(jax.make_jaxpr(ops.hard)(w, b, x))
     gradient = jax.grad(lambda w: (w[0, 0] * ops.hard(w, b, x).astype(jnp.float32)).sum())(w)
     assert float(gradient[0, 0]) == int(leaf.sum()) and (gradient[1:] == 0).all()
     forest = jax.vmap(lambda w: ops.hard(w, b, x))(jnp.stack([w, -w]))
@@ -142,17 +146,28 @@ def test_refused(operands):
     w, b, values, x = operands
     with pytest.raises(ValueError, match=r"implementation must be one of 'xla', .*got 'gpu'"):
         ops.hard(w, b, x, implementation="gpu")
-    with pytest.raises(ValueError, match=r"the kernel soft_routing is for float32.*got float32, depth 3"):
+    with pytest.raises(ValueError, match=r"the kernel soft_routing is for float32.*got \(37, 5\) in float32, depth 3"):
         ops.soft(w, b, values, x, routing.leaf_probabilities, implementation="interpret")
     with pytest.raises(ValueError, match="the kernel expected_loss is for"):
         leaves = Linear(jnp.ones((8, 5)), jnp.ones(8))
         ops.expected_loss(w, b, leaves, x, x[:, 0], implementation="interpret")
-    with jax.enable_x64(True), pytest.raises(ValueError, match="got float64"):
+    with jax.enable_x64(True), pytest.raises(ValueError, match="in float64"):
         ops.hard(w, b, x.astype(jnp.float64), implementation="interpret")
 
 
-def test_double_precision_is_xla_s(operands, won, x64):
-    """A kernel that won in float32 is not taken in float64."""
+@pytest.mark.parametrize("change", ["float64", "bfloat16", "n", "p", "k", "depth"])
+def test_a_kernel_is_taken_only_for_what_was_measured(operands, won, x64, change):
     won(SMALL)
-    w, b, values, x = (a.astype(jnp.float64) for a in operands)
-    assert "pallas" not in str(jax.make_jaxpr(ops.path_sum)(w, b, values, x))
+    w, b, values, x = operands
+    assert "pallas" in str(jax.make_jaxpr(ops.path_sum)(*operands))
+    if change.endswith(("64", "16")):
+        changed = tuple(a.astype(change) for a in operands)
+    elif change == "depth":
+        changed = (jnp.tile(w, (3, 1))[:15], jnp.tile(b, 3)[:15], jnp.tile(values, (2, 1)), x)
+    else:
+        changed = {
+            "n": (w, b, values, x[:20]),
+            "p": (jnp.tile(w, 2), b, values, jnp.tile(x, 2)),
+            "k": (w, b, jnp.tile(values, 2), x),
+        }[change]
+    assert "pallas" not in str(jax.make_jaxpr(ops.path_sum)(*changed))

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of what comes in."""
+"""What comes in: samples, splits and leaves that fit each other; and plain scores."""
 
 import jax
 import jax.numpy as jnp
@@ -26,3 +26,10 @@ def checked(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     if leaves.ndim != 2 or leaves.shape[0] != 2**depth or leaves.shape[1] == 0:
         raise ValueError(f"leaves must be ({2**depth}, k), got shape {leaves.shape}")
     return x, weights.astype(jnp.float32), bias.astype(jnp.float32), leaves.astype(jnp.float32)
+
+
+def scores(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
+    """Scores ``(nodes, n)`` as the plain definitions have them, of weights in the dtype of the samples."""
+    precision = None if x.dtype == jnp.bfloat16 else "highest"
+    z = jnp.matmul(weights.astype(x.dtype), x.T, precision=precision, preferred_element_type=jnp.float32)
+    return z + bias[:, None]
