@@ -91,7 +91,8 @@ def test_values_and_gradients(name, size, config):
     fn, args = (FUNCTIONS | LOSSES)[name], operands(*size)
     of_x = name in FUNCTIONS
     expected = with_gradients(fn, "xla", args, of_x=of_x)
-    assert_same(with_gradients(fn, config, args, of_x=of_x), expected, 3e-6)
+    # Weights of leaves come from sums of logarithms, which are rounded once a level.
+    assert_same(with_gradients(fn, config, args, of_x=of_x), expected, 1e-6 * max(3, size[2]))
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *LOSSES])
