@@ -29,7 +29,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, prepare
-from experiments.outcome import Outcome, Row, as_tree, size
+from experiments.outcome import SMALL, Outcome, Row, as_tree, size
 import jtrees
 
 
@@ -126,7 +126,8 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
         found = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
         if found.report["ended"] == "interrupted":
             raise KeyboardInterrupt
-        model = found.model
+        # What no row divides is left out before anything is measured: what is saved is what the scores are of.
+        model = found.model.prune(x) if isinstance(found.model, jtrees.ObliqueTree) else found.model
     else:
         model.fit(x, y)
     seconds = time.perf_counter() - start
@@ -193,7 +194,8 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
         say(f"compare: interrupted; {rows}")
         return code
     if drawn := outcome.drawn():
-        say(f"\ndrawn: {drawn[0].name.replace('_depth', ', depth ')}, the best small tree by the rows kept for that")
+        name = drawn[0].name.replace("_depth", ", depth ")
+        say(f"\ndrawn: {name}, best of at most {SMALL} leaves by the rows kept for that")
     say(f"written to {folder}")
     return code
 

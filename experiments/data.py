@@ -88,15 +88,21 @@ def read_csv(file: Path, target: str | None, separator: str = ",") -> Frame:
     Raises:
       DataError: for a file that cannot be read or has too few rows, and a column that there is not (saying which are).
     """
+    read = lambda **options: pd.read_csv(file, sep=separator, na_values=["?"], skipinitialspace=True, **options)
     try:
-        frame: Any = pd.read_csv(file, sep=separator, na_values=["?"], skipinitialspace=True)
-    except (OSError, ValueError) as error:
+        names = [
+            str(column) for column in read(nrows=0).columns
+        ]  # by itself: with a wrong separator rows may be ragged
+        other = next((c for c in (";", "\t", "|", ",") if c != separator and c in names[0]), None)
+        wrong = len(names) == 1 and other is not None
+        frame: Any = read(nrows=0 if wrong else None)
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror or _one_line(error)}") from error
+    except ValueError as error:
         raise DataError(f"cannot read {file}: {_one_line(error)}") from error
-    names = [str(column) for column in frame.columns]
-    frame.columns = pd.Index(names)
-    other = next((c for c in (";", "\t", "|", ",") if c != separator and c in names[0]), None)
-    if len(names) == 1 and other is not None:
+    if wrong:
         raise DataError(f"{file} has one column, {names[0]!r}: try --separator {other!r}")
+    frame.columns = pd.Index(names)
     if target is None or target not in names:
         came = "none was named" if target is None else f"got {target!r}"
         raise DataError(f"--target must be one of the columns {', '.join(names)}; {came}")

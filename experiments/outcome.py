@@ -21,7 +21,7 @@ from experiments import benchmark
 import jtrees
 from jtrees import plotting, warmstart
 
-_DRAWN = 8  # leaves of the tree that is drawn, at most: more cannot be read
+SMALL = 8  # leaves of the tree that is drawn, at most: more cannot be read
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Outcome:
 
     def drawn(self) -> tuple[Row, jtrees.ObliqueTree] | None:
         """The tree to draw: of small ones the best on the rows to choose by; CART's if there is no other."""
-        there = [(row, self.trees[row.name]) for row in self.rows if row.name in self.trees and row.leaves <= _DRAWN]
+        there = [(row, self.trees[row.name]) for row in self.rows if row.name in self.trees and row.leaves <= SMALL]
         learnt = [(row, tree) for row, tree in there if row.method != "cart"] or there
         return max(learnt, key=lambda pair: pair[0].validate, default=None)
 
