@@ -1,6 +1,5 @@
 """Strict settings for the whole suite, and the fixtures that several files share."""
 
-import gc
 import os
 from pathlib import Path
 
@@ -41,22 +40,6 @@ _compilations = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, duration, **_: _compilations.append(event) if event.endswith("backend_compile_duration") else None
 )
-
-
-# Every program keeps some sixty mappings of memory, of which Linux allows a process 65 530, and ends it beyond. So many
-# programs are dropped at a time.
-_PROGRAMS = 300
-_dropped = [0]
-
-
-@pytest.fixture(autouse=True)
-def few_programs():
-    """After the test, drops all programs if there are many."""
-    yield
-    if len(_compilations) - _dropped[0] > _PROGRAMS:
-        _dropped[0] = len(_compilations)
-        jax.clear_caches()
-        gc.collect()
 
 
 @pytest.fixture
