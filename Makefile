@@ -11,7 +11,7 @@ compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--da
 test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
-# A program is some sixty memory mappings, and Linux ends a process that has more than 65 530. So the files that make the
+# A program is some tens of memory mappings, and Linux ends a process that has more than 65 530. So the files that make the
 # most programs go by themselves. What holds bit for bit is tested in machine code as users get it, too.
 CHECKS := tests/test_checks_regressor.py tests/test_checks_classifier.py
 KERNELS := tests/test_kernels.py

@@ -20,7 +20,8 @@ jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beart
 # for. An empty XLA_FLAGS asks for the code that users get; what holds bit for bit is tested so, too (make test-slow).
 QUICK = ["backend_optimization_level=0", "llvm_disable_expensive_passes=true"]
 if jax.__version_info__ < (0, 12):  # an XLA that does not know a flag ends the process
-    QUICK.append("cpu_use_fusion_emitters=false")
+    # In one piece a program takes half the memory mappings, of which Linux allows a process 65 530.
+    QUICK += ["cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1"]
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICK))
 
 # Equal programs compile once, whichever process and run they are in. Counts of compilations count what is found here,
