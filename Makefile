@@ -11,14 +11,12 @@ compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--da
 test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
-# A program is some tens of memory mappings, and Linux ends a process that has more than 65 530. So the files that make the
-# most programs go by themselves. What holds bit for bit is tested in machine code as users get it, too.
+# Scikit-learn's checks go by themselves: they keep a thousand programs, each of some tens of memory mappings, of which
+# Linux allows a process 65 530. What holds bit for bit is tested in machine code as users get it, too.
 CHECKS := tests/test_checks_regressor.py tests/test_checks_classifier.py
-KERNELS := tests/test_kernels.py
 test-slow: .venv/ready     ## the statistical and the wide ones, and scikit-learn's checks of all recipes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(patsubst %,--ignore=%,$(CHECKS) $(KERNELS)) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(CHECKS:%=--ignore=%) $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(CHECKS) $(ARGS)
-	$(BIN)/python -m pytest -n 2 --dist load -m slow $(KERNELS) $(ARGS)
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_prediction.py tests/test_training.py $(ARGS)
 
 lint: .venv/ready          ## linters and types
