@@ -33,7 +33,9 @@ from jtrees.methods.latent import (
     latent as latent,
 )
 from jtrees.methods.polish import Polished as Polished
+from jtrees.methods.lazy_adam import lazy_adam as lazy_adam
 from jtrees.methods.raddt import RADDT as RADDT, raddt as raddt
+from jtrees.methods.tel import TEL as TEL, Ensemble as Ensemble, EnsembleModel as EnsembleModel, tel as tel
 from jtrees.recipes import Fit as Fit, Found as Found, Recipe as Recipe, fit as fit
 from jtrees.starts import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start
 from jtrees.training import (

@@ -33,6 +33,23 @@ def chunk_of_rows(rows: int, n: int) -> int:
     return max(1, min(rows, limit // n))
 
 
+def trees_at_once(trees: int, elements: int) -> int:
+    """Trees of an ensemble in a group, when each works on an array of so many elements: groups are equally large."""
+    limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
+    groups = -(-trees // max(1, limit // elements))
+    return -(-trees // groups)
+
+
+def paths_at_once(paths: int) -> tuple[int, int]:
+    """Of the paths of a frontier, how many are moved at once, and how many begin at once.
+
+    What is moved is at least what there is a root for; few of them begin another. CPU: measured with
+    experiments/bench_tel.py, where twice or half as many is as fast.
+    """
+    many, few = (1024, 128) if jax.default_backend() == "cpu" else (2**18, 2**14)
+    return min(many, paths), min(few, paths)
+
+
 def prediction_block(n: int) -> int:
     """Samples in a block when a model is evaluated on n samples.
 

@@ -155,6 +155,19 @@ def _follow(weights: Array, bias: Array, x: Array, *, folded_levels: int) -> Arr
     return jax.lax.fori_loop(top, depth, descend, node) - weights.shape[0]
 
 
+def ensemble(
+    weights: Float[Array, "trees nodes p"],
+    bias: Float[Array, "trees nodes"],
+    leaf_values: Float[Array, "trees leaves k"],
+    x: Float[Array, "n p"],
+    gamma: Any,
+    *,
+    width: int | None = None,
+) -> Float[Array, "n k"]:
+    """The sum of trees under smooth-step routing: :func:`jtrees.routing.conditional_ensemble`."""
+    return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma, width=width)
+
+
 def own_losses(leaves: Any, x: Array, y: Array) -> Array:
     """What leaves of a kind of :mod:`jtrees.leaves` lose by themselves: ``leaves.losses(x, y)``."""
     return leaves.losses(x, y)

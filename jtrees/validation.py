@@ -127,6 +127,17 @@ def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "")
         raise ValueError(f"{name} must be one of {said}, got {value!r}")
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """True or False.
+
+    Raises:
+      ValueError: naming the argument otherwise.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def as_numeric(name: str, array: Any) -> Any:
     """An array of numbers; ``ValueError`` naming the argument if it is something else."""
     if isinstance(array, jax.Array) and not jnp.issubdtype(array.dtype, jnp.complexfloating):

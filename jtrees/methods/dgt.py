@@ -97,7 +97,7 @@ def dgt(
     checks.check_not_negative("l1", l1)
     checks.check_not_negative("l2", l2)
     checks.check_choice("window", window, WINDOWS)
-    refit, loss_of = _flag("refit", refit), losses.sample_loss(loss, classes)
+    refit, loss_of = checks.check_flag("refit", refit), losses.sample_loss(loss, classes)
 
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch
@@ -185,12 +185,6 @@ def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
     return tree.replace(leaves=tree.leaves.frequencies()) if isinstance(tree.leaves, kinds.Logit) else tree
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return bool(value)
-
-
 def _checked_widths(widths: Any) -> tuple[int, ...]:
     try:
         return tuple(checks.check_count("widths", width) for width in widths)
@@ -248,7 +242,7 @@ class HardTree(OneRun):
     def checked(self, table: Table) -> Any:
         depth, recipe = checks.check_depth(self.depth), super().checked(table)
         self.sample_loss(table.classes)  # refuses what is no function
-        return recipe.replace(depth=depth, refit=_flag("refit", self.refit))
+        return recipe.replace(depth=depth, refit=checks.check_flag("refit", self.refit))
 
     def answers(self, params: ChainedTree, table: Table, x: Array) -> Array:
         tree = params.tree()

@@ -1,0 +1,448 @@
+"""TEL: an ensemble of soft trees that are trained jointly, with conditional computation (Hazimeh et al., "The Tree
+Ensemble Layer: Differentiability meets Conditional Computation", ICML 2020).
+
+``tel`` is the method for :func:`jtrees.train`; ``TEL`` is the recipe from a table to a fitted ensemble. The layer for
+larger networks is :class:`jtrees.nn.TreeEnsemble`.
+"""
+
+from typing import Any, Literal
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+import numpy as np
+import optax
+
+from jtrees import leaves as kinds, losses, ops, prediction, routing, topology, training, validation as checks
+from jtrees.forest import Forest
+from jtrees.methods.lazy_adam import LazyAdamState, lazy_adam, moves
+from jtrees.methods.one_run import OneRun, check_found
+from jtrees.recipes import Fit, Found, Watch, number, static
+from jtrees.routing import by_level, conditional
+from jtrees.table import Scale, Table, mean_loss
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+STEPS = ("smooth", "logistic")
+_START = 0.01  # splits and leaves begin uniform between this and its negative (paper, appendix)
+_REFIT_STEPS = 100  # of conjugate gradients or L-BFGS, in which leaves are refitted
+_RIDGE = 1.0  # what holds a leaf where it was, in samples
+
+
+@struct.dataclass
+class Ensemble:
+    """Trees whose answers add up: what is trained.
+
+    Attributes:
+      weights: of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
+      bias: of the splits, ``(trees, nodes)``.
+      leaf_values: ``(trees, leaves, k)``; logits in classification.
+    """
+
+    weights: Float[Array, "trees nodes p"]
+    bias: Float[Array, "trees nodes"]
+    leaf_values: Float[Array, "trees leaves k"]
+
+    def outputs(
+        self, x: Float[Array, "n p"], gamma: Any, *, step: str = "smooth", width: int | None = None
+    ) -> Float[Array, "n k"]:
+        """The sum over the trees of the mean over leaves."""
+        if step == "smooth":
+            return ops.ensemble(self.weights, self.bias, self.leaf_values, x, gamma, width=width)
+        # The logistic step of the same size: 6 z / gamma (paper, figure 1).
+        alpha = 6 / jnp.asarray(gamma, x.dtype)
+        tree = lambda weights, bias, values: ops.soft(alpha * weights, alpha * bias, values, x)
+        return jax.vmap(tree)(self.weights, self.bias, self.leaf_values).sum(0)
+
+    def hard_leaves(self, x: Float[Array, "n p"]) -> Array:
+        """The leaf of each tree that each sample reaches as gamma goes to 0, ``(trees, n)``."""
+        return jax.vmap(lambda weights, bias: ops.hard(weights, bias, x))(self.weights, self.bias)
+
+
+# --- The method ------------------------------------------------------------------------------------------------------
+
+
+def tel(
+    depth: int,
+    trees: int = 10,
+    gamma: float | Array = 0.1,
+    *,
+    classes: int | None = None,
+    loss: losses.SampleLoss | None = None,
+    step: Literal["smooth", "logistic"] = "smooth",
+    l2: float | Array = 0.0,
+    learning_rate: training.Number | None = None,
+    width: int | None = None,
+) -> training.Method:
+    """TEL: minimise the loss of the sum of soft trees. Parameters are an :class:`Ensemble`.
+
+    ``harden`` makes gamma 0 and refits the leaves of all trees jointly (see :func:`hardened`): a
+    ``Forest(combine="sum")``. Meant for features of mean 0 and deviation 1 (the paper has batch normalisation before
+    the layer, for the same), and regression targets of size one.
+
+    Args:
+      depth: depth of the trees, 1 to 16.
+      trees: how many.
+      gamma: width of the uncertain region of a split's score, above 0 (the paper: 0.0001 to 1).
+      classes: number of classes: y then holds classes 0..K-1. None: regression.
+      loss: ``(outputs, y) -> (n,)``; by default squared error (of several targets the mean), or the log loss of logits.
+      step: ``"smooth"``, TEL's; or ``"logistic"`` of the same size, without conditional computation, to compare with.
+      l2: strength of ``sum w^2`` over the split weights.
+      learning_rate: where given, the method takes steps of its own, lazy Adam at this rate (a number or a schedule),
+        in rows of splits and leaves that the batch meets alone: work that does not grow with the ensemble. The penalty
+        then moves only weights that have a gradient. The optimiser must be ``lazy_adam(learning_rate)``, whose state is
+        used. None: gradients of everything, for any optimiser.
+      width: as for :func:`jtrees.routing.conditional_ensemble`.
+
+    Raises:
+      ValueError: for a number out of range, fewer than two classes, or an unknown option.
+    """
+    depth, trees = checks.check_depth(depth), checks.check_count("trees", trees)
+    checks.check_number("gamma", gamma)
+    checks.check_not_negative("l2", l2)
+    checks.check_choice("step", step, STEPS)
+    width = conditional.checked_width(width, depth)
+    if classes is not None and checks.check_count("classes", classes) < 2:
+        raise ValueError(f"classes must be at least 2, got {classes}")
+    if learning_rate is not None and step != "smooth":
+        raise ValueError('learning_rate must be None with step="logistic": every number has a gradient')
+    loss_of = losses.sample_loss(loss, classes)
+
+    def init(batch: Batch, *, key: Array) -> Ensemble:
+        if classes is not None:
+            checks.check_classes(batch.y, classes)
+        outputs = 1 if batch.y.ndim == 1 else batch.y.shape[1]
+        return random_ensemble(key, depth, trees, batch.x.shape[1], classes or outputs, batch.x.dtype)
+
+    def lost(outputs: Array, batch: Batch) -> Array:
+        return losses.weighted_mean(loss_of(_shaped(outputs, batch.y, classes), batch.y), batch.weight)
+
+    def total(params: Ensemble, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        value = lost(params.outputs(batch.x, gamma, step=kind, width=width), batch)
+        return value + l2 * jnp.square(params.weights).sum(), value
+
+    def update(
+        params: Ensemble, opt_state: LazyAdamState, batch: Batch, *, key: Array, step: Array
+    ) -> tuple[Ensemble, LazyAdamState, tuple[Array, Array]]:
+        of_outputs = lambda outputs: lost(outputs, batch)
+        moved = _lazy_step(params, opt_state, batch.x, gamma, of_outputs, width, l2, learning_rate)
+        return *moved[:2], (moved[2], moved[2])
+
+    kind = step
+    predict = lambda params, x: _answers(params.outputs(x, gamma, step=kind, width=width), classes)
+    harden = lambda params, batch: hardened(params, batch, classes)
+    return training.Method(init, total, predict, harden, update=None if learning_rate is None else update)
+
+
+def random_ensemble(key: Array, depth: int, trees: int, p: int, k: int, dtype: Any) -> Ensemble:
+    """Splits and leaves from U(-0.01, 0.01), biases 0."""
+    nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
+    splits, values = trees * nodes * p, trees * leaves * k
+    drawn = jax.random.uniform(key, (splits + values,), dtype, -_START, _START)  # at once: each draw costs compilation
+    weights, leaf_values = drawn[:splits].reshape(trees, nodes, p), drawn[splits:].reshape(trees, leaves, k)
+    return Ensemble(weights, jnp.zeros((trees, nodes), dtype), leaf_values)
+
+
+def _shaped(outputs: Float[Array, "n k"], y: Array, classes: int | None) -> Array:
+    """Outputs as the loss takes them: one number a sample where y is one."""
+    return outputs[:, 0] if classes is None and y.ndim == 1 else outputs
+
+
+def _answers(outputs: Float[Array, "n k"], classes: int | None) -> Array:
+    """One target is answered without an axis of its own, classes by their probabilities."""
+    if classes is not None:
+        return jax.nn.softmax(outputs, axis=1)
+    return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+
+
+# --- Steps in the rows that are met ----------------------------------------------------------------------------------
+
+
+def _lazy_step(
+    params: Ensemble, state: LazyAdamState, x: Array, gamma: Any, loss: Any, width: int | None, l2: Any, rate: Any
+) -> tuple[Ensemble, LazyAdamState, Array]:
+    """Parameters and state after a step of lazy Adam, and the loss before it."""
+    of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
+    operands = of(params)
+
+    def whole(_: Any, now: tuple[Ensemble, LazyAdamState]) -> tuple[Ensemble, LazyAdamState]:
+        params, state = now
+        found = by_level.gradient(*of(params), cotangent)
+        d_weights = _with_penalty(found.weights, params.weights, l2)
+        gradient = Ensemble(d_weights, found.bias, found.leaf_values)
+        moved, state = lazy_adam(rate).update(gradient, state)
+        return jax.tree.map(jnp.add, params, moved), state
+
+    if width is None:
+        value, cotangent = jax.value_and_grad(loss)(by_level.outputs(*operands))
+        return *whole(None, (params, state)), value
+    frontier, fits = conditional.explore(*operands[:3], operands[4], width)
+    of_paths = lambda: conditional.outputs(frontier, operands[3], len(x))
+    outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(*operands))
+    value, cotangent = jax.value_and_grad(loss)(outputs)
+
+    def in_rows(_: Any, now: tuple[Ensemble, LazyAdamState]) -> tuple[Ensemble, LazyAdamState]:
+        params, state = now
+        room = conditional.Gradient(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
+        found = conditional.add_gradient(frontier, *of(params), cotangent, room)
+        gradient = Ensemble(found.weights, found.bias, found.leaf_values)
+        return _move_rows(frontier, params, state._replace(room=gradient), l2, rate, len(x))
+
+    # Loops of one step or none, not branches: a loop changes in place what it carries (and what is not looked at from
+    # outside), a branch copies it.
+    now = jax.lax.fori_loop(0, fits.astype(jnp.int32), in_rows, (params, state))
+    now = jax.lax.fori_loop(0, (~fits).astype(jnp.int32), whole, now)
+    return *now, value
+
+
+def _with_penalty(gradient: Array, weights: Array, l2: Any) -> Array:
+    return jnp.where(gradient != 0, gradient + 2 * l2 * weights, 0)
+
+
+def _move_rows(
+    frontier: conditional.Frontier, params: Ensemble, state: LazyAdamState, l2: Any, rate: Any, n: int
+) -> tuple[Ensemble, LazyAdamState]:
+    """Parameters moved in the rows that a batch of n samples met, by the gradient in the state's room."""
+    of = params, state.room, state.mean, state.square
+    splits = tuple((a.weights.reshape(-1, a.weights.shape[-1]), a.bias.reshape(-1)) for a in of)
+    leaves = tuple((a.leaf_values.reshape(-1, a.leaf_values.shape[-1]),) for a in of)
+
+    def move(rows: Array, arrays: Any) -> Any:
+        now, gradient, mean, square = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), arrays)
+        if len(now) == 2:
+            gradient = _with_penalty(gradient[0], now[0], l2), gradient[1]
+        moved, mean, square = moves(gradient, mean, square, state.count, rate)
+        # A row that comes again finds no gradient, and rests. Zeros that are made of what was read save a copy of the
+        # room: they cannot be written before.
+        zeros = jax.tree.map(lambda g: g - g, gradient)
+        new = jax.tree.map(jnp.add, now, moved), zeros, mean, square
+        return jax.tree.map(lambda a, rows_now: a.at[rows].set(rows_now, mode="drop"), arrays, new)
+
+    roots = len(params.weights) * n
+    splits = conditional.over_splits(frontier, roots, move, splits)
+    leaves = conditional.over_leaves(frontier, roots, params.leaf_values.shape[1], move, leaves)
+    params, room, mean, square = (
+        Ensemble(weights.reshape(a.weights.shape), bias.reshape(a.bias.shape), values.reshape(a.leaf_values.shape))
+        for a, (weights, bias), (values,) in zip(of, splits, leaves, strict=True)
+    )
+    return params, LazyAdamState(state.count + 1, mean, square, room)
+
+
+# --- Hard trees ------------------------------------------------------------------------------------------------------
+
+
+def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
+    """The ensemble as gamma goes to 0, its leaves refitted jointly on a batch: a forest whose answers are summed.
+
+    The leaf values of all trees are one ridge regression on the indicators of the leaves reached, in classification one
+    multinomial logistic regression, drawn to what was learnt as if by one sample a leaf: a leaf that no sample of the
+    batch reaches keeps its values. By conjugate gradients, or L-BFGS. Costs the accuracy that soft decisions bring.
+
+    Args:
+      params: what was trained.
+      batch: samples to set the leaves from.
+      classes: number of classes, or None.
+
+    Returns:
+      Of trees with constant leaves: logits in classification, whose link is a softmax.
+    """
+    x, y, weight = jax.tree.map(jnp.asarray, batch)
+    reached, values = params.hard_leaves(x), params.leaf_values
+    share = jnp.ones(len(x), x.dtype) if weight is None else weight
+    of_samples = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
+    if classes is None:
+        spread = jax.linear_transpose(of_samples, values)
+        normal = lambda change: spread(share[:, None] * of_samples(change))[0] + _RIDGE * change
+        error = share[:, None] * (y.reshape(len(x), -1) - of_samples(values))
+        change, _ = jax.scipy.sparse.linalg.cg(normal, spread(error)[0], maxiter=_REFIT_STEPS)
+    else:
+
+        def lost(change: Array) -> Array:
+            each = optax.losses.softmax_cross_entropy_with_integer_labels(of_samples(values + change), y)
+            return (share * each).sum() / len(x) + _RIDGE * jnp.square(change).sum() / (2 * len(x))
+
+        change = _minimised(lost, jnp.zeros_like(values))
+    refitted = values + change
+    held = refitted[..., 0] if classes is None and y.ndim == 1 else refitted
+    trees = ObliqueTree(params.weights, params.bias, kinds.Constant(held))
+    return Forest(trees, "sum", "identity" if classes is None else "softmax")
+
+
+def _minimised(fn: Any, start: Array) -> Array:
+    """Where a convex function is least, by L-BFGS."""
+    optimizer = optax.lbfgs()
+    value_and_grad = optax.value_and_grad_from_state(fn)
+
+    def step(_: Any, now: tuple[Array, Any]) -> tuple[Array, Any]:
+        at, state = now
+        value, gradient = value_and_grad(at, state=state)
+        updates, state = optimizer.update(gradient, state, at, value=value, grad=gradient, value_fn=fn)
+        return optax.apply_updates(at, updates), state
+
+    return jax.lax.fori_loop(0, _REFIT_STEPS, step, (start, optimizer.init(start)))[0]
+
+
+# --- What is fitted --------------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class EnsembleModel:
+    """Soft trees whose answers add up, fitted to a table: what answers.
+
+    Of trees deeper than some seven levels, the last bits of an answer may depend on which samples come with it: whether
+    a block of them is followed on its way or scored whole (:func:`jtrees.routing.conditional_ensemble`).
+
+    Attributes:
+      params: the trees.
+      gamma: width of the uncertain region of a split's score.
+      scale: the map from raw features and to raw targets; None: none is made.
+      step: ``"smooth"`` or ``"logistic"``.
+      classes: number of classes, or None.
+    """
+
+    params: Ensemble
+    gamma: Array
+    scale: Scale | None
+    step: str = struct.field(pytree_node=False)
+    classes: int | None = struct.field(pytree_node=False)
+
+    def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """What :meth:`predict` answers, as a pure function of arrays."""
+        x = x if self.scale is None else self.scale.enter(x)
+        answers = _answers(self.params.outputs(x, self.gamma, step=self.step), self.classes)
+        return answers if self.scale is None else self.scale.leave(answers)
+
+    def predict(self, x: ArrayLike) -> Any:
+        """The answers, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
+
+        Raises:
+          ValueError: for another rank or width, or values that are not finite.
+        """
+        return prediction.predict(self, x)
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.params.weights.shape[-1]
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that the trees hold."""
+        return sum(np.size(a) for a in jax.tree.leaves(self.params))
+
+    def __repr__(self) -> str:
+        trees, nodes = self.params.bias.shape[-2:]
+        parts = f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}, step={self.step!r}"
+        return f"EnsembleModel({parts}, classes={self.classes}, parameters={self.num_parameters})"
+
+    @property
+    def units(self) -> Scale | None:
+        """Where samples enter and answers leave: see :func:`jtrees.prediction.predict`."""
+        return self.scale
+
+    def bare(self) -> "EnsembleModel":
+        """The model without them."""
+        return self.replace(scale=None)
+
+
+# --- The recipe ------------------------------------------------------------------------------------------------------
+
+
+@struct.dataclass(kw_only=True)
+class TEL(OneRun):
+    """TEL's whole recipe: from a table of numbers to an ensemble of soft trees, trained jointly.
+
+    Mini-batches and Adam. The model is that of the last update or, with ``validation``, the one that did best there,
+    looked at once an epoch. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report has
+    ``reachable_leaves``, how many leaves a training sample reaches in a tree, on average, and ``overflows``, whether
+    the training samples together need more than ``width``. Where ``loss`` is one of your own, the loss of the fit is
+    that, on scaled targets. See :class:`OneRun` for the options that it shares with others.
+
+    Attributes:
+      depth: depth of the trees, 1 to 16.
+      trees: how many.
+      gamma: width of the uncertain region of a split's score, above 0: the smaller, the fewer leaves a sample reaches.
+      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a function of a module compiles once. By default
+        squared error, or log loss.
+      l2: strength of the L2 penalty on split weights (of scaled data).
+      step: ``"smooth"``, or ``"logistic"``: the same ensemble with sigmoids of the same size, to compare with.
+      lazy: whether a step moves only what its batch met, which keeps deep trees cheap (see :func:`tel`); else all.
+      hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).
+      width: room for paths, as for :func:`jtrees.routing.conditional_ensemble`; None: what was measured.
+    """
+
+    depth: int = static(default=4)
+    trees: int = static(default=10)
+    gamma: float = 0.5
+    loss: losses.SampleLoss | None = static(default=None)
+    l2: float = 0.0
+    step: Literal["smooth", "logistic"] = static(default="smooth")
+    lazy: bool = static(default=True)
+    hard: bool = static(default=False)
+    width: int | None = static(default=None)
+
+    def checked(self, table: Table) -> Any:
+        recipe = super().checked(table)
+        checks.check_choice("step", self.step, STEPS)
+        self.sample_loss(table.classes)  # refuses what is no function
+        return recipe.replace(
+            depth=checks.check_depth(self.depth),
+            trees=checks.check_count("trees", self.trees),
+            gamma=number("gamma", self.gamma, checks.check_number),
+            l2=number("l2", self.l2, checks.check_not_negative),
+            lazy=checks.check_flag("lazy", self.lazy),
+            hard=checks.check_flag("hard", self.hard),
+            width=None if self.width is None else checks.check_count("width", self.width),
+        )
+
+    def work(self, p: int) -> int:
+        # Where paths are followed it may be much less; a round is then shorter than it might be.
+        return 4 * self.trees * topology.num_nodes(min(self.depth, 10))
+
+    def method(self, table: Table) -> training.Method:
+        lazy = self.lazy and self.step == "smooth"
+        options: Any = {"classes": table.classes, "loss": self.loss, "step": self.step, "l2": self.l2}
+        options |= {"width": self.width, "learning_rate": self.learning_rate if lazy else None}
+        return tel(self.depth, self.trees, self.gamma, **options)
+
+    def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
+        lazy = self.lazy and self.step == "smooth"
+        return lazy_adam(self.learning_rate) if lazy else optax.adam(self.learning_rate)
+
+    def answers(self, params: Ensemble, table: Table, x: Array) -> Array:
+        return _shaped(params.outputs(x, self.gamma, step=self.step, width=self.width), table.y, table.classes)
+
+    def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
+        found = super().end(state, table, judge)
+        splits = found.model.weights, found.model.bias
+        count, overflows = routing.reachable_leaves(table.x, *splits, self.gamma, width=self.width)
+        real = jnp.ones(len(table.x)) if table.weight is None else table.weight > 0
+        reachable = jnp.average(count.mean(0), weights=real.astype(table.x.dtype))
+        forest = hardened(found.model, table.batch, table.classes) if self.hard else None
+        return found._replace(extra={"reachable": reachable, "overflows": overflows, "forest": forest})
+
+    def finish(
+        self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
+    ) -> Fit:
+        check_found(found)
+        model: Any = EnsembleModel(found.model, self.gamma, scale, self.step, table.classes)
+        if self.hard:
+            model = _forest_from_unit(found.extra["forest"], scale)
+        own = self.loss is not None and not self.hard
+        loss = float(found.score) if own else mean_loss(model, judge or table, scale)
+        report = {"reachable_leaves": float(found.extra["reachable"]), "overflows": bool(found.extra["overflows"])}
+        return Fit(model, None, loss, int(found.step), np.zeros(0), report)
+
+
+def _forest_from_unit(forest: Forest, scale: Scale) -> Forest:
+    """A forest whose answers are summed, in the user's units: each tree answers its share of what targets begin at."""
+    trees = len(forest)
+    if scale.y_low is not None:
+        origin = scale.origin
+        if origin is not None:
+            origin = origin.replace(y=origin.y / np.float32(trees))
+        scale = scale.replace(y_low=scale.y_low / trees, origin=origin)
+    each = [scale.from_unit(forest[i]) for i in range(trees)]
+    return forest.replace(trees=jax.tree.map(lambda *arrays: jnp.stack(arrays), *each))

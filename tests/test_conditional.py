@@ -1,0 +1,290 @@
+"""TEL's conditional computation against the textbook formula, the authors' operator, and numbers derived by hand."""
+
+from functools import partial
+
+from hypothesis import given, strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jtrees import routing
+from jtrees.routing import conditional
+
+ALL = (0, 1, 2, 3, 4)  # every argument has a gradient, gamma's included
+
+
+def plain(x, weights, bias, leaf_values, gamma):
+    """The textbook formula."""
+
+    def tree(weights, bias, leaf_values):
+        right = routing.smooth_step(weights @ x.T + bias[:, None], gamma)
+        return routing.leaf_probabilities(right).T @ leaf_values
+
+    return jax.vmap(tree)(weights, bias, leaf_values).sum(0)
+
+
+def case(seed, depth, n=12, p=3, trees=2, k=2, scale=1.0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    nodes = 2**depth - 1
+    shapes = (n, p), (trees, nodes, p), (trees, nodes), (trees, nodes + 1, k), (n, k)
+    x, weights, bias, leaf_values, cotangent = (rng.normal(size=shape).astype(dtype) for shape in shapes)
+    return (x, scale * weights, scale * bias, leaf_values), cotangent
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def both(fn, width, operands, gamma, cotangent):
+    """Outputs and gradients."""
+    of = plain if fn is plain else partial(routing.conditional_ensemble, width=width)
+    out, pull_back = jax.vjp(lambda *operands: of(*operands), *operands, gamma)
+    return out, *pull_back(cotangent)
+
+
+@partial(jax.jit, static_argnums=0)
+def reached(width, operands, gamma):
+    return routing.reachable_leaves(*operands[:3], gamma, width=width)
+
+
+def count_plainly(operands, gamma):
+    """A leaf is reached if no split of its path is certain to go elsewhere."""
+    x, weights, bias, _ = operands
+    z = np.einsum("tjp,np->tjn", weights, x) + bias[:, :, None]
+    trees, nodes, n = z.shape
+    count = np.zeros((trees, n), int)
+    for leaf in range(nodes + 1):
+        node, there = leaf + nodes, np.ones((trees, n), bool)
+        while node:
+            above, right = (node - 1) // 2, node % 2 == 0
+            there &= (z[:, above] > -gamma / 2) if right else (z[:, above] < gamma / 2)
+            node = above
+        count += there
+    return count
+
+
+def assert_near(found, expected, tolerance):
+    """Relative to the largest number of each array."""
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * (1e-3 + np.abs(b).max()))
+
+
+# --- Numbers from elsewhere ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tel_1_D1_n16_p5_k1_g1", "tel_4_D4_n256_p20_k2_g1_mixed"])
+@pytest.mark.parametrize("width", [None, 3, 16])
+def test_the_authors_operator(name, width, golden_dir, x64):
+    golden = dict(np.load(golden_dir / f"{name}.npz"))
+    # Theirs is the probability of the left, and has no bias.
+    weights = -golden["node_weights"].T[None].astype(np.float64)
+    leaf_values = golden["leaf_weights"].T[None].astype(np.float64)
+    operands = (golden["x"].astype(np.float64), weights, np.zeros(weights.shape[:2]), leaf_values)
+    gamma = 1 / float(golden["smooth_step_param"])
+    out, d_x, d_weights, _, d_leaves, _ = both(None, width, operands, gamma, golden["cotangent"].astype(np.float64))
+    found = out, d_x, -d_weights[0].T, d_leaves[0].T
+    names = ("out", "grad_x", "grad_node_weights", "grad_leaf_weights")
+    assert_near(found, [golden[f"{name}_ref_f64"] for name in names], 1e-5)
+    count, _ = reached(width, operands, gamma)
+    assert float(count.mean()) == golden["avg_reachable_leaves_ref"]
+
+
+def score(chance, gamma):
+    """The score whose smooth step is this chance, by the trigonometric solution of the cubic."""
+    return gamma * -np.sin(np.arcsin(1 - 2 * chance) / 3)
+
+
+@pytest.mark.parametrize("width", [None, 1, 4])
+def test_the_example_of_the_paper(width, x64):
+    """Figure C.1: 0.8 (0.3 1.5 + 0.7 (-2)) + 0.2 2.1 = -0.34; the leaf behind the right child has 2.1 either way."""
+    gamma = 0.7
+    bias = np.array([[score(0.2, gamma), score(0.7, gamma), 5.0]])
+    operands = np.zeros((1, 1)), np.zeros((1, 3, 1)), bias, np.array([[[1.5], [-2.0], [9.0], [2.1]]])
+    out, _, _, d_bias, d_leaves, _ = both(None, width, operands, gamma, np.ones((1, 1)))
+    assert out[0, 0] == pytest.approx(-0.34, abs=1e-6)
+    # Reach of the leaves, the one behind the certain split included.
+    np.testing.assert_allclose(d_leaves[0, :, 0], [0.24, 0.56, 0, 0.2], atol=1e-6)
+    assert d_bias[0, 2] == 0
+
+
+@pytest.mark.parametrize("width", [None, 1, 4])
+def test_depth_one_by_hand(width, x64):
+    """gamma = 2, z = 1/2: a = 3/4, s = 27/32, ds/dz = 9/16, ds/dgamma = -z/gamma ds/dz = -9/64; leaves -1 and 3."""
+    operands = np.array([[2.0]]), np.array([[[0.5]]]), np.array([[-0.5]]), np.array([[[-1.0], [3.0]]])
+    out, d_x, d_weights, d_bias, d_leaves, d_gamma = both(None, width, operands, 2.0, np.ones((1, 1)))
+    found = [a.ravel() for a in (out, d_x, d_weights, d_bias, d_leaves, d_gamma)]
+    slope = 4 * 9 / 16
+    expected = [[2.375], [0.5 * slope], [2 * slope], [slope], [5 / 32, 27 / 32], [-4 * 9 / 64]]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [None, 1, 4])
+def test_depth_two_by_hand(width, x64):
+    """gamma = 1, scores 0, 1/4, 1: s = 1/2, 27/32, 1; leaves 1, 2, 3, 4.
+
+    V_left = 1 + 27/32, V_right = 4, out = 2.921875; dz of the root: 3/2 (4 - 59/32), of its left child 1/2 9/8.
+    """
+    operands = np.ones((1, 1)), np.zeros((1, 3, 1)), np.array([[0, 0.25, 1.0]]), np.arange(1.0, 5).reshape(1, 4, 1)
+    out, d_x, d_weights, d_bias, d_leaves, _ = both(None, width, operands, 1.0, np.ones((1, 1)))
+    assert out[0, 0] == pytest.approx(2.921875, abs=1e-6)
+    slopes = [1.5 * (4 - 59 / 32), 0.5 * 9 / 8, 0]
+    np.testing.assert_allclose(d_bias[0], slopes, atol=1e-6)
+    np.testing.assert_allclose(d_weights[0, :, 0], slopes, atol=1e-6)
+    np.testing.assert_allclose(d_leaves[0, :, 0], [0.5 * 5 / 32, 0.5 * 27 / 32, 0, 0.5], atol=1e-6)
+    assert d_x[0, 0] == 0
+
+
+# --- The textbook formula --------------------------------------------------------------------------------------------
+
+GAMMAS = 1e-3, 0.1, 1.0, 2.0
+DEPTHS = [*range(1, 7), *(pytest.param(depth, marks=pytest.mark.slow) for depth in range(7, 13))]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_all_ways_are_the_textbook_formula(depth, x64):
+    """Outputs, all gradients and counts, for widths that hold every batch, some and none."""
+    operands, cotangent = case(depth, depth)
+    needed = []
+    for gamma in GAMMAS:
+        expected = both(plain, None, operands, gamma, cotangent)
+        count = count_plainly(operands, gamma)
+        needed.append(count.mean())
+        for width in (None, 1, 3, 2**depth):
+            assert_near(both(None, width, operands, gamma, cotangent), expected, 1e-9)
+            found, overflow = reached(width, operands, gamma)
+            np.testing.assert_array_equal(found, count)
+            assert bool(overflow) == (count.mean() > (width or conditional.default_width(depth) or 2**depth))
+    assert min(needed) <= 1.1 < 1.2 < max(needed) <= 2**depth
+
+
+@pytest.mark.parametrize("depth", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_after_training_too(depth, x64):
+    """Scores that training has driven apart, and a few that it has not."""
+    (x, weights, bias, leaf_values), _ = case(0, depth, n=64, scale=0.01)
+    y = np.where(x[:, 0] * x[:, 1] > 0, 1.0, -1.0)
+    cotangent = np.ones((64, 2))
+
+    def loss(params):
+        return jnp.square(plain(x, *params, 0.5)[:, 0] - y).mean()
+
+    params, optimizer = (weights, bias, leaf_values), optax.adam(0.05)
+
+    @jax.jit
+    def trained(params):
+        def step(_, carry):
+            params, state = carry
+            updates, state = optimizer.update(jax.grad(loss)(params), state)
+            return optax.apply_updates(params, updates), state
+
+        return jax.lax.fori_loop(0, 60, step, (params, optimizer.init(params)))[0]
+
+    with jax.numpy_dtype_promotion("standard"):
+        operands = (x, *trained(params))
+    count = count_plainly(jax.tree.map(np.asarray, operands), 0.5)
+    assert 1 < count.mean() < 2**depth * 0.7
+    expected = both(plain, None, operands, 0.5, cotangent)
+    for width in (None, 2, int(count.mean()) + 1, 2**depth):
+        assert_near(both(None, width, operands, 0.5, cotangent), expected, 1e-9)
+        np.testing.assert_array_equal(reached(width, operands, 0.5)[0], count)
+
+
+def test_single_precision_and_many_samples():
+    """More paths than are moved at once, and a last chunk that is not full."""
+    operands, cotangent = case(1, 5, n=700, p=4, trees=3, dtype=np.float32)
+    expected = both(plain, None, operands, np.float32(1), cotangent)
+    for width in (None, 2, 32):
+        found = both(None, width, operands, np.float32(1), cotangent)
+        assert {a.dtype for a in found} == {jnp.dtype(jnp.float32)}
+        assert_near(found, expected, 2e-5)  # sums of 700 float32 numbers, slopes 3/2
+    np.testing.assert_array_equal(reached(32, operands, 1.0)[0], reached(None, operands, 1.0)[0])
+
+
+def test_gradients_are_those_of_finite_differences(x64):
+    operands, cotangent = case(2, 3, n=5)
+    for width in (None, 8):
+        jax.test_util.check_grads(
+            lambda *a, width=width: (routing.conditional_ensemble(*a, width=width) * cotangent).sum(),
+            (*operands, 1.5),
+            order=1,
+            modes=["rev"],
+            eps=1e-6,
+        )
+
+
+@given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.integers(0, 10**6), st.floats(0.01, 3))
+def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
+    """Scores that are exact in float32, so that both counts see the same ties at the ends of the step."""
+    rng = np.random.default_rng(seed)
+    gamma = max(round(gamma * 8), 1) / 8
+    x = rng.integers(-2, 3, size=(n, 2)).astype(np.float32)
+    weights = (rng.integers(-2, 3, size=(trees, 2**depth - 1, 2)) / 8).astype(np.float32)
+    bias = (rng.integers(-2, 3, size=weights.shape[:2]) / 16).astype(np.float32)
+    count = count_plainly((x, weights, bias, None), gamma)
+    # Padded to one shape: one program.
+    x, weights, bias = np.resize(x, (7, 2)), np.resize(weights, (3, *weights.shape[1:])), np.resize(bias, (3, bias.shape[1]))
+    for width in (None, 16):
+        found, overflow = reached(width, (x, weights, bias), np.float32(gamma))
+        np.testing.assert_array_equal(found[:trees, :n], count)
+        assert not overflow
+
+
+# --- Transformations -------------------------------------------------------------------------------------------------
+
+
+def test_vmap_over_ensembles_and_widths_of_the_step(x64):
+    """A batch in which some fit and others do not."""
+    operands, cotangent = case(3, 4)
+    gammas = jnp.array(GAMMAS)
+    together = jax.jit(jax.vmap(lambda gamma: both(None, 2, operands, gamma, cotangent)))(gammas)
+    overflows = jax.vmap(lambda gamma: reached(2, operands, gamma)[1])(gammas)
+    assert not overflows.all() and overflows.any()
+    for i, gamma in enumerate(GAMMAS):
+        assert_near([a[i] for a in together], both(plain, None, operands, gamma, cotangent), 1e-9)
+
+
+def test_other_values_compile_nothing(count_compilations):
+    for width in (None, 2):
+        operands, cotangent = case(4, 3, dtype=np.float32)
+        both(None, width, operands, np.float32(0.5), cotangent)
+        other, _ = case(5, 3, dtype=np.float32)
+        assert count_compilations(both, None, width, other, np.float32(1.5), cotangent) == 0
+
+
+def test_no_sample_and_no_overflow_moves_what_is_not_reached(x64):
+    """Certain splits, and leaves behind them, have exactly no gradient."""
+    operands, cotangent = case(6, 5, scale=100.0)
+    for width in (None, 4):
+        _, _, d_weights, d_bias, d_leaves, _ = both(None, width, operands, 1e-3, cotangent)
+        assert not d_weights.any() and not d_bias.any()
+        assert (np.abs(d_leaves).sum(2) > 0).sum() <= 12 * 2
+
+
+# --- Bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused():
+    (x, weights, bias, leaf_values), _ = case(7, 2, dtype=np.float32)
+    good = {"x": x, "weights": weights, "bias": bias, "leaf_values": leaf_values, "gamma": 1.0}
+    bad = [
+        ({"gamma": 0.0}, "gamma must be finite and above 0, got 0.0"),
+        ({"gamma": -1.0}, "gamma must be finite and above 0"),
+        ({"gamma": np.nan}, "gamma must be finite and above 0"),
+        ({"gamma": np.ones(2)}, r"gamma must be one number, got shape \(2,\)"),
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"width": 1.5}, "width must be a whole number, got 1.5"),
+        ({"x": x[:, :2]}, r"x must be \(n, p\) and weights \(trees, nodes, p\), got \(12, 2\) and \(2, 3, 3\)"),
+        ({"x": np.full_like(x, np.nan)}, "x must be finite"),
+        ({"bias": bias[:, :2]}, r"bias must have shape \(2, 3\), as weights have it, got \(2, 2\)"),
+        ({"leaf_values": leaf_values[:, :3]}, r"leaf_values must have shape \(2, 4, k\), got \(2, 3, 2\)"),
+        ({"weights": weights[:, :2], "bias": bias[:, :2]}, "node axis must have"),
+    ]
+    for change, message in bad:
+        with pytest.raises(ValueError, match=message):
+            routing.conditional_ensemble(**(good | change))
+        if "leaf_values" not in change:
+            rest = {name: value for name, value in (good | change).items() if name != "leaf_values"}
+            with pytest.raises(ValueError, match=message):
+                routing.reachable_leaves(**rest)
+    deep = {"weights": np.zeros((1, 2**21 - 1, 3), np.float32), "bias": np.zeros((1, 2**21 - 1), np.float32)}
+    with pytest.raises(ValueError, match="depth 1 to 20, got depth 21"):
+        routing.reachable_leaves(x, **deep, gamma=1.0)
