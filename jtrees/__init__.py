@@ -32,8 +32,8 @@ from jtrees.methods.latent import (
     LatentTree as LatentTree,
     latent as latent,
 )
-from jtrees.methods.polish import Polished as Polished
 from jtrees.methods.lazy_adam import lazy_adam as lazy_adam
+from jtrees.methods.polish import Polished as Polished
 from jtrees.methods.raddt import RADDT as RADDT, raddt as raddt
 from jtrees.methods.tel import TEL as TEL, Ensemble as Ensemble, EnsembleModel as EnsembleModel, tel as tel
 from jtrees.recipes import Fit as Fit, Found as Found, Recipe as Recipe, fit as fit

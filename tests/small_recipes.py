@@ -11,6 +11,7 @@ OTHERS = [
     jtrees.RADDT(depth=2, starts=1, epochs=10),
     jtrees.PAT(depth=3, epochs=60),
     jtrees.LatentTree(depth=2, epochs=60),
+    jtrees.TEL(depth=3, trees=5, epochs=60),
     jtrees.Bagged(_DGT, trees=3),
     jtrees.Polished(_GET, epochs=10),
 ]

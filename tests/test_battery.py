@@ -41,6 +41,7 @@ METHODS = {
     "dgt": (lambda l1: jtrees.dgt(2, widths=(4,), l1=l1), (0.0, 0.1), Y),
     "pat": (lambda slope: jtrees.pat(2, slope), (1.0, 5.0), Y),
     "latent": (lambda penalty: jtrees.latent(2, penalty), (0.1, 1.0), Y),
+    "tel": (lambda gamma: jtrees.tel(2, 3, gamma), (0.5, 1.0), Y),
 }
 
 
@@ -72,7 +73,10 @@ def a_look(name, dtype=np.float32):
 # Those left to the slow tests are swept over in files of their own as well.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ("raddt", "pat", "latent") else pytest.mark.slow) for name in METHODS],
+    [
+        pytest.param(name, marks=[] if name in ("raddt", "pat", "latent", "tel") else pytest.mark.slow)
+        for name in METHODS
+    ],
 )
 def test_methods_compile_once_and_are_vmapped_over_keys_and_numbers(name, count_compilations):
     look, numbers = a_look(name)
@@ -109,6 +113,8 @@ def test_methods_harden_to_trees_or_say_that_there_is_none(name):
     tree = jax.eval_shape(method.harden, params, batch)
     if name == "latent":
         assert tree is None
+    elif name == "tel":
+        assert isinstance(tree, jtrees.Forest) and tree.trees.weights.shape == (3, 3, 4)
     else:
         assert isinstance(tree, jtrees.ObliqueTree) and tree.weights.shape == (3, 4)
 
@@ -131,6 +137,7 @@ RECIPES = {
     "DGT": (jtrees.DGT(**SMALL, widths=(4,), cycles=2), "l1", (0.0, 0.01)),
     "PAT": (PAT, "slopes", ((1.0, 100.0), (1.0, 5.0))),
     "LatentTree": (jtrees.LatentTree(depth=3, batch_size=50), "penalty", (0.01, 0.1)),
+    "TEL": (jtrees.TEL(**SMALL, trees=3), "gamma", (0.2, 0.4)),
     "LatentClustering": (jtrees.LatentClustering(**SMALL), "penalty", (0.1, 0.2)),
     "Bagged": (jtrees.Bagged(base=PAT, trees=2), "base__learning_rate", (0.01, 0.02)),
     "Polished": (jtrees.Polished(base=PAT.replace(depth=1), epochs=4), "learning_rate", (0.01, 0.02)),

@@ -108,7 +108,7 @@ def test_the_example_of_the_paper(width, x64):
 
 @pytest.mark.parametrize("width", [None, 1, 4])
 def test_depth_one_by_hand(width, x64):
-    """gamma = 2, z = 1/2: a = 3/4, s = 27/32, ds/dz = 9/16, ds/dgamma = -z/gamma ds/dz = -9/64; leaves -1 and 3."""
+    """With gamma = 2, z = 1/2: a = 3/4, s = 27/32, ds/dz = 9/16, ds/dgamma = -z/gamma ds/dz = -9/64."""
     operands = np.array([[2.0]]), np.array([[[0.5]]]), np.array([[-0.5]]), np.array([[[-1.0], [3.0]]])
     out, d_x, d_weights, d_bias, d_leaves, d_gamma = both(None, width, operands, 2.0, np.ones((1, 1)))
     found = [a.ravel() for a in (out, d_x, d_weights, d_bias, d_leaves, d_gamma)]
@@ -120,7 +120,7 @@ def test_depth_one_by_hand(width, x64):
 
 @pytest.mark.parametrize("width", [None, 1, 4])
 def test_depth_two_by_hand(width, x64):
-    """gamma = 1, scores 0, 1/4, 1: s = 1/2, 27/32, 1; leaves 1, 2, 3, 4.
+    """With gamma = 1, scores 0, 1/4, 1: s = 1/2, 27/32, 1; leaves 1, 2, 3, 4.
 
     V_left = 1 + 27/32, V_right = 4, out = 2.921875; dz of the root: 3/2 (4 - 59/32), of its left child 1/2 9/8.
     """
@@ -221,7 +221,11 @@ def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
     bias = (rng.integers(-2, 3, size=weights.shape[:2]) / 16).astype(np.float32)
     count = count_plainly((x, weights, bias, None), gamma)
     # Padded to one shape: one program.
-    x, weights, bias = np.resize(x, (7, 2)), np.resize(weights, (3, *weights.shape[1:])), np.resize(bias, (3, bias.shape[1]))
+    x, weights, bias = (
+        np.resize(x, (7, 2)),
+        np.resize(weights, (3, *weights.shape[1:])),
+        np.resize(bias, (3, bias.shape[1])),
+    )
     for width in (None, 16):
         found, overflow = reached(width, (x, weights, bias), np.float32(gamma))
         np.testing.assert_array_equal(found[:trees, :n], count)

@@ -182,3 +182,89 @@ def test_bad_options(change, message):
     options = {"features": 3, "depth": 2, "penalty": 0.1} | change
     with pytest.raises(ValueError, match=message):
         nn.LatentTree(**options, rngs=nnx.Rngs(0))
+
+
+# --- Tree ensembles --------------------------------------------------------------------------------------------------
+
+
+def ensemble(**options):
+    options = {"num_trees": 3, "depth": 2, "out_features": 2, "gamma": 2.0} | options
+    wide = nnx.initializers.normal(1.0)
+    return nn.TreeEnsemble(3, **options, split_init=wide, bias_init=wide, leaf_init=wide, rngs=nnx.Rngs(0))
+
+
+def trees_one_by_one(layer, x):
+    """Answers of each tree by the textbook formula."""
+    weights, bias, leaf_values = (np.asarray(a[...]) for a in (layer.weights, layer.bias, layer.leaf_values))
+    right = routing.smooth_step(jnp.asarray(np.einsum("tjp,np->tjn", weights, x) + bias[:, :, None]), layer.gamma)
+    reach = np.asarray(jax.vmap(routing.leaf_probabilities)(right))
+    return np.einsum("tln,tlk->ntk", reach, leaf_values)
+
+
+def test_an_ensemble_sums_its_trees_or_puts_them_side_by_side(x):
+    layer, beside = ensemble(), ensemble(combine="concatenate")
+    expected = trees_one_by_one(layer, np.asarray(x))
+    np.testing.assert_allclose(call(layer, x), expected.sum(1), atol=1e-5)
+    np.testing.assert_allclose(call(beside, x), expected.reshape(20, 6), atol=1e-5)
+    np.testing.assert_allclose(call(layer, x.reshape(4, 5, 3)), expected.sum(1).reshape(4, 5, 2), atol=1e-5)
+    np.testing.assert_allclose(call(layer, x[0]), expected.sum(1)[0], atol=1e-5)
+    count, overflow = layer.reachable_leaves(x.reshape(4, 5, 3))
+    assert count.shape == (3, 4, 5) and 1 <= count.min() < count.max() <= 4 and not overflow
+
+
+def test_gradients_go_through_an_ensemble_to_what_is_before_it(x):
+    layer = ensemble(num_trees=1)
+    weights, bias, leaf_values = (a[...][0] for a in (layer.weights, layer.bias, layer.leaf_values))
+
+    def plain(x):
+        right = routing.smooth_step(weights @ x.T + bias[:, None], 2.0)
+        return (routing.leaf_probabilities(right).T @ leaf_values).sum()
+
+    np.testing.assert_allclose(jax.grad(lambda x: layer(x).sum())(x), jax.grad(plain)(x), atol=1e-5)
+
+
+class Digits(nnx.Module):
+    """The paper's use: a dense layer, batch normalisation, trees."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.dense = nnx.Linear(64, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, momentum=0.9, rngs=rngs)
+        self.trees = nn.TreeEnsemble(16, num_trees=8, depth=3, out_features=10, rngs=rngs)
+
+    def __call__(self, images):
+        return self.trees(self.norm(nnx.relu(self.dense(images))))
+
+
+def test_an_ensemble_is_trained_within_a_network():
+    images, labels = load_digits(return_X_y=True)
+    images, labels = jnp.asarray(images[:1200] / 16, jnp.float32), jnp.asarray(labels[:1200])
+    model = Digits(rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.02), wrt=nnx.Param)
+    before = jax.tree.map(jnp.copy, nnx.state(model, nnx.Param))
+    for _ in range(60):
+        step(model, optimizer, images[:1000], labels[:1000])
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), before, nnx.state(model, nnx.Param))
+    assert all(jax.tree.leaves(moved))
+    model.eval()
+    assert (model(images[1000:]).argmax(1) == labels[1000:]).mean() > 0.85
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_trees": 0}, "num_trees must be at least 1"),
+        ({"depth": 0}, "depth must be from 1"),
+        ({"out_features": 1.5}, "out_features must be a whole number"),
+        ({"gamma": 0.0}, "gamma must be finite and above 0"),
+        ({"combine": "mean"}, "combine must be one of 'sum', 'concatenate', got 'mean'"),
+        ({"width": 0}, "width must be at least 1"),
+    ],
+)
+def test_an_ensemble_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        ensemble(**options)
+
+
+def test_an_ensemble_refuses_other_features(x):
+    with pytest.raises(ValueError, match=r"x must have 3 features on its last axis, got shape \(20, 2\)"):
+        ensemble()(x[:, :2])

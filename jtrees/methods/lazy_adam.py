@@ -41,9 +41,9 @@ def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
         zeros = lambda: jax.tree.map(jnp.zeros_like, params)
         return LazyAdamState(jnp.zeros((), jnp.int32), zeros(), zeros(), zeros())
 
-    def update(gradient: Any, state: LazyAdamState, params: Any = None) -> tuple[Any, LazyAdamState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        moved, mean, square = moves(gradient, state.mean, state.square, state.count, learning_rate)
+        moved, mean, square = moves(updates, state.mean, state.square, state.count, learning_rate)
         return moved, LazyAdamState(state.count + 1, mean, square, state.room)
 
     return optax.GradientTransformation(init, update)
@@ -51,9 +51,9 @@ def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
 
 def moves(gradient: Any, mean: Any, square: Any, count: Array, learning_rate: Any) -> tuple[Any, Any, Any]:
     """What is added to parameters, and their moments after it; of all of them, or of some rows."""
-    adam = optax.scale_by_adam()
-    step, (_, new_mean, new_square) = adam.update(gradient, optax.ScaleByAdamState(count, mean, square))
+    now: Any = optax.ScaleByAdamState(count, mean, square)
+    step, now = optax.scale_by_adam().update(gradient, now)
     rate = learning_rate(count) if callable(learning_rate) else learning_rate
     met = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
     moved = jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, step)
-    return moved, met(new_mean, mean), met(new_square, square)
+    return moved, met(now.mu, mean), met(now.nu, square)

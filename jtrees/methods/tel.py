@@ -165,31 +165,30 @@ def _lazy_step(
 ) -> tuple[Ensemble, LazyAdamState, Array]:
     """Parameters and state after a step of lazy Adam, and the loss before it."""
     of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
-    operands = of(params)
 
-    def whole(_: Any, now: tuple[Ensemble, LazyAdamState]) -> tuple[Ensemble, LazyAdamState]:
+    def whole(_: Any, now: Any) -> Any:
         params, state = now
-        found = by_level.gradient(*of(params), cotangent)
+        found = by_level.gradient(of(params), cotangent)
         d_weights = _with_penalty(found.weights, params.weights, l2)
-        gradient = Ensemble(d_weights, found.bias, found.leaf_values)
+        gradient: Any = Ensemble(d_weights, found.bias, found.leaf_values)
         moved, state = lazy_adam(rate).update(gradient, state)
         return jax.tree.map(jnp.add, params, moved), state
 
-    if width is None:
-        value, cotangent = jax.value_and_grad(loss)(by_level.outputs(*operands))
-        return *whole(None, (params, state)), value
-    frontier, fits = conditional.explore(*operands[:3], operands[4], width)
-    of_paths = lambda: conditional.outputs(frontier, operands[3], len(x))
-    outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(*operands))
-    value, cotangent = jax.value_and_grad(loss)(outputs)
-
-    def in_rows(_: Any, now: tuple[Ensemble, LazyAdamState]) -> tuple[Ensemble, LazyAdamState]:
+    def in_rows(_: Any, now: Any) -> Any:
         params, state = now
-        room = conditional.Gradient(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
-        found = conditional.add_gradient(frontier, *of(params), cotangent, room)
+        room = conditional.Asked(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
+        found = conditional.add_gradient(frontier, of(params), cotangent, room)
         gradient = Ensemble(found.weights, found.bias, found.leaf_values)
         return _move_rows(frontier, params, state._replace(room=gradient), l2, rate, len(x))
 
+    asked = of(params)
+    if width is None:
+        value, cotangent = jax.value_and_grad(loss)(by_level.outputs(asked))
+        return *whole(None, (params, state)), value
+    frontier, fits = conditional.explore(asked, width)
+    of_paths = lambda: conditional.outputs(frontier, asked)
+    outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(asked))
+    value, cotangent = jax.value_and_grad(loss)(outputs)
     # Loops of one step or none, not branches: a loop changes in place what it carries (and what is not looked at from
     # outside), a branch copies it.
     now = jax.lax.fori_loop(0, fits.astype(jnp.int32), in_rows, (params, state))
@@ -275,7 +274,7 @@ def _minimised(fn: Any, start: Array) -> Array:
     optimizer = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(fn)
 
-    def step(_: Any, now: tuple[Array, Any]) -> tuple[Array, Any]:
+    def step(_: Any, now: Any) -> Any:
         at, state = now
         value, gradient = value_and_grad(at, state=state)
         updates, state = optimizer.update(gradient, state, at, value=value, grad=gradient, value_fn=fn)
@@ -427,7 +426,8 @@ class TEL(OneRun):
         self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
     ) -> Fit:
         check_found(found)
-        model: Any = EnsembleModel(found.model, self.gamma, scale, self.step, table.classes)
+        gamma: Any = self.gamma
+        model: Any = EnsembleModel(found.model, gamma, scale, self.step, table.classes)
         if self.hard:
             model = _forest_from_unit(found.extra["forest"], scale)
         own = self.loss is not None and not self.hard
@@ -441,7 +441,7 @@ def _forest_from_unit(forest: Forest, scale: Scale) -> Forest:
     trees = len(forest)
     if scale.y_low is not None:
         origin = scale.origin
-        if origin is not None:
+        if origin is not None and origin.y is not None:
             origin = origin.replace(y=origin.y / np.float32(trees))
         scale = scale.replace(y_low=scale.y_low / trees, origin=origin)
     each = [scale.from_unit(forest[i]) for i in range(trees)]

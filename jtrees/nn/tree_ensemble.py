@@ -14,6 +14,7 @@ from jtrees.routing import conditional
 COMBINATIONS = ("sum", "concatenate")
 _START = 0.01  # splits and leaves begin uniform between this and its negative (paper, appendix)
 Initializer = Callable[..., Array]
+zeros = nnx.initializers.zeros_init()
 
 
 def small_uniform(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
@@ -46,7 +47,7 @@ class TreeEnsemble(nnx.Module):
         combine: Literal["sum", "concatenate"] = "sum",
         width: int | None = None,
         split_init: Initializer = small_uniform,
-        bias_init: Initializer = nnx.initializers.zeros_init(),
+        bias_init: Initializer = zeros,
         leaf_init: Initializer = small_uniform,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -92,18 +93,21 @@ class TreeEnsemble(nnx.Module):
         """
         flat = self._flat(x)
         trees = self.weights[...], self.bias[...], self.leaf_values[...]
+        answers = lambda weights, bias, leaf_values: ops.ensemble(
+            weights, bias, leaf_values, flat, self.gamma, width=self.width
+        )
         if self.combine == "sum":
-            out = ops.ensemble(*trees, flat, self.gamma, width=self.width)
+            out = answers(*trees)
         else:
             alone = jax.tree.map(lambda a: a[:, None], trees)  # ensembles of one tree
-            each = jax.lax.map(lambda tree: ops.ensemble(*tree, flat, self.gamma, width=self.width), alone)
+            each = jax.lax.map(lambda tree: answers(*tree), alone)
             out = jnp.moveaxis(each, 0, 1).reshape(len(flat), -1)
         return out.reshape(*x.shape[:-1], -1)
 
     def reachable_leaves(self, x: Float[Array, "*n features"]) -> tuple[Array, Array]:
         """How many leaves each sample reaches in each tree, ``(num_trees, *n)``; and whether there was no room."""
-        splits = self.weights[...], self.bias[...]
-        count, overflow = routing.reachable_leaves(self._flat(x), *splits, self.gamma, width=self.width)
+        weights, bias = self.weights[...], self.bias[...]
+        count, overflow = routing.reachable_leaves(self._flat(x), weights, bias, self.gamma, width=self.width)
         return count.reshape(-1, *x.shape[:-1]), overflow
 
     def _flat(self, x: Array) -> Array:

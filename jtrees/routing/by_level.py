@@ -19,13 +19,21 @@ from jtrees import blocking, topology
 _TOP = 5
 
 
-class Gradient(NamedTuple):
-    """Of a sum over samples and outputs, for the arguments of an ensemble, in their shapes."""
+class Asked(NamedTuple):
+    """An ensemble and what it is asked about; or the gradient for each of these.
+
+    Attributes:
+      x: samples, ``(n, p)``.
+      weights: of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
+      bias: of the splits, ``(trees, nodes)``.
+      leaf_values: ``(trees, leaves, k)``.
+      gamma: width of the uncertain region of a split's score, ``()``.
+    """
 
     x: Any
-    weights: Array
-    bias: Array
-    leaf_values: Array
+    weights: Any
+    bias: Any
+    leaf_values: Any
     gamma: Any
 
 
@@ -124,21 +132,17 @@ def _with_one(x: Array) -> Array:
     return jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
 
 
-def _sizes(trees: int, nodes: int, n: int) -> tuple[int, int]:
+def _sizes(bias: Array, n: int) -> tuple[int, int]:
     """Samples in a block, and trees in a group."""
+    trees, nodes = bias.shape
     block = blocking.block_size(nodes, n)
     return block, blocking.trees_at_once(trees, nodes * block)
 
 
-def outputs(
-    x: Float[Array, "n p"],
-    weights: Float[Array, "trees nodes p"],
-    bias: Float[Array, "trees nodes"],
-    leaf_values: Float[Array, "trees leaves k"],
-    gamma: Float[Array, ""],
-) -> Float[Array, "n k"]:
+def outputs(asked: Asked) -> Float[Array, "n k"]:
     """The sum over trees of the mean over leaves of what they hold."""
-    block, group = _sizes(*bias.shape, len(x))
+    x, weights, bias, leaf_values, gamma = asked
+    block, group = _sizes(bias, len(x))
     grouped = _Grouped.of(weights, bias, leaf_values, group)
 
     def of_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
@@ -158,20 +162,14 @@ def outputs(
 # leaves up, V = V_left + s (V_right - V_left):
 #     dL/dz_j = P_j s'(z_j) (V_right - V_left),     dL/do_leaf = sum_i P_leaf c_i,
 # where the paper (Theorem 1) divides by s and 1 - s.
-def gradient(
-    x: Float[Array, "n p"],
-    weights: Float[Array, "trees nodes p"],
-    bias: Float[Array, "trees nodes"],
-    leaf_values: Float[Array, "trees leaves k"],
-    gamma: Float[Array, ""],
-    cotangent: Float[Array, "n k"],
-) -> Gradient:
+def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
     """The gradient of ``<cotangent, outputs>``; everything is computed again, block by block."""
-    block, group = _sizes(*bias.shape, len(x))
+    x, weights, bias, leaf_values, gamma = asked
+    block, group = _sizes(bias, len(x))
     grouped = _Grouped.of(weights, bias, leaf_values, group)
 
     def of_block(share: Array, x: Array, cotangent: Array) -> tuple[Any, Array]:
-        ones_x, n, c = _with_one(x), len(x), share[:, None] * cotangent
+        ones_x, c = _with_one(x), share[:, None] * cotangent
 
         def of_group(d_x: Array, of: _Grouped) -> tuple[Array, Any]:
             joined, held = of
@@ -197,17 +195,14 @@ def gradient(
 
     ones = jnp.ones(len(x), x.dtype)
     (d_grouped, d_gamma), d_x = blocking.sum_over_blocks(of_block, ones, x, cotangent, block=block)
-    return Gradient(d_x, *d_grouped.back(len(weights)), d_gamma)
+    d_weights, d_bias, d_leaf_values = d_grouped.back(len(weights))
+    return Asked(d_x, d_weights, d_bias, d_leaf_values, d_gamma)
 
 
-def reachable(
-    x: Float[Array, "n p"],
-    weights: Float[Array, "trees nodes p"],
-    bias: Float[Array, "trees nodes"],
-    gamma: Float[Array, ""],
-) -> Int[Array, "trees n"]:
+def reachable(asked: Asked) -> Int[Array, "trees n"]:
     """How many leaves of each tree each sample reaches: those on whose path no decision is certain to go elsewhere."""
-    block, _ = _sizes(1, bias.shape[1], len(x))
+    x, weights, bias, _, gamma = asked
+    block, _ = _sizes(bias, len(x))
 
     def of_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
         def of_tree(tree: tuple[Array, Array]) -> Array:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrees import blocking, topology, validation
 from jtrees.routing import by_level
-from jtrees.routing.by_level import Gradient
+from jtrees.routing.by_level import Asked
 
 MAX_DEPTH = 20
 _BEYOND = 2**31 - 1  # a row that there is not
@@ -97,11 +97,9 @@ def conditional_ensemble(
     Raises:
       ValueError: for shapes that do not fit, a depth above 20, gamma <= 0, width < 1, or samples that are not finite.
     """
-    x, weights, bias, leaf_values, gamma = checked(x, weights, bias, leaf_values, gamma)
-    width = checked_width(width, topology.depth_of(bias.shape[1]))
-    if width is None:
-        return _by_level(x, weights, bias, leaf_values, gamma)
-    return _conditional(width, x, weights, bias, leaf_values, gamma)
+    asked = checked(x, weights, bias, leaf_values, gamma)
+    width = checked_width(width, topology.depth_of(asked.bias.shape[1]))
+    return _by_level(asked) if width is None else _conditional(width, asked)
 
 
 def reachable_leaves(
@@ -124,18 +122,19 @@ def reachable_leaves(
     Raises:
       ValueError: as :func:`conditional_ensemble`.
     """
-    x, weights, bias, _, gamma = checked(x, weights, bias, None, gamma)
-    width = checked_width(width, topology.depth_of(bias.shape[1]))
+    asked = checked(x, weights, bias, None, gamma)
+    (trees, nodes), n = asked.bias.shape, len(asked.x)
+    width = checked_width(width, topology.depth_of(nodes))
     if width is None:
-        return by_level.reachable(x, weights, bias, gamma), jnp.zeros((), bool)
-    frontier, fits = explore(x, weights, bias, gamma, width)
-    trees, n = len(weights), len(x)
-    pair = jnp.where(jnp.arange(len(frontier.tree), dtype=jnp.int32) < frontier.counts[-1], frontier.tree * n + frontier.sample, trees * n)
+        return by_level.reachable(asked), jnp.zeros((), bool)
+    frontier, fits = explore(asked, width)
+    there = jnp.arange(len(frontier.tree), dtype=jnp.int32) < frontier.counts[-1]
+    pair = jnp.where(there, frontier.tree * n + frontier.sample, trees * n)
     of_paths = lambda: jnp.zeros(trees * n, jnp.int32).at[pair].add(1, mode="drop").reshape(trees, n)
-    return jax.lax.cond(fits, of_paths, lambda: by_level.reachable(x, weights, bias, gamma)), ~fits
+    return jax.lax.cond(fits, of_paths, lambda: by_level.reachable(asked)), ~fits
 
 
-def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> tuple[Any, Any, Any, Any, Any]:
+def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Asked:
     """The arguments as arrays of one dtype; ``leaf_values`` may be None.
 
     Raises:
@@ -160,9 +159,8 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> tu
         raise ValueError(f"gamma must be one number, got shape {jnp.shape(gamma)}")
     if not validation.is_traced(x):
         validation.check_finite("x", x)
-    dtype = jnp.result_type(*arrays)
-    arrays = [a.astype(dtype) for a in arrays]
-    return arrays[0], arrays[1], arrays[2], arrays[3] if len(arrays) > 3 else None, jnp.asarray(gamma, dtype)
+    cast = lambda a: None if a is None else a.astype(jnp.result_type(*arrays))
+    return Asked(*map(cast, (x, weights, bias, leaf_values, jnp.asarray(gamma))))
 
 
 def checked_width(width: Any, depth: int) -> int | None:
@@ -174,31 +172,31 @@ def checked_width(width: Any, depth: int) -> int | None:
 
 
 @jax.custom_vjp
-def _by_level(x: Array, weights: Array, bias: Array, leaf_values: Array, gamma: Array) -> Array:
-    return by_level.outputs(x, weights, bias, leaf_values, gamma)
+def _by_level(asked: Asked) -> Array:
+    return by_level.outputs(asked)
 
 
 _by_level.defvjp(
-    lambda *operands: (_by_level(*operands), operands),
-    lambda operands, cotangent: tuple(by_level.gradient(*operands, cotangent)),
+    lambda asked: (by_level.outputs(asked), asked),
+    lambda asked, cotangent: (by_level.gradient(asked, cotangent),),
 )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conditional(width: int, *operands: Array) -> Array:
-    return _conditional_fwd(width, *operands)[0]
+def _conditional(width: int, asked: Asked) -> Array:
+    return _conditional_fwd(width, asked)[0]
 
 
-def _conditional_fwd(width: int, *operands: Array) -> tuple[Array, Any]:
-    frontier, fits = explore(*operands[:3], operands[4], width)
-    of_paths = lambda: outputs(frontier, operands[3], len(operands[0]))
-    return jax.lax.cond(fits, of_paths, lambda: by_level.outputs(*operands)), (operands, frontier, fits)
+def _conditional_fwd(width: int, asked: Asked) -> tuple[Array, Any]:
+    frontier, fits = explore(asked, width)
+    out = jax.lax.cond(fits, lambda: outputs(frontier, asked), lambda: by_level.outputs(asked))
+    return out, (asked, frontier, fits)
 
 
-def _conditional_bwd(width: int, saved: Any, cotangent: Array) -> tuple[Array, ...]:
-    operands, frontier, fits = saved
-    of_paths = lambda: add_gradient(frontier, *operands, cotangent, Gradient(*map(jnp.zeros_like, operands)))
-    return tuple(jax.lax.cond(fits, of_paths, lambda: by_level.gradient(*operands, cotangent)))
+def _conditional_bwd(width: int, saved: Any, cotangent: Array) -> tuple[Asked]:
+    asked, frontier, fits = saved
+    of_paths = lambda: add_gradient(frontier, asked, cotangent, jax.tree.map(jnp.zeros_like, asked))
+    return (jax.lax.cond(fits, of_paths, lambda: by_level.gradient(asked, cotangent)),)
 
 
 _conditional.defvjp(_conditional_fwd, _conditional_bwd)
@@ -207,8 +205,9 @@ _conditional.defvjp(_conditional_fwd, _conditional_bwd)
 # --- The frontier ----------------------------------------------------------------------------------------------------
 
 
-def explore(x: Array, weights: Array, bias: Array, gamma: Array, width: int) -> tuple[Frontier, Array]:
+def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
     """The paths of a batch, and whether they fit. If not, they end at the level that was too much and mean nothing."""
+    x, weights, bias, _, gamma = asked
     (n, p), (trees, nodes) = x.shape, bias.shape
     roots, depth = trees * n, topology.depth_of(nodes)
     room = width * roots
@@ -275,10 +274,10 @@ def explore(x: Array, weights: Array, bias: Array, gamma: Array, width: int) -> 
     return frontier, frontier.counts[level] <= room
 
 
-def outputs(frontier: Frontier, leaf_values: Float[Array, "trees leaves k"], n: int) -> Float[Array, "n k"]:
+def outputs(frontier: Frontier, asked: Asked) -> Float[Array, "n k"]:
     """The sum over the paths of each sample of what their leaves hold, by their reach."""
-    trees, leaves, k = leaf_values.shape
-    flat, (many, _) = leaf_values.reshape(-1, k), blocking.paths_at_once(trees * n)
+    n, (trees, leaves, k) = len(asked.x), asked.leaf_values.shape
+    flat, (many, _) = asked.leaf_values.reshape(-1, k), blocking.paths_at_once(trees * n)
 
     def add(i: Array, total: Array) -> Array:
         there, paths = _chunk(frontier, i, many)
@@ -288,23 +287,16 @@ def outputs(frontier: Frontier, leaf_values: Float[Array, "trees leaves k"], n: 
     return jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), add, jnp.zeros((n, k), flat.dtype))
 
 
-# The rule of by_level.gradient, at uncertain splits alone: elsewhere the slope or the reach is 0. The value of a path is
-# that of the node where it is; going up a level, a path that began at a split of it hands its value on to its parent,
-# whose value becomes that of the split. Paths that begin on a level lie side by side, and have parents of their own.
-def add_gradient(
-    frontier: Frontier,
-    x: Float[Array, "n p"],
-    weights: Float[Array, "trees nodes p"],
-    bias: Float[Array, "trees nodes"],
-    leaf_values: Float[Array, "trees leaves k"],
-    gamma: Float[Array, ""],
-    cotangent: Float[Array, "n k"],
-    to: Gradient,
-) -> Gradient:
+# The rule of by_level.gradient, at uncertain splits alone: elsewhere the slope or the reach is 0. The value of a path
+# is that of the node where it is; going up a level, a path that began at a split of it hands its value on to its
+# parent, whose value becomes that of the split. Paths that begin on a level lie side by side, and have parents of their
+# own.
+def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"], to: Asked) -> Asked:
     """The gradient of ``<cotangent, outputs>`` added to what is there, in rows of splits and leaves that paths meet.
 
     What is None of ``to.x`` and ``to.gamma`` is not asked for.
     """
+    x, weights, bias, leaf_values, gamma = asked
     (trees, leaves, k), (n, p) = leaf_values.shape, x.shape
     depth, (many, few) = topology.depth_of(bias.shape[1]), blocking.paths_at_once(trees * n)
     flat_leaves, flat_weights = leaf_values.reshape(-1, k), weights.reshape(-1, p)
@@ -320,10 +312,10 @@ def add_gradient(
     begin = jnp.zeros_like(frontier.reach), to.leaf_values.reshape(-1, k)
     value, d_leaves = jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at_leaves, begin)
 
-    def at_level(i: Array, state: tuple[Array, Gradient]) -> tuple[Array, Gradient]:
+    def at_level(i: Array, state: tuple[Array, Asked]) -> tuple[Array, Asked]:
         start, stop = frontier.counts[depth - 1 - i], frontier.counts[depth - i]
 
-        def at_splits(j: Array, state: tuple[Array, Gradient]) -> tuple[Array, Gradient]:
+        def at_splits(j: Array, state: tuple[Array, Asked]) -> tuple[Array, Asked]:
             value, to = state
             first = start + j * few
             there, of = first + jnp.arange(few, dtype=jnp.int32) < stop, _cut(frontier, first, few)
@@ -335,7 +327,7 @@ def add_gradient(
             row, sample = jnp.where(there, of.row, len(to.weights)), jnp.where(there, of.sample, n)
             met = jnp.where(there, of.row, 0)
             through = lambda d_x: d_x.at[sample].add(d_z[:, None] * _rows(flat_weights, met), mode="drop")
-            return value, Gradient(
+            return value, Asked(
                 x=None if to.x is None else through(to.x),
                 weights=to.weights.at[row].add(d_z[:, None] * x.at[sample].get(mode="clip"), mode="drop"),
                 bias=to.bias.at[row].add(d_z, mode="drop"),
@@ -345,7 +337,7 @@ def add_gradient(
 
         return jax.lax.fori_loop(0, -(-(stop - start) // few), at_splits, state)
 
-    flat = Gradient(to.x, to.weights.reshape(-1, p), to.bias.reshape(-1), d_leaves, to.gamma)
+    flat = Asked(to.x, to.weights.reshape(-1, p), to.bias.reshape(-1), d_leaves, to.gamma)
     _, flat = jax.lax.fori_loop(0, jnp.int32(depth), at_level, (value, flat))
     return jax.tree.map(lambda a, like: a.reshape(like.shape), flat, to)
 
@@ -383,12 +375,12 @@ def _chunk(frontier: Frontier, i: Array, many: int) -> tuple[Array, Frontier]:
 
 def _cut(frontier: Frontier, start: Array, size: int) -> Frontier:
     cut = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size)
-    return Frontier(*map(cut, frontier[:-1]), frontier.counts)
+    return Frontier._make([*map(cut, frontier[:-1]), frontier.counts])
 
 
 def _paste(frontier: Frontier, new: Frontier, start: Array) -> Frontier:
     paste = lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, start, 0)
-    return Frontier(*map(paste, frontier[:-1], new[:-1]), frontier.counts)
+    return Frontier._make([*map(paste, frontier[:-1], new[:-1]), frontier.counts])
 
 
 def _rows(a: Array, at: Array) -> Array:

@@ -1,0 +1,243 @@
+"""TEL: steps in the rows that are met, hard trees, the recipe. The routing itself is tested in test_conditional.py."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
+
+import jtrees
+from jtrees import Batch, Ensemble
+from jtrees.methods import tel as module
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+KEY = jax.random.key(0)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(400, 4))
+Y = np.sign(X[:, 0] * X[:, 1]) + X[:, 2]
+CLASS = (X[:, 0] > 0).astype(int) + (X[:, 1] * X[:, 2] > 0.3)
+
+
+def random_params(depth=3, trees=2, k=2, scale=1.0, dtype=np.float64):
+    drawn = np.random.default_rng(1)
+    nodes = 2**depth - 1
+    shapes = (trees, nodes, 4), (trees, nodes), (trees, nodes + 1, k)
+    weights, bias, leaf_values = (drawn.normal(size=shape).astype(dtype) for shape in shapes)
+    return Ensemble(*map(jnp.asarray, (scale * weights, scale * bias, leaf_values)))
+
+
+# --- Lazy steps ------------------------------------------------------------------------------------------------------
+
+
+def lazy_adam_plainly(params, moments, gradient, count, rate):
+    """Adam by its definition (Kingma & Ba 2015, Algorithm 1), where the gradient is not zero."""
+
+    def number(p, m, v, g):
+        new_m, new_v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        step = rate * (new_m / (1 - 0.9**count)) / (np.sqrt(new_v / (1 - 0.999**count)) + 1e-8)
+        met = g != 0
+        return np.where(met, p - step, p), np.where(met, new_m, m), np.where(met, new_v, v)
+
+    return [number(*parts) for parts in zip(params, *moments, gradient, strict=True)]
+
+
+@pytest.mark.parametrize("width", [None, 1, 8])
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+def test_steps_in_rows_are_lazy_adam(width, l2, x64):
+    """Whichever way the gradient is found: level by level, where a batch does not fit, or path by path."""
+    gamma, rate = 0.7, 0.05
+    method = jtrees.tel(3, 2, gamma, classes=3, l2=l2, learning_rate=rate, width=width)
+    params = random_params(k=3)
+    state = jtrees.lazy_adam(rate).init(params)
+    now, moments = jax.tree.leaves(params), [[np.zeros_like(a) for a in jax.tree.leaves(params)] for _ in range(2)]
+    plain = jtrees.tel(3, 2, gamma, classes=3)
+    slope = jax.jit(jax.grad(lambda params, batch: plain.loss(params, batch, key=KEY, step=0)[0]))
+    update = jax.jit(lambda params, state, batch: method.update(params, state, batch, key=KEY, step=0))
+    rested = 0
+    for i in range(4):
+        rows = slice(8 * i, 8 * i + 8)
+        batch = Batch(jnp.asarray(X[rows]), jnp.asarray(CLASS[rows], jnp.int32), jnp.linspace(0.5, 1.5, 8))
+        gradient = [np.array(a) for a in jax.tree.leaves(slope(Ensemble(*map(jnp.asarray, now)), batch))]
+        gradient[0] += np.where(gradient[0] != 0, 2 * l2 * now[0], 0)
+        rested += (gradient[0] == 0).mean()
+        now, *moments = zip(*lazy_adam_plainly(now, moments, gradient, i + 1, rate), strict=True)
+        params, state, (loss, score) = update(params, state, batch)
+        assert loss == score > 0
+        for found, expected in zip(
+            jax.tree.leaves((params, state.mean, state.square)), [*now, *moments[0], *moments[1]], strict=True
+        ):
+            np.testing.assert_allclose(found, expected, atol=1e-10)
+        assert not any(np.any(a) for a in jax.tree.leaves(state.room)) and state.count == i + 1
+    assert rested > 0.4
+
+
+def test_lazy_adam_is_an_optimiser_like_any_other():
+    """Where nothing is zero it is Adam; what has no gradient rests, and so does what is remembered of it."""
+    params = {"a": jnp.array([1.0, -2.0, 3.0]), "b": jnp.ones(2)}
+    lazy, dense = jtrees.lazy_adam(optax.constant_schedule(0.1)), optax.adam(0.1)
+    states = lazy.init(params), dense.init(params)
+    gradient = {"a": jnp.array([1.0, 2.0, -1.0]), "b": jnp.array([0.5, 0.1])}
+    for _ in range(3):
+        ours, one = lazy.update(gradient, states[0], params)
+        theirs, other = dense.update(gradient, states[1], params)
+        states = one, other
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), ours, theirs)
+    moved, after = lazy.update(gradient | {"b": jnp.array([0.0, 1.0])}, states[0], params)
+    assert moved["b"][0] == 0 != moved["b"][1]
+    assert after.mean["b"][0] == states[0].mean["b"][0] and after.square["b"][0] == states[0].square["b"][0]
+
+
+def test_a_run_is_the_same_whichever_way_it_goes(count_compilations, x64):
+    """A whole run, with batches that fit and others that do not; nothing is compiled for the second half."""
+    data = Batch(jnp.asarray(X), jnp.asarray(CLASS, jnp.int32))
+    ends = []
+    for width in (None, 2):
+        method = jtrees.tel(4, 3, 0.3, classes=3, learning_rate=0.05, width=width)
+        optimizer = jtrees.lazy_adam(0.05)
+        options = {"optimizer": optimizer, "steps": 40, "batch_size": 50}
+        advance = jax.jit(partial(jtrees.advance, method, data=data, **options))
+        state, before = advance(jtrees.start(method, data, key=KEY, optimizer=optimizer))
+        assert count_compilations(advance, state) == 0
+        state, after = advance(state)
+        assert after.losses[-8:].mean() < 0.8 * before.losses[:8].mean()
+        ends.append(state.params)
+    # Two orders of additions, 80 steps apart.
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-8), *ends)
+
+
+# --- The two steps ---------------------------------------------------------------------------------------------------
+
+
+def test_the_logistic_twin_is_a_sum_of_trees_of_sigmoids():
+    params, x = random_params(dtype=np.float32), jnp.asarray(X[:20], jnp.float32)
+    right = jax.nn.sigmoid(6 / 0.5 * (np.einsum("tjp,np->tjn", params.weights, x) + params.bias[:, :, None]))
+    reach = jax.vmap(jtrees.routing.leaf_probabilities)(right)
+    expected = np.einsum("tln,tlk->nk", reach, params.leaf_values)
+    np.testing.assert_allclose(params.outputs(x, 0.5, step="logistic"), expected, atol=1e-5)
+    smooth = params.outputs(x, 0.5)
+    assert 0.01 < np.abs(smooth - expected).mean() < 0.5  # alike, and not the same
+
+
+def test_a_small_gamma_is_hard():
+    params, x = random_params(dtype=np.float32), jnp.asarray(X, jnp.float32)
+    leaf = np.asarray(params.hard_leaves(x))
+    expected = sum(params.leaf_values[tree][leaf[tree]] for tree in range(2))
+    np.testing.assert_allclose(params.outputs(x, 1e-6), expected, atol=1e-5)
+
+
+# --- Hard trees ------------------------------------------------------------------------------------------------------
+
+
+def indicators(params, x):
+    leaf, leaves = np.asarray(params.hard_leaves(jnp.asarray(x))), params.leaf_values.shape[1]
+    return np.concatenate([np.eye(leaves)[one] for one in leaf], axis=1)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
+    params, weight = random_params(depth=3, k=columns), np.linspace(0, 2, 400)
+    y = Y if columns == 1 else np.stack([Y, X[:, 3]], 1)
+    forest = module.hardened(params, Batch(X, y, weight), None)
+    design, start = indicators(params, X), np.concatenate(params.leaf_values)
+    target = y.reshape(400, -1) - design @ start
+    change = Ridge(alpha=1.0, fit_intercept=False, solver="cholesky").fit(design, target, sample_weight=weight).coef_
+    values = np.concatenate(np.asarray(forest.trees.leaves.values)).reshape(start.shape)
+    np.testing.assert_allclose(values, start + change.reshape(columns, -1).T, atol=1e-4)  # cg to 1e-5
+    np.testing.assert_allclose(forest.apply(jnp.asarray(X)), (design @ values).reshape(y.shape), atol=1e-8)
+    assert forest.combine == "sum" and forest.link == "identity"
+
+
+def test_leaves_are_refitted_by_one_logistic_regression(x64):
+    params = random_params(depth=3, k=3, scale=1.0)
+    zero = params.replace(leaf_values=np.zeros_like(params.leaf_values))
+    forest = module.hardened(zero, Batch(X, CLASS, None), 3)
+    model = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-8, max_iter=1000)
+    chances = model.fit(indicators(params, X), CLASS).predict_proba(indicators(params, X))
+    np.testing.assert_allclose(forest.apply(jnp.asarray(X)), chances, atol=1e-3)  # a hundred steps of L-BFGS
+    assert forest.combine == "sum" and forest.link == "softmax"
+
+
+def test_a_leaf_that_no_sample_reaches_keeps_what_it_learnt():
+    params = random_params(k=1, dtype=np.float32)
+    forest = module.hardened(params, Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32)), None)
+    reached = indicators(params, X[:3].astype(np.float32)).any(0).reshape(2, 8)
+    changed = np.asarray(forest.trees.leaves.values) != params.leaf_values[..., 0]
+    np.testing.assert_array_equal(changed, reached)
+
+
+# --- The recipe ------------------------------------------------------------------------------------------------------
+
+SMALL = jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_products_of_features_are_learnt(lazy):
+    found = jtrees.fit(SMALL.replace(lazy=lazy), X, Y, key=KEY)
+    answers = found.model.predict(X)
+    assert 1 - np.var(Y - answers) / np.var(Y) > 0.9
+    assert found.loss == pytest.approx(np.mean((Y - answers) ** 2), rel=1e-5)
+    assert 1 <= found.report["reachable_leaves"] < 8 and not found.report["overflows"]
+    assert found.tree is None
+    assert repr(found.model) == (
+        "EnsembleModel(trees=5, depth=3, features=4, step='smooth', classes=None, parameters=215)"
+    )
+
+
+def test_gamma_is_what_reaches_leaves():
+    fits = [jtrees.fit(SMALL.replace(gamma=gamma), X, Y, key=KEY) for gamma in (0.01, 0.3, 3.0)]
+    reached = [found.report["reachable_leaves"] for found in fits]
+    assert 1 <= reached[0] < 1.2 < reached[1] < reached[2]
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6])
+def test_hard_trees_answer_in_the_users_units(far):
+    """A sum of trees whose targets are far from zero: each answers its share."""
+    y = 1000 * Y + 100 * far
+    found = jtrees.fit(SMALL.replace(hard=True), X + far, y, key=KEY)
+    forest = found.model
+    assert isinstance(forest, jtrees.Forest) and forest.combine == "sum" and len(forest) == 5
+    answers = forest.predict(X + far)
+    assert found.loss == pytest.approx(np.mean((y - answers) ** 2), rel=1e-4)
+    assert 1 - np.var(y - answers) / np.var(y) > 0.8
+    alone = sum(forest[i].predict(X + far) for i in range(5))
+    np.testing.assert_allclose(answers, alone, rtol=1e-6, atol=1)
+
+
+def test_hard_trees_of_classes():
+    found = jtrees.fit(SMALL.replace(hard=True), X, CLASS, key=KEY, task="classification")
+    chances = found.model.predict(X)
+    np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
+    assert (chances.argmax(1) == CLASS).mean() > 0.85
+
+
+def test_the_best_epoch_is_kept_by_validation():
+    x, noise = X[:60], np.random.default_rng(3).normal(size=60)
+    judged = jtrees.fit(SMALL, x, noise, key=KEY, validation=(X[60:120], noise[::-1].copy()))
+    assert 0 < judged.step < 60 * SMALL.epochs // 50
+    last = jtrees.fit(SMALL, x, noise, key=KEY)
+    of = lambda found: np.mean((found.model.predict(X[60:120]) - noise[::-1]) ** 2)
+    assert judged.loss == pytest.approx(of(judged), rel=1e-5)
+    assert of(judged) < of(last)
+
+
+def test_bad_options_are_named():
+    for options, message in [
+        ({"depth": 17}, "depth must be from 1 to 16"),
+        ({"trees": 0}, "trees must be at least 1"),
+        ({"gamma": 0.0}, "gamma must be finite and above 0"),
+        ({"l2": -1.0}, "l2 must be finite and not negative"),
+        ({"step": "cubic"}, "step must be one of 'smooth', 'logistic', got 'cubic'"),
+        ({"lazy": 1}, "lazy must be True or False, got 1"),
+        ({"hard": "no"}, "hard must be True or False, got 'no'"),
+        ({"width": 0}, "width must be at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            jtrees.fit(SMALL.replace(**options), X, Y, key=KEY)
+    with pytest.raises(ValueError, match="classes must be at least 2, got 1"):
+        jtrees.tel(2, classes=1)
+    with pytest.raises(ValueError, match='learning_rate must be None with step="logistic"'):
+        jtrees.tel(2, step="logistic", learning_rate=0.1)
