@@ -84,6 +84,7 @@ MODELS = {
     "get-linear": Model(lambda depth, options, task: _get(depth, options, leaves="linear"), (2, 4)),
     "dgt": Model(lambda depth, options, task: jtrees.DGT(depth=depth, epochs=None), (4, 6)),
     "latent": Model(lambda depth, options, task: jtrees.LatentTree(depth=depth, epochs=None), (4,)),
+    "tel": Model(lambda depth, options, task: jtrees.TEL(depth=depth, epochs=None), (4,)),
     "forest": Model(_forest, (None,)),
     "get-polished": Model(
         lambda depth, options, task: jtrees.Polished(_get(depth, options), epochs=options.epochs), (2, 4)
@@ -91,7 +92,7 @@ MODELS = {
     "raddt": Model(_raddt, (2, 4)),
     "dgt-forest": Model(lambda depth, options, task: jtrees.Bagged(jtrees.DGT(depth=depth, epochs=None)), (6,)),
 }
-DEFAULT_METHODS = ["cart", "get", "get-linear", "dgt", "latent", "forest"]
+DEFAULT_METHODS = ["cart", "get", "get-linear", "dgt", "latent", "tel", "forest"]
 REGRESSION_ONLY = ("get-linear",)
 # Rows from which training takes longer than what compiling for several devices takes in addition (two thirds).
 _MANY = 10_000

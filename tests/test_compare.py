@@ -208,7 +208,7 @@ def test_the_tree_that_is_drawn_is_small_and_the_best_on_the_rows_to_choose_by()
 def test_defaults():
     options = compare.parse([])
     assert options.dataset == "kin8nm" and options.depth is None
-    assert options.methods == ["cart", "get", "get-linear", "dgt", "latent", "forest"]
+    assert options.methods == ["cart", "get", "get-linear", "dgt", "latent", "tel", "forest"]
     jobs = compare._jobs(options, "regression")
     assert ("get", 4) in jobs and ("forest", None) in jobs and len(jobs) == len(set(jobs))
     assert "get-linear" not in dict(compare._jobs(options, "classification"))

@@ -108,17 +108,20 @@ def _flat(a: Array) -> Array:
 _product = partial(jnp.matmul, precision="highest")
 
 
-def _descend(joined: Array, ones_x: Array, gamma: Array) -> tuple[list[Array], list[Array]]:
-    """Reach of the nodes level by level, leaves last, and positions of the scores: ``(nodes, trees, n)`` each."""
-    trees, n = joined.shape[1], len(ones_x)
-    reach, positions = [jnp.ones((1, trees, n), ones_x.dtype)], []
-    scores = [_product(_flat(part), ones_x.T).reshape(-1, trees, n) for part in _parts(joined)]
-    for z in [*topology.levels(scores[0]), *scores[1:]]:
-        positions.append(position(z, gamma))
-        right = reach[-1] * chance(positions[-1])
+def _positions(joined: Array, ones_x: Array, gamma: Array) -> list[Array]:
+    """Positions of the scores level by level, ``(nodes, trees, n)`` each."""
+    scores = [_product(_flat(part), ones_x.T).reshape(-1, joined.shape[1], len(ones_x)) for part in _parts(joined)]
+    return [position(z, gamma) for z in [*topology.levels(scores[0]), *scores[1:]]]
+
+
+def _reach(positions: list[Array]) -> list[Array]:
+    """Reach of the nodes level by level, leaves last."""
+    reach = [jnp.ones_like(positions[0])]
+    for a in positions:
+        right = reach[-1] * chance(a)
         # The barrier keeps the compiler from computing all levels above anew for each level.
         reach.append(jax.lax.optimization_barrier(jnp.concatenate([reach[-1] - right, right])))
-    return reach, positions
+    return reach
 
 
 def _parts(joined: Array) -> list[Array]:
@@ -149,7 +152,7 @@ def outputs(asked: Asked) -> Float[Array, "n k"]:
         ones_x = _with_one(x)
 
         def of_group(total: Array, of: _Grouped) -> tuple[Array, None]:
-            reach, _ = _descend(of.joined, ones_x, gamma)
+            reach = _reach(_positions(of.joined, ones_x, gamma))
             return total + _product(_flat(of.leaf_values).T, _flat(reach[-1])), None
 
         total, _ = jax.lax.scan(of_group, jnp.zeros((leaf_values.shape[2], len(x)), x.dtype), grouped)
@@ -173,7 +176,8 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
 
         def of_group(d_x: Array, of: _Grouped) -> tuple[Array, Any]:
             joined, held = of
-            reach, positions = _descend(joined, ones_x, gamma)
+            positions = _positions(joined, ones_x, gamma)
+            reach = _reach(positions)
             value = _product(_flat(held), c.T).reshape(reach[-1].shape)
             d_held = _product(_flat(reach[-1]), c).reshape(held.shape)
             d_zs, d_gamma = [], jnp.zeros((), x.dtype)
@@ -202,18 +206,17 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
 def reachable(asked: Asked) -> Int[Array, "trees n"]:
     """How many leaves of each tree each sample reaches: those on whose path no decision is certain to go elsewhere."""
     x, weights, bias, _, gamma = asked
-    block, _ = _sizes(bias, len(x))
+    block, group = _sizes(bias, len(x))
+    joined = _Grouped.of(weights, bias, jnp.zeros((len(bias), bias.shape[1] + 1, 0), x.dtype), group).joined
 
     def of_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
-        def of_tree(tree: tuple[Array, Array]) -> Array:
-            weights, bias = tree
-            a = position(_product(weights, x.T) + bias[:, None], gamma)
-            count = jnp.ones((len(bias) + 1, len(x)), jnp.int32)
-            for level in topology.levels(a)[::-1]:
-                below = topology.pairs(count)
-                count = jnp.where(level < 1, below[:, 0], 0) + jnp.where(level > 0, below[:, 1], 0)
+        def of_group(joined: Array) -> Array:
+            count = jnp.ones((len(joined) + 1, joined.shape[1], len(x)), jnp.int32)
+            for a in _positions(joined, _with_one(x), gamma)[::-1]:
+                left, right = count[: len(a)], count[len(a) :]
+                count = jnp.where(a < 1, left, 0) + jnp.where(a > 0, right, 0)
             return count[0]
 
-        return (), jax.lax.map(of_tree, (weights, bias)).T
+        return (), jax.lax.map(of_group, joined).reshape(-1, len(x))[: len(bias)].T
 
     return blocking.sum_over_blocks(of_block, jnp.ones(len(x), x.dtype), x, block=block)[1].T

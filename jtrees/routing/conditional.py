@@ -269,9 +269,12 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
         count, frontier = jax.lax.fori_loop(0, -(-here // many), move, (here, frontier))
         return level + 1, frontier._replace(counts=frontier.counts.at[level + 1].set(count))
 
-    goes_on = lambda state: (state[0] < depth) & (state[1].counts[state[0]] <= room)
+    # A batch that does not fit mostly shows it halfway down, where looking costs little.
+    upper = topology.num_nodes(max(1, depth // 2))
+    hopeful = by_level.reachable(asked._replace(weights=weights[:, :upper], bias=bias[:, :upper])).sum() <= room
+    goes_on = lambda state: hopeful & (state[0] < depth) & (state[1].counts[state[0]] <= room)
     level, frontier = jax.lax.while_loop(goes_on, go_down, (jnp.int32(0), frontier))
-    return frontier, frontier.counts[level] <= room
+    return frontier, hopeful & (frontier.counts[level] <= room)
 
 
 def outputs(frontier: Frontier, asked: Asked) -> Float[Array, "n k"]:

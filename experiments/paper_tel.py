@@ -1,0 +1,416 @@
+"""TEL's tables and figures: smooth-step beside logistic routing (Table 2), beside gradient boosting, logistic regression
+and CART (Table 3), reachable leaves in training (Figure 2), seconds by depth (Figure 3), score by trees (Figure 4).
+
+python -m experiments.paper_tel --data-dir DATA --seeds 1 [--datasets spambase ...] [--parts steps tuned ...]
+
+Needs xgboost and optuna (``make peers``). Every (part, set, seed) is a file under --out (by default the committed
+ones); the report, beside that folder, and the figure are made of the files that are there.
+
+70 % of the rows to train, stratified; scores are areas under the ROC curve, in per cent, of several classes the mean of
+each against the rest. What is tuned is tuned by Optuna's TPE, with the same number of rounds for all: the mean score
+over stratified folds of the training part (five, or from 2000 rows on a quarter held out); then fitted to all of it.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from matplotlib.figure import Figure
+import numpy as np
+import optax
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedKFold, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier
+
+from experiments import benchmark, data, pieces
+import jtrees
+from jtrees import routing
+
+SETS = ("heart-c", "ecoli", "breast-cancer-wisconsin", "diabetes", "vehicle", "dna", "spambase", "churn", "optdigits")
+SETS += ("satimage", "ann-thyroid")
+ROUNDS = 20  # of each tuning
+LARGE = 2000  # rows from which a part is held out instead of folds
+GAMMAS = (1.0, 0.1, 0.01)  # of Figure 2
+DEPTHS = (2, 4, 6, 8, 10)  # of Figure 3
+TIMED = ("churn", "spambase")  # sets of Figures 2 and 3
+TREES = (1, 2, 5, 10, 30, 100)  # of Figure 4
+ROUTING: Any = jtrees.TEL(trees=10, depth=4, epochs=50)  # of Table 2
+
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Answers = Callable[[np.ndarray], np.ndarray]
+
+
+def auc(y: np.ndarray, chances: np.ndarray) -> float:
+    """Per cent."""
+    chances = np.asarray(chances, np.float64)
+    if chances.shape[1] == 2:
+        return 100 * float(roc_auc_score(y, chances[:, 1]))
+    chances = chances / chances.sum(1, keepdims=True)
+    return 100 * float(roc_auc_score(y, chances, multi_class="ovr", labels=np.arange(chances.shape[1])))
+
+
+def folds(x: np.ndarray, y: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows to train on and to judge by."""
+    if len(x) >= LARGE:
+        return [tuple(train_test_split(np.arange(len(x)), test_size=0.25, stratify=y, random_state=seed))]
+    fewest = int(np.bincount(y).min())
+    return list(StratifiedKFold(min(5, max(2, fewest)), shuffle=True, random_state=seed).split(x, y))
+
+
+def tune(propose: Callable[[Any], Any], fitted: Callable[[Any, Any, Any], Answers], split: Split, seed: int) -> Any:
+    """The best of so many rounds: what was proposed, and the test score of it fitted to all of the training part."""
+    import optuna  # pyright: ignore[reportMissingImports]
+
+    x, x_test, y, y_test = split
+    parts = folds(x, y, seed)
+
+    def objective(trial: Any) -> float:
+        proposed = propose(trial)
+        trial.set_user_attr("proposed", proposed)
+        return float(np.mean([auc(y[b], fitted(proposed, x[a], y[a])(x[b])) for a, b in parts]))
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    study.optimize(objective, n_trials=ROUNDS)
+    best = study.best_trial.user_attrs["proposed"]
+    return best, auc(y_test, fitted(best, x, y)(x_test))
+
+
+def tel(options: dict[str, Any], x: np.ndarray, y: np.ndarray, *, seed: int = 0, base: Any = ROUTING) -> Answers:
+    """Fitted by the recipe."""
+    recipe = base.replace(**options)
+    return jtrees.fit(recipe, x, y, key=jax.random.key(seed), task="classification").model.predict
+
+
+# --- Table 2 ---------------------------------------------------------------------------------------------------------
+
+
+def steps(split: Split, seed: int) -> dict[str, Any]:
+    """Ten trees of depth 4 with either step: learning rate and the width of the step tuned."""
+    out = {}
+    for step in ("smooth", "logistic"):
+        # The logistic's alpha is gamma / 6: the paper has it from 1e-4 to 1e4, of which all is flat beyond some tens.
+        most = 1.0 if step == "smooth" else 60.0
+
+        def propose(trial: Any, step: str = step, most: float = most) -> dict[str, Any]:
+            rate = trial.suggest_float("learning_rate", 1e-3, 0.1, log=True)
+            return {"step": step, "learning_rate": rate, "gamma": trial.suggest_float("gamma", 1e-3, most, log=True)}
+
+        best, test = tune(propose, tel, split, seed)
+        out[step] = {"test": test, "options": best}
+    return out
+
+
+# --- Table 3 ---------------------------------------------------------------------------------------------------------
+
+
+def tuned(split: Split, seed: int) -> dict[str, Any]:
+    """TEL, boosting, logistic regression and CART, and the numbers that the first two hold."""
+    out: dict[str, Any] = {}
+    x, x_test, y, y_test = split
+    best, test = tune(_propose_tel, tel, split, seed)
+    recipe = ROUTING.replace(**best)
+    found = jtrees.fit(recipe, x, y, key=jax.random.key(0), task="classification")
+    hard = tel(best | {"hard": True}, x, y)(x_test)
+    dense = tel(best | {"lazy": False}, x, y)(x_test)
+    out["tel"] = {"test": test, "options": best, "numbers": found.model.num_parameters, "hard": auc(y_test, hard)}
+    out["tel"] |= {"dense Adam": auc(y_test, dense), "reachable": found.report["reachable_leaves"]}
+    best, test = tune(_propose_boosting, boosting, split, seed)
+    out["boosting"] = {"test": test, "options": best, "numbers": _numbers(boosted(best, x, y))}
+    best, test = tune(lambda trial: trial.suggest_float("C", 1e-8, 1e4, log=True), logistic, split, seed)
+    out["logistic"] = {"test": test, "options": best}
+    best, test = tune(lambda trial: trial.suggest_int("max_depth", 2, 20), cart, split, seed)
+    out["cart"] = {"test": test, "options": best}
+    return out
+
+
+def _propose_tel(trial: Any) -> dict[str, Any]:
+    return {
+        "depth": trial.suggest_int("depth", 2, 6, step=2),
+        "trees": trial.suggest_categorical("trees", [3, 10, 30, 100]),
+        "epochs": trial.suggest_categorical("epochs", [15, 50, 100]),
+        "learning_rate": trial.suggest_float("learning_rate", 1e-3, 0.1, log=True),
+        "gamma": trial.suggest_float("gamma", 1e-2, 1, log=True),
+        "l2": trial.suggest_float("l2", 1e-8, 1e-2, log=True),
+    }
+
+
+def _propose_boosting(trial: Any) -> dict[str, Any]:
+    plain = trial.suggest_categorical("plain", [True, False])
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-3, 0.5, log=True),
+        "max_depth": trial.suggest_int("max_depth", 2, 20),
+        "n_estimators": trial.suggest_int("n_estimators", 1, 500),
+        "reg_lambda": 0.0 if plain else trial.suggest_float("reg_lambda", 1e-8, 1e2, log=True),
+    }
+
+
+def boosted(options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Any:
+    """XGBoost as in the paper."""
+    import xgboost  # pyright: ignore[reportMissingImports]
+
+    fixed: Any = {"tree_method": "hist", "min_child_weight": 0, "n_jobs": -1, "random_state": 0}
+    return xgboost.XGBClassifier(**fixed, **options).fit(x, y)
+
+
+def boosting(options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Answers:
+    """What it answers."""
+    return boosted(options, x, y).predict_proba
+
+
+def _numbers(model: Any) -> int:
+    """Of a boosted ensemble: feature and threshold of each split, value of each leaf."""
+    table = model.get_booster().trees_to_dataframe()
+    leaves = int((table["Feature"] == "Leaf").sum())
+    return 2 * (len(table) - leaves) + leaves
+
+
+def logistic(strength: float, x: np.ndarray, y: np.ndarray) -> Answers:
+    """Logistic regression of standardised features."""
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000)).fit(x, y).predict_proba
+
+
+def cart(depth: int, x: np.ndarray, y: np.ndarray) -> Answers:
+    """One axis-aligned tree."""
+    return DecisionTreeClassifier(max_depth=depth, random_state=0).fit(x, y).predict_proba
+
+
+# --- Figures ---------------------------------------------------------------------------------------------------------
+
+
+def leaves(split: Split, seed: int) -> dict[str, Any]:
+    """Reachable leaves of 256 training samples after each of 50 epochs, depth 10."""
+    x, _, y, _ = split
+    x = jnp.asarray(StandardScaler().fit_transform(x), jnp.float32)
+    data_of, out = jtrees.Batch(x, jnp.asarray(y, jnp.int32)), {}
+    for gamma in GAMMAS:
+        method, optimizer = _run(10, gamma, int(y.max()) + 1, "smooth")
+        state = jtrees.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
+        options: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
+        advance = jax.jit(
+            lambda state, method=method, options=options: jtrees.advance(method, state, data_of, **options)
+        )
+        curve = []
+        for _ in range(50):
+            state, _ = advance(state)
+            splits = state.params.weights, state.params.bias
+            curve.append(float(routing.reachable_leaves(x[:256], *splits, gamma)[0].mean()))
+        out[f"{gamma:g}"] = curve
+    return out
+
+
+def seconds(split: Split, seed: int) -> dict[str, Any]:
+    """Of 50 epochs, gamma 1, ten trees, batches of 256; compilation apart."""
+    x, _, y, _ = split
+    x = jnp.asarray(StandardScaler().fit_transform(x), jnp.float32)
+    data_of, out = jtrees.Batch(x, jnp.asarray(y, jnp.int32)), {}
+    for step in ("smooth", "logistic"):
+        out[step] = []
+        for depth in DEPTHS:
+            method, optimizer = _run(depth, 1.0, int(y.max()) + 1, step)
+            state = jtrees.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
+            options: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
+            advance = jax.jit(
+                lambda state, method=method, options=options: jtrees.advance(method, state, data_of, **options)[0]
+            )
+            jax.block_until_ready(advance(state))
+            start = time.perf_counter()
+            for _ in range(50):
+                state = advance(state)
+            jax.block_until_ready(state)
+            out[step].append(time.perf_counter() - start)
+    return out
+
+
+def _run(depth: int, gamma: float, classes: int, step: str) -> Any:
+    rate = 0.1  # the paper's
+    options: Any = {"classes": classes, "step": step, "learning_rate": rate if step == "smooth" else None}
+    optimizer = jtrees.lazy_adam(rate) if step == "smooth" else optax.adam(rate)
+    return jtrees.tel(depth, 10, gamma, **options), optimizer
+
+
+def trees(split: Split, seed: int) -> dict[str, Any]:
+    """Test score by the number of trees, of TEL (depths 2 and 4) and of boosting (likewise), and what they hold.
+
+    Learning rate and gamma, or the learning rate, are the best of four on a part of the training rows, for each.
+    """
+    x, x_test, y, y_test = split
+    out: dict[str, Any] = {"tel": [], "boosting": []}
+    a, b = folds(x, y, seed)[0]
+    for depth in (2, 4):
+        for count in TREES:
+            grid = [(rate, gamma) for rate in (0.01, 0.05) for gamma in (0.3, 1.0)]
+            tried = [
+                {"depth": depth, "trees": count, "learning_rate": rate, "gamma": gamma, "epochs": 50}
+                for rate, gamma in grid
+            ]
+            best = max(tried, key=lambda options: auc(y[b], tel(options, x[a], y[a])(x[b])))
+            found = jtrees.fit(ROUTING.replace(**best), x, y, key=jax.random.key(seed), task="classification")
+            score = auc(y_test, found.model.predict(x_test))
+            out["tel"].append([depth, count, score, found.model.num_parameters])
+            many = [
+                {"max_depth": depth, "n_estimators": count, "learning_rate": rate} for rate in (0.03, 0.1, 0.3, 1.0)
+            ]
+            best = max(many, key=lambda options: auc(y[b], boosting(options, x[a], y[a])(x[b])))
+            model = boosted(best, x, y)
+            out["boosting"].append([depth, count, auc(y_test, model.predict_proba(x_test)), _numbers(model)])
+    return out
+
+
+# --- Pieces and report -----------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[Split, int], dict[str, Any]]] = {
+    "steps": steps,
+    "tuned": tuned,
+    "leaves": leaves,
+    "seconds": seconds,
+    "trees": trees,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "steps": {"rounds": ROUNDS, "epochs": 50},
+    "tuned": {"rounds": ROUNDS},
+    "leaves": {"gammas": GAMMAS},
+    "seconds": {"depths": DEPTHS},
+    "trees": {"trees": TREES},
+}
+
+
+def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+    """One a seed; the curves of training for two sets."""
+    if part in ("leaves", "seconds") and name not in TIMED:
+        return
+
+    def make(seed: int) -> dict[str, Any]:
+        table = data.load(name, data_dir=options.data_dir)
+        parts: Any = train_test_split(table.x, table.y, train_size=0.7, stratify=table.y, random_state=seed)
+        return PARTS[part](parts, seed)
+
+    for seed in range(max(SCRIPT.seeds, options.seeds)):
+        yield pieces.Piece(part, name, partial(make, seed), SETTINGS[part], seed, f"{part}-{name}-{seed}")
+
+
+def _of(found: pieces.Found, part: str, name: str) -> list[dict[str, Any]]:
+    return [one["found"] for one in found.get(part, {}).get(name, {}).values()]
+
+
+def report(found: pieces.Found, command: str) -> str:
+    """Tables 2 and 3, and what the figures say."""
+    text = [
+        f"# TEL\n\nMade by `{command}` on {pieces.machines(found)}. {ROUNDS} rounds of TPE for each method and set."
+    ]
+    text += [_smooth_or_logistic(found), _tuned(found), _compact(found), _curves(found)]
+    return "\n\n".join(part for part in text if part) + "\n"
+
+
+def _smooth_or_logistic(found: pieces.Found) -> str:
+    names = [name for name in SETS if _of(found, "steps", name)]
+    if not names:
+        return ""
+    kinds = ("smooth", "logistic")
+    of = lambda name, kind: [one[kind]["test"] for one in _of(found, "steps", name)]
+    rows = [[name, *(pieces.spread(of(name, kind)) for kind in kinds)] for name in names]
+    means = np.array([[np.mean(of(name, kind)) for kind in kinds] for name in names])
+    rows.append(["**mean**", *(f"{mean:.2f}" for mean in means.mean(0))])
+    return "## Smooth-step and logistic routing (Table 2), ten trees of depth 4\n\n" + benchmark.markdown(
+        ["set", "smooth-step", "logistic"], rows
+    )
+
+
+def _tuned(found: pieces.Found) -> str:
+    names = [name for name in SETS if _of(found, "tuned", name)]
+    if not names:
+        return ""
+    kinds = ("tel", "boosting", "logistic", "cart")
+    of = lambda name, kind, what="test": [one[kind][what] for one in _of(found, "tuned", name)]
+    rows, means = [], []
+    for name in names:
+        others = [of(name, "tel", what) for what in ("hard", "dense Adam", "reachable")]
+        means.append([*(np.mean(of(name, kind)) for kind in kinds), *map(np.mean, others)])
+        numbers = [f"{np.median(of(name, kind, 'numbers')):,.0f}" for kind in kinds[:2]]
+        scores = [pieces.spread(of(name, kind)) for kind in kinds]
+        rows.append([name, *scores, *(f"{mean:.2f}" for mean in means[-1][4:]), *numbers])
+    rows.append(["**mean**", *(f"{mean:.2f}" for mean in np.mean(means, axis=0)), "", ""])
+    header = ["set", "TEL", "boosting", "logistic regression", "CART", "TEL, hardened", "TEL, dense Adam"]
+    header += ["leaves a sample and tree", "TEL's numbers", "boosting's"]
+    return "## Tuned (Table 3)\n\n" + benchmark.markdown(header, rows)
+
+
+def _compact(found: pieces.Found) -> str:
+    rows = []
+    for name in SETS:
+        for one, tuned_one in zip(_of(found, "trees", name), _of(found, "tuned", name), strict=False):
+            goal = tuned_one["boosting"]["test"] - 0.5
+            able = [(numbers, depth, count, score) for depth, count, score, numbers in one["tel"] if score >= goal]
+            numbers = tuned_one["boosting"]["numbers"]
+            small = [(n, d, c, s) for d, c, s, n in one["boosting"] if s >= goal]
+            least = min(small)[0] if small else None
+            cells = ["-"] * 4 if not able else [
+                f"{min(able)[2]} of depth {min(able)[1]}", f"{min(able)[0]:,}", f"{numbers / min(able)[0]:.1f}",
+                "-" if least is None else f"{least / min(able)[0]:.1f}",
+            ]  # fmt: skip
+            rows.append([name, f"{goal + 0.5:.2f}", f"{numbers:,}", *cells])
+    if not rows:
+        return ""
+    header = ["set", "boosting, tuned", "its numbers", "smallest TEL within 0.5", "its numbers", "times fewer"]
+    header += ["than the smallest boosting within 0.5"]
+    return "## Compactness (Figure 4)\n\n" + benchmark.markdown(header, rows)
+
+
+def _curves(found: pieces.Found) -> str:
+    rows, times = [], []
+    for name in TIMED:
+        for one in _of(found, "leaves", name)[:1]:
+            for gamma, curve in one.items():
+                below = next((str(i + 1) for i, value in enumerate(curve) if value < 2), "never")
+                rows.append([name, gamma, f"{curve[0]:.2f}", f"{curve[9]:.2f}", f"{curve[-1]:.2f}", below])
+        for one in _of(found, "seconds", name)[:1]:
+            for step, values in one.items():
+                times.append([name, step, *(f"{value:.2f}" for value in values)])
+    text = ""
+    if rows:
+        header = ["set", "gamma", "leaves after 1 epoch", "10", "50", "below 2 from epoch"]
+        text += "## Reachable leaves a sample and tree, depth 10 (Figure 2)\n\n" + benchmark.markdown(header, rows)
+    if times:
+        header = ["set", "step", *(f"depth {depth}" for depth in DEPTHS)]
+        text += "\n## Seconds of 50 epochs, gamma 1 (Figure 3)\n\n" + benchmark.markdown(header, times)
+    return text
+
+
+def figure(found: pieces.Found, file: Path) -> None:
+    """Figures 2, 3 and 4, a row each."""
+    drawn = Figure(figsize=(9, 8), layout="constrained")
+    axes = drawn.subplots(3, 2)
+    for column, name in enumerate(TIMED):
+        for one in _of(found, "leaves", name)[:1]:
+            for gamma, curve in one.items():
+                axes[0, column].semilogy(range(1, len(curve) + 1), curve, label=f"gamma {gamma}")
+        for one in _of(found, "seconds", name)[:1]:
+            for step, values in one.items():
+                axes[1, column].semilogy(DEPTHS, values, marker="o", label=step)
+        axes[0, column].set(title=name, xlabel="epoch", ylabel="leaves a sample and tree")
+        axes[1, column].set(title=name, xlabel="depth", ylabel="seconds of 50 epochs")
+    for column, name in enumerate(("diabetes", "spambase")):
+        for one in _of(found, "trees", name)[:1]:
+            for kind, values in one.items():
+                for depth in (2, 4):
+                    points = [(count, score) for d, count, score, _ in values if d == depth]
+                    axes[2, column].semilogx(*zip(*points, strict=True), marker=".", label=f"{kind}, depth {depth}")
+        axes[2, column].set(title=name, xlabel="trees", ylabel="AUC, per cent")
+    for axis in axes.flat:
+        if axis.lines:
+            axis.legend(fontsize=7)
+    drawn.savefig(file, dpi=110)
+
+
+SCRIPT = pieces.Script("paper_tel", __doc__, PARTS, SETS, 1, pieces_of, report, figure)
+
+if __name__ == "__main__":
+    pieces.program(SCRIPT)
