@@ -1,5 +1,6 @@
-"""TEL's tables and figures: smooth-step beside logistic routing (Table 2), beside gradient boosting, logistic regression
-and CART (Table 3), reachable leaves in training (Figure 2), seconds by depth (Figure 3), score by trees (Figure 4).
+"""TEL's tables and figures: smooth-step beside logistic routing (Table 2); TEL beside gradient boosting, logistic
+regression and CART (Table 3); reachable leaves in training (Figure 2), seconds by depth (Figure 3), score by trees
+(Figure 4).
 
 python -m experiments.paper_tel --data-dir DATA --seeds 1 [--datasets spambase ...] [--parts steps tuned ...]
 
@@ -60,7 +61,8 @@ def auc(y: np.ndarray, chances: np.ndarray) -> float:
 def folds(x: np.ndarray, y: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Rows to train on and to judge by."""
     if len(x) >= LARGE:
-        return [tuple(train_test_split(np.arange(len(x)), test_size=0.25, stratify=y, random_state=seed))]
+        a, b = train_test_split(np.arange(len(x)), test_size=0.25, stratify=y, random_state=seed)
+        return [(np.asarray(a), np.asarray(b))]
     fewest = int(np.bincount(y).min())
     return list(StratifiedKFold(min(5, max(2, fewest)), shuffle=True, random_state=seed).split(x, y))
 
@@ -180,7 +182,8 @@ def logistic(strength: float, x: np.ndarray, y: np.ndarray) -> Answers:
 
 def cart(depth: int, x: np.ndarray, y: np.ndarray) -> Answers:
     """One axis-aligned tree."""
-    return DecisionTreeClassifier(max_depth=depth, random_state=0).fit(x, y).predict_proba
+    model: Any = DecisionTreeClassifier(max_depth=depth, random_state=0).fit(x, y)
+    return model.predict_proba
 
 
 # --- Figures ---------------------------------------------------------------------------------------------------------

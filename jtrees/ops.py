@@ -163,9 +163,26 @@ def ensemble(
     gamma: Any,
     *,
     width: int | None = None,
+    implementation: str | None = None,
 ) -> Float[Array, "n k"]:
-    """The sum of trees under smooth-step routing: :func:`jtrees.routing.conditional_ensemble`."""
-    return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma, width=width)
+    """The sum of trees under smooth-step routing: see :func:`jtrees.routing.conditional_ensemble`.
+
+    Args:
+      weights: split weights.
+      bias: split biases.
+      leaf_values: what the leaves hold.
+      x: samples.
+      gamma: width of the uncertain region of a score.
+      width: room for paths, where XLA does it.
+      implementation: XLA or a kernel: see above.
+    """
+    of = lambda weights, bias, leaf_values, x, gamma: (x, weights, bias, leaf_values)
+    plain = lambda *arrays: routing.conditional_ensemble(*of(*arrays), arrays[-1], width=width)
+    fused = lambda how, *arrays: kernels.conditional(*of(*arrays), gamma=arrays[-1], implementation=how)
+    how = _chosen("conditional", implementation, True, x, weights[0], bias[0], leaf_values[0])
+    if how is None:
+        return plain(weights, bias, leaf_values, x, gamma)
+    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype))
 
 
 def own_losses(leaves: Any, x: Array, y: Array) -> Array:

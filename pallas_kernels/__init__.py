@@ -6,6 +6,7 @@ told to.
 """
 
 from pallas_kernels.backend import IMPLEMENTATIONS, Config, Winner, winner
+from pallas_kernels.conditional import conditional
 from pallas_kernels.expected_loss import expected_loss
 from pallas_kernels.hard_routing import hard_routing
 from pallas_kernels.operands import DEEPEST
@@ -17,6 +18,7 @@ __all__ = [
     "IMPLEMENTATIONS",
     "Config",
     "Winner",
+    "conditional",
     "expected_loss",
     "hard_routing",
     "path_sum",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_NOTHING = -1e4  # the logarithm of a factor 0: its exponential is 0, and 0 times it is 0
+NOTHING = -1e4  # the logarithm of a factor 0: its exponential is 0, and 0 times it is 0
 _TINY = 1e-37  # a normal number of float32
 _VOTE = 2.0  # DGT's softmax gives a decision sigmoid(+-2)
 
@@ -40,6 +40,7 @@ class Route(NamedTuple):
       centred: whether a relative change of a leaf's weight is one against the others, so that G_l is the weight times
         what the leaf's loss is above the mean.
       hard_leaves: whether the leaf that is reached takes the whole gradient of the leaves.
+      skips: whether factors are exactly 0 often enough for it to pay to look for subtrees that no sample reaches.
     """
 
     logs: Callable[[jax.Array], Pair]
@@ -47,11 +48,12 @@ class Route(NamedTuple):
     normalised: bool = True
     centred: bool = False
     hard_leaves: bool = False
+    skips: bool = False
 
 
 def _sigmoid_logs(z: jax.Array) -> Pair:
     beyond = jnp.log(1 + jnp.exp(-jnp.abs(z)))
-    log = lambda z: jnp.maximum(jnp.minimum(z, 0) - beyond, _NOTHING)
+    log = lambda z: jnp.maximum(jnp.minimum(z, 0) - beyond, NOTHING)
     return log(z), log(-z)
 
 
@@ -71,7 +73,7 @@ def _cubic(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 
 def _smooth_step_logs(z: jax.Array) -> Pair:
     a, b, c, d = _cubic(z)
-    log = lambda root, other: jnp.where(root > 0, jnp.log(jnp.maximum(root * root * other, _TINY)), _NOTHING)
+    log = lambda root, other: jnp.where(root > 0, jnp.log(jnp.maximum(root * root * other, _TINY)), NOTHING)
     return log(a, d), log(b, c)
 
 
@@ -102,7 +104,7 @@ def _vote_slopes(z: jax.Array) -> Pair:
 
 ROUTES = {
     "sigmoid": Route(_sigmoid_logs, _sigmoid_slopes),
-    "smooth_step": Route(_smooth_step_logs, _smooth_step_slopes),
+    "smooth_step": Route(_smooth_step_logs, _smooth_step_slopes, skips=True),
     "violation": Route(_violation_logs, _violation_slopes, normalised=False, centred=True),
 }
 VOTE = Route(_vote_logs, _vote_slopes, centred=True, hard_leaves=True)

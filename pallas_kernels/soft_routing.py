@@ -16,7 +16,7 @@ from pallas_kernels import tiles
 from pallas_kernels.backend import Config, Out, config_of, launch, store_where
 from pallas_kernels.layout import Layout
 from pallas_kernels.operands import checked, scores
-from pallas_kernels.routes import ROUTES, Route
+from pallas_kernels.routes import NOTHING, ROUTES, Route
 
 NAME = "soft_routing"
 
@@ -149,12 +149,24 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Any, refs: SimpleNamesp
         return sums[0] + part, sums[1] + weight.sum(0, keepdims=True)
 
     zeros = jnp.zeros(refs.out.shape, jnp.float32), jnp.zeros((1, layout.tile), jnp.float32)
-    out, total = jax.lax.fori_loop(0, layout.subtrees, visit, zeros)
+    out, total = jax.lax.fori_loop(0, layout.subtrees, _where_reached(route, log_top, visit), zeros)
     if route.normalised:
         refs.out[...] = out
     else:
         refs.out[...] = out / total
         refs.log_total[...] = jnp.log(total)
+
+
+def _where_reached(route: Route, log_top: Any, visit: Any) -> Any:
+    """``visit(t, sums)``, or the sums as they are for a subtree that no sample of the tile reaches."""
+    if log_top is None or not route.skips:
+        return visit
+
+    def visit_or_not(t: Any, sums: Any) -> Any:
+        reached = jnp.max(tiles.row(log_top, t)) > NOTHING / 2
+        return jax.lax.cond(reached, lambda: visit(t, sums), lambda: sums)
+
+    return visit_or_not
 
 
 def _log_top(layout: Layout, route: Route, refs: SimpleNamespace, xs: list) -> tuple[Any, Any]:
@@ -244,8 +256,12 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
     def visit(i: Any, sums: Any) -> Any:
         samples = pl.ds(pl.multiple_of(i * layout.tile, layout.tile), layout.tile)
         xs = tiles.features(layout, refs.x, samples)
-        z = tiles.scores(layout, refs.w, (0,), bias, xs)
         z_top, log_top = _log_top(layout, route, refs, xs)
+        add = lambda t, sums: add_to(t, sums, samples, xs, z_top, log_top)
+        return add(t, sums) if hasattr(refs, "leaf") else _where_reached(route, log_top, add)(t, sums)
+
+    def add_to(t: Any, sums: Any, samples: Any, xs: list, z_top: Any, log_top: Any) -> Any:
+        z = tiles.scores(layout, refs.w, (0,), bias, xs)
         log = _log(layout, route, z, right, left, log_top, t)
         weight = jnp.exp(log if route.normalised else log - refs.log_total[:, samples])
         lost = tiles.losses(loss, refs, values, samples)
@@ -318,6 +334,7 @@ def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> N
 
     zeros = [jnp.zeros(x.shape, jnp.float32) for x in xs]
     through = jnp.zeros((layout.top_rows, layout.tile), jnp.float32)
+    visit = _where_reached(route, log_top, visit)
     d_xs, through = jax.lax.fori_loop(0, layout.subtrees, visit, (zeros, through))
     if layout.top:
         of_top = tiles.slopes(route, z_top, refs, slice(None))

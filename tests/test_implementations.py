@@ -39,6 +39,7 @@ OPS = {
     "soft, one number a leaf": lambda w, b, v, x, **how: ops.soft(w, b, v[:, 0], x, **how),
     "path_sum": ops.path_sum,
     "path_sum, a window of the scores": lambda *a, **how: ops.path_sum(*a, routing.mean_size, **how),
+    "ensemble": lambda w, b, v, x, **how: ops.ensemble(w[None], b[None], v[None], x, 1.0, **how),
     "expected_loss": partial(expected_loss, Constant, None),
     "expected_loss, violation, classes": partial(expected_loss, Logit, routing.violation),
 }
@@ -71,7 +72,7 @@ def won(monkeypatch):
     """Says that kernels won on a device of the kind here, by these sizes."""
 
     def say(config):
-        names = ("soft_routing", "path_sum", "expected_loss", "hard_routing")
+        names = ("soft_routing", "path_sum", "expected_loss", "hard_routing", "conditional")
         found = kernels.Winner(config, depth=3, p=5, k=2, n=30)
         monkeypatch.setitem(backend.MEASURED, jax.devices()[0].device_kind, dict.fromkeys(names, found))
 

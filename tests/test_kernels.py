@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jtrees import routing
 import pallas_kernels as kernels
 from pallas_kernels import Config, backend, layout
 
@@ -223,9 +224,47 @@ def test_as_a_tpu_would(monkeypatch):
         assert_same(found, with_gradients(fn, "xla", args, of_x=name in FUNCTIONS), 3e-6)
 
 
+# --- Conditional -----------------------------------------------------------------------------------------------------
+
+
+def conditional(implementation, x, *ensemble, gamma=0.8):
+    return kernels.conditional(x, *ensemble, gamma=gamma, implementation=implementation)
+
+
+@CONFIGS
+@pytest.mark.parametrize("gamma", [0.05, 1.0])
+def test_an_ensemble(config, gamma):
+    """Against the library's own, which is tested against the textbook formula."""
+    args = operands(37, 5, 4, 3, trees=(3,))
+    plain = lambda _, x, *ensemble: routing.conditional_ensemble(x, *ensemble, gamma)
+    found = with_gradients(partial(conditional, gamma=gamma), config, args)
+    # A narrow step magnifies the rounding of scores: its slope is 3 / (2 gamma).
+    assert_same(found, with_gradients(plain, None, args), 1e-5 / gamma)
+    slope = lambda fn: jax.grad(lambda gamma: fn(gamma).sum())(jnp.float32(gamma))
+    ours = slope(lambda gamma: kernels.conditional(*args, gamma=gamma, implementation=config))
+    theirs = slope(lambda gamma: routing.conditional_ensemble(*args, gamma))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
+def test_subtrees_that_no_sample_of_a_block_reaches_are_not_visited():
+    """What lies there is not a number, and does no harm: forwards, and backwards but in rows of its own."""
+    x, weights, bias, leaves = operands(64, 5, 4, 2, trees=(1,))
+    weights, bias = weights.at[:, 0].set(0), bias.at[:, 0].set(-9.0)  # all go left at the root, whatever the sample
+    below = np.array([2, 5, 6, 11, 12, 13, 14])
+    poisoned = weights.at[:, below].set(jnp.nan), bias.at[:, below[3:]].set(jnp.nan), leaves.at[:, 8:].set(jnp.nan)
+    poisoned = poisoned[0].at[:, [2, 5, 6]].set(1.0), *poisoned[1:]  # of the top, whose splits are scored
+    expected = with_gradients(conditional, CUT, (x, weights, bias, leaves))
+    found = with_gradients(conditional, CUT, (x, *poisoned))
+    assert_same([found[0], found[1], found[4]], [expected[0], expected[1], expected[4]], 1e-6)
+    assert np.isfinite(np.asarray(found[2])).all() and not np.asarray(found[2])[:, below[3:]].any()
+    # And where a sample does reach them, it shows.
+    assert np.isnan(conditional(CUT, x, poisoned[0], poisoned[1].at[:, 0].set(9.0), poisoned[2])).any()
+
+
 # --- Lowering --------------------------------------------------------------------------------------------------------
 
 LOWERED = {  # the kernels in value and gradients
+    "soft smooth_step": ("soft_routing_value", "soft_routing_gradient", "soft_routing_samples"),
     "soft sigmoid": ("soft_routing_value", "soft_routing_gradient", "soft_routing_samples"),
     "path_sum": ("hard_routing", "soft_routing_value", "soft_routing_gradient", "soft_routing_samples"),
     "squared sigmoid": ("soft_routing_gradient",),

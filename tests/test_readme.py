@@ -21,6 +21,7 @@ SLOW = {
     "Polished": "three fits and a tuning",
     "vmap(loss": "a whole search under vmap",
     "run_bandit": "a stream of 20 000 rounds",
+    "nn.TreeEnsemble": "a network with an ensemble, on digits",
     "nnx.Module": "a network with a tree of depth 5, on digits",
 }
 

@@ -50,6 +50,7 @@ class TreeEnsemble(nnx.Module):
         bias_init: Initializer = zeros,
         leaf_init: Initializer = small_uniform,
         dtype: Any = jnp.float32,
+        implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         """A layer with random trees.
@@ -66,6 +67,7 @@ class TreeEnsemble(nnx.Module):
           bias_init: for the biases.
           leaf_init: for the leaves.
           dtype: of the parameters.
+          implementation: XLA or a kernel, None for what is fastest: see :mod:`jtrees.ops`.
           rngs: for the parameters.
 
         Raises:
@@ -80,7 +82,8 @@ class TreeEnsemble(nnx.Module):
         self.weights = nnx.Param(split_init(rngs.params(), (trees, nodes, features), dtype))
         self.bias = nnx.Param(bias_init(rngs.params(), (trees, nodes), dtype))
         self.leaf_values = nnx.Param(leaf_init(rngs.params(), (trees, leaves, out_features), dtype))
-        self.features, self.gamma, self.combine, self.width = features, gamma, combine, width
+        self.features, self.gamma, self.combine = features, gamma, combine
+        self.width, self.implementation = width, implementation
 
     def __call__(self, x: Float[Array, "*n features"]) -> Float[Array, "*n out"]:
         """The sum of the trees, or their outputs side by side.
@@ -94,7 +97,7 @@ class TreeEnsemble(nnx.Module):
         flat = self._flat(x)
         trees = self.weights[...], self.bias[...], self.leaf_values[...]
         answers = lambda weights, bias, leaf_values: ops.ensemble(
-            weights, bias, leaf_values, flat, self.gamma, width=self.width
+            weights, bias, leaf_values, flat, self.gamma, width=self.width, implementation=self.implementation
         )
         if self.combine == "sum":
             out = answers(*trees)

@@ -206,17 +206,22 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
 def reachable(asked: Asked) -> Int[Array, "trees n"]:
     """How many leaves of each tree each sample reaches: those on whose path no decision is certain to go elsewhere."""
     x, weights, bias, _, gamma = asked
-    block, group = _sizes(bias, len(x))
-    joined = _Grouped.of(weights, bias, jnp.zeros((len(bias), bias.shape[1] + 1, 0), x.dtype), group).joined
+    block, _ = _sizes(bias, len(x))
 
     def of_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
-        def of_group(joined: Array) -> Array:
-            count = jnp.ones((len(joined) + 1, joined.shape[1], len(x)), jnp.int32)
-            for a in _positions(joined, _with_one(x), gamma)[::-1]:
-                left, right = count[: len(a)], count[len(a) :]
-                count = jnp.where(a < 1, left, 0) + jnp.where(a > 0, right, 0)
-            return count[0]
+        def of_tree(tree: tuple[Array, Array]) -> Array:
+            weights, bias = tree
+            return reachable_by(position(_product(weights, x.T) + bias[:, None], gamma)[None])[0]
 
-        return (), jax.lax.map(of_group, joined).reshape(-1, len(x))[: len(bias)].T
+        return (), jax.lax.map(of_tree, (weights, bias)).T
 
     return blocking.sum_over_blocks(of_block, jnp.ones(len(x), x.dtype), x, block=block)[1].T
+
+
+def reachable_by(positions: Float[Array, "trees nodes n"]) -> Int[Array, "trees n"]:
+    """The same, by the positions of all scores."""
+    count = jnp.ones((len(positions), positions.shape[1] + 1, positions.shape[2]), jnp.int32)
+    for level in topology.levels(jnp.moveaxis(positions, 1, 0))[::-1]:
+        a, (left, right) = jnp.moveaxis(level, 0, 1), (count[:, 0::2], count[:, 1::2])
+        count = jnp.where(a < 1, left, 0) + jnp.where(a > 0, right, 0)
+    return count[:, 0]

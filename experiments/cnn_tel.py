@@ -1,0 +1,131 @@
+"""TEL in place of a network's dense layers: CNN-Dense and CNN-TEL on MNIST (the paper's section 4.3, Table 4): numbers,
+accuracy, test loss.
+
+python -m experiments.cnn_tel --data-dir DATA [--rows 10000] [--seeds 3] [--write]
+
+Two convolutions, max pooling, dropout; then either two dense layers, or a narrow one, batch normalisation and trees.
+Adam; the epoch with the lowest loss on a tenth of the training rows, whose rate is the better of three by that loss.
+"""
+
+from functools import partial
+import time
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from sklearn.model_selection import train_test_split
+
+from experiments import benchmark, data
+from jtrees import nn
+
+FILTERS, BATCH, EPOCHS, DROPOUT = 16, 128, 12, 0.3
+RATES = (0.001, 0.003, 0.01)
+CLASSES = 10
+
+
+class Network(nnx.Module):
+    """Images ``(n, 28, 28, 1)`` to logits; ``trees`` says which head."""
+
+    def __init__(self, trees: bool, *, rngs: nnx.Rngs):
+        self.first = nnx.Conv(1, FILTERS, (3, 3), padding="VALID", rngs=rngs)
+        self.second = nnx.Conv(FILTERS, FILTERS, (3, 3), padding="VALID", rngs=rngs)
+        self.dropout = nnx.Dropout(DROPOUT, rngs=rngs)
+        wide = 12 * 12 * FILTERS
+        self.norm = nnx.BatchNorm(16 if trees else wide, momentum=0.9, rngs=rngs)
+        if trees:
+            self.narrow = nnx.Linear(wide, 16, rngs=rngs)
+            self.head = nn.TreeEnsemble(16, num_trees=10, depth=4, out_features=CLASSES, rngs=rngs)
+        else:
+            self.narrow = None
+            self.hidden = nnx.Linear(wide, 128, rngs=rngs)
+            self.head = nnx.Linear(128, CLASSES, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        features = nnx.relu(self.second(nnx.relu(self.first(images))))
+        features = self.dropout(nnx.max_pool(features, (2, 2), strides=(2, 2)).reshape(len(images), -1))
+        if self.narrow is not None:
+            return self.head(self.norm(nnx.relu(self.narrow(features))))
+        return self.head(nnx.relu(self.hidden(self.norm(features))))
+
+
+def loss_of(model: Network, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean log loss."""
+    return optax.losses.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
+
+
+@nnx.jit
+def epoch(model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array) -> None:
+    """Steps on batches ``(batches, batch, ...)``."""
+
+    @nnx.scan(in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
+    def step(carry: Any, images: jax.Array, labels: jax.Array) -> Any:
+        model, optimizer = carry
+        optimizer.update(model, nnx.grad(loss_of)(model, images, labels))
+        return carry
+
+    step((model, optimizer), images, labels)
+
+
+@nnx.jit
+def judged(model: Network, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log loss and accuracy."""
+    logits = jnp.concatenate([model(part) for part in jnp.array_split(images, -(-len(images) // 1000))])
+    lost = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    return lost, (logits.argmax(1) == labels).mean()
+
+
+def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
+    """The best epoch by the rows kept for that."""
+    (images, labels), kept, test = parts
+    model = Network(trees, rngs=nnx.Rngs(seed))
+    optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
+    evaluated = nnx.view(model, deterministic=True, use_running_average=True)
+    numbers = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    rng, best = np.random.default_rng(seed), {"kept": np.inf}
+    many = len(images) // BATCH * BATCH
+    start = time.perf_counter()
+    for i in range(EPOCHS):
+        rows = rng.permutation(len(images))[:many].reshape(-1, BATCH)
+        epoch(model, optimizer, images[rows], labels[rows])
+        if (lost := float(judged(evaluated, *kept)[0])) < best["kept"]:
+            tested = judged(evaluated, *test)
+            best = {"kept": lost, "loss": float(tested[0]), "accuracy": float(tested[1]), "epoch": i + 1}
+    return best | {"numbers": numbers, "seconds": time.perf_counter() - start, "rate": rate}
+
+
+def main() -> None:
+    """The table."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--data-dir")
+    parser.add_argument("--rows", type=int, default=10_000, help="of the training part, shuffled")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    table = data.load("mnist", data_dir=options.data_dir)
+    x = jnp.asarray(table.x.reshape(-1, 28, 28, 1) / table.x.max(), jnp.float32)
+    y = jnp.asarray(table.y, jnp.int32)
+    split: Any = partial(train_test_split, random_state=0)
+    rest, test = split(np.arange(len(y)), test_size=min(10_000, len(y) // 7), stratify=table.y)
+    train, kept = split(rest[: options.rows], test_size=0.1)
+    parts = [(x[rows], y[rows]) for rows in (train, kept, test)]
+    rows = []
+    for name, trees in (("CNN-Dense", False), ("CNN-TEL", True)):
+        rate = min(RATES, key=lambda rate, trees=trees: run(trees, rate, 0, parts)["kept"])
+        found = [run(trees, rate, seed, parts) for seed in range(options.seeds)]
+        of = lambda what, digits, found=found: (
+            f"{np.mean([one[what] for one in found]):.{digits}f} ± {np.std([one[what] for one in found]):.{digits}f}"
+        )
+        rows.append([name, f"{found[0]['numbers']:,}", of("accuracy", 4), of("loss", 4), f"{rate:g}", of("seconds", 0)])
+    notes = (
+        f"MNIST, {len(train)} rows to train, {len(kept)} to choose by, {len(test)} to test; {EPOCHS} epochs, batches "
+        f"of {BATCH}, {FILTERS} filters, mean and deviation over {options.seeds} seeds. Seconds include compilation."
+    )
+    arguments = f"--data-dir DATA --rows {options.rows} --seeds {options.seeds}"
+    header = ["network", "numbers", "accuracy", "test loss", "learning rate", "seconds"]
+    benchmark.write("cnn_tel", arguments, header, rows, notes, committed=options.write)
+
+
+if __name__ == "__main__":
+    main()
