@@ -50,6 +50,11 @@ def paths_at_once(paths: int) -> tuple[int, int]:
     return min(many, paths), min(few, paths)
 
 
+def samples_on_paths(trees: int) -> int:
+    """Samples whose paths through so many trees are followed together: more than a batch, and bounded."""
+    return max(1, 2**16 // trees)
+
+
 def prediction_block(n: int) -> int:
     """Samples in a block when a model is evaluated on n samples.
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jtrees import routing
+from jtrees import blocking, routing
 from jtrees.routing import conditional
 
 ALL = (0, 1, 2, 3, 4)  # every argument has a gradient, gamma's included
@@ -197,6 +197,19 @@ def test_single_precision_and_many_samples():
         assert {a.dtype for a in found} == {jnp.dtype(jnp.float32)}
         assert_near(found, expected, 2e-5)  # sums of 700 float32 numbers, slopes 3/2
     np.testing.assert_array_equal(reached(32, operands, 1.0)[0], reached(None, operands, 1.0)[0])
+
+
+def test_more_samples_than_are_followed_together(monkeypatch, x64):
+    """In blocks, the last one not full: some fit and others do not."""
+    monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 16)
+    (x, *splits, leaf_values), cotangent = case(8, 4, n=41)
+    operands = (np.concatenate([x[:16] / 1000, x[16:]]), *splits, leaf_values)  # the first are all uncertain, or none
+    expected = both(plain, None, operands, 0.9, cotangent)
+    assert_near(jax.jit(both.__wrapped__, static_argnums=(0, 1))(None, 3, operands, 0.9, cotangent), expected, 1e-9)
+    count, overflow = jax.jit(reached.__wrapped__, static_argnums=0)(3, operands, 0.9)
+    np.testing.assert_array_equal(count, count_plainly(operands, 0.9))
+    means = [count_plainly((operands[0][i : i + 16], *operands[1:]), 0.9).mean() for i in (0, 16)]
+    assert overflow and min(means) < 3 < max(means)
 
 
 def test_gradients_are_those_of_finite_differences(x64):

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import jtrees
 from jtrees import Batch, Ensemble
-from jtrees.methods import tel as module
+from jtrees.methods.ensemble import hardened
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -141,7 +141,7 @@ def indicators(params, x):
 def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     params, weight = random_params(depth=3, k=columns), np.linspace(0, 2, 400)
     y = Y if columns == 1 else np.stack([Y, X[:, 3]], 1)
-    forest = module.hardened(params, Batch(X, y, weight), None)
+    forest = hardened(params, Batch(X, y, weight), None)
     design, start = indicators(params, X), np.concatenate(params.leaf_values)
     target = y.reshape(400, -1) - design @ start
     change = Ridge(alpha=1.0, fit_intercept=False, solver="cholesky").fit(design, target, sample_weight=weight).coef_
@@ -154,7 +154,7 @@ def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
 def test_leaves_are_refitted_by_one_logistic_regression(x64):
     params = random_params(depth=3, k=3, scale=1.0)
     zero = params.replace(leaf_values=np.zeros_like(params.leaf_values))
-    forest = module.hardened(zero, Batch(X, CLASS, None), 3)
+    forest = hardened(zero, Batch(X, CLASS, None), 3)
     model = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-8, max_iter=1000)
     chances = model.fit(indicators(params, X), CLASS).predict_proba(indicators(params, X))
     np.testing.assert_allclose(forest.apply(jnp.asarray(X)), chances, atol=1e-3)  # a hundred steps of L-BFGS
@@ -163,7 +163,7 @@ def test_leaves_are_refitted_by_one_logistic_regression(x64):
 
 def test_a_leaf_that_no_sample_reaches_keeps_what_it_learnt():
     params = random_params(k=1, dtype=np.float32)
-    forest = module.hardened(params, Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32)), None)
+    forest = hardened(params, Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32)), None)
     reached = indicators(params, X[:3].astype(np.float32)).any(0).reshape(2, 8)
     changed = np.asarray(forest.trees.leaves.values) != params.leaf_values[..., 0]
     np.testing.assert_array_equal(changed, reached)

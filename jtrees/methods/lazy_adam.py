@@ -4,10 +4,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 import optax
 
-Moments = tuple[Any, Any]  # of a parameter: means of its gradient and of its square
+from jtrees.methods.ensemble import Ensemble
+from jtrees.routing import by_level, conditional, frontier as paths
+from jtrees.routing.by_level import Asked
 
 
 class LazyAdamState(NamedTuple):
@@ -57,3 +59,94 @@ def moves(gradient: Any, mean: Any, square: Any, count: Array, learning_rate: An
     met = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
     moved = jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, step)
     return moved, met(now.mu, mean), met(now.nu, square)
+
+
+# --- Steps in the rows that are met ----------------------------------------------------------------------------------
+
+
+def lazy_step(
+    params: Ensemble,
+    state: LazyAdamState,
+    x: Float[Array, "n p"],
+    loss: Any,
+    *,
+    gamma: Any,
+    width: int | None,
+    l2: Any,
+    learning_rate: Any,
+) -> tuple[Ensemble, LazyAdamState, Array]:
+    """Parameters and state after a step of lazy Adam, and the loss before it: work that does not grow with the trees.
+
+    Args:
+      params: the ensemble.
+      state: of ``lazy_adam(learning_rate)``.
+      x: samples.
+      loss: ``outputs (n, k) -> scalar``.
+      gamma: width of the uncertain region of a split's score.
+      width: room for paths, None: all splits are scored.
+      l2: strength of the penalty on split weights that have a gradient.
+      learning_rate: a number, a traced one, or a schedule.
+    """
+    of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
+
+    def whole(_: Any, now: Any) -> Any:
+        params, state = now
+        found = by_level.gradient(of(params), cotangent)
+        d_weights = _with_penalty(found.weights, params.weights, l2)
+        gradient: Any = Ensemble(d_weights, found.bias, found.leaf_values)
+        moved, state = lazy_adam(learning_rate).update(gradient, state)
+        return jax.tree.map(jnp.add, params, moved), state
+
+    def in_rows(_: Any, now: Any) -> Any:
+        params, state = now
+        room = Asked(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
+        found = paths.add_gradient(frontier, of(params), cotangent, room)
+        gradient = Ensemble(found.weights, found.bias, found.leaf_values)
+        return _move_rows(frontier, params, state._replace(room=gradient), l2, learning_rate, len(x))
+
+    asked = of(params)
+    if width is None:
+        value, cotangent = jax.value_and_grad(loss)(by_level.outputs(asked))
+        return *whole(None, (params, state)), value
+    frontier, fits = paths.explore(asked, width)
+    of_paths = lambda: paths.outputs(frontier, asked)
+    outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(asked))
+    value, cotangent = jax.value_and_grad(loss)(outputs)
+    # Loops of one step or none, not branches: a loop changes in place what it carries (and what is not looked at from
+    # outside), a branch copies it.
+    now = jax.lax.fori_loop(0, fits.astype(jnp.int32), in_rows, (params, state))
+    now = jax.lax.fori_loop(0, (~fits).astype(jnp.int32), whole, now)
+    return *now, value
+
+
+def _with_penalty(gradient: Array, weights: Array, l2: Any) -> Array:
+    return jnp.where(gradient != 0, gradient + 2 * l2 * weights, 0)
+
+
+def _move_rows(
+    frontier: paths.Frontier, params: Ensemble, state: LazyAdamState, l2: Any, rate: Any, n: int
+) -> tuple[Ensemble, LazyAdamState]:
+    """Parameters moved in the rows that a batch of n samples met, by the gradient in the state's room."""
+    of = params, state.room, state.mean, state.square
+    splits = tuple((a.weights.reshape(-1, a.weights.shape[-1]), a.bias.reshape(-1)) for a in of)
+    leaves = tuple((a.leaf_values.reshape(-1, a.leaf_values.shape[-1]),) for a in of)
+
+    def move(rows: Array, arrays: Any) -> Any:
+        now, gradient, mean, square = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), arrays)
+        if len(now) == 2:
+            gradient = _with_penalty(gradient[0], now[0], l2), gradient[1]
+        moved, mean, square = moves(gradient, mean, square, state.count, rate)
+        # A row that comes again finds no gradient, and rests. Zeros that are made of what was read save a copy of the
+        # room: they cannot be written before.
+        zeros = jax.tree.map(lambda g: g - g, gradient)
+        new = jax.tree.map(jnp.add, now, moved), zeros, mean, square
+        return jax.tree.map(lambda a, rows_now: a.at[rows].set(rows_now, mode="drop"), arrays, new)
+
+    roots = len(params.weights) * n
+    splits = paths.over_splits(frontier, roots, move, splits)
+    leaves = paths.over_leaves(frontier, roots, params.leaf_values.shape[1], move, leaves)
+    params, room, mean, square = (
+        Ensemble(weights.reshape(a.weights.shape), bias.reshape(a.bias.shape), values.reshape(a.leaf_values.shape))
+        for a, (weights, bias), (values,) in zip(of, splits, leaves, strict=True)
+    )
+    return params, LazyAdamState(state.count + 1, mean, square, room)

@@ -15,50 +15,17 @@ from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, losses, ops, prediction, routing, topology, training, validation as checks
+from jtrees import losses, prediction, routing, topology, training, validation as checks
 from jtrees.forest import Forest
-from jtrees.methods.lazy_adam import LazyAdamState, lazy_adam, moves
+from jtrees.methods.ensemble import Ensemble, hardened, random_ensemble
+from jtrees.methods.lazy_adam import LazyAdamState, lazy_adam, lazy_step
 from jtrees.methods.one_run import OneRun, check_found
 from jtrees.recipes import Fit, Found, Watch, number, static
-from jtrees.routing import by_level, conditional
+from jtrees.routing import conditional
 from jtrees.table import Scale, Table, mean_loss
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree
 
 STEPS = ("smooth", "logistic")
-_START = 0.01  # splits and leaves begin uniform between this and its negative (paper, appendix)
-_REFIT_STEPS = 100  # of conjugate gradients or L-BFGS, in which leaves are refitted
-_RIDGE = 1.0  # what holds a leaf where it was, in samples
-
-
-@struct.dataclass
-class Ensemble:
-    """Trees whose answers add up: what is trained.
-
-    Attributes:
-      weights: of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
-      bias: of the splits, ``(trees, nodes)``.
-      leaf_values: ``(trees, leaves, k)``; logits in classification.
-    """
-
-    weights: Float[Array, "trees nodes p"]
-    bias: Float[Array, "trees nodes"]
-    leaf_values: Float[Array, "trees leaves k"]
-
-    def outputs(
-        self, x: Float[Array, "n p"], gamma: Any, *, step: str = "smooth", width: int | None = None
-    ) -> Float[Array, "n k"]:
-        """The sum over the trees of the mean over leaves."""
-        if step == "smooth":
-            return ops.ensemble(self.weights, self.bias, self.leaf_values, x, gamma, width=width)
-        # The logistic step of the same size: 6 z / gamma (paper, figure 1).
-        alpha = 6 / jnp.asarray(gamma, x.dtype)
-        tree = lambda weights, bias, values: ops.soft(alpha * weights, alpha * bias, values, x)
-        return jax.vmap(tree)(self.weights, self.bias, self.leaf_values).sum(0)
-
-    def hard_leaves(self, x: Float[Array, "n p"]) -> Array:
-        """The leaf of each tree that each sample reaches as gamma goes to 0, ``(trees, n)``."""
-        return jax.vmap(lambda weights, bias: ops.hard(weights, bias, x))(self.weights, self.bias)
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -127,22 +94,14 @@ def tel(
         params: Ensemble, opt_state: LazyAdamState, batch: Batch, *, key: Array, step: Array
     ) -> tuple[Ensemble, LazyAdamState, tuple[Array, Array]]:
         of_outputs = lambda outputs: lost(outputs, batch)
-        moved = _lazy_step(params, opt_state, batch.x, gamma, of_outputs, width, l2, learning_rate)
+        options: Any = {"gamma": gamma, "width": width, "l2": l2, "learning_rate": learning_rate}
+        moved = lazy_step(params, opt_state, batch.x, of_outputs, **options)
         return *moved[:2], (moved[2], moved[2])
 
     kind = step
     predict = lambda params, x: _answers(params.outputs(x, gamma, step=kind, width=width), classes)
     harden = lambda params, batch: hardened(params, batch, classes)
     return training.Method(init, total, predict, harden, update=None if learning_rate is None else update)
-
-
-def random_ensemble(key: Array, depth: int, trees: int, p: int, k: int, dtype: Any) -> Ensemble:
-    """Splits and leaves from U(-0.01, 0.01), biases 0."""
-    nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
-    splits, values = trees * nodes * p, trees * leaves * k
-    drawn = jax.random.uniform(key, (splits + values,), dtype, -_START, _START)  # at once: each draw costs compilation
-    weights, leaf_values = drawn[:splits].reshape(trees, nodes, p), drawn[splits:].reshape(trees, leaves, k)
-    return Ensemble(weights, jnp.zeros((trees, nodes), dtype), leaf_values)
 
 
 def _shaped(outputs: Float[Array, "n k"], y: Array, classes: int | None) -> Array:
@@ -155,132 +114,6 @@ def _answers(outputs: Float[Array, "n k"], classes: int | None) -> Array:
     if classes is not None:
         return jax.nn.softmax(outputs, axis=1)
     return outputs[:, 0] if outputs.shape[1] == 1 else outputs
-
-
-# --- Steps in the rows that are met ----------------------------------------------------------------------------------
-
-
-def _lazy_step(
-    params: Ensemble, state: LazyAdamState, x: Array, gamma: Any, loss: Any, width: int | None, l2: Any, rate: Any
-) -> tuple[Ensemble, LazyAdamState, Array]:
-    """Parameters and state after a step of lazy Adam, and the loss before it."""
-    of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
-
-    def whole(_: Any, now: Any) -> Any:
-        params, state = now
-        found = by_level.gradient(of(params), cotangent)
-        d_weights = _with_penalty(found.weights, params.weights, l2)
-        gradient: Any = Ensemble(d_weights, found.bias, found.leaf_values)
-        moved, state = lazy_adam(rate).update(gradient, state)
-        return jax.tree.map(jnp.add, params, moved), state
-
-    def in_rows(_: Any, now: Any) -> Any:
-        params, state = now
-        room = conditional.Asked(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
-        found = conditional.add_gradient(frontier, of(params), cotangent, room)
-        gradient = Ensemble(found.weights, found.bias, found.leaf_values)
-        return _move_rows(frontier, params, state._replace(room=gradient), l2, rate, len(x))
-
-    asked = of(params)
-    if width is None:
-        value, cotangent = jax.value_and_grad(loss)(by_level.outputs(asked))
-        return *whole(None, (params, state)), value
-    frontier, fits = conditional.explore(asked, width)
-    of_paths = lambda: conditional.outputs(frontier, asked)
-    outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(asked))
-    value, cotangent = jax.value_and_grad(loss)(outputs)
-    # Loops of one step or none, not branches: a loop changes in place what it carries (and what is not looked at from
-    # outside), a branch copies it.
-    now = jax.lax.fori_loop(0, fits.astype(jnp.int32), in_rows, (params, state))
-    now = jax.lax.fori_loop(0, (~fits).astype(jnp.int32), whole, now)
-    return *now, value
-
-
-def _with_penalty(gradient: Array, weights: Array, l2: Any) -> Array:
-    return jnp.where(gradient != 0, gradient + 2 * l2 * weights, 0)
-
-
-def _move_rows(
-    frontier: conditional.Frontier, params: Ensemble, state: LazyAdamState, l2: Any, rate: Any, n: int
-) -> tuple[Ensemble, LazyAdamState]:
-    """Parameters moved in the rows that a batch of n samples met, by the gradient in the state's room."""
-    of = params, state.room, state.mean, state.square
-    splits = tuple((a.weights.reshape(-1, a.weights.shape[-1]), a.bias.reshape(-1)) for a in of)
-    leaves = tuple((a.leaf_values.reshape(-1, a.leaf_values.shape[-1]),) for a in of)
-
-    def move(rows: Array, arrays: Any) -> Any:
-        now, gradient, mean, square = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), arrays)
-        if len(now) == 2:
-            gradient = _with_penalty(gradient[0], now[0], l2), gradient[1]
-        moved, mean, square = moves(gradient, mean, square, state.count, rate)
-        # A row that comes again finds no gradient, and rests. Zeros that are made of what was read save a copy of the
-        # room: they cannot be written before.
-        zeros = jax.tree.map(lambda g: g - g, gradient)
-        new = jax.tree.map(jnp.add, now, moved), zeros, mean, square
-        return jax.tree.map(lambda a, rows_now: a.at[rows].set(rows_now, mode="drop"), arrays, new)
-
-    roots = len(params.weights) * n
-    splits = conditional.over_splits(frontier, roots, move, splits)
-    leaves = conditional.over_leaves(frontier, roots, params.leaf_values.shape[1], move, leaves)
-    params, room, mean, square = (
-        Ensemble(weights.reshape(a.weights.shape), bias.reshape(a.bias.shape), values.reshape(a.leaf_values.shape))
-        for a, (weights, bias), (values,) in zip(of, splits, leaves, strict=True)
-    )
-    return params, LazyAdamState(state.count + 1, mean, square, room)
-
-
-# --- Hard trees ------------------------------------------------------------------------------------------------------
-
-
-def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
-    """The ensemble as gamma goes to 0, its leaves refitted jointly on a batch: a forest whose answers are summed.
-
-    The leaf values of all trees are one ridge regression on the indicators of the leaves reached, in classification one
-    multinomial logistic regression, drawn to what was learnt as if by one sample a leaf: a leaf that no sample of the
-    batch reaches keeps its values. By conjugate gradients, or L-BFGS. Costs the accuracy that soft decisions bring.
-
-    Args:
-      params: what was trained.
-      batch: samples to set the leaves from.
-      classes: number of classes, or None.
-
-    Returns:
-      Of trees with constant leaves: logits in classification, whose link is a softmax.
-    """
-    x, y, weight = jax.tree.map(jnp.asarray, batch)
-    reached, values = params.hard_leaves(x), params.leaf_values
-    share = jnp.ones(len(x), x.dtype) if weight is None else weight
-    of_samples = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
-    if classes is None:
-        spread = jax.linear_transpose(of_samples, values)
-        normal = lambda change: spread(share[:, None] * of_samples(change))[0] + _RIDGE * change
-        error = share[:, None] * (y.reshape(len(x), -1) - of_samples(values))
-        change, _ = jax.scipy.sparse.linalg.cg(normal, spread(error)[0], maxiter=_REFIT_STEPS)
-    else:
-
-        def lost(change: Array) -> Array:
-            each = optax.losses.softmax_cross_entropy_with_integer_labels(of_samples(values + change), y)
-            return (share * each).sum() / len(x) + _RIDGE * jnp.square(change).sum() / (2 * len(x))
-
-        change = _minimised(lost, jnp.zeros_like(values))
-    refitted = values + change
-    held = refitted[..., 0] if classes is None and y.ndim == 1 else refitted
-    trees = ObliqueTree(params.weights, params.bias, kinds.Constant(held))
-    return Forest(trees, "sum", "identity" if classes is None else "softmax")
-
-
-def _minimised(fn: Any, start: Array) -> Array:
-    """Where a convex function is least, by L-BFGS."""
-    optimizer = optax.lbfgs()
-    value_and_grad = optax.value_and_grad_from_state(fn)
-
-    def step(_: Any, now: Any) -> Any:
-        at, state = now
-        value, gradient = value_and_grad(at, state=state)
-        updates, state = optimizer.update(gradient, state, at, value=value, grad=gradient, value_fn=fn)
-        return optax.apply_updates(at, updates), state
-
-    return jax.lax.fori_loop(0, _REFIT_STEPS, step, (start, optimizer.init(start)))[0]
 
 
 # --- What is fitted --------------------------------------------------------------------------------------------------
