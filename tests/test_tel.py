@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import jtrees
 from jtrees import Batch, Ensemble
+from jtrees.leaves.constant import effective
 from jtrees.methods.ensemble import hardened
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -25,7 +26,7 @@ CLASS = (X[:, 0] > 0).astype(int) + (X[:, 1] * X[:, 2] > 0.3)
 def random_params(depth=3, trees=2, k=2, scale=1.0, dtype=np.float64):
     drawn = np.random.default_rng(1)
     nodes = 2**depth - 1
-    shapes = (trees, nodes, 4), (trees, nodes), (trees, nodes + 1, k)
+    shapes = (trees, nodes, 4), (trees, nodes), (trees, nodes + 1, k)[: 3 if k else 2]
     weights, bias, leaf_values = (drawn.normal(size=shape).astype(dtype) for shape in shapes)
     return Ensemble(*map(jnp.asarray, (scale * weights, scale * bias, leaf_values)))
 
@@ -137,16 +138,20 @@ def indicators(params, x):
     return np.concatenate([np.eye(leaves)[one] for one in leaf], axis=1)
 
 
-@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("columns", [0, 1, 2])  # 0: targets without an axis of their own
 def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     params, weight = random_params(depth=3, k=columns), np.linspace(0, 2, 400)
-    y = Y if columns == 1 else np.stack([Y, X[:, 3]], 1)
+    y = np.stack([Y, X[:, 3]], 1)[:, :columns] if columns else Y
     forest = hardened(params, Batch(X, y, weight), None)
-    design, start = indicators(params, X), np.concatenate(params.leaf_values)
+    design, start = indicators(params, X), np.concatenate(params.leaf_values).reshape(16, -1)
     target = y.reshape(400, -1) - design @ start
-    change = Ridge(alpha=1.0, fit_intercept=False, solver="cholesky").fit(design, target, sample_weight=weight).coef_
+    change = (
+        Ridge(alpha=1.0, fit_intercept=False, solver="cholesky")
+        .fit(design, target, sample_weight=np.asarray(effective(weight)))
+        .coef_
+    )
     values = np.concatenate(np.asarray(forest.trees.leaves.values)).reshape(start.shape)
-    np.testing.assert_allclose(values, start + change.reshape(columns, -1).T, atol=1e-4)  # cg to 1e-5
+    np.testing.assert_allclose(values, start + change.reshape(-1, 16).T, atol=1e-4)  # cg to 1e-5
     np.testing.assert_allclose(forest.apply(jnp.asarray(X)), (design @ values).reshape(y.shape), atol=1e-8)
     assert forest.combine == "sum" and forest.link == "identity"
 
@@ -162,16 +167,26 @@ def test_leaves_are_refitted_by_one_logistic_regression(x64):
 
 
 def test_a_leaf_that_no_sample_reaches_keeps_what_it_learnt():
-    params = random_params(k=1, dtype=np.float32)
+    params = random_params(k=0, dtype=np.float32)
     forest = hardened(params, Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32)), None)
     reached = indicators(params, X[:3].astype(np.float32)).any(0).reshape(2, 8)
-    changed = np.asarray(forest.trees.leaves.values) != params.leaf_values[..., 0]
+    changed = np.asarray(forest.trees.leaves.values) != params.leaf_values
     np.testing.assert_array_equal(changed, reached)
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 SMALL = jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03)
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_answers_are_shaped_like_targets(hard):
+    for y in (Y[:, None], np.stack([Y, X[:, 3]], 1)):
+        found = jtrees.fit(SMALL.replace(hard=hard, epochs=5), X, y, key=KEY)
+        answers = found.model.predict(X)
+        assert answers.shape == y.shape
+        units = np.ptp(y, axis=0) if y.shape[1] > 1 else 1
+        assert found.loss == pytest.approx(np.mean(((y - answers) / units) ** 2), rel=1e-4)
 
 
 @pytest.mark.parametrize("lazy", [True, False])

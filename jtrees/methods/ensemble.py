@@ -1,5 +1,6 @@
 """An ensemble of soft trees as parameters: what it answers, how it begins, and the hard trees that it stands for."""
 
+import math
 from typing import Any
 
 from flax import struct
@@ -10,6 +11,7 @@ import optax
 
 from jtrees import leaves as kinds, ops, topology
 from jtrees.forest import Forest
+from jtrees.leaves.constant import effective, ones_or
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -25,19 +27,21 @@ class Ensemble:
     Attributes:
       weights: of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
       bias: of the splits, ``(trees, nodes)``.
-      leaf_values: ``(trees, leaves, k)``; logits in classification.
+      leaf_values: ``(trees, leaves)``, or k numbers a leaf, ``(trees, leaves, k)``; logits in classification.
     """
 
     weights: Float[Array, "trees nodes p"]
     bias: Float[Array, "trees nodes"]
-    leaf_values: Float[Array, "trees leaves k"]
+    leaf_values: Float[Array, "trees leaves *k"]
 
     def outputs(
         self, x: Float[Array, "n p"], gamma: Any, *, step: str = "smooth", width: int | None = None
-    ) -> Float[Array, "n k"]:
+    ) -> Float[Array, "n *k"]:
         """The sum over the trees of the mean over leaves."""
         if step == "smooth":
-            return ops.ensemble(self.weights, self.bias, self.leaf_values, x, gamma, width=width)
+            values = self.leaf_values.reshape(*self.leaf_values.shape[:2], -1)
+            outputs = ops.ensemble(self.weights, self.bias, values, x, gamma, width=width)
+            return outputs.reshape(-1, *self.leaf_values.shape[2:])
         # The logistic step of the same size: 6 z / gamma (paper, figure 1).
         alpha = 6 / jnp.asarray(gamma, x.dtype)
         tree = lambda weights, bias, values: ops.soft(alpha * weights, alpha * bias, values, x)
@@ -48,21 +52,23 @@ class Ensemble:
         return jax.vmap(lambda weights, bias: ops.hard(weights, bias, x))(self.weights, self.bias)
 
 
-def random_ensemble(key: Array, depth: int, trees: int, p: int, k: int, dtype: Any) -> Ensemble:
-    """Splits and leaves from U(-0.01, 0.01), biases 0."""
+def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[int, ...], dtype: Any) -> Ensemble:
+    """Splits and leaves from U(-0.01, 0.01), biases 0; so many outputs, ``()`` or ``(k,)``."""
     nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
-    splits, values = trees * nodes * p, trees * leaves * k
-    drawn = jax.random.uniform(key, (splits + values,), dtype, -_START, _START)  # at once: each draw costs compilation
-    weights, leaf_values = drawn[:splits].reshape(trees, nodes, p), drawn[splits:].reshape(trees, leaves, k)
-    return Ensemble(weights, jnp.zeros((trees, nodes), dtype), leaf_values)
+    splits, shape = trees * nodes * p, (trees, leaves, *outputs)
+    # At once: each draw costs compilation.
+    drawn = jax.random.uniform(key, (splits + math.prod(shape),), dtype, -_START, _START)
+    weights = drawn[:splits].reshape(trees, nodes, p)
+    return Ensemble(weights, jnp.zeros((trees, nodes), dtype), drawn[splits:].reshape(shape))
 
 
 def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
     """The ensemble as gamma goes to 0, its leaves refitted jointly on a batch: a forest whose answers are summed.
 
     The leaf values of all trees are one ridge regression on the indicators of the leaves reached, in classification one
-    multinomial logistic regression, drawn to what was learnt as if by one sample a leaf: a leaf that no sample of the
-    batch reaches keeps its values. By conjugate gradients, or L-BFGS. Costs the accuracy that soft decisions bring.
+    multinomial logistic regression, drawn to what was learnt as if by one sample a leaf (uneven weights count as fewer
+    samples): a leaf that no sample of the batch reaches keeps its values. By conjugate gradients, or L-BFGS. Costs the
+    accuracy that soft decisions bring.
 
     Args:
       params: what was trained.
@@ -74,23 +80,22 @@ def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
     """
     x, y, weight = jax.tree.map(jnp.asarray, batch)
     reached, values = params.hard_leaves(x), params.leaf_values
-    share = jnp.ones(len(x), x.dtype) if weight is None else weight
+    share = ones_or(effective(weight), len(x), x.dtype)
     of_samples = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
     if classes is None:
         spread = jax.linear_transpose(of_samples, values)
-        normal = lambda change: spread(share[:, None] * of_samples(change))[0] + _RIDGE * change
-        error = share[:, None] * (y.reshape(len(x), -1) - of_samples(values))
+        weighted = lambda of: share.reshape(-1, *[1] * (of.ndim - 1)) * of
+        normal = lambda change: spread(weighted(of_samples(change)))[0] + _RIDGE * change
+        error = weighted(y - of_samples(values))
         change, _ = jax.scipy.sparse.linalg.cg(normal, spread(error)[0], maxiter=_REFIT_STEPS)
     else:
 
         def lost(change: Array) -> Array:
             each = optax.losses.softmax_cross_entropy_with_integer_labels(of_samples(values + change), y)
-            return (share * each).sum() / len(x) + _RIDGE * jnp.square(change).sum() / (2 * len(x))
+            return ((share * each).sum() + _RIDGE / 2 * jnp.square(change).sum()) / len(x)
 
         change = _minimised(lost, jnp.zeros_like(values))
-    refitted = values + change
-    held = refitted[..., 0] if classes is None and y.ndim == 1 else refitted
-    trees = ObliqueTree(params.weights, params.bias, kinds.Constant(held))
+    trees = ObliqueTree(params.weights, params.bias, kinds.Constant(values + change))
     return Forest(trees, "sum", "identity" if classes is None else "softmax")
 
 

@@ -81,13 +81,17 @@ def lazy_step(
       params: the ensemble.
       state: of ``lazy_adam(learning_rate)``.
       x: samples.
-      loss: ``outputs (n, k) -> scalar``.
+      loss: of outputs, ``(n,)`` or ``(n, k)`` as the leaves have it, a scalar.
       gamma: width of the uncertain region of a split's score.
       width: room for paths, None: all splits are scored.
       l2: strength of the penalty on split weights that have a gradient.
       learning_rate: a number, a traced one, or a schedule.
     """
+    own = params.leaf_values.shape
+    params, room, mean, square = (_with_columns(a) for a in (params, state.room, state.mean, state.square))
+    state = LazyAdamState(state.count, mean, square, room)
     of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
+    of_columns = lambda outputs: loss(outputs.reshape(len(x), *own[2:]))
 
     def whole(_: Any, now: Any) -> Any:
         params, state = now
@@ -106,17 +110,30 @@ def lazy_step(
 
     asked = of(params)
     if width is None:
-        value, cotangent = jax.value_and_grad(loss)(by_level.outputs(asked))
-        return *whole(None, (params, state)), value
+        value, cotangent = jax.value_and_grad(of_columns)(by_level.outputs(asked))
+        params, state = whole(None, (params, state))
+        return *_with_leaves(params, state, own), value
     frontier, fits = paths.explore(asked, width)
     of_paths = lambda: paths.outputs(frontier, asked)
     outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(asked))
-    value, cotangent = jax.value_and_grad(loss)(outputs)
+    value, cotangent = jax.value_and_grad(of_columns)(outputs)
     # Loops of one step or none, not branches: a loop changes in place what it carries (and what is not looked at from
     # outside), a branch copies it.
     now = jax.lax.fori_loop(0, fits.astype(jnp.int32), in_rows, (params, state))
     now = jax.lax.fori_loop(0, (~fits).astype(jnp.int32), whole, now)
-    return *now, value
+    params, state = now
+    return *_with_leaves(params, state, own), value
+
+
+def _with_columns(params: Any) -> Any:
+    """The same with leaves ``(trees, leaves, k)``."""
+    return params.replace(leaf_values=params.leaf_values.reshape(*params.leaf_values.shape[:2], -1))
+
+
+def _with_leaves(params: Any, state: LazyAdamState, shape: tuple[int, ...]) -> tuple[Any, LazyAdamState]:
+    """Both with leaves of this shape."""
+    of = lambda params: params.replace(leaf_values=params.leaf_values.reshape(shape))
+    return of(params), LazyAdamState(state.count, of(state.mean), of(state.square), of(state.room))
 
 
 def _with_penalty(gradient: Array, weights: Array, l2: Any) -> Array:

@@ -80,11 +80,11 @@ def tel(
     def init(batch: Batch, *, key: Array) -> Ensemble:
         if classes is not None:
             checks.check_classes(batch.y, classes)
-        outputs = 1 if batch.y.ndim == 1 else batch.y.shape[1]
-        return random_ensemble(key, depth, trees, batch.x.shape[1], classes or outputs, batch.x.dtype)
+        outputs = batch.y.shape[1:] if classes is None else (classes,)
+        return random_ensemble(key, depth, trees, batch.x.shape[1], outputs, batch.x.dtype)
 
     def lost(outputs: Array, batch: Batch) -> Array:
-        return losses.weighted_mean(loss_of(_shaped(outputs, batch.y, classes), batch.y), batch.weight)
+        return losses.weighted_mean(loss_of(outputs, batch.y), batch.weight)
 
     def total(params: Ensemble, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         value = lost(params.outputs(batch.x, gamma, step=kind, width=width), batch)
@@ -99,21 +99,13 @@ def tel(
         return *moved[:2], (moved[2], moved[2])
 
     kind = step
-    predict = lambda params, x: _answers(params.outputs(x, gamma, step=kind, width=width), classes)
+
+    def predict(params: Ensemble, x: Array) -> Array:
+        outputs = params.outputs(x, gamma, step=kind, width=width)
+        return outputs if classes is None else jax.nn.softmax(outputs, axis=1)
+
     harden = lambda params, batch: hardened(params, batch, classes)
     return training.Method(init, total, predict, harden, update=None if learning_rate is None else update)
-
-
-def _shaped(outputs: Float[Array, "n k"], y: Array, classes: int | None) -> Array:
-    """Outputs as the loss takes them: one number a sample where y is one."""
-    return outputs[:, 0] if classes is None and y.ndim == 1 else outputs
-
-
-def _answers(outputs: Float[Array, "n k"], classes: int | None) -> Array:
-    """One target is answered without an axis of its own, classes by their probabilities."""
-    if classes is not None:
-        return jax.nn.softmax(outputs, axis=1)
-    return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
 
 # --- What is fitted --------------------------------------------------------------------------------------------------
@@ -143,8 +135,10 @@ class EnsembleModel:
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What :meth:`predict` answers, as a pure function of arrays."""
         x = x if self.scale is None else self.scale.enter(x)
-        answers = _answers(self.params.outputs(x, self.gamma, step=self.step), self.classes)
-        return answers if self.scale is None else self.scale.leave(answers)
+        outputs = self.params.outputs(x, self.gamma, step=self.step)
+        if self.classes is not None:
+            return jax.nn.softmax(outputs, axis=1)
+        return outputs if self.scale is None else self.scale.leave(outputs)
 
     def predict(self, x: ArrayLike) -> Any:
         """The answers, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
@@ -244,7 +238,7 @@ class TEL(OneRun):
         return lazy_adam(self.learning_rate) if lazy else optax.adam(self.learning_rate)
 
     def answers(self, params: Ensemble, table: Table, x: Array) -> Array:
-        return _shaped(params.outputs(x, self.gamma, step=self.step, width=self.width), table.y, table.classes)
+        return params.outputs(x, self.gamma, step=self.step, width=self.width)
 
     def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
         found = super().end(state, table, judge)
