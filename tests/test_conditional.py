@@ -265,6 +265,11 @@ def test_other_values_compile_nothing(count_compilations):
         both(None, width, operands, np.float32(0.5), cotangent)
         other, _ = case(5, 3, dtype=np.float32)
         assert count_compilations(both, None, width, other, np.float32(1.5), cotangent) == 0
+        # Nor from outside a program.
+        for fn, of in ((routing.conditional_ensemble, slice(4)), (routing.reachable_leaves, slice(3))):
+            call = lambda operands, gamma, fn=fn, of=of, width=width: fn(*operands[of], gamma, width=width)
+            call(operands, 0.5)
+            assert count_compilations(call, other, 1.5) == 0
 
 
 def test_no_sample_and_no_overflow_moves_what_is_not_reached(x64):

@@ -21,7 +21,7 @@ MAX_DEPTH = 20
 
 # Depths from which paths are tried, and the paths a sample and tree for which they take as long as all splits do.
 # experiments/bench_tel.py measures both: two CPU cores, 10 trees, batch 256, p = 20.
-_WIDTHS = {8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
+_WIDTHS = {7: 2, 8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
 
 
 def default_width(depth: int) -> int | None:
@@ -61,7 +61,7 @@ def conditional_ensemble(
     """
     asked = checked(x, weights, bias, leaf_values, gamma)
     width = checked_width(width, topology.depth_of(asked.bias.shape[1]))
-    return _by_level(asked) if width is None else _in_blocks(partial(_conditional, width), asked)
+    return _answers(width, asked)
 
 
 def reachable_leaves(
@@ -85,7 +85,17 @@ def reachable_leaves(
       ValueError: as :func:`conditional_ensemble`.
     """
     asked = checked(x, weights, bias, None, gamma)
-    width = checked_width(width, topology.depth_of(asked.bias.shape[1]))
+    return _reachable(checked_width(width, topology.depth_of(asked.bias.shape[1])), asked)
+
+
+# Compiled by themselves, so that calls from outside a program, of a layer that is looked at, compile once.
+@partial(jax.jit, static_argnums=0)
+def _answers(width: int | None, asked: Asked) -> Array:
+    return _by_level(asked) if width is None else _in_blocks(partial(_conditional, width), asked)
+
+
+@partial(jax.jit, static_argnums=0)
+def _reachable(width: int | None, asked: Asked) -> tuple[Array, Array]:
     if width is None:
         return by_level.reachable(asked), jnp.zeros((), bool)
 
