@@ -231,8 +231,11 @@ def conditional(implementation, x, *ensemble, gamma=0.8):
     return kernels.conditional(x, *ensemble, gamma=gamma, implementation=implementation)
 
 
-@CONFIGS
-@pytest.mark.parametrize("gamma", [0.05, 1.0])
+@pytest.mark.parametrize(
+    ("config", "gamma"),
+    [(CUT, 0.05), (CUT, 1.0), pytest.param(WHOLE, 1.0, marks=pytest.mark.slow)],
+    ids=["cut, hard", "cut", "whole"],
+)
 def test_an_ensemble(config, gamma):
     """Against the library's own, which is tested against the textbook formula."""
     args = operands(37, 5, 4, 3, trees=(3,))
