@@ -18,7 +18,7 @@ import optax
 
 from experiments import benchmark
 import jtrees
-from jtrees import routing, topology
+from jtrees import routing
 from jtrees.routing import conditional
 from jtrees.routing.by_level import Asked
 
@@ -208,7 +208,6 @@ def main() -> None:
         + "\nThe crossover: ms of scoring all splits; ms of following paths by the mean leaves a sample and tree; "
         "where a straight line through these meets the former; and the width that is the default.\n\n"
         + benchmark.markdown(["depth", "all splits", "leaves: paths", "equal at", "width"], ways)
-        + f"\nNodes: {TREES * topology.num_nodes(14)} at depth 14."
     )
     benchmark.write("bench_tel", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
 

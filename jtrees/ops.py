@@ -176,12 +176,14 @@ def ensemble(
       width: room for paths, where XLA does it.
       implementation: XLA or a kernel: see above.
     """
-    of = lambda weights, bias, leaf_values, x, gamma: (x, weights, bias, leaf_values)
-    plain = lambda *arrays: routing.conditional_ensemble(*of(*arrays), arrays[-1], width=width)
-    fused = lambda how, *arrays: kernels.conditional(*of(*arrays), gamma=arrays[-1], implementation=how)
+
+    def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
+        return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma, width=width)
+
+    def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
+        return kernels.conditional(x, weights, bias, leaf_values, gamma=gamma, implementation=how)
+
     how = _chosen("conditional", implementation, True, x, weights[0], bias[0], leaf_values[0])
-    if how is None:
-        return plain(weights, bias, leaf_values, x, gamma)
     return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype))
 
 

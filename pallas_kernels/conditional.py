@@ -13,7 +13,6 @@ from pallas_kernels.backend import Config
 from pallas_kernels.hard_routing import hard_routing
 from pallas_kernels.soft_routing import soft_routing
 
-NAME = "conditional"
 _SORTED = 6  # levels from the root by which samples are put in order
 
 

@@ -208,6 +208,11 @@ def test_gamma_is_what_reaches_leaves():
     assert 1 <= reached[0] < 1.2 < reached[1] < reached[2]
 
 
+def test_the_logistic_twin_reaches_everything():
+    found = jtrees.fit(SMALL.replace(step="logistic", epochs=5), X, Y, key=KEY)
+    assert found.report["reachable_leaves"] == 8 and not found.report["overflows"]
+
+
 @pytest.mark.parametrize("far", [0.0, 1e6])
 def test_hard_trees_answer_in_the_users_units(far):
     """A sum of trees whose targets are far from zero: each answers its share."""

@@ -12,10 +12,10 @@ import optax
 from jtrees import leaves as kinds, ops, topology
 from jtrees.forest import Forest
 from jtrees.leaves.constant import effective, ones_or
+from jtrees.nn.tree_ensemble import small_uniform
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_START = 0.01  # splits and leaves begin uniform between this and its negative (paper, appendix)
 _REFIT_STEPS = 100  # of conjugate gradients or L-BFGS, in which leaves are refitted
 _RIDGE = 1.0  # what holds a leaf where it was, in samples
 
@@ -57,7 +57,7 @@ def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[i
     nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
     splits, shape = trees * nodes * p, (trees, leaves, *outputs)
     # At once: each draw costs compilation.
-    drawn = jax.random.uniform(key, (splits + math.prod(shape),), dtype, -_START, _START)
+    drawn = small_uniform(key, (splits + math.prod(shape),), dtype)
     weights = drawn[:splits].reshape(trees, nodes, p)
     return Ensemble(weights, jnp.zeros((trees, nodes), dtype), drawn[splits:].reshape(shape))
 

@@ -228,24 +228,29 @@ class TEL(OneRun):
         return 4 * self.trees * topology.num_nodes(min(self.depth, 10))
 
     def method(self, table: Table) -> training.Method:
-        lazy = self.lazy and self.step == "smooth"
         options: Any = {"classes": table.classes, "loss": self.loss, "step": self.step, "l2": self.l2}
-        options |= {"width": self.width, "learning_rate": self.learning_rate if lazy else None}
+        options |= {"width": self.width, "learning_rate": self.learning_rate if self._rests else None}
         return tel(self.depth, self.trees, self.gamma, **options)
 
     def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
-        lazy = self.lazy and self.step == "smooth"
-        return lazy_adam(self.learning_rate) if lazy else optax.adam(self.learning_rate)
+        return lazy_adam(self.learning_rate) if self._rests else optax.adam(self.learning_rate)
+
+    @property
+    def _rests(self) -> bool:
+        """Whether what a batch does not meet rests; under logistic steps it meets everything."""
+        return self.lazy and self.step == "smooth"
 
     def answers(self, params: Ensemble, table: Table, x: Array) -> Array:
         return params.outputs(x, self.gamma, step=self.step, width=self.width)
 
     def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
         found = super().end(state, table, judge)
-        splits = found.model.weights, found.model.bias
-        count, overflows = routing.reachable_leaves(table.x, *splits, self.gamma, width=self.width)
-        real = jnp.ones(len(table.x)) if table.weight is None else table.weight > 0
-        reachable = jnp.average(count.mean(0), weights=real.astype(table.x.dtype))
+        reachable, overflows = jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool)
+        if self.step == "smooth":
+            splits = found.model.weights, found.model.bias
+            count, overflows = routing.reachable_leaves(table.x, *splits, self.gamma, width=self.width)
+            real = jnp.ones(len(table.x)) if table.weight is None else table.weight > 0
+            reachable = jnp.average(count.mean(0), weights=real.astype(table.x.dtype))
         forest = hardened(found.model, table.batch, table.classes) if self.hard else None
         return found._replace(extra={"reachable": reachable, "overflows": overflows, "forest": forest})
 

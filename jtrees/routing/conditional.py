@@ -19,8 +19,9 @@ from jtrees.routing.by_level import Asked
 
 MAX_DEPTH = 20
 
-# Depths from which paths are tried, and the paths a sample and tree for which they take as long as all splits do.
-# experiments/bench_tel.py measures both: two CPU cores, 10 trees, batch 256, p = 20.
+# Depths from which paths are tried, with room for fewer paths than take as long as all splits do, as a batch that is
+# tried in vain costs, too. experiments/bench_tel.py measures where both ways are equal: two CPU cores, 10 trees, batch
+# 256, p = 20; depth 11 and 13 lie between or beyond what was measured.
 _WIDTHS = {7: 2, 8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
 
 
