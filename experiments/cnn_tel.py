@@ -96,13 +96,13 @@ def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
     return best | {"numbers": numbers, "seconds": time.perf_counter() - start, "rate": rate}
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """The table."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--data-dir")
     parser.add_argument("--rows", type=int, default=10_000, help="of the training part, shuffled")
     parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     table = data.load("mnist", data_dir=options.data_dir)
     x = jnp.asarray(table.x.reshape(-1, 28, 28, 1) / table.x.max(), jnp.float32)
     y = jnp.asarray(table.y, jnp.int32)
@@ -122,9 +122,9 @@ def main() -> None:
         f"MNIST, {len(train)} rows to train, {len(kept)} to choose by, {len(test)} to test; {EPOCHS} epochs, batches "
         f"of {BATCH}, {FILTERS} filters, mean and deviation over {options.seeds} seeds. Seconds include compilation."
     )
-    arguments = f"--data-dir DATA --rows {options.rows} --seeds {options.seeds}"
+    command = f"--data-dir DATA --rows {options.rows} --seeds {options.seeds}"
     header = ["network", "numbers", "accuracy", "test loss", "learning rate", "seconds"]
-    benchmark.write("cnn_tel", arguments, header, rows, notes, committed=options.write)
+    benchmark.write("cnn_tel", command, header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":

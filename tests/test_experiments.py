@@ -13,12 +13,14 @@ import pytest
 from experiments import (
     bench_kernels,
     benchmark,
+    cnn_tel,
     estimators,
     paper_bandit,
     paper_dgt,
     paper_forest,
     paper_get,
     paper_latent,
+    paper_tel,
     pieces,
 )
 import jtrees
@@ -110,7 +112,10 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert not list((tmp_path / "x").glob("*.json"))
 
 
-@pytest.mark.parametrize("script", [paper_get, paper_dgt, paper_bandit, paper_latent, paper_forest, estimators])
+SCRIPTS = paper_get, paper_dgt, paper_bandit, paper_latent, paper_forest, paper_tel, estimators
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_committed_pieces_make_the_committed_report(script, tmp_path):
     name = script.SCRIPT.name
     (tmp_path / name).symlink_to(benchmark.RESULTS / name)
@@ -118,7 +123,7 @@ def test_committed_pieces_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third says with which command
     assert made.count("\n|") > 10
-    assert (tmp_path / f"{name}.png").exists() == (script in (paper_bandit, paper_latent))
+    assert (tmp_path / f"{name}.png").exists() == (script in (paper_bandit, paper_latent, paper_tel))
 
 
 # --- Benchmarks ------------------------------------------------------------------------------------------------------
@@ -317,6 +322,50 @@ def test_every_part_of_the_estimators_runs(folder, monkeypatch):
     text = (folder / "estimators.md").read_text()
     assert "| kin8nm | 225 x 5 |" in text and "| segmentation | 225 x 5 |" in text
     assert text.count("jtrees is ahead of CART on") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (benchmark.installed("optuna") and benchmark.installed("xgboost")), reason="needs xgboost and optuna"
+)
+def test_every_part_of_tel_runs(folder, monkeypatch):
+    (folder / "segmentation.npz").rename(folder / "churn.npz")
+    monkeypatch.setattr(paper_tel, "ROUNDS", 2)
+    monkeypatch.setattr(paper_tel, "ROUTING", jtrees.TEL(trees=2, depth=2, epochs=2))
+    monkeypatch.setattr(paper_tel, "DEPTHS", (2, 3))
+    monkeypatch.setattr(paper_tel, "TREES", (1, 2))
+    arguments = ["--data-dir", str(folder), "--datasets", "churn", "--seeds", "1", "--out", str(folder / "tel")]
+    pieces.main(paper_tel.SCRIPT, arguments)
+    text = (folder / "tel.md").read_text()
+    for part in ("Table 2", "Table 3", "Figure 2", "Figure 3", "Figure 4"):
+        assert f"({part})" in text
+    assert "| churn | smooth |" in text and (folder / "tel.png").exists()
+
+
+@pytest.mark.slow
+def test_networks_are_compared(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    y = np.arange(1200) % 10
+    images = rng.uniform(size=(1200, 28, 28)).astype(np.float32)
+    images[np.arange(1200), 2 * y + 4] = 1  # a line, whose height is the class
+    np.savez(tmp_path / "mnist.npz", X=images.reshape(1200, -1), y=y)
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    monkeypatch.setattr(cnn_tel, "EPOCHS", 8)
+    monkeypatch.setattr(cnn_tel, "RATES", (0.01,))
+    cnn_tel.main(["--data-dir", str(tmp_path), "--seeds", "1", "--write"])
+    rows = [line.split("|") for line in (tmp_path / "cnn_tel.md").read_text().splitlines() if line.startswith("| CNN")]
+    assert [row[1].strip() for row in rows] == ["CNN-Dense", "CNN-TEL"]
+    accuracies = [float(row[3].split("±")[0]) for row in rows]
+    assert min(accuracies) > 0.5  # guessing is right one time in ten
+
+
+def test_the_smallest_ensemble_that_does_is_found():
+    record = lambda found: {0: {"found": found, "machine": "a machine"}}
+    trees = {"tel": [[2, 1, 80.0, 30], [2, 5, 89.6, 150], [4, 1, 90.0, 200]]}
+    trees["boosting"] = [[2, 1, 70.0, 10], [2, 30, 89.5, 600], [4, 100, 91.0, 9000]]
+    tuned = {"boosting": {"test": 90.0, "numbers": 3000}}
+    text = paper_tel.compact({"trees": {"churn": record(trees)}, "tuned": {"churn": record(tuned)}})
+    assert "| churn | 90.00 | 3,000 | 5 of depth 2 | 150 | 20.0 | 4.0 |" in text
 
 
 def test_forests_are_compared_set_by_set():
