@@ -8,7 +8,6 @@ Adam; the epoch with the lowest loss on a tenth of the training rows, whose rate
 """
 
 from functools import partial
-import time
 from typing import Any
 
 from flax import nnx
@@ -86,14 +85,13 @@ def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
     numbers = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
     rng, best = np.random.default_rng(seed), {"kept": np.inf}
     many = len(images) // BATCH * BATCH
-    start = time.perf_counter()
     for i in range(EPOCHS):
         rows = rng.permutation(len(images))[:many].reshape(-1, BATCH)
         epoch(model, optimizer, images[rows], labels[rows])
         if (lost := float(judged(evaluated, *kept)[0])) < best["kept"]:
             tested = judged(evaluated, *test)
             best = {"kept": lost, "loss": float(tested[0]), "accuracy": float(tested[1]), "epoch": i + 1}
-    return best | {"numbers": numbers, "seconds": time.perf_counter() - start, "rate": rate}
+    return best | {"numbers": numbers, "rate": rate}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -117,13 +115,13 @@ def main(arguments: list[str] | None = None) -> None:
         of = lambda what, digits, found=found: (
             f"{np.mean([one[what] for one in found]):.{digits}f} ± {np.std([one[what] for one in found]):.{digits}f}"
         )
-        rows.append([name, f"{found[0]['numbers']:,}", of("accuracy", 4), of("loss", 4), f"{rate:g}", of("seconds", 0)])
+        rows.append([name, f"{found[0]['numbers']:,}", of("accuracy", 4), of("loss", 4), f"{rate:g}"])
     notes = (
         f"MNIST, {len(train)} rows to train, {len(kept)} to choose by, {len(test)} to test; {EPOCHS} epochs, batches "
-        f"of {BATCH}, {FILTERS} filters, mean and deviation over {options.seeds} seeds. Seconds include compilation."
+        f"of {BATCH}, {FILTERS} filters, mean and deviation over {options.seeds} seeds."
     )
     command = f"--data-dir DATA --rows {options.rows} --seeds {options.seeds}"
-    header = ["network", "numbers", "accuracy", "test loss", "learning rate", "seconds"]
+    header = ["network", "numbers", "accuracy", "test loss", "learning rate"]
     benchmark.write("cnn_tel", command, header, rows, notes, committed=options.write)
 
 

@@ -85,6 +85,8 @@ MODELS = {
     "dgt": Model(lambda depth, options, task: jtrees.DGT(depth=depth, epochs=None), (4, 6)),
     "latent": Model(lambda depth, options, task: jtrees.LatentTree(depth=depth, epochs=None), (4,)),
     "tel": Model(lambda depth, options, task: jtrees.TEL(depth=depth, epochs=None), (4,)),
+    "co2": Model(lambda depth, options, task: jtrees.CO2(depth=depth), (8,)),
+    "nongreedy": Model(lambda depth, options, task: jtrees.NonGreedy(depth=depth), (8,)),
     "forest": Model(_forest, (None,)),
     "get-polished": Model(
         lambda depth, options, task: jtrees.Polished(_get(depth, options), epochs=options.epochs), (2, 4)

@@ -24,6 +24,7 @@ from jtrees.methods.bandit import (
     two_rates as two_rates,
 )
 from jtrees.methods.clustering import LatentClustering as LatentClustering, dendrogram_purity as dendrogram_purity
+from jtrees.methods.co2 import CO2 as CO2
 from jtrees.methods.dgt import DGT as DGT, PAT as PAT, ChainedTree as ChainedTree, dgt as dgt, pat as pat
 from jtrees.methods.get import GET as GET, get as get
 from jtrees.methods.latent import (
@@ -33,6 +34,8 @@ from jtrees.methods.latent import (
     latent as latent,
 )
 from jtrees.methods.lazy_adam import lazy_adam as lazy_adam
+from jtrees.methods.lazy_momentum import lazy_momentum as lazy_momentum
+from jtrees.methods.nongreedy import NonGreedy as NonGreedy, nongreedy as nongreedy
 from jtrees.methods.polish import Polished as Polished
 from jtrees.methods.raddt import RADDT as RADDT, raddt as raddt
 from jtrees.methods.tel import TEL as TEL, Ensemble as Ensemble, EnsembleModel as EnsembleModel, tel as tel

@@ -42,6 +42,12 @@ def levels(per_node: Array) -> list[Array]:
     return [per_node[level(i)] for i in range(depth_of(per_node.shape[0]))]
 
 
+def ancestors(leaf_index: Array, depth: int) -> Array:
+    """Leaf numbers ``(n,)`` -> the internal nodes on the way to them, root first, ``(depth, n)``."""
+    node = leaf_index + num_leaves(depth)  # the root is 1 here: halving is going up
+    return (node[None] >> jnp.arange(depth, 0, -1, dtype=node.dtype)[:, None]) - 1
+
+
 def interleave(left: Array, right: Array) -> Array:
     """Two arrays ``(m, ...)`` over the parents of a level -> ``(2 m, ...)`` over their children, in order."""
     return jnp.stack([left, right], axis=1).reshape(2 * left.shape[0], *left.shape[1:])

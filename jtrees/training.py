@@ -52,7 +52,7 @@ class Method(NamedTuple):
       predict: ``(params, x) -> outputs``: what the trained model answers.
       harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree that the parameters stand for, leaves
         refitted on the batch; can be compiled.
-      project: ``params -> params``, at the start and after each step (norm balls, ...).
+      project: ``params -> params``, at the start and after each step of the optimiser (norm balls, ...).
       update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``: a step of its own, in
         place of the gradient of ``loss`` and the optimiser, where those would touch more than the method means to; the
         optimiser given only makes the first ``opt_state``.
@@ -159,11 +159,15 @@ def start(
         expected, came = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (fresh, lambda: params))
         if expected != came:
             raise ValueError(f"params must be like those of the method, {expected}, got {came}")
-    first: Any = method.project(fresh() if params is None else params)
+    return begun(method.project(fresh() if params is None else params), data, key=key, optimizer=optimizer)
+
+
+def begun(params: Params, data: Batch, *, key: Array, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state of a run that has not begun, from parameters as they are."""
     zero, n = jnp.zeros((), jnp.int32), data.x.shape[0]
-    best = Best(first, jnp.asarray(jnp.inf, data.x.dtype), zero)
+    best = Best(params, jnp.asarray(jnp.inf, data.x.dtype), zero)
     order = jnp.arange(n, dtype=jnp.int32)
-    return TrainState(first, optimizer.init(first), order, zero, key, best, jnp.ones((), bool))
+    return TrainState(params, optimizer.init(params), order, zero, key, best, jnp.ones((), bool))
 
 
 def advance(
@@ -269,7 +273,7 @@ def one_step(
             current = Best(state.params, now, state.step)
             seen = jax.tree.map(lambda old, new: jnp.where(better, new, old), seen, current)
         finite = state.finite & jnp.isfinite(loss)
-        params = method.project(params)
+        params = params if method.update is not None else method.project(params)
         return TrainState(params, opt_state, order, state.step + 1, state.key, seen, finite), (loss.astype(dtype), now)
 
     return once

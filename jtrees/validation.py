@@ -20,8 +20,8 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
 
 
-def check_depth(depth: Any) -> int:
-    """The depth as an int between 1 and 16.
+def check_depth(depth: Any, most: int = MAX_DEPTH) -> int:
+    """The depth as an int between 1 and ``most``, by default 16.
 
     Raises:
       ValueError: if it is not a whole number in that range.
@@ -29,9 +29,9 @@ def check_depth(depth: Any) -> int:
     try:
         value = operator.index(depth)
     except TypeError:
-        raise ValueError(f"depth must be a whole number from 1 to {MAX_DEPTH}, got {depth!r}") from None
-    if not 1 <= value <= MAX_DEPTH:
-        raise ValueError(f"depth must be from 1 to {MAX_DEPTH}, got {value}")
+        raise ValueError(f"depth must be a whole number from 1 to {most}, got {depth!r}") from None
+    if not 1 <= value <= most:
+        raise ValueError(f"depth must be from 1 to {most}, got {value}")
     return value
 
 
@@ -112,7 +112,8 @@ def check_part(name: str, value: Any) -> None:
     """
     if is_traced(value):
         return
-    if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf" or not 0 <= value < 1:
+    number = np.asarray(value)  # jax would trace a comparison within a program
+    if number.ndim or number.dtype.kind not in "biuf" or not 0 <= number < 1:
         raise ValueError(f"{name} must be a number from 0 up to but not including 1, got {value!r}")
 
 

@@ -12,6 +12,8 @@ OTHERS = [
     jtrees.PAT(depth=3, epochs=60),
     jtrees.LatentTree(depth=2, epochs=60),
     jtrees.TEL(depth=3, trees=5, epochs=60),
+    jtrees.CO2(depth=3, epochs=20),
+    jtrees.NonGreedy(depth=3, greedy_epochs=10, epochs=30),
     jtrees.Bagged(_DGT, trees=3),
     jtrees.Polished(_GET, epochs=10),
 ]

@@ -42,6 +42,7 @@ METHODS = {
     "pat": (lambda slope: jtrees.pat(2, slope), (1.0, 5.0), Y),
     "latent": (lambda penalty: jtrees.latent(2, penalty), (0.1, 1.0), Y),
     "tel": (lambda gamma: jtrees.tel(2, 3, gamma), (0.5, 1.0), Y),
+    "nongreedy": (lambda nu: jtrees.nongreedy(2, nu, classes=3), (1.0, 10.0), CLASS),
 }
 
 
@@ -138,6 +139,8 @@ RECIPES = {
     "PAT": (PAT, "slopes", ((1.0, 100.0), (1.0, 5.0))),
     "LatentTree": (jtrees.LatentTree(depth=3, batch_size=50), "penalty", (0.01, 0.1)),
     "TEL": (jtrees.TEL(**SMALL, trees=3), "gamma", (0.2, 0.4)),
+    "CO2": (jtrees.CO2(**SMALL), "nu", (1.0, 10.0)),
+    "NonGreedy": (jtrees.NonGreedy(**SMALL, greedy_epochs=2), "nu", (1.0, 10.0)),
     "LatentClustering": (jtrees.LatentClustering(**SMALL), "penalty", (0.1, 0.2)),
     "Bagged": (jtrees.Bagged(base=PAT, trees=2), "base__learning_rate", (0.01, 0.02)),
     "Polished": (jtrees.Polished(base=PAT.replace(depth=1), epochs=4), "learning_rate", (0.01, 0.02)),

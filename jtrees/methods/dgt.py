@@ -18,9 +18,9 @@ import numpy as np
 import optax
 
 from jtrees import leaves as kinds, losses, ops, routing, topology, training, validation as checks
-from jtrees.methods.one_run import OneRun, check_found
+from jtrees.methods.one_run import OneRun, fit_of_tree
 from jtrees.recipes import Fit, Found, Watch, number, static
-from jtrees.table import Scale, Table, mean_loss
+from jtrees.table import Scale, Table
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -256,11 +256,8 @@ class HardTree(OneRun):
     def finish(
         self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
     ) -> Fit:
-        check_found(found)
-        tree = scale.from_unit(found.model)
-        loss = float(found.score) if self.loss is not None else mean_loss(tree, judge or table, scale)
-        path = np.asarray(tree.decision_path(table.x))[:-1]
-        return Fit(tree, tree, loss, int(found.step), np.zeros(0), {"reached": len(np.unique(path))})
+        loss = float(found.score) if self.loss is not None else None
+        return fit_of_tree(found, table, judge, scale, loss=loss)
 
 
 @struct.dataclass(kw_only=True)

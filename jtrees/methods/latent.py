@@ -19,7 +19,7 @@ import optax
 
 from jtrees import leaves as kinds, losses, ops, prediction, routing, topology, training, validation as checks
 from jtrees.methods.one_run import OneRun, check_found
-from jtrees.nn.latent_tree import Split, activity, check_depth, check_split, make_split, split_scores
+from jtrees.nn.latent_tree import MAX_DEPTH, Split, activity, check_split, make_split, split_scores
 from jtrees.recipes import Fit, Found, Watch, number, static
 from jtrees.table import Scale, Table, mean_loss
 from jtrees.training import Batch
@@ -177,7 +177,7 @@ def checked_architecture(of: Architecture) -> Architecture:
     checks.check_part("dropout", of.dropout)
     if of.outputs is not None:
         checks.check_count("outputs", of.outputs)
-    depth, hidden = check_depth(of.depth), checks.check_count("hidden", of.hidden)
+    depth, hidden = checks.check_depth(of.depth, MAX_DEPTH), checks.check_count("hidden", of.hidden)
     return of._replace(depth=depth, hidden=hidden, dropout=float(of.dropout))
 
 

@@ -5,11 +5,12 @@ from typing import Any
 from flax import struct
 import jax.numpy as jnp
 from jaxtyping import Array
+import numpy as np
 import optax
 
 from jtrees import losses, training, validation as checks
-from jtrees.recipes import Found, Recipe, Rounds, number, static
-from jtrees.table import Table
+from jtrees.recipes import Fit, Found, Recipe, Rounds, number, static
+from jtrees.table import Scale, Table, mean_loss
 
 _UPDATES, _PASSES = 2000, 12  # at least, unless epochs are given
 
@@ -105,3 +106,20 @@ def check_found(found: Found) -> None:
     """Raises ``FloatingPointError`` if a search was not finite."""
     if not found.finite:
         raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+
+
+def fit_of_tree(found: Found, table: Table, judge: Table | None, scale: Scale, *, loss: float | None = None) -> Fit:
+    """A hard tree on scaled data as a fit in the user's units; table and judge are in these.
+
+    Args:
+      found: its model is the tree.
+      table: what was learnt from.
+      judge: what it was chosen by, if that is something else.
+      scale: of the data.
+      loss: what to report in place of the tree's mean loss.
+    """
+    check_found(found)
+    tree = scale.from_unit(found.model)
+    path = np.asarray(tree.decision_path(table.x))[:-1]
+    loss = mean_loss(tree, judge or table, scale) if loss is None else loss
+    return Fit(tree, tree, loss, int(found.step), np.zeros(0), {"reached": len(np.unique(path))})

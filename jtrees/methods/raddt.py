@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import ops, routing, training
+from jtrees import ops, routing, topology, training
 from jtrees.methods.annealing import Annealed, soft_method
 from jtrees.recipes import static
 from jtrees.training import Batch
@@ -93,8 +93,7 @@ def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None =
       sample_weight: samples of weight 0 do not count.
     """
     nodes = tree.weights.shape[0]
-    leaf = ops.hard(tree.weights, tree.bias, x) + nodes + 1  # the root is 1 here: halving is going up
-    path = (leaf[None] >> jnp.arange(tree.depth, 0, -1)[:, None]) - 1
+    path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
     score = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
     own = jax.lax.map(score, path)  # level by level: the scores of all nodes would not fit for deep trees
     if sample_weight is not None:

@@ -20,13 +20,6 @@ MakeSplit = Callable[[int, int, nnx.Rngs], Callable[[Array], Array]]
 Split = Literal["linear", "elu", "mlp"] | MakeSplit
 
 
-def check_depth(depth: Any) -> int:
-    """The depth as an int between 1 and 10; ``ValueError`` if it is none."""
-    if validation.check_depth(depth) > MAX_DEPTH:
-        raise ValueError(f"depth must be from 1 to {MAX_DEPTH}, got {depth}")
-    return int(depth)
-
-
 def check_split(split: Any) -> None:
     """A name, or a function; ``ValueError`` if it is neither."""
     if not callable(split):
@@ -116,7 +109,7 @@ class LatentTree(nnx.Module):
           ValueError: for a count, a penalty, a momentum or a depth out of range, or an unknown split.
         """
         validation.check_count("features", features)
-        check_depth(depth)
+        validation.check_depth(depth, MAX_DEPTH)
         validation.check_number("penalty", penalty)
         validation.check_part("momentum", momentum)
         nodes = topology.num_nodes(depth)

@@ -1,0 +1,103 @@
+"""The bound that non-greedy trees descend, and a step down it that touches only what its batch does: shared by
+:mod:`jtrees.methods.co2` and :mod:`jtrees.methods.nongreedy`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jtrees import leaves as kinds, losses, topology
+from jtrees.methods.lazy_momentum import LazyMomentumState, move_rows, touched
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+
+class Bound(NamedTuple):
+    """The bound of each sample, ``loss at leaf + sum of slopes * scores``.
+
+    Attributes:
+      leaf: where it takes the loss from.
+      nodes: splits whose scores it holds, ``(r, n)``.
+      scores: their scores.
+      slopes: of the bound by them: 0, 2 or -2 each.
+      reached: the loss at the leaf that the sample reaches.
+    """
+
+    leaf: Int[Array, " n"]
+    nodes: Int[Array, "r n"]
+    scores: Float[Array, "r n"]
+    slopes: Float[Array, "r n"]
+    reached: Float[Array, " n"]
+
+
+def against(scores: Array) -> Array:
+    """The slope of ``-2 |score|``: that of a decision turned over."""
+    return jnp.where(scores > 0, -2, 2).astype(scores.dtype)
+
+
+def loss_of(outputs: Array, y: Array, classes: int | None) -> Float[Array, " n"]:
+    """Loss of what leaves hold, logits or numbers, on each sample."""
+    return losses.sample_loss(None, classes)(outputs, y)
+
+
+def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, classes: int | None) -> ObliqueTree:
+    """The tree with leaves to train from: the means or (as logits) smoothed class frequencies of the samples there."""
+    leaves = topology.num_leaves(tree.depth)
+    shape = (leaves, *batch.y.shape[1:]) if classes is None else (leaves, classes)
+    kind = kinds.Constant if classes is None else kinds.Logit
+    fitted = kind(jnp.zeros(shape, batch.x.dtype)).refit(leaf, *batch)
+    return tree.replace(leaves=fitted if classes is None else fitted.trainable())
+
+
+def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
+    """Split weights ``(m, p)`` and biases ``(m,)`` with ``|w|^2 + b^2 <= nu``, the nearest in each row."""
+    weights, bias = rows
+    square = jnp.square(weights).sum(1) + jnp.square(bias)
+    shrunk = jnp.sqrt(nu / jnp.where(square > nu, square, nu)).astype(bias.dtype)
+    return weights * shrunk[:, None], bias * shrunk
+
+
+def descended(
+    params: ObliqueTree,
+    state: LazyMomentumState,
+    batch: Batch,
+    bound: Bound,
+    *,
+    rate: Any,
+    decay: Any,
+    nu: Any,
+    classes: int | None,
+) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
+    """Parameters and state after a step of lazy momentum, in the rows that have a gradient; bound and loss before it.
+
+    Args:
+      params: the tree.
+      state: of the optimiser.
+      batch: samples, whose ``y`` are targets.
+      bound: theirs.
+      rate: learning rate.
+      decay: of the velocity.
+      nu: squared radius of the ball of a split.
+      classes: number of classes, or None.
+    """
+    n, speed = len(batch.x), state.velocity
+    share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
+    product = lambda shares, held: jnp.tensordot(shares, held, ((1,), (0,)), precision="highest")
+
+    rows, shares = touched(bound.nodes, share * bound.slopes, len(params.bias))
+    gradient = product(shares, batch.x), shares.sum(1)
+    of: Any = {"rate": rate, "decay": decay}
+    splits, velocity = (params.weights, params.bias), (speed.weights, speed.bias)
+    splits, velocity = move_rows(splits, velocity, rows, gradient, project=lambda rows: into_ball(rows, nu), **of)
+
+    lost = lambda values: (share * loss_of(values, batch.y, classes)).sum()
+    at_leaf, gradient = jax.value_and_grad(lost)(params.leaves.values[bound.leaf])
+    rows, shares = touched(bound.leaf[None], jnp.ones_like(share)[None], len(params.leaves.values))
+    values, of_values = move_rows(params.leaves.values, speed.leaves.values, rows, product(shares, gradient), **of)
+
+    tree = lambda splits, values: ObliqueTree(splits[0], splits[1], params.leaves.replace(values=values))
+    state = LazyMomentumState(state.count + 1, tree(velocity, of_values))
+    value = at_leaf + (share * (bound.slopes * bound.scores).sum(0)).sum()
+    return tree(splits, values), state, (value, (share * bound.reached).sum())

@@ -1,0 +1,319 @@
+"""Non-greedy trees: the bound and its gradient, steps in the rows that are touched, CO2 and the recipe."""
+
+from functools import cache, partial
+
+from hypothesis import given, strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from sklearn.tree import DecisionTreeClassifier
+
+import jtrees
+from jtrees import Batch, leaves as kinds
+from jtrees.methods import nongreedy as module
+from jtrees.methods.bound import into_ball
+from jtrees.methods.lazy_momentum import touched
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+N, P, K = 60, 3, 3
+
+
+def samples(seed=0, classes=True, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(N, P)).astype(dtype)
+    y = np.digitize(x[:, 0] + x[:, 1] * x[:, 2], [-0.5, 0.5]) if classes else (x[:, 0] * x[:, 1]).astype(dtype)
+    return Batch(jnp.asarray(x), jnp.asarray(y, jnp.int32 if classes else dtype))
+
+
+def tree(depth, seed=0, classes=True, dtype=np.float32, size=1.0):
+    rng = np.random.default_rng([depth, seed])
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+    leaves = kinds.Logit(draw(2**depth, K)) if classes else kinds.Constant(draw(2**depth))
+    return jtrees.ObliqueTree(size * draw(2**depth - 1, P), size * draw(2**depth - 1), leaves)
+
+
+@cache
+def bounds_of(depth, inference, classes=True):
+    """Compiled: the bound, and the loss of the hard tree."""
+    method = jtrees.nongreedy(depth, 1e6, classes=K if classes else None, inference=inference)
+    return jax.jit(lambda params, batch: method.loss(params, batch, key=None, step=0))
+
+
+# --- The bound -------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**6), size=st.floats(0.01, 30))
+@pytest.mark.parametrize("classes", [True, False])
+def test_exact_bound_is_above_fast_bound_is_above_loss(classes, seed, size):
+    params, batch = tree(3, seed, classes, size=size), samples(seed, classes)
+    exact, loss = bounds_of(3, "exact", classes)(params, batch)
+    fast, also = bounds_of(3, "fast", classes)(params, batch)
+    assert float(loss) == pytest.approx(float(also), rel=1e-5)
+    slack = 1e-5 * float(exact)  # float32
+    assert exact >= fast - slack and fast >= loss - slack
+    assigned = batch._replace(y=(batch.y, jnp.asarray(np.random.default_rng(seed).integers(0, 8, N), jnp.int32)))
+    for kind, plain in (("exact", exact), ("fast", fast)):
+        assert bounds_of(3, kind, classes)(params, assigned)[0] >= plain - slack
+
+
+def test_the_loss_is_that_of_the_hard_tree():
+    for classes in (True, False):
+        params, batch = tree(3, 0, classes), samples(0, classes)
+        leaf = oracles.walk(params.weights, params.bias, batch.x)
+        held = np.asarray(params.leaves.values, np.float64)[leaf]
+        if classes:
+            chances = np.exp(held) / np.exp(held).sum(1, keepdims=True)
+            lost = -np.log(chances[np.arange(N), np.asarray(batch.y)])
+        else:
+            lost = (held - np.asarray(batch.y)) ** 2
+        assert float(bounds_of(3, "fast", classes)(params, batch)[1]) == pytest.approx(lost.mean(), rel=1e-5)
+
+
+@given(seed=st.integers(0, 10**6), larger=st.floats(1.01, 10))
+def test_the_bound_tightens_as_splits_are_scaled_up(seed, larger):
+    """Proposition 1."""
+    batch, params = samples(seed), tree(3, seed)
+    scaled = params.replace(weights=larger * params.weights, bias=larger * params.bias)
+    for kind in ("exact", "fast"):
+        wide, tight = (bounds_of(3, kind)(which, batch) for which in (params, scaled))
+        assert tight[0] <= wide[0] * (1 + 1e-5)
+        assert float(tight[1]) == pytest.approx(float(wide[1]), rel=1e-5)
+
+
+def test_assigned_to_the_leaves_that_they_reach_it_is_the_plain_bound():
+    params, batch = tree(4), samples()
+    own = batch._replace(y=(batch.y, jnp.asarray(params.leaf_index(batch.x))))
+    for kind in ("exact", "fast"):
+        plain, stable = (bounds_of(4, kind)(params, data) for data in (batch, own))
+        np.testing.assert_allclose(plain, stable, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+@pytest.mark.parametrize("classes", [True, False])
+@pytest.mark.parametrize("stable", [True, False])
+def test_gradients_are_finite_differences(x64, kind, classes, stable):
+    params, batch = tree(3, 1, classes, np.float64), samples(1, classes, np.float64)
+    batch = batch._replace(weight=jnp.asarray(np.linspace(0.5, 1.5, N)))
+    if stable:
+        batch = batch._replace(y=(batch.y, jnp.asarray(np.arange(N) % 8)))
+    method = jtrees.nongreedy(3, 1e6, classes=K if classes else None, inference=kind)
+    both = jax.jit(jax.value_and_grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))
+    slopes, step = both(params)[1], 1e-6
+    for get, put in [
+        (lambda t: t.weights, lambda t, a: t.replace(weights=a)),
+        (lambda t: t.bias, lambda t, a: t.replace(bias=a)),
+        (lambda t: t.leaves.values, lambda t, a: t.replace(leaves=t.leaves.replace(values=a))),
+    ]:
+        direction = jnp.asarray(np.random.default_rng(2).normal(size=get(params).shape))
+        up, down = (both(put(params, get(params) + sign * step * direction))[0] for sign in (1, -1))
+        # The bound is piecewise linear in the splits: no sample changes its piece within so small a step.
+        assert float((up - down) / (2 * step)) == pytest.approx(float((get(slopes) * direction).sum()), rel=1e-5)
+
+
+def test_the_gradient_is_g_minus_h_times_x(x64):
+    params, batch = tree(2, 3, dtype=np.float64), samples(3, dtype=np.float64)
+    method = jtrees.nongreedy(2, 1e6, classes=K, inference="exact")
+    slopes = jax.grad(lambda params: method.loss(params, batch, key=None, step=0)[0])(params)
+    expected = np.zeros((3, P))
+    for x, y in zip(np.asarray(batch.x), np.asarray(batch.y), strict=True):
+        z = np.asarray(params.weights) @ x + np.asarray(params.bias)
+        lost = -np.asarray(jax.nn.log_softmax(params.leaves.values))[:, y]
+        values = [lost[leaf] - 2 * v for leaf, v in enumerate(oracles.path_violations(z))]
+        for node, right in oracles.path_to(int(np.argmax(values)), 2):
+            expected[node] += ((1 if right else -1) - (1 if z[node] > 0 else -1)) * x / N
+    np.testing.assert_allclose(slopes.weights, expected, atol=1e-12)
+
+
+# --- Steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_touched_rows_are_found_once_with_the_sum_of_their_slopes():
+    rows, slopes = jnp.asarray([[3, 3, 9, 4], [3, 1, 1, 2]]), jnp.asarray([[2.0, 1, 0, 5], [-2, 4, 1, 0]])
+    once, shares = touched(rows, slopes, 10)
+    assert once.tolist() == [1, 3, 4, 10, 10, 10, 10, 10]
+    np.testing.assert_array_equal(shares[:3], [[0, 4, 1, 0], [0, 1, 0, 0], [0, 0, 0, 5]])
+
+
+@pytest.mark.parametrize("inference", ["exact", "fast"])
+@pytest.mark.parametrize("classes", [True, False])
+@pytest.mark.parametrize("stable", [True, False])
+def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, inference, classes, stable):
+    """Ten steps of both; and no row leaves the ball."""
+    depth, nu, rate, momentum = 4, 0.7, 0.5, 0.8
+    data, params = samples(0, classes, np.float64), tree(depth, 0, classes, np.float64, size=0.3)
+    data = data._replace(weight=jnp.asarray(np.linspace(0, 2, N)))
+    if stable:
+        data = data._replace(y=(data.y, jnp.asarray(np.arange(N) % 16, jnp.int32)))
+    made = {}
+    for deepest in (0, 20):
+        monkeypatch.setattr(module, "_DENSE_DEPTH", deepest)
+        of = {"classes": K if classes else None, "inference": inference}
+        method = jtrees.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
+        how = {"optimizer": jtrees.lazy_momentum(rate, momentum), "key": jax.random.key(0)}
+        run = jtrees.start(method, data, params=params, **how)
+        advance = partial(jtrees.advance, method, data=data, optimizer=how["optimizer"], steps=10, batch_size=20)
+        run, history = jax.jit(lambda run, advance=advance: advance(run))(run)
+        made[deepest] = run.params, run.opt_state, history.losses, history.scores
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), made[0], made[20])
+    found = made[0][0]
+    norms = np.square(found.weights).sum(1) + np.square(found.bias)
+    assert norms.max() <= nu * (1 + 1e-9) and np.sum(norms > 0.99 * nu) > 0
+    assert np.any(found.weights != params.weights)
+
+
+def test_plain_steps_by_optax_stay_in_the_ball():
+    method, data = jtrees.nongreedy(3, 0.5, classes=K), samples()
+    result = jtrees.train(
+        method, data, key=jax.random.key(0), optimizer=jtrees.lazy_momentum(1.0), steps=20, batch_size=30
+    )
+    assert result.finite and result.losses[-5:].mean() < result.losses[:5].mean()
+    norms = np.square(result.params.weights).sum(1) + np.square(result.params.bias)
+    assert norms.max() <= 0.5 * (1 + 1e-5)
+
+
+def test_into_ball_moves_only_what_is_outside():
+    weights, bias = np.float32([[3, 4], [0.3, 0.4], [0, 0]]), np.float32([0, 0, 2])
+    inside = into_ball((weights, bias), 1.0)
+    np.testing.assert_allclose(inside[0], [[0.6, 0.8], [0.3, 0.4], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(inside[1], [0, 0, 1], rtol=1e-6)
+
+
+def test_a_number_without_a_gradient_rests():
+    optimizer = jtrees.lazy_momentum(0.1, 0.5)
+    params, state = jnp.ones(2), optimizer.init(jnp.ones(2))
+    for gradient in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]):
+        moved, state = optimizer.update(jnp.asarray(gradient), state)
+        params = params + moved
+    np.testing.assert_allclose(state.velocity, [1.5, 1.5])
+    np.testing.assert_allclose(params, 1 - 0.1 * np.array([2.5, 2.5]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 21}, "depth must be from 1 to 20, got 21"),
+        ({"nu": 0.0}, "nu must be"),
+        ({"nu": np.nan}, "nu must be"),
+        ({"momentum": 1.0}, "momentum must be a number from 0"),
+        ({"inference": "slow"}, "inference must be"),
+        ({"classes": 1}, "classes must be at least 2, got 1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        jtrees.nongreedy(**{"depth": 3, **options})
+
+
+# --- Recipes ---------------------------------------------------------------------------------------------------------
+
+SMALL = {"depth": 3, "batch_size": 100}
+GREEDY = jtrees.CO2(**SMALL, epochs=10)
+JOINT = jtrees.NonGreedy(**SMALL, greedy_epochs=10, epochs=30)
+
+
+@cache
+def table(seed=0, n=1000):
+    """Three classes by two oblique lines."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 4)).astype(np.float32)
+    return x, (x[:, 0] + x[:, 1] > 0).astype(int) + ((x[:, 2] - x[:, 1] > 0.5) & (x[:, 0] + x[:, 1] > 0))
+
+
+def fit(recipe, x, y, *, seed=0, task="classification", **options):
+    return jtrees.fit(recipe, x, y, key=jax.random.key(seed), task=task, **options)
+
+
+def accuracy(model, x, y):
+    return np.mean(model.predict(x).argmax(1) == y)
+
+
+def test_greedy_and_joint_trees_find_oblique_splits():
+    x, y = table()
+    test = table(1)
+    cart = DecisionTreeClassifier(max_depth=3, criterion="entropy", random_state=0).fit(x, y).score(*test)
+    greedy, joint = (fit(recipe, x, y) for recipe in (GREEDY, JOINT))
+    assert accuracy(greedy.model, *test) > cart + 0.03
+    assert accuracy(joint.model, *test) > cart + 0.05
+    for found in (greedy, joint):
+        assert isinstance(found.model, jtrees.ObliqueTree) and found.model is found.tree
+        assert found.report["active_leaves"] <= found.model.num_leaves <= 8
+        lost = -np.log(found.model.predict(x)[np.arange(len(y)), y])
+        assert found.loss == pytest.approx(lost.mean(), rel=1e-5)
+    # The joint search begins with the greedy one, step by step.
+    np.testing.assert_array_equal(joint.history[: len(greedy.history)], greedy.history)
+    assert joint.step == len(joint.history) == len(greedy.history) + 300
+
+
+@pytest.mark.parametrize("learning_rate", [1e-6, 1e4])  # splits that hardly move, and splits that are of no use
+def test_a_level_keeps_its_axis_aligned_splits_unless_it_betters_them(learning_rate):
+    x = np.round(2 * table()[0]) / 2  # few values: every threshold is the edge of a bin
+    y = (x[:, 0] > 0.5).astype(int) + (x[:, 1] > 0) * (x[:, 0] <= 0.5)
+    cart = DecisionTreeClassifier(max_depth=2, criterion="entropy", random_state=0).fit(x, y)
+    found = fit(GREEDY.replace(depth=2, learning_rate=learning_rate, nu=1.0), x, y)
+    assert accuracy(found.model, x, y) == cart.score(x, y) == 1.0
+    splits = found.tree.weights[found.tree.splits]
+    assert np.abs(splits).max(1).tolist() == pytest.approx(np.abs(splits).sum(1).tolist(), rel=1e-2)
+
+
+def test_targets_and_their_units():
+    x, _ = table()
+    y = np.where(x[:, 0] + x[:, 1] > 0, 3.0, -1.0) + x[:, 2]
+    several = np.stack([y, x[:, 1]], 1)
+    for targets in (y, several):
+        one, scaled = (fit(JOINT, x, c * targets, task="regression") for c in (1.0, 1000.0))
+        answers = one.model.predict(x)
+        r2 = 1 - np.square(answers - targets).mean(0) / targets.var(0)
+        assert np.min(r2) > (0.75 if targets is y else 0.5)
+        np.testing.assert_allclose(1000 * answers, scaled.model.predict(x), rtol=1e-3, atol=1e-2)
+
+
+def test_a_small_ball_prunes():
+    x, y = table()
+    leaves = [fit(JOINT.replace(depth=5, nu=nu), x, y).report["active_leaves"] for nu in (0.1, 100.0)]
+    assert leaves[0] < leaves[1]
+
+
+def test_stable_search_keeps_leaves_and_learns():
+    x, y = table()
+    found = fit(JOINT.replace(stable=True), x, y)
+    assert accuracy(found.model, *table(1)) > 0.85
+
+
+def test_validation_chooses_among_the_passes_and_the_greedy_tree():
+    x, y = table()
+    validation = table(2, 300)
+    wild = JOINT.replace(learning_rate=300.0, momentum=0.0)
+    found = fit(wild, x, y, validation=validation)
+    lost = -np.log(found.model.predict(validation[0])[np.arange(300), validation[1]])
+    assert found.loss == pytest.approx(lost.mean(), rel=1e-5)
+    assert found.step >= 300 and (found.step - 300) % 10 == 0
+    last = fit(wild, x, y)
+    assert found.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
+
+
+def test_a_search_that_is_broken_off_has_the_levels_so_far():
+    x, y = table()
+    recipe = JOINT.replace(depth=8, greedy_epochs=200)
+    found = fit(recipe, x, y, max_seconds=1e-3)
+    assert found.report["ended"] == "max_seconds" and len(found.history) < recipe.greedy_steps(1024)
+    assert accuracy(found.model, x, y) > 0.55
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 0}, "depth must be from 1 to 20"),
+        ({"nu": -1.0}, "nu must be"),
+        ({"momentum": 1.0}, "momentum must be"),
+        ({"bins": 1}, "bins must be at least 2"),
+        ({"inference": "none"}, "inference must be"),
+        ({"greedy_epochs": 0}, "greedy_epochs must be at least 1"),
+        ({"stable": "yes"}, "stable must be"),
+    ],
+)
+def test_bad_recipes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(JOINT.replace(**options), *table())

@@ -1,0 +1,96 @@
+"""Axis-aligned splits of a level at once, against scikit-learn's CART and against sums over every threshold."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from jtrees import splitting
+
+
+@partial(jax.jit, static_argnames=("nodes", "classes"))
+def best(x, edges, y, weight, node, nodes, classes=None):
+    if classes is None:
+        statistics, impurity = splitting.target_statistics(y, weight), splitting.squared_deviation
+    else:
+        statistics, impurity = splitting.class_statistics(y, weight, classes), splitting.entropy
+    return splitting.best_thresholds(x, edges, statistics, node, nodes, impurity)
+
+
+def data(n=300, values=20, seed=0):
+    """Features with few values, so that every threshold is the edge of a bin; classes, targets, nodes."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, values, (n, 4)).astype(np.float32)
+    score = x[:, 0] + 0.5 * x[:, 1] + rng.normal(size=n)
+    return x, (score > 9).astype(int) + (score > 15), score.astype(np.float32), rng.integers(0, 5, n)
+
+
+def found(x, y, node, nodes, classes=None, weight=None, bins=32):
+    weight = np.ones(len(x), np.float32) if weight is None else weight
+    return best(x, splitting.edges_of(x, bins), y, weight, node, nodes=nodes, classes=classes)
+
+
+@pytest.mark.parametrize("nodes", [5, 40])  # of which 35 are empty
+def test_gains_are_those_of_cart_with_entropy(nodes):
+    x, y, _, node = data()
+    weight = np.random.default_rng(1).integers(1, 4, len(x)).astype(np.float32)
+    one = found(x, y, node, nodes, 3, weight)
+    for i in range(5):
+        here = node == i
+        stump = DecisionTreeClassifier(criterion="entropy", max_depth=1).fit(x[here], y[here], weight[here]).tree_
+        left, right = (stump.impurity[k] * stump.weighted_n_node_samples[k] for k in (1, 2))
+        gain = (stump.impurity[0] * stump.weighted_n_node_samples[0] - left - right) * np.log(2)  # theirs are bits
+        assert float(one.gain[i]) == pytest.approx(gain, rel=1e-4)
+        assert int(one.feature[i]) == stump.feature[0]
+        ours, theirs = (x[here][:, stump.feature[0]] > t for t in (float(one.threshold[i]), stump.threshold[0]))
+        np.testing.assert_array_equal(ours, theirs)
+    assert not np.any(one.gain[5:])
+
+
+def test_gains_are_those_of_cart_by_squares():
+    x, _, y, node = data()
+    one = found(x, y, node, 5)
+    for i in range(5):
+        here = node == i
+        stump = DecisionTreeRegressor(max_depth=1).fit(x[here], y[here]).tree_
+        total = stump.impurity * stump.n_node_samples
+        assert float(one.gain[i]) == pytest.approx(total[0] - total[1] - total[2], rel=1e-4)
+        assert int(one.feature[i]) == stump.feature[0]
+
+
+def test_pure_nodes_and_nodes_that_nothing_divides_gain_nothing():
+    x = np.float32([[0], [1], [2], [5], [5], [5]])
+    y, node = np.array([1, 1, 1, 0, 1, 0]), np.array([0, 0, 0, 1, 1, 1])
+    one = found(x, y, node, 2, 2)
+    assert one.gain.tolist() == [0, 0]
+
+
+def test_samples_without_weight_do_not_count():
+    x, y, _, node = data()
+    weight = np.random.default_rng(0).integers(0, 2, len(x)).astype(np.float32)
+    edges, there = splitting.edges_of(x), weight > 0
+    of = lambda *arrays: best(arrays[0], edges, *arrays[1:], nodes=5, classes=3)
+    among, alone = of(x, y, weight, node), of(*(a[there] for a in (x, y, weight, node)))
+    jax.tree.map(np.testing.assert_array_equal, among, alone)
+
+
+def test_edges_lie_half_way_between_values_and_share_the_samples_out():
+    x = np.stack([np.arange(1000) % 3, np.arange(1000) ** 2, np.full(1000, 7)], 1).astype(np.float32)
+    edges = splitting.edges_of(x, 8)
+    assert edges.shape == (3, 7)
+    assert edges[0].tolist() == [0.5, 1.5, *[np.inf] * 5]
+    assert np.isinf(edges[2]).all()
+    shares = np.diff(np.searchsorted(x[:, 1], edges[1]), prepend=0, append=1000)
+    assert shares.min() >= 120 and shares.max() <= 130
+    assert not np.isin(edges[1], x[:, 1]).any()
+
+
+def test_many_features_in_coarse_bins_are_near_the_best():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 3)).astype(np.float32)
+    y = (x[:, 1] > 0.3).astype(int)
+    one = found(x, y, np.zeros(2000, int), 1, 2, bins=16)
+    assert one.feature.tolist() == [1]
+    assert abs(float(one.threshold[0]) - 0.3) < 0.15  # a bin holds one part in sixteen
