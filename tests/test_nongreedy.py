@@ -12,7 +12,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 import jtrees
 from jtrees import Batch, leaves as kinds
-from jtrees.methods import nongreedy as module
+from jtrees.methods import bound, nongreedy
 from jtrees.methods.bound import into_ball
 from jtrees.methods.lazy_momentum import touched
 
@@ -149,7 +149,8 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, inference, clas
         data = data._replace(y=(data.y, jnp.asarray(np.arange(N) % 16, jnp.int32)))
     made = {}
     for deepest in (0, 20):
-        monkeypatch.setattr(module, "_DENSE_DEPTH", deepest)
+        monkeypatch.setattr(nongreedy, "_SCORED_DEPTH", deepest)
+        monkeypatch.setattr(bound, "_MOVED_WHOLE", 2**deepest)
         of = {"classes": K if classes else None, "inference": inference}
         method = jtrees.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
         how = {"optimizer": jtrees.lazy_momentum(rate, momentum), "key": jax.random.key(0)}

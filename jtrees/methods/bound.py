@@ -9,9 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrees import leaves as kinds, losses, topology
-from jtrees.methods.lazy_momentum import LazyMomentumState, move_rows, touched
+from jtrees.methods.lazy_momentum import LazyMomentumState, move_rows, moves, touched
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
+
+# Numbers of splits up to which all are moved in each step, most of them by nothing.
+_MOVED_WHOLE = 2**15
 
 
 class Bound(NamedTuple):
@@ -70,7 +73,7 @@ def descended(
     nu: Any,
     classes: int | None,
 ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-    """Parameters and state after a step of lazy momentum, in the rows that have a gradient; bound and loss before it.
+    """Parameters and state after a step of lazy momentum; bound and loss before it.
 
     Args:
       params: the tree.
@@ -82,22 +85,38 @@ def descended(
       nu: squared radius of the ball of a split.
       classes: number of classes, or None.
     """
-    n, speed = len(batch.x), state.velocity
+    n = len(batch.x)
     share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
-    product = lambda shares, held: jnp.tensordot(shares, held, ((1,), (0,)), precision="highest")
-
-    rows, shares = touched(bound.nodes, share * bound.slopes, len(params.bias))
-    gradient = product(shares, batch.x), shares.sum(1)
-    of: Any = {"rate": rate, "decay": decay}
-    splits, velocity = (params.weights, params.bias), (speed.weights, speed.bias)
-    splits, velocity = move_rows(splits, velocity, rows, gradient, project=lambda rows: into_ball(rows, nu), **of)
-
     lost = lambda values: (share * loss_of(values, batch.y, classes)).sum()
-    at_leaf, gradient = jax.value_and_grad(lost)(params.leaves.values[bound.leaf])
-    rows, shares = touched(bound.leaf[None], jnp.ones_like(share)[None], len(params.leaves.values))
-    values, of_values = move_rows(params.leaves.values, speed.leaves.values, rows, product(shares, gradient), **of)
-
-    tree = lambda splits, values: ObliqueTree(splits[0], splits[1], params.leaves.replace(values=values))
-    state = LazyMomentumState(state.count + 1, tree(velocity, of_values))
+    at_leaf, d_values = jax.value_and_grad(lost)(params.leaves.values[bound.leaf])
+    step = _step_in_all if params.weights.size <= _MOVED_WHOLE else _step_in_rows
+    moved, velocity = step(params, state.velocity, batch.x, bound, share * bound.slopes, d_values, rate, decay, nu)
     value = at_leaf + (share * (bound.slopes * bound.scores).sum(0)).sum()
-    return tree(splits, values), state, (value, (share * bound.reached).sum())
+    return moved, LazyMomentumState(state.count + 1, velocity), (value, (share * bound.reached).sum())
+
+
+def _step_in_all(params, velocity, x, bound, slopes, d_values, rate, decay, nu):
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    gradient = ObliqueTree(
+        zeros.weights.at[bound.nodes].add(slopes[..., None] * x),
+        zeros.bias.at[bound.nodes].add(slopes),
+        params.leaves.replace(values=zeros.leaves.values.at[bound.leaf].add(d_values)),
+    )
+    moved, velocity = moves(gradient, velocity, rate, decay)
+    moved: Any = jax.tree.map(jnp.add, params, moved)
+    weights, bias = into_ball((moved.weights, moved.bias), nu)
+    return moved.replace(weights=weights, bias=bias), velocity
+
+
+def _step_in_rows(params, velocity, x, bound, slopes, d_values, rate, decay, nu):
+    product = lambda shares, held: jnp.tensordot(shares, held, ((1,), (0,)), precision="highest")
+    of: Any = {"rate": rate, "decay": decay}
+    rows, shares = touched(bound.nodes, slopes, len(params.bias))
+    gradient = product(shares, x), shares.sum(1)
+    splits, speed = (params.weights, params.bias), (velocity.weights, velocity.bias)
+    splits, speed = move_rows(splits, speed, rows, gradient, project=lambda rows: into_ball(rows, nu), **of)
+    values, of_values = params.leaves.values, velocity.leaves.values
+    rows, shares = touched(bound.leaf[None], jnp.ones_like(slopes[:1]), len(values))
+    values, of_values = move_rows(values, of_values, rows, product(shares, d_values), **of)
+    tree = lambda splits, values: ObliqueTree(splits[0], splits[1], params.leaves.replace(values=values))
+    return tree(splits, values), tree(speed, of_values)

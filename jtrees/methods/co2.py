@@ -70,7 +70,7 @@ class CO2(OneRun):
     depth: int = static(default=8)
     epochs: int | None = static(default=10)
     learning_rate: float = 1.0
-    nu: float = 300.0
+    nu: float = 100.0
     momentum: float = 0.9
     bins: int = static(default=32)
 

@@ -33,20 +33,23 @@ def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.Gr
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        rate = at_step(learning_rate, state.count)
-        velocity = jax.tree.map(lambda g, v: _velocity(g, v, decay), updates, state.velocity)
-        moved = jax.tree.map(lambda g, v: _move(g, v, rate), updates, velocity)
+        moved, velocity = moves(updates, state.velocity, at_step(learning_rate, state.count), decay)
         return moved, LazyMomentumState(state.count + 1, velocity)
 
     return optax.GradientTransformation(init, update)
 
 
-def _velocity(gradient: Array, velocity: Array, decay: Any) -> Array:
-    return jnp.where(gradient != 0, jnp.asarray(decay, velocity.dtype) * velocity + gradient, velocity)
+def moves(gradient: Any, velocity: Any, rate: Any, decay: Any) -> tuple[Any, Any]:
+    """What is added to parameters, and their velocity after it; of all of them, or of some rows."""
 
+    def now(g: Array, v: Array) -> Array:
+        return jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
 
-def _move(gradient: Array, velocity: Array, rate: Any) -> Array:
-    return jnp.where(gradient != 0, -jnp.asarray(rate, velocity.dtype) * velocity, 0)
+    def move(g: Array, v: Array) -> Array:
+        return jnp.where(g != 0, -jnp.asarray(rate, v.dtype) * v, 0)
+
+    velocity = jax.tree.map(now, gradient, velocity)
+    return jax.tree.map(move, gradient, velocity), velocity
 
 
 # --- The same in the rows that were touched --------------------------------------------------------------------------
@@ -94,7 +97,6 @@ def move_rows(
       project: of the rows, after they have moved.
     """
     of_rows = lambda tree: jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), tree)
-    into = lambda tree, new: jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop", unique_indices=False), tree, new)
-    now = jax.tree.map(lambda g, v: _velocity(g, v, decay), gradient, of_rows(velocity))
-    moved = jax.tree.map(lambda w, g, v: w + _move(g, v, rate), of_rows(params), gradient, now)
-    return into(params, project(moved)), into(velocity, now)
+    into = lambda tree, new: jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), tree, new)
+    moved, now = moves(gradient, of_rows(velocity), rate, decay)
+    return into(params, project(jax.tree.map(jnp.add, of_rows(params), moved))), into(velocity, now)

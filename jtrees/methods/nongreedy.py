@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jtrees import losses, ops, routing, topology, training, validation as checks
 from jtrees.methods.bound import Bound, against, descended, into_ball, loss_of, with_leaves
 from jtrees.methods.co2 import CO2, MAX_DEPTH, Growing, only_if, own_scores
-from jtrees.methods.lazy_momentum import LazyMomentumState, lazy_momentum
+from jtrees.methods.lazy_momentum import LazyMomentumState
 from jtrees.methods.one_run import OneRun
 from jtrees.recipes import Found, static
 from jtrees.table import Table
@@ -24,8 +24,7 @@ from jtrees.tree import ObliqueTree
 
 INFERENCES = ("fast", "exact")
 
-# Deepest trees whose steps score all splits and touch all rows.
-_DENSE_DEPTH = 6
+_SCORED_DEPTH = 5  # deepest trees of which fast inference scores all splits
 _SETTLED = 0.01  # a pass that lowers the mean bound by less has settled it
 
 
@@ -84,14 +83,9 @@ def nongreedy(
         value = lost + (found.slopes * jnp.take_along_axis(z, found.nodes, axis=0)).sum(0)
         return losses.weighted_mean(value, batch.weight), losses.weighted_mean(found.reached, batch.weight)
 
-    def dense(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
-        both = lambda params: total(params, batch, key=key, step=step)
-        value, gradient = jax.value_and_grad(both, has_aux=True)(params)
-        moved, state = lazy_momentum(rate, momentum).update(gradient, state)  # type: ignore[arg-type, assignment]
-        return project(jax.tree.map(jnp.add, params, moved)), state, value
-
-    def in_rows(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
-        z = ops.scores(params.weights, params.bias, batch.x) if inference == "exact" else None
+    def update(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
+        scored = inference == "exact" or depth <= _SCORED_DEPTH
+        z = ops.scores(params.weights, params.bias, batch.x) if scored else None
         found, batch = bounded(params, batch, z, inference, classes), batch._replace(y=split(batch.y)[0])
         options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "nu": nu, "classes": classes}
         return descended(params, state, batch, found, **options)
@@ -108,8 +102,7 @@ def nongreedy(
         return params.replace(leaves=params.leaves.refit(leaf, batch.x, split(batch.y)[0], batch.weight))
 
     rate: Any = learning_rate
-    update = None if rate is None else dense if depth <= _DENSE_DEPTH else in_rows
-    return training.Method(init, total, predict, harden, project, update)
+    return training.Method(init, total, predict, harden, project, None if rate is None else update)
 
 
 def split(y: Any) -> tuple[Array, Array | None]:
@@ -203,7 +196,7 @@ class NonGreedy(CO2):
     epochs: int | None = static(default=100)
     greedy_epochs: int = static(default=10)
     inference: Literal["fast", "exact"] = static(default="fast")
-    stable: bool = static(default=False)
+    stable: bool = static(default=True)
 
     def checked(self, table: Table) -> Any:
         checks.check_choice("inference", self.inference, INFERENCES)

@@ -1,0 +1,409 @@
+"""Non-greedy trees beside greedy ones: accuracy by depth (Figure 2) and leaves in use by nu (Figure 3). Figure 4, time
+against depth, is experiments/bench_nongreedy.py.
+
+python -m experiments.paper_nongreedy --data-dir DATA --seeds 1 [--datasets letter ...] [--parts axis co2 ...]
+
+Every (part, set, seed) is a file under --out (by default the committed ones); the report, a CSV of its numbers and the
+figures, beside that folder, are made of the files that are there.
+
+A set's own test part, where it has one, else a fifth of the rows, drawn by the seed. CO2 and non-greedy trees are tuned
+at each depth: nu and the learning rate by the log loss on a fifth of the training rows; then fitted to all of these.
+Axis-aligned trees are scikit-learn's, with entropy. Random trees take the best of so many random directions for each
+level, with a threshold for each node. OC1 is Murthy, Kasif and Salzberg's: coordinate descent on each node from the
+axis-aligned split, with restarts; small sets only.
+"""
+
+import argparse
+from collections.abc import Iterator
+import csv
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from matplotlib.figure import Figure
+import numpy as np
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier
+
+from experiments import benchmark, data, pieces
+import jtrees
+from jtrees import splitting
+from jtrees.leaves.constant import fit_frequencies
+
+SETS = ("letter", "pendigits", "satimage", "connect-4", "mnist")
+DEPTHS = (6, 8, 10, 12, 14, 16, 18)
+DIRECTIONS = 500  # random ones of a level
+GRID: dict[str, tuple[float, ...]] = {"nu": (30.0, 100.0, 300.0), "learning_rate": (0.3, 1.0)}
+# Of sets with many rows: fewer passes, and of MNIST, whose trees are large, a smaller grid and no tree deeper than 14.
+BUDGETS: dict[str, dict[str, Any]] = {
+    "connect-4": {"epochs": 20, "greedy_epochs": 3, "grid": {"nu": (30.0, 300.0), "learning_rate": (1.0,)}},
+    "mnist": {"epochs": 15, "greedy_epochs": 2, "grid": {"nu": (100.0,), "learning_rate": (1.0,)}, "deepest": 14},
+}
+USUAL: dict[str, Any] = {"epochs": 100, "greedy_epochs": 10, "grid": GRID, "deepest": 18}
+OC1_SETS = ("pendigits", "satimage")
+OC1 = {"restarts": 5, "sweeps": 3}
+PRUNED = ("letter", "mnist")  # sets of Figure 3
+NUS = (0.1, 1.0, 4.0, 10.0, 43.0, 100.0)
+PRUNED_DEPTHS = {"letter": (10, 13, 16), "mnist": (10,)}
+
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def parts_of(name: str, seed: int, folder: str | None) -> Split:
+    """Training and test features and classes."""
+    table = data.load(name, data_dir=folder)
+    if table.split is not None and (table.split == 2).any():
+        test = table.split == 2
+        return table.x[~test], table.x[test], table.y[~test], table.y[test]
+    return tuple(train_test_split(table.x, table.y, test_size=0.2, stratify=table.y, random_state=seed))
+
+
+def budget(name: str) -> dict[str, Any]:
+    """Passes, grid and deepest tree for a set."""
+    return USUAL | BUDGETS.get(name, {})
+
+
+def judged(model: Any, split: Split) -> dict[str, float]:
+    """Accuracy on both parts, in per cent, and leaves that a training sample reaches."""
+    x, x_test, y, y_test = split
+    of = lambda x, y: 100 * float(np.mean(np.argmax(model.predict(x), 1) == y))
+    return {"train": of(x, y), "test": of(x_test, y_test), "leaves": len(np.unique(model.leaf_index(x)))}
+
+
+# --- Axis-aligned, random, OC1 ---------------------------------------------------------------------------------------
+
+
+def axis(split: Split, name: str, seed: int) -> dict[str, Any]:
+    """Scikit-learn's tree by depth."""
+    x, x_test, y, y_test = split
+    out = {}
+    for depth in DEPTHS:
+        model = DecisionTreeClassifier(criterion="entropy", max_depth=depth, random_state=seed).fit(x, y)
+        scores = {"train": 100 * float(model.score(x, y)), "test": 100 * float(model.score(x_test, y_test))}
+        out[str(depth)] = scores | {"leaves": int(model.get_n_leaves())}
+    return out
+
+
+def random(split: Split, name: str, seed: int) -> dict[str, Any]:
+    """Trees of random directions by depth: one tree, which each depth takes further."""
+    x, x_test, y, y_test = split
+    scaler, rng, out = StandardScaler().fit(x), np.random.default_rng(seed), {}
+    x, x_test = (scaler.transform(a).astype(np.float32) for a in (x, x_test))
+    classes, place = int(y.max()) + 1, [np.zeros(len(a), np.int32) for a in (x, x_test)]
+    for level in range(max(DEPTHS)):
+        directions = rng.normal(size=(x.shape[1], DIRECTIONS)).astype(np.float32)
+        held, held_test = x @ directions, x_test @ directions
+        local = place[0] - (2**level - 1)
+        nodes = len(occupied := np.unique(local))
+        label = np.searchsorted(occupied, local)
+        room = 1 << max(3, (nodes - 1).bit_length())
+        best = _random_splits(held, splitting.edges_of(held), y, label, room, classes)
+        begun = jax.tree.map(lambda a, at=occupied, n=nodes: _spread_out(np.asarray(a)[:n], at), best)
+        place = [_below(begun, a, at, level) for a, at in zip((held, held_test), place, strict=True)]
+        if level + 1 in DEPTHS:
+            leaf, leaf_test = (at - (2 ** (level + 1) - 1) for at in place)
+            chances = np.asarray(fit_frequencies(leaf, y, 2 ** (level + 1), classes)).argmax(1)
+            of = lambda leaf, y, chances=chances: 100 * float(np.mean(chances[leaf] == y))
+            scores = {"train": of(leaf, y), "test": of(leaf_test, y_test), "leaves": len(np.unique(leaf))}
+            out[str(level + 1)] = scores
+    return out
+
+
+@partial(jax.jit, static_argnames=("nodes", "classes"))
+def _random_splits(x: Any, edges: Any, y: Any, node: Any, nodes: int, classes: int) -> splitting.Thresholds:
+    statistics = splitting.class_statistics(y, jnp.ones(len(x)), classes)
+    return splitting.best_thresholds(x, edges, statistics, node, nodes, splitting.entropy)
+
+
+def _spread_out(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    out = np.zeros(at.max() + 1, values.dtype)
+    out[at] = values
+    return out
+
+
+def _below(begun: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarray:
+    """Where samples go; nodes that no training sample reaches send them left."""
+    local = place - (2**level - 1)
+    known = local < len(begun.gain)
+    local = np.where(known, local, 0)
+    right = known & (begun.gain[local] > 0) & (x[np.arange(len(x)), begun.feature[local]] > begun.threshold[local])
+    return 2 * place + 1 + right
+
+
+def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
+    """OC1 by depth: one tree, cut at each."""
+    x, x_test, y, y_test = split
+    scaler, rng, out = StandardScaler().fit(x), np.random.default_rng(seed), {}
+    x, x_test = (np.hstack([scaler.transform(a), np.ones((len(a), 1))]) for a in (x, x_test))
+    one_hot, place = np.eye(int(y.max()) + 1)[y], [np.zeros(len(a), np.int64) for a in (x, x_test)]
+    weights: dict[int, np.ndarray] = {}
+    for level in range(max(DEPTHS)):
+        for node in np.unique(place[0]):
+            here = place[0] == node
+            if here.sum() > 1 and (one_hot[here].sum(0) > 0).sum() > 1:
+                weights[int(node)] = oc1_split(x[here], one_hot[here], rng)
+        for part, (a, at) in enumerate(zip((x, x_test), place, strict=True)):
+            right = np.zeros(len(a), bool)
+            for node in np.unique(at):
+                if int(node) in weights:
+                    right[at == node] = a[at == node] @ weights[int(node)] > 0
+            place[part] = 2 * at + 1 + right
+        if level + 1 in DEPTHS:
+            leaf, leaf_test = place
+            known, at = np.unique(leaf, return_inverse=True)
+            counts = np.zeros((len(known), one_hot.shape[1]))
+            np.add.at(counts, at, one_hot)
+            usual = one_hot.sum(0).argmax()
+            found = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
+            answers = np.where(known[found] == leaf_test, counts.argmax(1)[found], usual)
+            scores = {"train": 100 * float(np.mean(counts.argmax(1)[at] == y))}
+            scores |= {"test": 100 * float(np.mean(answers == y_test)), "leaves": len(known)}
+            out[str(level + 1)] = scores
+    return out
+
+
+def oc1_split(x: np.ndarray, one_hot: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The best of several hyperplanes ``(p + 1,)``, the last of x being 1, each bettered coordinate by coordinate."""
+    best, least = None, np.inf
+    for restart in range(OC1["restarts"]):
+        w = _best_axis(x, one_hot) if restart == 0 else rng.normal(size=x.shape[1])
+        cost = np.inf
+        for _ in range(OC1["sweeps"]):
+            before = cost
+            for j in rng.permutation(x.shape[1]):
+                w, cost = _along(w, j, x, one_hot)
+            if cost >= before - 1e-9:
+                break
+        if cost < least:
+            best, least = w, cost
+    assert best is not None
+    return best
+
+
+def _cut(values: np.ndarray, one_hot: np.ndarray) -> tuple[float, float]:
+    """The threshold on a line with the least entropy (of counts, in nats) of both sides, and that."""
+    order = np.argsort(values, kind="stable")
+    left = one_hot[order].cumsum(0)
+    right = left[-1] - left
+    xlogx = lambda a: np.where(a > 0, a * np.log(np.maximum(a, 1)), 0)
+    cost = sum(xlogx(side.sum(1)) - xlogx(side).sum(1) for side in (left, right))[:-1]
+    held = values[order]
+    cost = np.where(held[1:] > held[:-1], cost, np.inf)
+    at = int(cost.argmin())
+    return float((held[at] + held[at + 1]) / 2), float(cost[at])
+
+
+def _along(w: np.ndarray, j: int, x: np.ndarray, one_hot: np.ndarray) -> tuple[np.ndarray, float]:
+    """The hyperplane with its coordinate j the best: a sample is on the right iff that is above (or, where x_j < 0,
+    below) ``-(w . x without j) / x_j``.
+    """
+    rest = x @ w - w[j] * x[:, j]
+    sign, size = np.sign(x[:, j]), np.abs(x[:, j])
+    able = size > 1e-9
+    turns = np.where(able, -rest / np.where(able, x[:, j], 1), np.nan)
+    candidates = np.unique(turns[able])
+    if len(candidates) == 0:
+        return w, _entropy(x @ w > 0, one_hot)
+    candidates = np.concatenate([candidates[:1] - 1, (candidates[1:] + candidates[:-1]) / 2, candidates[-1:] + 1])
+    # As the coordinate grows past a sample's turn, samples with x_j > 0 go right and those with x_j < 0 leave it.
+    order = np.argsort(turns[able], kind="stable")
+    change = (sign[able][order])[:, None] * one_hot[able][order]
+    start = one_hot[~able & (rest > 0)].sum(0) + one_hot[able & (sign < 0)].sum(0)
+    passed = np.searchsorted(turns[able][order], candidates)
+    right = start + np.concatenate([np.zeros((1, one_hot.shape[1])), change.cumsum(0)])[passed]
+    left = one_hot.sum(0) - right
+    xlogx = lambda a: np.where(a > 0.5, a * np.log(np.maximum(a, 1)), 0)
+    cost = sum(xlogx(side.sum(1)) - xlogx(side).sum(1) for side in (left, right))
+    at = int(cost.argmin())
+    now = _entropy(x @ w > 0, one_hot)
+    if cost[at] >= now - 1e-9:
+        return w, now
+    w = w.copy()
+    w[j] = candidates[at]
+    return w, float(cost[at])
+
+
+def _entropy(right: np.ndarray, one_hot: np.ndarray) -> float:
+    counts = np.stack([one_hot[~right].sum(0), one_hot[right].sum(0)])
+    xlogx = lambda a: np.where(a > 0, a * np.log(np.maximum(a, 1)), 0)
+    return float((xlogx(counts.sum(1)) - xlogx(counts).sum(1)).sum())
+
+
+def _best_axis(x: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
+    cuts = [_cut(column, one_hot) for column in x.T[:-1]]
+    feature = int(np.argmin([cost for _, cost in cuts]))
+    w = np.zeros(x.shape[1])
+    w[feature], w[-1] = 1, -cuts[feature][0]
+    return w
+
+
+# --- CO2, non-greedy -------------------------------------------------------------------------------------------------
+
+
+def recipe_of(kind: str, depth: int, name: str) -> Any:
+    """CO2 or non-greedy, with a set's passes."""
+    of = budget(name)
+    if kind == "co2":
+        return jtrees.CO2(depth=depth, epochs=of["greedy_epochs"])
+    return jtrees.NonGreedy(depth=depth, greedy_epochs=of["greedy_epochs"], epochs=of["epochs"])
+
+
+def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
+    """By depth, tuned at each."""
+    x, _, y, _ = split
+    out, of = {}, budget(name)
+    for depth in (depth for depth in DEPTHS if depth <= of["deepest"]):
+        recipe, options = recipe_of(kind, depth, name), {name: values[0] for name, values in of["grid"].items()}
+        how: Any = {"key": jax.random.key(seed), "task": "classification"}
+        if any(len(values) > 1 for values in of["grid"].values()):
+            found = jtrees.tune(recipe, x, y, grid=of["grid"], validation=0.2, **how)
+            # The most accurate, not the smallest that is as good within the error.
+            options = min(found.report["tuning"], key=lambda trial: trial.loss).options
+        fit = jtrees.fit(recipe.replace(**options), x, y, **how)
+        out[str(depth)] = judged(fit.model, split) | {"options": options}
+    return out
+
+
+def pruned(split: Split, name: str, seed: int) -> dict[str, Any]:
+    """Leaves in use by nu, and of the axis-aligned tree, at several depths."""
+    x, _, y, _ = split
+    out: dict[str, Any] = {}
+    for depth in PRUNED_DEPTHS[name]:
+        grown = DecisionTreeClassifier(criterion="entropy", max_depth=depth, random_state=seed).fit(x, y)
+        out[str(depth)] = {"axis-aligned": int(grown.get_n_leaves())}
+        for nu in NUS:
+            recipe = recipe_of("nongreedy", depth, name).replace(nu=nu)
+            fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task="classification")
+            out[str(depth)][f"{nu:g}"] = judged(fit.model, split)
+    return out
+
+
+# --- Pieces and report -----------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Any] = {
+    "axis": axis,
+    "random": random,
+    "oc1": oc1,
+    "co2": partial(learnt, "co2"),
+    "nongreedy": partial(learnt, "nongreedy"),
+    "pruned": pruned,
+}
+CURVES = {"axis": "axis-aligned", "random": "random", "oc1": "OC1", "co2": "CO2", "nongreedy": "non-greedy"}
+
+
+def settings_of(part: str, name: str) -> dict[str, Any]:
+    """What a piece depends on."""
+    if part in ("co2", "nongreedy"):
+        return {"depths": DEPTHS, "recipe": pieces.told(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
+    if part == "pruned":
+        return {"depths": PRUNED_DEPTHS[name], "nus": NUS, "recipe": pieces.told(recipe_of("nongreedy", 8, name))}
+    return {"depths": DEPTHS} | {"random": {"directions": DIRECTIONS}, "oc1": OC1}.get(part, {})
+
+
+def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+    """One a seed; OC1 and Figure 3 on some sets."""
+    if (part == "oc1" and name not in OC1_SETS) or (part == "pruned" and name not in PRUNED):
+        return
+
+    def make(seed: int) -> dict[str, Any]:
+        return PARTS[part](parts_of(name, seed, options.data_dir), name, seed)
+
+    for seed in range(max(SCRIPT.seeds, options.seeds)):
+        yield pieces.Piece(part, name, partial(make, seed), settings_of(part, name), seed, f"{part}-{name}-{seed}")
+
+
+def curve(found: pieces.Found, part: str, name: str, what: str) -> dict[int, float]:
+    """The mean over seeds, by depth."""
+    seeds = [one["found"] for one in found.get(part, {}).get(name, {}).values()]
+    depths = [int(depth) for depth in seeds[0]] if seeds else []
+    return {depth: float(np.mean([one[str(depth)][what] for one in seeds])) for depth in depths}
+
+
+def report(found: pieces.Found, command: str) -> str:
+    """Figures 2 and 3 as tables."""
+    text = [f"# Non-greedy trees\n\nMade by `{command}` on {pieces.machines(found)}."]
+    for name in SETS:
+        if rows := _rows(found, name):
+            seeds = max(len(found[part][name]) for part in CURVES if name in found.get(part, {}))
+            header = ["method", *(f"depth {depth}" for depth in DEPTHS)]
+            title = f"## {name}: test accuracy (training accuracy) by depth (Figure 2), {seeds} seed(s)"
+            text.append(f"{title}\n\n{benchmark.markdown(header, rows)}\n{_verdict(found, name)}")
+    for name in PRUNED:
+        if seeds := found.get("pruned", {}).get(name):
+            rows = []
+            for depth in PRUNED_DEPTHS[name]:
+                of = lambda nu, what, depth=depth, seeds=seeds: np.mean(
+                    [one["found"][str(depth)][f"{nu:g}"][what] for one in seeds.values()]
+                )
+                grown = np.mean([one["found"][str(depth)]["axis-aligned"] for one in seeds.values()])
+                cells = [f"{of(nu, 'leaves'):.0f} ({of(nu, 'test'):.1f})" for nu in NUS]
+                rows.append([str(depth), f"{grown:.0f}", *cells])
+            header = ["depth", "axis-aligned", *(f"nu {nu:g}" for nu in NUS)]
+            table = benchmark.markdown(header, rows)
+            text.append(f"## {name}: leaves in use (test accuracy) by nu (Figure 3)\n\n{table}")
+    return "\n\n".join(text) + "\n"
+
+
+def _rows(found: pieces.Found, name: str) -> list[list[str]]:
+    rows = []
+    for part, label in CURVES.items():
+        if test := curve(found, part, name, "test"):
+            train = curve(found, part, name, "train")
+            cells = [f"{test[depth]:.2f} ({train[depth]:.2f})" if depth in test else "-" for depth in DEPTHS]
+            rows.append([label, *cells])
+    return rows
+
+
+def _verdict(found: pieces.Found, name: str) -> str:
+    joint, greedy, plain = (curve(found, part, name, "test") for part in ("nongreedy", "co2", "axis"))
+    both = [depth for depth in DEPTHS if depth in joint and depth in greedy and depth in plain]
+    if not both:
+        return ""
+    above = [sum(a[depth] >= b[depth] for depth in both) for a, b in ((joint, greedy), (greedy, plain))]
+    best = max(joint, key=lambda depth: joint[depth])
+    return (
+        f"Non-greedy is not behind CO2 at {above[0]} of {len(both)} depths, CO2 not behind axis-aligned at {above[1]}. "
+        f"Best: {joint[best]:.2f} at depth {best}."
+    )
+
+
+def figure(found: pieces.Found, file: Path) -> None:
+    """Figures 2 and 3, and all of their numbers as CSV."""
+    names = [name for name in SETS if _rows(found, name)]
+    drawn = Figure(figsize=(3.2 * max(1, len(names)), 8), layout="constrained")
+    axes = drawn.subplots(3, max(1, len(names)), squeeze=False)
+    lines = [["figure", "set", "method", "depth", "nu", "train", "test", "leaves"]]
+    for column, name in enumerate(names):
+        for part, label in CURVES.items():
+            for row, what in enumerate(("test", "train")):
+                if by_depth := curve(found, part, name, what):
+                    axes[row, column].plot(*zip(*by_depth.items(), strict=True), marker=".", label=label)
+            for depth in curve(found, part, name, "test"):
+                numbers = [f"{curve(found, part, name, what)[depth]:.4f}" for what in ("train", "test", "leaves")]
+                lines.append(["2", name, label, str(depth), "", *numbers])
+        for row, what in enumerate(("test", "train")):
+            axes[row, column].set(title=name, xlabel="depth", ylabel=f"{what} accuracy, per cent")
+        axes[2, column].set(xlabel="nu", ylabel="leaves in use", title=name)
+        for one in list(found.get("pruned", {}).get(name, {}).values())[:1]:
+            for depth, by_nu in one["found"].items():
+                counts = [by_nu[f"{nu:g}"]["leaves"] for nu in NUS]
+                [line] = axes[2, column].loglog(NUS, counts, marker=".", label=f"depth {depth}")
+                axes[2, column].axhline(by_nu["axis-aligned"], color=line.get_color(), linestyle=":")
+                for nu in NUS:
+                    numbers = [f"{by_nu[f'{nu:g}'][what]:.4f}" for what in ("train", "test", "leaves")]
+                    lines.append(["3", name, "non-greedy", depth, f"{nu:g}", *numbers])
+    for one in axes.flat:
+        if one.lines:
+            one.legend(fontsize=7)
+    drawn.savefig(file, dpi=100)
+    with file.with_suffix(".csv").open("w", newline="") as out:
+        csv.writer(out).writerows(lines)
+
+
+SCRIPT = pieces.Script("paper_nongreedy", __doc__, PARTS, SETS, 1, pieces_of, report, figure)
+
+if __name__ == "__main__":
+    pieces.program(SCRIPT)
