@@ -58,7 +58,8 @@ def parts_of(name: str, seed: int, folder: str | None) -> Split:
     if table.split is not None and (table.split == 2).any():
         test = table.split == 2
         return table.x[~test], table.x[test], table.y[~test], table.y[test]
-    return tuple(train_test_split(table.x, table.y, test_size=0.2, stratify=table.y, random_state=seed))
+    drawn: Any = train_test_split(table.x, table.y, test_size=0.2, stratify=table.y, random_state=seed)
+    return drawn[0], drawn[1], drawn[2], drawn[3]
 
 
 def budget(name: str) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def random(split: Split, name: str, seed: int) -> dict[str, Any]:
         place = [_below(begun, a, at, level) for a, at in zip((held, held_test), place, strict=True)]
         if level + 1 in DEPTHS:
             leaf, leaf_test = (at - (2 ** (level + 1) - 1) for at in place)
-            chances = np.asarray(fit_frequencies(leaf, y, 2 ** (level + 1), classes)).argmax(1)
+            chances = np.asarray(fit_frequencies(*map(jnp.asarray, (leaf, y)), 2 ** (level + 1), classes)).argmax(1)
             of = lambda leaf, y, chances=chances: 100 * float(np.mean(chances[leaf] == y))
             scores = {"train": of(leaf, y), "test": of(leaf_test, y_test), "leaves": len(np.unique(leaf))}
             out[str(level + 1)] = scores
@@ -188,8 +189,7 @@ def _cut(values: np.ndarray, one_hot: np.ndarray) -> tuple[float, float]:
     order = np.argsort(values, kind="stable")
     left = one_hot[order].cumsum(0)
     right = left[-1] - left
-    xlogx = lambda a: np.where(a > 0, a * np.log(np.maximum(a, 1)), 0)
-    cost = sum(xlogx(side.sum(1)) - xlogx(side).sum(1) for side in (left, right))[:-1]
+    cost = _cost(left, right)[:-1]
     held = values[order]
     cost = np.where(held[1:] > held[:-1], cost, np.inf)
     at = int(cost.argmin())
@@ -215,8 +215,7 @@ def _along(w: np.ndarray, j: int, x: np.ndarray, one_hot: np.ndarray) -> tuple[n
     passed = np.searchsorted(turns[able][order], candidates)
     right = start + np.concatenate([np.zeros((1, one_hot.shape[1])), change.cumsum(0)])[passed]
     left = one_hot.sum(0) - right
-    xlogx = lambda a: np.where(a > 0.5, a * np.log(np.maximum(a, 1)), 0)
-    cost = sum(xlogx(side.sum(1)) - xlogx(side).sum(1) for side in (left, right))
+    cost = _cost(left, right)
     at = int(cost.argmin())
     now = _entropy(x @ w > 0, one_hot)
     if cost[at] >= now - 1e-9:
@@ -227,9 +226,14 @@ def _along(w: np.ndarray, j: int, x: np.ndarray, one_hot: np.ndarray) -> tuple[n
 
 
 def _entropy(right: np.ndarray, one_hot: np.ndarray) -> float:
-    counts = np.stack([one_hot[~right].sum(0), one_hot[right].sum(0)])
-    xlogx = lambda a: np.where(a > 0, a * np.log(np.maximum(a, 1)), 0)
-    return float((xlogx(counts.sum(1)) - xlogx(counts).sum(1)).sum())
+    return float(_cost(one_hot[~right].sum(0)[None], one_hot[right].sum(0)[None])[0])
+
+
+def _cost(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Entropy of both sides, times their samples, for class counts ``(m, k)`` each."""
+    xlogx = lambda a: np.where(a > 0.5, a * np.log(np.maximum(a, 1)), 0)
+    of = lambda counts: xlogx(counts.sum(1)) - xlogx(counts).sum(1)
+    return of(left) + of(right)
 
 
 def _best_axis(x: np.ndarray, one_hot: np.ndarray) -> np.ndarray:

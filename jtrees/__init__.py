@@ -8,6 +8,7 @@ from jtrees import (
     ops as ops,
     plotting as plotting,
     routing as routing,
+    splitting as splitting,
     topology as topology,
     validation as validation,
     warmstart as warmstart,

@@ -13,6 +13,7 @@ from jtrees.methods.lazy_momentum import LazyMomentumState, move_rows, moves, to
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
+MAX_DEPTH = 20
 # Numbers of splits up to which all are moved in each step, most of them by nothing.
 _MOVED_WHOLE = 2**15
 
@@ -33,6 +34,12 @@ class Bound(NamedTuple):
     scores: Float[Array, "r n"]
     slopes: Float[Array, "r n"]
     reached: Float[Array, " n"]
+
+
+def own_scores(tree: ObliqueTree, x: Array, nodes: Int[Array, "r n"]) -> Float[Array, "r n"]:
+    """Scores of samples at nodes of theirs."""
+    z = jnp.einsum("rnp,np->rn", tree.weights[nodes], x, precision="highest")
+    return z + tree.bias[nodes]
 
 
 def against(scores: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jtrees import ops, splitting, topology, training, validation as checks
-from jtrees.methods.bound import Bound, against, descended, loss_of, with_leaves
+from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, loss_of, own_scores, with_leaves
 from jtrees.methods.lazy_momentum import LazyMomentumState, lazy_momentum
 from jtrees.methods.one_run import OneRun, fit_of_tree
 from jtrees.recipes import Fit, Found, Rounds, Watch, number, static
@@ -22,7 +22,6 @@ from jtrees.table import Scale, Table
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 
-MAX_DEPTH = 20
 _BEGINNING = 0.3  # norm of an axis-aligned split at the start, in radii of the ball
 
 
@@ -132,24 +131,25 @@ class CO2(OneRun):
         return self._level_begun(run, root[0], root, jnp.asarray(start), table)
 
     def round(self, i: Array, state: Any, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Any, Array]:
+        data = self.batch(table)
+
         def body(j: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
             state, history = carry
-            state, lost = self.step(state, rounds.before(i) + j, table, judge)
+            state, lost = self.step(state, rounds.before(i) + j, data, table, judge)
             return state, history.at[j].set(lost)
 
         empty = jnp.full(rounds.size, jnp.nan, table.x.dtype)
         return jax.lax.fori_loop(0, rounds.within(i), body, (state, empty))
 
-    def step(self, state: Any, step: Array, table: Table, judge: Table | None) -> tuple[Any, Array]:
-        """The search after this step, and the bound before it."""
-        return self.greedy_step(state, step, table)
+    def step(self, state: Any, step: Array, data: Batch, table: Table, judge: Table | None) -> tuple[Any, Array]:
+        """The search after this step on data, made of the table, and the bound before it."""
+        return self.greedy_step(state, step, data, table)
 
-    def greedy_step(self, state: Growing, step: Array, table: Table) -> tuple[Growing, Array]:
+    def greedy_step(self, state: Growing, step: Array, data: Batch, table: Table) -> tuple[Growing, Array]:
         """A step on the level, the first of a level after what begins it."""
         n = len(table.x)
         begins = (step > 0) & (step % self.level_steps(n) == 0)
-        state = only_if(begins, lambda state: self._next_level(state, table), state)
-        data = self.batch(table)
+        state = training.only_if(begins, lambda state: self._next_level(state, table), state)
         data = data._replace(y=(data.y, state.place))
         of: Any = {"classes": table.classes, "momentum": self.momentum}
         method = stumps(self.depth, state.level, self.nu, rate=self.rate(self.level_steps(n)), **of)
@@ -238,17 +238,6 @@ class CO2(OneRun):
 # --- Levels ----------------------------------------------------------------------------------------------------------
 
 
-def only_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
-    """What is changed if the flag is set. A loop of one step or none changes arrays in place; a branch copies them."""
-    return jax.lax.fori_loop(0, flag.astype(jnp.int32), lambda _, state: change(state), state)
-
-
-def own_scores(tree: ObliqueTree, x: Array, nodes: Int[Array, "r n"]) -> Float[Array, "r n"]:
-    """Scores of samples at nodes of theirs."""
-    z = jnp.einsum("rnp,np->rn", tree.weights[nodes], x, precision="highest")
-    return z + tree.bias[nodes]
-
-
 def leaf_below(node: Array, level: Array, depth: int) -> Array:
     """The leftmost leaf below nodes of a level: it stands for the leaf that they are while the tree ends there."""
     return (node - _first(level)) << (depth - level)
@@ -312,5 +301,5 @@ def stumps(
         of: Any = {"rate": rate(state.count), "decay": momentum, "nu": nu, "classes": classes}
         return descended(params, state, batch, bound, **of)
 
-    nothing: Any = None
+    nothing: Any = None  # it is never asked for more than a step
     return training.Method(nothing, nothing, nothing, nothing, update=update)

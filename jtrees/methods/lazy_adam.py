@@ -10,6 +10,7 @@ import optax
 from jtrees.methods.ensemble import Ensemble
 from jtrees.routing import by_level, conditional, frontier as paths
 from jtrees.routing.by_level import Asked
+from jtrees.training import only_if
 
 
 class LazyAdamState(NamedTuple):
@@ -93,7 +94,7 @@ def lazy_step(
     of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
     of_columns = lambda outputs: loss(outputs.reshape(len(x), *own[2:]))
 
-    def whole(_: Any, now: Any) -> Any:
+    def whole(now: Any) -> Any:
         params, state = now
         found = by_level.gradient(of(params), cotangent)
         d_weights = _with_penalty(found.weights, params.weights, l2)
@@ -101,7 +102,7 @@ def lazy_step(
         moved, state = lazy_adam(learning_rate).update(gradient, state)
         return jax.tree.map(jnp.add, params, moved), state
 
-    def in_rows(_: Any, now: Any) -> Any:
+    def in_rows(now: Any) -> Any:
         params, state = now
         room = Asked(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
         found = paths.add_gradient(frontier, of(params), cotangent, room)
@@ -111,17 +112,14 @@ def lazy_step(
     asked = of(params)
     if width is None:
         value, cotangent = jax.value_and_grad(of_columns)(by_level.outputs(asked))
-        params, state = whole(None, (params, state))
+        params, state = whole((params, state))
         return *_with_leaves(params, state, own), value
     frontier, fits = paths.explore(asked, width)
     of_paths = lambda: paths.outputs(frontier, asked)
     outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(asked))
     value, cotangent = jax.value_and_grad(of_columns)(outputs)
-    # Loops of one step or none, not branches: a loop changes in place what it carries (and what is not looked at from
-    # outside), a branch copies it.
-    now = jax.lax.fori_loop(0, fits.astype(jnp.int32), in_rows, (params, state))
-    now = jax.lax.fori_loop(0, (~fits).astype(jnp.int32), whole, now)
-    params, state = now
+    # What a loop changes in place is not to be looked at from outside: both take all from what they carry.
+    params, state = only_if(~fits, whole, only_if(fits, in_rows, (params, state)))
     return *_with_leaves(params, state, own), value
 
 

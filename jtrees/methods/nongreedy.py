@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import losses, ops, routing, topology, training, validation as checks
-from jtrees.methods.bound import Bound, against, descended, into_ball, loss_of, with_leaves
-from jtrees.methods.co2 import CO2, MAX_DEPTH, Growing, only_if, own_scores
+from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, into_ball, loss_of, own_scores, with_leaves
+from jtrees.methods.co2 import CO2, Growing
 from jtrees.methods.lazy_momentum import LazyMomentumState
 from jtrees.methods.one_run import OneRun
 from jtrees.recipes import Found, static
@@ -43,9 +43,9 @@ def nongreedy(
     """Non-greedy trees: minimise the bound on the loss of a hard tree. Parameters are an :class:`ObliqueTree`.
 
     The loss is log loss of the classes, or squared error (of several targets the mean); meant for features, and
-    targets, of mean 0 and deviation 1. Rows of splits, bias included,
-    stay in the ball ``|w|^2 <= nu``. Where ``y`` of the data is a pair ``(y, assignment)``, with a leaf for each
-    sample, the bound is that of stable SGD (eq. 14): the decisions that it is counted from lead to that leaf.
+    targets, of mean 0 and deviation 1. Rows of splits, bias included, stay in the ball ``|w|^2 <= nu``. Where ``y`` of
+    the data is a pair ``(y, assignment)``, with a leaf for each sample, the bound is that of stable SGD (eq. 14): the
+    decisions that it is counted from lead to that leaf.
 
     Args:
       depth: depth of the tree, 1 to 20.
@@ -199,15 +199,10 @@ class NonGreedy(CO2):
     stable: bool = static(default=True)
 
     def checked(self, table: Table) -> Any:
+        recipe = super().checked(table)
         checks.check_choice("inference", self.inference, INFERENCES)
-        return (
-            super()
-            .checked(table)
-            .replace(
-                greedy_epochs=checks.check_count("greedy_epochs", self.greedy_epochs),
-                stable=checks.check_flag("stable", self.stable),
-            )
-        )
+        stable = checks.check_flag("stable", self.stable)
+        return recipe.replace(greedy_epochs=checks.check_count("greedy_epochs", self.greedy_epochs), stable=stable)
 
     def level_steps(self, n: int) -> int:
         return self.an_epoch(n) * self.greedy_epochs
@@ -230,19 +225,19 @@ class NonGreedy(CO2):
     def begin(self, start: Array, table: Table, *, key: Array) -> Joint:
         return Joint(super().begin(start, table, key=key), jnp.asarray([0, jnp.inf], table.x.dtype))
 
-    def step(self, state: Joint, step: Array, table: Table, judge: Table | None) -> tuple[Joint, Array]:
+    def step(self, state: Joint, step: Array, data: Batch, table: Table, judge: Table | None) -> tuple[Joint, Array]:
         first, nothing = self.greedy_steps(len(table.x)), jnp.zeros((), table.x.dtype)
 
         def greedy(now: tuple[Joint, Array]) -> tuple[Joint, Array]:
-            growing, lost = self.greedy_step(now[0].growing, step, table)
+            growing, lost = self.greedy_step(now[0].growing, step, data, table)
             return now[0]._replace(growing=growing), lost
 
         def joint(now: tuple[Joint, Array]) -> tuple[Joint, Array]:
-            return self._joint_step(now[0], step, table, judge)
+            return self._joint_step(now[0], step, data, table, judge)
 
-        now = only_if(step < first, greedy, (state, nothing))
-        now = only_if(step == first, lambda now: (self._joint_begun(now[0], table), now[1]), now)
-        return only_if(step >= first, joint, now)
+        now = training.only_if(step < first, greedy, (state, nothing))
+        now = training.only_if(step == first, lambda now: (self._joint_begun(now[0], table), now[1]), now)
+        return training.only_if(step >= first, joint, now)
 
     def _joint_begun(self, state: Joint, table: Table) -> Joint:
         tree, place = self.level_ended(state.growing, table)
@@ -250,14 +245,15 @@ class NonGreedy(CO2):
         run = self.at_rest(state.growing.run, with_leaves(tree, leaf, self.batch(table), table.classes))
         return state._replace(growing=state.growing.replace(run=run, place=leaf))
 
-    def _joint_step(self, state: Joint, step: Array, table: Table, judge: Table | None) -> tuple[Joint, Array]:
+    def _joint_step(
+        self, state: Joint, step: Array, data: Batch, table: Table, judge: Table | None
+    ) -> tuple[Joint, Array]:
         n = len(table.x)
         an_epoch = self.an_epoch(n)
         if self.stable:
             passed = (step > self.greedy_steps(n)) & (step % an_epoch == 0)
-            state = only_if(passed, lambda state: self._assigned_anew(state, table, an_epoch), state)
+            state = training.only_if(passed, lambda state: self._assigned_anew(state, table, an_epoch), state)
         growing = state.growing
-        data = self.batch(table)
         data = data._replace(y=(data.y, growing.place)) if self.stable else data
         watch: Any = {"score_every": 0 if judge is None else an_epoch, "batch_size": min(self.batch_size, n)}
         watch |= {"score": lambda params: self.judged(params, table, judge)}
@@ -270,7 +266,7 @@ class NonGreedy(CO2):
         mean, before = state.bounds[0] / an_epoch, state.bounds[1]
         tree, settled = state.growing.run.params, mean > (1 - _SETTLED) * before
         anew = lambda place: ops.hard(tree.weights, tree.bias, table.x)
-        place = only_if(settled, anew, state.growing.place)
+        place = training.only_if(settled, anew, state.growing.place)
         bounds = jnp.stack([jnp.zeros_like(mean), jnp.where(settled, jnp.inf, mean)])
         return Joint(state.growing.replace(place=place), bounds)
 

@@ -1,0 +1,122 @@
+"""Speed of non-greedy trees: a training step by depth, fast and exact inference (Figure 4), stable or not; its memory.
+
+python -m experiments.bench_nongreedy [--repeats 9] [--write]
+
+Splits of a tree that is grown at random, so that samples spread over all leaves; batches of 256 of 2560 samples, ten
+classes. What a step of fast inference cannot avoid is reading the rows of ``depth (depth + 1) / 2`` splits a sample;
+the floor is that, by itself: the gather of these rows and their products with the samples.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import benchmark
+import jtrees
+from jtrees import leaves as kinds
+
+BATCH, ROWS, CLASSES = 256, 2560, 10
+DEPTHS = {126: (8, 10, 12, 14, 16, 18), 784: (8, 10, 12, 14, 16, 18)}  # connect-4's features, and MNIST's
+EXACT = {126: 16, 784: 16}  # the deepest tree of which all leaves are tried
+CONNECT_4 = 43_236  # rows of its training part, for seconds an epoch
+STEPS = 5  # of a timed call
+
+
+def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any, jtrees.Batch, Any]:
+    """Method, optimiser, data and a run."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(ROWS, p)), jnp.float32)
+    y = jnp.asarray(rng.integers(0, CLASSES, ROWS), jnp.int32)
+    assigned = jnp.asarray(rng.integers(0, 2**depth, ROWS), jnp.int32)
+    data = jtrees.Batch(x, (y, assigned) if stable else y)
+    method = jtrees.nongreedy(depth, 100.0, classes=CLASSES, inference=inference, learning_rate=0.1)  # type: ignore
+    optimizer = jtrees.lazy_momentum(0.1)
+
+    @jax.jit
+    def begun(key: jax.Array) -> jtrees.TrainState:
+        weights = jax.random.normal(key, (2**depth - 1, p)) / np.sqrt(p)
+        tree = jtrees.ObliqueTree(weights, jnp.zeros(len(weights)), kinds.Logit(jnp.zeros((2**depth, CLASSES))))
+        return jtrees.training.begun(tree, data, key=key, optimizer=optimizer)
+
+    return method, optimizer, data, begun(jax.random.key(0))
+
+
+class Steps:
+    """Some steps at a time, in place."""
+
+    def __init__(self, depth: int, p: int, inference: str, stable: bool):
+        method, _, data, state = started(depth, p, inference, stable)
+        # The best parameters of a run are a copy of them, which nobody asks for here.
+        self.now = state.params, state.opt_state
+
+        def step(i: jax.Array, now: Any) -> Any:
+            batch = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, i * BATCH, BATCH), data)
+            return method.update(*now, batch, key=jax.random.key(0), step=i)[:2]
+
+        several = jax.jit(lambda now: jax.lax.fori_loop(0, STEPS, step, now), donate_argnums=0)
+        self.compiled = several.lower(self.now).compile()
+        self()
+
+    def __call__(self) -> None:
+        self.now = jax.block_until_ready(self.compiled(self.now))
+
+    def gigabytes(self) -> float:
+        """Of what goes in (and comes out in its place) and of what is made on the way, by the compiler's account."""
+        of: Any = self.compiled.memory_analysis()
+        own = of.argument_size_in_bytes + of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes
+        return own / 1e9
+
+
+def floor(depth: int, p: int) -> Any:
+    """The gather of the rows and the products, level by level."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(BATCH, p)), jnp.float32)
+    weights = jax.random.normal(jax.random.key(0), (2**depth - 1, p))
+    nodes = [jnp.asarray(rng.integers(2**t - 1, 2 ** (t + 1) - 1, (t + 1, BATCH))) for t in range(depth)]
+    read = jax.jit(lambda weights, nodes: [jnp.einsum("tnp,np->tn", weights[at], x) for at in nodes])
+    return lambda: jax.block_until_ready(read(weights, nodes))
+
+
+def row(depth: int, p: int, repeats: int) -> tuple[list[str], float]:
+    """The times of a depth; and that of fast inference in ms."""
+    kinds_of = {"stable": ("fast", True), "fast": ("fast", False)}
+    if depth <= EXACT[p]:
+        kinds_of["exact"] = ("exact", False)
+    ms, memory = {}, 0.0
+    for kind, (inference, stable) in kinds_of.items():  # one after the other: of deep trees there is room for one
+        steps = Steps(depth, p, inference, stable)
+        ms[kind] = [1e3 * t / STEPS for t in benchmark.seconds(steps, repeats)]
+        memory = steps.gigabytes() if kind == "fast" else memory
+    read = floor(depth, p)
+    read()
+    ms["floor"] = [1e3 * t for t in benchmark.seconds(read, repeats)]
+    of = {kind: benchmark.spread(times, 1) for kind, times in ms.items()}
+    ratio = f"{np.median(ms['exact']) / np.median(ms['fast']):.1f}" if "exact" in ms else "-"
+    fast = float(np.median(ms["fast"]))
+    epoch = f"{fast * CONNECT_4 / BATCH / 1e3:.1f}"
+    cells = [of["fast"], of["floor"], of["stable"], of.get("exact", "-"), ratio, epoch, f"{memory:.2f}"]
+    return [str(p), str(depth), *cells], fast
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The table."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    options: argparse.Namespace = parser.parse_args(arguments)
+    rows, notes = [], []
+    for p, depths in DEPTHS.items():
+        made = [row(depth, p, options.repeats) for depth in depths]
+        rows += [cells for cells, _ in made]
+        exponent = np.polyfit(np.log(depths), np.log([fast for _, fast in made]), 1)[0]
+        notes.append(f"{p} features: the time of a fast step grows as depth to the power of {exponent:.2f}.")
+    header = ["p", "depth", "fast, ms a step", "reading the rows, ms", "stable, ms", "exact, ms", "exact / fast"]
+    header += ["connect-4, fast, s an epoch", "GB"]
+    text = " ".join(notes) + f" Batches of {BATCH}, {CLASSES} classes, momentum. GB: of a fast step, by the compiler."
+    benchmark.write("bench_nongreedy", f"--repeats {options.repeats}", header, rows, text, committed=options.write)
+
+
+if __name__ == "__main__":
+    main()
