@@ -350,6 +350,7 @@ def test_every_part_of_nongreedy_runs(folder, monkeypatch):
     grid = {"nu": (10.0, 100.0), "learning_rate": (1.0,)}
     monkeypatch.setattr(paper_nongreedy, "USUAL", {"epochs": 3, "greedy_epochs": 2, "grid": grid, "deepest": 3})
     monkeypatch.setattr(paper_nongreedy, "OC1_SETS", ("letter",))
+    monkeypatch.setattr(paper_nongreedy, "PRUNED", ("letter",))
     monkeypatch.setattr(paper_nongreedy, "PRUNED_DEPTHS", {"letter": (2,)})
     arguments = ["--data-dir", str(folder), "--datasets", "letter", "--seeds", "1", "--out", str(folder / "ng")]
     pieces.main(paper_nongreedy.SCRIPT, arguments)
