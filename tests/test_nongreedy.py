@@ -1,6 +1,7 @@
 """Non-greedy trees: the bound and its gradient, steps in the rows that are touched, CO2 and the recipe."""
 
 from functools import cache, partial
+import itertools
 
 from hypothesis import given, strategies as st
 import jax
@@ -137,9 +138,13 @@ def test_touched_rows_are_found_once_with_the_sum_of_their_slopes():
     np.testing.assert_array_equal(shares[:3], [[0, 4, 1, 0], [0, 1, 0, 0], [0, 0, 0, 5]])
 
 
-@pytest.mark.parametrize("inference", ["exact", "fast"])
-@pytest.mark.parametrize("classes", [True, False])
-@pytest.mark.parametrize("stable", [True, False])
+SOME = [("fast", True, True), ("exact", False, False)]
+OTHERS = [each for each in itertools.product(["fast", "exact"], [True, False], [True, False]) if each not in SOME]
+
+
+@pytest.mark.parametrize(
+    ("inference", "classes", "stable"), [*SOME, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, inference, classes, stable):
     """Ten steps of both; and no row leaves the ball."""
     depth, nu, rate, momentum = 4, 0.7, 0.5, 0.8
@@ -259,11 +264,12 @@ def test_a_level_keeps_its_axis_aligned_splits_unless_it_betters_them(learning_r
     assert np.abs(splits).max(1).tolist() == pytest.approx(np.abs(splits).sum(1).tolist(), rel=1e-2)
 
 
-def test_targets_and_their_units():
+@pytest.mark.parametrize("several_too", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_targets_and_their_units(several_too):
     x, _ = table()
     y = np.where(x[:, 0] + x[:, 1] > 0, 3.0, -1.0) + x[:, 2]
     several = np.stack([y, x[:, 1]], 1)
-    for targets in (y, several):
+    for targets in (y, several) if several_too else (y,):
         one, scaled = (fit(JOINT, x, c * targets, task="regression") for c in (1.0, 1000.0))
         answers = one.model.predict(x)
         r2 = 1 - np.square(answers - targets).mean(0) / targets.var(0)
@@ -271,16 +277,18 @@ def test_targets_and_their_units():
         np.testing.assert_allclose(1000 * answers, scaled.model.predict(x), rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_small_ball_prunes():
     x, y = table()
     leaves = [fit(JOINT.replace(depth=5, nu=nu), x, y).report["active_leaves"] for nu in (0.1, 100.0)]
     assert leaves[0] < leaves[1]
 
 
-def test_stable_search_keeps_leaves_and_learns():
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"stable": False}, {"inference": "exact"}])
+def test_other_bounds_learn_too(options):
     x, y = table()
-    found = fit(JOINT.replace(stable=True), x, y)
-    assert accuracy(found.model, *table(1)) > 0.85
+    assert accuracy(fit(JOINT.replace(**options), x, y).model, *table(1)) > 0.85
 
 
 def test_validation_chooses_among_the_passes_and_the_greedy_tree():
@@ -295,6 +303,7 @@ def test_validation_chooses_among_the_passes_and_the_greedy_tree():
     assert found.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
 
 
+@pytest.mark.slow
 def test_a_search_that_is_broken_off_has_the_levels_so_far():
     x, y = table()
     recipe = JOINT.replace(depth=8, greedy_epochs=200)
