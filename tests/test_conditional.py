@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import sweeps
 
 from jtrees import blocking, routing
 from jtrees.routing import conditional
@@ -137,10 +138,9 @@ def test_depth_two_by_hand(width, x64):
 # --- The textbook formula --------------------------------------------------------------------------------------------
 
 GAMMAS = 1e-3, 0.1, 1.0, 2.0
-DEPTHS = [pytest.param(depth, marks=[] if depth in (1, 2, 6) else pytest.mark.slow) for depth in range(1, 13)]
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", sweeps.quick(range(1, 13), (1, 6)))
 def test_all_ways_are_the_textbook_formula(depth, x64):
     """Outputs, all gradients and counts, for widths that hold every batch, some and none."""
     operands, cotangent = case(depth, depth)
@@ -157,7 +157,8 @@ def test_all_ways_are_the_textbook_formula(depth, x64):
     assert min(needed) <= 1.1 < 1.2 < max(needed) <= 2**depth
 
 
-@pytest.mark.parametrize("depth", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [3, 8])
 def test_after_training_too(depth, x64):
     """Scores that training has driven apart, and a few that it has not."""
     (x, weights, bias, leaf_values), _ = case(0, depth, n=64, scale=0.01)
@@ -188,6 +189,7 @@ def test_after_training_too(depth, x64):
         np.testing.assert_array_equal(reached(width, operands, 0.5)[0], count)
 
 
+@pytest.mark.slow
 def test_single_precision_and_many_samples():
     """More paths than are moved at once, and a last chunk that is not full."""
     operands, cotangent = case(1, 5, n=700, p=4, trees=3, dtype=np.float32)

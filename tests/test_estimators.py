@@ -17,6 +17,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.tree import DecisionTreeRegressor
+import sweeps
 
 import jtrees
 from jtrees import estimators, warmstart
@@ -60,7 +61,7 @@ def test_classifier_of_names(classes):
     assert chances.dtype == np.float64 and model.score(x, y) > 0.9
 
 
-@pytest.mark.parametrize("recipe", [GET, DGT, LATENT], ids=lambda recipe: type(recipe).__name__)
+@pytest.mark.parametrize("recipe", sweeps.quick([GET, DGT, LATENT], [DGT]), ids=lambda recipe: type(recipe).__name__)
 def test_several_targets(data, recipe):
     x, y = data
     both = np.stack([y, -1e6 * y, np.full_like(y, 0.1), x[:, 0]], axis=1).astype(np.float64)
@@ -147,6 +148,7 @@ def test_parameters_of_the_recipe():
     assert "Bagged(base=DGT(" in repr(model)
 
 
+@pytest.mark.slow  # and in an example of the README
 def test_grid_search(classes):
     x, y = classes
     search = GridSearchCV(TreeClassifier(DGT, random_state=0), {"recipe__depth": [1, 3]}, cv=3).fit(x, y)

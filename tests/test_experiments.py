@@ -362,7 +362,8 @@ def test_every_part_of_nongreedy_runs(folder, monkeypatch):
     assert len(lines) == 1 + 2 * 5 + 6 and lines[0].startswith("figure,set,method,depth")
 
 
-def test_oc1_finds_an_oblique_line_and_random_directions_near_ones():
+def test_oc1_finds_an_oblique_line_and_random_directions_near_ones(monkeypatch):
+    monkeypatch.setattr(paper_nongreedy, "DEPTHS", (2, 6))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 2))
     y = (x[:, 0] + 2 * x[:, 1] > 0.3).astype(int)

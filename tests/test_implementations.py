@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import ops, routing
@@ -43,6 +44,7 @@ OPS = {
     "expected_loss": partial(expected_loss, Constant, None),
     "expected_loss, violation, classes": partial(expected_loss, Logit, routing.violation),
 }
+FEW = ("soft by violation", "path_sum", "ensemble", "expected_loss")
 
 
 def with_gradients(fn, operands, **how):
@@ -83,7 +85,7 @@ def lowered(fn, operands, platform):
     return jax.jit(lambda *operands: fn(*operands)).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", sweeps.quick(OPS, FEW))
 def test_a_kernel_that_won(operands, name, won):
     expected = with_gradients(OPS[name], operands)
     won(SMALL)  # on the CPU, by the interpreter
@@ -92,7 +94,7 @@ def test_a_kernel_that_won(operands, name, won):
     assert by_itself == (name != "path_sum, a window of the scores")  # for which all scores are computed anyway
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", sweeps.quick(OPS, FEW))
 def test_what_won_elsewhere_is_not_in_a_program_for_a_cpu(operands, name, won):
     call = lambda *operands: with_gradients(OPS[name], operands)
     assert "custom_call @" not in lowered(call, operands, "tpu")  # nothing was measured: XLA
@@ -130,9 +132,16 @@ def test_predictions_go_through_it(operands, won, monkeypatch):
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
-    "recipe", [jtrees.GET(depth=2, starts=2, epochs=20), jtrees.RADDT(depth=2, starts=1, epochs=5),
-               jtrees.DGT(depth=2, epochs=4, widths=())]
-)  # fmt: skip
+    "recipe",
+    sweeps.quick(
+        [
+            jtrees.GET(depth=2, starts=2, epochs=20),
+            jtrees.RADDT(depth=2, starts=1, epochs=5),
+            DGT := jtrees.DGT(depth=2, epochs=4, widths=()),
+        ],
+        [DGT],
+    ),
+)
 def test_recipes_are_told_from_outside(data, recipe):
     x, y = data
     fits = [jtrees.fit(recipe.replace(implementation=how), x, y, key=jax.random.key(0)) for how in ("xla", "interpret")]

@@ -9,6 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 from jtrees import routing
 import pallas_kernels as kernels
@@ -96,7 +97,10 @@ def test_values_and_gradients(name, size, config):
     assert_same(with_gradients(fn, config, args, of_x=of_x), expected, 1e-6 * max(3, size[2]))
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *LOSSES])
+# By the sigmoid above.
+@pytest.mark.parametrize(
+    "name", sweeps.quick([*FUNCTIONS, *LOSSES], ["soft violation", "squared violation", "log sigmoid"])
+)
 def test_every_routing_and_loss(name):
     test_values_and_gradients(name, (19, 5, 3, 3), CUT)
 
@@ -109,7 +113,7 @@ def test_values_and_gradients_wide(name, size, config):
     test_values_and_gradients(name, size, config)
 
 
-@pytest.mark.parametrize("depth", range(1, 11))
+@pytest.mark.parametrize("depth", sweeps.quick(range(1, 11), (1, 4, 5, 8)))
 def test_hard(depth):
     config = WHOLE if depth % 2 else CUT
     args = operands(33, 5, depth, 3 if depth < 6 else 1)
@@ -148,7 +152,7 @@ def test_bfloat16(name):
     assert_same(with_gradients(fn, CUT, args, of_x=of_x), expected, 2e-2)  # scores' gradients meet x in bfloat16
 
 
-@pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "squared violation"])
+@pytest.mark.parametrize("name", sweeps.quick(["soft sigmoid", "path_sum", "squared violation"], ["path_sum"]))
 def test_a_batch_of_trees_is_one_kernel(name):
     fn, (x, *trees) = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 1, trees=(3,))
     both = lambda implementation: jax.vmap(lambda *tree: with_gradients(fn, implementation, (x, *tree), of_x=False))
@@ -168,6 +172,7 @@ def test_far_scores(route):
     assert_same(found, with_gradients(partial(soft, route), "xla", args), 1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_of_windows():
     x, weights, bias, leaves = operands(17, 5, 3, 2)
 
@@ -233,7 +238,7 @@ def conditional(implementation, x, *ensemble, gamma=0.8):
 
 @pytest.mark.parametrize(
     ("config", "gamma"),
-    [(CUT, 0.05), (CUT, 1.0), pytest.param(WHOLE, 1.0, marks=pytest.mark.slow)],
+    [pytest.param(CUT, 0.05, marks=pytest.mark.slow), (CUT, 1.0), pytest.param(WHOLE, 1.0, marks=pytest.mark.slow)],
     ids=["cut, hard", "cut", "whole"],
 )
 def test_an_ensemble(config, gamma):

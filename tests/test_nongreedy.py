@@ -117,7 +117,7 @@ def test_gradients_are_finite_differences(x64, kind, classes, stable):
 def test_the_gradient_is_g_minus_h_times_x(x64):
     params, batch = tree(2, 3, dtype=np.float64), samples(3, dtype=np.float64)
     method = jtrees.nongreedy(2, 1e6, classes=K, inference="exact")
-    slopes = jax.grad(lambda params: method.loss(params, batch, key=None, step=0)[0])(params)
+    slopes = jax.jit(jax.grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))(params)
     expected = np.zeros((3, P))
     for x, y in zip(np.asarray(batch.x), np.asarray(batch.y), strict=True):
         z = np.asarray(params.weights) @ x + np.asarray(params.bias)
@@ -172,9 +172,8 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, inference, clas
 
 def test_plain_steps_by_optax_stay_in_the_ball():
     method, data = jtrees.nongreedy(3, 0.5, classes=K), samples()
-    result = jtrees.train(
-        method, data, key=jax.random.key(0), optimizer=jtrees.lazy_momentum(1.0), steps=20, batch_size=30
-    )
+    options = {"optimizer": jtrees.lazy_momentum(1.0), "steps": 20, "batch_size": 30}
+    result = jax.jit(lambda key: jtrees.train(method, data, key=key, **options))(jax.random.key(0))
     assert result.finite and result.losses[-5:].mean() < result.losses[:5].mean()
     norms = np.square(result.params.weights).sum(1) + np.square(result.params.bias)
     assert norms.max() <= 0.5 * (1 + 1e-5)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
+import sweeps
 
 import jtrees
 from jtrees import Batch, Ensemble
@@ -47,7 +48,7 @@ def lazy_adam_plainly(params, moments, gradient, count, rate):
 
 
 @pytest.mark.parametrize("width", [None, 1, 8])
-@pytest.mark.parametrize("l2", [0.0, 0.1])
+@pytest.mark.parametrize("l2", sweeps.quick([0.0, 0.1], [0.1]))
 def test_steps_in_rows_are_lazy_adam(width, l2, x64):
     """Whichever way the gradient is found: level by level, where a batch does not fit, or path by path."""
     gamma, rate = 0.7, 0.05
@@ -138,7 +139,7 @@ def indicators(params, x):
     return np.concatenate([np.eye(leaves)[one] for one in leaf], axis=1)
 
 
-@pytest.mark.parametrize("columns", [0, 1, 2])  # 0: targets without an axis of their own
+@pytest.mark.parametrize("columns", sweeps.quick([0, 1, 2], [2]))  # 0: targets without an axis of their own
 def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     params, weight = random_params(depth=3, k=columns), np.linspace(0, 2, 400)
     y = np.stack([Y, X[:, 3]], 1)[:, :columns] if columns else Y
@@ -179,7 +180,7 @@ def test_a_leaf_that_no_sample_reaches_keeps_what_it_learnt():
 SMALL = jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03)
 
 
-@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("hard", sweeps.quick([True, False], [True]))
 def test_answers_are_shaped_like_targets(hard):
     for y in (Y[:, None], np.stack([Y, X[:, 3]], 1)):
         found = jtrees.fit(SMALL.replace(hard=hard, epochs=5), X, y, key=KEY)

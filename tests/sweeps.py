@@ -1,0 +1,12 @@
+"""Parameters of which some are looked at in the quick tests, and all in the slow ones."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def quick(values: Iterable[Any], some: Iterable[Any]) -> list[Any]:
+    """The values, those that are not among some marked as slow."""
+    some = list(some)
+    return [value if value in some else pytest.param(value, marks=pytest.mark.slow) for value in values]
