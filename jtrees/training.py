@@ -262,18 +262,16 @@ def one_step(
             batch, order = _batch(data, order, order_key, state.step, batch_size)
         params, opt_state, (loss, batch_score) = updated(state, batch, jax.random.fold_in(loss_key, state.step))
         now, seen = jnp.full((), jnp.nan, dtype), state.best
-
-        def kept(now: Array, seen: Best) -> tuple[Array, Best]:
-            better, current = now < seen.score, Best(state.params, now, state.step)
-            return now, jax.tree.map(lambda old, new: jnp.where(better, new, old), seen, current)
-
-        if free:  # the batch is all there is: the score comes with the loss
-            now, seen = kept(batch_score.astype(dtype), seen)
+        if free:
+            now = batch_score.astype(dtype)  # the batch is all there is: the score comes with the loss
         elif score_every:
+            look = lambda: _score(method, state, data, score).astype(dtype)
             due = state.step % score_every == 0
-            due = due if last is None else due | (state.step == last)
-            look = lambda seen: kept(_score(method, state, data, score).astype(dtype), seen[1])
-            now, seen = only_if(due, look, (now, seen))
+            now = jax.lax.cond(due if last is None else due | (state.step == last), look, lambda: now)
+        if score_every:
+            better = now < seen.score
+            current = Best(state.params, now, state.step)
+            seen = jax.tree.map(lambda old, new: jnp.where(better, new, old), seen, current)
         finite = state.finite & jnp.isfinite(loss)
         params = params if method.update is not None else method.project(params)
         return TrainState(params, opt_state, order, state.step + 1, state.key, seen, finite), (loss.astype(dtype), now)

@@ -170,6 +170,19 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, inference, clas
     assert np.any(found.weights != params.weights)
 
 
+@pytest.mark.slow
+def test_steps_of_a_deep_tree_copy_nothing_of_its_size():
+    """By the compiler's account of what is made on the way."""
+    p, data = 60, Batch(jnp.zeros((64, 60)), jnp.zeros(64, jnp.int32))
+    method, optimizer = jtrees.nongreedy(14, classes=2, learning_rate=0.1), jtrees.lazy_momentum(0.1)
+    run = lambda state: jtrees.advance(method, state, data, optimizer=optimizer, steps=10, batch_size=16)[0]
+    state = jax.eval_shape(lambda: jtrees.start(method, data, key=jax.random.key(0), optimizer=optimizer))
+    memory = jax.jit(run, donate_argnums=0).lower(state).compile().memory_analysis()
+    splits = 4 * p * 2**14
+    assert memory.alias_size_in_bytes > 3 * splits  # parameters, velocity, the best: the last is not looked at
+    assert memory.temp_size_in_bytes < 0.1 * splits
+
+
 def test_plain_steps_by_optax_stay_in_the_ball():
     method, data = jtrees.nongreedy(3, 0.5, classes=K), samples()
     options = {"optimizer": jtrees.lazy_momentum(1.0), "steps": 20, "batch_size": 30}
