@@ -52,7 +52,8 @@ class Method(NamedTuple):
       predict: ``(params, x) -> outputs``: what the trained model answers.
       harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree that the parameters stand for, leaves
         refitted on the batch; can be compiled.
-      project: ``params -> params``, at the start and after each step of the optimiser (norm balls, ...).
+      project: ``params -> params``, at the start and after each step of the optimiser (norm balls, ...); a method with
+        an ``update`` of its own projects there.
       update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``: a step of its own, in
         place of the gradient of ``loss`` and the optimiser, where those would touch more than the method means to; the
         optimiser given only makes the first ``opt_state``.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import Batch, recipes
@@ -72,13 +73,7 @@ def a_look(name, dtype=np.float32):
 
 
 # Those left to the slow tests are swept over in files of their own as well.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("raddt", "pat", "latent", "tel") else pytest.mark.slow)
-        for name in METHODS
-    ],
-)
+@pytest.mark.parametrize("name", sweeps.quick(METHODS, ("raddt", "pat", "latent", "tel")))
 def test_methods_compile_once_and_are_vmapped_over_keys_and_numbers(name, count_compilations):
     look, numbers = a_look(name)
     keys = jax.random.split(KEY, 2)
@@ -150,7 +145,7 @@ QUICK = ("GET", "PAT", "LatentTree", "Bagged")
 
 def each(quick=QUICK):
     """The names of the recipes, those that are not quick marked as slow."""
-    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in RECIPES]
+    return sweeps.quick(RECIPES, quick)
 
 
 def test_the_table_of_recipes_is_complete():

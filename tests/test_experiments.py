@@ -113,7 +113,7 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert not list((tmp_path / "x").glob("*.json"))
 
 
-SCRIPTS = paper_get, paper_dgt, paper_bandit, paper_latent, paper_forest, paper_tel, estimators
+SCRIPTS = paper_get, paper_dgt, paper_bandit, paper_latent, paper_forest, paper_tel, paper_nongreedy, estimators
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -124,7 +124,7 @@ def test_committed_pieces_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third says with which command
     assert made.count("\n|") > 10
-    assert (tmp_path / f"{name}.png").exists() == (script in (paper_bandit, paper_latent, paper_tel))
+    assert (tmp_path / f"{name}.png").exists() == (script in (paper_bandit, paper_latent, paper_tel, paper_nongreedy))
 
 
 # --- Benchmarks ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import oracles
 import pytest
 from sklearn.tree import DecisionTreeClassifier
+import sweeps
 
 import jtrees
 from jtrees import Batch, leaves as kinds
@@ -138,15 +139,13 @@ def test_touched_rows_are_found_once_with_the_sum_of_their_slopes():
     np.testing.assert_array_equal(shares[:3], [[0, 4, 1, 0], [0, 1, 0, 0], [0, 0, 0, 5]])
 
 
-SOME = [("fast", True, True), ("exact", False, False)]
-OTHERS = [each for each in itertools.product(["fast", "exact"], [True, False], [True, False]) if each not in SOME]
+WAYS = itertools.product(["fast", "exact"], [True, False], [True, False])
 
 
-@pytest.mark.parametrize(
-    ("inference", "classes", "stable"), [*SOME, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
-)
-def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, inference, classes, stable):
+@pytest.mark.parametrize("way", sweeps.quick(WAYS, [("fast", True, True), ("exact", False, False)]), ids=str)
+def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
     """Ten steps of both; and no row leaves the ball."""
+    inference, classes, stable = way
     depth, nu, rate, momentum = 4, 0.7, 0.5, 0.8
     data, params = samples(0, classes, np.float64), tree(depth, 0, classes, np.float64, size=0.3)
     data = data._replace(weight=jnp.asarray(np.linspace(0, 2, N)))

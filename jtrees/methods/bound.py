@@ -14,7 +14,8 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
-# Numbers of splits up to which all are moved in each step, most of them by nothing.
+# Numbers of splits up to which all are moved in each step, most of them by nothing. Tried by hand on two cores, with 16
+# features at depth 4 to 14.
 _MOVED_WHOLE = 2**15
 
 
@@ -34,12 +35,6 @@ class Bound(NamedTuple):
     scores: Float[Array, "r n"]
     slopes: Float[Array, "r n"]
     reached: Float[Array, " n"]
-
-
-def own_scores(tree: ObliqueTree, x: Array, nodes: Int[Array, "r n"]) -> Float[Array, "r n"]:
-    """Scores of samples at nodes of theirs."""
-    z = jnp.einsum("rnp,np->rn", tree.weights[nodes], x, precision="highest")
-    return z + tree.bias[nodes]
 
 
 def against(scores: Array) -> Array:

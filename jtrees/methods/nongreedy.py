@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import losses, ops, routing, topology, training, validation as checks
-from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, into_ball, loss_of, own_scores, with_leaves
+from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, into_ball, loss_of, with_leaves
 from jtrees.methods.co2 import CO2, Growing
 from jtrees.methods.lazy_momentum import LazyMomentumState
 from jtrees.methods.one_run import OneRun
@@ -24,7 +24,9 @@ from jtrees.tree import ObliqueTree
 
 INFERENCES = ("fast", "exact")
 
-_SCORED_DEPTH = 5  # deepest trees of which fast inference scores all splits
+# Deepest trees of which fast inference scores all splits: tried by hand with 16 features. With 784 it would be faster
+# up to depth 10 (experiments/bench_nongreedy.py).
+_SCORED_DEPTH = 5
 _SETTLED = 0.01  # a pass that lowers the mean bound by less has settled it
 
 
@@ -128,7 +130,8 @@ def bounded(
     """
     (y, assigned), values = split(batch.y), params.leaves.values
     lost = lambda leaf: loss_of(values[leaf], y, classes)
-    at = lambda nodes: own_scores(params, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
+    splits = params.weights, params.bias
+    at = lambda nodes: routing.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
 
     def against_way(leaf: Array) -> tuple[Array, Array, Array]:
         """Nodes on the way to a leaf, scores there, and slopes of twice the violation, negative."""
@@ -143,7 +146,7 @@ def bounded(
         nodes, own, slopes = against_way(leaf)
         reached = lost(routing.leaf_index(scores))
     else:
-        found = routing.flips(params.weights, params.bias, batch.x) if scores is None else routing.flips_of(scores)
+        found = routing.flips(*splits, batch.x) if scores is None else routing.flips_of(scores)
         of_leaves = jax.vmap(lost)(found.leaf)
         best = jnp.argmax(of_leaves - 2 * found.violations(), axis=0)[None]
         leaf, turned = _rows_of(found.leaf, best)[0], jnp.maximum(best - 1, 0)

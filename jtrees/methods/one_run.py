@@ -1,4 +1,4 @@
-"""What recipes of one training run on mini-batches share: DGT, the annealed tree, LatentTree."""
+"""What recipes of one training run on mini-batches share: DGT, the annealed tree, LatentTree, TEL, CO2."""
 
 from typing import Any
 

@@ -10,6 +10,7 @@ from jtrees.routing.inference import (
     augmented_leaf as augmented_leaf,
     flips as flips,
     flips_of as flips_of,
+    scores_at as scores_at,
 )
 from jtrees.routing.path_sum import mean_size as mean_size, path_sum as path_sum
 from jtrees.routing.soft import (

@@ -32,6 +32,20 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
 
 
+def scores_at(
+    weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"], at: Int[Array, "r n"]
+) -> Float[Array, "r n"]:
+    """Scores of each sample at r splits of its own, whose rows are gathered.
+
+    Args:
+      weights: split weights.
+      bias: split biases.
+      x: samples.
+      at: numbers of the splits.
+    """
+    return jnp.einsum("rnp,np->rn", weights[at], x, precision="highest") + bias[at]
+
+
 class Flips(NamedTuple):
     """The way of each sample, and where it would end if one decision on it were turned over.
 
@@ -64,7 +78,7 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
     # Row 0 is the sample's own way; each level adds the one that leaves it there.
     at, path, scores = jnp.zeros((1, len(x)), jnp.int32), [], []
     for _ in range(topology.depth_of(len(bias))):
-        z = jnp.einsum("tnp,np->tn", weights[at], x, precision="highest") + bias[at]
+        z = scores_at(weights, bias, x, at)
         path.append(at[0])
         scores.append(z[0])
         left, right = 2 * at + 1, 2 * at + 2
