@@ -32,6 +32,11 @@ class Frame:
     y: pd.Series
 
 
+def one_hot(x: np.ndarray) -> np.ndarray:
+    """A column for each column and each value that any of them has, 1 where it has that: as papers take connect-4."""
+    return np.concatenate([(x == value).astype(np.float32) for value in np.unique(x)], axis=1)
+
+
 @dataclass(frozen=True)
 class Table:
     """A data set of numbers: ``x`` float32 ``(n, p)``, ``y`` ``(n,)`` float32 or, in classification, int32; the names

@@ -74,7 +74,7 @@ def splits(name: str, data_dir: str | None) -> list[Split]:
     table = data.load(name, data_dir=data_dir)
     x, y = table.x, table.y
     if name == "connect-4":  # as in the paper: one column for each state of a cell
-        x = np.concatenate([(x == state).astype(np.float32) for state in np.unique(x)], axis=1)
+        x = data.one_hot(x)
     if table.split is not None and (table.split == 2).any():
         test = table.split == 2
         return [(x[~test], y[~test], x[test], y[test])]

@@ -67,7 +67,7 @@ def parts_of(name: str, seed: int, data_dir: str | None) -> tuple[Split, Split, 
     table = data.load(name, data_dir=data_dir)
     x, y, classes = table.x, table.y, table.is_classification
     if name == "connect-4":
-        x = np.concatenate([(x == state).astype(np.float32) for state in np.unique(x)], axis=1)
+        x = data.one_hot(x)
     x, x_test, y, y_test = cut(x, y, 0.25, 0, classes)
     a, b, ya, yb = cut(x, y, 0.2, seed, classes)
     return (a, ya, b, yb), (x, y, x_test, y_test), classes

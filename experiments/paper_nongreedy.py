@@ -55,10 +55,11 @@ Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def parts_of(name: str, seed: int, folder: str | None) -> Split:
     """Training and test features and classes."""
     table = data.load(name, data_dir=folder)
+    x = data.one_hot(table.x) if name == "connect-4" else table.x
     if table.split is not None and (table.split == 2).any():
         test = table.split == 2
-        return table.x[~test], table.x[test], table.y[~test], table.y[test]
-    drawn: Any = train_test_split(table.x, table.y, test_size=0.2, stratify=table.y, random_state=seed)
+        return x[~test], x[test], table.y[~test], table.y[test]
+    drawn: Any = train_test_split(x, table.y, test_size=0.2, stratify=table.y, random_state=seed)
     return drawn[0], drawn[1], drawn[2], drawn[3]
 
 

@@ -188,15 +188,15 @@ class ObliqueTree:
         """
         self._single()
         rows = [np.asarray(a).reshape(len(self.bias) + 1, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
-        same = np.unique(np.concatenate(rows, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-        split, right = np.any(np.asarray(self.weights) != 0, axis=1), np.asarray(self.bias) > 0
-        # What lies below each node: the number of its only leaf, or a number of its own.
-        below = np.concatenate([-1 - np.arange(len(self.bias)), same])
-        for node in reversed(range(len(self.bias))):
-            children = below[2 * node + 1 : 2 * node + 3]
-            if not split[node] or (children[0] == children[1] and children[0] >= 0):
-                below[node] = children[int(right[node] and not split[node])]
-        return self._one_way(below[: len(self.bias)] >= 0, right=right & ~split)
+        held = np.concatenate(rows, axis=1)
+        split, goes_right = np.any(np.asarray(self.weights) != 0, axis=1), np.asarray(self.bias) > 0
+        chosen, only = np.zeros(len(self.bias), bool), np.arange(len(held))  # the one leaf below each node, or -1
+        for level in map(topology.level, reversed(range(self.depth))):
+            left, right = only[::2], only[1::2]
+            alike = (left >= 0) & (right >= 0) & (held[left] == held[right]).all(axis=1)
+            only = np.where(split[level], np.where(alike, left, -1), np.where(goes_right[level], right, left))
+            chosen[level] = only >= 0
+        return self._one_way(chosen, right=goes_right & ~split)
 
     def _one_way(self, chosen: np.ndarray, *, right: np.ndarray) -> "ObliqueTree":
         """The tree in which the chosen nodes send every sample one way."""

@@ -13,8 +13,8 @@ from sklearn.tree import DecisionTreeClassifier
 import sweeps
 
 import jtrees
-from jtrees import Batch, leaves as kinds
-from jtrees.methods import bound, nongreedy
+from jtrees import Batch, leaves as kinds, splitting
+from jtrees.methods import bound, co2, nongreedy
 from jtrees.methods.bound import into_ball
 from jtrees.methods.lazy_momentum import touched
 
@@ -153,7 +153,7 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
         data = data._replace(y=(data.y, jnp.asarray(np.arange(N) % 16, jnp.int32)))
     made = {}
     for deepest in (0, 20):
-        monkeypatch.setattr(nongreedy, "_SCORED_DEPTH", deepest)
+        monkeypatch.setattr(nongreedy, "_SCORED", 2**deepest)
         monkeypatch.setattr(bound, "_MOVED_WHOLE", 2**deepest)
         of = {"classes": K if classes else None, "inference": inference}
         method = jtrees.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
@@ -338,3 +338,35 @@ def test_a_search_that_is_broken_off_has_the_levels_so_far():
 def test_bad_recipes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         fit(JOINT.replace(**options), *table())
+
+
+# --- Where a level begins --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_axis_aligned_splits_begin_at_the_length_at_which_a_part_of_their_samples_push(weighted):
+    rng = np.random.default_rng(0)
+    x, local = rng.normal(size=(60, 3)), rng.integers(0, 4, 60)
+    local[local == 3] = 2  # node 3 has no samples
+    suits, weight = rng.normal(size=60), rng.integers(0, 3, 60) if weighted else np.ones(60, int)
+    suits[local == 1] = -1  # and node 1 none that is suited
+    begun = splitting.Thresholds(np.array([0, 1, 2, 0]), np.array([0.1, 0, -0.4, 0]), np.ones(4))
+    made = co2._lengths(jax.tree.map(jnp.asarray, begun), jnp.asarray(x), jnp.asarray(local), suits, weight * 1.0)
+    for node in (0, 2):
+        rows = np.repeat(np.arange(60), weight)  # a weight is a repetition
+        rows = rows[(local[rows] == node) & (suits[rows] > 0)]
+        score = np.abs(x[rows, begun.feature[node]] - begun.threshold[node]) / np.hypot(1, begun.threshold[node])
+        pushing = lambda length, rows=rows, score=score: np.mean(2 * length * score < suits[rows])
+        assert pushing(made[node] * 1.0001) <= co2._PUSHING < pushing(made[node] * 0.9999) + 1 / len(rows) + 1e-9
+    assert np.isinf(made[1]) and np.isinf(made[3])
+
+
+def test_a_split_of_features_of_two_values_gets_away_from_the_axis():
+    """Witnesses that are right seven times in ten: all scores of an axis-aligned split are as far from it."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 2000)
+    x = np.where(rng.random((2000, 15)) < 0.7, y[:, None], 1 - y[:, None]).astype(np.float32)
+    fit = jtrees.fit(jtrees.CO2(depth=1), x, y, key=jax.random.key(0), task="classification")
+    one, all_ = x[:, 0] == y, (x.mean(1) > 0.5) == y
+    found = np.mean(fit.model.predict(x).argmax(1) == y)
+    assert one.mean() < 0.75 and found > all_.mean() - 0.03  # the best that a split can do, but for sampling

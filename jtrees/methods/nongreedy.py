@@ -24,9 +24,8 @@ from jtrees.tree import ObliqueTree
 
 INFERENCES = ("fast", "exact")
 
-# Deepest trees of which fast inference scores all splits: tried by hand with 16 features. With 784 it would be faster
-# up to depth 10 (experiments/bench_nongreedy.py).
-_SCORED_DEPTH = 5
+# Splits up to which fast inference scores all of them, for each feature and in all; measured as bound._MOVED_WHOLE.
+_SCORED_A_FEATURE, _SCORED = 16, 2**11
 _SETTLED = 0.01  # a pass that lowers the mean bound by less has settled it
 
 
@@ -86,7 +85,8 @@ def nongreedy(
         return losses.weighted_mean(value, batch.weight), losses.weighted_mean(found.reached, batch.weight)
 
     def update(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
-        scored = inference == "exact" or depth <= _SCORED_DEPTH
+        nodes, features = params.weights.shape
+        scored = inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)
         z = ops.scores(params.weights, params.bias, batch.x) if scored else None
         found, batch = bounded(params, batch, z, inference, classes), batch._replace(y=split(batch.y)[0])
         options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "nu": nu, "classes": classes}
