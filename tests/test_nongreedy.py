@@ -154,7 +154,7 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
     made = {}
     for deepest in (0, 20):
         monkeypatch.setattr(nongreedy, "_SCORED", 2**deepest)
-        monkeypatch.setattr(bound, "_MOVED_WHOLE", 2**deepest)
+        monkeypatch.setattr(bound, "_MOVED_WHOLE", deepest)
         of = {"classes": K if classes else None, "inference": inference}
         method = jtrees.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
         how = {"optimizer": jtrees.lazy_momentum(rate, momentum), "key": jax.random.key(0)}

@@ -24,7 +24,7 @@ from jtrees.tree import ObliqueTree
 
 INFERENCES = ("fast", "exact")
 
-# Splits up to which fast inference scores all of them, for each feature and in all; measured as bound._MOVED_WHOLE.
+# Splits up to which fast inference scores all of them, for each feature and in all; measured as ``bound._MOVED_WHOLE``.
 _SCORED_A_FEATURE, _SCORED = 16, 2**11
 _SETTLED = 0.01  # a pass that lowers the mean bound by less has settled it
 
@@ -255,7 +255,11 @@ class NonGreedy(CO2):
         an_epoch = self.an_epoch(n)
         if self.stable:
             passed = (step > self.greedy_steps(n)) & (step % an_epoch == 0)
-            state = training.only_if(passed, lambda state: self._assigned_anew(state, table, an_epoch), state)
+            # A branch, not a loop of one step or none, out of which the compiler would take what routes all samples.
+            tree, place, bounds = state.growing.run.params, state.growing.place, state.bounds
+            anew = lambda: self._assigned_anew(tree, place, bounds, table, an_epoch)
+            place, bounds = jax.lax.cond(passed, anew, lambda: (place, bounds))
+            state = Joint(state.growing.replace(place=place), bounds)
         growing = state.growing
         data = data._replace(y=(data.y, growing.place)) if self.stable else data
         watch: Any = {"score_every": 0 if judge is None else an_epoch, "batch_size": min(self.batch_size, n)}
@@ -264,14 +268,14 @@ class NonGreedy(CO2):
         run, (lost, _) = once(growing.run.replace(step=jnp.asarray(step, jnp.int32)))
         return Joint(growing.replace(run=run), state.bounds.at[0].add(lost)), lost
 
-    def _assigned_anew(self, state: Joint, table: Table, an_epoch: int) -> Joint:
+    def _assigned_anew(
+        self, tree: ObliqueTree, place: Array, bounds: Array, table: Table, an_epoch: int
+    ) -> tuple[Array, Array]:
         """After a pass: samples are assigned to the leaves that they reach, if the bound fell too little."""
-        mean, before = state.bounds[0] / an_epoch, state.bounds[1]
-        tree, settled = state.growing.run.params, mean > (1 - _SETTLED) * before
-        anew = lambda place: ops.hard(tree.weights, tree.bias, table.x)
-        place = training.only_if(settled, anew, state.growing.place)
-        bounds = jnp.stack([jnp.zeros_like(mean), jnp.where(settled, jnp.inf, mean)])
-        return Joint(state.growing.replace(place=place), bounds)
+        mean, before = bounds[0] / an_epoch, bounds[1]
+        settled = mean > (1 - _SETTLED) * before
+        place = jax.lax.cond(settled, lambda: ops.hard(tree.weights, tree.bias, table.x), lambda: place)
+        return place, jnp.stack([jnp.zeros_like(mean), jnp.where(settled, jnp.inf, mean)])
 
     def end(self, state: Joint, table: Table, judge: Table | None) -> Found:
         run = state.growing.run
