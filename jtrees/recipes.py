@@ -312,6 +312,7 @@ def run_rounds(
     recipe: Any, start: Any, table: Table, judge: Table | None, key: Array, watch: "Watch"
 ) -> tuple[Found, np.ndarray]:
     """The search of a recipe on scaled data, round by round; what it found, and the losses of its steps."""
+    table, judge = jax.tree.map(jnp.asarray, (table, judge))  # once, and not in each round
     state, losses = _begin(recipe, start, table, key), []
     rounds = recipe.rounds(table.x.shape)
     with watch.over(rounds.count, type(getattr(recipe, "first", recipe)).__name__):
