@@ -36,8 +36,8 @@ from jtrees.leaves.constant import fit_frequencies
 SETS = ("letter", "pendigits", "satimage", "connect-4", "mnist")
 DEPTHS = (6, 8, 10, 12, 14, 16, 18)
 DIRECTIONS = 500  # random ones of a level
-# Stable SGD, tuned at each depth. Connect-4 and MNIST have many rows: trees deeper than 8 take the options that were the
-# best at depth 8, and MNIST, whose trees are large, has none deeper than 14.
+# Stable SGD, tuned at each depth. Connect-4 and MNIST have many rows: trees deeper than 8 take the options that were
+# the best at depth 8, and MNIST, whose trees are large, has none deeper than 14.
 USUAL: dict[str, Any] = {
     "epochs": 100,
     "greedy_epochs": 10,

@@ -1,6 +1,7 @@
 """Decision trees learnt by gradients: a small set of pure functions that compose, compile and vmap."""
 
 from jtrees import (
+    io as io,
     isotonic as isotonic,
     leaves as leaves,
     losses as losses,
@@ -15,6 +16,7 @@ from jtrees import (
 )
 from jtrees.bagging import Bagged as Bagged
 from jtrees.forest import Forest as Forest
+from jtrees.io import load as load, save as save
 from jtrees.methods.bandit import (
     Bandit as Bandit,
     BanditRun as BanditRun,

@@ -8,6 +8,7 @@ units.
 
 from collections.abc import Callable
 import contextlib
+import dataclasses
 from functools import partial
 import signal
 import threading
@@ -38,8 +39,8 @@ class Fit:
         log loss, on ``validation`` where that was given, else on the training data; each recipe says where it differs.
       step: number of updates that it had seen.
       history: training loss before each update, on scaled data, steps last.
-      report: what else there is to say, by name: see the recipe. ``ended`` is there always: ``"finished"``,
-        ``"max_seconds"`` or ``"interrupted"``.
+      report: what else there is to say, by name: see the recipe. Always there: ``recipe``, its name and options as
+        plain data; ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
     """
 
     model: Any
@@ -290,7 +291,7 @@ def fit(
         checks.check_number("max_seconds", max_seconds)
     table = recipe.table(x, y, sample_weight, task)
     judge = None if validation is None else recipe.judge(validation, table)
-    recipe = recipe.checked(table)
+    given, recipe = recipe, recipe.checked(table)
     prepare_key, search_key, finish_key = jax.random.split(key, 3)
     scale = recipe.scale(table)
     unit, unit_judge = scale.unit(table), None if judge is None else scale.unit(judge)
@@ -299,7 +300,24 @@ def fit(
         start = recipe.prepare(unit, key=prepare_key)
         found, history = run_rounds(recipe, start, unit, unit_judge, search_key, watch)
         result = recipe.finish(found, start, table, judge, scale=scale, key=finish_key, watch=watch)
-    return result.replace(history=history, report=result.report | {"ended": watch.ended})
+    return result.replace(history=history, report=result.report | {"recipe": described(given), "ended": watch.ended})
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """Name and options of a recipe as plain data, to be read; what is no data, such as a function, as text."""
+    options: dict[str, Any] = {"name": type(recipe).__name__}
+    for field in dataclasses.fields(recipe):  # pyright: ignore[reportArgumentType]
+        value = getattr(recipe, field.name)
+        if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+            value = value.tolist()
+        options[field.name] = described(value) if isinstance(value, Recipe) else _plain(value)
+    return options
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 
 # The recipe's structure is part of its type: another depth is another program, another learning rate is not.

@@ -192,7 +192,7 @@ def test_a_fit_is_a_model_of_the_table(name):
 
 @pytest.mark.parametrize("name", each())
 def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compilations):
-    fitted(name)
+    fitted(name).model.predict(X)
     found = []
     other = lambda *data, **options: found.append(fit(name, *data, **options).model.predict(X))
     assert count_compilations(lambda: other(key=jax.random.key(1), value=1)) == 0
@@ -216,12 +216,20 @@ def test_rows_of_weight_zero_are_as_good_as_not_there(name):
 
 
 @pytest.mark.parametrize("name", each())
-def test_models_are_written_and_read(name):
+def test_models_are_written_and_read(name, tmp_path):
     result = fitted(name)
     written(result.model)
-    read = pickle.loads(pickle.dumps(result))
-    np.testing.assert_array_equal(read.model.predict(X), result.model.predict(X))
-    assert read.loss == result.loss
+    jtrees.save(result, tmp_path / "fit.jtrees", feature_names=["a", "b", "c", "d"])
+    jtrees.save(result.model, tmp_path / "model.jtrees")
+    for read in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result), jtrees.load(tmp_path / "fit.jtrees")):
+        same((read.model, read.tree, read.history), (result.model, result.tree, result.history))
+        assert (read.loss, read.step) == (result.loss, result.step)
+        np.testing.assert_equal(read.report, result.report)
+        np.testing.assert_array_equal(read.model.predict(X), result.model.predict(X))
+    same(jtrees.load(tmp_path / "model.jtrees"), result.model)
+    told = jtrees.io.header(tmp_path / "fit.jtrees")
+    assert told["recipe"] == result.report["recipe"] and told["recipe"]["name"] == name
+    assert told["feature_names"] == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -65,7 +65,8 @@ search = jax.jit(lambda recipe, table, key: recipe.search(None, table, None, key
 def test_a_fit_in_rounds_is_the_pure_search(table):
     recipe = Polynomials()  # 103 steps: rounds of 26, and one of 25
     result = fit(table, recipe)
-    assert result.step == 103 and result.report == {"ended": "finished"}
+    assert result.step == 103 and result.report["ended"] == "finished"
+    assert result.report["recipe"]["name"] == "Polynomials"
     assert result.history.shape == (103,) and np.isfinite(result.history).all()  # no tail of NaN
     whole = recipe.table(*table, None, "regression")
     unit = recipe.scale(whole).unit(whole)

@@ -1,0 +1,263 @@
+"""Models and fits in one file: arrays and a header of plain data, of which nothing is executed when it is read.
+
+The file is a zip archive without compression: ``header.json``, and one ``.npy`` member for each array. Its header says
+of what classes of this library the object is made, and these alone are built when it is read.
+"""
+
+import contextlib
+from dataclasses import fields, is_dataclass
+import io
+import json
+import os
+from pathlib import Path
+import struct
+import tempfile
+from typing import Any, NamedTuple
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrees import leaves as kinds
+from jtrees.forest import Forest
+from jtrees.methods.bandit import BanditState
+from jtrees.methods.dgt import ChainedTree
+from jtrees.methods.ensemble import Ensemble
+from jtrees.methods.latent import Architecture, LatentModel
+from jtrees.methods.tel import EnsembleModel
+from jtrees.recipes import Fit
+from jtrees.table import Scale
+from jtrees.training import TrainState
+from jtrees.tree import ObliqueTree, Origin
+from jtrees.tune import Trial
+
+FORMAT = 1
+_MODELS = (ObliqueTree, Forest, LatentModel, EnsembleModel, ChainedTree, Ensemble)
+_PARTS = (Fit, Trial, Origin, Scale, Architecture, kinds.Constant, kinds.Logit, kinds.Frequency, kinds.Linear)
+_CLASSES = {one.__name__: one for one in (*_MODELS, *_PARTS)}
+_STATES = (BanditState, TrainState)  # what an optimiser holds is not ours to build
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
+    """Writes a model, a :class:`jtrees.Fit`, or the state of a learner or of a run, to one file.
+
+    The file appears as a whole, or not at all; one of the same name is replaced.
+
+    Args:
+      what: a tree, a forest, a latent model, an ensemble, a fit; a :class:`jtrees.BanditState` or a
+        :class:`jtrees.TrainState`.
+      path: of the file; ``.jtrees`` is usual.
+      feature_names: names of the columns, for whoever reads the header.
+
+    Raises:
+      ValueError: for anything else, saying what cannot be saved, and for another number of names than features.
+      OSError: if the file cannot be written.
+    """
+    arrays = _Arrays([], [])
+    header: dict[str, Any] = {"format": FORMAT, "kind": type(what).__name__}
+    if isinstance(what, _STATES):
+        paths, held = _flat(what)
+        header["state"] = [[name, _encoded(array, name, arrays)] for name, array in zip(paths, held, strict=True)]
+    elif isinstance(what, (*_MODELS, Fit)):
+        header["object"] = _encoded(what, "", arrays)
+    else:
+        kinds_ = ", ".join(one.__name__ for one in (*_MODELS, Fit, *_STATES))
+        raise ValueError(f"what must be one of {kinds_}, got {type(what).__name__}")
+    if feature_names is not None:
+        model = what.model if isinstance(what, Fit) else what
+        header["feature_names"] = [str(name) for name in feature_names]
+        if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
+            raise ValueError(f"feature_names must hold {p} names, one a column, got {len(feature_names)}")
+    if isinstance(what, Fit):
+        header["recipe"] = what.report.get("recipe")
+    header["arrays"] = arrays.told
+    with _whole(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("header.json", json.dumps(header))
+        for i, array in enumerate(arrays.held):
+            with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def load(path: str | os.PathLike, *, like: Any = None) -> Any:
+    """Reads what :func:`save` wrote.
+
+    Args:
+      path: of the file.
+      like: for a state, one of the same learner or run, such as ``bandit.init(p, key=key)``, whose structure it has.
+
+    Raises:
+      ValueError: for a file that is not whole, or not one of these, or of a newer format; for double precision where
+        that is not enabled; for a state without ``like``, or unlike it, saying what differs.
+      OSError: if the file cannot be read.
+    """
+    told = _header(path := Path(path))
+    kind, arrays = told["kind"], _arrays(path, told)
+    if "state" not in told:
+        if like is not None:
+            raise ValueError(f"like is for states, and {path} holds a {kind}")
+        with _refusing(path):
+            return _decoded(told["object"], arrays)
+    if like is None:
+        raise ValueError(f"like must be given for {path}, which holds a {kind}: one of the same structure")
+    paths, expected = _flat(like)
+    with _refusing(path):
+        came = {name: _decoded(one, arrays) for name, one in told["state"]}
+    if type(like).__name__ != kind or list(came) != paths:
+        raise ValueError(
+            f"like must be a {kind} that holds {_listed(came)}, as {path} has it, got a "
+            f"{type(like).__name__} that holds {_listed(paths)}"
+        )
+    for name, one in zip(paths, expected, strict=True):
+        if (shape := jnp.shape(one)) != came[name].shape or one.dtype != came[name].dtype:
+            raise ValueError(f"like{name} must be {came[name].dtype}{came[name].shape}, got {one.dtype}{shape}")
+    return jax.tree.unflatten(jax.tree.structure(like), list(came.values()))
+
+
+def header(path: str | os.PathLike) -> dict[str, Any]:
+    """What a file says of itself: ``format``, ``kind``, and where it has them ``recipe`` and ``feature_names``.
+
+    Raises:
+      ValueError, OSError: as :func:`load`.
+    """
+    told = _header(Path(path))
+    return {name: value for name, value in told.items() if name not in ("object", "state", "arrays")}
+
+
+def _flat(state: Any) -> tuple[list[str], list[Any]]:
+    """The arrays of a state, and where in it each is."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return [jax.tree_util.keystr(path) for path, _ in leaves], [jnp.asarray(leaf) for _, leaf in leaves]
+
+
+def _listed(names: Any) -> str:
+    names = list(names)
+    return f"{len(names)} arrays, " + ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Any:
+    """A file that is written aside and renamed, so that it is whole or not there."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o666 & ~_umask())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# --- Objects as plain data -------------------------------------------------------------------------------------------
+
+
+class _Arrays(NamedTuple):
+    """Arrays put aside; what each was, ``numpy``, ``scalar``, ``jax`` or ``key``, and its dtype or implementation."""
+
+    held: list[np.ndarray]
+    told: list[list[str]]
+
+
+def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
+    """Plain data, arrays put aside. A dict of one entry says what something is; plain dicts are lists of pairs."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return _array(value, where, arrays)
+    if type(value) in (list, tuple):
+        items = [_encoded(item, f"{where}[{i}]", arrays) for i, item in enumerate(value)]
+        return items if type(value) is list else {"tuple": items}
+    if type(value) is dict:
+        if bad := [key for key in value if type(key) not in (str, int)]:
+            raise ValueError(f"{where or 'it'} must have names or numbers as keys to be saved, got {bad[0]!r}")
+        return {"dict": [[key, _encoded(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]}
+    name = type(value).__name__
+    if _CLASSES.get(name) is not type(value):
+        raise ValueError(f"{where or 'it'} cannot be saved: {value!r} is not data of this library")
+    held = {name: _encoded(getattr(value, name), f"{where}.{name}", arrays) for name in _fields(type(value))}
+    return {"class": name, "fields": held}
+
+
+def _fields(cls: Any) -> list[str]:
+    return [field.name for field in fields(cls)] if is_dataclass(cls) else list(cls._fields)
+
+
+def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
+    of = "jax" if isinstance(value, jax.Array) else "numpy" if isinstance(value, np.ndarray) else "scalar"
+    if of == "jax" and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        of, dtype, array = "key", str(jax.random.key_impl(value)), np.asarray(jax.random.key_data(value))
+    else:
+        array = np.asarray(value)
+        dtype = array.dtype.name
+    if array.dtype.kind == "O":
+        raise ValueError(f"{where or 'it'} cannot be saved: an array of objects")
+    if array.dtype.kind == "V":  # such as bfloat16, which the format of NumPy does not know
+        array = array.view(f"u{array.dtype.itemsize}")
+    arrays.held.append(array)
+    arrays.told.append([of, dtype])
+    return {"array": len(arrays.held) - 1}
+
+
+def _decoded(told: Any, arrays: list[Any]) -> Any:
+    if isinstance(told, list):
+        return [_decoded(item, arrays) for item in told]
+    if not isinstance(told, dict):
+        return told
+    if "array" in told:
+        return arrays[told["array"]]
+    if "tuple" in told:
+        return tuple(_decoded(item, arrays) for item in told["tuple"])
+    if "dict" in told:
+        return {key: _decoded(item, arrays) for key, item in told["dict"]}
+    return _CLASSES[told["class"]](**{name: _decoded(item, arrays) for name, item in told["fields"].items()})
+
+
+# --- The file --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Any:
+    """While a file is taken apart: whatever goes wrong is its fault."""
+    errors = (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RuntimeError, struct.error)
+    try:
+        yield
+    except errors as error:
+        raise ValueError(f"{path} is not a whole file that jtrees.io.save wrote: {error}") from error
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
+        told = json.loads(archive.read("header.json"))
+        version, kind = told["format"], told["kind"]
+    if version != FORMAT:
+        raise ValueError(f"{path} is of format {version!r}; this release reads format {FORMAT}")
+    if kind not in {one.__name__ for one in (*_MODELS, Fit, *_STATES)}:
+        raise ValueError(f"{path} holds a {kind!r}, which this release does not know")
+    return told
+
+
+def _arrays(path: Path, told: dict[str, Any]) -> list[Any]:
+    """The arrays of a file as they were."""
+    double = [dtype for of, dtype in told["arrays"] if of == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype]
+    if double:
+        raise ValueError(f"{path} has {double[0]}: set the option jax_enable_x64 to load it")
+    with open(path, "rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
+        members = (io.BytesIO(archive.read(f"{i}.npy")) for i in range(len(told["arrays"])))
+        held = [np.lib.format.read_array(member, allow_pickle=False) for member in members]
+        return [_as_it_was(array, *how) for array, how in zip(held, told["arrays"], strict=True)]
+
+
+def _as_it_was(array: np.ndarray, of: str, dtype: str) -> Any:
+    if of == "key":
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype)
+    array = array.view(jnp.dtype(dtype))
+    return array if of == "numpy" else array[()] if of == "scalar" else jnp.asarray(array)
