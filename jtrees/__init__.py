@@ -44,6 +44,7 @@ from jtrees.methods.raddt import RADDT as RADDT, raddt as raddt
 from jtrees.methods.tel import TEL as TEL, Ensemble as Ensemble, EnsembleModel as EnsembleModel, tel as tel
 from jtrees.recipes import Fit as Fit, Found as Found, Recipe as Recipe, fit as fit
 from jtrees.starts import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start
+from jtrees.sweep import SweepResult as SweepResult, sweep as sweep
 from jtrees.training import (
     Batch as Batch,
     Best as Best,

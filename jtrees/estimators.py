@@ -15,8 +15,8 @@ from jtrees import leaves, recipes, topology, validation as checks
 from jtrees.bagging import Bagged
 from jtrees.methods.get import GET
 from jtrees.methods.latent import LatentTree
+from jtrees.options import options_of, with_options
 from jtrees.tree import ObliqueTree
-from jtrees.tune import options_of, with_options
 
 try:
     from scipy import sparse

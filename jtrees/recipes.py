@@ -327,10 +327,10 @@ _end = jax.jit(lambda recipe, state, table, judge: recipe.end(state, table, judg
 
 
 def run_rounds(
-    recipe: Any, start: Any, table: Table, judge: Table | None, key: Array, watch: "Watch"
+    recipe: Any, start: Any, table: Table, judge: Table | None, key: Array | None, watch: "Watch"
 ) -> tuple[Found, np.ndarray]:
     """The search of a recipe on scaled data, round by round; what it found, and the losses of its steps."""
-    table, judge = jax.tree.map(jnp.asarray, (table, judge))  # once, and not in each round
+    table, judge = jax.device_put((table, judge))  # once, and not in each round
     state, losses = _begin(recipe, start, table, key), []
     rounds = recipe.rounds(table.x.shape)
     with watch.over(rounds.count, type(getattr(recipe, "first", recipe)).__name__):
@@ -341,6 +341,16 @@ def run_rounds(
                 break
     history = np.concatenate(losses, axis=-1)
     return jax.block_until_ready(_end(recipe, state, table, judge)), history
+
+
+def memory_of_round(recipe: Any, table: Table, judge: Table | None) -> int:
+    """Bytes that a round of a search takes, by the account of the compiler; the program is compiled once for this and
+    for the search.
+    """
+    state = jax.eval_shape(_begin, recipe, None, table, None)
+    program = _round.lower(recipe, jnp.int32(0), state, table, judge, recipe.rounds(table.x.shape)).compile()
+    sizes: Any = program.memory_analysis()
+    return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
 
 
 class Watch:

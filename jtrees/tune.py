@@ -1,21 +1,20 @@
 """Options of a recipe chosen by rows that were not trained on."""
 
 from collections.abc import Iterator, Sequence
-import dataclasses
 import itertools
 import time
 from typing import Any, NamedTuple
 
-from flax import struct
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, fit, run_rounds
-from jtrees.table import Scale, Table, losses_of
+from jtrees.options import checked_grid, groups_of, with_options
+from jtrees.recipes import Fit, Recipe, Watch, fit
+from jtrees.sweep import fits_of, row_losses
+from jtrees.table import Table
 
 _PATIENCE = 2  # depths in a row that bring nothing before deeper trees are given up
 _KEPT = 0.25  # of max_seconds, for the fit to all rows
@@ -121,49 +120,13 @@ class _Group(NamedTuple):
     options: list[dict[str, Any]]
 
 
-def options_of(recipe: Any) -> dict[str, Any]:
-    """The options of a recipe by name, not those of its base; of anything else none."""
-    fields: Any = dataclasses.fields(recipe) if isinstance(recipe, Recipe) else ()  # pyright: ignore[reportArgumentType]
-    return {field.name: getattr(recipe, field.name) for field in fields}
-
-
-def with_options(recipe: Any, options: dict[str, Any]) -> Any:
-    """The recipe with these options, by name; those of a base as ``"base__depth"``.
-
-    Raises:
-      ValueError: for a name that is no option, saying which there are.
-    """
-    for name, value in options.items():
-        first, _, rest = name.partition("__")
-        if first not in (known := options_of(recipe)):
-            raise ValueError(f"options of {type(recipe).__name__} are {', '.join(known) or 'none'}, got {first!r}")
-        recipe = recipe.replace(**{first: with_options(getattr(recipe, first), {rest: value}) if rest else value})
-    return recipe
-
-
 def _groups(recipe: Any, grid: Any, table: Table) -> list[_Group]:
     """The combinations of the grid, by depth, those that make one program together."""
-    message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {grid!r}'
-    try:
-        grid = {str(name): list(values) for name, values in grid.items()}
-    except (AttributeError, TypeError):
-        raise ValueError(message) from None
-    if not grid or not all(grid.values()):
-        raise ValueError(message)
-    if "target_features" in (last := {name.split("__")[-1]: name for name in grid}):
-        raise ValueError("grid must hold options, and not what is to be learnt, got 'target_features'")
-    try:
-        with_options(recipe, {name: values[0] for name, values in grid.items()})
-    except ValueError as error:
-        raise ValueError(f"grid: {error}") from None
-    depth_name = last.get("depth")
-    groups: dict[Any, _Group] = {}
-    for values in itertools.product(*grid.values()):
-        options = dict(zip(grid, values, strict=True))
-        leaves, structure = jax.tree.flatten(with_options(recipe, options).checked(table))
-        program = structure, tuple(jnp.shape(leaf) for leaf in leaves)
-        groups.setdefault(program, _Group(options.get(depth_name), [])).options.append(options)
-    return list(groups.values()) if depth_name is None else sorted(groups.values(), key=lambda group: group.depth)
+    combinations = checked_grid(recipe, grid)
+    depth = [name for name in combinations[0] if name.split("__")[-1] == "depth"]
+    some = [[combinations[i] for i in group] for group in groups_of(recipe, combinations, table)]
+    groups = [_Group(options[0][depth[0]] if depth else None, options) for options in some]
+    return sorted(groups, key=lambda group: group.depth) if depth else groups
 
 
 # --- The trials ------------------------------------------------------------------------------------------------------
@@ -238,68 +201,13 @@ def _tried(recipe: Any, several: list[dict[str, Any]], parts: list[_Part], key: 
             break
         weight = np.ones(len(part.judge.x)) if part.judge.weight is None else part.judge.weight
         recipes = [with_options(recipe, options).checked(part.rows) for options in several]
-        for i, (model, scale) in enumerate(_fits(recipes, part, jax.random.fold_in(key, fold), watch)):
-            of_row = np.full(len(weight), np.inf) if model is None else _losses(recipe, model, part.judge, scale)
+        fits = fits_of(recipes, [jax.random.fold_in(key, fold)], [None], part.rows, part.chooser, watch)
+        for i, (one, scale) in enumerate(fits):
+            of_row = np.full(len(weight), np.inf) if one is None else row_losses(recipe, one.model, part.judge, scale)
             lost[i].append(weight / weight.mean() * of_row)
-            sizes[i].append(np.nan if model is None else model.num_parameters)
+            sizes[i].append(np.nan if one is None else one.model.num_parameters)
     each = zip(several, lost, sizes, strict=True)
     return [_Tried(options, np.concatenate(losses), float(np.mean(size))) for options, losses, size in each]
-
-
-def _fits(recipes: list[Any], part: _Part, key: Array, watch: Watch) -> Iterator[tuple[Any, Scale]]:
-    """The models of recipes that make one program, None where nothing finite was found, and the scale of the rows."""
-    prepare_key, search_key, finish_key = jax.random.split(key, 3)
-    first, rows, chooser = recipes[0], part.rows, part.chooser
-    scale = first.scale(rows)
-    unit, unit_judge = scale.unit(rows), None if chooser is None else scale.unit(chooser)
-    start = first.prepare(unit, key=prepare_key)
-    together = first
-    if len(recipes) > 1:
-        together = _Several(recipes=jax.tree.map(lambda *a: np.stack(a), *recipes), first=first)
-    found, _ = run_rounds(together, start, unit, unit_judge, search_key, watch)
-    found = jax.device_get(found)
-    for i, recipe in enumerate(recipes):
-        one = found if together is first else jax.tree.map(lambda a, i=i: a[i], found)
-        try:
-            yield recipe.finish(one, start, rows, chooser, scale=scale, key=finish_key, watch=watch).model, scale
-        except FloatingPointError:
-            yield None, scale
-
-
-def _losses(recipe: Any, model: Any, judge: Table, scale: Scale) -> np.ndarray:
-    """What a model loses row by row; by a loss of one's own, on scaled targets, if the recipe has one in regression."""
-    if getattr(recipe, "loss", None) is None or judge.classes is not None:
-        return losses_of(model, judge, scale)
-    outputs, y = (jnp.asarray(scale.y(a)) for a in (np.asarray(model.predict(judge.x), np.float64), judge.y))
-    return np.asarray(recipe.sample_loss(None)(outputs, y), np.float64)
-
-
-@struct.dataclass(kw_only=True)
-class _Several(Recipe):
-    """Recipes of one structure, their numbers stacked, as one search; on a CPU one after the other in each round."""
-
-    recipes: Any
-    first: Any
-
-    def _map(self, run: Any, *args: Any) -> Any:
-        side_by_side = None if jax.default_backend() == "cpu" else self._count
-        return jax.lax.map(lambda all_: run(*all_), (self.recipes, *args), batch_size=side_by_side)
-
-    @property
-    def _count(self) -> int:
-        return jax.tree.leaves(self.recipes)[0].shape[0]
-
-    def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
-        return self.first.rounds(shape, many * self._count)
-
-    def begin(self, start: Any, table: Table, *, key: Array) -> Any:
-        return self._map(lambda recipe: recipe.begin(start, table, key=key))
-
-    def round(self, i: Array, state: Any, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Any, Array]:
-        return self._map(lambda recipe, state: recipe.round(i, state, table, judge, rounds), state)
-
-    def end(self, state: Any, table: Table, judge: Table | None) -> Found:
-        return self._map(lambda recipe, state: recipe.end(state, table, judge), state)
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ def cluster(x, recipe=FOUND, *, seed=0, **options):
     return jtrees.fit(recipe, x[:250], key=jax.random.key(seed), **{"validation": (x[250:], None)} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_clusters_are_found(blobs):
     x, label = blobs

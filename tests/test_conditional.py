@@ -140,7 +140,7 @@ def test_depth_two_by_hand(width, x64):
 GAMMAS = 1e-3, 0.1, 1.0, 2.0
 
 
-@pytest.mark.parametrize("depth", sweeps.quick(range(1, 13), (1, 6)))
+@pytest.mark.parametrize("depth", sweeps.quick((1, 2, 3, 5, 8, 12), (1,)))
 def test_all_ways_are_the_textbook_formula(depth, x64):
     """Outputs, all gradients and counts, for widths that hold every batch, some and none."""
     operands, cotangent = case(depth, depth)

@@ -142,6 +142,7 @@ def test_benchmarks_write_to_the_committed_tables_only_if_told(tmp_path, monkeyp
         assert (tmp_path / "committed").exists() == (folder == "committed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["interpret", None])
 def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implementation):
     """The whole benchmark, the interpreter standing in for a device; and on one that has no kernel."""
@@ -348,7 +349,8 @@ def test_every_part_of_nongreedy_runs(folder, monkeypatch):
     (folder / "segmentation.npz").rename(folder / "letter.npz")
     monkeypatch.setattr(paper_nongreedy, "DEPTHS", (1, 3))
     grid = {"nu": (10.0, 100.0), "learning_rate": (1.0,)}
-    monkeypatch.setattr(paper_nongreedy, "USUAL", {"epochs": 3, "greedy_epochs": 2, "grid": grid, "deepest": 3})
+    small = {"epochs": 3, "greedy_epochs": 2, "grid": grid, "deepest": 3, "tuned": 1}
+    monkeypatch.setattr(paper_nongreedy, "USUAL", paper_nongreedy.USUAL | small)
     monkeypatch.setattr(paper_nongreedy, "OC1_SETS", ("letter",))
     monkeypatch.setattr(paper_nongreedy, "PRUNED", ("letter",))
     monkeypatch.setattr(paper_nongreedy, "PRUNED_DEPTHS", {"letter": (2,)})
@@ -362,6 +364,7 @@ def test_every_part_of_nongreedy_runs(folder, monkeypatch):
     assert len(lines) == 1 + 2 * 5 + 6 and lines[0].startswith("figure,set,method,depth")
 
 
+@pytest.mark.slow
 def test_oc1_finds_an_oblique_line_and_random_directions_near_ones(monkeypatch):
     monkeypatch.setattr(paper_nongreedy, "DEPTHS", (2, 6))
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ import pytest
 
 import jtrees
 from jtrees.recipes import Watch, run_rounds
+from jtrees.sweep import row_losses
 
 KEY = jax.random.key(0)
 module = importlib.import_module("jtrees.tune")  # jtrees.tune is the function
@@ -298,9 +299,9 @@ def test_a_loss_of_ones_own_is_what_combinations_are_judged_by():
         def predict(self, x):
             return y + np.array([0.0, 1.0, 10.0])
 
-    lost = module._losses(recipe, Model(), table, recipe.scale(table))
+    lost = row_losses(recipe, Model(), table, recipe.scale(table))
     np.testing.assert_allclose(lost, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
-    np.testing.assert_allclose(module._losses(PAT, Model(), table, recipe.scale(table)), [0, 1, 100])
+    np.testing.assert_allclose(row_losses(PAT, Model(), table, recipe.scale(table)), [0, 1, 100])
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------

@@ -1,0 +1,128 @@
+"""Speed of a sweep: 16 combinations x 4 seeds of GET, depth 4, 500 steps each, on kin8nm (embedded).
+
+python -m experiments.bench_sweep [--write]
+
+Timed in one run: one fit, compiled before (its rounds use one core for the most part; a sweep has a run on each); the
+sweep, once with compilation and then with other values; and processes that each make one of the fits, two at a time,
+with and without a cache of compiled programs. And the memory of a sweep of 1000 runs in a process of its own.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from experiments import benchmark, data
+
+RATES, PENALTIES, SEEDS = np.geomspace(0.003, 0.1, 8), (0.0, 1e-4), 4
+EPOCHS = 250  # for each of two scale factors
+REPEATS = 5
+MANY = 1000
+
+
+def table() -> tuple[np.ndarray, np.ndarray]:
+    """Features and targets."""
+    loaded = data.load()
+    return loaded.x, loaded.y
+
+
+def one_fit() -> None:
+    """A process that makes one fit."""
+    import jax
+
+    import jtrees
+
+    recipe = jtrees.GET(depth=4, starts=1, epochs=EPOCHS, learning_rate=0.01)
+    print(jtrees.fit(recipe, *table(), key=jax.random.key(0)).loss)
+
+
+def many() -> None:
+    """A process that makes a sweep of 1000 short runs, and says how much memory it took before and after."""
+    benchmark.use_all_cores()
+    import jax
+
+    import jtrees
+
+    x, y = table()
+    recipe = jtrees.GET(depth=4, starts=1, epochs=10, cart=False)
+    jtrees.sweep(recipe, x, y, samples=[{}], seeds=64, key=jax.random.key(0))
+    before = benchmark.peak_memory()
+    found = jtrees.sweep(recipe, x, y, grid={"learning_rate": RATES}, seeds=MANY // 8, key=jax.random.key(0))
+    print(json.dumps({"before": before, "after": benchmark.peak_memory(), "runs": int(found.losses.size)}))
+
+
+def processes(cache: str | None) -> float:
+    """Seconds that 64 processes of one fit take, two at a time: four are made."""
+    env = os.environ | ({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})
+    command = [sys.executable, "-m", "experiments.bench_sweep", "--what", "one"]
+    start = time.perf_counter()
+    for _ in range(2):
+        pair = [subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+        if any(process.wait() for process in pair):
+            raise SystemExit("a process of one fit failed")
+    return (time.perf_counter() - start) * 16
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """All of it, as a table."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--what", choices=["all", "one", "many"], default="all", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.what != "all":
+        return {"one": one_fit, "many": many}[options.what]()
+    benchmark.use_all_cores()
+    import jax
+
+    import jtrees
+
+    x, y = table()
+    key = jax.random.key(0)
+    recipe = jtrees.GET(depth=4, starts=1, epochs=EPOCHS)
+    compiled = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    fit = lambda: jtrees.fit(recipe.replace(learning_rate=0.02), x, y, key=key)
+    fit()
+    grid = lambda shift: {"learning_rate": RATES * (1 + shift), "l1": PENALTIES}
+    sweep = lambda shift: jtrees.sweep(recipe, x, y, grid=grid(shift), seeds=SEEDS, key=key)
+    compiled.clear()
+    [cold] = benchmark.seconds(lambda: sweep(0), 1)
+    programs = len([one for one in compiled if one > 0.1])
+    alone, together = [], []
+    for i in range(REPEATS):
+        alone += benchmark.seconds(fit, 3)
+        together += benchmark.seconds(lambda i=i: sweep(0.01 * (1 + i)), 1)
+    runs = RATES.size * len(PENALTIES) * SEEDS
+    one, all_ = np.median(alone), np.median(together)
+    with tempfile.TemporaryDirectory() as folder:
+        fresh, _, cached = processes(None), processes(folder), processes(folder)
+    memory = benchmark.child("experiments.bench_sweep", "--what", "many")
+    rows = [
+        ["one fit, compiled", benchmark.spread(alone, 1), f"{one * runs:.1f}", "1"],
+        [f"sweep of {runs}, compiled", benchmark.spread(together, 1), f"{all_:.1f}", f"{all_ / one / runs:.2f}"],
+        [f"sweep of {runs}, with compilation", f"{cold:.1f}", f"{cold:.1f}", f"{cold / one / runs:.2f}"],
+        ["processes, two at a time", "", f"{fresh:.0f}", f"{fresh / one / runs:.2f}"],
+        ["processes, programs cached", "", f"{cached:.0f}", f"{cached / one / runs:.2f}"],
+    ]
+    notes = (
+        f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. Programs that the "
+        f"sweep compiled in more than a tenth of a second: {programs} (a search's beginning, a round, its end, a tree's answers). In "
+        f"processes {fresh / cold:.1f} times as long as in the sweep with its compilation, {fresh / all_:.1f} times as "
+        f"without.\n\nA sweep of {memory['runs']} runs of 20 steps takes at most {memory['after']:.2f} GB of memory; "
+        f"one of 64 before, in the same process, {memory['before']:.2f} GB."
+    )
+    header = ["what", "s", f"s for {runs}", f"of {runs} x one fit"]
+    benchmark.write("bench_sweep", "", header, rows, notes, committed=options.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Options of recipes by name, and grids of them."""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtrees.recipes import Recipe
+from jtrees.table import Table
+
+
+def options_of(recipe: Any) -> dict[str, Any]:
+    """The options of a recipe by name, not those of its base; of anything else none."""
+    fields: Any = dataclasses.fields(recipe) if isinstance(recipe, Recipe) else ()  # pyright: ignore[reportArgumentType]
+    return {field.name: getattr(recipe, field.name) for field in fields}
+
+
+def with_options(recipe: Any, options: dict[str, Any]) -> Any:
+    """The recipe with these options, by name; those of a base as ``"base__depth"``.
+
+    Raises:
+      ValueError: for a name that is no option, saying which there are.
+    """
+    for name, value in options.items():
+        first, _, rest = name.partition("__")
+        if first not in (known := options_of(recipe)):
+            raise ValueError(f"options of {type(recipe).__name__} are {', '.join(known) or 'none'}, got {first!r}")
+        recipe = recipe.replace(**{first: with_options(getattr(recipe, first), {rest: value}) if rest else value})
+    return recipe
+
+
+def checked_grid(recipe: Any, grid: Any) -> list[dict[str, Any]]:
+    """All combinations of a grid.
+
+    Raises:
+      ValueError: if it is empty, or has names that are no options of the recipe.
+    """
+    message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {grid!r}'
+    try:
+        grid = {str(name): list(values) for name, values in grid.items()}
+    except (AttributeError, TypeError):
+        raise ValueError(message) from None
+    if not grid or not all(grid.values()):
+        raise ValueError(message)
+    check_options("grid", recipe, {name: values[0] for name, values in grid.items()})
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def check_options(what: str, recipe: Any, options: dict[str, Any]) -> None:
+    """Raises ``ValueError`` for names that are no options, or that are not to be chosen."""
+    if any(name.split("__")[-1] == "target_features" for name in options):
+        raise ValueError(f"{what} must hold options, and not what is to be learnt, got 'target_features'")
+    try:
+        with_options(recipe, options)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    for name, value in options.items():
+        if isinstance(value, jax.Array) and is_structure(recipe, name):
+            raise ValueError(f"{what}: {name} is structure, of which each value is a program: give Python values")
+
+
+def is_structure(recipe: Any, name: str) -> bool:
+    """Whether an option is part of what is compiled, and not a number that may be traced."""
+    first, _, rest = name.partition("__")
+    if rest:
+        return is_structure(getattr(recipe, first), rest)
+    [field] = [field for field in dataclasses.fields(recipe) if field.name == first]
+    return not field.metadata.get("pytree_node", True)
+
+
+def groups_of(recipe: Any, combinations: Sequence[dict[str, Any]], table: Table) -> list[list[int]]:
+    """Numbers of the combinations that make one program each, as they differ in numbers alone."""
+    groups: dict[Any, list[int]] = {}
+    for i, options in enumerate(combinations):
+        leaves, structure = jax.tree.flatten(with_options(recipe, options).checked(table))
+        groups.setdefault((structure, tuple(jnp.shape(leaf) for leaf in leaves)), []).append(i)
+    return list(groups.values())

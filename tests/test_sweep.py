@@ -1,0 +1,209 @@
+"""Many runs in one program: each is the run alone."""
+
+from functools import partial
+import importlib
+import itertools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from polynomials import Polynomials
+import pytest
+
+import jtrees
+from jtrees.recipes import Watch
+
+KEY = jax.random.key(3)
+module = importlib.import_module("jtrees.sweep")  # jtrees.sweep is the function
+
+rng = np.random.default_rng(0)
+X = rng.uniform(-2, 2, (96, 2))
+Y = 1 + X[:, 0] ** 3 - 2 * X[:, 0] + 0.3 * rng.normal(size=96)
+CLASS = (X[:, 0] + 0.2 * rng.normal(size=96) > 0).astype(int)
+DGT = jtrees.DGT(depth=2, epochs=6, batch_size=32, widths=(), cycles=1)
+RATES = {"learning_rate": (0.01, 0.1)}
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+def sweep(recipe=DGT, y=Y, **options):
+    return jtrees.sweep(recipe, X, y, key=KEY, **({"grid": RATES} | options))
+
+
+def same(a, b, **tolerance):
+    """Two fits, bit for bit or as near as told."""
+    check = partial(np.testing.assert_allclose, **tolerance) if tolerance else np.testing.assert_array_equal
+    assert a.step == b.step
+    jax.tree.map(check, (a.loss, a.history, a.model), (b.loss, b.history, b.model))
+
+
+# What other operations a step is compiled among may round it otherwise, by one part in 2^24; RMSprop's quotients make
+# more of it.
+ROUNDED = {"rtol": 2e-4, "atol": 1e-5}
+
+
+# --- What it finds ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("validation", [None, (X[:30], Y[:30])], ids=["", "pair"])
+def test_each_run_is_the_fit_alone(task, validation):
+    y = Y if task == "regression" else CLASS
+    validation = validation and (X[:30], y[:30])
+    result = sweep(y=y, task=task, validation=validation, seeds=(0, 5), grid=RATES | {"depth": (2, 3)})
+    assert result.options == [{"learning_rate": a, "depth": d} for a in (0.01, 0.1) for d in (2, 3)]
+    assert result.fits.shape == (4, 2, 1)
+    for (c, options), (s, seed) in itertools.product(enumerate(result.options), enumerate((0, 5))):
+        of = {"task": task, "validation": validation, "key": jax.random.fold_in(KEY, seed)}
+        alone = jtrees.fit(DGT.replace(**options), X, y, **of)
+        same(result.fits[c, s, 0], alone, **ROUNDED)
+        assert result.losses[c, s, 0] == result.fits[c, s, 0].loss
+        assert result.sizes[c, s, 0] == alone.model.num_parameters
+        assert result.fits[c, s, 0].report["recipe"]["learning_rate"] == pytest.approx(options["learning_rate"])
+    assert len({float(fit.loss) for fit in result.fits.ravel()}) == 8  # no two runs are one
+
+
+def test_starts_of_its_own_for_each_seed():
+    """What is prepared on the host depends on the key."""
+    bagged = jtrees.Bagged(DGT, trees=2)
+    result = sweep(bagged, grid={"base__learning_rate": (0.01, 0.1)}, seeds=2)
+    for c, s in np.ndindex(2, 2):
+        recipe = bagged.replace(base=DGT.replace(learning_rate=(0.01, 0.1)[c]))
+        alone = jtrees.fit(recipe, X, Y, key=jax.random.fold_in(KEY, s))
+        np.testing.assert_array_equal(result.fits[c, s, 0].report["in_bag"], alone.report["in_bag"])
+        np.testing.assert_allclose(result.fits[c, s, 0].model.predict(X), alone.model.predict(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
+def test_batches_change_nothing(batch):
+    of = {"samples": [{"learning_rate": 0.02 * (i + 1)} for i in range(5)], "grid": None}
+    whole, parts = sweep(**of), sweep(**of, batch=batch)
+    for a, b in zip(whole.fits.ravel(), parts.fits.ravel(), strict=True):
+        same(a, b)
+
+
+def test_folds_are_weights():
+    """A fold's rows teach nothing, and judge; every row is left out once."""
+    result = sweep(folds=3, seeds=2)
+    assert result.losses.shape == (2, 2, 3)
+    order = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))
+    for fold, rows in enumerate(np.array_split(order, 3)):
+        fit = result.fits[1, 1, fold]
+        assert result.losses[1, 1, fold] == pytest.approx(np.mean((fit.model.predict(X[rows]) - Y[rows]) ** 2))
+    part = sweep(validation=1 / 3)
+    assert part.losses.shape == (2, 1, 1)
+    rows = order[:32]
+    assert part.losses[0, 0, 0] == pytest.approx(np.mean((part.fits[0, 0, 0].model.predict(X[rows]) - Y[rows]) ** 2))
+
+
+def test_rows_left_out_teach_nothing():
+    """Their targets in another order (the range of all, by which targets are scaled, stays what it is)."""
+    rows, other = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))[:32], Y.copy()
+    other[rows] = Y[rows][::-1]
+    fits = [sweep(y=y, folds=3, samples=[{}], grid=None).fits[0, 0] for y in (Y, other)]
+    np.testing.assert_array_equal(fits[0][0].model.predict(X), fits[1][0].model.predict(X))
+    assert np.any(fits[0][1].model.predict(X) != fits[1][1].model.predict(X))  # which the other folds do
+
+
+def test_the_best_and_ties(monkeypatch):
+    result = sweep(Polynomials(), grid={"depth": (1, 3, 5)}, validation=(X, Y))
+    assert result.fit is result.fits[*result.best, 0]
+    assert result.losses[result.best].mean() == result.losses.min()
+    # Equal losses: the smaller model.
+    monkeypatch.setattr(module, "_loss", lambda *_: 1.0)
+    assert sweep(Polynomials(), grid={"depth": (5, 1, 3)}).best == (1, 0)
+
+
+def test_what_diverges_is_marked_and_not_fatal():
+    result = sweep(Polynomials(depth=3), grid={"learning_rate": (1e30, 0.5)})
+    assert [row["finite"] for row in result.rows()] == [False, True] and result.best == (1, 0)
+    assert result.fits[0, 0, 0] is None and result.losses[0, 0, 0] == np.inf and np.isnan(result.sizes[0, 0, 0])
+    with pytest.raises(FloatingPointError, match="no run found anything finite"):
+        sweep(Polynomials(depth=3), grid={"learning_rate": (1e29, 1e30)})
+
+
+def test_it_is_told_as_a_table():
+    result = sweep(seeds=(2, 1))
+    frame = result.frame()
+    assert list(frame.columns) == ["learning_rate", "seed", "loss", "size", "finite"]
+    assert len(frame) == 4 and frame.loss.is_monotonic_increasing and set(frame.seed) == {1, 2}
+    assert frame.loss[0] == result.losses.min()
+    assert repr(result).startswith("SweepResult(2 combinations x 2 seeds x 1 folds, best: {'learning_rate': 0.")
+    again = pickle.loads(pickle.dumps(result))
+    same(again.fit, result.fit)
+
+
+# --- How it is found -------------------------------------------------------------------------------------------------
+
+
+def test_one_program_for_a_structure(count_compilations):
+    """Of four combinations and four seeds as of two and two, and not one more for other values."""
+    of = {"seeds": 4, "grid": {"learning_rate": (0.01, 0.02, 0.03, 0.04)}}
+    sweep(**of)
+    again = {"seeds": (7, 8, 9, 10), "grid": {"learning_rate": (0.1, 0.2, 0.3, 0.4)}}
+    assert count_compilations(lambda: sweep(**again).losses) == 0
+
+
+def test_what_does_not_fit_is_split(monkeypatch):
+    sizes, whole, run = [], sweep(seeds=8), module.run_rounds
+
+    def counted(recipe, *args):
+        sizes.append(len(recipe.fold))
+        return run(recipe, *args)
+
+    monkeypatch.setattr(module, "run_rounds", counted)
+    sweep(seeds=8)
+    assert sizes == [16]
+    monkeypatch.setattr(module, "memory_of_round", lambda stacked, *_: 1000 * len(stacked.fold))
+    monkeypatch.setattr(module, "_memory", lambda device: 6500 / module._ROOM)
+    parts = sweep(seeds=8)
+    assert sizes[1:] == [6, 6, 6]  # three times as even as can be, and not 6, 6, 4
+    for a, b in zip(whole.fits.ravel(), parts.fits.ravel(), strict=True):
+        same(a, b)
+    monkeypatch.setattr(module, "_memory", lambda device: 1)
+    assert sweep(seeds=2, samples=[{}], grid=None).fits.all() and sizes[4:] == [1, 1]  # never less than one
+
+
+def test_an_interrupt_keeps_what_there_is(monkeypatch):
+    goes = iter([True, False])
+    monkeypatch.setattr(Watch, "goes_on", lambda self: next(goes, False))
+    result = sweep(seeds=6, samples=[{}], grid=None, batch=2)
+    assert [fit is not None for fit in result.fits.ravel()] == [True] * 4 + [False] * 2
+    assert np.isfinite(result.losses.ravel()[:4]).all() and np.isinf(result.losses.ravel()[4:]).all()
+
+
+# --- Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": {}}, "grid must hold values by name"),
+        ({"grid": {"depth": ()}}, "grid must hold values by name"),
+        ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are "),
+        ({"grid": {"depth": jnp.arange(1, 3)}}, "grid: depth is structure, of which each value is a program"),
+        ({"samples": []}, "samples must hold combinations"),
+        ({"samples": [3]}, "samples must hold combinations"),
+        ({"samples": [{"deep": 3}], "grid": None}, "samples: options of DGT are "),
+        ({"samples": [{"depth": 3}]}, "grid and samples exclude each other"),
+        ({"seeds": 0}, "seeds must be"),
+        ({"seeds": ()}, "seeds must hold at least one seed"),
+        ({"seeds": (1, -2)}, "seeds must be"),
+        ({"folds": 1}, "folds must be at least 2 and at most 96"),
+        ({"folds": 97}, "folds must be at least 2 and at most 96"),
+        ({"folds": 3, "validation": 0.3}, "folds and validation exclude each other"),
+        ({"validation": 1.5}, "validation must be a pair"),
+        ({"validation": 3}, "validation must be a pair"),
+        ({"batch": 0}, "batch must be"),
+        ({"batch": "some"}, "batch must be"),
+        ({"recipe": "DGT"}, "recipe must be a recipe"),
+        ({"y": Y[:3]}, "y must"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else ",".join(value),
+)
+def test_bad_input_is_named(options, message):
+    options = {"grid": None} | options if "samples" in options and len(options["samples"] or [0]) < 2 else options
+    options = options | ({"grid": RATES} if message.startswith("grid and samples") else {})
+    with pytest.raises(ValueError, match=message):
+        sweep(**options)
