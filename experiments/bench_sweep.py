@@ -52,7 +52,7 @@ def many() -> None:
     recipe = jtrees.GET(depth=4, starts=1, epochs=10, cart=False)
     jtrees.sweep(recipe, x, y, samples=[{}], seeds=64, key=jax.random.key(0))
     before = benchmark.peak_memory()
-    found = jtrees.sweep(recipe, x, y, grid={"learning_rate": RATES}, seeds=MANY // 8, key=jax.random.key(0))
+    found = jtrees.sweep(recipe, x, y, grid={"learning_rate": RATES.tolist()}, seeds=MANY // 8, key=jax.random.key(0))
     print(json.dumps({"before": before, "after": benchmark.peak_memory(), "runs": int(found.losses.size)}))
 
 
@@ -115,8 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     notes = (
         f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. Programs that the "
-        f"sweep compiled in more than a tenth of a second: {programs} (a search's beginning, a round, its end, a tree's answers). In "
-        f"processes {fresh / cold:.1f} times as long as in the sweep with its compilation, {fresh / all_:.1f} times as "
+        f"sweep compiled in more than a tenth of a second: {programs} (a search's beginning, a round, its end, a tree's "
+        f"answers). In processes {fresh / cold:.1f} times as long as in the sweep with its compilation, {fresh / all_:.1f} times as "
         f"without.\n\nA sweep of {memory['runs']} runs of 20 steps takes at most {memory['after']:.2f} GB of memory; "
         f"one of 64 before, in the same process, {memory['before']:.2f} GB."
     )

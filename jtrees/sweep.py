@@ -1,6 +1,6 @@
 """Many runs of a recipe, seeds and options, side by side in one compiled program for each structure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
 import os
 from typing import Any, Literal, NamedTuple
@@ -85,8 +85,8 @@ def sweep(
     y: ArrayLike | None = None,
     *,
     key: Array,
-    grid: dict[str, Sequence[Any]] | None = None,
-    samples: Sequence[dict[str, Any]] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    samples: Sequence[Mapping[str, Any]] | None = None,
     seeds: int | Sequence[int] = 1,
     folds: int | None = None,
     validation: tuple[ArrayLike, ArrayLike] | float | None = None,
@@ -163,7 +163,7 @@ def _combinations(recipe: Any, grid: Any, samples: Any) -> list[dict[str, Any]]:
         raise ValueError("grid and samples exclude each other, got both")
     if samples is None:
         return [{}] if grid is None else checked_grid(recipe, grid)
-    if not isinstance(samples, Sequence) or not samples or not all(isinstance(one, dict) for one in samples):
+    if not isinstance(samples, Sequence) or not samples or not all(isinstance(one, Mapping) for one in samples):
         raise ValueError(f'samples must hold combinations, such as [{{"depth": 3}}], got {samples!r}')
     for options in samples:
         check_options("samples", recipe, options)
