@@ -115,10 +115,10 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     notes = (
         f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. Programs that the "
-        f"sweep compiled in more than a tenth of a second: {programs} (a search's beginning, a round, its end, a tree's "
-        f"answers). In processes {fresh / cold:.1f} times as long as in the sweep with its compilation, {fresh / all_:.1f} times as "
-        f"without.\n\nA sweep of {memory['runs']} runs of 20 steps takes at most {memory['after']:.2f} GB of memory; "
-        f"one of 64 before, in the same process, {memory['before']:.2f} GB."
+        f"sweep compiled in more than a tenth of a second: {programs} (a search's beginning, a round, its end, what a "
+        f"tree answers). In processes {fresh / cold:.1f} times as long as in the sweep with its compilation, "
+        f"{fresh / all_:.1f} times as without.\n\nA sweep of {memory['runs']} runs of 20 steps takes at most "
+        f"{memory['after']:.2f} GB of memory; one of 64 before, in the same process, {memory['before']:.2f} GB."
     )
     header = ["what", "s", f"s for {runs}", f"of {runs} x one fit"]
     benchmark.write("bench_sweep", "", header, rows, notes, committed=options.write)
