@@ -284,14 +284,15 @@ def fits_of(
     """
     first = recipes[0]
     scale = first.scale(table)
-    unit, unit_judge = jax.device_put((scale.unit(table), None if judge is None else scale.unit(judge)))
-    split = [jax.random.split(key, 3) for key in keys]
+    unit, unit_judge = scale.unit(table), None if judge is None else scale.unit(judge)
+    split = [tuple(jax.random.split(key, 3)) for key in keys]
     tables, weights = _folds(table, unit, left_out)
     runs = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(left_out))))
     pairs = list(itertools.product(range(len(keys)), range(len(left_out))))
     units = [unit if weights is None else unit.replace(weight=weights[f]) for f in range(len(left_out))]
     starts = [first.prepare(units[f], key=split[k][0]) for k, f in pairs]
     together = jax.tree.map(_stack, *starts)
+    unit, unit_judge = jax.device_put((unit, unit_judge))
 
     def stacked(some: list[tuple[int, int, int]]) -> Any:
         return Stacked(

@@ -258,26 +258,38 @@ def one_step(
 
     def once(state: TrainState) -> tuple[TrainState, tuple[Array, Array]]:
         _, order_key, loss_key = _keys(state.key)
+        now, seen, step = jnp.full((), jnp.nan, dtype), state.best, state.step
+        if score_every and not free:
+            due = step % score_every == 0
+            due = due if last is None else due | (step == last)
+
+            def look(held: tuple[Best, Array, Array]) -> tuple[Best, Array, Array]:
+                now = _score(method, state, data, score).astype(dtype)
+                return _better(held[0], Best(state.params, now, state.step)), now, held[2] + 1
+
+            seen, now, looks = only_if(due, look, (seen, now, jnp.zeros_like(step)))
+            # The same number; but the update, which is for this step, now waits for the look. Else it could come first,
+            # and the compiler would copy all parameters in every step, for the look to read.
+            step = step + looks - due.astype(step.dtype)
         batch, order = data, state.order
         if batch_size is not None:
-            batch, order = _batch(data, order, order_key, state.step, batch_size)
-        params, opt_state, (loss, batch_score) = updated(state, batch, jax.random.fold_in(loss_key, state.step))
-        now, seen = jnp.full((), jnp.nan, dtype), state.best
+            batch, order = _batch(data, order, order_key, step, batch_size)
+        key = jax.random.fold_in(loss_key, step)
+        params, opt_state, (loss, batch_score) = updated(state.replace(step=step), batch, key)
         if free:
             now = batch_score.astype(dtype)  # the batch is all there is: the score comes with the loss
-        elif score_every:
-            look = lambda: _score(method, state, data, score).astype(dtype)
-            due = state.step % score_every == 0
-            now = jax.lax.cond(due if last is None else due | (state.step == last), look, lambda: now)
-        if score_every:
-            better = now < seen.score
-            current = Best(state.params, now, state.step)
-            seen = jax.tree.map(lambda old, new: jnp.where(better, new, old), seen, current)
+            seen = _better(seen, Best(state.params, now, step))
         finite = state.finite & jnp.isfinite(loss)
         params = params if method.update is not None else method.project(params)
         return TrainState(params, opt_state, order, state.step + 1, state.key, seen, finite), (loss.astype(dtype), now)
 
     return once
+
+
+def _better(old: Best, new: Best) -> Best:
+    """The one with the lower score, of equal ones the old."""
+    lower = new.score < old.score
+    return jax.tree.map(lambda a, b: jnp.where(lower, b, a), old, new)
 
 
 def only_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:

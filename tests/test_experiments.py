@@ -428,3 +428,14 @@ def test_estimators_are_held_against_cart_and_a_forest():
     text = estimators.report({"regression": by_name}, "a command")
     assert "ahead of CART on 1 of 2 sets, and on average +2.50 points from the random forest" in text
     assert "| kin8nm | 9 x 2 | 45.00 ± 5.00 | 75.00 ± 5.00 | 75.00 ± 5.00 | 7 |" in text
+
+
+@pytest.mark.slow
+def test_optuna_asks_and_a_sweep_answers(folder, capsys):
+    pytest.importorskip("optuna", reason="make peers installs it")
+    from experiments import ask_and_tell
+
+    arguments = ["--data-dir", str(folder), "--dataset", "segmentation", "--rounds", "2", "--batch", "3"]
+    study = ask_and_tell.main([*arguments, "--epochs", "5"])
+    assert len(study.trials) == 6 and np.isfinite(study.best_value)
+    assert capsys.readouterr().out.count("round ") == 2
