@@ -42,6 +42,7 @@ from jtrees.methods.nongreedy import NonGreedy as NonGreedy, nongreedy as nongre
 from jtrees.methods.polish import Polished as Polished
 from jtrees.methods.raddt import RADDT as RADDT, raddt as raddt
 from jtrees.methods.tel import TEL as TEL, Ensemble as Ensemble, EnsembleModel as EnsembleModel, tel as tel
+from jtrees.methods.trained import Trained as Trained
 from jtrees.recipes import Fit as Fit, Found as Found, Recipe as Recipe, fit as fit
 from jtrees.starts import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start
 from jtrees.sweep import SweepResult as SweepResult, sweep as sweep

@@ -1,6 +1,6 @@
 """Options of recipes by name, and grids of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 from typing import Any
@@ -13,7 +13,9 @@ from jtrees.table import Table
 
 
 def options_of(recipe: Any) -> dict[str, Any]:
-    """The options of a recipe by name, not those of its base; of anything else none."""
+    """The options of a recipe, or of a mapping, by name, not those of its base; of anything else none."""
+    if isinstance(recipe, Mapping):
+        return dict(recipe)
     fields: Any = dataclasses.fields(recipe) if isinstance(recipe, Recipe) else ()  # pyright: ignore[reportArgumentType]
     return {field.name: getattr(recipe, field.name) for field in fields}
 
@@ -28,7 +30,9 @@ def with_options(recipe: Any, options: dict[str, Any]) -> Any:
         first, _, rest = name.partition("__")
         if first not in (known := options_of(recipe)):
             raise ValueError(f"options of {type(recipe).__name__} are {', '.join(known) or 'none'}, got {first!r}")
-        recipe = recipe.replace(**{first: with_options(getattr(recipe, first), {rest: value}) if rest else value})
+        changed = {first: with_options(known[first], {rest: value}) if rest else value}
+        kind: Any = type(recipe)
+        recipe = kind({**recipe, **changed}) if isinstance(recipe, Mapping) else recipe.replace(**changed)
     return recipe
 
 
@@ -65,6 +69,8 @@ def check_options(what: str, recipe: Any, options: dict[str, Any]) -> None:
 def is_structure(recipe: Any, name: str) -> bool:
     """Whether an option is part of what is compiled, and not a number that may be traced."""
     first, _, rest = name.partition("__")
+    if isinstance(recipe, Mapping):
+        return False
     if rest:
         return is_structure(getattr(recipe, first), rest)
     [field] = [field for field in dataclasses.fields(recipe) if field.name == first]

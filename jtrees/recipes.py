@@ -6,7 +6,7 @@ checks and scales a table, runs the rounds, each a compiled program, and carries
 units.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 from functools import partial
@@ -307,16 +307,19 @@ def described(recipe: Recipe) -> dict[str, Any]:
     """Name and options of a recipe as plain data, to be read; what is no data, such as a function, as text."""
     options: dict[str, Any] = {"name": type(recipe).__name__}
     for field in dataclasses.fields(recipe):  # pyright: ignore[reportArgumentType]
-        value = getattr(recipe, field.name)
-        if isinstance(value, (jax.Array, np.ndarray, np.generic)):
-            value = value.tolist()
-        options[field.name] = described(value) if isinstance(value, Recipe) else _plain(value)
+        options[field.name] = _plain(getattr(recipe, field.name))
     return options
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Recipe):
+        return described(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return value.tolist()
     return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 

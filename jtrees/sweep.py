@@ -135,7 +135,7 @@ def sweep(
     seeds = _seeds(seeds)
     table = recipe.table(x, y, sample_weight, task)
     judge = recipe.judge(validation, table) if isinstance(validation, (tuple, list)) else None
-    left_out = _left_out(table, folds, None if judge is not None else validation, jax.random.fold_in(key, 2**31 - 1))
+    left_out = _left_out(table, folds, validation, jax.random.fold_in(key, 2**31 - 1))
     combinations = _combinations(recipe, grid, samples)
     shape = len(combinations), len(seeds), len(left_out)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
@@ -180,10 +180,10 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 def _left_out(table: Table, folds: int | None, part: Any, key: Array) -> list[np.ndarray | None]:
     """The rows that each fold leaves out, None: none."""
-    if folds is None and part is None:
-        return [None]
     if folds is not None and part is not None:
-        raise ValueError(f"folds and validation exclude each other, got {folds!r} and {part!r}")
+        raise ValueError("folds and validation exclude each other, got both")
+    if folds is None and (part is None or isinstance(part, (tuple, list))):
+        return [None]
     order = np.asarray(jax.random.permutation(key, n := len(table.x)))
     if folds is not None:
         if not 2 <= checks.check_count("folds", folds) <= n:

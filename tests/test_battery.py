@@ -6,10 +6,12 @@ import inspect
 import pickle
 
 from flax import serialization
+from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_recipes import get_of_depth_2
 import sweeps
 
 import jtrees
@@ -131,6 +133,11 @@ RECIPES = {
     "GET": (jtrees.GET(depth=2, starts=2, epochs=4), "learning_rate", (0.01, 0.02)),
     "RADDT": (jtrees.RADDT(depth=2, starts=2, epochs=4), "learning_rate", (0.01, 0.02)),
     "DGT": (jtrees.DGT(**SMALL, widths=(4,), cycles=2), "l1", (0.0, 0.01)),
+    "Trained": (
+        jtrees.Trained(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=4, batch_size=100),
+        "learning_rate",
+        (0.01, 0.02),
+    ),
     "PAT": (PAT, "slopes", ((1.0, 100.0), (1.0, 5.0))),
     "LatentTree": (jtrees.LatentTree(depth=3, batch_size=50), "penalty", (0.01, 0.1)),
     "TEL": (jtrees.TEL(**SMALL, trees=3), "gamma", (0.2, 0.4)),
@@ -239,7 +246,7 @@ def test_recipes_are_data(name):
         assert twin == recipe and twin is not recipe
         assert hash(twin) == hash(recipe)
     assert with_number(recipe, number, values[1]) != recipe
-    assert repr(recipe).startswith(f"{name}(") and "depth=" in repr(recipe)
+    assert repr(recipe).startswith(f"{name}(") and ("depth=" in repr(recipe) or name == "Trained")
     with pytest.raises(AttributeError):
         recipe.epochs = 7
     numbers = jax.tree.leaves(recipe)

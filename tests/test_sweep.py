@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from polynomials import Polynomials
 import pytest
+import sweeps
 
 import jtrees
 from jtrees.recipes import Watch
@@ -46,11 +47,14 @@ ROUNDED = {"rtol": 2e-4, "atol": 1e-5}
 # --- What it finds ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["regression", "classification"])
-@pytest.mark.parametrize("validation", [None, (X[:30], Y[:30])], ids=["", "pair"])
-def test_each_run_is_the_fit_alone(task, validation):
+WAYS = itertools.product(("regression", "classification"), (True, False))
+
+
+@pytest.mark.parametrize("way", sweeps.quick(WAYS, [("regression", True)]), ids=str)
+def test_each_run_is_the_fit_alone(way):
+    task, judged = way
     y = Y if task == "regression" else CLASS
-    validation = validation and (X[:30], y[:30])
+    validation = (X[:30], y[:30]) if judged else None
     result = sweep(y=y, task=task, validation=validation, seeds=(0, 5), grid=RATES | {"depth": (2, 3)})
     assert result.options == [{"learning_rate": a, "depth": d} for a in (0.01, 0.1) for d in (2, 3)]
     assert result.fits.shape == (4, 2, 1)
@@ -75,7 +79,7 @@ def test_starts_of_its_own_for_each_seed():
         np.testing.assert_allclose(result.fits[c, s, 0].model.predict(X), alone.model.predict(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 100])
+@pytest.mark.parametrize("batch", sweeps.quick([1, 2, 3, 100], [3]))
 def test_batches_change_nothing(batch):
     of = {"samples": [{"learning_rate": 0.02 * (i + 1)} for i in range(5)], "grid": None}
     whole, parts = sweep(**of), sweep(**of, batch=batch)
@@ -193,6 +197,7 @@ def test_an_interrupt_keeps_what_there_is(monkeypatch):
         ({"folds": 1}, "folds must be at least 2 and at most 96"),
         ({"folds": 97}, "folds must be at least 2 and at most 96"),
         ({"folds": 3, "validation": 0.3}, "folds and validation exclude each other"),
+        ({"folds": 3, "validation": (X, Y)}, "folds and validation exclude each other"),
         ({"validation": 1.5}, "validation must be a pair"),
         ({"validation": 3}, "validation must be a pair"),
         ({"batch": 0}, "batch must be"),

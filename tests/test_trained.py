@@ -1,0 +1,82 @@
+"""Methods of one's own as recipes."""
+
+from flax.core import FrozenDict
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_recipes import get_of_depth_2
+
+import jtrees
+
+KEY = jax.random.key(0)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 3))
+Y = 100 + 10 * (X[:, 0] + X[:, 1] > 0) + 0.1 * rng.normal(size=300)
+CLASS = (X[:, 0] + X[:, 1] > 0).astype(int)
+RECIPE = jtrees.Trained(make=get_of_depth_2, options={"alpha": 20.0}, learning_rate=0.03)
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+def test_a_method_fits_a_table_in_its_own_units():
+    fit = jtrees.fit(RECIPE, X, Y, key=KEY)
+    assert isinstance(fit.tree, jtrees.ObliqueTree) and fit.tree.depth == 2 and fit.report["reached"] == 3
+    assert 1 - fit.loss / Y.var() > 0.9
+    assert np.mean((fit.model.predict(X) - Y) ** 2) == pytest.approx(fit.loss)
+    assert fit.report["recipe"]["options"] == {"alpha": 20.0}
+
+
+def test_classes_are_told_to_the_method():
+    fit = jtrees.fit(RECIPE, X, CLASS, key=KEY, task="classification")
+    assert np.mean(fit.model.predict(X).argmax(1) == CLASS) > 0.95
+
+
+def test_the_best_pass_by_validation_is_kept():
+    """With a rate that ruins what it finds, that is an early one."""
+    fit = jtrees.fit(RECIPE.replace(epochs=20), X[:200], Y[:200], key=KEY, validation=(X[200:], Y[200:]))
+    assert 0 < fit.step <= 20 * (256 // 128)  # 200 rows are padded to 256
+    error = np.mean((fit.model.predict(X[200:]) - Y[200:]) ** 2)
+    assert fit.loss == pytest.approx(error)
+
+
+def test_numbers_of_the_method_are_one_program(count_compilations):
+    grid = {"options__alpha": (5.0, 20.0), "learning_rate": (0.01, 0.03)}
+    found = jtrees.sweep(RECIPE.replace(epochs=5), X, Y, grid=grid, key=KEY)
+    assert len({float(loss) for loss in found.losses.ravel()}) == 4
+    other = {"options__alpha": (6.0, 21.0), "learning_rate": (0.02, 0.04)}
+    assert count_compilations(lambda: jtrees.sweep(RECIPE.replace(epochs=5), X, Y, grid=other, key=KEY).losses) == 0
+    tuned = jtrees.tune(RECIPE.replace(epochs=5), X, Y, grid={"options__alpha": (5.0, 20.0)}, key=KEY)
+    assert tuned.report["chosen"]["options__alpha"] in (5.0, 20.0)
+
+
+def no_method(**_):
+    return 3
+
+
+def no_tree(**_):
+    return jtrees.latent(2, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"make": 3}, "make must be a function, got 3"),
+        ({"make": no_method}, "make must give a jtrees.Method, got int"),
+        ({"make": no_tree}, "make must give a method that hardens to an ObliqueTree, got NoneType"),
+        ({"rule": None}, "rule must be a function, got None"),
+        ({"options": {"alpha": "steep"}}, "options__alpha must be a number, got 'steep'"),
+        ({"options": {"alpha": jnp.nan}}, "options__alpha must be finite"),
+        ({"options": {"alpha": np.ones(2)}}, "options__alpha must be one number"),
+    ],
+)
+def test_bad_input_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        jtrees.fit(RECIPE.replace(**options), X, Y, key=KEY)
+
+
+def test_options_that_there_are_not():
+    with pytest.raises(ValueError, match="options of dict are alpha, got 'beta'"):
+        jtrees.tune(RECIPE, X, Y, key=KEY, grid={"options__beta": (1.0,)})
+    with pytest.raises(ValueError, match="options of FrozenDict are alpha, got 'beta'"):
+        jtrees.tune(RECIPE.replace(options=FrozenDict(alpha=1.0)), X, Y, key=KEY, grid={"options__beta": (1.0,)})
