@@ -106,7 +106,7 @@ def sweep(
     go, with what there is.
 
     Args:
-      recipe: the recipe, with the options that are the same for all.
+      recipe: the recipe, with the options that are the same for all; of a method :class:`jtrees.Trained`.
       x: features, as for :func:`jtrees.fit`.
       y: targets.
       key: for everything random.
