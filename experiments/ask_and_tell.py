@@ -47,8 +47,9 @@ def main(arguments: list[str] | None = None) -> optuna.Study:
     parser.add_argument("--epochs", type=int, default=250)
     options = parser.parse_args(arguments)
     table = data.load(options.dataset, data_dir=options.data_dir)
-    recipe = jtrees.GET(depth=4, leaves="linear", starts=1, epochs=options.epochs)
     task = "classification" if table.is_classification else "regression"
+    recipe = jtrees.GET(depth=4, leaves="linear" if task == "regression" else "constant", starts=1)
+    recipe = recipe.replace(epochs=options.epochs)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Within a batch, trials that have no answer yet count as bad ones, so that they are not asked for again.
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, constant_liar=True))
