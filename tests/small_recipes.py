@@ -1,7 +1,5 @@
 """Every recipe with a small budget, for scikit-learn's checks of the two estimators."""
 
-from flax.core import FrozenDict
-
 import jtrees
 
 
@@ -22,7 +20,6 @@ OTHERS = [
     jtrees.TEL(depth=3, trees=5, epochs=60),
     jtrees.CO2(depth=3, epochs=20),
     jtrees.NonGreedy(depth=3, greedy_epochs=10, epochs=30),
-    jtrees.Trained(make=get_of_depth_2, options=FrozenDict(alpha=20.0), epochs=60),
     jtrees.Bagged(_DGT, trees=3),
     jtrees.Polished(_GET, epochs=10),
 ]
