@@ -32,11 +32,6 @@ class Frame:
     y: pd.Series
 
 
-def one_hot(x: np.ndarray) -> np.ndarray:
-    """A column for each column and each value that any of them has, 1 where it has that: as papers take connect-4."""
-    return np.concatenate([(x == value).astype(np.float32) for value in np.unique(x)], axis=1)
-
-
 @dataclass(frozen=True)
 class Table:
     """A data set of numbers: ``x`` float32 ``(n, p)``, ``y`` ``(n,)`` float32 or, in classification, int32; the names
@@ -80,6 +75,11 @@ def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None
         table = _from_npz(file)
         return Frame(name, pd.DataFrame(table.x, columns=pd.Index(table.feature_names)), pd.Series(table.y, name="y"))
     return _from_sklearn(name) if name in BUNDLED else _from_openml(name, data_dir)
+
+
+def one_hot(x: np.ndarray) -> np.ndarray:
+    """A column for each column and each value that any of them has, 1 where it has that: as papers take connect-4."""
+    return np.concatenate([(x == value).astype(np.float32) for value in np.unique(x)], axis=1)
 
 
 def read_csv(file: Path, target: str | None, separator: str = ",") -> Frame:

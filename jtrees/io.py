@@ -37,6 +37,7 @@ _MODELS = (ObliqueTree, Forest, LatentModel, EnsembleModel, ChainedTree, Ensembl
 _PARTS = (Fit, Trial, Origin, Scale, Architecture, kinds.Constant, kinds.Logit, kinds.Frequency, kinds.Linear)
 _CLASSES = {one.__name__: one for one in (*_MODELS, *_PARTS)}
 _STATES = (BanditState, TrainState)  # what an optimiser holds is not ours to build
+_KINDS = [one.__name__ for one in (*_MODELS, Fit, *_STATES)]  # of files
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -56,25 +57,24 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
       OSError: if the file cannot be written.
     """
     arrays = _Arrays([], [])
-    header: dict[str, Any] = {"format": FORMAT, "kind": type(what).__name__}
+    told: dict[str, Any] = {"format": FORMAT, "kind": type(what).__name__}
     if isinstance(what, _STATES):
         paths, held = _flat(what)
-        header["state"] = [[name, _encoded(array, name, arrays)] for name, array in zip(paths, held, strict=True)]
+        told["state"] = [[name, _encoded(array, name, arrays)] for name, array in zip(paths, held, strict=True)]
     elif isinstance(what, (*_MODELS, Fit)):
-        header["object"] = _encoded(what, "", arrays)
+        told["object"] = _encoded(what, "", arrays)
     else:
-        kinds_ = ", ".join(one.__name__ for one in (*_MODELS, Fit, *_STATES))
-        raise ValueError(f"what must be one of {kinds_}, got {type(what).__name__}")
+        raise ValueError(f"what must be one of {', '.join(_KINDS)}, got {type(what).__name__}")
     if feature_names is not None:
         model = what.model if isinstance(what, Fit) else what
-        header["feature_names"] = [str(name) for name in feature_names]
+        told["feature_names"] = [str(name) for name in feature_names]
         if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
             raise ValueError(f"feature_names must hold {p} names, one a column, got {len(feature_names)}")
     if isinstance(what, Fit):
-        header["recipe"] = what.report.get("recipe")
-    header["arrays"] = arrays.told
+        told["recipe"] = what.report.get("recipe")
+    told["arrays"] = arrays.told
     with _whole(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("header.json", json.dumps(header))
+        archive.writestr("header.json", json.dumps(told))
         for i, array in enumerate(arrays.held):
             with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
@@ -240,7 +240,7 @@ def _header(path: Path) -> dict[str, Any]:
         version, kind = told["format"], told["kind"]
     if version != FORMAT:
         raise ValueError(f"{path} is of format {version!r}; this release reads format {FORMAT}")
-    if kind not in {one.__name__ for one in (*_MODELS, Fit, *_STATES)}:
+    if kind not in _KINDS:
         raise ValueError(f"{path} holds a {kind!r}, which this release does not know")
     return told
 

@@ -285,67 +285,70 @@ def fits_of(
     first = recipes[0]
     scale = first.scale(table)
     unit, unit_judge = scale.unit(table), None if judge is None else scale.unit(judge)
-    split = [tuple(jax.random.split(key, 3)) for key in keys]
     tables, weights = _folds(table, unit, left_out)
-    runs = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(left_out))))
-    pairs = list(itertools.product(range(len(keys)), range(len(left_out))))
-    units = [unit if weights is None else unit.replace(weight=weights[f]) for f in range(len(left_out))]
-    starts = [first.prepare(units[f], key=split[k][0]) for k, f in pairs]
-    together = jax.tree.map(_stack, *starts)
+    begun = list(_begun(first, keys, unit, weights))
     unit, unit_judge = jax.device_put((unit, unit_judge))
+    runs = [(recipe, one) for recipe in recipes for one in begun]
+    starts = jax.tree.map(_stack, *(one.start for one in begun))
 
-    def stacked(some: list[tuple[int, int, int]]) -> Any:
+    def stacked(low: int, count: int) -> Any:
+        numbers = np.minimum(np.arange(low, low + count), len(runs) - 1)  # filled up: fewer would be another program
+        some = [runs[i] for i in numbers]
         return Stacked(
-            recipes=jax.tree.map(_stack, *(recipes[r] for r, _, _ in some)),
-            keys=_stack(*(jax.random.key_data(split[k][1]) for _, k, _ in some)),
-            starts=together,
-            start=np.array([pairs.index((k, f)) for _, k, f in some], np.int32),
+            recipes=jax.tree.map(_stack, *(recipe for recipe, _ in some)),
+            keys=_stack(*(jax.random.key_data(one.search_key) for _, one in some)),
+            starts=starts,
+            start=(numbers % len(begun)).astype(np.int32),
             weights=weights,
-            fold=np.array([f for _, _, f in some], np.int32),
+            fold=np.array([one.fold for _, one in some], np.int32),
             first=first,
             impl=str(jax.random.key_impl(keys[0])),
         )
 
-    if runs == [(0, 0, 0)] and weights is None:  # the program of a fit
-        found, history = run_rounds(first, starts[0], unit, unit_judge, split[0][1], watch)
-        yield _finished(first, found, history, starts[0], table, judge, scale, split[0][2], watch), scale
-        return
-    at_once = _at_once(lambda count: stacked(runs[:count]), len(runs), batch, unit, unit_judge)
+    def searched(low: int, count: int) -> Iterator[tuple[Found, np.ndarray]]:
+        if len(runs) == 1 and weights is None:  # the program of a fit
+            yield run_rounds(first, begun[0].start, unit, unit_judge, begun[0].search_key, watch)
+            return
+        found, history = run_rounds(stacked(low, count), None, unit, unit_judge, None, watch)
+        found = jax.device_get(found)
+        for i in range(min(count, len(runs) - low)):
+            yield jax.tree.map(lambda a, i=i: a[i], found), history[i]
+
+    at_once = _at_once(lambda count: stacked(0, count), len(runs), batch, unit, unit_judge)
     for low in range(0, len(runs), at_once):
         if low and not watch.goes_on():
             return
-        some = runs[low : low + at_once]
-        # The last ones are filled up: fewer would be another program.
-        filled = some + some[-1:] * (at_once - len(some))
-        found, history = run_rounds(stacked(filled), None, unit, unit_judge, None, watch)
-        found = jax.device_get(found)
-        for i, (r, k, f) in enumerate(some):
-            one = jax.tree.map(lambda a, i=i: a[i], found)
-            start = starts[pairs.index((k, f))]
-            yield _finished(recipes[r], one, history[i], start, tables[f], judge, scale, split[k][2], watch), scale
+        for (recipe, one), (found, history) in zip(runs[low:], searched(low, at_once), strict=False):
+            of: Any = {"scale": scale, "key": one.finish_key, "watch": watch}
+            try:
+                fit = recipe.finish(found, one.start, tables[one.fold], judge, **of)
+            except FloatingPointError:
+                yield None, scale
+                continue
+            report = fit.report | {"recipe": described(recipe), "ended": watch.ended}
+            yield fit.replace(history=history, report=report), scale
+
+
+class _Begun(NamedTuple):
+    """What runs with the same key and fold share, whatever their recipe."""
+
+    start: Any
+    fold: int
+    search_key: Array
+    finish_key: Array
+
+
+def _begun(first: Any, keys: list[Array], unit: Table, weights: np.ndarray | None) -> Iterator[_Begun]:
+    tables = [unit] if weights is None else [unit.replace(weight=weight) for weight in weights]
+    for key in keys:
+        prepare_key, search_key, finish_key = jax.random.split(key, 3)
+        for fold, table in enumerate(tables):
+            yield _Begun(first.prepare(table, key=prepare_key), fold, search_key, finish_key)
 
 
 def _stack(*arrays: Any) -> np.ndarray:
     """On the host: nothing is compiled."""
     return np.stack([np.asarray(one) for one in arrays])
-
-
-def _finished(
-    recipe: Any,
-    found: Found,
-    history: np.ndarray,
-    start: Any,
-    table: Table,
-    judge: Table | None,
-    scale: Scale,
-    key: Array,
-    watch: Watch,
-) -> Fit | None:
-    try:
-        fit = recipe.finish(found, start, table, judge, scale=scale, key=key, watch=watch)
-    except FloatingPointError:
-        return None
-    return fit.replace(history=history, report=fit.report | {"recipe": described(recipe), "ended": watch.ended})
 
 
 def _folds(table: Table, unit: Table, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:
