@@ -9,6 +9,7 @@ from jtrees import (
     ops as ops,
     plotting as plotting,
     routing as routing,
+    sharding as sharding,
     splitting as splitting,
     topology as topology,
     validation as validation,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import sharding, validation as checks
 from jtrees.forest import Forest, votes
 from jtrees.recipes import Combined, Fit, Found, Rounds, Watch, static
 from jtrees.starts import map_starts
@@ -116,6 +116,7 @@ def _bag(table: Table, drawn: Any) -> Table:
     """The rows drawn, those of number -1 with weight 0: on the host, or traced."""
     xp: Any = np if isinstance(drawn, np.ndarray) else jnp
     table = jax.tree.map(xp.asarray, table)
+    table = table if xp is np else sharding.keep_rows(table)
     bag, inside = table.rows(drawn), drawn >= 0
     weight = inside.astype(np.float32) if bag.weight is None else xp.where(inside, bag.weight, 0)
     return Table(bag.x, bag.y, weight, bag.classes)

@@ -5,11 +5,14 @@ such arrays in the cache of a CPU, and bounds the memory of a run everywhere.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jtrees import sharding
 
 # Elements of a (nodes, block) array. CPU: measured with experiments/bench_training.py on two cores at depth 4 to 10;
 # 2 MB arrays leave their neighbours in cache and still amortise the cost of starting a loop. Elsewhere only memory
@@ -21,8 +24,12 @@ _GATHERED_CPU = 2**16
 
 
 def block_size(nodes: int, n: int) -> int:
-    """Samples in a block, so that ``n`` samples make the fewest blocks of equal size within the limit."""
+    """Samples in a block, so that ``n`` samples make the fewest blocks of equal size within the limit.
+
+    Where rows are shared out among devices, each goes through its own in blocks of this size.
+    """
     limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
+    n //= sharding.parts(n)
     blocks = -(-n * nodes // limit)
     return -(-n // blocks)
 
@@ -86,6 +93,20 @@ def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:
     return jax.tree.map(split, tree)
 
 
+def map_over_blocks(fn: Callable[[jax.Array], Any], x: jax.Array, block: int) -> Any:
+    """``fn(x)``, with a row for each sample, a block at a time."""
+    n, parts = len(x), sharding.parts(len(x))
+
+    def in_blocks(x: jax.Array) -> Any:
+        found = jax.lax.map(fn, into_blocks(x, block))
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(x)], found)
+
+    if parts == 1:
+        return in_blocks(x)
+    found = jax.vmap(in_blocks)(sharding.keep_rows(x.reshape(parts, n // parts, *x.shape[1:])))
+    return jax.tree.map(lambda a: a.reshape(n, *a.shape[2:]), found)
+
+
 def sum_over_blocks(
     fn: Callable[..., tuple[Any, jax.Array]], weight: jax.Array, *arrays: jax.Array, block: int
 ) -> tuple[Any, jax.Array]:
@@ -101,8 +122,18 @@ def sum_over_blocks(
       block: samples in a block.
     """
     n = weight.shape[0]
-    if block >= n:
+    parts = sharding.parts(n)
+    if block >= n // parts:
         return fn(weight, *arrays)
+    if parts == 1:
+        return _sum_over_blocks(fn, block, weight, *arrays)
+    # Side by side a block of each part, so that no row leaves its device, and sums meet but once.
+    split = [sharding.keep_rows(a.reshape(parts, n // parts, *a.shape[1:])) for a in (weight, *arrays)]
+    totals, per_sample = jax.vmap(partial(_sum_over_blocks, fn, block))(*split)
+    return jax.tree.map(lambda a: a.sum(0), totals), per_sample.reshape(n, *per_sample.shape[2:])
+
+
+def _sum_over_blocks(fn: Any, block: int, weight: jax.Array, *arrays: jax.Array) -> tuple[Any, jax.Array]:
     blocks = (into_blocks(weight, block, "constant"), *into_blocks(arrays, block))
     sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
@@ -112,4 +143,4 @@ def sum_over_blocks(
         return jax.tree.map(jnp.add, total, part), per_sample
 
     total, per_sample = jax.lax.scan(body, zeros, blocks)
-    return total, per_sample.reshape(-1, *per_sample.shape[2:])[:n]
+    return total, per_sample.reshape(-1, *per_sample.shape[2:])[: weight.shape[0]]

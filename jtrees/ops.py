@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jtrees import blocking, leaves as kinds, routing, topology, validation
+from jtrees import blocking, leaves as kinds, routing, sharding, topology, validation
 from jtrees.routing.soft import leaf_weights
 import pallas_kernels as kernels
 
@@ -70,7 +70,7 @@ def soft(
 
     able = leaf_values.ndim <= 2 and route in _ROUTES
     how = _chosen("soft_routing", implementation, able, x, weights, bias, leaf_values)
-    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x)
+    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, rows=3)
 
 
 def path_sum(
@@ -107,7 +107,7 @@ def path_sum(
     if how is None or (callable(window) and implementation is None):
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
-    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype))
+    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype), rows=3)
 
 
 def hard(
@@ -136,7 +136,7 @@ def hard(
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
     how = _chosen("hard_routing", implementation, True, x, weights, bias)
     plain = partial(_follow, folded_levels=folded_levels)
-    return _branched(how, fused, plain, *jax.lax.stop_gradient((weights, bias, x)))
+    return _branched(how, _by_rows(fused, 2), plain, *jax.lax.stop_gradient((weights, bias, x)))
 
 
 def _follow(weights: Array, bias: Array, x: Array, *, folded_levels: int) -> Array:
@@ -184,7 +184,7 @@ def ensemble(
         return kernels.conditional(x, weights, bias, leaf_values, gamma=gamma, implementation=how)
 
     how = _chosen("conditional", implementation, True, x, weights[0], bias[0], leaf_values[0])
-    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype))
+    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype), rows=3)
 
 
 def own_losses(leaves: Any, x: Array, y: Array) -> Array:
@@ -257,7 +257,9 @@ def _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share):
 # visit, so the forward rule computes the gradient and the backward rule only scales it.
 def _expected_loss_fwd(leaf_losses, route, how, *operands):
     visit = partial(_visit_in_blocks, leaf_losses, route)
-    return _branched(how, partial(_visit_fused, route), visit, *operands)
+    fused = lambda how, *operands: sharding.each_part(partial(_visit_fused, route, how), *operands, rows=(3, 4, 5))
+    (loss, gradient), leaf = _branched(how, fused, visit, *operands)
+    return (loss, leaf), gradient
 
 
 def _visit_fused(route, how, weights, bias, leaves, x, y, share):
@@ -267,8 +269,8 @@ def _visit_fused(route, how, weights, bias, leaves, x, y, share):
         options = {"loss": "log" if classes else "squared", "route": _ROUTES[route], "implementation": how}
         return kernels.expected_loss(x, targets, weights, bias, flat, share=share, **options)
 
-    found, gradient = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(weights, bias, leaves)
-    return found, gradient
+    (total, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(weights, bias, leaves)
+    return (total, gradient), leaf
 
 
 def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
@@ -299,7 +301,7 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     block = by_sigmoid if route is None else by_route
     block_size = blocking.block_size(weights.shape[0], x.shape[0])
     (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(block, share, x, y, block=block_size)
-    return (loss, leaf), (d_joined[:, :-1], d_joined[:, -1], d_leaves)
+    return (loss, (d_joined[:, :-1], d_joined[:, -1], d_leaves)), leaf
 
 
 def _with_one(x):
@@ -351,11 +353,18 @@ def _branched(how: Any, fused: Callable[..., Any], plain: Callable[..., Any], *a
     return jax.lax.platform_dependent(*arrays, default=plain, **{how.platform: partial(fused, how)})
 
 
-def _on_platforms(how: Any, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
-    """:func:`_branched`, differentiable.
+def _by_rows(fused: Callable[..., Any], rows: int) -> Callable[..., Any]:
+    """A kernel on rows that may be shared out among devices, which the compiler does not know how to do."""
+    one = lambda how, *arrays: sharding.each_part(lambda *mine: ((), fused(how, *mine)), *arrays, rows=(rows,))
+    return lambda how, *arrays: one(how, *arrays)[1]
+
+
+def _on_platforms(how: Any, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any, rows: int) -> Any:
+    """:func:`_branched`, differentiable; of the arrays that of number ``rows`` has these.
 
     Each branch is differentiated by itself: residuals of a branch that is not taken would be kept as zeros.
     """
+    fused = _by_rows(fused, rows)
     if how is None or isinstance(how, str):
         return _branched(how, fused, plain, *arrays)
     call = jax.custom_vjp(lambda *arrays: _branched(how, fused, plain, *arrays))

@@ -80,10 +80,10 @@ def evaluate(fn: Callable[[Any, jax.Array], jax.Array], model: Any, x: Any, *, f
 @partial(jax.jit, static_argnums=0)
 def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``fn(model, x)`` block by block, and whether all of x is finite."""
-    out = jax.lax.map(partial(fn, model), blocking.into_blocks(x, blocking.prediction_block(x.shape[0])))
+    out = blocking.map_over_blocks(partial(fn, model), x, blocking.prediction_block(x.shape[0]))
     # A sum is NaN or infinite wherever a summand is, so one dot product tells.
     finite = jnp.isfinite(x @ jnp.ones(x.shape[1], x.dtype)).all()
-    return out.reshape(-1, *out.shape[2:])[: x.shape[0]], finite
+    return out, finite
 
 
 def _chunks(x: np.ndarray) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import blocking, validation as checks
+from jtrees import blocking, sharding, validation as checks
 from jtrees.table import Scale, Table, checked_judge, checked_table
 
 static = partial(struct.field, pytree_node=False)
@@ -333,7 +333,7 @@ def run_rounds(
     recipe: Any, start: Any, table: Table, judge: Table | None, key: Array | None, watch: "Watch"
 ) -> tuple[Found, np.ndarray]:
     """The search of a recipe on scaled data, round by round; what it found, and the losses of its steps."""
-    table, judge = jax.device_put((table, judge))  # once, and not in each round
+    table, judge = sharding.put_rows(table), sharding.put_rows(judge)  # once, and not in each round
     state, losses = _begin(recipe, start, table, key), []
     rounds = recipe.rounds(table.x.shape)
     with watch.over(rounds.count, type(getattr(recipe, "first", recipe)).__name__):

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import sharding, validation as checks
 
 
 @struct.dataclass
@@ -34,7 +34,8 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
     """``run(*start)`` for every start, results stacked.
 
     The starts are shared out among the devices that jax has (on a CPU those asked for by the option
-    ``jax_num_cpu_devices``), and each device works through its share.
+    ``jax_num_cpu_devices``) or, where there is a mesh in context, over its axis ``starts``; each works through its
+    share.
 
     Args:
       run: a pure function of one start.
@@ -56,8 +57,8 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
     if batch_size is not None:
         checks.check_count("batch_size", batch_size)
     # Inside a program that is shared out already, every device minds its own.
-    devices = jax.local_devices() if jax.sharding.get_abstract_mesh().empty else jax.local_devices()[:1]
-    shares = min(len(devices), count)
+    devices, of_mesh = jax.local_devices(), sharding.share_of_starts()
+    shares = min(len(devices), count) if of_mesh is None else of_mesh
     share = -(-count // shares)
     if batch_size is None:
         batch_size = share if devices[0].platform != "cpu" else 2 if shares == 1 else 1
@@ -66,10 +67,13 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
     # takes as long to compile as the first.
     rest = -count % (shares * side_by_side)
     full = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], rest, axis=0)]) if rest else a, starts)
-    each = lambda mine: jax.lax.map(lambda start: run(*start), mine, batch_size=side_by_side)
+    # One at a time is no batch of one, whose products may round otherwise than those of a run by itself.
+    batches = side_by_side if side_by_side > 1 else None
+    each = lambda mine: jax.lax.map(lambda start: run(*start), mine, batch_size=batches)
     if shares > 1:
-        mesh, split = Mesh(np.array(devices[:shares]), ("starts",)), PartitionSpec("starts")
-        each = jax.shard_map(each, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+        mesh, split = Mesh(np.array(devices[:shares]), (sharding.STARTS,)), PartitionSpec(sharding.STARTS)
+        where: Any = {"mesh": mesh} if of_mesh is None else {"axis_names": sharding.axes_of_starts()}
+        each = jax.shard_map(each, in_specs=split, out_specs=split, check_vma=False, **where)
     return jax.tree.map(lambda a: a[:count] if rest else a, each(full))
 
 

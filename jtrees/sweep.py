@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import sharding, validation as checks
 from jtrees.options import check_options, checked_grid, groups_of, with_options
 from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, described, memory_of_round, run_rounds, static
 from jtrees.starts import map_starts
@@ -287,7 +287,7 @@ def fits_of(
     unit, unit_judge = scale.unit(table), None if judge is None else scale.unit(judge)
     tables, weights = _folds(table, unit, left_out)
     begun = list(_begun(first, keys, unit, weights))
-    unit, unit_judge = jax.device_put((unit, unit_judge))
+    unit, unit_judge = sharding.put_rows(unit), sharding.put_rows(unit_judge)
     runs = [(recipe, one) for recipe in recipes for one in begun]
     starts = jax.tree.map(_stack, *(one.start for one in begun))
 

@@ -1,5 +1,6 @@
 """A table of numbers on its way to a model: checked, scaled and padded for training; and trees carried back."""
 
+import math
 from typing import Any
 
 from flax import struct
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import sharding, validation as checks
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 
@@ -61,10 +62,11 @@ class Table:
 def bucket(n: int) -> int:
     """The number of rows that n are padded to: at most a sixteenth more, and at least 32.
 
-    So that tables of nearly the same length, the folds of a cross-validation above all, share one compiled program.
+    So that tables of nearly the same length, the folds of a cross-validation above all, share one compiled program; and
+    a multiple of the parts in which devices share rows, if they do.
     """
-    step = max(1, 2 ** (n.bit_length() - 5))
-    return max(32, -(-n // step) * step)
+    step = math.lcm(max(1, 2 ** (n.bit_length() - 5)), sharding.parts())
+    return -(-max(32, n) // step) * step
 
 
 def checked_table(x: Any, y: Any, sample_weight: Any, task: str) -> Table:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import optax
 
-from jtrees import validation
+from jtrees import sharding, validation
 
 Params = Any  # a pytree of arrays
 Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
@@ -244,7 +244,11 @@ def one_step(
     validation.check_count("score_every", score_every, minimum=0)
     if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
         raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
-    data = normalised(data)
+    if batch_size is not None and batch_size % sharding.parts(n):
+        raise ValueError(
+            f"batch_size must be a multiple of the {sharding.parts(n)} parts of the rows, got {batch_size}"
+        )
+    data = sharding.keep_rows(normalised(data))
     with_value = optax.with_extra_args_support(optimizer)  # some look at the loss, too
     free = score_every == 1 and batch_size is None and score is None
 
@@ -378,13 +382,30 @@ def _score(method: Method, state: TrainState, data: Batch, score: Callable[[Para
 
 def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
     """One mini-batch, and the order of samples, drawn anew where an epoch begins."""
-    n = order.shape[0]
-    per_epoch = n // batch_size
+    n, parts = order.shape[0], sharding.parts(order.shape[0])
+    per_epoch, of_part = n // batch_size, batch_size // parts
     epoch, i = step // per_epoch, step % per_epoch
-    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), n).astype(order.dtype)
+
+    # Where rows are shared out among devices, each shuffles its own, and a batch takes as many of each: none moves.
+    def shuffle() -> Array:
+        drawn = jax.random.fold_in(key, epoch)
+        if parts == 1:
+            return jax.random.permutation(drawn, n).astype(order.dtype)
+        each = lambda key: jax.random.permutation(key, n // parts).astype(order.dtype)
+        return jax.vmap(each)(jax.random.split(drawn, parts)).reshape(n)
+
     order = jax.lax.cond(i == 0, shuffle, lambda: order)
-    chosen = jax.lax.dynamic_slice_in_dim(order, i * batch_size, batch_size)
-    return jax.tree.map(lambda a: a[chosen], data), order
+    if parts == 1:
+        chosen = jax.lax.dynamic_slice_in_dim(order, i * batch_size, batch_size)
+        return jax.tree.map(lambda a: a[chosen], data), order
+    within = sharding.keep_rows(order.reshape(parts, n // parts))
+    chosen = jax.lax.dynamic_slice_in_dim(within, i * of_part, of_part, axis=1)
+
+    def pick(a: Array) -> Array:
+        picked = jax.vmap(lambda rows, chosen: rows[chosen])(a.reshape(parts, -1, *a.shape[1:]), chosen)
+        return sharding.keep_rows(picked).reshape(batch_size, *a.shape[1:])
+
+    return jax.tree.map(pick, data), order
 
 
 # --- The door --------------------------------------------------------------------------------------------------------

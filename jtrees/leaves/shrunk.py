@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import blocking, topology
-from jtrees.leaves.constant import fit_constant, floating, ones_or
+from jtrees.leaves import moments
+from jtrees.leaves.constant import floating, ones_or
+from jtrees.leaves.moments import Moments
 
 # The model of a node is that of its parent plus a correction, fitted to what the parent leaves there. Centred within
 # the node, with A = sum w x x', c = sum w x y, e the mean residual, the correction of slopes d and level m e loses
@@ -40,16 +41,6 @@ _COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 numbers
 _LEAST_FREE = 0.1  # of a node's samples: with fewer degrees of freedom left the quotient 0 / 0 of GCV means nothing
 
 
-class _Moments(NamedTuple):
-    """Of each node of one or more levels: weight, mean of (x, y), centred second moments, range of y."""
-
-    count: Array
-    mean: Array
-    second: Array
-    low: Array
-    high: Array
-
-
 class _Models(NamedTuple):
     """Of nodes of a level: the model, its degrees of freedom, what it loses by GCV, and the range that bounds it.
 
@@ -66,16 +57,6 @@ class _Models(NamedTuple):
     high: Array
 
 
-def _merge(children: _Moments) -> _Moments:
-    """Moments of parents from those of their two children, ``(m, 2, ...)`` -> ``(m, ...)``, without cancellation."""
-    count = children.count.sum(1)
-    share = children.count / jnp.where(count > 0, count, 1)[:, None]
-    apart = children.mean[:, 1] - children.mean[:, 0]
-    between = (count * share[:, 0] * share[:, 1])[:, None, None] * apart[:, :, None] * apart[:, None, :]
-    mean, second = (share[..., None] * children.mean).sum(1), children.second.sum(1) + between
-    return _Moments(count, mean, second, children.low.min(1), children.high.max(1))
-
-
 def _standardise(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
     """``(x, y)`` side by side, centred, features of unit variance (constant ones 0); mean and scale."""
     joined = jnp.concatenate([x, y], axis=1)
@@ -86,31 +67,11 @@ def _standardise(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array
     return (joined - mean) / scale, mean, scale
 
 
-def _moments(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> list[_Moments]:
-    """Moments of the nodes of every level, the root's first; ``rows`` are p features and the targets."""
-    centre = fit_constant(leaf_index, rows, num_leaves, default=0.0, sample_weight=weight)
-
-    def of_block(weight, row, leaf):
-        row = row - centre[leaf]
-        outer = weight[:, None, None] * row[:, :, None] * row[:, None, :]
-        return (jax.ops.segment_sum(outer, leaf, num_leaves), jax.ops.segment_sum(weight, leaf, num_leaves)), leaf
-
-    block = blocking.block_size(rows.shape[1] ** 2, len(rows))
-    (second, count), _ = blocking.sum_over_blocks(of_block, weight, rows, leaf_index, block=block)
-    there, y = (weight > 0)[:, None], rows[:, p:]
-    low = jax.ops.segment_min(jnp.where(there, y, jnp.inf), leaf_index, num_leaves)
-    high = jax.ops.segment_max(jnp.where(there, y, -jnp.inf), leaf_index, num_leaves)
-    levels: list[_Moments] = [_Moments(count, centre, second, low, high)]
-    while levels[0].count.shape[0] > 1:
-        levels.insert(0, _merge(jax.tree.map(topology.pairs, levels[0])))
-    return levels
-
-
-def _of_output(nodes: _Moments, p: int, j: Array) -> _Moments:
+def _of_output(nodes: Moments, p: int, j: Array) -> Moments:
     """The moments of the features and one of the targets."""
     kept = jnp.append(jnp.arange(p), p + j)
     second = nodes.second[:, kept[:, None], kept]
-    return _Moments(nodes.count, nodes.mean[:, kept], second, nodes.low[:, j], nodes.high[:, j])
+    return Moments(nodes.count, nodes.mean[:, kept], second, nodes.low[:, j], nodes.high[:, j])
 
 
 def _decomposed(matrices: Array) -> tuple[Array, Array]:
@@ -127,8 +88,8 @@ def _decomposed(matrices: Array) -> tuple[Array, Array]:
 
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
     """Models of the leaves, outputs first; ``rows`` are p features and k targets, standardised."""
-    levels = _moments(rows, p, weight, leaf_index, num_leaves)
-    joint: _Moments = jax.tree.map(lambda *parts: jnp.concatenate(parts), *levels)
+    levels = moments.of_levels(moments.of_leaves(rows, p, weight, leaf_index, num_leaves))
+    joint: Moments = jax.tree.map(lambda *parts: jnp.concatenate(parts), *levels)
     values, vectors = _decomposed(joint.second[:, :p, :p])
 
     # A compiled loop over levels, in which every leaf looks at its own ancestor: nodes near the root are worked on many
@@ -161,7 +122,7 @@ class _Candidates(NamedTuple):
     moved: Array  # (nodes, strengths of the level): n / (n + t)
 
 
-def _candidates(nodes: _Moments, values: Array, g: Array, left: Array, offset: Array, share: Array, split: Array):
+def _candidates(nodes: Moments, values: Array, g: Array, left: Array, offset: Array, share: Array, split: Array):
     """What every candidate loses. ``left`` is what the parent's slopes lose, ``share`` the parent's degrees of freedom
     that fall on the node.
     """
@@ -186,7 +147,7 @@ def _candidates(nodes: _Moments, values: Array, g: Array, left: Array, offset: A
     return _Candidates(jnp.where(count[:, None] > 0, loss, loss.at[:, 1:].set(jnp.inf)), df, solve, moved)
 
 
-def _corrected(nodes: _Moments, values: Array, vectors: Array, parents: _Models, *, split: Array) -> _Models:
+def _corrected(nodes: Moments, values: Array, vectors: Array, parents: _Models, *, split: Array) -> _Models:
     """Models of one level, from its moments, their eigenvectors, and the parent's model of each node."""
     p = values.shape[1]
     c, x_mean, y_mean = nodes.second[:, :p, p], nodes.mean[:, :p], nodes.mean[:, p]

@@ -186,7 +186,7 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
     inside, biases = jnp.ones_like(raw[:1], dtype=bool), []
     each = jnp.ones_like(raw[0]) if weight is None else weight
     for score in topology.levels(raw):
-        count = (inside * each).sum(1)
+        count = jnp.where(inside, each, 0).sum(1)
         biases.append(-jnp.where(inside, score * each, 0).sum(1) / jnp.where(count > 0, count, 1))
         right = score + biases[-1][:, None] > 0
         inside = topology.interleave(inside & ~right, inside & right)

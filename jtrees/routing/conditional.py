@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrees import blocking, topology, validation
+from jtrees import blocking, sharding, topology, validation
 from jtrees.routing import by_level, frontier as paths
 from jtrees.routing.by_level import Asked
 
@@ -112,11 +112,13 @@ def _reachable(width: int | None, asked: Asked) -> tuple[Array, Array]:
 
 def _in_blocks(fn: Any, asked: Asked) -> Any:
     """``fn(asked)``, of which samples come first, for not too many paths at once."""
-    n, block = len(asked.x), blocking.samples_on_paths(len(asked.weights))
-    if n <= block:
-        return fn(asked)
-    found = jax.lax.map(lambda x: fn(asked._replace(x=x)), blocking.into_blocks(asked.x, block))
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:n], found)
+
+    def here(x: Array, *trees: Array) -> tuple[tuple[()], Any]:
+        block, of_block = blocking.samples_on_paths(len(trees[0])), lambda x: fn(Asked(x, *trees))
+        return (), of_block(x) if len(x) <= block else blocking.map_over_blocks(of_block, x, block)
+
+    # By itself on each device: paths of samples of all devices in one list would meet on one of them.
+    return sharding.each_part(here, *asked, rows=(0,))[1]
 
 
 def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Asked:

@@ -1,0 +1,197 @@
+"""On eight devices what one device finds, and no row moves. Run by test_sharding.py, in a process that has eight."""
+
+from functools import partial
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+from test_battery import METHODS
+
+import jtrees
+from jtrees import blocking, ops, sharding, training
+from jtrees.training import Batch
+
+N, FEATURES = 512, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, FEATURES)).astype(np.float32)
+Y = (np.abs(X[:, 0]) + X[:, 1]).astype(np.float32)
+CLASS = np.digitize(Y, (0.5, 1.0)).astype(np.int32)
+WEIGHT = RNG.uniform(0.5, 1.5, N).astype(np.float32)
+KEY = jax.random.key(0)
+
+CASES = {name: (make(numbers[0]), CLASS if y.dtype.kind == "i" else Y) for name, (make, numbers, y) in METHODS.items()}
+CASES["tel, by paths"] = (jtrees.tel(4, 3, 0.3, width=6), Y)
+
+
+@pytest.fixture(autouse=True)
+def eight(monkeypatch, standard_promotion):
+    """Eight devices; and blocks so small that each goes through several."""
+    assert jax.device_count() == 8
+    monkeypatch.setattr(blocking, "_ELEMENTS_CPU", 2**7)
+    monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 32)
+
+
+def collectives(text):
+    """What is sent, and how many numbers: of each collective of a compiled program."""
+    found = re.findall(r"= (\([^)]*\)|\S+) (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)(?:-start)?\(", text)
+    sizes = [math.prod(map(int, dims.split(","))) if dims else 1 for out, _ in found for dims in _dims(out)]
+    return {kind for _, kind in found}, max(sizes, default=0)
+
+
+def _dims(out):
+    return re.findall(r"\[([\d,]*)\]", out)
+
+
+def test_collectives_are_found_in_what_moves_rows():
+    """The check that the others rest on can fail."""
+    with jax.set_mesh(sharding.mesh()):
+        turned = jax.jit(lambda x: x[::-1].cumsum(0)).lower(sharding.put_rows(X)).compile().as_text()
+    kinds, size = collectives(turned)
+    assert kinds and kinds != {"all-reduce"} and size >= N // 8
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_that_of_one_device_and_moves_no_row(name):
+    method, y = CASES[name]
+    data, optimizer = Batch(X, y, WEIGHT), optax.sgd(0.1)
+    state = jtrees.start(method, data, key=KEY, optimizer=optimizer)
+    step = lambda state, data: jtrees.advance(method, state, data, optimizer=optimizer, steps=3, score_every=1)
+    alone, history = jax.jit(step)(state, data)
+    with jax.set_mesh(sharding.mesh()):
+        program = jax.jit(step).lower(state, sharding.put_rows(data)).compile()
+        shared, of_shared = program(state, sharding.put_rows(data))
+    kinds, size = collectives(program.as_text())
+    largest = max(a.size for a in jax.tree.leaves(state.params))
+    assert kinds == {"all-reduce"} and size <= max(2 * largest, largest + 64) < N
+    for one, other in zip(
+        jax.tree.leaves((alone.params, history)), jax.tree.leaves((shared.params, of_shared)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)  # float32 sums in another order
+
+
+def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
+    data, order = Batch(jnp.asarray(X), jnp.arange(N)), jnp.arange(N, dtype=jnp.int32)
+    with jax.set_mesh(sharding.mesh(2, 4)):
+        draw = jax.jit(partial(training._batch, batch_size=64))
+        data, seen = sharding.put_rows(data), []
+        program = draw.lower(data, order, KEY, jnp.int32(0)).compile()
+        assert collectives(program.as_text())[0] == set()
+        for step in range(8):
+            batch, order = draw(data, order, KEY, jnp.int32(step))
+            assert batch.x.sharding.spec == P("data")
+            rows = np.asarray(batch.y).reshape(4, 16)
+            assert (rows // 128 == np.arange(4)[:, None]).all()
+            np.testing.assert_array_equal(batch.x, X[rows.ravel()])
+            seen.append(rows.ravel())
+    seen = np.concatenate(seen)
+    assert np.array_equal(np.sort(seen), np.arange(N)) and not np.array_equal(seen, np.arange(N))
+
+
+def test_a_batch_that_cannot_be_shared_out_is_refused():
+    with (
+        jax.set_mesh(sharding.mesh()),
+        pytest.raises(ValueError, match="batch_size must be a multiple of the 8 parts of the rows, got 12"),
+    ):
+        jtrees.train(CASES["dgt"][0], Batch(X, Y), key=KEY, optimizer=optax.sgd(0.1), steps=1, batch_size=12)
+
+
+@pytest.mark.parametrize(("shape", "batch_size"), [((8, 1), None), ((8, 1), 100), ((4, 2), None)])
+def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
+    """Bit for bit, where rows are not shared out."""
+    method, y = CASES["get"]
+    watch = {"steps": 5, "score_every": 1, "batch_size": batch_size}
+    run = lambda data, key: jtrees.train(method, data, key=key, optimizer=optax.sgd(0.1), **watch)
+    keys, data = jax.random.split(KEY, 11), Batch(jnp.asarray(X), jnp.asarray(y))
+    one_by_one = jax.jit(lambda data, keys: jax.lax.map(partial(run, data), keys))(data, keys)
+    with jax.set_mesh(sharding.mesh(*shape)):
+        many = jax.jit(lambda data, keys: jtrees.multi_start(partial(run, data), keys))
+        found = many(sharding.put_rows(data), keys)
+    for one, other in zip(jax.tree.leaves(one_by_one), jax.tree.leaves(found.candidates), strict=True):
+        if shape == (8, 1):
+            np.testing.assert_array_equal(one, other)
+        else:
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+    assert int(found.index) == int(jnp.argmin(one_by_one.score)) and int(found.dropped) == 0
+
+
+RECIPES = {
+    "GET": jtrees.GET(depth=2, starts=3, epochs=5),
+    "DGT": jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N),
+    "Bagged": jtrees.Bagged(jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N), trees=3),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(8, 1), (2, 4)])
+def test_recipes_find_the_same_on_a_mesh(name, shape):
+    """512 rows are a batch of all of them, so that their order matters to nobody."""
+    alone = jtrees.fit(RECIPES[name], X, Y, key=KEY)
+    with jax.set_mesh(sharding.mesh(*shape)):
+        shared = jtrees.fit(RECIPES[name], X, Y, key=KEY)
+    np.testing.assert_allclose(shared.loss, alone.loss, rtol=1e-4)
+    np.testing.assert_allclose(shared.model.predict(X), alone.model.predict(X), rtol=1e-3, atol=1e-3)
+
+
+def test_a_sweep_finds_the_same_on_a_mesh():
+    of = lambda: jtrees.sweep(RECIPES["GET"], X, Y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, seeds=2, folds=2)
+    alone = of()
+    with jax.set_mesh(sharding.mesh(4, 2)):
+        shared = of()
+    np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-3)
+    assert shared.best == alone.best
+
+
+def test_rows_are_padded_to_the_devices():
+    """201 rows are no multiple of 8: the table is padded by rows of weight 0."""
+    alone = jtrees.fit(RECIPES["GET"], X[:201], Y[:201], key=KEY)
+    with jax.set_mesh(sharding.mesh()):
+        shared = jtrees.fit(RECIPES["GET"], X[:201], Y[:201], key=KEY)
+    np.testing.assert_allclose(shared.loss, alone.loss, rtol=1e-4)
+
+
+def test_kernels_work_on_rows_where_they_lie():
+    tree = jtrees.fit(RECIPES["GET"], X, Y, key=KEY).tree
+    operands = tree.weights, tree.bias, tree.leaves.values
+
+    def looks(weights, bias, values, x, y, how):
+        leaves = jtrees.leaves.Constant(values)
+        lost = lambda *args: ops.expected_loss(
+            args[0], args[1], jtrees.leaves.Constant(args[2]), x, y, implementation=how
+        )[0]
+        answered = lambda *args: jnp.square(ops.soft(*args, x, implementation=how)).sum()
+        gradients = [jax.grad(fn, argnums=(0, 1, 2))(weights, bias, values) for fn in (lost, answered)]
+        leaf = ops.expected_loss(weights, bias, leaves, x, y, implementation=how)[1]
+        return lost(weights, bias, values), gradients, leaf, ops.hard(weights, bias, x, implementation=how)
+
+    plain = jax.jit(partial(looks, how="xla"))(*operands, X, Y)
+    with jax.set_mesh(sharding.mesh()):
+        fused = jax.jit(partial(looks, how="interpret"))
+        x, y = sharding.put_rows((X, Y))
+        assert collectives(fused.lower(*operands, x, y).compile().as_text())[0] == {"all-reduce"}
+        found = fused(*operands, x, y)
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_answers_rows_where_they_lie():
+    tree = jtrees.fit(RECIPES["GET"], X, Y, key=KEY).tree
+    with jax.set_mesh(sharding.mesh()):
+        answers = tree.predict(sharding.put_rows(X))
+        assert answers.sharding.spec == P("data")
+    np.testing.assert_allclose(answers, tree.predict(X), rtol=1e-6)
+
+
+def test_meshes_and_rows_that_do_not_fit():
+    with pytest.raises(ValueError, match="starts x data must be the number of devices, 8, got starts=3, data=2"):
+        sharding.mesh(3)
+    with pytest.raises(ValueError, match="a mesh with the axis data must be in context"):
+        sharding.join_rows(X)
+    with jax.set_mesh(sharding.mesh()), pytest.raises(ValueError, match=r"rows must be a multiple of 8.*got \[510\]"):
+        sharding.put_rows(X[:510])
+    with jax.set_mesh(sharding.mesh()):
+        assert sharding.join_rows({"x": X})["x"].shape == X.shape

@@ -1,0 +1,73 @@
+"""Many devices and processes: what they find is what one finds."""
+
+import os
+from pathlib import Path
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+QUICK = "collectives or refused or mini_batch or do_not_fit"
+
+
+@pytest.mark.parametrize("which", [QUICK, pytest.param("", marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_eight_devices(which):
+    """The tests of eight_devices.py, in a process that has so many."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "eight_devices.py", "-k", which]
+    many = os.environ | {"JAX_NUM_CPU_DEVICES": "8"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, env=many)
+    assert done.returncode == 0, done.stdout
+
+
+ONE_OF = """
+import sys
+
+import jax
+import numpy as np
+import optax
+
+file, where, count, i = *sys.argv[1:3], *map(int, sys.argv[3:])
+jax.config.update("jax_num_cpu_devices", 2 // count)
+if count > 1:
+    jax.distributed.initialize(where, count, i)
+import jtrees
+from jax.experimental import multihost_utils
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(256, 3)).astype(np.float32)
+mine = slice(i * 256 // count, (i + 1) * 256 // count)
+with jax.set_mesh(jtrees.sharding.mesh()):
+    data = jtrees.sharding.join_rows(jtrees.Batch(x[mine], np.abs(x[:, 0])[mine]))
+    method, options = jtrees.dgt(3), {"optimizer": optax.sgd(0.1), "steps": 40, "batch_size": 64, "score_every": 10}
+    run = jax.jit(lambda data, key: jtrees.train(method, data, key=key, **options))
+    run = run.lower(data, jax.random.key(0)).compile()
+    # Compiled behind a barrier: collectives give up on a process that is still compiling.
+    multihost_utils.sync_global_devices("compiled") if count > 1 else None
+    found = run(data, jax.random.key(0))
+if i == 0:
+    np.savez(file, *jax.tree.leaves(found.params), losses=found.losses, score=found.score)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_parameters_of_one(tmp_path):
+    """One process with two devices, and two with one each, which only know their own rows."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        where = f"localhost:{free.getsockname()[1]}"
+
+    def begun(name, count, i):
+        command = [sys.executable, "-c", ONE_OF, str(tmp_path / name), where, str(count), str(i)]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=HERE)
+
+    for name, count in (("one.npz", 1), ("two.npz", 2)):
+        for process in [begun(name, count, i) for i in range(count)]:
+            said = process.communicate(timeout=200)[1]
+            assert process.returncode == 0, said
+    one, two = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
+    assert one["losses"][-1] < one["losses"][0]
+    for name in one.files:
+        np.testing.assert_array_equal(one[name], two[name])
