@@ -1,0 +1,202 @@
+"""Tables that no memory holds, as blocks of rows that can be had in any order: made, or read from shards."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from experiments.data import DataError
+
+Block = tuple[np.ndarray, np.ndarray]  # features (rows, p) and targets (rows,), float32; classes int32
+
+
+class Blocks(Protocol):
+    """A table in blocks of equally many rows.
+
+    Attributes:
+      names: of the features.
+      described: what a run that goes on must find again: plain data.
+      left_out: rows at the ends of shards that fill no block.
+    """
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def described(self) -> dict[str, Any]: ...
+
+    @property
+    def left_out(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int) -> Block: ...
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Rows made when they are asked for, always the same: noise on a function that is bent along two hyperplanes."""
+
+    rows: int
+    p: int
+    block: int
+    seed: int = 0
+    classes: bool = False
+    left_out: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of the features."""
+        return [f"x{i}" for i in range(self.p)]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The numbers that it is made of."""
+        return {"rows": self.rows, "p": self.p, "block": self.block, "seed": self.seed, "classes": self.classes}
+
+    def __len__(self) -> int:
+        return self.rows // self.block
+
+    def __getitem__(self, i: int) -> Block:
+        rng = np.random.default_rng([self.seed, i])
+        x = rng.standard_normal((self.block, self.p), dtype=np.float32)
+        planes = np.random.default_rng(self.seed).standard_normal((self.p, 3), dtype=np.float32) / np.float32(
+            self.p**0.5
+        )
+        a, b, c = (x @ planes).T
+        y = np.where(a > 0, np.abs(b), c) + 0.1 * rng.standard_normal(self.block, dtype=np.float32)
+        return x, (y > 0.3).astype(np.int32) if self.classes else y
+
+
+class Shards:
+    """A folder of ``.npy`` files, ``(rows, p + 1)`` with the target last, or of Parquet files of numbers.
+
+    A block lies within one shard. The rows at the end of a shard that fill none are not used; ``left_out`` says how
+    many.
+    """
+
+    def __init__(self, folder: Path, block: int, target: str | None = None, classes: bool = False):
+        """Looks at the shards, and not at their rows.
+
+        Raises:
+          DataError: for a folder without shards, one that cannot be read, and shards of different columns.
+        """
+        kinds = {".npy": _Npy, ".parquet": _Parquet}
+        try:
+            files = sorted(file for file in folder.iterdir() if file.suffix in kinds)
+        except OSError as error:
+            raise DataError(f"cannot read {folder}: {error.strerror}") from error
+        if not files:
+            raise DataError(f"{folder} has no shards: .npy or .parquet files")
+        self.block, self.classes = block, classes
+        self._shards = [kinds[file.suffix](file, target) for file in files]
+        for shard in self._shards[1:]:
+            if shard.names != self._shards[0].names:
+                came, expected = (f"{one.file.name} has {_told(one.names)}" for one in (shard, self._shards[0]))
+                raise DataError(f"shards must have the same columns, but {came} and {expected}")
+        self.names: list[str] = self._shards[0].names
+        self._ends = np.cumsum([shard.rows // block for shard in self._shards])
+        self.left_out: int = sum(shard.rows % block for shard in self._shards)
+        rows = {shard.file.name: shard.rows for shard in self._shards}
+        self.described: dict[str, Any] = {
+            "shards": rows,
+            "names": self.names,
+            "block": block,
+            "target": target,
+            "classes": classes,
+        }
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, i: int) -> Block:
+        k = int(np.searchsorted(self._ends, i, side="right"))
+        shard, first = self._shards[k], (i - (self._ends[k - 1] if k else 0)) * self.block
+        try:
+            x, y = shard.read(int(first), self.block)
+        except FileNotFoundError as error:
+            raise DataError(f"the shard {shard.file} is missing") from error
+        except DataError:
+            raise
+        except Exception as error:  # of NumPy and Arrow, of many kinds
+            raise DataError(f"the shard {shard.file} cannot be read: {error}") from error
+        whole = np.isfinite(x).all(1) & np.isfinite(y)
+        if not whole.all():
+            row = int(first + np.flatnonzero(~whole)[0])
+            raise DataError(f"{shard.file}, row {row} (from 0): every number must be finite, got NaN or infinity")
+        if not self.classes:
+            return x, y
+        if (bad := (y < 0) | (y != np.round(y))).any():
+            row = int(np.flatnonzero(bad)[0])
+            raise DataError(f"{shard.file}, row {first + row} (from 0): classes must be 0, 1, ..., got {y[row]}")
+        return x, y.astype(np.int32)
+
+
+def _told(names: list[str]) -> str:
+    return f"{len(names)} features, " + ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+class _Npy:
+    """A shard of NumPy, read where it lies."""
+
+    def __init__(self, file: Path, target: str | None):
+        self.file = file
+        try:
+            shape, kind = (rows := np.load(file, mmap_mode="r")).shape, rows.dtype.kind
+        except (OSError, ValueError) as error:
+            raise DataError(f"the shard {file} cannot be read: {error}") from error
+        if len(shape) != 2 or shape[1] < 2 or kind not in "fiu":
+            raise DataError(
+                f"{file} must hold numbers (rows, p + 1), the target last, got {rows.dtype} of shape {shape}"
+            )
+        self.rows, self.names = shape[0], [f"x{i}" for i in range(shape[1] - 1)]
+
+    def read(self, first: int, count: int) -> Block:
+        """Some of the rows."""
+        rows = np.asarray(np.load(self.file, mmap_mode="r")[first : first + count], np.float32)
+        if rows.shape != (count, len(self.names) + 1):
+            raise DataError(f"the shard {self.file} has changed: rows {first} to {first + count} are {rows.shape}")
+        return rows[:, :-1], rows[:, -1]
+
+
+class _Parquet:
+    """A shard of Parquet: of its row groups those are read that a block touches, and the last few are kept."""
+
+    def __init__(self, file: Path, target: str | None):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.file, self.target = file, target
+        try:
+            with pq.ParquetFile(file) as parquet:
+                schema, meta = parquet.schema_arrow, parquet.metadata
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"the shard {file} cannot be read: {error}") from error
+        if target is None or target not in schema.names:
+            raise DataError(f"--target must be a column of {file.name}, {_told(schema.names)}; got {target!r}")
+        numbers = lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        if text := [field.name for field in schema if not numbers(field.type)]:
+            raise DataError(f"{file}: every column must hold numbers, got {schema.field(text[0]).type} in {text[0]!r}")
+        self.names = [name for name in schema.names if name != target]
+        self.rows = meta.num_rows
+        self._ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
+
+    def read(self, first: int, count: int) -> Block:
+        """Some of the rows."""
+        low, high = np.searchsorted(self._ends, [first, first + count - 1], side="right")
+        groups = [_group(self.file, int(i), (*self.names, self.target)) for i in range(low, high + 1)]
+        before = int(self._ends[low - 1]) if low else 0
+        rows = np.concatenate(groups)[first - before : first - before + count]
+        return rows[:, :-1], rows[:, -1]
+
+
+@lru_cache(maxsize=8)
+def _group(file: Path, i: int, names: tuple[str, ...]) -> np.ndarray:
+    """A row group, columns in this order; gaps are NaN."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as parquet:
+        table = parquet.read_row_group(i, columns=list(names))
+    return np.stack([np.asarray(table[name].to_numpy(), np.float32) for name in names], axis=1)

@@ -1,0 +1,94 @@
+"""Checkpoints: the one module that knows Orbax."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+KEPT = 3
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, or none that can be read; the message says which and why."""
+
+
+class Checkpoints:
+    """The last checkpoints of a run in a folder. One that is written is there as a whole, or not at all."""
+
+    def __init__(self, folder: Path):
+        """Makes the folder."""
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEPT, cleanup_tmp_directories=True, enable_async_checkpointing=False
+        )
+        self._folder = folder
+        try:
+            self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {folder}: {error}") from error
+
+    def save(self, step: int, tree: Any, told: dict[str, Any]) -> None:
+        """Writes a pytree of arrays and keys, and plain data.
+
+        Raises:
+          CheckpointError: if it cannot be written; those before are as they were.
+        """
+        try:
+            items = ocp.args.Composite(tree=ocp.args.StandardSave(_arrays(tree)), told=ocp.args.JsonSave(told))
+            self._manager.save(step, args=items, force=True)
+        except Exception as error:  # Orbax wraps what the system says in errors of many kinds
+            raise CheckpointError(
+                f"cannot write the checkpoint of step {step} to {self._folder}: {_line(error)}"
+            ) from error
+
+    def newest(self, like: Any) -> tuple[int, Any, dict[str, Any], list[str]] | None:
+        """The newest checkpoint that can be read: its step, a pytree like this one, the plain data, and what was wrong
+        with newer ones, which are deleted. None if there are none at all.
+
+        Raises:
+          CheckpointError: if there are some, and none can be read.
+        """
+        wrong = []
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            items = ocp.args.Composite(tree=ocp.args.StandardRestore(_arrays(like)), told=ocp.args.JsonRestore())
+            try:
+                found: Any = self._manager.restore(step, args=items)
+                tree = _with_keys(found.tree, like)
+            except Exception as error:  # of many kinds: whatever a file that is not whole leads to
+                wrong.append(f"the checkpoint of step {step} in {self._folder} cannot be read: {_line(error)}")
+                continue
+            for newer in [other for other in self._manager.all_steps() if other > step]:
+                self._manager.delete(newer)
+            return step, tree, found.told, wrong
+        if wrong:
+            raise CheckpointError("; ".join(wrong))
+        return None
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._manager.close()
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _arrays(tree: Any) -> dict[str, Any]:
+    """The arrays of a pytree by their number, keys as their data."""
+    return {f"{i}": jax.random.key_data(a) if _is_key(a) else a for i, a in enumerate(jax.tree.leaves(tree))}
+
+
+def _with_keys(arrays: dict[str, Any], like: Any) -> Any:
+    leaves, structure = jax.tree.flatten(like)
+    held = [arrays[f"{i}"] for i in range(len(leaves))]
+    as_it_was = lambda a, one: jax.random.wrap_key_data(a, impl=jax.random.key_impl(one)) if _is_key(one) else a
+    for a, one in zip(held, leaves, strict=True):
+        if np.shape(a) != np.shape(jax.random.key_data(one) if _is_key(one) else one):
+            raise ValueError(f"shape {np.shape(a)} where {np.shape(one)} was expected")
+    return jax.tree.unflatten(structure, [as_it_was(a, one) for a, one in zip(held, leaves, strict=True)])

@@ -1,0 +1,423 @@
+"""Training on tables that no memory holds: the data, the script, and whatever may happen to it."""
+
+import json
+import os
+from pathlib import Path
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from experiments import train_large
+from experiments.blocks import Shards, Synthetic
+from experiments.checkpoints import CheckpointError, Checkpoints
+from experiments.data import DataError
+import jtrees
+from jtrees import training
+
+ROOT = Path(__file__).parents[1]
+TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)
+
+
+# --- Blocks ----------------------------------------------------------------------------------------------------------
+
+
+def shards(folder, kind, parts=((0, 4), (4, 10))):
+    """The table as shards, 30 more rows in each; in Parquet the target comes first."""
+    folder.mkdir()
+    for k, (low, high) in enumerate(parts):
+        x, y = (np.concatenate(arrays) for arrays in zip(*(TABLE[i] for i in range(low, high)), strict=True))
+        x, y = np.concatenate([x, x[:30]]), np.concatenate([y, y[:30]])
+        if kind == "npy":
+            np.save(folder / f"{k}.npy", np.concatenate([x, y[:, None]], 1))
+        else:
+            columns = {"price": y} | {f"x{i}": x[:, i] for i in range(3)}
+            pq.write_table(pa.table(columns), folder / f"{k}.parquet", row_group_size=70)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_shards_are_read_in_any_order(tmp_path, kind):
+    read = Shards(shards(tmp_path / "data", kind), 100, target="price")
+    assert len(read) == len(TABLE) == 10 and read.left_out == 60 and read.names == ["x0", "x1", "x2"]
+    for i in (9, 0, 3, 4):
+        for one, other in zip(read[i], TABLE[i], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_classes_are_whole_numbers(tmp_path):
+    made = Synthetic(rows=200, p=2, block=100, classes=True)
+    assert made[0][1].dtype == np.int32 and set(made[1][1]) == {0, 1}
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "a.npy", np.array([[0.0, 1.0], [1.0, 0.5]] * 10))
+    with pytest.raises(DataError, match=r"a.npy, row 1 \(from 0\): classes must be 0, 1, ..., got 0.5"):
+        Shards(tmp_path / "data", 10, classes=True)[0]
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_a_gap_is_named_by_file_and_row(tmp_path, kind):
+    folder = shards(tmp_path / "data", kind)
+    if kind == "npy":
+        rows = np.load(folder / "1.npy")
+        rows[217, 1] = np.nan
+        np.save(folder / "1.npy", rows)
+    else:
+        table = pq.read_table(folder / "1.parquet").to_pandas()
+        table.loc[217, "x1"] = None
+        pq.write_table(pa.Table.from_pandas(table), folder / "1.parquet")
+    read = Shards(folder, 100, target="price")
+    assert len(read[5][0]) == 100
+    with pytest.raises(DataError, match=rf"1\.{kind}, row 217 \(from 0\): every number must be finite"):
+        read[6]
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
+    folder = shards(tmp_path / "data", kind)
+    read, file = Shards(folder, 100, target="price"), folder / f"1.{kind}"
+    whole = file.read_bytes()
+    file.unlink()
+    with pytest.raises(DataError, match=rf"the shard .*1\.{kind} is missing"):
+        read[9]
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
+        read[8]
+    with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
+        Shards(folder, 100, target="price")
+    shutil.rmtree(folder)
+    shards(folder, kind)
+    if kind == "npy":
+        np.save(file, np.zeros((300, 5)))
+    else:
+        pq.write_table(pq.read_table(file).drop_columns(["x1"]), file)
+    with pytest.raises(DataError, match=rf"shards must have the same columns, but 1\.{kind} has \d features"):
+        Shards(folder, 100, target="price")
+
+
+def test_folders_and_columns_that_will_not_do(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read .*nowhere"):
+        Shards(tmp_path / "nowhere", 10)
+    with pytest.raises(DataError, match="has no shards"):
+        Shards(tmp_path, 10)
+    with pytest.raises(DataError, match=r"--target must be a column of 0.parquet, 4 features, .*; got 'cost'"):
+        Shards(shards(tmp_path / "data", "parquet"), 10, target="cost")
+    pq.write_table(pa.table({"price": [1.0], "town": ["Kiel"]}), tmp_path / "data" / "0.parquet")
+    with pytest.raises(DataError, match="every column must hold numbers, got string in 'town'"):
+        Shards(tmp_path / "data", 10, target="price")
+    np.save(tmp_path / "flat.npy", np.zeros(5))
+    with pytest.raises(DataError, match=r"must hold numbers .* got float64 of shape"):
+        Shards(tmp_path, 1)
+
+
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_hold_keys_and_go_back_to_one_that_is_whole(tmp_path):
+    tree = {"key": jax.random.key(3), "a": np.arange(4.0, dtype=np.float32)}
+    kept = Checkpoints(tmp_path / "kept")
+    assert kept.newest(tree) is None
+    for step in (1, 2, 3, 4):
+        kept.save(step, tree | {"a": tree["a"] + step}, {"data": {"next": step}})
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir() if path.name.isdigit()) == ["2", "3", "4"]
+    for file in (tmp_path / "kept" / "4").rglob("*"):
+        if file.is_file():
+            os.truncate(file, file.stat().st_size // 2)
+    kept.close()
+    kept = Checkpoints(tmp_path / "kept")
+    step, found, told, [wrong] = kept.newest(tree)
+    assert step == 3 and told == {"data": {"next": 3}} and "the checkpoint of step 4" in wrong
+    np.testing.assert_array_equal(found["a"], tree["a"] + 3)
+    assert found["key"] == tree["key"]
+    kept.save(4, tree, {"data": {}})  # in the place of the one that was cut
+    assert kept.newest(tree)[0] == 4
+    with pytest.raises(CheckpointError, match=r"step 4 .* cannot be read"):
+        kept.newest(tree | {"a": np.zeros(5, np.float32)})
+    kept.close()
+
+
+# --- The script ------------------------------------------------------------------------------------------------------
+
+SMALL = ["--synthetic", "rows=20000,p=4", "--block", "500", "--batch", "50", "--held-out", "4", "--epochs", "2"]
+SMALL += ["--evaluate-every", "100", "--save-every", "100", "--set", "depth=3", "widths=[]"]
+STEPS = 720  # 36 blocks, twice, of 10 mini-batches
+
+
+def script(out, *more, devices=1):
+    """The script in a process of its own, which has begun."""
+    told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    told |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "large")}
+    told |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-m", "experiments.train_large", "--out", str(out), *map(str, more)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=told, cwd=out.parent
+    )
+
+
+def ended(process, status=0):
+    """What it said."""
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == status, (out, err)
+    return out if status == 0 else err
+
+
+def parameters(out):
+    """The last checkpoint: all of its arrays, bit for bit."""
+    step = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit())
+    with ocp.StandardCheckpointer() as reader:
+        file = out / "checkpoints" / str(step) / "tree"
+        shapes = reader.metadata(file).item_metadata
+        tree = reader.restore(file, {name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})
+    assert len(tree) > 10
+    return step, tree
+
+
+def same_run(one, other):
+    """Bit-identical parameters, and the same model."""
+    (step, a), (other_step, b) = parameters(one), parameters(other)
+    assert step == other_step == STEPS and a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    x = TABLE[0][0]
+    x = np.concatenate([x, x[:, :1]], 1)
+    answers = [jtrees.load(out / "model.jtrees").model.predict(x) for out in (one, other)]
+    np.testing.assert_array_equal(*answers)
+
+
+def steps_of(out):
+    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A run from its beginning to its end."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    said = ended(script(out, *SMALL))
+    assert f"{STEPS} steps, all that was planned" in said
+    return out
+
+
+@pytest.mark.slow
+def test_a_run(uninterrupted):
+    lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 100, 200, 300, 400, 500, 600, 700, 720]
+    assert sum(line["rows"] for line in lines) == 36_000
+    assert lines[-1]["held_out_score"] > 0.3 > 0 > lines[0]["held_out_score"]
+    assert jtrees.io.header(uninterrupted / "model.jtrees")["feature_names"] == ["x0", "x1", "x2", "x3"]
+    assert jtrees.io.header(uninterrupted / "model.jtrees")["kind"] == "Fit"
+
+
+@pytest.mark.slow
+def test_the_same_command_again_changes_nothing(uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(uninterrupted, out)
+    assert "goes on at step 720" in ended(script(out, *SMALL))
+    assert steps_of(out) == steps_of(uninterrupted)
+    same_run(out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_steps_and_seconds_are_kept_and_the_rest_follows(uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    assert "205" not in ended(script(out, *SMALL, "--max-steps", 205)).split(":")[0]
+    assert parameters(out)[0] == 210 and jtrees.load(out / "model.jtrees").tree is not None
+    ended(script(out, *SMALL))
+    same_run(out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_twenty_kills(uninterrupted, tmp_path):
+    """At random moments, those of saving among them: what is left is a run that goes on, to the same bits."""
+    out, rng, kills = tmp_path / "run", np.random.default_rng(0), 0
+    often = ["--save-every", "10", "--evaluate-every", "50"]
+    while kills < 20:
+        process = script(out, *SMALL, *often)
+        # Not before there is something to lose: half of them while it trains, the others anywhere.
+        if kills % 2 and not (out / "metrics.jsonl").exists():
+            time.sleep(1)
+        time.sleep(rng.uniform(0, 5))
+        if process.poll() is not None:
+            process.communicate()
+            shutil.rmtree(out)  # it came to its end: once more from the beginning
+            continue
+        process.kill()
+        process.communicate()
+        kills += 1
+    ended(script(out, *SMALL, *often))
+    (step, a), (_, b) = parameters(out), parameters(uninterrupted)
+    assert step == STEPS
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    steps = steps_of(out)
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+
+
+PHASES = {
+    "before": "train_large.source",
+    "reading": "train_large._moments",
+    "compiling": "train_large._together",
+    "evaluating": "train_large.Judge.fit",
+    "saving": "Checkpoints.save",
+    "training": "train_large.Log.round",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_sigterm_in_any_phase(uninterrupted, tmp_path, phase):
+    """The signal comes while a function of that phase runs; the process ends with status 0 and says where."""
+    out = tmp_path / "run"
+    raised = f"""
+import os, signal, sys
+from experiments import train_large
+from experiments.checkpoints import Checkpoints
+inner = {PHASES[phase]}
+def outer(*args, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return inner(*args, **options)
+{PHASES[phase]} = outer
+sys.exit(train_large.main({["--out", str(out), *SMALL]!r}))
+"""
+    told = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", raised], capture_output=True, text=True, env=told, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("stopped ") and done.stdout.count("\n") == 1
+    assert not (out / "model.jtrees").exists()
+    if phase in ("saving", "training"):
+        step = int(done.stdout.split("step ")[1].split(":")[0])
+        assert step == (10 if phase == "training" else 0) and (out / "checkpoints" / str(step)).is_dir()
+    ended(script(out, *SMALL))
+    same_run(out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_truncated_checkpoint(uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    ended(script(out, *SMALL, "--max-steps", 400))
+    for file in (out / "checkpoints" / "400").rglob("*"):
+        if file.is_file():
+            os.truncate(file, file.stat().st_size // 2)
+    said = ended(script(out, *SMALL))
+    assert "the checkpoint of step 400" in said and "going back to step 300" in said
+    same_run(out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_full_disk(uninterrupted, tmp_path):
+    """It says so and ends; with room again the same command goes on."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no permission to mount a small tmpfs")
+    try:
+        out = small / "run"
+        ended(script(out, *SMALL, "--max-steps", 200))
+        room = os.statvfs(small)
+        (small / "filler").write_bytes(b"0" * (room.f_bavail * room.f_frsize - 4096))
+        assert "No space left on device" in ended(script(out, *SMALL), status=1)
+        (small / "filler").unlink()
+        ended(script(out, *SMALL))
+        same_run(out, uninterrupted)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_the_data_is_said(tmp_path):
+    folder = shards(tmp_path / "data", "npy")
+    rows = np.load(folder / "0.npy")
+    rows[105, 0] = np.inf
+    np.save(folder / "0.npy", rows)
+    command = ["--data", folder, "--block", 50, "--batch", 10, "--held-out", 2, "--set", "depth=2", "widths=[]"]
+    said = ended(script(tmp_path / "run", *command), status=1)
+    assert (
+        said == f"train_large: {folder / '0.npy'}, row 105 (from 0): every number must be finite, got NaN or infinity\n"
+    )
+
+
+@pytest.mark.slow
+def test_another_run_is_not_gone_on_with(uninterrupted):
+    said = ended(script(uninterrupted, *SMALL, "--batch", 100), status=1)
+    assert "holds a run of another batch: 50, not 100; give another --out" in said
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    """Two devices in one process, and one in each of two: bit for bit the same, whichever goes on with the other's."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        where = f"localhost:{free.getsockname()[1]}"
+    one, two = tmp_path / "one", tmp_path / "two"
+    said = [ended(script(one, *SMALL, devices=2))]
+    both = [script(two, *SMALL, "--coordinator", where, "--processes", 2, "--process", i) for i in range(2)]
+    said += [ended(process) for process in both]
+    own = [[line for line in text.splitlines() if not line.startswith("[Gloo]")] for text in said]
+    assert [line.replace(str(two), str(one)) for line in own[1]] == own[0] and own[2] == []
+    same_run(one, two)
+
+
+# --- Its parts -------------------------------------------------------------------------------------------------------
+
+
+def job(*more):
+    options = train_large.parse(["--out", "x", *SMALL, *more])
+    return train_large.prepared(options, train_large.source(options))
+
+
+def test_the_scale_is_that_of_the_rows():
+    """Merged moments of blocks against means and deviations of all the rows at once."""
+    of = job()
+    x, y = of.sample.x.astype(np.float64), of.sample.y
+    np.testing.assert_allclose(of.scale.x_center, x.mean(0), atol=1e-5)
+    np.testing.assert_allclose(of.scale.x_unit, x.std(0), rtol=1e-5)
+    np.testing.assert_allclose((of.scale.y_low, of.scale.y_unit), (y.min(), np.ptp(y)), rtol=1e-6)
+
+
+def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monkeypatch):
+    of, asked = job(), []
+    monkeypatch.setattr(Synthetic, "__getitem__", lambda self, i: (asked.append(i), (np.zeros((1, 4)), np.zeros(1)))[1])
+    order = [of.order[i] for i in range(72)]
+    assert sorted(order[:36]) == sorted(order[36:]) == list(range(36)) and order[:36] != order[36:]
+    assert len(list(train_large.stream(of))) == 72 and sorted(asked) == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--batch", "501"], "--batch must be at most 500, the rows of a round, and a multiple of 1, got 501"),
+        (["--held-out", "40"], "40 blocks of 500 rows are too few: 40 held out, 1 a round"),
+        (["--synthetic", "rows=many"], "--synthetic must be like rows=1e8,p=64"),
+        (["--data", "x"], "give either --data FOLDER or --synthetic"),
+        (["--set", "deep=3"], "--set: options of DGT are .*, got 'deep'"),
+        (["--set", "depth=0"], "--set: depth must be"),
+    ],
+)
+def test_options_that_will_not_do(more, message):
+    with pytest.raises(DataError, match=message):
+        job(*more)
+
+
+@pytest.mark.parametrize("method", ["pat", "latent", "tel"])
+@pytest.mark.usefixtures("standard_promotion")
+def test_other_methods_take_rounds(method, tmp_path):
+    """A round, and a model of it."""
+    options = ["--method", method, "--set", "depth=2"]
+    with jax.set_mesh(jtrees.sharding.mesh()):
+        of = job(*options)
+        state = train_large.first_state(of, jax.random.key(0))
+        rows = next(train_large.stream(of))
+        state, loss = train_large.round_of(of)(state, *jtrees.sharding.join_rows(rows))
+    assert isinstance(state, training.TrainState) and int(state.step) == 10 and np.isfinite(float(loss))
+    judge = train_large.Judge(of)
+    fit = judge.fit(state)
+    assert np.isfinite(judge.score(fit)) and fit.model.predict(rows[0]).shape == (500,)
