@@ -180,23 +180,26 @@ class _Parquet:
         if text := [field.name for field in schema if not numbers(field.type)]:
             raise DataError(f"{file}: every column must hold numbers, got {schema.field(text[0]).type} in {text[0]!r}")
         self.names = [name for name in schema.names if name != target]
-        self.rows = meta.num_rows
+        self.rows, self._meta = meta.num_rows, meta
         self._ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
+        self._group = lru_cache(maxsize=2)(self._read_group)
 
     def read(self, first: int, count: int) -> Block:
         """Some of the rows."""
         low, high = np.searchsorted(self._ends, [first, first + count - 1], side="right")
-        groups = [_group(self.file, int(i), (*self.names, self.target)) for i in range(low, high + 1)]
+        groups = [self._group(int(i)) for i in range(low, high + 1)]
         before = int(self._ends[low - 1]) if low else 0
         rows = np.concatenate(groups)[first - before : first - before + count]
         return rows[:, :-1], rows[:, -1]
 
+    def _read_group(self, i: int) -> np.ndarray:
+        """A row group, the target last; gaps are NaN."""
+        import pyarrow.parquet as pq
 
-@lru_cache(maxsize=8)
-def _group(file: Path, i: int, names: tuple[str, ...]) -> np.ndarray:
-    """A row group, columns in this order; gaps are NaN."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(file) as parquet:
-        table = parquet.read_row_group(i, columns=list(names))
-    return np.stack([np.asarray(table[name].to_numpy(), np.float32) for name in names], axis=1)
+        names = [*self.names, self.target]
+        with pq.ParquetFile(self.file, metadata=self._meta) as parquet:
+            table = parquet.read_row_group(i, columns=names, use_threads=False)
+        rows = np.empty((len(names), table.num_rows), np.float32)
+        for row, name in zip(rows, names, strict=True):
+            row[:] = table[name].to_numpy()
+        return np.ascontiguousarray(rows.T)

@@ -48,6 +48,7 @@ from jtrees.table import Scale, Table
 
 METHODS = {"dgt": jtrees.DGT, "pat": jtrees.PAT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
 SAMPLE = 2**16  # rows in memory: for moments, for the first parameters, for the leaves that a tree ends in
+ENDING = 0.8  # seconds that a process takes to come to its end, measured
 SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a run that goes on keeps
 
 
@@ -216,11 +217,12 @@ def stream(job: Job) -> Any:
 
     def read(k: int) -> Block:
         mine = [job.blocks[job.order[k * job.a_round + first + j]] for j in range(share)]
-        x, y = (np.concatenate(arrays) for arrays in zip(*mine, strict=True))
-        return x, y
+        x, y = zip(*mine, strict=True)
+        return mine[0] if share == 1 else (np.concatenate(x), np.concatenate(y))
 
     rounds = grain.MapDataset.range(job.rounds).map(read)
-    return iter(rounds.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
+    threads = max(1, (os.cpu_count() or 1) // 2)  # the others compute
+    return iter(rounds.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)))
 
 
 # --- The programs ----------------------------------------------------------------------------------------------------
@@ -230,11 +232,15 @@ def first_state(job: Job, key: jax.Array) -> training.TrainState:
     """The state of a run that has not begun, the same on every device."""
     rows = job.a_round * len(job.blocks[0][0])
     unit = job.scale.unit(job.sample)
-    data = jax.tree.map(lambda a: jnp.asarray(np.resize(a, (rows, *a.shape[1:]))), training.Batch(unit.x, unit.y))
-    state = training.start(job.recipe.method(unit), data, key=key, optimizer=optimizer_of(job))
+    data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(unit.x, unit.y))
+    method, optimizer = job.recipe.method(unit), optimizer_of(job)
+
+    def start(data: training.Batch, key: jax.Array) -> training.TrainState:
+        return training.start(method, data, key=key, optimizer=optimizer)
+
+    state = jax.jit(start)(data, key)
     # Rounds take the place of the state before, in which nothing may be held twice.
-    state = state.replace(best=jax.tree.map(jnp.copy, state.best))
-    return jax.device_put(state, _everywhere())
+    return jax.device_put(jax.tree.map(jnp.copy, state), _everywhere())
 
 
 def _everywhere() -> NamedSharding:
@@ -298,8 +304,8 @@ def run(options: argparse.Namespace, stop: Stop) -> None:
       Stopped: before the first step; later ones are answered by a checkpoint.
       DataError, CheckpointError: for what is wrong with the data, the options or the disk.
     """
-    began = time.monotonic()
-    out, lead = options.out, jax.process_index() == 0
+    began = time.monotonic() - _age()
+    loaded, out, lead = time.monotonic(), options.out, jax.process_index() == 0
     say = (lambda text: print(text, flush=True)) if lead else (lambda text: None)
     blocks = source(options)
     _keep_config(out, {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}, lead)
@@ -321,11 +327,12 @@ def run(options: argparse.Namespace, stop: Stop) -> None:
         if told["devices"] != jax.device_count():
             now = jax.device_count()
             say(f"begun on {told['devices']} devices, goes on with {now}: rows are shuffled otherwise from here on")
-        say(f"goes on at step {step}, after {time.monotonic() - began:.1f} s")
+        say(f"goes on at step {step}, {time.monotonic() - loaded:.1f} s after all was loaded")
     stop.look()
     judge, program, log, fit = Judge(job), None, Log(out / "metrics.jsonl", done * job.updates, lead), None
     last = min(job.rounds, -(-(options.max_steps or sys.maxsize) // job.updates))
     a_save, an_evaluation = (max(1, every // job.updates) for every in (options.save_every, options.evaluate_every))
+    before: Any = np.nan  # the loss of the round before
     takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
 
     def save() -> None:
@@ -348,7 +355,7 @@ def run(options: argparse.Namespace, stop: Stop) -> None:
         if options.max_seconds is None:
             return False
         left = options.max_seconds - (time.monotonic() - began)
-        return left < takes["save"] + takes["evaluate"] + takes["round"] / 2
+        return left < takes["save"] + takes["evaluate"] + takes["round"] / 2 + ENDING
 
     try:
         if not done or options.max_seconds is not None:
@@ -368,10 +375,11 @@ def run(options: argparse.Namespace, stop: Stop) -> None:
                         stop.look()
                         start = time.monotonic() - waited
                     state, loss = program(state, x, y)
-                    done, loss = done + 1, float(loss)
+                # The round before is waited for, and not this one, which computes while rows are fetched.
+                done, before, loss_before = done + 1, loss, float(before)
                 takes["round"] = time.monotonic() - start
                 log.round(loss, len(rows[0]) * jax.process_count(), takes["round"], waited)
-                moved(done, loss)
+                moved(done, loss_before)
                 stop.look()
                 if done % an_evaluation == 0:
                     fit = evaluate()
@@ -392,6 +400,15 @@ def run(options: argparse.Namespace, stop: Stop) -> None:
         jtrees.save(fit, out / "model.jtrees", feature_names=blocks.names)
     ended = "all that was planned" if done == job.rounds else "as far as it was allowed to"
     say(f"{done * job.updates} steps, {ended}: {out / 'model.jtrees'}, score {judge.score(fit):.4f} on rows held out")
+
+
+def _age() -> float:
+    """Seconds since the process began, imports included, where the system tells."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return 0.0
 
 
 def _together(what: str) -> None:
@@ -430,7 +447,7 @@ class Log:
 
     def __init__(self, file: Path, step: int, lead: bool):
         """Lines of steps beyond ``step``, which a run that goes on makes again, are taken back."""
-        self._file, self._lead, self._rounds, self._last = file, lead, [], -1
+        self._file, self._lead, self._last, self._rounds = file, lead, -1, []
         if lead and file.exists():
             whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
             aside = file.with_suffix(".unfinished")
@@ -444,15 +461,15 @@ class Log:
         """Whether there were rounds since the last line."""
         return bool(self._rounds)
 
-    def round(self, *of_round: float) -> None:
-        """A round: its loss, rows, seconds, and seconds that it waited for data."""
+    def round(self, *of_round: Any) -> None:
+        """A round: its loss, which may be computed yet, rows, seconds, and seconds that it waited for data."""
         self._rounds.append(of_round)
 
     def write(self, step: int, more: dict[str, float]) -> None:
         """A line, but where the last is of the same step."""
         if step == self._last:
             return
-        losses, rows, seconds, waited = np.array(self._rounds or [[np.nan, 0, 0, 0]]).T
+        losses, rows, seconds, waited = np.array(self._rounds or [[np.nan, 0, 0, 0]], float).T
         line = {"step": step, "rows": int(rows.sum()), "seconds": seconds.sum(), "waited": waited.sum()}
         line |= {"loss": float(losses.mean())} if self._rounds else {}
         line |= {"rows_per_second": float(rows.sum() / seconds.sum())} if self._rounds else {}

@@ -1,0 +1,133 @@
+"""What it costs to stream: train_large on data that are made or read as they are needed, beside data in memory.
+
+python -m experiments.bench_streaming [--write]
+
+Each figure is of a process of its own: DGT, depth 6, 64 features, mini-batches of 256 rows, one device. The same steps
+in memory go round in sixteen rounds of rows that lie on the device.
+"""
+
+import argparse
+import json
+from pathlib import Path
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+from experiments import benchmark
+
+P, SHARDS, ROWS, MANY = 64, 4, 2**18, int(1e7)
+METHOD = ["--set", "depth=6", "widths=[]"]
+EVERY = ["--evaluate-every", "1024", "--save-every", "4096"]  # of 16 steps a round
+ROUNDS = 16
+REPEATS = 5
+SECONDS = 40
+
+
+def in_memory() -> None:
+    """A process that makes the same steps on rows in memory, and says how many rows a second."""
+    import jax
+
+    from experiments import train_large
+    import jtrees
+
+    options = train_large.parse(["--out", "-", "--synthetic", f"rows={ROWS},p={P}", *METHOD])
+    with jax.set_mesh(jtrees.sharding.mesh()):
+        job = train_large.prepared(options, train_large.source(options))
+        state, data = train_large.first_state(job, jax.random.key(0)), train_large.stream(job)
+        rounds = [jtrees.sharding.join_rows(next(data)) for _ in range(ROUNDS)]
+        program = train_large.round_of(job).lower(state, *rounds[0]).compile()
+        speeds = []
+        for i in range(REPEATS * 4 * ROUNDS):
+            if i % (4 * ROUNDS) == 0:
+                start = time.perf_counter()
+            state, loss = program(state, *rounds[i % ROUNDS])
+            loss.block_until_ready()
+            if i % (4 * ROUNDS) == 4 * ROUNDS - 1:
+                speeds.append(4 * ROUNDS * options.block / (time.perf_counter() - start))
+    print(json.dumps({"speeds": speeds}))
+
+
+def shards(folder: Path, kind: str) -> Path:
+    """Rows of the same table in shards."""
+    from experiments.blocks import Synthetic
+
+    folder.mkdir()
+    made = Synthetic(ROWS, P, 4096)
+    for k in range(SHARDS):
+        x, y = (np.concatenate(a) for a in zip(*(made[i] for i in range(k, len(made), SHARDS)), strict=True))
+        if kind == "npy":
+            np.save(folder / f"{k}.npy", np.concatenate([x, y[:, None]], 1))
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            columns = {f"x{i}": x[:, i] for i in range(P)} | {"y": y}
+            pq.write_table(pa.table(columns), folder / f"{k}.parquet", row_group_size=4096)
+    return folder
+
+
+def run(out: Path, *more: Any) -> tuple[float, str, list[dict[str, Any]]]:
+    """A run of the script: its seconds, what it said, its metrics."""
+    command = [sys.executable, "-W", "ignore", "-m", "experiments.train_large", "--out", str(out), *METHOD, *EVERY]
+    start = time.perf_counter()
+    done = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return seconds, done.stdout, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--child", choices=("in_memory",), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        in_memory()
+        return
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        memory = benchmark.child("experiments.bench_streaming", "--child", "in_memory")["speeds"]
+        rows.append(["rows in memory", benchmark.spread(memory, 1e-3), "1", "-", "-"])
+        kinds: dict[str, list[Any]] = {"made as needed": ["--synthetic", f"rows={ROWS},p={P}"]}
+        for kind in ("npy", "parquet"):
+            kinds[f"{SHARDS} shards, {kind}"] = ["--data", shards(folder / kind, kind), "--target", "y"]
+        for what, source in kinds.items():
+            _, _, lines = run(folder / f"run {what}", *source, "--epochs", 2 * REPEATS)
+            rows.append([what, *_figures(lines, memory)])
+        _, _, lines = run(folder / "many", "--synthetic", f"rows={MANY},p={P}", *EVERY[:1], "4096")
+        rows.append([f"{MANY:.0e} rows, made", *_figures(lines, memory)])
+        goes_on = []
+        for i in range(REPEATS):
+            _, said, _ = run(folder / "resumed", *kinds["made as needed"], "--max-steps", 160 * (i + 1))
+            goes_on += [float(seconds) for seconds in re.findall(r"goes on at step \d+, ([\d.]+) s", said)]
+        whole, said, _ = run(
+            folder / "timed", "--synthetic", f"rows={MANY},p={P}", "--epochs", 9, "--max-seconds", SECONDS
+        )
+    notes = [
+        f"To go on (all but the start of Python and its imports; the first rows for moments, checkpoint, position): "
+        f"{benchmark.spread(goes_on, 1)} s, {len(goes_on)} times.",
+        f"`--max-seconds {SECONDS}`: {whole:.1f} s from the start of the process to its end, imports included.",
+        "rows/s: the median of lines of metrics.jsonl, without the first of a run; evaluations and checkpoints apart. "
+        f"A pass moves {ROWS * P * 4 / 1e6:.0f} MB, for {1e7:.0e} rows {MANY * P * 4 / 1e9:.2f} GB.",
+    ]
+    header = ["data", "1000 rows/s", "of those in memory", "waiting for data", "peak GB"]
+    benchmark.write("bench_streaming", "--write", header, rows, "\n\n".join(notes), committed=options.write)
+
+
+def _figures(lines: list[dict[str, Any]], memory: list[float]) -> list[str]:
+    later = [line for line in lines if line["rows"]][1:]
+    speeds = [line["rows_per_second"] for line in later]
+    waited = sum(line["waited"] for line in later) / sum(line["seconds"] for line in later)
+    share = np.median(speeds) / np.median(memory)
+    return [benchmark.spread(speeds, 1e-3), f"{share:.2f}", f"{waited:.0%}", f"{lines[-1]['peak_gb']:.2f}"]
+
+
+if __name__ == "__main__":
+    main()
