@@ -35,7 +35,7 @@ def in_memory() -> None:
     from experiments import train_large
     import jtrees
 
-    options = train_large.parse(["--out", "-", "--synthetic", f"rows={ROWS},p={P}", *METHOD])
+    options = train_large.parse(["--out", "-", "--synthetic", f"rows={ROWS},p={P}", "--blocks", "1", *METHOD])
     with jax.set_mesh(jtrees.sharding.mesh()):
         job = train_large.prepared(options, train_large.source(options))
         state, data = train_large.first_state(job, jax.random.key(0)), train_large.stream(job)

@@ -149,7 +149,7 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
       DataError: for too few rows, blocks that the devices cannot share, batches that the rounds cannot.
     """
     devices = jax.device_count()
-    a_round = options.blocks or devices
+    a_round = options.blocks
     if a_round % devices:
         raise DataError(f"--blocks must be a multiple of the {devices} devices, got {a_round}")
     if options.batch > a_round * options.block or options.batch % devices:
@@ -308,7 +308,7 @@ def run(options: argparse.Namespace, stop: Stop) -> None:
     loaded, out, lead = time.monotonic(), options.out, jax.process_index() == 0
     say = (lambda text: print(text, flush=True)) if lead else (lambda text: None)
     blocks = source(options)
-    _keep_config(out, {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}, lead)
+    _keep_config(out, options, blocks, lead)
     job = prepared(options, blocks)
     if blocks.left_out:
         say(f"{blocks.left_out} rows at the ends of shards fill no block of {options.block}: they are not used")
@@ -417,15 +417,20 @@ def _together(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
-def _keep_config(out: Path, config: dict[str, Any], lead: bool) -> None:
-    """Writes what the run is, or compares it with what it was.
+def _keep_config(out: Path, options: argparse.Namespace, blocks: Blocks, lead: bool) -> None:
+    """Writes what the run is, or compares it with what it was; blocks in a round are as many as they were.
 
     Raises:
       DataError: if it was another, saying in what.
     """
-    file, config = out / "config.json", json.loads(json.dumps(config))
+    file = out / "config.json"
     try:
-        if not file.exists():
+        there = file.exists()
+        if options.blocks is None:
+            options.blocks = json.loads(file.read_text())["blocks"] if there else jax.device_count()
+        config = {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}
+        config = json.loads(json.dumps(config))
+        if not there:
             out.mkdir(parents=True, exist_ok=True)
             if lead:
                 aside = file.with_suffix(".unfinished")

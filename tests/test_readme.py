@@ -1,4 +1,4 @@
-"""Every example of the README runs as it stands there, by itself."""
+"""Every example of the README, and of the pages beside it, runs as it stands there, by itself."""
 
 import ast
 import inspect
@@ -13,6 +13,7 @@ from sklearn.metrics import r2_score
 import jtrees
 
 README = Path(__file__).parents[1] / "README.md"
+PAGES = [README, *sorted((README.parent / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # What takes more than some seconds, nearly all of it compilation, by a word of it that no other example has.
 SLOW = {
@@ -28,27 +29,29 @@ SLOW = {
 
 def examples() -> list:
     """The blocks of Python that use the library, with the line on which each begins."""
-    text, found = README.read_text(encoding="utf-8"), []
-    for block in FENCED.finditer(text):
-        if "jtrees" in (code := block[1]):
-            line = text.count("\n", 0, block.start()) + 2
-            slow = [pytest.mark.slow for word in SLOW if word in code]
-            found.append(pytest.param(code, line, id=f"line {line}", marks=slow))
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in FENCED.finditer(text):
+            if "jtrees" in (code := block[1]):
+                line = text.count("\n", 0, block.start()) + 2
+                slow = [pytest.mark.slow for word in SLOW if word in code]
+                found.append(pytest.param(code, page, line, id=f"{page.name} line {line}", marks=slow))
     return found
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize(("code", "line"), examples())
-def test_examples_run(code, line, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("code", "page", "line"), examples())
+def test_examples_run(code, page, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # nothing that they write stays
-    at_its_place = "\n" * (line - 1) + code  # so that a traceback names the line of the README
-    exec(compile(at_its_place, str(README), "exec"), {"__name__": "__main__"})
+    at_its_place = "\n" * (line - 1) + code  # so that a traceback names the line of the page
+    exec(compile(at_its_place, str(page), "exec"), {"__name__": "__main__"})
     assert "nan" not in capsys.readouterr().out
     assert all(file.suffix == ".jtrees" for file in tmp_path.iterdir())  # a model saved is the only trace
 
 
-@pytest.mark.parametrize(("code", "line"), [pytest.param(*one.values, id=one.id) for one in examples()])
-def test_examples_call_what_there_is(code, line):
+@pytest.mark.parametrize("code", [pytest.param(one.values[0], id=one.id) for one in examples()])
+def test_examples_call_what_there_is(code):
     """The small sibling of those that are slow: names exist, and take what they are given."""
     called = 0
     for node in ast.walk(ast.parse(code)):

@@ -353,24 +353,37 @@ def test_another_run_is_not_gone_on_with(uninterrupted):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
-    """Two devices in one process, and one in each of two: bit for bit the same, whichever goes on with the other's."""
+    """Two devices in one process, and one in each of two, which one process then goes on with: the same bits."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         where = f"localhost:{free.getsockname()[1]}"
     one, two = tmp_path / "one", tmp_path / "two"
-    said = [ended(script(one, *SMALL, devices=2))]
-    both = [script(two, *SMALL, "--coordinator", where, "--processes", 2, "--process", i) for i in range(2)]
-    said += [ended(process) for process in both]
+    half = [*SMALL, "--max-steps", 300]
+    both = [script(two, *half, "--coordinator", where, "--processes", 2, "--process", i) for i in range(2)]
+    said = [ended(process) for process in both]
     own = [[line for line in text.splitlines() if not line.startswith("[Gloo]")] for text in said]
-    assert [line.replace(str(two), str(one)) for line in own[1]] == own[0] and own[2] == []
+    assert len(own[0]) == 1 and own[0][0].startswith("300 steps, as far as") and own[1] == []
+    ended(script(one, *SMALL, devices=2))
+    assert "goes on at step 300" in ended(script(two, *SMALL, devices=2))
     same_run(one, two)
+
+
+@pytest.mark.slow
+def test_other_devices_go_on_if_they_can_share_the_rounds(tmp_path):
+    out = tmp_path / "run"
+    ended(script(out, *SMALL, "--max-steps", 300, devices=2))
+    said = ended(script(out, *SMALL, devices=1))
+    assert "begun on 2 devices, goes on with 1: rows are shuffled otherwise from here on" in said
+    assert steps_of(out)[-1] == STEPS
+    said = ended(script(out, *SMALL, devices=4), status=1)
+    assert "--blocks must be a multiple of the 4 devices, got 2" in said
 
 
 # --- Its parts -------------------------------------------------------------------------------------------------------
 
 
 def job(*more):
-    options = train_large.parse(["--out", "x", *SMALL, *more])
+    options = train_large.parse(["--out", "x", *SMALL, "--blocks", "1", *more])
     return train_large.prepared(options, train_large.source(options))
 
 
