@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import ops, training
@@ -308,10 +309,8 @@ def forests(table):
     return forest
 
 
-EACH = ["DGT", *(pytest.param(name, marks=SLOW) for name in BASES if name != "DGT")]
-
-
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BASES)
 def test_each_tree_is_what_the_base_finds_on_its_sample(table, forests, promotion, name):
     x, y, _ = table
     result, weight = forests(name)
@@ -325,7 +324,7 @@ def test_each_tree_is_what_the_base_finds_on_its_sample(table, forests, promotio
     assert result.report["scores"][1] == pytest.approx(fit.loss, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", sweeps.quick(BASES, ["DGT"]))
 def test_learns_better_than_chance_by_every_base(table, forests, promotion, name):
     x, y, _ = table
     result, weight = forests(name)

@@ -127,6 +127,7 @@ def test_clusters_are_found(blobs):
     assert result.loss == pytest.approx(np.mean(scaled**2), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_rows_to_judge_by_need_not_vary(blobs):
     """Five rows of one group with one value of a target; they are looked at by the program of the test above."""

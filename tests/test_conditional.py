@@ -226,6 +226,7 @@ def test_gradients_are_those_of_finite_differences(x64):
         )
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.integers(0, 10**6), st.floats(0.01, 3))
 def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
     """Scores that are exact in float32, so that both counts see the same ties at the ends of the step."""
@@ -250,6 +251,7 @@ def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
 # --- Transformations -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_vmap_over_ensembles_and_widths_of_the_step(x64):
     """A batch in which some fit and others do not."""
     operands, cotangent = case(3, 4)

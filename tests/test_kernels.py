@@ -153,7 +153,8 @@ def test_bfloat16(name):
     assert_same(with_gradients(fn, CUT, args, of_x=of_x), expected, 2e-2)  # scores' gradients meet x in bfloat16
 
 
-@pytest.mark.parametrize("name", sweeps.quick(["soft sigmoid", "path_sum", "squared violation"], ["path_sum"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "squared violation"])
 def test_a_batch_of_trees_is_one_kernel(name):
     fn, (x, *trees) = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 1, trees=(3,))
     both = lambda implementation: jax.vmap(lambda *tree: with_gradients(fn, implementation, (x, *tree), of_x=False))
@@ -210,6 +211,7 @@ def test_double_precision_elsewhere(x64, name, config):
     assert {a.dtype for a in found} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.slow
 def test_the_window_of_the_backward_pass_moves_no_decision():
     """In bfloat16, where splits divided by the window would be others: leaves get the gradient of the leaf reached."""
     x, weights, bias, leaves = operands(2000, 5, 3, 1, dtype=jnp.bfloat16)

@@ -101,6 +101,7 @@ def learns(model, images, labels, *, train, steps, rate, batch_size, count_compi
     return np.mean(call(model, images[train:]).argmax(1) == labels[train:])
 
 
+@pytest.mark.slow
 def test_trains_behind_a_convolution(count_compilations):
     """Tiny images of a bright spot in one of four corners; the nearest corner is to be told."""
     rng = np.random.default_rng(1)

@@ -6,20 +6,45 @@ import socket
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
+import jtrees
+from jtrees import sharding
+
 HERE = Path(__file__).parent
-QUICK = "collectives or refused or mini_batch or do_not_fit"
 
 
-@pytest.mark.parametrize("which", [QUICK, pytest.param("", marks=pytest.mark.slow)], ids=["quick", "all"])
-def test_eight_devices(which):
+@pytest.mark.slow
+def test_eight_devices():
     """The tests of eight_devices.py, in a process that has so many."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "eight_devices.py", "-k", which]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "eight_devices.py"]
     many = os.environ | {"JAX_NUM_CPU_DEVICES": "8"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, env=many)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_mesh_of_one_device(data):
+    """Within it all is as without."""
+    recipe = jtrees.DGT(depth=2, epochs=5)
+    alone = jtrees.fit(recipe, *data, key=jax.random.key(0))
+    with jax.set_mesh(sharding.mesh()):
+        assert sharding.parts() == sharding.share_of_starts() == 1
+        within = jtrees.fit(recipe, *data, key=jax.random.key(0))
+        batch = sharding.put_rows(jtrees.Batch(*data))
+        assert batch.x.sharding.spec == jax.P("data")
+        np.testing.assert_array_equal(within.tree.predict(batch.x), alone.tree.predict(data[0]))
+    np.testing.assert_array_equal(within.history, alone.history)
+
+
+def test_meshes_that_do_not_fit(data):
+    count = jax.device_count()
+    with pytest.raises(ValueError, match=f"starts x data must be the number of devices, {count}, got starts=2, data="):
+        sharding.mesh(2, count)
+    with pytest.raises(ValueError, match="a mesh with the axis data must be in context"):
+        sharding.join_rows(data)
 
 
 ONE_OF = """

@@ -68,6 +68,7 @@ def test_each_run_is_the_fit_alone(way):
     assert len({float(fit.loss) for fit in result.fits.ravel()}) == 8  # no two runs are one
 
 
+@pytest.mark.slow
 def test_starts_of_its_own_for_each_seed():
     """What is prepared on the host depends on the key."""
     bagged = jtrees.Bagged(DGT, trees=2)

@@ -93,6 +93,7 @@ def test_lazy_adam_is_an_optimiser_like_any_other():
     assert after.mean["b"][0] == states[0].mean["b"][0] and after.square["b"][0] == states[0].square["b"][0]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_whichever_way_it_goes(count_compilations, x64):
     """A whole run, with batches that fit and others that do not; nothing is compiled for the second half."""
     data = Batch(jnp.asarray(X), jnp.asarray(CLASS, jnp.int32))
@@ -228,6 +229,7 @@ def test_hard_trees_answer_in_the_users_units(far):
     np.testing.assert_allclose(answers, alone, rtol=1e-6, atol=1)
 
 
+@pytest.mark.slow
 def test_hard_trees_of_classes():
     found = jtrees.fit(SMALL.replace(hard=True), X, CLASS, key=KEY, task="classification")
     chances = found.model.predict(X)

@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sweeps
 
 from experiments import train_large
 from experiments.blocks import Shards, Synthetic
@@ -420,7 +421,7 @@ def test_options_that_will_not_do(more, message):
         job(*more)
 
 
-@pytest.mark.parametrize("method", ["pat", "latent", "tel"])
+@pytest.mark.parametrize("method", sweeps.quick(["pat", "latent", "tel"], ["pat"]))
 @pytest.mark.usefixtures("standard_promotion")
 def test_other_methods_take_rounds(method, tmp_path):
     """A round, and a model of it."""

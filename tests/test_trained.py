@@ -40,6 +40,7 @@ def test_the_best_pass_by_validation_is_kept():
     assert fit.loss == pytest.approx(error)
 
 
+@pytest.mark.slow
 def test_numbers_of_the_method_are_one_program(count_compilations):
     grid = {"options__alpha": (5.0, 20.0), "learning_rate": (0.01, 0.03)}
     found = jtrees.sweep(RECIPE.replace(epochs=5), X, Y, grid=grid, key=KEY)

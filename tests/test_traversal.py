@@ -61,6 +61,7 @@ def test_weights_bear_on_the_pruning_alone(x64):
     assert not gradient[:, weight == 0].any() and gradient.any()
 
 
+@pytest.mark.slow
 def test_gradients_of_a_traversal(x64):
     # Away from ties: smooth there. The last number is the penalty.
     numbers = np.append(np.random.default_rng(6).normal(size=12) / 2, 2.5)
