@@ -71,10 +71,7 @@ class Stop:
 
     def look(self) -> None:
         """Raises :class:`Stopped` if any process was asked to stop: all of them must look."""
-        asked = self.asked
-        if jax.process_count() > 1:
-            asked = bool(multihost_utils.process_allgather(np.array(asked)).any())
-        if asked:
+        if agreed(self.asked):
             raise Stopped
 
 
@@ -297,109 +294,142 @@ class Judge:
 # --- The run ---------------------------------------------------------------------------------------------------------
 
 
-def run(options: argparse.Namespace, stop: Stop) -> None:
-    """Trains until the plan, the steps or the time are at their end, or until it is stopped.
+class Run:
+    """A run as this process has it: its state, how far it is, and what is kept of it."""
 
-    Raises:
-      Stopped: before the first step; later ones are answered by a checkpoint.
-      DataError, CheckpointError: for what is wrong with the data, the options or the disk.
-    """
-    began = time.monotonic() - _age()
-    loaded, out, lead = time.monotonic(), options.out, jax.process_index() == 0
-    say = (lambda text: print(text, flush=True)) if lead else (lambda text: None)
-    blocks = source(options)
-    _keep_config(out, options, blocks, lead)
-    job = prepared(options, blocks)
-    if blocks.left_out:
-        say(f"{blocks.left_out} rows at the ends of shards fill no block of {options.block}: they are not used")
-    stop.look()
-    mesh = sharding.mesh()
-    with jax.set_mesh(mesh):
-        state = first_state(job, jax.random.key(options.seed))
-    checkpoints, data = Checkpoints(out / "checkpoints"), stream(job)
-    done, saved = 0, -1
-    if (found := checkpoints.newest(state)) is not None:
-        step, state, told, wrong = found
-        saved = done = step // job.updates
-        data.set_state(told["data"])
+    def __init__(self, options: argparse.Namespace, stop: Stop):
+        """Begins, or goes on from the newest checkpoint that can be read.
+
+        Raises:
+          Stopped: if it was asked to meanwhile: nothing is lost.
+          DataError, CheckpointError: for what is wrong with the data, the options or the disk.
+        """
+        self.began, loaded = time.monotonic() - _age(), time.monotonic()
+        self.options, self.stop, self.out, self.lead = options, stop, options.out, jax.process_index() == 0
+        blocks = source(options)
+        _keep_config(self.out, options, blocks, self.lead)
+        self.job = prepared(options, blocks)
+        if blocks.left_out:
+            self.say(
+                f"{blocks.left_out} rows at the ends of shards fill no block of {options.block}: they are not used"
+            )
+        stop.look()
+        self.mesh, self.program, self.fit = sharding.mesh(), None, None
+        with jax.set_mesh(self.mesh):
+            self.state = first_state(self.job, jax.random.key(options.seed))
+        self.checkpoints, self.data = Checkpoints(self.out / "checkpoints"), stream(self.job)
+        self.done, self.saved, self.position = 0, -1, self.data.get_state()
+        if (found := self.checkpoints.newest(self.state)) is not None:
+            self._go_on(*found)
+            self.say(f"goes on at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
+        self.judge, self.log = Judge(self.job), Log(self.out / "metrics.jsonl", self.step, self.lead)
+        self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
+        stop.look()
+
+    def _go_on(self, step: int, state: training.TrainState, told: dict[str, Any], wrong: list[str]) -> None:
+        self.state, self.position, self.done = state, told["data"], step // self.job.updates
+        self.saved = self.done
+        self.data.set_state(self.position)
         for text in wrong:
-            say(f"{text}; going back to step {step}")
-        if told["devices"] != jax.device_count():
-            now = jax.device_count()
-            say(f"begun on {told['devices']} devices, goes on with {now}: rows are shuffled otherwise from here on")
-        say(f"goes on at step {step}, {time.monotonic() - loaded:.1f} s after all was loaded")
-    stop.look()
-    judge, program, log, fit = Judge(job), None, Log(out / "metrics.jsonl", done * job.updates, lead), None
-    last = min(job.rounds, -(-(options.max_steps or sys.maxsize) // job.updates))
-    a_save, an_evaluation = (max(1, every // job.updates) for every in (options.save_every, options.evaluate_every))
-    before: Any = np.nan  # the loss of the round before
-    takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
+            self.say(f"{text}; going back to step {step}")
+        if told["devices"] != (now := jax.device_count()):
+            was = told["devices"]
+            self.say(f"begun on {was} devices, goes on with {now}: rows are shuffled otherwise from here on")
 
-    def save() -> None:
-        nonlocal saved
-        if saved != done:
-            start = time.monotonic()
-            checkpoints.save(done * job.updates, state, {"data": data.get_state(), "devices": jax.device_count()})
-            saved, takes["save"] = done, time.monotonic() - start
+    @property
+    def step(self) -> int:
+        """Updates so far."""
+        return self.done * self.job.updates
 
-    def evaluate() -> jtrees.Fit:
-        start = time.monotonic()
-        if not bool(state.finite):
-            raise DataError(f"training became non-finite before step {done * job.updates}: try a smaller learning_rate")
-        fit = judge.fit(state)
-        log.write(done * job.updates, {"held_out_loss": fit.loss, "held_out_score": judge.score(fit)})
-        takes["evaluate"] = time.monotonic() - start
-        return fit
+    def say(self, text: str) -> None:
+        """Says something, once for all processes."""
+        if self.lead:
+            print(text, flush=True)
 
-    def late() -> bool:
-        if options.max_seconds is None:
-            return False
-        left = options.max_seconds - (time.monotonic() - began)
-        return left < takes["save"] + takes["evaluate"] + takes["round"] / 2 + ENDING
+    def train(self) -> None:
+        """Until the plan, the steps or the time are at their end; or until it is stopped, which writes a checkpoint."""
+        try:
+            if not self.done or self.options.max_seconds is not None:
+                self.evaluate()  # compiled, and timed, before time is short
+                self.save()
+                self.stop.look()
+            self._rounds()
+            self.save()
+            self.evaluate()
+        except Stopped:
+            self.save()
+            where = self.out / "checkpoints" / str(self.step)
+            self.say(f"stopped at step {self.step}: the same command goes on from {where}")
+            return
+        finally:
+            self.checkpoints.close()
+        file = self.out / "model.jtrees"
+        if self.lead:
+            jtrees.save(self.fit, file, feature_names=self.job.blocks.names)
+        ended = "all that was planned" if self.done == self.job.rounds else "as far as it was allowed to"
+        self.say(f"{self.step} steps, {ended}: {file}, score {self.log.score:.4f} on rows held out")
 
-    try:
-        if not done or options.max_seconds is not None:
-            fit = evaluate()  # compiled, and timed, before time is short
-            save()
-            stop.look()
-        with _bar(job.rounds if lead else None, done) as moved:
-            while done < last and not late():
+    def _rounds(self) -> None:
+        updates, options = self.job.updates, self.options
+        last = min(self.job.rounds, -(-(options.max_steps or sys.maxsize) // updates))
+        a_save, an_evaluation = (max(1, every // updates) for every in (options.save_every, options.evaluate_every))
+        before: Any = np.nan  # the loss of the round before
+        with _bar(self.job.rounds if self.lead else None, self.done) as moved:
+            while self.done < last and not agreed(self._is_late()):
                 start = time.monotonic()
-                rows = next(data)
+                rows = next(self.data)
                 waited = time.monotonic() - start
-                with jax.set_mesh(mesh):
+                with jax.set_mesh(self.mesh):
                     x, y = sharding.join_rows(rows)
-                    if program is None:
-                        program = round_of(job).lower(state, x, y).compile()
-                        _together("compiled")
-                        stop.look()
+                    if self.program is None:
+                        self.program = round_of(self.job).lower(self.state, x, y).compile()
+                        self.stop.look()  # a barrier, too: collectives give up on a process that is still compiling
                         start = time.monotonic() - waited
-                    state, loss = program(state, x, y)
+                    self.state, loss = self.program(self.state, x, y)
+                self.done, self.position = self.done + 1, self.data.get_state()
                 # The round before is waited for, and not this one, which computes while rows are fetched.
-                done, before, loss_before = done + 1, loss, float(before)
-                takes["round"] = time.monotonic() - start
-                log.round(loss, len(rows[0]) * jax.process_count(), takes["round"], waited)
-                moved(done, loss_before)
-                stop.look()
-                if done % an_evaluation == 0:
-                    fit = evaluate()
-                    stop.look()
-                if done % a_save == 0:
-                    save()
-                    stop.look()
-        save()
-        fit = fit if fit is not None and not log.unsaid else evaluate()
-    except Stopped:
-        save()
-        step = done * job.updates
-        say(f"stopped at step {step}: the same command goes on from {out / 'checkpoints' / str(step)}")
-        return
-    finally:
-        checkpoints.close()
-    if lead:
-        jtrees.save(fit, out / "model.jtrees", feature_names=blocks.names)
-    ended = "all that was planned" if done == job.rounds else "as far as it was allowed to"
-    say(f"{done * job.updates} steps, {ended}: {out / 'model.jtrees'}, score {judge.score(fit):.4f} on rows held out")
+                moved(self.done, float(before))
+                before, self.takes["round"] = loss, time.monotonic() - start
+                self.log.round(loss, len(rows[0]) * jax.process_count(), self.takes["round"], waited)
+                self.stop.look()
+                if self.done % an_evaluation == 0:
+                    self.evaluate()
+                    self.stop.look()
+                if self.done % a_save == 0:
+                    self.save()
+                    self.stop.look()
+
+    def save(self) -> None:
+        """Writes a checkpoint, if there is none of this step."""
+        if self.saved == self.done:
+            return
+        start = time.monotonic()
+        self.checkpoints.save(self.step, self.state, {"data": self.position, "devices": jax.device_count()})
+        self.saved, self.takes["save"] = self.done, time.monotonic() - start
+
+    def evaluate(self) -> None:
+        """Hardens the model and judges it, if there was a round since that was done."""
+        if self.fit is not None and not self.log.unsaid:
+            return
+        start = time.monotonic()
+        if not bool(self.state.finite):
+            raise DataError(f"training became non-finite before step {self.step}: try a smaller learning_rate")
+        self.fit = self.judge.fit(self.state)
+        self.log.write(self.step, self.fit.loss, self.judge.score(self.fit))
+        self.takes["evaluate"] = time.monotonic() - start
+
+    def _is_late(self) -> bool:
+        if self.options.max_seconds is None:
+            return False
+        left = self.options.max_seconds - (time.monotonic() - self.began)
+        return left < self.takes["save"] + self.takes["evaluate"] + self.takes["round"] / 2 + ENDING
+
+
+def agreed(flag: bool) -> bool:
+    """Whether it is set in any process: all of them must ask."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def _age() -> float:
@@ -409,12 +439,6 @@ def _age() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return 0.0
-
-
-def _together(what: str) -> None:
-    """Waits for the other processes: collectives give up on one that is still compiling."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
 
 
 def _keep_config(out: Path, options: argparse.Namespace, blocks: Blocks, lead: bool) -> None:
@@ -453,6 +477,7 @@ class Log:
     def __init__(self, file: Path, step: int, lead: bool):
         """Lines of steps beyond ``step``, which a run that goes on makes again, are taken back."""
         self._file, self._lead, self._last, self._rounds = file, lead, -1, []
+        self.score = float("nan")  # of the last look
         if lead and file.exists():
             whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
             aside = file.with_suffix(".unfinished")
@@ -470,17 +495,19 @@ class Log:
         """A round: its loss, which may be computed yet, rows, seconds, and seconds that it waited for data."""
         self._rounds.append(of_round)
 
-    def write(self, step: int, more: dict[str, float]) -> None:
+    def write(self, step: int, loss: float, score: float) -> None:
         """A line, but where the last is of the same step."""
+        self.score = score
         if step == self._last:
             return
         losses, rows, seconds, waited = np.array(self._rounds or [[np.nan, 0, 0, 0]], float).T
         line = {"step": step, "rows": int(rows.sum()), "seconds": seconds.sum(), "waited": waited.sum()}
         line |= {"loss": float(losses.mean())} if self._rounds else {}
         line |= {"rows_per_second": float(rows.sum() / seconds.sum())} if self._rounds else {}
+        line |= {"held_out_loss": loss, "held_out_score": score}
         if self._lead:
             with self._file.open("a") as file:
-                file.write(json.dumps(line | more | {"peak_gb": benchmark.peak_memory()}) + "\n")
+                file.write(json.dumps(line | {"peak_gb": benchmark.peak_memory()}) + "\n")
         self._rounds, self._last = [], step
 
 
@@ -542,7 +569,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.coordinator is not None:
             jax.distributed.initialize(options.coordinator, options.processes, options.process)
-        run(options, stop)
+        Run(options, stop).train()
     except Stopped:
         print("stopped before the first step: nothing is lost", flush=True)
     except (DataError, CheckpointError, OSError) as error:

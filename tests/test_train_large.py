@@ -263,7 +263,7 @@ def test_twenty_kills(uninterrupted, tmp_path):
 PHASES = {
     "before": "train_large.source",
     "reading": "train_large._moments",
-    "compiling": "train_large._together",
+    "compiling": "train_large.round_of",
     "evaluating": "train_large.Judge.fit",
     "saving": "Checkpoints.save",
     "training": "train_large.Log.round",
