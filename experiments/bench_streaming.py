@@ -32,15 +32,15 @@ def in_memory() -> None:
     """A process that makes the same steps on rows in memory, and says how many rows a second."""
     import jax
 
-    from experiments import train_large
+    from experiments import rounds as job_of, train_large
     import jtrees
 
     options = train_large.parse(["--out", "-", "--synthetic", f"rows={ROWS},p={P}", "--blocks", "1", *METHOD])
     with jax.set_mesh(jtrees.sharding.mesh()):
-        job = train_large.prepared(options, train_large.source(options))
-        state, data = train_large.first_state(job, jax.random.key(0)), train_large.stream(job)
+        job = job_of.prepared(options, job_of.source(options))
+        state, data = job_of.first_state(job, jax.random.key(0)), job_of.stream(job)
         rounds = [jtrees.sharding.join_rows(next(data)) for _ in range(ROUNDS)]
-        program = train_large.round_of(job).lower(state, *rounds[0]).compile()
+        program = job_of.round_of(job).lower(state, *rounds[0]).compile()
         speeds = []
         for i in range(REPEATS * 4 * ROUNDS):
             if i % (4 * ROUNDS) == 0:

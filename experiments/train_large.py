@@ -15,39 +15,28 @@ not used, and the run says how many. Features and targets are standardised by th
 """
 
 import argparse
-from collections.abc import Iterable
-from functools import reduce
 import json
 import os
 from pathlib import Path
 import signal
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-import grain
 import jax
 from jax.experimental import multihost_utils
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
 from experiments import benchmark
-from experiments.blocks import Block, Blocks, Shards, Synthetic
+from experiments.blocks import Blocks
 from experiments.checkpoints import CheckpointError, Checkpoints
 from experiments.data import DataError
+from experiments.rounds import METHODS, Judge, first_state, prepared, round_of, source, stream
 import jtrees
 from jtrees import sharding, training
-from jtrees.leaves import moments
-from jtrees.methods.one_run import OneRun
-from jtrees.options import with_options
-from jtrees.recipes import Watch
-from jtrees.table import Scale, Table
 
-METHODS = {"dgt": jtrees.DGT, "pat": jtrees.PAT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
-SAMPLE = 2**16  # rows in memory: for moments, for the first parameters, for the leaves that a tree ends in
 ENDING = 0.8  # seconds that a process takes to come to its end, measured
 SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a run that goes on keeps
 
@@ -73,222 +62,6 @@ class Stop:
         """Raises :class:`Stopped` if any process was asked to stop: all of them must look."""
         if agreed(self.asked):
             raise Stopped
-
-
-class Job(NamedTuple):
-    """What is trained on what.
-
-    Attributes:
-      blocks: the table.
-      order: of its blocks, of which the last are held out, pass after pass.
-      a_round: blocks in a round, of all processes.
-      rounds: how many are planned.
-      updates: steps in a round.
-      recipe: checked.
-      scale: of the data.
-      sample: rows in memory, in the user's units.
-      judge: those held out.
-    """
-
-    blocks: Blocks
-    order: Any
-    a_round: int
-    rounds: int
-    updates: int
-    recipe: Any
-    scale: Scale
-    sample: Table
-    judge: Table
-
-
-# --- The job ---------------------------------------------------------------------------------------------------------
-
-
-def source(options: argparse.Namespace) -> Blocks:
-    """The table."""
-    classes = options.task == "classification"
-    if (options.data is None) == (options.synthetic is None):
-        raise DataError("give either --data FOLDER or --synthetic rows=N,p=P")
-    if options.data is not None:
-        return Shards(options.data, options.block, options.target, classes)
-    try:
-        numbers = {name: int(float(value)) for name, value in (one.split("=") for one in options.synthetic.split(","))}
-        made = Synthetic(block=options.block, classes=classes, **numbers)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"--synthetic must be like rows=1e8,p=64 or rows=1e8,p=64,seed=1, got {options.synthetic!r}"
-        ) from error
-    return made
-
-
-def recipe_of(options: argparse.Namespace) -> OneRun:
-    """The recipe with its options."""
-    pairs = [one.partition("=") for one in options.set]
-    try:
-        chosen = with_options(METHODS[options.method](), {name: _value(text) for name, _, text in pairs})
-    except ValueError as error:
-        raise DataError(f"--set: {error}") from error
-    return chosen.replace(batch_size=options.batch, epochs=options.epochs)
-
-
-def _value(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    return tuple(value) if isinstance(value, list) else value
-
-
-def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
-    """All that a run needs to know before its first step, found again from the same data whenever it goes on.
-
-    Raises:
-      DataError: for too few rows, blocks that the devices cannot share, batches that the rounds cannot.
-    """
-    devices = jax.device_count()
-    a_round = options.blocks
-    if a_round % devices:
-        raise DataError(f"--blocks must be a multiple of the {devices} devices, got {a_round}")
-    if options.batch > a_round * options.block or options.batch % devices:
-        most = a_round * options.block
-        raise DataError(
-            f"--batch must be at most {most}, the rows of a round, and a multiple of {devices}, got {options.batch}"
-        )
-    count = len(blocks) - options.held_out
-    few = max(a_round, -(-SAMPLE // options.block))
-    if count < a_round:
-        raise DataError(
-            f"{len(blocks)} blocks of {options.block} rows are too few: {options.held_out} held out, {a_round} a round"
-        )
-    order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat()
-    seen = [blocks[order[i]] for i in range(min(few, count))]
-    classes = _classes(seen) if options.task == "classification" else None
-    judge = _table([blocks[count + i] for i in range(options.held_out)], classes)
-    sample = _table(seen, classes)
-    updates = a_round * options.block // options.batch
-    rounds = max(1, -(-options.epochs * count // a_round))
-    try:
-        recipe = recipe_of(options).checked(sample)
-    except ValueError as error:
-        raise DataError(f"--set: {error}") from error
-    return Job(blocks, order, a_round, rounds, updates, recipe, scale_of(seen, classes), sample, judge)
-
-
-def _classes(seen: list[Block]) -> int:
-    return int(max(y.max() for _, y in seen)) + 1
-
-
-def _table(parts: list[Block], classes: int | None) -> Table:
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    if classes is not None and y.max() >= classes:
-        raise DataError(f"classes must be among the {classes} of the first blocks, got {y.max()}")
-    return Table(x, y if classes is not None else y.astype(np.float64), None, classes)
-
-
-def scale_of(parts: Iterable[Block], classes: int | None) -> Scale:
-    """The scale of a table by the moments of its parts, one after the other."""
-    total = reduce(_merged, (_moments(x, y) for x, y in parts))
-    p = total.mean.shape[1] - 1
-    mean = np.asarray(total.mean[0], np.float64)
-    deviation = np.sqrt(np.asarray(jnp.diagonal(total.second[0]), np.float64) / float(total.count[0]))
-    low, high = float(total.low[0, 0]), float(total.high[0, 0])
-    targets = (None, None, None) if classes is not None else (low, high - low, mean[p])
-    return Scale.by(mean[:p], deviation[:p], 1.0, *targets)
-
-
-@jax.jit
-def _moments(x: Any, y: Any) -> moments.Moments:
-    rows, n = jnp.concatenate([x, y[:, None].astype(x.dtype)], 1), len(x)
-    return moments.of_leaves(rows, x.shape[1], jnp.ones(n), jnp.zeros(n, jnp.int32), 1)
-
-
-@jax.jit
-def _merged(a: moments.Moments, b: moments.Moments) -> moments.Moments:
-    return moments.merge(jax.tree.map(lambda *both: jnp.stack(both, 1), a, b))
-
-
-def stream(job: Job) -> Any:
-    """The rounds of this process as an iterator of Grain: ``(x, y)``, its share of the blocks of each round."""
-    share = job.a_round // jax.process_count()
-    first = jax.process_index() * share
-
-    def read(k: int) -> Block:
-        mine = [job.blocks[job.order[k * job.a_round + first + j]] for j in range(share)]
-        x, y = zip(*mine, strict=True)
-        return mine[0] if share == 1 else (np.concatenate(x), np.concatenate(y))
-
-    rounds = grain.MapDataset.range(job.rounds).map(read)
-    threads = max(1, (os.cpu_count() or 1) // 2)  # the others compute
-    return iter(rounds.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)))
-
-
-# --- The programs ----------------------------------------------------------------------------------------------------
-
-
-def first_state(job: Job, key: jax.Array) -> training.TrainState:
-    """The state of a run that has not begun, the same on every device."""
-    rows = job.a_round * len(job.blocks[0][0])
-    unit = job.scale.unit(job.sample)
-    data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(unit.x, unit.y))
-    method, optimizer = job.recipe.method(unit), optimizer_of(job)
-
-    def start(data: training.Batch, key: jax.Array) -> training.TrainState:
-        return training.start(method, data, key=key, optimizer=optimizer)
-
-    state = jax.jit(start)(data, key)
-    # Rounds take the place of the state before, in which nothing may be held twice.
-    return jax.device_put(jax.tree.map(jnp.copy, state), _everywhere())
-
-
-def _everywhere() -> NamedSharding:
-    return NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
-
-
-def optimizer_of(job: Job) -> Any:
-    """The recipe's, for all steps that are planned."""
-    return job.recipe.optimizer(job.rounds * job.updates, max(1, job.rounds * job.updates // job.recipe.epochs))
-
-
-def round_of(job: Job) -> Any:
-    """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows in the user's units."""
-    method, optimizer = job.recipe.method(job.scale.unit(job.sample)), optimizer_of(job)
-
-    def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
-        data = training.Batch(job.scale.enter(x), job.scale.y(y))
-        many: Any = {"steps": job.updates, "batch_size": job.recipe.batch_size}
-        state, history = training.advance(method, state, data, optimizer=optimizer, **many)
-        return state, history.losses.mean()
-
-    return jax.jit(run, donate_argnums=0, out_shardings=_everywhere())
-
-
-class Judge:
-    """Hardens a state and judges the model on the rows held out; compiled once."""
-
-    def __init__(self, job: Job):
-        """For a job."""
-        self._job, self._tables = job, tuple(job.scale.unit(table) for table in (job.sample, job.judge))
-        self._end = jax.jit(lambda state, table, judge: job.recipe.end(state, table, judge))
-
-    def fit(self, state: training.TrainState) -> jtrees.Fit:
-        """The model, in the user's units.
-
-        Raises:
-          FloatingPointError: if the state is not finite.
-        """
-        job, key = self._job, state.key
-        held = jax.device_get(state.replace(key=jax.random.key_data(key)))
-        held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
-        found = self._end(held, *self._tables)
-        of: Any = {"scale": job.scale, "key": jax.random.key(0), "watch": Watch()}
-        return job.recipe.finish(jax.device_get(found), None, job.sample, job.judge, **of)
-
-    def score(self, fit: jtrees.Fit) -> float:
-        """Accuracy, or R^2, on the rows held out."""
-        y, answers = self._job.judge.y, np.asarray(fit.model.predict(self._job.judge.x))
-        if self._job.judge.classes is not None:
-            return float((answers.argmax(1) == y).mean())
-        return float(1 - np.square(answers - y).sum() / np.square(y - y.mean()).sum())
 
 
 # --- The run ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import sweeps
 
-from experiments import train_large
+from experiments import rounds, train_large
 from experiments.blocks import Shards, Synthetic
 from experiments.checkpoints import CheckpointError, Checkpoints
 from experiments.data import DataError
@@ -262,7 +262,7 @@ def test_twenty_kills(uninterrupted, tmp_path):
 
 PHASES = {
     "before": "train_large.source",
-    "reading": "train_large._moments",
+    "reading": "rounds._moments",
     "compiling": "train_large.round_of",
     "evaluating": "train_large.Judge.fit",
     "saving": "Checkpoints.save",
@@ -277,7 +277,7 @@ def test_sigterm_in_any_phase(uninterrupted, tmp_path, phase):
     out = tmp_path / "run"
     raised = f"""
 import os, signal, sys
-from experiments import train_large
+from experiments import rounds, train_large
 from experiments.checkpoints import Checkpoints
 inner = {PHASES[phase]}
 def outer(*args, **options):
@@ -385,7 +385,7 @@ def test_other_devices_go_on_if_they_can_share_the_rounds(tmp_path):
 
 def job(*more):
     options = train_large.parse(["--out", "x", *SMALL, "--blocks", "1", *more])
-    return train_large.prepared(options, train_large.source(options))
+    return rounds.prepared(options, rounds.source(options))
 
 
 def test_the_scale_is_that_of_the_rows():
@@ -402,7 +402,7 @@ def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monke
     monkeypatch.setattr(Synthetic, "__getitem__", lambda self, i: (asked.append(i), (np.zeros((1, 4)), np.zeros(1)))[1])
     order = [of.order[i] for i in range(72)]
     assert sorted(order[:36]) == sorted(order[36:]) == list(range(36)) and order[:36] != order[36:]
-    assert len(list(train_large.stream(of))) == 72 and sorted(asked) == sorted(order)
+    assert len(list(rounds.stream(of))) == 72 and sorted(asked) == sorted(order)
 
 
 @pytest.mark.parametrize(
@@ -428,10 +428,10 @@ def test_other_methods_take_rounds(method, tmp_path):
     options = ["--method", method, "--set", "depth=2"]
     with jax.set_mesh(jtrees.sharding.mesh()):
         of = job(*options)
-        state = train_large.first_state(of, jax.random.key(0))
-        rows = next(train_large.stream(of))
-        state, loss = train_large.round_of(of)(state, *jtrees.sharding.join_rows(rows))
+        state = rounds.first_state(of, jax.random.key(0))
+        rows = next(rounds.stream(of))
+        state, loss = rounds.round_of(of)(state, *jtrees.sharding.join_rows(rows))
     assert isinstance(state, training.TrainState) and int(state.step) == 10 and np.isfinite(float(loss))
-    judge = train_large.Judge(of)
+    judge = rounds.Judge(of)
     fit = judge.fit(state)
     assert np.isfinite(judge.score(fit)) and fit.model.predict(rows[0]).shape == (500,)
