@@ -1,5 +1,6 @@
 """Tables that no memory holds, as blocks of rows that can be had in any order: made, or read from shards."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from experiments.data import DataError
+
+_KEPT = 4  # row groups
 
 Block = tuple[np.ndarray, np.ndarray]  # features (rows, p) and targets (rows,), float32; classes int32
 
@@ -18,7 +21,7 @@ class Blocks(Protocol):
     Attributes:
       names: of the features.
       described: what a run that goes on must find again: plain data.
-      left_out: rows at the ends of shards that fill no block.
+      notes: what a user should know of it.
     """
 
     @property
@@ -28,7 +31,7 @@ class Blocks(Protocol):
     def described(self) -> dict[str, Any]: ...
 
     @property
-    def left_out(self) -> int: ...
+    def notes(self) -> list[str]: ...
 
     def __len__(self) -> int: ...
 
@@ -44,7 +47,6 @@ class Synthetic:
     block: int
     seed: int = 0
     classes: bool = False
-    left_out: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -55,6 +57,11 @@ class Synthetic:
     def described(self) -> dict[str, Any]:
         """The numbers that it is made of."""
         return {"rows": self.rows, "p": self.p, "block": self.block, "seed": self.seed, "classes": self.classes}
+
+    @property
+    def notes(self) -> list[str]:
+        """None."""
+        return []
 
     def __len__(self) -> int:
         return self.rows // self.block
@@ -73,15 +80,16 @@ class Synthetic:
 class Shards:
     """A folder of ``.npy`` files, ``(rows, p + 1)`` with the target last, or of Parquet files of numbers.
 
-    A block lies within one shard. The rows at the end of a shard that fill none are not used; ``left_out`` says how
-    many.
+    A block lies within one shard; the rows at the end of a shard that fill none are not used. Of Parquet whole row
+    groups are read, and the last few are kept: they should not be much larger than a block.
     """
 
     def __init__(self, folder: Path, block: int, target: str | None = None, classes: bool = False):
         """Looks at the shards, and not at their rows.
 
         Raises:
-          DataError: for a folder without shards, one that cannot be read, and shards of different columns.
+          DataError: for a folder without shards, one that cannot be read, shards of different columns, a target for
+            shards without names.
         """
         kinds = {".npy": _Npy, ".parquet": _Parquet}
         try:
@@ -91,14 +99,20 @@ class Shards:
         if not files:
             raise DataError(f"{folder} has no shards: .npy or .parquet files")
         self.block, self.classes = block, classes
-        self._shards = [kinds[file.suffix](file, target) for file in files]
+        self._shards: list[Any] = [kinds[file.suffix](file, target) for file in files]
+        self._group = lru_cache(maxsize=_KEPT)(lambda shard, i: self._shards[shard].group(i))
         for shard in self._shards[1:]:
             if shard.names != self._shards[0].names:
                 came, expected = (f"{one.file.name} has {_told(one.names)}" for one in (shard, self._shards[0]))
                 raise DataError(f"shards must have the same columns, but {came} and {expected}")
         self.names: list[str] = self._shards[0].names
         self._ends = np.cumsum([shard.rows // block for shard in self._shards])
-        self.left_out: int = sum(shard.rows % block for shard in self._shards)
+        self.notes: list[str] = []
+        if left_out := sum(shard.rows % block for shard in self._shards):
+            self.notes.append(f"{left_out} rows at the ends of shards fill no block of {block}: they are not used")
+        if (largest := max(shard.largest for shard in self._shards)) > 4 * block:
+            said = f"row groups of up to {largest} rows are read whole for each block of {block}"
+            self.notes.append(f"{said}: write the shards with smaller ones, or take a larger --block")
         rows = {shard.file.name: shard.rows for shard in self._shards}
         self.described: dict[str, Any] = {
             "shards": rows,
@@ -115,7 +129,7 @@ class Shards:
         k = int(np.searchsorted(self._ends, i, side="right"))
         shard, first = self._shards[k], (i - (self._ends[k - 1] if k else 0)) * self.block
         try:
-            x, y = shard.read(int(first), self.block)
+            x, y = shard.read(int(first), self.block, lambda group: self._group(k, group))
         except FileNotFoundError as error:
             raise DataError(f"the shard {shard.file} is missing") from error
         except DataError:
@@ -151,9 +165,11 @@ class _Npy:
             raise DataError(
                 f"{file} must hold numbers (rows, p + 1), the target last, got {rows.dtype} of shape {shape}"
             )
-        self.rows, self.names = shape[0], [f"x{i}" for i in range(shape[1] - 1)]
+        if target is not None:
+            raise DataError(f"--target is for Parquet: in {file} the last column is the target, got {target!r}")
+        self.rows, self.names, self.largest = shape[0], [f"x{i}" for i in range(shape[1] - 1)], 0
 
-    def read(self, first: int, count: int) -> Block:
+    def read(self, first: int, count: int, group: Any) -> Block:
         """Some of the rows."""
         rows = np.asarray(np.load(self.file, mmap_mode="r")[first : first + count], np.float32)
         if rows.shape != (count, len(self.names) + 1):
@@ -162,7 +178,7 @@ class _Npy:
 
 
 class _Parquet:
-    """A shard of Parquet: of its row groups those are read that a block touches, and the last few are kept."""
+    """A shard of Parquet: of its row groups those are read that a block touches."""
 
     def __init__(self, file: Path, target: str | None):
         import pyarrow as pa
@@ -181,18 +197,18 @@ class _Parquet:
             raise DataError(f"{file}: every column must hold numbers, got {schema.field(text[0]).type} in {text[0]!r}")
         self.names = [name for name in schema.names if name != target]
         self.rows, self._meta = meta.num_rows, meta
-        self._ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
-        self._group = lru_cache(maxsize=2)(self._read_group)
+        sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+        self._ends, self.largest = np.cumsum(sizes), max(sizes, default=0)
 
-    def read(self, first: int, count: int) -> Block:
-        """Some of the rows."""
+    def read(self, first: int, count: int, group: Callable[[int], np.ndarray]) -> Block:
+        """Some of the rows, of groups that are kept elsewhere."""
         low, high = np.searchsorted(self._ends, [first, first + count - 1], side="right")
-        groups = [self._group(int(i)) for i in range(low, high + 1)]
+        groups = [group(int(i)) for i in range(low, high + 1)]
         before = int(self._ends[low - 1]) if low else 0
         rows = np.concatenate(groups)[first - before : first - before + count]
         return rows[:, :-1], rows[:, -1]
 
-    def _read_group(self, i: int) -> np.ndarray:
+    def group(self, i: int) -> np.ndarray:
         """A row group, the target last; gaps are NaN."""
         import pyarrow.parquet as pq
 

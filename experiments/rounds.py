@@ -1,7 +1,7 @@
 """A job of train_large: what is trained on what, in rounds; the compiled programs, and the judge of what they learn."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import reduce
 import json
 import os
@@ -63,10 +63,14 @@ def source(options: argparse.Namespace) -> Blocks:
         raise DataError("give either --data FOLDER or --synthetic rows=N,p=P")
     if options.data is not None:
         return Shards(options.data, options.block, options.target, classes)
+    if options.target is not None:
+        raise DataError(f"--target is for --data, got {options.target!r}")
     try:
         numbers = {name: int(float(value)) for name, value in (one.split("=") for one in options.synthetic.split(","))}
         made = Synthetic(block=options.block, classes=classes, **numbers)
-    except (TypeError, ValueError) as error:
+        if made.rows < 1 or made.p < 1 or made.seed < 0:
+            raise ValueError("numbers must be positive")
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"--synthetic must be like rows=1e8,p=64 or rows=1e8,p=64,seed=1, got {options.synthetic!r}"
         ) from error
@@ -76,6 +80,8 @@ def source(options: argparse.Namespace) -> Blocks:
 def recipe_of(options: argparse.Namespace) -> OneRun:
     """The recipe with its options."""
     pairs = [one.partition("=") for one in options.set]
+    if taken := {"batch_size", "epochs"} & {name for name, _, _ in pairs}:
+        raise DataError(f"--set: {min(taken)} is given by --batch and --epochs")
     try:
         chosen = with_options(METHODS[options.method](), {name: _value(text) for name, _, text in pairs})
     except ValueError as error:
@@ -101,11 +107,9 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     a_round = options.blocks
     if a_round % devices:
         raise DataError(f"--blocks must be a multiple of the {devices} devices, got {a_round}")
-    if options.batch > a_round * options.block or options.batch % devices:
-        most = a_round * options.block
-        raise DataError(
-            f"--batch must be at most {most}, the rows of a round, and a multiple of {devices}, got {options.batch}"
-        )
+    if (rows := a_round * options.block) % options.batch or options.batch % devices:
+        said = f"--batch must divide {rows}, the rows of a round, and be a multiple of {devices}, the devices"
+        raise DataError(f"{said}; got {options.batch}")
     count = len(blocks) - options.held_out
     few = max(a_round, -(-SAMPLE // options.block))
     if count < a_round:
@@ -115,6 +119,8 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat()
     seen = [blocks[order[i]] for i in range(min(few, count))]
     classes = _classes(seen) if options.task == "classification" else None
+    if len({float(one) for _, y in seen for one in (y.min(), y.max())}) == 1:
+        raise DataError(f"the target must vary, got {seen[0][1][0]} in all of the first {len(seen)} blocks")
     judge = _table([blocks[count + i] for i in range(options.held_out)], classes)
     sample = _table(seen, classes)
     updates = a_round * options.block // options.batch
@@ -137,21 +143,26 @@ def _table(parts: list[Block], classes: int | None) -> Table:
     return Table(x, y if classes is not None else y.astype(np.float64), None, classes)
 
 
-def scale_of(parts: Iterable[Block], classes: int | None) -> Scale:
-    """The scale of a table by the moments of its parts, one after the other."""
-    total = reduce(_merged, (_moments(x, y) for x, y in parts))
-    p = total.mean.shape[1] - 1
-    mean = np.asarray(total.mean[0], np.float64)
-    deviation = np.sqrt(np.asarray(jnp.diagonal(total.second[0]), np.float64) / float(total.count[0]))
-    low, high = float(total.low[0, 0]), float(total.high[0, 0])
-    targets = (None, None, None) if classes is not None else (low, high - low, mean[p])
-    return Scale.by(mean[:p], deviation[:p], 1.0, *targets)
+def scale_of(parts: Sequence[Block], classes: int | None) -> Scale:
+    """The scale of a table by the moments of its parts, one after the other.
+
+    Rows are counted from the first of them, so that columns far from 0 lose nothing, and constant ones are found.
+    """
+    joined = [np.concatenate([x, y[:, None].astype(np.float32)], 1) for x, y in parts]
+    origin = joined[0][0]
+    total = jax.device_get(reduce(_merged, (_moments(rows - origin) for rows in joined)))
+    mean, low, high = (origin + np.float64(a[:, 0]) for a in (total.mean, total.low, total.high))
+    deviation = np.sqrt(np.float64(total.second[:, 0, 0]) / total.count)
+    targets = (None, None, None) if classes is not None else (low[-1], high[-1] - low[-1], mean[-1])
+    return Scale.by(mean[:-1], deviation[:-1], 1.0, *targets)
 
 
 @jax.jit
-def _moments(x: Any, y: Any) -> moments.Moments:
-    rows, n = jnp.concatenate([x, y[:, None].astype(x.dtype)], 1), len(x)
-    return moments.of_leaves(rows, x.shape[1], jnp.ones(n), jnp.zeros(n, jnp.int32), 1)
+def _moments(rows: Any) -> moments.Moments:
+    """Of each column by itself: what leaves have for all of them together, with one column and one leaf."""
+    n = len(rows)
+    one = lambda column: moments.of_leaves(column[:, None], 0, jnp.ones(n), jnp.zeros(n, jnp.int32), 1)
+    return jax.tree.map(lambda a: a[:, 0], jax.vmap(one, in_axes=1)(rows))
 
 
 @jax.jit
@@ -165,7 +176,13 @@ def stream(job: Job) -> Any:
     first = jax.process_index() * share
 
     def read(k: int) -> Block:
-        mine = [job.blocks[job.order[k * job.a_round + first + j]] for j in range(share)]
+        numbers = [job.order[k * job.a_round + first + j] for j in range(share)]
+        mine = [job.blocks[i] for i in numbers]
+        for i, (_, y) in zip(numbers, mine, strict=True):
+            if job.sample.classes is not None and y.max() >= job.sample.classes:
+                raise DataError(
+                    f"classes must be among the {job.sample.classes} of the first blocks, got {y.max()} in block {i}"
+                )
         x, y = zip(*mine, strict=True)
         return mine[0] if share == 1 else (np.concatenate(x), np.concatenate(y))
 

@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 from typing import Any
+import zlib
 
 import jax
 from jax.experimental import multihost_utils
@@ -60,7 +61,7 @@ class Stop:
 
     def look(self) -> None:
         """Raises :class:`Stopped` if any process was asked to stop: all of them must look."""
-        if agreed(self.asked):
+        if agreed(self.asked)[0]:
             raise Stopped
 
 
@@ -80,26 +81,31 @@ class Run:
         self.began, loaded = time.monotonic() - _age(), time.monotonic()
         self.options, self.stop, self.out, self.lead = options, stop, options.out, jax.process_index() == 0
         blocks = source(options)
-        _keep_config(self.out, options, blocks, self.lead)
+        config = _compared(self.out, options, blocks)
         self.job = prepared(options, blocks)
-        if blocks.left_out:
-            self.say(
-                f"{blocks.left_out} rows at the ends of shards fill no block of {options.block}: they are not used"
-            )
+        _same_everywhere(options, config)
+        if self.lead:
+            _write(self.out / "config.json", json.dumps(config, indent=1))
+        for text in blocks.notes:
+            self.say(text)
         stop.look()
         self.mesh, self.program, self.fit = sharding.mesh(), None, None
         with jax.set_mesh(self.mesh):
             self.state = first_state(self.job, jax.random.key(options.seed))
         self.checkpoints, self.data = Checkpoints(self.out / "checkpoints"), stream(self.job)
         self.done, self.saved, self.position = 0, -1, self.data.get_state()
-        if (found := self.checkpoints.newest(self.state)) is not None:
-            self._go_on(*found)
+        found, before = self.checkpoints.newest(self.state), None
+        if found is not None:
+            before = self._go_on(*found)
             self.say(f"goes on at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
-        self.judge, self.log = Judge(self.job), Log(self.out / "metrics.jsonl", self.step, self.lead)
+        self.judge, self.log = Judge(self.job), Log(self.out / "metrics.jsonl", self.step, self.lead, before)
         self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
         stop.look()
 
-    def _go_on(self, step: int, state: training.TrainState, told: dict[str, Any], wrong: list[str]) -> None:
+    def _go_on(self, step: int, state: training.TrainState, told: dict[str, Any], wrong: list[str]) -> list[float]:
+        """What the log had not said yet."""
+        if told["scale"] != self._scale():
+            raise DataError(f"the data are not those that {self.out} began with: they have other means or deviations")
         self.state, self.position, self.done = state, told["data"], step // self.job.updates
         self.saved = self.done
         self.data.set_state(self.position)
@@ -108,6 +114,11 @@ class Run:
         if told["devices"] != (now := jax.device_count()):
             was = told["devices"]
             self.say(f"begun on {was} devices, goes on with {now}: rows are shuffled otherwise from here on")
+        return told["log"]
+
+    def _scale(self) -> list[float]:
+        """What tells these data from others."""
+        return [*map(float, self.job.scale.x_center), *map(float, self.job.scale.x_unit)]
 
     @property
     def step(self) -> int:
@@ -148,45 +159,69 @@ class Run:
         a_save, an_evaluation = (max(1, every // updates) for every in (options.save_every, options.evaluate_every))
         before: Any = np.nan  # the loss of the round before
         with _bar(self.job.rounds if self.lead else None, self.done) as moved:
-            while self.done < last and not agreed(self._is_late()):
+            began = time.monotonic()
+            while self.done < last:
                 start = time.monotonic()
-                rows = next(self.data)
+                rows, error = self._next()
                 waited = time.monotonic() - start
+                wrong, asked, late = agreed(error is not None, self.stop.asked, self._is_late())
+                if wrong:
+                    raise error or DataError("another process cannot read its data")
+                if asked:
+                    raise Stopped
+                if late:
+                    break
                 with jax.set_mesh(self.mesh):
                     x, y = sharding.join_rows(rows)
                     if self.program is None:
                         self.program = round_of(self.job).lower(self.state, x, y).compile()
                         self.stop.look()  # a barrier, too: collectives give up on a process that is still compiling
-                        start = time.monotonic() - waited
+                        began = time.monotonic() - waited
                     self.state, loss = self.program(self.state, x, y)
                 self.done, self.position = self.done + 1, self.data.get_state()
                 # The round before is waited for, and not this one, which computes while rows are fetched.
-                moved(self.done, float(before))
-                before, self.takes["round"] = loss, time.monotonic() - start
-                self.log.round(loss, len(rows[0]) * jax.process_count(), self.takes["round"], waited)
-                self.stop.look()
+                looks = self.done % an_evaluation == 0 or self.done % a_save == 0
+                moved(self.done, float(loss if looks else before))
+                before, now = loss, time.monotonic()
+                self.takes["round"] = now - began
+                self.log.round(loss, len(rows[0]) * jax.process_count(), now - began, waited)
                 if self.done % an_evaluation == 0:
                     self.evaluate()
-                    self.stop.look()
                 if self.done % a_save == 0:
                     self.save()
-                    self.stop.look()
+                began = time.monotonic() if looks else now
+
+    def _next(self) -> tuple[Any, DataError | None]:
+        """The rows of the next round, or what is wrong with them."""
+        try:
+            return next(self.data), None
+        except DataError as error:
+            return None, error
+
+    def _check_finite(self) -> None:
+        if not bool(self.state.finite):
+            raise DataError(f"training became non-finite before step {self.step}: try a smaller learning_rate")
 
     def save(self) -> None:
-        """Writes a checkpoint, if there is none of this step."""
+        """Writes a checkpoint, if there is none of this step.
+
+        Raises:
+          DataError: for a state that is not finite, which should not push out those that are.
+        """
         if self.saved == self.done:
             return
+        self._check_finite()
         start = time.monotonic()
-        self.checkpoints.save(self.step, self.state, {"data": self.position, "devices": jax.device_count()})
+        told = {"data": self.position, "devices": jax.device_count(), "scale": self._scale(), "log": self.log.sums()}
+        self.checkpoints.save(self.step, self.state, told)
         self.saved, self.takes["save"] = self.done, time.monotonic() - start
 
     def evaluate(self) -> None:
         """Hardens the model and judges it, if there was a round since that was done."""
         if self.fit is not None and not self.log.unsaid:
             return
+        self._check_finite()
         start = time.monotonic()
-        if not bool(self.state.finite):
-            raise DataError(f"training became non-finite before step {self.step}: try a smaller learning_rate")
         self.fit = self.judge.fit(self.state)
         self.log.write(self.step, self.fit.loss, self.judge.score(self.fit))
         self.takes["evaluate"] = time.monotonic() - start
@@ -198,11 +233,11 @@ class Run:
         return left < self.takes["save"] + self.takes["evaluate"] + self.takes["round"] / 2 + ENDING
 
 
-def agreed(flag: bool) -> bool:
-    """Whether it is set in any process: all of them must ask."""
+def agreed(*flags: bool) -> tuple[bool, ...]:
+    """Which of them are set in any process: all of them must ask."""
     if jax.process_count() == 1:
-        return flag
-    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+        return flags
+    return tuple(map(bool, multihost_utils.process_allgather(np.array(flags)).any(0)))
 
 
 def _age() -> float:
@@ -214,50 +249,74 @@ def _age() -> float:
         return 0.0
 
 
-def _keep_config(out: Path, options: argparse.Namespace, blocks: Blocks, lead: bool) -> None:
-    """Writes what the run is, or compares it with what it was; blocks in a round are as many as they were.
+def _compared(out: Path, options: argparse.Namespace, blocks: Blocks) -> dict[str, Any]:
+    """What the run is, compared with what is there of it; blocks in a round are as many as they were.
 
     Raises:
-      DataError: if it was another, saying in what.
+      DataError: if it was another, saying in what; and for a file that cannot be read.
     """
-    file = out / "config.json"
+    file, was = out / "config.json", None
     try:
-        there = file.exists()
-        if options.blocks is None:
-            options.blocks = json.loads(file.read_text())["blocks"] if there else jax.device_count()
-        config = {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}
-        config = json.loads(json.dumps(config))
-        if not there:
-            out.mkdir(parents=True, exist_ok=True)
-            if lead:
-                aside = file.with_suffix(".unfinished")
-                aside.write_text(json.dumps(config, indent=1))
-                os.replace(aside, file)
-            return
-        was = json.loads(file.read_text())
+        out.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            was = json.loads(file.read_text())
+            options.blocks = was["blocks"] if options.blocks is None else options.blocks
     except OSError as error:
         raise DataError(f"cannot write to {out}: {error.strerror}") from error
-    for name in config:
-        if was.get(name) != config[name]:
-            raise DataError(
-                f"{out} holds a run of another {name}: {was.get(name)}, not {config[name]}; give another --out"
-            )
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{file} is not what a run wrote: {error}") from error
+    options.blocks = options.blocks or jax.device_count()
+    config = {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}
+    config = json.loads(json.dumps(config))
+    for name in was or ():
+        if was[name] != config.get(name):
+            said = f"{out} holds a run of another {name}: {was[name]}, not {config.get(name)}"
+            raise DataError(f"{said}; give another --out")
+    return config
+
+
+def _same_everywhere(options: argparse.Namespace, config: dict[str, Any]) -> None:
+    """Raises :class:`DataError` unless all processes were started alike: they would wait for each other for ever."""
+    told = {name: str(value) for name, value in vars(options).items() if name != "process"}
+    mark = np.array(zlib.crc32(json.dumps([told, config], sort_keys=True).encode()), np.uint32)
+    if jax.process_count() > 1 and len(set(multihost_utils.process_allgather(mark).ravel().tolist())) > 1:
+        raise DataError("the processes must be started with the same options and see the same data")
+
+
+def _write(file: Path, text: str) -> None:
+    """Written aside and renamed, so that it is whole or not there."""
+    aside = file.with_suffix(".unfinished")
+    aside.write_text(text)
+    os.replace(aside, file)
 
 
 class Log:
     """``metrics.jsonl``: a line for each look at the model, of the rounds since the last."""
 
-    def __init__(self, file: Path, step: int, lead: bool):
-        """Lines of steps beyond ``step``, which a run that goes on makes again, are taken back."""
+    def __init__(self, file: Path, step: int, lead: bool, before: list[float] | None = None):
+        """Lines of steps beyond ``step``, which a run that goes on makes again, are taken back.
+
+        Args:
+          file: where lines go.
+          step: that the run is at.
+          lead: whether it is this process that writes.
+          before: :meth:`sums` of the rounds that no line tells of.
+
+        Raises:
+          DataError: for a file of other lines.
+        """
         self._file, self._lead, self._last, self._rounds = file, lead, -1, []
+        self._before = np.zeros(5) if before is None else np.array(before)
         self.score = float("nan")  # of the last look
         if lead and file.exists():
             whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            aside = file.with_suffix(".unfinished")
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
-            aside.write_text("".join(kept))
-            os.replace(aside, file)
-            self._last = json.loads(kept[-1])["step"] if kept else -1
+            try:
+                steps = [json.loads(line)["step"] for line in whole]
+            except (ValueError, LookupError, TypeError) as error:
+                raise DataError(f"{file} is not what a run wrote: {error}") from error
+            kept = [line for line, of in zip(whole, steps, strict=True) if of <= step]
+            _write(file, "".join(kept))
+            self._last = max((of for of in steps if of <= step), default=-1)
 
     @property
     def unsaid(self) -> bool:
@@ -266,22 +325,26 @@ class Log:
 
     def round(self, *of_round: Any) -> None:
         """A round: its loss, which may be computed yet, rows, seconds, and seconds that it waited for data."""
-        self._rounds.append(of_round)
+        self._rounds.append((1, *of_round))
+
+    def sums(self) -> list[float]:
+        """Of the rounds since the last line: their number, losses, rows, seconds, and seconds spent waiting."""
+        return (self._before + np.array(self._rounds, float).reshape(-1, 5).sum(0)).tolist()
 
     def write(self, step: int, loss: float, score: float) -> None:
         """A line, but where the last is of the same step."""
         self.score = score
         if step == self._last:
             return
-        losses, rows, seconds, waited = np.array(self._rounds or [[np.nan, 0, 0, 0]], float).T
-        line = {"step": step, "rows": int(rows.sum()), "seconds": seconds.sum(), "waited": waited.sum()}
-        line |= {"loss": float(losses.mean())} if self._rounds else {}
-        line |= {"rows_per_second": float(rows.sum() / seconds.sum())} if self._rounds else {}
-        line |= {"held_out_loss": loss, "held_out_score": score}
+        rounds, losses, rows, seconds, waited = self.sums()
+        line = {"step": step, "rows": int(rows), "seconds": seconds, "waited": waited}
+        if rounds:
+            line |= {"loss": losses / rounds, "rows_per_second": rows / seconds}
+        line |= {"held_out_loss": loss, "held_out_score": score, "peak_gb": benchmark.peak_memory()}
         if self._lead:
             with self._file.open("a") as file:
-                file.write(json.dumps(line | {"peak_gb": benchmark.peak_memory()}) + "\n")
-        self._rounds, self._last = [], step
+                file.write(json.dumps(line) + "\n")
+        self._rounds, self._before, self._last = [], np.zeros(5), step
 
 
 class _bar:
@@ -306,7 +369,6 @@ class _bar:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    positive = lambda text: _positive(out, text)
     out.add_argument("--out", type=Path, required=True, help="the run's folder")
     out.add_argument("--data", type=Path, help="a folder of .parquet or .npy shards")
     out.add_argument("--target", help="the column of Parquet shards to learn")
@@ -314,23 +376,33 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     out.add_argument("--task", choices=("regression", "classification"), default="regression")
     out.add_argument("--method", choices=list(METHODS), default="dgt")
     out.add_argument("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the method: depth=6")
-    out.add_argument("--block", type=positive, default=4096, help="rows in a block")
-    out.add_argument("--blocks", type=positive, help="blocks in a round, a multiple of the devices (default: one each)")
-    out.add_argument("--batch", type=positive, default=256, help="rows in a mini-batch, of all devices")
-    out.add_argument("--epochs", type=positive, default=1, help="passes that are planned")
-    out.add_argument("--held-out", type=positive, default=8, help="blocks to judge by, the last")
-    out.add_argument("--seed", type=int, default=0)
-    out.add_argument("--save-every", type=positive, default=2000, metavar="STEPS")
-    out.add_argument("--evaluate-every", type=positive, default=2000, metavar="STEPS")
-    out.add_argument("--max-steps", type=positive)
+    out.add_argument("--block", type=_positive, default=4096, help="rows in a block")
+    out.add_argument("--blocks", type=_positive, help="blocks in a round, a multiple of the devices (one each)")
+    out.add_argument("--batch", type=_positive, default=256, help="rows in a mini-batch, of all devices")
+    out.add_argument("--epochs", type=_positive, default=1, help="passes that are planned")
+    out.add_argument("--held-out", type=_positive, default=8, help="blocks to judge by, the last")
+    out.add_argument("--seed", type=_seed, default=0)
+    out.add_argument("--save-every", type=_positive, default=2000, metavar="STEPS")
+    out.add_argument("--evaluate-every", type=_positive, default=2000, metavar="STEPS")
+    out.add_argument("--max-steps", type=_positive)
     out.add_argument("--max-seconds", type=float, help="of this command, compilation included")
     out.add_argument("--coordinator", help="host:port of the first process, where there are several")
-    out.add_argument("--processes", type=positive)
+    out.add_argument("--processes", type=_positive)
     out.add_argument("--process", type=int)
-    return out.parse_args(arguments)
+    options = out.parse_args(arguments)
+    together = [options.coordinator, options.processes, options.process]
+    if any(one is None for one in together) and together != [None] * 3:
+        out.error("--coordinator, --processes and --process go together")
+    return options
 
 
-def _positive(parser: argparse.ArgumentParser, text: str) -> int:
+def _seed(text: str) -> int:
+    if not text.isdigit() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"a whole number from 0 to 2^32 - 1 was expected, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a whole number of at least 1 was expected, got {text!r}")
     return int(text)
@@ -341,11 +413,13 @@ def main(arguments: list[str] | None = None) -> int:
     stop, options = Stop(), parse(arguments)
     try:
         if options.coordinator is not None:
+            jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
             jax.distributed.initialize(options.coordinator, options.processes, options.process)
         Run(options, stop).train()
     except Stopped:
-        print("stopped before the first step: nothing is lost", flush=True)
-    except (DataError, CheckpointError, OSError) as error:
+        if jax.process_index() == 0:
+            print("stopped before a step was made: nothing is lost", flush=True)
+    except (DataError, CheckpointError, OSError, FloatingPointError) as error:
         print(f"train_large: {error}", file=sys.stderr)
         return 1
     return 0

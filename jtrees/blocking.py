@@ -69,7 +69,7 @@ def prediction_block(n: int) -> int:
     cut into blocks of this size, the last one padded, so that a row is scored by the same program, in the same order of
     additions, however many come with it.
     """
-    return 256 if jax.default_backend() == "cpu" else min(2**20, 1 << (n - 1).bit_length())
+    return 256 if jax.default_backend() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
 
 
 def steps_in_a_round(elements: int) -> int:

@@ -51,11 +51,20 @@ def join_rows(tree: Any) -> Any:
     """Arrays ``(m, ...)``, of which each process has its own rows, as one array ``(processes x m, ...)`` over ``data``.
 
     Raises:
-      ValueError: without a mesh in context, and if the rows cannot be shared out among the devices of the process.
+      ValueError: without a mesh in context; if processes share parts of ``data``, as they do where ``starts`` lies
+        across processes; and if the rows cannot be shared out among the devices of the process.
     """
     if _without_data():
         raise ValueError("a mesh with the axis data must be in context: with jax.set_mesh(sharding.mesh()), got none")
-    _check_rows(tree, max(1, parts() // jax.process_count()), "the devices along data of a process")
+    mesh = jax.sharding.get_mesh()
+    along = mesh.axis_names.index(DATA)
+    mine = {at[along] for at, device in np.ndenumerate(mesh.devices) if device.process_index == jax.process_index()}
+    if len(mine) * jax.process_count() != mesh.shape[DATA]:
+        raise ValueError(
+            f"each process must have parts of data of its own: {len(mine)} of {mesh.shape[DATA]} are this one's, of "
+            f"{jax.process_count()} processes; give a mesh with starts=1"
+        )
+    _check_rows(tree, len(mine), "the devices along data of a process")
     return jax.tree.map(lambda a: jax.make_array_from_process_local_data(_over_data(), np.asarray(a)), tree)
 
 
@@ -66,6 +75,8 @@ def parts(n: int | None = None) -> int:
     context = jax.sharding.get_abstract_mesh()
     if DATA not in context.axis_names or DATA in context.manual_axes:
         return 1
+    if DATA in context.explicit_axes:
+        raise ValueError(f"the axis data must be automatic, as jtrees.sharding.mesh makes it, got {context}")
     size = context.shape[DATA]
     return size if n is None or n % size == 0 else 1
 
@@ -88,7 +99,7 @@ def keep_rows(tree: Any, axis: int = 0) -> Any:
 
     Within what is shared out over ``starts``, arrays from outside have to go through here before they are indexed.
     """
-    if jax.sharding.get_abstract_mesh().empty:
+    if not {STARTS, DATA} & set(jax.sharding.get_abstract_mesh().axis_names):
         return tree
     over = lambda n: DATA if parts() > 1 and parts(n) > 1 else None
     spec = lambda a: PartitionSpec(*[None] * axis, over(a.shape[axis]))
@@ -126,8 +137,10 @@ def _without_data() -> bool:
 
 
 def _check_rows(tree: Any, shares: int, of: str) -> None:
-    lengths = sorted({np.shape(leaf)[0] for leaf in jax.tree.leaves(tree)})
-    if len(lengths) > 1 or any(n % shares for n in lengths):
+    lengths = sorted({np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(tree)})
+    if len(lengths) > 1:
+        raise ValueError(f"arrays must have one row for each sample, got lengths {lengths}")
+    if any(n % shares for n in lengths):
         raise ValueError(
             f"rows must be a multiple of {shares}, {of}: leave some out, or add some of weight 0; got {lengths}"
         )

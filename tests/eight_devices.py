@@ -195,3 +195,19 @@ def test_meshes_and_rows_that_do_not_fit():
         sharding.put_rows(X[:510])
     with jax.set_mesh(sharding.mesh()):
         assert sharding.join_rows({"x": X})["x"].shape == X.shape
+        with pytest.raises(ValueError, match=r"arrays must have one row for each sample, got lengths \[510, 512\]"):
+            sharding.put_rows((X, X[:510]))
+
+
+def test_meshes_of_others():
+    """One of other axes is none of our business; one whose data axis is explicit is refused."""
+    method, y = CASES["dgt"]
+    run = lambda: jtrees.train(method, Batch(X, y), key=KEY, optimizer=optax.sgd(0.1), steps=2)
+    alone = run()
+    with jax.set_mesh(jax.make_mesh((8,), ("x",))):
+        np.testing.assert_allclose(run().losses, alone.losses, rtol=1e-6)
+    with (
+        jax.set_mesh(jax.make_mesh((8,), ("data",))),
+        pytest.raises(ValueError, match="the axis data must be automatic"),
+    ):
+        run()

@@ -4,10 +4,12 @@ import json
 import os
 from pathlib import Path
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -17,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import sweeps
 
-from experiments import rounds, train_large
+from experiments import blocks, rounds, train_large
 from experiments.blocks import Shards, Synthetic
 from experiments.checkpoints import CheckpointError, Checkpoints
 from experiments.data import DataError
@@ -25,6 +27,7 @@ import jtrees
 from jtrees import training
 
 ROOT = Path(__file__).parents[1]
+TARGET = {"npy": None, "parquet": "price"}
 TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)
 
 
@@ -47,8 +50,12 @@ def shards(folder, kind, parts=((0, 4), (4, 10))):
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
 def test_shards_are_read_in_any_order(tmp_path, kind):
-    read = Shards(shards(tmp_path / "data", kind), 100, target="price")
-    assert len(read) == len(TABLE) == 10 and read.left_out == 60 and read.names == ["x0", "x1", "x2"]
+    read = Shards(shards(tmp_path / "data", kind), 100, target=TARGET[kind])
+    assert (
+        len(read) == len(TABLE) == 10
+        and read.notes == ["60 rows at the ends of shards fill no block of 100: they are not used"]
+        and read.names == ["x0", "x1", "x2"]
+    )
     for i in (9, 0, 3, 4):
         for one, other in zip(read[i], TABLE[i], strict=True):
             np.testing.assert_array_equal(one, other)
@@ -74,7 +81,7 @@ def test_a_gap_is_named_by_file_and_row(tmp_path, kind):
         table = pq.read_table(folder / "1.parquet").to_pandas()
         table.loc[217, "x1"] = None
         pq.write_table(pa.Table.from_pandas(table), folder / "1.parquet")
-    read = Shards(folder, 100, target="price")
+    read = Shards(folder, 100, target=TARGET[kind])
     assert len(read[5][0]) == 100
     with pytest.raises(DataError, match=rf"1\.{kind}, row 217 \(from 0\): every number must be finite"):
         read[6]
@@ -83,7 +90,7 @@ def test_a_gap_is_named_by_file_and_row(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
 def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
     folder = shards(tmp_path / "data", kind)
-    read, file = Shards(folder, 100, target="price"), folder / f"1.{kind}"
+    read, file = Shards(folder, 100, target=TARGET[kind]), folder / f"1.{kind}"
     whole = file.read_bytes()
     file.unlink()
     with pytest.raises(DataError, match=rf"the shard .*1\.{kind} is missing"):
@@ -92,7 +99,7 @@ def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
     with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
         read[8]
     with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
-        Shards(folder, 100, target="price")
+        Shards(folder, 100, target=TARGET[kind])
     shutil.rmtree(folder)
     shards(folder, kind)
     if kind == "npy":
@@ -100,7 +107,7 @@ def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
     else:
         pq.write_table(pq.read_table(file).drop_columns(["x1"]), file)
     with pytest.raises(DataError, match=rf"shards must have the same columns, but 1\.{kind} has \d features"):
-        Shards(folder, 100, target="price")
+        Shards(folder, 100, target=TARGET[kind])
 
 
 def test_folders_and_columns_that_will_not_do(tmp_path):
@@ -113,9 +120,25 @@ def test_folders_and_columns_that_will_not_do(tmp_path):
     pq.write_table(pa.table({"price": [1.0], "town": ["Kiel"]}), tmp_path / "data" / "0.parquet")
     with pytest.raises(DataError, match="every column must hold numbers, got string in 'town'"):
         Shards(tmp_path / "data", 10, target="price")
+    with pytest.raises(DataError, match=r"--target is for Parquet: in .*0.npy the last column is the target, got 'y'"):
+        Shards(shards(tmp_path / "others", "npy"), 10, target="y")
     np.save(tmp_path / "flat.npy", np.zeros(5))
     with pytest.raises(DataError, match=r"must hold numbers .* got float64 of shape"):
         Shards(tmp_path, 1)
+
+
+def test_few_row_groups_are_kept_whatever_the_number_of_shards(tmp_path, monkeypatch):
+    parts = [(i, i + 1) for i in range(10)]
+    read, held = Shards(shards(tmp_path / "data", "parquet", parts), 10, target="price"), []
+    assert "row groups of up to 70 rows are read whole for each block of 10" in read.notes[-1]
+    group = blocks._Parquet.group
+    monkeypatch.setattr(blocks._Parquet, "group", lambda self, i: (held.append(rows := group(self, i)), rows)[1])
+    for i in range(len(read)):
+        read[i]
+    alive = [weakref.ref(rows) for rows in held]
+    assert len(held) == 20  # two of each shard, each read once in this order
+    held.clear()
+    assert sum(one() is not None for one in alive) <= blocks._KEPT
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
@@ -370,6 +393,41 @@ def test_two_processes_train_as_one(tmp_path):
 
 
 @pytest.mark.slow
+def test_one_of_two_processes_is_told_to_stop(tmp_path):
+    """SIGTERM to the second: both end, with a checkpoint. And started unlike each other they do not begin."""
+
+    def both(name, *more):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            where = f"localhost:{free.getsockname()[1]}"
+        of = ["--coordinator", where, "--processes", 2]
+        several = [*SMALL, "--epochs", 100, "--save-every", 100_000, "--evaluate-every", 100_000]
+        return [script(tmp_path / name, *several, *of, "--process", i, *(more if i else [])) for i in range(2)]
+
+    first, second = both("run")
+    for _ in range(600):
+        time.sleep(0.1)
+        if (tmp_path / "run" / "checkpoints" / "0").exists():
+            break
+    time.sleep(3)
+    second.send_signal(signal.SIGTERM)
+    assert "stopped at step" in ended(first) and "stopped" not in ended(second)
+    assert parameters(tmp_path / "run")[0] > 0
+    for process in both("other", "--max-steps", 100):
+        assert "must be started with the same options" in ended(process, status=1)
+
+
+@pytest.mark.slow
+def test_a_command_that_was_refused_is_not_remembered(tmp_path):
+    out = tmp_path / "run"
+    assert "--batch must divide" in ended(script(out, *SMALL, "--batch", 51), status=1)
+    (out / "config.json").write_text("")
+    assert "config.json is not what a run wrote" in ended(script(out, *SMALL), status=1)
+    (out / "config.json").unlink()
+    ended(script(out, *SMALL, "--max-steps", 10))
+
+
+@pytest.mark.slow
 def test_other_devices_go_on_if_they_can_share_the_rounds(tmp_path):
     out = tmp_path / "run"
     ended(script(out, *SMALL, "--max-steps", 300, devices=2))
@@ -397,6 +455,45 @@ def test_the_scale_is_that_of_the_rows():
     np.testing.assert_allclose((of.scale.y_low, of.scale.y_unit), (y.min(), np.ptp(y)), rtol=1e-6)
 
 
+def test_the_scale_of_columns_far_from_zero():
+    """Those that are constant are found, and a mean of 1e6 costs no digits."""
+    rng = np.random.default_rng(0)
+    x = np.stack([1e6 + 10 * rng.standard_normal(4000), np.full(4000, 0.1), rng.standard_normal(4000)], 1)
+    x, y = x.astype(np.float32), (1e5 + rng.standard_normal(4000)).astype(np.float32)
+    scale = rounds.scale_of([(x[:1000], y[:1000]), (x[1000:], y[1000:])], None)
+    assert scale.constant.tolist() == [False, True, False]
+    kept = [0, 2]
+    np.testing.assert_allclose(scale.x_center[kept], x.astype(float).mean(0)[kept], rtol=1e-7, atol=1e-5)
+    np.testing.assert_allclose(scale.x_unit[kept], x.astype(float).std(0)[kept], rtol=1e-4)
+    np.testing.assert_allclose((scale.y_low, scale.y_unit), (y.min(), np.ptp(y)), rtol=1e-5)
+
+
+def test_a_class_that_comes_late_is_named():
+    of = job("--task", "classification")
+    of = of._replace(sample=of.sample.replace(classes=1))
+    with pytest.raises(DataError, match=r"classes must be among the 1 of the first blocks, got 1 in block \d+"):
+        next(rounds.stream(of))
+
+
+def test_sums_of_the_log_outlive_the_process(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    log = train_large.Log(file, 0, True)
+    log.round(np.float32(2.0), 100, 1.0, 0.25)
+    log.write(10, 0.5, 0.9)
+    log.round(np.float32(4.0), 100, 1.0, 0.5)
+    log = train_large.Log(file, 20, True, log.sums())
+    log.round(np.float32(8.0), 100, 3.0, 0.0)
+    log.write(30, 0.4, 0.95)
+    log.write(30, 0.4, 0.95)
+    first, second = (json.loads(line) for line in file.read_text().splitlines())
+    assert (first["step"], first["rows"], first["loss"]) == (10, 100, 2.0)
+    assert (second["step"], second["rows"], second["loss"], second["waited"]) == (30, 200, 6.0, 0.5)
+    assert second["rows_per_second"] == 50
+    file.write_text('{"step": 10}\nfoo\n')
+    with pytest.raises(DataError, match=r"metrics.jsonl is not what a run wrote"):
+        train_large.Log(file, 20, True)
+
+
 def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monkeypatch):
     of, asked = job(), []
     monkeypatch.setattr(Synthetic, "__getitem__", lambda self, i: (asked.append(i), (np.zeros((1, 4)), np.zeros(1)))[1])
@@ -408,7 +505,10 @@ def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monke
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--batch", "501"], "--batch must be at most 500, the rows of a round, and a multiple of 1, got 501"),
+        (["--batch", "300"], "--batch must divide 500, the rows of a round, and be a multiple of 1, the devices; got"),
+        (["--synthetic", "rows=-5,p=2"], "--synthetic must be like rows=1e8,p=64"),
+        (["--set", "epochs=3"], "--set: epochs is given by --batch and --epochs"),
+        (["--target", "y"], "--target is for --data, got 'y'"),
         (["--held-out", "40"], "40 blocks of 500 rows are too few: 40 held out, 1 a round"),
         (["--synthetic", "rows=many"], "--synthetic must be like rows=1e8,p=64"),
         (["--data", "x"], "give either --data FOLDER or --synthetic"),
