@@ -255,7 +255,7 @@ def _compared(out: Path, options: argparse.Namespace, blocks: Blocks) -> dict[st
     Raises:
       DataError: if it was another, saying in what; and for a file that cannot be read.
     """
-    file, was = out / "config.json", None
+    file, was = out / "config.json", {}
     try:
         out.mkdir(parents=True, exist_ok=True)
         if file.exists():
@@ -268,7 +268,7 @@ def _compared(out: Path, options: argparse.Namespace, blocks: Blocks) -> dict[st
     options.blocks = options.blocks or jax.device_count()
     config = {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}
     config = json.loads(json.dumps(config))
-    for name in was or ():
+    for name in was:
         if was[name] != config.get(name):
             said = f"{out} holds a run of another {name}: {was[name]}, not {config.get(name)}"
             raise DataError(f"{said}; give another --out")
