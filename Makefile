@@ -15,7 +15,7 @@ test: .venv/ready          ## the tests, in two processes: most of their time is
 # Linux allows a process 65 530. What holds bit for bit is tested in machine code as users get it, too.
 CHECKS := tests/test_checks_regressor.py tests/test_checks_classifier.py
 test-slow: .venv/ready     ## the statistical and the wide ones, and scikit-learn's checks of all recipes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(CHECKS:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow $(CHECKS:%=--ignore=%) $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(CHECKS) $(ARGS)
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_prediction.py tests/test_training.py $(ARGS)
 

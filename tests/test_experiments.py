@@ -259,7 +259,7 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 def test_every_part_of_get_runs(folder, monkeypatch):
-    monkeypatch.setattr(paper_get, "SWEEP_DEPTHS", (1, 2))
+    monkeypatch.setattr(paper_get, "SWEEP_DEPTHS", (2,))
     monkeypatch.setattr(paper_get, "ABLATION_DEPTHS", (2,))
     budget = ["--tuning", "1", "3", "--final", "2", "3", "--polish", "3", "--seeds", "1"]
     pieces.main(
@@ -275,7 +275,7 @@ def test_every_part_of_dgt_runs(folder, monkeypatch):
     small = {name: paper_dgt.SETS[name]._replace(depth=2, epochs=3) for name in ("ailerons", "segmentation")}
     monkeypatch.setattr(paper_dgt, "SETS", small)
     monkeypatch.setitem(paper_dgt.FIRST, "ailerons", 200)
-    monkeypatch.setattr(paper_dgt, "GRID", {"widths": ((), (8, 8)), "momentum": (0.0, 0.3), "l2": (0.0,)})
+    monkeypatch.setattr(paper_dgt, "GRID", {"widths": ((8, 8),), "momentum": (0.0, 0.3), "l2": (0.0,)})
     monkeypatch.setattr(paper_dgt, "TREES", 3)
     names = ["--datasets", "ailerons", "segmentation"]
     pieces.main(paper_dgt.SCRIPT, ["--data-dir", str(folder), *names, "--seeds", "2", "--out", str(folder / "dgt")])
@@ -286,7 +286,7 @@ def test_every_part_of_dgt_runs(folder, monkeypatch):
 @pytest.mark.slow
 def test_every_part_of_latent_runs(folder, monkeypatch):
     monkeypatch.setitem(paper_latent.SETS, "kin8nm", 4)
-    monkeypatch.setattr(paper_latent, "GRID", {"depth": (2,), "width": (0, 8), "learning_rate": (0.001, 0.01)})
+    monkeypatch.setattr(paper_latent, "GRID", {"depth": (2,), "width": (8,), "learning_rate": (0.001, 0.01)})
     monkeypatch.setattr(paper_latent, "CLUSTERING", ((2,), (0.1, 1.25), (0.01,)))
     monkeypatch.setattr(paper_latent, "PRUNING_DEPTH", 2)
     names = ["--datasets", "kin8nm", "glass"]
@@ -302,7 +302,7 @@ def test_every_part_of_latent_runs(folder, monkeypatch):
 def test_every_part_of_the_forests_runs(folder, monkeypatch):
     small = paper_forest.GET_FOREST.base.replace(epochs=3)
     monkeypatch.setattr(paper_forest, "GET_FOREST", jtrees.Bagged(small, trees=5))
-    monkeypatch.setattr(paper_forest, "GET_DEPTHS", (1, 2))
+    monkeypatch.setattr(paper_forest, "GET_DEPTHS", (2,))
     monkeypatch.setattr(paper_forest, "ONE_TREE", small.replace(depth=2))
     monkeypatch.setattr(paper_forest, "UPDATES", 20)
     if not (benchmark.installed("optuna") and benchmark.installed("xgboost")):

@@ -368,6 +368,7 @@ def test_axis_aligned_splits_begin_at_the_length_at_which_a_part_of_their_sample
     assert np.isinf(made[1]) and np.isinf(made[3])
 
 
+@pytest.mark.slow
 def test_a_split_of_features_of_two_values_gets_away_from_the_axis():
     """Witnesses that are right seven times in ten: all scores of an axis-aligned split are as far from it."""
     rng = np.random.default_rng(0)

@@ -2,18 +2,13 @@
 
 import json
 import os
-from pathlib import Path
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
 import weakref
 
 import jax
+from large_runs import SMALL, STEPS, ended, parameters, same_run, script, steps_of
 import numpy as np
-import orbax.checkpoint as ocp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +21,6 @@ from experiments.data import DataError
 import jtrees
 from jtrees import training
 
-ROOT = Path(__file__).parents[1]
 TARGET = {"npy": None, "parquet": "price"}
 TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)
 
@@ -169,64 +163,6 @@ def test_checkpoints_hold_keys_and_go_back_to_one_that_is_whole(tmp_path):
 
 # --- The script ------------------------------------------------------------------------------------------------------
 
-SMALL = ["--synthetic", "rows=20000,p=4", "--block", "500", "--batch", "50", "--held-out", "4", "--epochs", "2"]
-SMALL += ["--evaluate-every", "100", "--save-every", "100", "--set", "depth=3", "widths=[]"]
-STEPS = 720  # 36 blocks, twice, of 10 mini-batches
-
-
-def script(out, *more, devices=1):
-    """The script in a process of its own, which has begun."""
-    told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    told |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "large")}
-    told |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-m", "experiments.train_large", "--out", str(out), *map(str, more)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=told, cwd=out.parent
-    )
-
-
-def ended(process, status=0):
-    """What it said."""
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == status, (out, err)
-    return out if status == 0 else err
-
-
-def parameters(out):
-    """The last checkpoint: all of its arrays, bit for bit."""
-    step = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit())
-    with ocp.StandardCheckpointer() as reader:
-        file = out / "checkpoints" / str(step) / "tree"
-        shapes = reader.metadata(file).item_metadata
-        tree = reader.restore(file, {name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})
-    assert len(tree) > 10
-    return step, tree
-
-
-def same_run(one, other):
-    """Bit-identical parameters, and the same model."""
-    (step, a), (other_step, b) = parameters(one), parameters(other)
-    assert step == other_step == STEPS and a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-    x = TABLE[0][0]
-    x = np.concatenate([x, x[:, :1]], 1)
-    answers = [jtrees.load(out / "model.jtrees").model.predict(x) for out in (one, other)]
-    np.testing.assert_array_equal(*answers)
-
-
-def steps_of(out):
-    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """A run from its beginning to its end."""
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    said = ended(script(out, *SMALL))
-    assert f"{STEPS} steps, all that was planned" in said
-    return out
-
 
 @pytest.mark.slow
 def test_a_run(uninterrupted):
@@ -254,106 +190,6 @@ def test_steps_and_seconds_are_kept_and_the_rest_follows(uninterrupted, tmp_path
     assert parameters(out)[0] == 210 and jtrees.load(out / "model.jtrees").tree is not None
     ended(script(out, *SMALL))
     same_run(out, uninterrupted)
-
-
-@pytest.mark.slow
-def test_twenty_kills(uninterrupted, tmp_path):
-    """At random moments, those of saving among them: what is left is a run that goes on, to the same bits."""
-    out, rng, kills = tmp_path / "run", np.random.default_rng(0), 0
-    often = ["--save-every", "10", "--evaluate-every", "50"]
-    while kills < 20:
-        process = script(out, *SMALL, *often)
-        # Not before there is something to lose: half of them while it trains, the others anywhere.
-        if kills % 2 and not (out / "metrics.jsonl").exists():
-            time.sleep(1)
-        time.sleep(rng.uniform(0, 5))
-        if process.poll() is not None:
-            process.communicate()
-            shutil.rmtree(out)  # it came to its end: once more from the beginning
-            continue
-        process.kill()
-        process.communicate()
-        kills += 1
-    ended(script(out, *SMALL, *often))
-    (step, a), (_, b) = parameters(out), parameters(uninterrupted)
-    assert step == STEPS
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-    steps = steps_of(out)
-    assert steps == sorted(set(steps)) and steps[-1] == STEPS
-
-
-PHASES = {
-    "before": "train_large.source",
-    "reading": "rounds._moments",
-    "compiling": "train_large.round_of",
-    "evaluating": "train_large.Judge.fit",
-    "saving": "Checkpoints.save",
-    "training": "train_large.Log.round",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-def test_sigterm_in_any_phase(uninterrupted, tmp_path, phase):
-    """The signal comes while a function of that phase runs; the process ends with status 0 and says where."""
-    out = tmp_path / "run"
-    raised = f"""
-import os, signal, sys
-from experiments import rounds, train_large
-from experiments.checkpoints import Checkpoints
-inner = {PHASES[phase]}
-def outer(*args, **options):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return inner(*args, **options)
-{PHASES[phase]} = outer
-sys.exit(train_large.main({["--out", str(out), *SMALL]!r}))
-"""
-    told = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", raised], capture_output=True, text=True, env=told, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("stopped ") and done.stdout.count("\n") == 1
-    assert not (out / "model.jtrees").exists()
-    if phase in ("saving", "training"):
-        step = int(done.stdout.split("step ")[1].split(":")[0])
-        assert step == (10 if phase == "training" else 0) and (out / "checkpoints" / str(step)).is_dir()
-    ended(script(out, *SMALL))
-    same_run(out, uninterrupted)
-
-
-@pytest.mark.slow
-def test_a_truncated_checkpoint(uninterrupted, tmp_path):
-    out = tmp_path / "run"
-    ended(script(out, *SMALL, "--max-steps", 400))
-    for file in (out / "checkpoints" / "400").rglob("*"):
-        if file.is_file():
-            os.truncate(file, file.stat().st_size // 2)
-    said = ended(script(out, *SMALL))
-    assert "the checkpoint of step 400" in said and "going back to step 300" in said
-    same_run(out, uninterrupted)
-
-
-@pytest.mark.slow
-def test_a_full_disk(uninterrupted, tmp_path):
-    """It says so and ends; with room again the same command goes on."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no permission to mount a small tmpfs")
-    try:
-        out = small / "run"
-        ended(script(out, *SMALL, "--max-steps", 200))
-        room = os.statvfs(small)
-        (small / "filler").write_bytes(b"0" * (room.f_bavail * room.f_frsize - 4096))
-        assert "No space left on device" in ended(script(out, *SMALL), status=1)
-        (small / "filler").unlink()
-        ended(script(out, *SMALL))
-        same_run(out, uninterrupted)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 @pytest.mark.slow
@@ -390,31 +226,6 @@ def test_two_processes_train_as_one(tmp_path):
     ended(script(one, *SMALL, devices=2))
     assert "goes on at step 300" in ended(script(two, *SMALL, devices=2))
     same_run(one, two)
-
-
-@pytest.mark.slow
-def test_one_of_two_processes_is_told_to_stop(tmp_path):
-    """SIGTERM to the second: both end, with a checkpoint. And started unlike each other they do not begin."""
-
-    def both(name, *more):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            where = f"localhost:{free.getsockname()[1]}"
-        of = ["--coordinator", where, "--processes", 2]
-        several = [*SMALL, "--epochs", 100, "--save-every", 100_000, "--evaluate-every", 100_000]
-        return [script(tmp_path / name, *several, *of, "--process", i, *(more if i else [])) for i in range(2)]
-
-    first, second = both("run")
-    for _ in range(600):
-        time.sleep(0.1)
-        if (tmp_path / "run" / "checkpoints" / "0").exists():
-            break
-    time.sleep(3)
-    second.send_signal(signal.SIGTERM)
-    assert "stopped at step" in ended(first) and "stopped" not in ended(second)
-    assert parameters(tmp_path / "run")[0] > 0
-    for process in both("other", "--max-steps", 100):
-        assert "must be started with the same options" in ended(process, status=1)
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""Runs of experiments.train_large in processes of their own, and what is left of them."""
+
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from experiments.blocks import Synthetic
+import jtrees
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--synthetic", "rows=20000,p=4", "--block", "500", "--batch", "50", "--held-out", "4", "--epochs", "2"]
+SMALL += ["--evaluate-every", "100", "--save-every", "100", "--set", "depth=3", "widths=[]"]
+STEPS = 720  # 36 blocks, twice, of 10 mini-batches
+
+
+def python(where, *arguments, devices=1):
+    """A process that has begun, in the folder where; all of them share compiled programs."""
+    told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    told |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "large")}
+    told |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, arguments)], **pipes, env=told, cwd=where)
+
+
+def script(out, *more, devices=1):
+    """The script in a process of its own, which has begun."""
+    return python(out.parent, "-m", "experiments.train_large", "--out", out, *more, devices=devices)
+
+
+def ended(process, status=0):
+    """What it said."""
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == status, (out, err)
+    return out if status == 0 else err
+
+
+def parameters(out):
+    """The last checkpoint: all of its arrays, bit for bit."""
+    step = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit())
+    with ocp.StandardCheckpointer() as reader:
+        file = out / "checkpoints" / str(step) / "tree"
+        shapes = reader.metadata(file).item_metadata
+        tree = reader.restore(file, {name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})
+    assert len(tree) > 10
+    return step, tree
+
+
+def same_run(one, other):
+    """Bit-identical parameters, and the same model."""
+    (step, a), (other_step, b) = parameters(one), parameters(other)
+    assert step == other_step == STEPS and a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    x, _ = Synthetic(rows=100, p=4, block=100, seed=1)[0]
+    answers = [jtrees.load(out / "model.jtrees").model.predict(x) for out in (one, other)]
+    np.testing.assert_array_equal(*answers)
+
+
+def steps_of(out):
+    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
