@@ -1,5 +1,6 @@
 """Strict settings for the whole suite, and the fixtures that several files share."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -29,6 +30,9 @@ os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICK))
 if os.environ.get("JTREES_TEST_CACHE") != "off":
     jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# Tracing makes very many objects, few of them rings: looking for these as often as usual takes 4 % of the time.
+gc.set_threshold(200_000, 50, 100)
 
 # Dtypes never mix by accident. Rank promotion stays allowed: `y - outputs` over (n,) and (leaves, n) is how the node
 # axis comes first everywhere in the library.

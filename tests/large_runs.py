@@ -1,14 +1,19 @@
-"""Runs of experiments.train_large in processes of their own, and what is left of them."""
+"""Runs of experiments.train_large, in this process and in others, and what is left of them."""
 
+import contextlib
+import io
 import json
 import os
 from pathlib import Path
+import signal
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from experiments import train_large
 from experiments.blocks import Synthetic
 import jtrees
 
@@ -18,18 +23,32 @@ SMALL += ["--evaluate-every", "100", "--save-every", "100", "--set", "depth=3", 
 STEPS = 720  # 36 blocks, twice, of 10 mini-batches
 
 
-def python(where, *arguments, devices=1):
-    """A process that has begun, in the folder where; all of them share compiled programs."""
-    told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    told |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "large")}
-    told |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *map(str, arguments)], **pipes, env=told, cwd=where)
+def within(out, *more, status=0):
+    """What the script says in this process, from its beginning to its end."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    said, wrong = io.StringIO(), io.StringIO()
+    try:
+        with (
+            jax.numpy_dtype_promotion("standard"),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(wrong),
+        ):
+            ended_with = train_large.main(["--out", str(out), *map(str, more)])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert ended_with == status, (said.getvalue(), wrong.getvalue())
+    return said.getvalue() if status == 0 else wrong.getvalue()
 
 
 def script(out, *more, devices=1):
-    """The script in a process of its own, which has begun."""
-    return python(out.parent, "-m", "experiments.train_large", "--out", out, *more, devices=devices)
+    """The script in a process of its own, which has begun; all of them share compiled programs."""
+    told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    told |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "large")}
+    told |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-m", "experiments.train_large", "--out", str(out), *map(str, more)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, env=told, cwd=out.parent)
 
 
 def ended(process, status=0):

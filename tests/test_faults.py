@@ -7,9 +7,12 @@ import socket
 import subprocess
 import time
 
-from large_runs import SMALL, STEPS, ended, parameters, python, same_run, script, steps_of
+from large_runs import SMALL, STEPS, ended, parameters, same_run, script, steps_of, within
 import numpy as np
 import pytest
+
+from experiments import rounds, train_large
+from experiments.checkpoints import Checkpoints
 
 
 @pytest.mark.slow
@@ -43,50 +46,48 @@ def test_twenty_kills(uninterrupted, tmp_path):
 
 
 PHASES = {
-    "before": "train_large.source",
-    "reading": "rounds._moments",
-    "compiling": "train_large.round_of",
-    "evaluating": "train_large.Judge.fit",
-    "saving": "Checkpoints.save",
-    "training": "train_large.Log.round",
+    "before": (train_large, "source"),
+    "reading": (rounds, "_moments"),
+    "compiling": (train_large, "round_of"),
+    "evaluating": (train_large.Judge, "fit"),
+    "saving": (Checkpoints, "save"),
+    "training": (train_large.Log, "round"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-def test_sigterm_in_any_phase(uninterrupted, tmp_path, phase):
-    """The signal comes while a function of that phase runs; the process ends with status 0 and says where."""
-    out = tmp_path / "run"
-    raised = f"""
-import os, signal, sys
-from experiments import rounds, train_large
-from experiments.checkpoints import Checkpoints
-inner = {PHASES[phase]}
-def outer(*args, **options):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return inner(*args, **options)
-{PHASES[phase]} = outer
-sys.exit(train_large.main({["--out", str(out), *SMALL]!r}))
-"""
-    said = ended(python(tmp_path, "-c", raised))
+def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
+    """The signal comes while a function of that phase runs; the run ends with status 0 and says where."""
+    out, (owner, name) = tmp_path / "run", PHASES[phase]
+    inner = getattr(owner, name)
+
+    def outer(*args, **options):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        return inner(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, outer)
+        said = within(out, *SMALL)
     assert not (out / "model.jtrees").exists()
     if phase in ("before", "reading"):
         assert said == "stopped before a step was made: nothing is lost\n" and not list(out.glob("checkpoints/*"))
         return
     where = out / "checkpoints" / ("10" if phase == "training" else "0")
     assert said == f"stopped at step {where.name}: the same command goes on from {where}\n" and where.is_dir()
-    ended(script(out, *SMALL))
+    within(out, *SMALL)
     same_run(out, uninterrupted)
 
 
 @pytest.mark.slow
 def test_a_truncated_checkpoint(uninterrupted, tmp_path):
     out = tmp_path / "run"
-    ended(script(out, *SMALL, "--max-steps", 400))
+    within(out, *SMALL, "--max-steps", 400)
     for file in (out / "checkpoints" / "400").rglob("*"):
         if file.is_file():
             os.truncate(file, file.stat().st_size // 2)
-    said = ended(script(out, *SMALL))
+    said = within(out, *SMALL)
     assert "the checkpoint of step 400" in said and "going back to step 300" in said
     same_run(out, uninterrupted)
 
@@ -103,12 +104,12 @@ def test_a_full_disk(uninterrupted, tmp_path):
         pytest.skip("no permission to mount a small tmpfs")
     try:
         out = small / "run"
-        ended(script(out, *SMALL, "--max-steps", 200))
+        within(out, *SMALL, "--max-steps", 200)
         room = os.statvfs(small)
         (small / "filler").write_bytes(b"0" * (room.f_bavail * room.f_frsize - 4096))
-        assert "No space left on device" in ended(script(out, *SMALL), status=1)
+        assert "No space left on device" in within(out, *SMALL, status=1)
         (small / "filler").unlink()
-        ended(script(out, *SMALL))
+        within(out, *SMALL)
         same_run(out, uninterrupted)
     finally:
         subprocess.run(["umount", str(small)], check=True)

@@ -85,7 +85,7 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("name", sweeps.quick(TREES, [name for name in TREES if name not in ("GET", "random 0", "random 1")]))
+@pytest.mark.parametrize("name", sweeps.quick(TREES, ["random 2", "CART", "from_sklearn", "all left"]))
 def test_loss_never_rises(data, name):
     x, y = data
     tree = TREES[name](x, y)

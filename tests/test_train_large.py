@@ -1,4 +1,4 @@
-"""Training on tables that no memory holds: the data, the script, and whatever may happen to it."""
+"""Training on tables that no memory holds: the data, the script and its parts. What may happen to it: test_faults.py."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import socket
 import weakref
 
 import jax
-from large_runs import SMALL, STEPS, ended, parameters, same_run, script, steps_of
+from large_runs import SMALL, STEPS, ended, parameters, same_run, script, steps_of, within
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -178,7 +178,7 @@ def test_a_run(uninterrupted):
 def test_the_same_command_again_changes_nothing(uninterrupted, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(uninterrupted, out)
-    assert "goes on at step 720" in ended(script(out, *SMALL))
+    assert "goes on at step 720" in within(out, *SMALL)
     assert steps_of(out) == steps_of(uninterrupted)
     same_run(out, uninterrupted)
 
@@ -186,9 +186,9 @@ def test_the_same_command_again_changes_nothing(uninterrupted, tmp_path):
 @pytest.mark.slow
 def test_steps_and_seconds_are_kept_and_the_rest_follows(uninterrupted, tmp_path):
     out = tmp_path / "run"
-    assert "205" not in ended(script(out, *SMALL, "--max-steps", 205)).split(":")[0]
+    assert "205" not in within(out, *SMALL, "--max-steps", 205).split(":")[0]
     assert parameters(out)[0] == 210 and jtrees.load(out / "model.jtrees").tree is not None
-    ended(script(out, *SMALL))
+    within(out, *SMALL)
     same_run(out, uninterrupted)
 
 
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_the_data_is_said(tmp_path):
     rows[105, 0] = np.inf
     np.save(folder / "0.npy", rows)
     command = ["--data", folder, "--block", 50, "--batch", 10, "--held-out", 2, "--set", "depth=2", "widths=[]"]
-    said = ended(script(tmp_path / "run", *command), status=1)
+    said = within(tmp_path / "run", *command, status=1)
     assert (
         said == f"train_large: {folder / '0.npy'}, row 105 (from 0): every number must be finite, got NaN or infinity\n"
     )
@@ -207,7 +207,7 @@ def test_what_is_wrong_with_the_data_is_said(tmp_path):
 
 @pytest.mark.slow
 def test_another_run_is_not_gone_on_with(uninterrupted):
-    said = ended(script(uninterrupted, *SMALL, "--batch", 100), status=1)
+    said = within(uninterrupted, *SMALL, "--batch", 100, status=1)
     assert "holds a run of another batch: 50, not 100; give another --out" in said
 
 
@@ -231,11 +231,11 @@ def test_two_processes_train_as_one(tmp_path):
 @pytest.mark.slow
 def test_a_command_that_was_refused_is_not_remembered(tmp_path):
     out = tmp_path / "run"
-    assert "--batch must divide" in ended(script(out, *SMALL, "--batch", 51), status=1)
+    assert "--batch must divide" in within(out, *SMALL, "--batch", 51, status=1)
     (out / "config.json").write_text("")
-    assert "config.json is not what a run wrote" in ended(script(out, *SMALL), status=1)
+    assert "config.json is not what a run wrote" in within(out, *SMALL, status=1)
     (out / "config.json").unlink()
-    ended(script(out, *SMALL, "--max-steps", 10))
+    within(out, *SMALL, "--max-steps", 10)
 
 
 @pytest.mark.slow
