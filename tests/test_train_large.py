@@ -1,4 +1,4 @@
-"""Training on tables that no memory holds: the data, the script and its parts. What may happen to it: test_faults.py."""
+"""Training on tables that no memory holds: data, script, parts. What may happen to it is in test_faults.py."""
 
 import json
 import os
