@@ -31,7 +31,8 @@ if os.environ.get("JTREES_TEST_CACHE") != "off":
     jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
-# Tracing makes very many objects, few of them rings: looking for these as often as usual takes 4 % of the time.
+# Tracing makes very many objects, few of them rings: to look for these as often as usual takes some per cent of the
+# time.
 gc.set_threshold(200_000, 50, 100)
 
 # Dtypes never mix by accident. Rank promotion stays allowed: `y - outputs` over (n,) and (leaves, n) is how the node

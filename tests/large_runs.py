@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 import signal
+import socket
 import subprocess
 import sys
 
@@ -49,6 +50,13 @@ def script(out, *more, devices=1):
     command = [sys.executable, "-m", "experiments.train_large", "--out", str(out), *map(str, more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes, env=told, cwd=out.parent)
+
+
+def free_address():
+    """Where the first of several processes can listen."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
 
 
 def ended(process, status=0):

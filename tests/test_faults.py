@@ -3,11 +3,10 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 
-from large_runs import SMALL, STEPS, ended, parameters, same_run, script, steps_of, within
+from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
 import pytest
 
@@ -37,10 +36,7 @@ def test_twenty_kills(uninterrupted, tmp_path):
         process.communicate()
         kills += 1
     ended(script(out, *SMALL, *often))
-    (step, a), (_, b) = parameters(out), parameters(uninterrupted)
-    assert step == STEPS
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    same_run(out, uninterrupted)
     steps = steps_of(out)
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
 
@@ -73,9 +69,9 @@ def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
     assert not (out / "model.jtrees").exists()
     if phase in ("before", "reading"):
         assert said == "stopped before a step was made: nothing is lost\n" and not list(out.glob("checkpoints/*"))
-        return
-    where = out / "checkpoints" / ("10" if phase == "training" else "0")
-    assert said == f"stopped at step {where.name}: the same command goes on from {where}\n" and where.is_dir()
+    else:
+        where = out / "checkpoints" / ("10" if phase == "training" else "0")
+        assert said == f"stopped at step {where.name}: the same command goes on from {where}\n" and where.is_dir()
     within(out, *SMALL)
     same_run(out, uninterrupted)
 
@@ -107,7 +103,8 @@ def test_a_full_disk(uninterrupted, tmp_path):
         within(out, *SMALL, "--max-steps", 200)
         room = os.statvfs(small)
         (small / "filler").write_bytes(b"0" * (room.f_bavail * room.f_frsize - 4096))
-        assert "No space left on device" in within(out, *SMALL, status=1)
+        # In a process of its own: what Orbax cannot finish there it leaves to the end of the process.
+        assert "No space left on device" in ended(script(out, *SMALL), status=1)
         (small / "filler").unlink()
         within(out, *SMALL)
         same_run(out, uninterrupted)
@@ -120,9 +117,7 @@ def test_one_of_two_processes_is_told_to_stop(tmp_path):
     """SIGTERM to the second: both end, with a checkpoint. And started unlike each other they do not begin."""
 
     def both(name, *more):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            where = f"localhost:{free.getsockname()[1]}"
+        where = free_address()
         of = ["--coordinator", where, "--processes", 2]
         several = [*SMALL, "--epochs", 100, "--save-every", 100_000, "--evaluate-every", 100_000]
         return [script(tmp_path / name, *several, *of, "--process", i, *(more if i else [])) for i in range(2)]

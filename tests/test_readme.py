@@ -20,7 +20,7 @@ SLOW = {
     "GridSearchCV": "seven fits",
     "load_diabetes": "GET as the paper has it, with ten starts and CART",
     "Polished": "three fits and a tuning",
-    "huber_loss": "five starts of a method of one's own",
+    "huber_loss": "500 steps of a method of one's own",
     "jtrees.sweep": "GET for four combinations and three seeds",
     "run_bandit": "a stream of 20 000 rounds",
     "nn.TreeEnsemble": "a network with an ensemble, on digits",

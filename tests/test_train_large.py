@@ -3,11 +3,10 @@
 import json
 import os
 import shutil
-import socket
 import weakref
 
 import jax
-from large_runs import SMALL, STEPS, ended, parameters, same_run, script, steps_of, within
+from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -214,9 +213,7 @@ def test_another_run_is_not_gone_on_with(uninterrupted):
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """Two devices in one process, and one in each of two, which one process then goes on with: the same bits."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        where = f"localhost:{free.getsockname()[1]}"
+    where = free_address()
     one, two = tmp_path / "one", tmp_path / "two"
     half = [*SMALL, "--max-steps", 300]
     both = [script(two, *half, "--coordinator", where, "--processes", 2, "--process", i) for i in range(2)]
