@@ -96,8 +96,8 @@ def main() -> None:
         memory = benchmark.child("experiments.bench_streaming", "--child", "in_memory")["speeds"]
         rows.append(["rows in memory", benchmark.spread(memory, 1e-3), "1", "-", "-"])
         kinds: dict[str, list[Any]] = {"made as needed": ["--synthetic", f"rows={ROWS},p={P}"]}
-        for kind in ("npy", "parquet"):
-            kinds[f"{SHARDS} shards, {kind}"] = ["--data", shards(folder / kind, kind), "--target", "y"]
+        for kind, target in (("npy", []), ("parquet", ["--target", "y"])):
+            kinds[f"{SHARDS} shards, {kind}"] = ["--data", shards(folder / kind, kind), *target]
         for what, source in kinds.items():
             _, _, lines = run(folder / f"run {what}", *source, "--epochs", 2 * REPEATS)
             rows.append([what, *_figures(lines, memory)])
