@@ -267,11 +267,15 @@ def one_step(
             due = step % score_every == 0
             due = due if last is None else due | (step == last)
 
-            def look(held: tuple[Best, Array, Array]) -> tuple[Best, Array, Array]:
-                now = _score(method, state, data, score).astype(dtype)
-                return _better(held[0], Best(state.params, now, state.step)), now, held[2] + 1
+            # A branch: out of a loop of one step or none, the compiler would take what the loop does not change, and
+            # evaluate the score in every step. The branch gives one number, so that it copies no parameters.
+            score_now = lambda: _score(method, state, data, score).astype(dtype)
+            now = jax.lax.cond(due, score_now, lambda: now)
 
-            seen, now, looks = only_if(due, look, (seen, now, jnp.zeros_like(step)))
+            def look(held: tuple[Best, Array]) -> tuple[Best, Array]:
+                return _better(held[0], Best(state.params, now, state.step)), held[1] + 1
+
+            seen, looks = only_if(due, look, (seen, jnp.zeros_like(step)))
             # The same number; but the update, which is for this step, now waits for the look. Else it could come first,
             # and the compiler would copy all parameters in every step, for the look to read.
             step = step + looks - due.astype(step.dtype)

@@ -175,7 +175,7 @@ def test_steps_of_a_deep_tree_copy_nothing_of_its_size(watch):
     """By the compiler's account of what is made on the way; the best seen is kept in place, too."""
     p, data = 60, Batch(jnp.zeros((64, 60)), jnp.zeros(64, jnp.int32))
     method, optimizer = jtrees.nongreedy(14, classes=2, learning_rate=0.1), jtrees.lazy_momentum(0.1)
-    of = {"score_every": watch, "score": lambda params: params.bias.sum(), "batch_size": 16}
+    of = {"score_every": watch, "score": lambda params: params.weights.sum() + params.bias.sum(), "batch_size": 16}
     run = lambda state: jtrees.advance(method, state, data, optimizer=optimizer, steps=10, **of)[0]
     state = jax.eval_shape(lambda: jtrees.start(method, data, key=jax.random.key(0), optimizer=optimizer))
     memory = jax.jit(run, donate_argnums=0).lower(state).compile().memory_analysis()

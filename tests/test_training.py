@@ -1,6 +1,7 @@
 """The training loop: what it computes, in which order it looks at samples, what it keeps, and what it compiles."""
 
 from functools import partial
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -173,6 +174,24 @@ def test_a_score_of_ones_own_decides(plane):
     np.testing.assert_allclose(result.scores, expected[:6], rtol=1e-4, atol=1e-6)
     assert int(result.step) == int(np.argmin(expected)) != int(np.argmin(far(seen)))
     assert_same(result.params, seen[int(np.argmin(expected))])
+
+
+@pytest.mark.parametrize("runs", [0, 1, 4], ids=["jit", "map_starts, one", "map_starts, four"])
+def test_a_score_is_evaluated_only_in_the_steps_that_ask_for_it(plane, runs):
+    """Counted by a pure callback, which the compiler may move as it may move any computation."""
+    count = itertools.count()
+
+    def evaluated(params):
+        next(count)
+        return np.square(params - np.float32(1)).sum(-1)
+
+    result = jax.ShapeDtypeStruct((), jnp.float32)
+    score = lambda params: jax.pure_callback(evaluated, result, params, vmap_method="sequential")
+    one = lambda key: run(plane, key, steps=12, batch_size=4, score_every=5, score=score).scores
+    together = lambda keys: jtrees.map_starts(one, keys)
+    scores = jax.jit(together if runs else one)(jax.random.split(KEY, runs) if runs else KEY)
+    # Before steps 0, 5 and 10; nothing here needs the score of the last parameters.
+    assert np.isfinite(scores).sum() == next(count) == 3 * max(1, runs)
 
 
 def test_a_step_of_ones_own_takes_the_place_of_the_optimisers(plane):
