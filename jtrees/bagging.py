@@ -16,11 +16,16 @@ from jtrees.table import Scale, Table, mean_loss
 
 
 class Bags(NamedTuple):
-    """What is prepared: the rows that each bag holds, ``(trees, m)``, -1 for padding, and what the base prepares for
-    each.
+    """What is prepared for the bags.
+
+    Attributes:
+      drawn: the rows that each bag holds, ``(trees, m)``, -1 for padding.
+      numbers: the same rows, counted among those that have weight.
+      starts: what the base prepares for each bag.
     """
 
     drawn: Any
+    numbers: Any
     starts: Any
 
 
@@ -71,9 +76,10 @@ class Bagged(Combined):
         rng = np.random.default_rng(np.asarray(jax.random.key_data(draw_key)))  # on the host: nothing to compile
         drawn = rng.choice(real, (self.trees, self.bag_size(n))).astype(np.int32)
         drawn[:, self.bag_size(len(real)) :] = -1  # a bag of a padded table is as padded
+        numbers = np.where(drawn < 0, -1, np.searchsorted(real, drawn)).astype(np.int32)
         keys = (jax.random.fold_in(base_key, i) for i in range(self.trees))
         starts = [self.base.prepare(_bag(table, rows), key=k) for rows, k in zip(drawn, keys, strict=True)]
-        return Bags(jnp.asarray(drawn), jax.tree.map(_stacked, *starts))
+        return Bags(jnp.asarray(drawn), jnp.asarray(numbers), jax.tree.map(_stacked, *starts))
 
     def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
         return self.base.rounds((self.bag_size(shape[0]), shape[1]), many * self.trees)
@@ -91,13 +97,13 @@ class Bagged(Combined):
 
     def end(self, state: Any, table: Table, judge: Table | None) -> Found:
         found = map_starts(lambda drawn, one: self.base.end(one, _bag(table, drawn), judge), *state)
-        return Found(found, found.score.mean(), found.finite.all(), found.step.max(), state[0])
+        return Found(found, found.score.mean(), found.finite.all(), found.step.max())
 
     def finish(
         self, found: Found, start: Bags, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
     ) -> Fit:
         found, start = jax.device_get((found, start))
-        bags = [rows[rows >= 0] for rows in found.extra]
+        bags = [rows[rows >= 0] for rows in start.numbers]
         fits = []
         for i, rows in enumerate(bags):
             ended, began = jax.tree.map(lambda a, i=i: jnp.asarray(a[i]), (found.model, start.starts))

@@ -352,13 +352,13 @@ def _stack(*arrays: Any) -> np.ndarray:
 
 
 def _folds(table: Table, unit: Table, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:
-    """The table with weight 0 in the rows that each fold leaves out, and these weights for the scaled, padded one."""
+    """The table without the rows that each fold leaves out; and weights, 0 there, for the scaled and padded one."""
     if left_out[0] is None:
         return [table], None
     weights = np.tile(np.asarray(unit.weight), (len(left_out), 1))
     for weight, rows in zip(weights, left_out, strict=True):
         weight[rows] = 0
-    return [table.replace(weight=weight[: len(table.x)]) for weight in weights], weights
+    return [table.rows(np.setdiff1d(np.arange(len(table.x)), rows)) for rows in left_out], weights
 
 
 def _at_once(

@@ -196,18 +196,20 @@ def _tried(recipe: Any, several: list[dict[str, Any]], parts: list[_Part], key: 
     """The trials of combinations that make one program."""
     lost: list[list[np.ndarray]] = [[] for _ in several]
     sizes: list[list[float]] = [[] for _ in several]
+    weights: list[np.ndarray] = []
     for fold, part in enumerate(parts):
         if fold and not watch.goes_on():
             break
-        weight = np.ones(len(part.judge.x)) if part.judge.weight is None else part.judge.weight
+        weights.append(weight := np.ones(len(part.judge.x)) if part.judge.weight is None else part.judge.weight)
         recipes = [with_options(recipe, options).checked(part.rows) for options in several]
         fits = fits_of(recipes, [jax.random.fold_in(key, fold)], [None], part.rows, part.chooser, watch)
         for i, (one, scale) in enumerate(fits):
             of_row = np.full(len(weight), np.inf) if one is None else row_losses(recipe, one.model, part.judge, scale)
-            lost[i].append(weight / weight.mean() * of_row)
+            lost[i].append(weight * of_row)
             sizes[i].append(np.nan if one is None else one.model.num_parameters)
+    mean = np.concatenate(weights).mean()  # over all folds: a heavy row counts as much in a light fold as in another
     each = zip(several, lost, sizes, strict=True)
-    return [_Tried(options, np.concatenate(losses), float(np.mean(size))) for options, losses, size in each]
+    return [_Tried(options, np.concatenate(losses) / mean, float(np.mean(size))) for options, losses, size in each]
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------

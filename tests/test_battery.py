@@ -3,6 +3,7 @@
 import copy
 from functools import cache
 import inspect
+import itertools
 import pickle
 
 from flax import serialization
@@ -15,7 +16,7 @@ from small_recipes import get_of_depth_2
 import sweeps
 
 import jtrees
-from jtrees import Batch, recipes
+from jtrees import Batch, options, recipes, training
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -208,6 +209,33 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
     assert count_compilations(lambda: other(X.tolist(), Y.tolist())) == 0
     assert all(np.isfinite(answers).all() for answers in found)
     np.testing.assert_array_equal(found[3], fitted(name).model.predict(X))
+
+
+# Evaluations of one fit with 40 epochs: once an epoch and at the end, of each tree; of annealed trees 20 times under
+# each scale factor, of which GET has two and RADDT five, and after its last step. CO2 decides node by node.
+EVALUATIONS = {"GET": 2 * 2 * 21, "RADDT": 2 * 5 * 21, "CO2": 0, "Bagged": 2 * 41}
+
+
+@pytest.mark.parametrize("name", each(("DGT",)))
+@pytest.mark.parametrize("run", ["fit", pytest.param("sweep", marks=pytest.mark.slow)])
+def test_scores_are_evaluated_now_and_then_and_not_in_every_step(name, run, monkeypatch):
+    """Counted by a pure callback, which the compiler may move as it may move any computation."""
+    counter, evaluate = itertools.count(), training._score
+
+    def counted(*args):
+        count = lambda value: (next(counter), value)[1]
+        value = evaluate(*args)
+        return jax.pure_callback(count, jax.ShapeDtypeStruct((), value.dtype), value, vmap_method="sequential")
+
+    monkeypatch.setattr(training, "_score", counted)
+    recipe = RECIPES[name][0]
+    epochs = "base__epochs" if hasattr(recipe, "base") else "epochs"
+    recipe = options.with_options(recipe, {epochs: 40})  # programs that no other test has compiled
+    if run == "fit":
+        jtrees.fit(recipe, X, Y, key=KEY, validation=(X[:200], Y[:200]))
+    else:
+        jtrees.sweep(recipe, X, Y, key=KEY, seeds=2, validation=(X[:200], Y[:200]))
+    assert next(counter) == EVALUATIONS.get(name, 41) * (1 if run == "fit" else 2)
 
 
 @pytest.mark.parametrize("name", each())

@@ -102,6 +102,28 @@ def test_folds_are_weights():
     assert part.losses[0, 0, 0] == pytest.approx(np.mean((part.fits[0, 0, 0].model.predict(X[rows]) - Y[rows]) ** 2))
 
 
+def test_reports_count_the_rows_that_were_trained_on():
+    """And not those that a fold leaves out, which are in the program with weight 0."""
+    result = sweep(DGT.replace(depth=6), folds=3)
+    order = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))
+    nodes = lambda fit, x: np.unique(fit.tree.decision_path(x)[:-1])
+    differ = []
+    for fold, rows in enumerate(np.array_split(order, 3)):
+        fit, rest = result.fits[0, 0, fold], np.setdiff1d(np.arange(96), rows)
+        assert fit.report["reached"] == len(nodes(fit, X[rest]))
+        differ.append(len(nodes(fit, X)) != len(nodes(fit, X[rest])))
+    assert any(differ)
+
+
+def test_bags_of_a_fold_hold_rows_that_were_trained_on():
+    result = sweep(jtrees.Bagged(DGT, trees=2), grid={"base__learning_rate": (0.01, 0.1)}, folds=3)
+    for fit in result.fits[0, 0]:
+        report = fit.report
+        assert report["in_bag"].shape == (2, 64) and len(report["out_of_bag"]) == 64
+        np.testing.assert_array_equal(report["in_bag"].sum(1), 64)
+        np.testing.assert_array_equal(np.isnan(report["out_of_bag"]), report["in_bag"].all(0))
+
+
 def test_rows_left_out_teach_nothing():
     """Their targets in another order (the range of all, by which targets are scaled, stays what it is)."""
     rows, other = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))[:32], Y.copy()

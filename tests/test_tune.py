@@ -126,11 +126,13 @@ def test_a_combination_that_diverges_is_not_chosen(table):
 # --- How it is found -------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_is_a_fit_to_the_other_rows(table):
-    """Each trial is what the recipe finds on the rows that are not left out, judged by those that are."""
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
+    """The loss of a trial is the mean over all folds, by weight, of the losses of rows that were left out."""
     x, y = table
+    weight = np.geomspace(0.01, 10, len(x)) if weighted else None
     grid = {"depth": (2, 3), "learning_rate": (0.1, 0.5)}
-    result = tune(table, grid, validation=3)
+    result = tune(table, grid, validation=3, sample_weight=weight)
     split_key, search_key, _ = jax.random.split(KEY, 3)
     folds = np.array_split(np.asarray(jax.random.permutation(split_key, len(x))), 3)
     for depth, rate in itertools.product(*grid.values()):
@@ -138,13 +140,14 @@ def test_a_trial_is_a_fit_to_the_other_rows(table):
         for i, fold in enumerate(folds):
             rest = np.setdiff1d(np.arange(len(x)), fold)
             recipe = Polynomials(depth=depth, learning_rate=rate)
-            part = recipe.table(x[rest], y[rest], None, "regression")
+            part = recipe.table(x[rest], y[rest], weight[rest] if weighted else None, "regression")
             scale, keys = recipe.scale(part), jax.random.split(jax.random.fold_in(search_key, i), 3)
             found, _ = run_rounds(recipe.checked(part), None, scale.unit(part), None, keys[1], Watch())
             model = recipe.finish(found, None, part, None, scale=scale, key=keys[2], watch=Watch()).model
             lost.append((model.predict(x[fold]) - y[fold]) ** 2)
         trial = trials(result)[(depth, rate)]
-        assert trial.loss == pytest.approx(np.concatenate(lost).mean(), rel=1e-5)  # one by one or together
+        loss = np.average(np.concatenate(lost), weights=weight[np.concatenate(folds)] if weighted else None)
+        assert trial.loss == pytest.approx(loss, rel=1e-5)  # one by one or together
         assert trial.size == depth + 1
     assert set(trials(result)) == set(itertools.product(*grid.values()))
 
