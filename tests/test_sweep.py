@@ -104,7 +104,7 @@ def test_folds_are_weights():
 
 def test_reports_count_the_rows_that_were_trained_on():
     """And not those that a fold leaves out, which are in the program with weight 0."""
-    result = sweep(DGT.replace(depth=6), folds=3)
+    result = sweep(DGT.replace(depth=10), folds=3)
     order = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))
     nodes = lambda fit, x: np.unique(fit.tree.decision_path(x)[:-1])
     differ = []
