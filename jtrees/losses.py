@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 import optax
 
 SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, k), targets -> (n,)
@@ -43,6 +44,33 @@ def sample_loss(loss: Any, classes: int | None) -> SampleLoss:
         return lost
 
     return checked
+
+
+def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
+    """Checks that a loss is smallest where outputs equal targets, on some targets in [0, 1].
+
+    A recipe scales targets linearly and scales the outputs back. So outputs must mean what targets mean; those of a
+    loss with a link (the Poisson loss of the logarithm of a mean, say) do not.
+
+    Args:
+      loss: of outputs and targets, ``(n, *columns)``, on each sample.
+      columns: shape of the target of a sample.
+
+    Raises:
+      ValueError: if some other output has a lower loss, saying where.
+    """
+    targets, steps = np.linspace(0, 1, 5, dtype=np.float32), np.array([-0.5, -0.1, 0.1, 0.5], np.float32)
+    with jax.ensure_compile_time_eval():
+        y = jnp.broadcast_to(targets.reshape(-1, *[1] * len(columns)), (len(targets), *columns))
+        at_target, others = (np.asarray(a) for a in (loss(y, y), [loss(y + step, y) for step in steps]))
+    lower = others < at_target - 1e-3 * np.maximum(1e-3, np.abs(at_target))  # float32; NaN is no lower loss
+    if lower.any():
+        step, i = np.argwhere(lower)[0]
+        raise ValueError(
+            f"loss must be smallest where outputs equal targets, which are scaled to [0, 1]; for the target "
+            f"{targets[i]:.2g} it is {at_target[i]:.4g} there and {others[step, i]:.4g} at the output "
+            f"{targets[i] + steps[step]:.2g}: a loss with a link needs targets that range from exactly 0 to 1"
+        )
 
 
 def weighted_mean(lost: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:

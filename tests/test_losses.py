@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import jtrees
 from jtrees import losses
 
 
@@ -54,3 +56,32 @@ def test_means_are_not_divided_by_the_weights():
     mean = jax.jit(losses.weighted_mean)
     assert float(mean(lost, None)) == 3
     assert float(mean(lost, weight)) == 1
+
+
+def poisson(outputs, y):
+    return jnp.exp(outputs) - y * outputs
+
+
+def pinball(outputs, y):
+    return jnp.maximum(0.9 * (y - outputs), -0.1 * (y - outputs))
+
+
+@pytest.mark.parametrize("columns", [(), (3,)])
+def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
+    of_rows = lambda fn: lambda outputs, y: fn(outputs, y).reshape(len(y), -1).mean(1)
+    wide = lambda outputs, y: jnp.maximum(jnp.abs(outputs - y) - 0.2, 0)
+    for loss in (losses.squared_error, of_rows(optax.losses.huber_loss), of_rows(pinball), of_rows(wide)):
+        losses.check_without_link(loss, columns)
+
+
+def test_losses_with_a_link_are_refused():
+    """Of counts a tree with Poisson's loss would answer negative numbers, as targets are scaled and outputs are logs."""
+    with pytest.raises(
+        ValueError, match=r"loss must be smallest where outputs equal targets, .* the target 0 it is 1 "
+    ):
+        losses.check_without_link(poisson)
+    x = np.linspace(-1, 1, 64)[:, None]
+    y = np.random.default_rng(0).poisson(np.exp(1 + x[:, 0])).astype(float)
+    for recipe in (jtrees.TEL(loss=poisson), jtrees.LatentTree(loss=poisson), jtrees.DGT(loss=poisson)):
+        with pytest.raises(ValueError, match="a loss with a link needs targets that range from exactly 0 to 1"):
+            jtrees.fit(recipe, x, y, key=jax.random.key(0))

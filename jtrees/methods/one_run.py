@@ -46,6 +46,9 @@ class OneRun(Recipe):
         return losses.sample_loss(getattr(self, "loss", None), classes)
 
     def checked(self, table: Table) -> Any:
+        as_given = table.classes is not None or (np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1))
+        if getattr(self, "loss", None) is not None and not as_given:
+            losses.check_without_link(self.sample_loss(None), table.y.shape[1:])
         return self.replace(
             epochs=None if self.epochs is None else checks.check_count("epochs", self.epochs),
             batch_size=checks.check_count("batch_size", self.batch_size),
