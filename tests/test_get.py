@@ -994,3 +994,27 @@ def test_depth_found_on_a_third_of_the_data_and_fitted_to_all(steps):
     assert result.loss == pytest.approx(np.mean((tree.predict(x) - y) ** 2, dtype=np.float64), rel=1e-5)
     # A part that one split cannot halve is judged like the noise that it is, not like what was trained on.
     assert min(trial.loss for trial in trials) > 0.7
+
+
+@pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-33), (1, 1e34), (1e10, 1e-20), (1e-20, 1e10)])
+def test_linear_leaves_answer_in_units_far_from_one(of_x, of_y):
+    x, y = plane_and_steps()
+    alone, far = (jtrees.fit(IN_UNITS, a * x, b * y, key=jax.random.key(0)) for a, b in ((1, 1), (of_x, of_y)))
+    np.testing.assert_allclose(far.model.predict(of_x * x) / of_y, alone.model.predict(x), rtol=1e-3, atol=1e-4)
+    assert far.loss / of_y**2 == pytest.approx(alone.loss, rel=1e-3)
+
+
+@pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)])
+def test_slopes_that_float32_does_not_hold_are_refused(of_x, of_y):
+    """They would be 0, and the loss reported that of a model with slopes."""
+    x, y = plane_and_steps()
+    with pytest.raises(ValueError, match="units in which linear leaves have slopes that float32 holds, got a range of"):
+        jtrees.fit(IN_UNITS, of_x * x, of_y * y, key=jax.random.key(0))
+
+
+IN_UNITS = jtrees.GET(depth=1, starts=1, epochs=20, leaves="linear")
+
+
+def plane_and_steps():
+    x = np.random.default_rng(0).normal(size=(100, 3))
+    return x, np.where(x[:, 0] > 0, 2 * x[:, 1], -1)

@@ -75,7 +75,7 @@ def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
 
 
 def test_losses_with_a_link_are_refused():
-    """Of counts a tree with Poisson's loss would answer negative numbers, as targets are scaled and outputs are logs."""
+    """Of counts a tree would answer negative numbers: targets are scaled, and outputs are logarithms."""
     with pytest.raises(
         ValueError, match=r"loss must be smallest where outputs equal targets, .* the target 0 it is 1 "
     ):

@@ -28,6 +28,8 @@ _WEIGHT_DECAY = 1e-2  # AdamW's usual decay, which the paper leaves as it is
 # The unit of features: about the spread that uniform numbers have in [0, 1], for which the paper's learning rate, scale
 # factors and random starts are meant.
 DEVIATIONS = 3.0
+# Slopes of linear leaves in the user's units: float32 holds them and their products with parts of a deviation.
+_FLATTEST, _STEEPEST = 1e-34, 1e36
 _LOOKS = 20  # at a score that costs more than a step, under each scale
 
 
@@ -188,7 +190,10 @@ class Annealed(Recipe):
         )
 
     def scale(self, table: Table) -> Scale:
-        return Scale.of(table, DEVIATIONS)
+        scale = Scale.of(table, DEVIATIONS)
+        if self.leaves == "linear":
+            _check_slopes(scale)
+        return scale
 
     def prepare(self, table: Table, *, key: Array) -> ObliqueTree | None:
         return grown_cart(self, table.real()) if self.cart else None
@@ -250,6 +255,19 @@ class Annealed(Recipe):
         assert tree is not None
         tree = tree.merged()
         return Fit(tree, tree, loss, int(found.step), np.zeros(0), report)
+
+
+def _check_slopes(scale: Scale) -> None:
+    """Raises ``ValueError`` if targets per unit of a feature are numbers that float32 does not hold."""
+    varying = np.flatnonzero(~scale.constant)
+    slopes = np.atleast_1d(scale.y_unit)[:, None] / scale.x_unit[varying]
+    if len(bad := np.argwhere((slopes < _FLATTEST) | (slopes > _STEEPEST))):
+        output, column = bad[0][0], varying[bad[0][1]]
+        raise ValueError(
+            f"x and y must be in units in which linear leaves have slopes that float32 holds, got a range of "
+            f"{np.atleast_1d(scale.y_unit)[output]:.3g} in y and a deviation of "
+            f"{scale.x_unit[column] / DEVIATIONS:.3g} in column {column} of x: multiply one of them"
+        )
 
 
 def begun(recipe: Annealed, first: ObliqueTree, scales: Array, table: Table) -> Run:
