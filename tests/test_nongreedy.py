@@ -321,6 +321,24 @@ def test_validation_chooses_among_the_passes_and_the_greedy_tree():
     assert found.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
 
 
+def test_the_joint_stage_ends_in_nothing_worse_than_it_began_from():
+    """Here steps so large that every split is thrown about: the greedy tree is the better."""
+    x, y = table()
+    wild = JOINT.replace(learning_rate=300.0, momentum=0.0)
+    greedy = fit(jtrees.CO2(**SMALL, epochs=10, learning_rate=300.0, momentum=0.0), x, y)
+    found = fit(wild, x, y)
+    assert found.loss == pytest.approx(greedy.loss, rel=1e-6) and found.step == wild.greedy_steps(1024)
+    np.testing.assert_array_equal(found.model.predict(x), greedy.model.predict(x))
+    assert fit(JOINT, x, y).loss < greedy.loss
+
+
+def test_a_learning_rate_means_the_same_for_wide_tables():
+    """Each feature fifty times over is the same table: scores move as far in a step, and so the fit is as good."""
+    x, y = table()
+    narrow, wide = (fit(GREEDY.replace(depth=4), np.tile(x, (1, times)), y) for times in (1, 50))
+    assert wide.loss < 1.1 * narrow.loss
+
+
 @pytest.mark.slow
 def test_a_search_that_is_broken_off_has_the_levels_so_far():
     x, y = table()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import losses, ops, routing, topology, training, validation as checks
+from jtrees import blocking, losses, ops, routing, topology, training, validation as checks
 from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, into_ball, loss_of, with_leaves
 from jtrees.methods.co2 import CO2, Growing
 from jtrees.methods.lazy_momentum import LazyMomentumState
@@ -85,9 +85,7 @@ def nongreedy(
         return losses.weighted_mean(value, batch.weight), losses.weighted_mean(found.reached, batch.weight)
 
     def update(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
-        nodes, features = params.weights.shape
-        scored = inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)
-        z = ops.scores(params.weights, params.bias, batch.x) if scored else None
+        z = _scores(params, batch.x, inference)
         found, batch = bounded(params, batch, z, inference, classes), batch._replace(y=split(batch.y)[0])
         options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "nu": nu, "classes": classes}
         return descended(params, state, batch, found, **options)
@@ -105,6 +103,13 @@ def nongreedy(
 
     rate: Any = learning_rate
     return training.Method(init, total, predict, harden, project, None if rate is None else update)
+
+
+def _scores(params: ObliqueTree, x: Array, inference: str) -> Array | None:
+    """Scores of all splits, or None where inference that computes those it needs is faster."""
+    nodes, features = params.weights.shape
+    scored = inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)
+    return ops.scores(params.weights, params.bias, x) if scored else None
 
 
 def split(y: Any) -> tuple[Array, Array | None]:
@@ -184,8 +189,9 @@ class Joint(NamedTuple):
 class NonGreedy(CO2):
     """Non-greedy trees: CO2, then stochastic gradient descent on the bound of the whole tree.
 
-    The learning rate falls to zero once more. The tree is that of the last update or, with ``validation``, the one that
-    did best there, looked at once a pass, CO2's among them. See :class:`jtrees.CO2` for the report and the other
+    The learning rate falls to zero once more. The tree is that of the last update, or CO2's where the bound of that is
+    the lower one on the training data, the splits of both as long as the ball allows. With ``validation`` it is the tree with the lowest loss there,
+    evaluated once a pass, CO2's among them. See :class:`jtrees.CO2` for the report and the other
     options, which hold for both parts.
 
     Attributes:
@@ -239,13 +245,16 @@ class NonGreedy(CO2):
             return self._joint_step(now[0], step, data, table, judge)
 
         now = training.only_if(step < first, greedy, (state, nothing))
-        now = training.only_if(step == first, lambda now: (self._joint_begun(now[0], table), now[1]), now)
+        now = training.only_if(step == first, lambda now: (self._joint_begun(now[0], table, judge), now[1]), now)
         return training.only_if(step >= first, joint, now)
 
-    def _joint_begun(self, state: Joint, table: Table) -> Joint:
+    def _joint_begun(self, state: Joint, table: Table, judge: Table | None) -> Joint:
         tree, place = self.level_ended(state.growing, table)
         leaf = place - topology.num_nodes(self.depth)
-        run = self.at_rest(state.growing.run, with_leaves(tree, leaf, self.batch(table), table.classes))
+        tree = with_leaves(tree, leaf, self.batch(table), table.classes)
+        run = self.at_rest(state.growing.run, tree)
+        if judge is None:  # else the first evaluation is that of this tree
+            run = run.replace(best=training.Best(tree, self.mean_bound(tree, table), run.step))
         return state._replace(growing=state.growing.replace(run=run, place=leaf))
 
     def _joint_step(
@@ -268,6 +277,27 @@ class NonGreedy(CO2):
         run, (lost, _) = once(growing.run.replace(step=jnp.asarray(step, jnp.int32)))
         return Joint(growing.replace(run=run), state.bounds.at[0].add(lost)), lost
 
+    def mean_bound(self, tree: ObliqueTree, table: Table) -> Array:
+        """The mean over the table of the bound, from the leaf that each sample reaches.
+
+        Splits are as long as the ball allows: a longer split is the same split with a tighter bound (Proposition 1), so
+        that trees are compared and not lengths.
+        """
+        data = self.batch(table)
+        norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
+        longest = jnp.where(norm > 0, jnp.sqrt(self.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
+        tree = tree.replace(weights=longest[:, None] * tree.weights, bias=longest * tree.bias)
+
+        def of_block(weight: Array, x: Array, y: Array) -> tuple[Array, Array]:
+            found = bounded(tree, Batch(x, y), _scores(tree, x, self.inference), self.inference, table.classes)
+            value = loss_of(tree.leaves.values[found.leaf], y, table.classes) + (found.slopes * found.scores).sum(0)
+            return (weight * value).sum(), value
+
+        weight = self._weight(table)
+        block = min(self.batch_size, len(weight))
+        total, _ = blocking.sum_over_blocks(of_block, weight, data.x, data.y, block=block)
+        return total / weight.sum()
+
     def _assigned_anew(
         self, tree: ObliqueTree, place: Array, bounds: Array, table: Table, an_epoch: int
     ) -> tuple[Array, Array]:
@@ -280,7 +310,9 @@ class NonGreedy(CO2):
     def end(self, state: Joint, table: Table, judge: Table | None) -> Found:
         run = state.growing.run
         greedy, _ = self.level_ended(state.growing, table)
-        watch: Any = {"score": lambda params: self.judged(params, table, judge)}
+        watch: Any = {"score": lambda params: self.mean_bound(params, table)}
+        if judge is not None:
+            watch = {"score": lambda params: self.judged(params, table, judge)}
         best = training.best(self.method(table), run, self.batch(table), **watch)
         begun = run.step > self.greedy_steps(len(table.x))
         tree = jax.tree.map(lambda a, b: jnp.where(begun, a, b), best.params, greedy)
