@@ -23,6 +23,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import blocking, sharding, validation as checks
+from jtrees.baselines import baselines, warn_if_behind
 from jtrees.table import Scale, Table, checked_judge, checked_table
 
 static = partial(struct.field, pytree_node=False)
@@ -40,7 +41,9 @@ class Fit:
       step: number of updates that it had seen.
       history: training loss before each update, on scaled data, steps last.
       report: what else there is to say, by name: see the recipe. Always there: ``recipe``, its name and options as
-        plain data; ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
+        plain data; ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. From :func:`fit`, where the loss
+        is squared error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
+        :func:`jtrees.baselines.baselines`).
     """
 
     model: Any
@@ -140,6 +143,10 @@ class Recipe:
             raise ValueError(f"validation: {error}") from None
         return checked_judge((x, y), table)
 
+    def minimises_the_usual_loss(self) -> bool:
+        """Whether the loss is squared error, or log loss of classes, and not one of the user's own."""
+        return getattr(self, "loss", None) is None
+
     def ends_in_constants(self) -> bool:
         """Whether it ends in one tree, with constant leaves or class frequencies."""
         return False
@@ -228,6 +235,9 @@ class Combined(Recipe):
     def scale(self, table: Table) -> Scale:
         return self.checked_base().scale(table)
 
+    def minimises_the_usual_loss(self) -> bool:
+        return self.checked_base().minimises_the_usual_loss()
+
 
 def number(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:
     """A number of a recipe, checked and as a float32 array: ``0`` and ``0.0`` would be two programs.
@@ -278,6 +288,10 @@ def fit(
       progress: whether to show a bar with the loss and the time left.
       max_seconds: when to end, in seconds from now.
 
+    Warns:
+      jtrees.baselines.BehindBaselineWarning: if the model explains less of the targets than a linear model or a
+        constant does.
+
     Raises:
       ValueError: naming the argument, what was expected and what came.
       ImportError: if the recipe needs a package that is missing, saying which extra has it.
@@ -300,7 +314,12 @@ def fit(
         start = recipe.prepare(unit, key=prepare_key)
         found, history = run_rounds(recipe, start, unit, unit_judge, search_key, watch)
         result = recipe.finish(found, start, table, judge, scale=scale, key=finish_key, watch=watch)
-    return result.replace(history=history, report=result.report | {"recipe": described(given), "ended": watch.ended})
+    report = result.report | {"recipe": described(given), "ended": watch.ended}
+    if given.targets(x, y) is y and given.minimises_the_usual_loss():
+        report["baselines"] = baselines(result.model, table, judge, scale)
+        where = "in the training data" if judge is None else "in the validation set"
+        warn_if_behind(report["baselines"], type(given).__name__, where)
+    return result.replace(history=history, report=report)
 
 
 def described(recipe: Recipe) -> dict[str, Any]:

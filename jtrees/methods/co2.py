@@ -63,8 +63,10 @@ class CO2(OneRun):
 
     Features are scaled to mean 0 and to one deviation for all, such that the mean squared norm of the samples is 16,
     and targets to mean 0 and deviation 1. A step moves the score of a sample by the learning rate times its squared
-    norm, and nu bounds scores in units of norms; so both mean the same for 16 features and for 784. The report has ``reached``, the number of internal nodes that at least one training sample reaches, and ``active_leaves``, that
-    of leaves. See :class:`OneRun` for the options that it shares with others.
+    norm, and nu bounds scores in units of norms; so both mean the same for 16 features and for 784.
+
+    The report has ``reached``, the number of internal nodes that at least one training sample reaches, and
+    ``active_leaves``, that of leaves. See :class:`OneRun` for the options that it shares with others.
 
     Attributes:
       depth: depth of the tree, 1 to 20.

@@ -190,9 +190,9 @@ class NonGreedy(CO2):
     """Non-greedy trees: CO2, then stochastic gradient descent on the bound of the whole tree.
 
     The learning rate falls to zero once more. The tree is that of the last update, or CO2's where the bound of that is
-    the lower one on the training data, the splits of both as long as the ball allows. With ``validation`` it is the tree with the lowest loss there,
-    evaluated once a pass, CO2's among them. See :class:`jtrees.CO2` for the report and the other
-    options, which hold for both parts.
+    the lower one on the training data, the splits of both as long as the ball allows. With ``validation`` it is the
+    tree with the lowest loss there, evaluated once a pass, CO2's among them. See :class:`jtrees.CO2` for the report and
+    the other options, which hold for both parts.
 
     Attributes:
       epochs: passes over the data for the whole tree; None: as many as make 2000 updates, and at least 12.

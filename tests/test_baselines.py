@@ -1,0 +1,103 @@
+"""What a fit is held against, by scikit-learn's linear model; and that a fit which is behind says so."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression
+
+import jtrees
+from jtrees.baselines import BehindBaselineWarning, baselines
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+KEY = jax.random.key(0)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(200, 6)) * [1, 10, 1e-3, 1, 1, 0] + [0, 1e4, 0, 0, 0, 5]
+Y = X[:, 0] + (X[:, 1] - 1e4) / 5 - 500 * X[:, 2] + 0.3 * rng.normal(size=200)
+CLASS = np.digitize(Y, [-1, 1])
+STUMP = jtrees.GET(depth=1, starts=1, epochs=5, cart=False)
+
+
+class Zero:
+    """A model that answers 0."""
+
+    def __init__(self, *columns):
+        self.columns = columns
+
+    def predict(self, x):
+        return np.zeros((len(x), *self.columns))
+
+
+def errors_of(x, y, *, validation=None, weight=None, task="regression", model=None):
+    table = STUMP.table(x, y, weight, task)
+    judge = None if validation is None else STUMP.judge(validation, table)
+    return baselines(model or Zero(*y.shape[1:]), table, judge, STUMP.scale(table))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_errors_on_a_validation_set_are_those_of_scikit_learn(weighted, several):
+    y = np.stack([Y, X[:, 3] ** 2], 1) if several else Y
+    weight = rng.uniform(0.1, 2, 150) if weighted else None
+    errors = errors_of(X[:150], y[:150], weight=weight, validation=(X[150:], y[150:]))
+    answers = LinearRegression().fit(X[:150], y[:150], weight).predict(X[150:])
+    mean = np.average(y[:150], axis=0, weights=weight)
+    variance = np.average((y[:150] - mean) ** 2, axis=0, weights=weight)
+    for name, answer in {"model": 0, "constant": mean, "linear": answers}.items():
+        assert errors[name] == pytest.approx(np.mean((answer - y[150:]) ** 2 / variance), rel=1e-6), name
+
+
+def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
+    errors = errors_of(X, Y)
+    residual = Y - LinearRegression().fit(X, Y).predict(X)
+    assert errors["linear"] == pytest.approx(np.mean(residual**2) / Y.var() / (1 - 6 / 200) ** 2, rel=1e-5)
+    assert errors["constant"] == pytest.approx(1)
+    few = errors_of(X[:6], Y[:6])  # as many parameters as samples
+    assert few["linear"] == np.inf
+
+
+def test_classes_by_their_indicators():
+    errors = errors_of(X, CLASS, task="classification", model=Zero(3))
+    indicators = np.eye(3)[CLASS]
+    assert errors["model"] == pytest.approx(np.mean(indicators.mean(0) / indicators.var(0)))
+    residual = indicators - LinearRegression().fit(X, indicators).predict(X)
+    assert errors["linear"] == pytest.approx(
+        (residual.var(0) / indicators.var(0)).mean() / (1 - 6 / 200) ** 2, rel=1e-5
+    )
+
+
+def test_many_rows_are_taken_evenly():
+    x, y = np.tile(X, (120, 1)), np.tile(Y, 120)
+    errors, whole = errors_of(x, y), errors_of(X, Y)
+    assert errors["constant"] == pytest.approx(1)
+    assert errors["linear"] == pytest.approx(whole["linear"], rel=0.1)
+
+
+@pytest.mark.parametrize(("task", "y"), [("regression", Y), ("classification", CLASS)])
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_fit_that_is_behind_warns(task, y, judged):
+    """A random stump of five steps on a linear function."""
+    where = "in the validation set" if judged else "in the training data"
+    with pytest.warns(BehindBaselineWarning, match=rf"GET explains .* of y {where}, a linear model \d\d\.\d %"):
+        fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, validation=(X, y) if judged else None)
+    errors = fit.report["baselines"]
+    assert errors["linear"] < errors["model"] - 0.02
+    truth = y if task == "regression" else np.eye(3)[y]
+    lost = ((fit.model.predict(X) - truth) ** 2).mean(0) / truth.var(0)
+    assert errors["model"] == pytest.approx(lost.mean(), rel=1e-5)
+
+
+def test_a_fit_that_is_ahead_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit = jtrees.fit(jtrees.GET(depth=2, starts=1, epochs=5), X, np.abs(Y), key=KEY)
+    assert fit.report["baselines"]["model"] < fit.report["baselines"]["linear"]
+
+
+def test_a_loss_of_ones_own_is_held_against_nothing():
+    absolute = lambda outputs, y: abs(outputs - y)
+    recipe = jtrees.DGT(depth=1, epochs=6, loss=absolute)
+    for each in (recipe, jtrees.Bagged(recipe, trees=2)):
+        assert "baselines" not in jtrees.fit(each, X, Y, key=KEY).report
