@@ -12,7 +12,10 @@ from experiments.data import DataError
 
 _KEPT = 4  # row groups
 
-Block = tuple[np.ndarray, np.ndarray]  # features (rows, p) and targets (rows,), float32; classes int32
+_MOST = float(np.finfo(np.float32).max)
+
+# Features (rows, p) and targets (rows,): float32 where that holds every number, else float64; classes int32.
+Block = tuple[np.ndarray, np.ndarray]
 
 
 class Blocks(Protocol):
@@ -36,6 +39,10 @@ class Blocks(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> Block: ...
+
+    def where(self, i: int, row: int) -> str:
+        """The place of a row of block i, as an error names it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,10 @@ class Synthetic:
         a, b, c = (x @ planes).T
         y = np.where(a > 0, np.abs(b), c) + 0.1 * rng.standard_normal(self.block, dtype=np.float32)
         return x, (y > 0.3).astype(np.int32) if self.classes else y
+
+    def where(self, i: int, row: int) -> str:
+        """The block and the row."""
+        return f"block {i}, row {row} (from 0)"
 
 
 class Shards:
@@ -126,30 +137,49 @@ class Shards:
         return int(self._ends[-1])
 
     def __getitem__(self, i: int) -> Block:
-        k = int(np.searchsorted(self._ends, i, side="right"))
-        shard, first = self._shards[k], (i - (self._ends[k - 1] if k else 0)) * self.block
+        k, first = self._place(i)
+        shard = self._shards[k]
         try:
-            x, y = shard.read(int(first), self.block, lambda group: self._group(k, group))
+            x, y = shard.read(first, self.block, lambda group: self._group(k, group))
         except FileNotFoundError as error:
             raise DataError(f"the shard {shard.file} is missing") from error
         except DataError:
             raise
         except Exception as error:  # of NumPy and Arrow, of many kinds
             raise DataError(f"the shard {shard.file} cannot be read: {error}") from error
-        whole = np.isfinite(x).all(1) & np.isfinite(y)
-        if not whole.all():
-            row = int(first + np.flatnonzero(~whole)[0])
-            raise DataError(f"{shard.file}, row {row} (from 0): every number must be finite, got NaN or infinity")
+        within = (np.abs(x) <= _MOST).all(1) & (np.abs(y) <= _MOST)
+        if not within.all():
+            row = int(np.argmin(within))
+            numbers = np.append(x[row], y[row])
+            said = "finite, got NaN or infinity"
+            if np.isfinite(numbers).all():
+                said = f"within the range of float32, got {np.abs(numbers).max():.3g}"
+            raise DataError(f"{self.where(i, row)}: every number must be {said}")
         if not self.classes:
             return x, y
-        if (bad := (y < 0) | (y != np.round(y))).any():
-            row = int(np.flatnonzero(bad)[0])
-            raise DataError(f"{shard.file}, row {first + row} (from 0): classes must be 0, 1, ..., got {y[row]}")
+        if (bad := (y < 0) | (y != np.round(y)) | (y > np.iinfo(np.int32).max)).any():
+            row = int(np.argmax(bad))
+            raise DataError(f"{self.where(i, row)}: classes must be 0, 1, ..., got {y[row]}")
         return x, y.astype(np.int32)
+
+    def where(self, i: int, row: int) -> str:
+        """The file and its row."""
+        k, first = self._place(i)
+        return f"{self._shards[k].file}, row {first + row} (from 0)"
+
+    def _place(self, i: int) -> tuple[int, int]:
+        """The number of the shard of block i, and its first row there."""
+        k = int(np.searchsorted(self._ends, i, side="right"))
+        return k, int(i - (self._ends[k - 1] if k else 0)) * self.block
 
 
 def _told(names: list[str]) -> str:
     return f"{len(names)} features, " + ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _precision(*kinds: Any) -> Any:
+    """The dtype of rows that hold numbers of these dtypes."""
+    return np.float32 if all(np.can_cast(kind, np.float32) for kind in kinds) else np.float64
 
 
 class _Npy:
@@ -171,7 +201,8 @@ class _Npy:
 
     def read(self, first: int, count: int, group: Any) -> Block:
         """Some of the rows."""
-        rows = np.asarray(np.load(self.file, mmap_mode="r")[first : first + count], np.float32)
+        rows = np.load(self.file, mmap_mode="r")[first : first + count]
+        rows = np.asarray(rows, _precision(rows.dtype))
         if rows.shape != (count, len(self.names) + 1):
             raise DataError(f"the shard {self.file} has changed: rows {first} to {first + count} are {rows.shape}")
         return rows[:, :-1], rows[:, -1]
@@ -215,7 +246,8 @@ class _Parquet:
         names = [*self.names, self.target]
         with pq.ParquetFile(self.file, metadata=self._meta) as parquet:
             table = parquet.read_row_group(i, columns=names, use_threads=False)
-        rows = np.empty((len(names), table.num_rows), np.float32)
-        for row, name in zip(rows, names, strict=True):
-            row[:] = table[name].to_numpy()
+        columns = [table[name].to_numpy() for name in names]
+        rows = np.empty((len(names), table.num_rows), _precision(*(column.dtype for column in columns)))
+        for row, column in zip(rows, columns, strict=True):
+            row[:] = column
         return np.ascontiguousarray(rows.T)

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from functools import reduce
 import json
 import os
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from experiments.blocks import Block, Blocks, Shards, Synthetic
 from experiments.data import DataError
 import jtrees
 from jtrees import training
-from jtrees.leaves import moments
 from jtrees.methods.one_run import OneRun
 from jtrees.options import with_options
 from jtrees.recipes import Watch
@@ -144,34 +142,38 @@ def _table(parts: list[Block], classes: int | None) -> Table:
 
 
 def scale_of(parts: Sequence[Block], classes: int | None) -> Scale:
-    """The scale of a table by the moments of its parts, one after the other.
+    """The scale of a table by the moments of its parts, in double precision.
 
-    Rows are counted from the first of them, so that columns far from 0 lose nothing, and constant ones are found.
+    Rows are counted from the first of them, so that a constant column has a deviation of exactly 0.
     """
-    joined = [np.concatenate([x, y[:, None].astype(np.float32)], 1) for x, y in parts]
-    origin = joined[0][0]
-    total = jax.device_get(reduce(_merged, (_moments(rows - origin) for rows in joined)))
-    mean, low, high = (origin + np.float64(a[:, 0]) for a in (total.mean, total.low, total.high))
-    deviation = np.sqrt(np.float64(total.second[:, 0, 0]) / total.count)
-    targets = (None, None, None) if classes is not None else (low[-1], high[-1] - low[-1], mean[-1])
-    return Scale.by(mean[:-1], deviation[:-1], 1.0, *targets)
+    origin, n = parts[0][0][0].astype(np.float64), sum(len(x) for x, _ in parts)
+    mean = sum((x - origin).sum(0) for x, _ in parts) / n
+    deviation = np.sqrt(sum(np.square(x - origin - mean).sum(0) for x, _ in parts) / n)
+    targets: Any = (None, None, None)
+    if classes is None:
+        y = np.concatenate([y for _, y in parts]).astype(np.float64)
+        targets = y.min(), np.ptp(y), y.mean()
+    return Scale.by(origin + mean, deviation, 1.0, *targets)
 
 
-@jax.jit
-def _moments(rows: Any) -> moments.Moments:
-    """Of each column by itself: what leaves have for all of them together, with one column and one leaf."""
-    n = len(rows)
-    one = lambda column: moments.of_leaves(column[:, None], 0, jnp.ones(n), jnp.zeros(n, jnp.int32), 1)
-    return jax.tree.map(lambda a: a[:, 0], jax.vmap(one, in_axes=1)(rows))
+def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
+    """Rows in the user's units, counted from the scale's origin in double precision; float32, classes as they are."""
+    origin = job.scale.origin
+    if origin is not None:
+        x, y = origin.enter(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
+    return x.astype(np.float32, copy=False), y.astype(np.float32, copy=False) if job.sample.classes is None else y
 
 
-@jax.jit
-def _merged(a: moments.Moments, b: moments.Moments) -> moments.Moments:
-    return moments.merge(jax.tree.map(lambda *both: jnp.stack(both, 1), a, b))
+def scale_of_counted(scale: Scale) -> Scale:
+    """The scale of rows that are counted from this one's origin."""
+    if scale.origin is None:
+        return scale
+    low = None if scale.y_low is None else scale.y_low - scale.origin.y
+    return scale.replace(x_center=scale.x_center - scale.origin.x, y_low=low, origin=None)
 
 
 def stream(job: Job) -> Any:
-    """The rounds of this process as an iterator of Grain: ``(x, y)``, its share of the blocks of each round."""
+    """The rounds of this process as an iterator of Grain: its share of the blocks of each round, :func:`counted`."""
     share = job.a_round // jax.process_count()
     first = jax.process_index() * share
 
@@ -183,8 +185,8 @@ def stream(job: Job) -> Any:
                 raise DataError(
                     f"classes must be among the {job.sample.classes} of the first blocks, got {y.max()} in block {i}"
                 )
-        x, y = zip(*mine, strict=True)
-        return mine[0] if share == 1 else (np.concatenate(x), np.concatenate(y))
+        x, y = zip(*(counted(job, *block) for block in mine), strict=True)
+        return (x[0], y[0]) if share == 1 else (np.concatenate(x), np.concatenate(y))
 
     rounds = grain.MapDataset.range(job.rounds).map(read)
     threads = max(1, (os.cpu_count() or 1) // 2)  # the others compute
@@ -219,11 +221,12 @@ def optimizer_of(job: Job) -> Any:
 
 
 def round_of(job: Job) -> Any:
-    """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows in the user's units."""
+    """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows of :func:`stream`."""
     method, optimizer = job.recipe.method(job.scale.unit(job.sample)), optimizer_of(job)
+    scale = scale_of_counted(job.scale)
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
-        data = training.Batch(job.scale.enter(x), job.scale.y(y))
+        data = training.Batch(scale.enter(x), scale.y(y))
         many: Any = {"steps": job.updates, "batch_size": job.recipe.batch_size}
         state, history = training.advance(method, state, data, optimizer=optimizer, **many)
         return state, history.losses.mean()

@@ -43,7 +43,7 @@ def test_twenty_kills(uninterrupted, tmp_path):
 
 PHASES = {
     "before": (train_large, "source"),
-    "reading": (rounds, "_moments"),
+    "reading": (rounds, "scale_of"),
     "compiling": (train_large, "round_of"),
     "evaluating": (train_large.Judge, "fit"),
     "saving": (Checkpoints, "save"),

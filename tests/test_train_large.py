@@ -80,6 +80,19 @@ def test_a_gap_is_named_by_file_and_row(tmp_path, kind):
         read[6]
 
 
+def test_numbers_that_float32_and_int32_do_not_hold_are_named_by_file_and_row(tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = np.ones((20, 3))
+    rows[13, 1], rows[7, 2] = 1e300, 3e9
+    np.save(tmp_path / "data" / "a.npy", rows)
+    with pytest.raises(
+        DataError, match=r"a.npy, row 13 \(from 0\): every number must be within .*float32, got 1e\+300"
+    ):
+        Shards(tmp_path / "data", 10)[1]
+    with pytest.raises(DataError, match=r"a.npy, row 7 \(from 0\): classes must be 0, 1, ..., got 3000000000"):
+        Shards(tmp_path / "data", 10, classes=True)[0]
+
+
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
 def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
     folder = shards(tmp_path / "data", kind)
@@ -274,6 +287,68 @@ def test_the_scale_of_columns_far_from_zero():
     np.testing.assert_allclose(scale.x_center[kept], x.astype(float).mean(0)[kept], rtol=1e-7, atol=1e-5)
     np.testing.assert_allclose(scale.x_unit[kept], x.astype(float).std(0)[kept], rtol=1e-4)
     np.testing.assert_allclose((scale.y_low, scale.y_unit), (y.min(), np.ptp(y)), rtol=1e-5)
+
+
+# --- Values far from zero --------------------------------------------------------------------------------------------
+
+OFFSETS = {"npy": (1_700_000_000 * 10**9, 10**9), "parquet": (1_700_000_000, -(10**9))}  # of the time, of the target
+
+
+def timed(folder, kind, offset):
+    """2000 rows in two shards: the time, of which the target is a function, noise, the target; returned as integers."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    time = rng.integers(-50, 50, 2000) * (10**9 if offset[0] > 10**12 else 1) + offset[0]
+    noise = rng.integers(-100, 100, 2000)
+    y = np.where(time > offset[0], 40, 10) + noise % 3 + offset[1]
+    rows = np.stack([time, noise, y], 1)
+    for i, part in enumerate((rows[:1000], rows[1000:])):
+        if kind == "npy":
+            np.save(folder / f"{i}.npy", part if i else part.astype(np.float64))
+        else:
+            columns = {"time": part[:, 0], "noise": part[:, 1].astype(np.float32), "y": part[:, 2].astype(np.float64)}
+            pq.write_table(pa.table(columns), folder / f"{i}.parquet")
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, kind):
+    """Unix times, in nanoseconds and in seconds. The oracle: the same rows, the offset subtracted before training."""
+    options = ["--block", "100", "--batch", "20", "--held-out", "5", "--epochs", "2", "--set", "depth=2", "widths=[]"]
+    options += ["--target", "y"] if kind == "parquet" else []
+    last = {}
+    for name, by in (("near", (0, 0)), ("far", OFFSETS[kind])):
+        rows, out = timed(tmp_path / name, kind, by), tmp_path / f"run {name}"
+        within(out, "--data", tmp_path / name, *options)
+        last[name] = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["near"]["held_out_score"] > 0.9
+    for loss in ("loss", "held_out_loss"):
+        np.testing.assert_allclose(last["far"][loss], last["near"][loss], rtol=1e-4)
+    # The model takes raw rows, here as int64, and answers in the units of the target.
+    answers = jtrees.load(out / "model.jtrees").model.predict(rows[:, :2])
+    assert answers.dtype == np.float64 and np.square(answers - rows[:, 2]).mean() < 0.1 * np.var(rows[:, 2])
+
+
+def test_rows_of_every_source_are_counted_in_double_precision():
+    """The rows that the device gets, in its units, against the formula in float64: features, targets, validation."""
+    far = np.array([1.7e9, -3e9, 0.0, 0.0])
+
+    class Far(Synthetic):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return x + far, y + np.float64(1e9)
+
+    of = job()
+    options = train_large.parse(["--out", "x", *SMALL, "--blocks", "1"])
+    moved = rounds.prepared(options, Far(rows=20000, p=4, block=500))
+    x, y = next(rounds.stream(moved))
+    near = rounds.scale_of_counted(moved.scale)
+    plain_x, plain_y = next(rounds.stream(of))
+    assert x.dtype == y.dtype == np.float32
+    np.testing.assert_allclose(jax.jit(near.enter)(x), of.scale.enter(plain_x), atol=2e-5)
+    np.testing.assert_allclose(jax.jit(near.y)(y), of.scale.y(plain_y), atol=1e-6)
+    np.testing.assert_allclose(moved.judge.y - 1e9, of.judge.y, atol=1e-6)
+    np.testing.assert_allclose(moved.judge.x - far, of.judge.x, atol=1e-6)
 
 
 def test_a_class_that_comes_late_is_named():
