@@ -39,6 +39,14 @@ import jtrees
 from jtrees import sharding, training
 
 ENDING = 0.8  # seconds that a process takes to come to its end, measured
+NAMES = {  # what is printed and written: the training loss, penalties included; the validation loss; a validation score
+    "regression": (
+        "training loss (scaled targets)",
+        "validation mean squared error (target units squared)",
+        "validation R2",
+    ),
+    "classification": ("training loss (nats)", "validation log loss (nats)", "validation accuracy"),
+}
 SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a run that goes on keeps
 
 
@@ -98,7 +106,8 @@ class Run:
         if found is not None:
             before = self._go_on(*found)
             self.say(f"goes on at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
-        self.judge, self.log = Judge(self.job), Log(self.out / "metrics.jsonl", self.step, self.lead, before)
+        self.names, self.judge = NAMES[options.task], Judge(self.job)
+        self.log = Log(self.out / "metrics.jsonl", self.step, self.lead, self.names, before)
         self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
         stop.look()
 
@@ -151,7 +160,8 @@ class Run:
         if self.lead:
             jtrees.save(self.fit, file, feature_names=self.job.blocks.names)
         ended = "all that was planned" if self.done == self.job.rounds else "as far as it was allowed to"
-        self.say(f"{self.step} steps, {ended}: {file}, score {self.log.score:.4f} on rows held out")
+        values = zip(self.names[1:], (self.fit.loss, self.log.score), strict=True)
+        self.say(f"{self.step} steps, {ended}: {file}, {', '.join(f'{name} {value:.4g}' for name, value in values)}")
 
     def _rounds(self) -> None:
         updates, options = self.job.updates, self.options
@@ -291,23 +301,26 @@ def _write(file: Path, text: str) -> None:
 
 
 class Log:
-    """``metrics.jsonl``: a line for each look at the model, of the rounds since the last."""
+    """``metrics.jsonl``: a line for each evaluation, of the rounds since the last."""
 
-    def __init__(self, file: Path, step: int, lead: bool, before: list[float] | None = None):
+    def __init__(
+        self, file: Path, step: int, lead: bool, names: tuple[str, str, str], before: list[float] | None = None
+    ):
         """Lines of steps beyond ``step``, which a run that goes on makes again, are taken back.
 
         Args:
           file: where lines go.
           step: that the run is at.
           lead: whether it is this process that writes.
+          names: of the values, as in ``NAMES``.
           before: :meth:`sums` of the rounds that no line tells of.
 
         Raises:
           DataError: for a file of other lines.
         """
-        self._file, self._lead, self._last, self._rounds = file, lead, -1, []
+        self._file, self._lead, self._names, self._last, self._rounds = file, lead, names, -1, []
         self._before = np.zeros(5) if before is None else np.array(before)
-        self.score = float("nan")  # of the last look
+        self.score = float("nan")  # of the last evaluation
         if lead and file.exists():
             whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
             try:
@@ -332,15 +345,16 @@ class Log:
         return (self._before + np.array(self._rounds, float).reshape(-1, 5).sum(0)).tolist()
 
     def write(self, step: int, loss: float, score: float) -> None:
-        """A line, but where the last is of the same step."""
+        """A line, except where the last is of the same step."""
+        training, *validation = self._names
         self.score = score
         if step == self._last:
             return
         rounds, losses, rows, seconds, waited = self.sums()
         line = {"step": step, "rows": int(rows), "seconds": seconds, "waited": waited}
         if rounds:
-            line |= {"loss": losses / rounds, "rows_per_second": rows / seconds}
-        line |= {"held_out_loss": loss, "held_out_score": score, "peak_gb": benchmark.peak_memory()}
+            line |= {training: losses / rounds, "rows_per_second": rows / seconds}
+        line |= dict(zip(validation, (loss, score), strict=True)) | {"peak_gb": benchmark.peak_memory()}
         if self._lead:
             with self._file.open("a") as file:
                 file.write(json.dumps(line) + "\n")

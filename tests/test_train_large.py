@@ -181,7 +181,10 @@ def test_a_run(uninterrupted):
     lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 100, 200, 300, 400, 500, 600, 700, 720]
     assert sum(line["rows"] for line in lines) == 36_000
-    assert lines[-1]["held_out_score"] > 0.3 > 0 > lines[0]["held_out_score"]
+    assert lines[-1]["validation R2"] > 0.3 > 0 > lines[0]["validation R2"]
+    loss, *_ = losses = [name for name in lines[-1] if "loss" in name or "error" in name]
+    assert losses == ["training loss (scaled targets)", "validation mean squared error (target units squared)"]
+    assert all(line[loss] < 0.1 for line in lines[1:])
     assert jtrees.io.header(uninterrupted / "model.jtrees")["feature_names"] == ["x0", "x1", "x2", "x3"]
     assert jtrees.io.header(uninterrupted / "model.jtrees")["kind"] == "Fit"
 
@@ -321,8 +324,8 @@ def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, kind
         rows, out = timed(tmp_path / name, kind, by), tmp_path / f"run {name}"
         within(out, "--data", tmp_path / name, *options)
         last[name] = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["near"]["held_out_score"] > 0.9
-    for loss in ("loss", "held_out_loss"):
+    assert last["near"]["validation R2"] > 0.9
+    for loss in ("training loss (scaled targets)", "validation mean squared error (target units squared)"):
         np.testing.assert_allclose(last["far"][loss], last["near"][loss], rtol=1e-4)
     # The model takes raw rows, here as int64, and answers in the units of the target.
     answers = jtrees.load(out / "model.jtrees").model.predict(rows[:, :2])
@@ -359,22 +362,23 @@ def test_a_class_that_comes_late_is_named():
 
 
 def test_sums_of_the_log_outlive_the_process(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    log = train_large.Log(file, 0, True)
+    file, names = tmp_path / "metrics.jsonl", train_large.NAMES["classification"]
+    log = train_large.Log(file, 0, True, names)
     log.round(np.float32(2.0), 100, 1.0, 0.25)
     log.write(10, 0.5, 0.9)
     log.round(np.float32(4.0), 100, 1.0, 0.5)
-    log = train_large.Log(file, 20, True, log.sums())
+    log = train_large.Log(file, 20, True, names, log.sums())
     log.round(np.float32(8.0), 100, 3.0, 0.0)
     log.write(30, 0.4, 0.95)
     log.write(30, 0.4, 0.95)
     first, second = (json.loads(line) for line in file.read_text().splitlines())
-    assert (first["step"], first["rows"], first["loss"]) == (10, 100, 2.0)
-    assert (second["step"], second["rows"], second["loss"], second["waited"]) == (30, 200, 6.0, 0.5)
+    assert (first["step"], first["rows"], first["training loss (nats)"]) == (10, 100, 2.0)
+    assert (second["step"], second["rows"], second["training loss (nats)"], second["waited"]) == (30, 200, 6.0, 0.5)
     assert second["rows_per_second"] == 50
+    assert (second["validation log loss (nats)"], second["validation accuracy"]) == (0.4, 0.95)
     file.write_text('{"step": 10}\nfoo\n')
     with pytest.raises(DataError, match=r"metrics.jsonl is not what a run wrote"):
-        train_large.Log(file, 20, True)
+        train_large.Log(file, 20, True, names)
 
 
 def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monkeypatch):
