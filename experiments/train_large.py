@@ -15,6 +15,7 @@ not used, and the run says how many. Features and targets are standardised by th
 """
 
 import argparse
+import datetime
 import json
 import os
 from pathlib import Path
@@ -27,8 +28,6 @@ import zlib
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from experiments import benchmark
 from experiments.blocks import Blocks
@@ -97,7 +96,9 @@ class Run:
         for text in blocks.notes:
             self.say(text)
         stop.look()
-        self.mesh, self.program, self.fit = sharding.mesh(), None, None
+        self.mesh, self.program = sharding.mesh(), None
+        self.fit: Any = None
+        self.last = min(self.job.rounds, -(-(options.max_steps or sys.maxsize) // self.job.updates))
         with jax.set_mesh(self.mesh):
             self.state = first_state(self.job, jax.random.key(options.seed))
         self.checkpoints, self.data = Checkpoints(self.out / "checkpoints"), stream(self.job)
@@ -135,7 +136,7 @@ class Run:
         return self.done * self.job.updates
 
     def say(self, text: str) -> None:
-        """Says something, once for all processes."""
+        """Prints a line, once for all processes."""
         if self.lead:
             print(text, flush=True)
 
@@ -165,41 +166,39 @@ class Run:
 
     def _rounds(self) -> None:
         updates, options = self.job.updates, self.options
-        last = min(self.job.rounds, -(-(options.max_steps or sys.maxsize) // updates))
         a_save, an_evaluation = (max(1, every // updates) for every in (options.save_every, options.evaluate_every))
-        before: Any = np.nan  # the loss of the round before
-        with _bar(self.job.rounds if self.lead else None, self.done) as moved:
-            began = time.monotonic()
-            while self.done < last:
-                start = time.monotonic()
-                rows, error = self._next()
-                waited = time.monotonic() - start
-                wrong, asked, late = agreed(error is not None, self.stop.asked, self._is_late())
-                if wrong:
-                    raise error or DataError("another process cannot read its data")
-                if asked:
-                    raise Stopped
-                if late:
-                    break
-                with jax.set_mesh(self.mesh):
-                    x, y = sharding.join_rows(rows)
-                    if self.program is None:
-                        self.program = round_of(self.job).lower(self.state, x, y).compile()
-                        self.stop.look()  # a barrier, too: collectives give up on a process that is still compiling
-                        began = time.monotonic() - waited
-                    self.state, loss = self.program(self.state, x, y)
-                self.done, self.position = self.done + 1, self.data.get_state()
-                # The round before is waited for, and not this one, which computes while rows are fetched.
-                looks = self.done % an_evaluation == 0 or self.done % a_save == 0
-                moved(self.done, float(loss if looks else before))
-                before, now = loss, time.monotonic()
-                self.takes["round"] = now - began
-                self.log.round(loss, len(rows[0]) * jax.process_count(), now - began, waited)
-                if self.done % an_evaluation == 0:
-                    self.evaluate()
-                if self.done % a_save == 0:
-                    self.save()
-                began = time.monotonic() if looks else now
+        began, lines, before = time.monotonic(), Lines(self), None  # the loss of the round before
+        while self.done < self.last:
+            start = time.monotonic()
+            rows, error = self._next()
+            waited = time.monotonic() - start
+            wrong, asked, late = agreed(error is not None, self.stop.asked, self._is_late())
+            if wrong:
+                raise error or DataError("another process cannot read its data")
+            if asked:
+                raise Stopped
+            if late:
+                break
+            with jax.set_mesh(self.mesh):
+                x, y = sharding.join_rows(rows)
+                if self.program is None:
+                    self.program = round_of(self.job).lower(self.state, x, y).compile()
+                    self.stop.look()  # a barrier, too: collectives give up on a process that is still compiling
+                    began, lines = time.monotonic() - waited, Lines(self)
+                self.state, loss = self.program(self.state, x, y)
+            self.done, self.position = self.done + 1, self.data.get_state()
+            # The round before is waited for, and not this one, which computes while rows are fetched.
+            looks = self.done % an_evaluation == 0 or self.done % a_save == 0 or self.done == self.last
+            shown = loss if looks else before
+            lines.show(None if shown is None else float(shown))
+            before, now = loss, time.monotonic()
+            self.takes["round"] = now - began
+            self.log.round(loss, len(rows[0]) * jax.process_count(), now - began, waited)
+            if self.done % an_evaluation == 0:
+                self.evaluate()
+            if self.done % a_save == 0:
+                self.save()
+            began = time.monotonic() if looks else now
 
     def _next(self) -> tuple[Any, DataError | None]:
         """The rows of the next round, or what is wrong with them."""
@@ -361,20 +360,33 @@ class Log:
         self._rounds, self._before, self._last = [], np.zeros(5), step
 
 
-class _bar:
-    """A bar where there is a terminal."""
+class Lines:
+    """Lines on standard error that say how far training is: one a second, after an hour one a minute."""
 
-    def __init__(self, rounds: int | None, done: int):
-        console = Console(stderr=True)
-        self._progress = Progress(console=console, disable=rounds is None or not console.is_terminal, transient=True)
-        self._task = self._progress.add_task("", total=rounds, completed=done)
+    def __init__(self, run: Run):
+        """Training starts now."""
+        self._run, self._start, self._last = run, (time.monotonic(), run.done), (time.monotonic(), run.done)
 
-    def __enter__(self) -> Any:
-        self._progress.start()
-        return lambda done, loss: self._progress.update(self._task, completed=done, description=f"loss {loss:.4g}")
+    def show(self, loss: float | None) -> None:
+        """Prints a line if it is time for one, or the last round is done.
 
-    def __exit__(self, *_: Any) -> None:
-        self._progress.stop()
+        Args:
+          loss: training loss of the latest round that is computed; None if there is none.
+        """
+        run, now, (start, first), (last, before) = self._run, time.monotonic(), self._start, self._last
+        due = now - last > min(max(1.0, (now - start) / 60), 60.0) or run.done == run.last
+        if not run.lead or loss is None or not due:
+            return
+        left = (run.last - run.done) * (now - start) / (run.done - first)
+        if run.options.max_seconds is not None:
+            left = min(left, run.began + run.options.max_seconds - now)
+        rows = run.job.updates * run.options.batch  # in a round
+        parts = [f"step {run.step} of {run.last * run.job.updates}", f"{run.done * rows} rows"]
+        parts += [f"{run.names[0]} {loss:.4g}", f"{(run.done - before) * rows / (now - last):.0f} rows/s"]
+        print(
+            ", ".join([*parts, f"{datetime.timedelta(seconds=round(max(0, left)))} left"]), file=sys.stderr, flush=True
+        )
+        self._last = now, run.done
 
 
 # --- The command line ------------------------------------------------------------------------------------------------

@@ -38,8 +38,9 @@ def within(out, *more, status=0):
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    sys.stderr.write(wrong.getvalue())
     assert ended_with == status, (said.getvalue(), wrong.getvalue())
-    return said.getvalue() if status == 0 else wrong.getvalue()
+    return wrong.getvalue() if status == 1 else said.getvalue()
 
 
 def script(out, *more, devices=1):

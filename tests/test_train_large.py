@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 import weakref
 
 import jax
@@ -189,6 +190,35 @@ def test_a_run(uninterrupted):
     assert jtrees.io.header(uninterrupted / "model.jtrees")["kind"] == "Fit"
 
 
+def test_lines_while_it_trains(monkeypatch, capsys):
+    """At most one a second, with what a user wants to know; one more when the last round is done."""
+    now, names = [100.0], train_large.NAMES["regression"]
+    monkeypatch.setattr(train_large.time, "monotonic", lambda: now[0])
+    options = SimpleNamespace(batch=50, max_seconds=None)
+    run = SimpleNamespace(done=4, last=44, lead=True, began=90.0, names=names, options=options)
+    run.job, run.step = SimpleNamespace(updates=10), 0
+    lines = train_large.Lines(run)
+    for run.done in range(5, 45):
+        now[0], run.step = now[0] + 0.3, 10 * run.done
+        lines.show(None if run.done == 5 else 0.25)
+    said = capsys.readouterr().err.splitlines()
+    loss = "training loss (scaled targets) 0.25"
+    assert said[0] == f"step 80 of 440, 4000 rows, {loss}, 1667 rows/s, 0:00:11 left"
+    assert said[-1] == f"step 440 of 440, 22000 rows, {loss}, 1667 rows/s, 0:00:00 left"
+    assert len(said) == 10
+    # The time left is at most what --max-seconds leaves; after hours there is a line a minute.
+    run.done, run.began, options.max_seconds = 4, now[0], 50_000
+    lines = train_large.Lines(run)
+    for run.done, passed in ((5, 36_000), (6, 50), (7, 50)):
+        now[0] += passed
+        lines.show(0.25)
+    said = capsys.readouterr().err.splitlines()
+    assert [line[-12:] for line in said] == ["3:53:20 left", "3:51:40 left"]
+    run.lead, run.done = False, 44
+    lines.show(0.25)
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_same_command_again_changes_nothing(uninterrupted, tmp_path):
     out = tmp_path / "run"
@@ -315,7 +345,7 @@ def timed(folder, kind, offset):
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
-def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, kind):
+def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, capsys, kind):
     """Unix times, in nanoseconds and in seconds. The oracle: the same rows, the offset subtracted before training."""
     options = ["--block", "100", "--batch", "20", "--held-out", "5", "--epochs", "2", "--set", "depth=2", "widths=[]"]
     options += ["--target", "y"] if kind == "parquet" else []
@@ -323,6 +353,7 @@ def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, kind
     for name, by in (("near", (0, 0)), ("far", OFFSETS[kind])):
         rows, out = timed(tmp_path / name, kind, by), tmp_path / f"run {name}"
         within(out, "--data", tmp_path / name, *options)
+        assert "step 150 of 150, 3000 rows, training loss (scaled targets) 0.0" in capsys.readouterr().err
         last[name] = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["near"]["validation R2"] > 0.9
     for loss in ("training loss (scaled targets)", "validation mean squared error (target units squared)"):
