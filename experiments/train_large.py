@@ -1,17 +1,22 @@
-"""Trains on tables that no memory holds, on all devices of all processes, and goes on where it was stopped.
+"""Trains on tables that do not fit in memory, on all devices of all processes, and goes on where it was stopped.
 
 python -m experiments.train_large --out RUN --data FOLDER --target price          # shards, Parquet or .npy
 python -m experiments.train_large --out RUN --synthetic rows=1e8,p=64 --method tel --set depth=4 trees=20
 python -m experiments.train_large ... --coordinator host:1234 --processes 2 --process 0      # each of two processes
 
-A round takes a block of rows for each device, drawn in an order that the seed says, and makes mini-batches of them. The
-last blocks are held out: the hardened model is judged on them. RUN receives config.json, metrics.jsonl, checkpoints
-and, at the end, model.jtrees (``jtrees.load``). The same command goes on from the newest checkpoint that is whole,
-position in the data included, and ends with the same bits; SIGTERM writes one first. The schedule of the learning rate
-is made for --epochs passes; --max-steps and --max-seconds end earlier, with a model.
+A round reads a block of rows for each device, in an order that depends on --seed, and trains on mini-batches of them.
+The last blocks are the validation set, on which the hardened model is evaluated. RUN receives config.json,
+metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). The same command goes on from the newest
+checkpoint that is whole, position in the data included, and ends with the same bits; SIGTERM, Ctrl-C write one first.
+The learning rate is scheduled for --epochs passes; --max-steps and --max-seconds end the run earlier, with a model.
 
 No row is dropped at the end of a pass, which may lie within a round; rows at the end of a shard that fill no block are
-not used, and the run says how many. Features and targets are standardised by the moments of the first blocks.
+not used, and the run says how many. Features and targets are standardised, in double precision, by the moments of the
+first blocks.
+
+Exit status: 0 when all steps are done that --epochs plans or --max-steps allows; 75 when --max-seconds, SIGTERM or
+Ctrl-C ended the run before that, and the same command goes on; 1 when options, data, checkpoints or the disk do not
+allow the run, which stderr explains; 2 when the command line cannot be parsed.
 """
 
 import argparse
@@ -140,8 +145,12 @@ class Run:
         if self.lead:
             print(text, flush=True)
 
-    def train(self) -> None:
-        """Until the plan, the steps or the time are at their end; or until it is stopped, which writes a checkpoint."""
+    def train(self) -> bool:
+        """Trains until all steps are done, the time is up, or the run is stopped, which writes a checkpoint.
+
+        Returns:
+          Whether all steps are done that were planned, or allowed by --max-steps.
+        """
         try:
             if not self.done or self.options.max_seconds is not None:
                 self.evaluate()  # compiled, and timed, before time is short
@@ -154,15 +163,18 @@ class Run:
             self.save()
             where = self.out / "checkpoints" / str(self.step)
             self.say(f"stopped at step {self.step}: the same command goes on from {where}")
-            return
+            return False
         finally:
             self.checkpoints.close()
         file = self.out / "model.jtrees"
         if self.lead:
             jtrees.save(self.fit, file, feature_names=self.job.blocks.names)
-        ended = "all that was planned" if self.done == self.job.rounds else "as far as it was allowed to"
+        finished = self.done >= self.last
+        limit = "--max-steps" if finished else "--max-seconds"
+        ended = "all that was planned" if self.done == self.job.rounds else f"as far as {limit} allows"
         values = zip(self.names[1:], (self.fit.loss, self.log.score), strict=True)
         self.say(f"{self.step} steps, {ended}: {file}, {', '.join(f'{name} {value:.4g}' for name, value in values)}")
+        return finished
 
     def _rounds(self) -> None:
         updates, options = self.job.updates, self.options
@@ -395,34 +407,75 @@ class Lines:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out.add_argument("--out", type=Path, required=True, help="the run's folder")
-    out.add_argument("--data", type=Path, help="a folder of .parquet or .npy shards")
-    out.add_argument("--target", help="the column of Parquet shards to learn")
-    out.add_argument("--synthetic", help="rows=1e8,p=64: made as they are needed")
-    out.add_argument("--task", choices=("regression", "classification"), default="regression")
-    out.add_argument("--method", choices=list(METHODS), default="dgt")
-    out.add_argument("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the method: depth=6")
-    out.add_argument("--block", type=_positive, default=4096, help="rows in a block")
-    out.add_argument("--blocks", type=_positive, help="blocks in a round, a multiple of the devices (one each)")
-    out.add_argument("--batch", type=_positive, default=256, help="rows in a mini-batch, of all devices")
-    out.add_argument("--epochs", type=_positive, default=1, help="passes that are planned")
-    out.add_argument("--held-out", type=_positive, default=8, help="blocks to judge by, the last")
-    out.add_argument("--seed", type=_seed, default=0)
-    out.add_argument("--save-every", type=_positive, default=2000, metavar="STEPS")
-    out.add_argument("--evaluate-every", type=_positive, default=2000, metavar="STEPS")
-    out.add_argument("--max-steps", type=_positive)
-    out.add_argument("--max-seconds", type=float, help="of this command, compilation included")
-    out.add_argument("--coordinator", help="host:port of the first process, where there are several")
-    out.add_argument("--processes", type=_positive)
-    out.add_argument("--process", type=int)
+    add = out.add_argument
+    add("--out", type=Path, required=True, help="Folder of the run. Required.")
+    add("--data", type=Path, help="Folder of .parquet or .npy shards. Default: none; --synthetic is needed instead.")
+    add("--target", help="Column of the Parquet shards to predict. Default: none; .npy shards have it last.")
+    add("--synthetic", help="Table to generate instead of --data, such as rows=1e8,p=64,seed=1. Default: none.")
+    add(
+        "--task",
+        choices=("regression", "classification"),
+        default="regression",
+        help="Whether targets are numbers or classes 0, 1, ... Default: %(default)s.",
+    )
+    add("--method", choices=list(METHODS), default="dgt", help="Method to train with. Default: %(default)s.")
+    add(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="Options of the method, such as depth=6 widths=[]. Default: those of its recipe.",
+    )
+    add("--block", type=_positive, default=4096, metavar="ROWS", help="Rows in a block. Default: %(default)s.")
+    add("--blocks", type=_positive, help="Blocks in a round, a multiple of the devices. Default: one for each device.")
+    add("--batch", type=_positive, default=256, metavar="ROWS", help="Rows in a mini-batch. Default: %(default)s.")
+    add("--epochs", type=_positive, default=1, help="Passes over the data. Default: %(default)s.")
+    add(
+        "--held-out",
+        type=_positive,
+        default=8,
+        metavar="BLOCKS",
+        help="Blocks of the validation set, the last of the table. Default: %(default)s.",
+    )
+    add("--seed", type=_natural, default=0, help="Seed of parameters and of the order of rows. Default: %(default)s.")
+    a_while = "rounded down to whole rounds. Default: %(default)s."
+    add("--save-every", type=_positive, default=2000, metavar="STEPS", help=f"Steps between checkpoints, {a_while}")
+    add("--evaluate-every", type=_positive, default=2000, metavar="STEPS", help=f"Steps between evaluations, {a_while}")
+    add(
+        "--max-steps",
+        type=_positive,
+        metavar="STEPS",
+        help="Steps after which the run ends, rounded up to whole rounds. Default: all of --epochs.",
+    )
+    add(
+        "--max-seconds",
+        type=_seconds,
+        metavar="SECONDS",
+        help="Seconds after which this command ends, compilation included. Default: no limit.",
+    )
+    add("--coordinator", metavar="HOST:PORT", help="Address of the first of several processes. Default: one process.")
+    add("--processes", type=_positive, help="Number of processes. Default: one process.")
+    add("--process", type=_natural, help="Number of this process, from 0. Default: one process.")
     options = out.parse_args(arguments)
     together = [options.coordinator, options.processes, options.process]
     if any(one is None for one in together) and together != [None] * 3:
         out.error("--coordinator, --processes and --process go together")
+    if options.process is not None and options.process >= options.processes:
+        out.error(f"--process must be from 0 to {options.processes - 1}, got {options.process}")
     return options
 
 
-def _seed(text: str) -> int:
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number above 0 was expected, got {text!r}")
+    return seconds
+
+
+def _natural(text: str) -> int:
     if not text.isdigit() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"a whole number from 0 to 2^32 - 1 was expected, got {text!r}")
     return int(text)
@@ -435,20 +488,20 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 also where it was stopped."""
+    """The exit status: 0, 1, or 75 (``EX_TEMPFAIL``) for a run that the same command resumes."""
     stop, options = Stop(), parse(arguments)
     try:
         if options.coordinator is not None:
             jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
             jax.distributed.initialize(options.coordinator, options.processes, options.process)
-        Run(options, stop).train()
+        return 0 if Run(options, stop).train() else os.EX_TEMPFAIL
     except Stopped:
         if jax.process_index() == 0:
             print("stopped before a step was made: nothing is lost", flush=True)
+        return os.EX_TEMPFAIL
     except (DataError, CheckpointError, OSError, FloatingPointError) as error:
         print(f"train_large: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def ended(process, status=0):
     """What it said."""
     out, err = process.communicate(timeout=200)
     assert process.returncode == status, (out, err)
-    return out if status == 0 else err
+    return err if status == 1 else out
 
 
 def parameters(out):

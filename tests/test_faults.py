@@ -54,7 +54,7 @@ PHASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
-    """The signal comes while a function of that phase runs; the run ends with status 0 and says where."""
+    """The signal comes while a function of that phase runs; the run ends with status 75 and prints where it stopped."""
     out, (owner, name) = tmp_path / "run", PHASES[phase]
     inner = getattr(owner, name)
 
@@ -65,7 +65,7 @@ def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, outer)
-        said = within(out, *SMALL)
+        said = within(out, *SMALL, status=75)
     assert not (out / "model.jtrees").exists()
     if phase in ("before", "reading"):
         assert said == "stopped before a step was made: nothing is lost\n" and not list(out.glob("checkpoints/*"))
@@ -129,7 +129,7 @@ def test_one_of_two_processes_is_told_to_stop(tmp_path):
             break
     time.sleep(3)
     second.send_signal(signal.SIGTERM)
-    assert "stopped at step" in ended(first) and "stopped" not in ended(second)
+    assert "stopped at step" in ended(first, status=75) and "stopped" not in ended(second, status=75)
     assert parameters(tmp_path / "run")[0] > 0
     for process in both("other", "--max-steps", 100):
         assert "must be started with the same options" in ended(process, status=1)

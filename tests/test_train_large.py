@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from types import SimpleNamespace
 import weakref
@@ -233,6 +234,10 @@ def test_steps_and_seconds_are_kept_and_the_rest_follows(uninterrupted, tmp_path
     out = tmp_path / "run"
     assert "205" not in within(out, *SMALL, "--max-steps", 205).split(":")[0]
     assert parameters(out)[0] == 210 and jtrees.load(out / "model.jtrees").tree is not None
+    # Time for the first evaluation, and for nothing else: a model, and status 75 until the run is finished.
+    said = within(out, *SMALL, "--max-seconds", 0.01, status=75)
+    assert said.splitlines()[-1].startswith("210 steps, as far as --max-seconds allows: ")
+    assert parameters(out)[0] == 210
     within(out, *SMALL)
     same_run(out, uninterrupted)
 
@@ -437,6 +442,33 @@ def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monke
 def test_options_that_will_not_do(more, message):
     with pytest.raises(DataError, match=message):
         job(*more)
+
+
+def test_help_says_what_every_option_does_and_its_default(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        train_large.parse(["--help"])
+    said = capsys.readouterr().out
+    options = re.split(r"\n  --", said[said.index("  --out") - 1 :])[1:]
+    assert len(options) == 20
+    for option in map(" ".join, map(str.split, options)):
+        assert option.startswith("out ") or re.search(r"[A-Z].*\. Default: .+\.$", option), option
+    assert "Rows in a mini-batch. Default: 256." in said and "Exit status: 0 when" in said and "75 when" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--max-seconds", "0"], "--max-seconds: a number above 0 was expected, got '0'"),
+        (["--max-seconds", "nan"], "--max-seconds: a number above 0 was expected, got 'nan'"),
+        (["--max-steps", "1.5"], "--max-steps: a whole number of at least 1 was expected, got '1.5'"),
+        (["--processes", "2"], "--coordinator, --processes and --process go together"),
+        (["--coordinator", "a:1", "--processes", "2", "--process", "2"], "--process must be from 0 to 1, got 2"),
+    ],
+)
+def test_commands_that_cannot_be_parsed(more, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        train_large.parse(["--out", "x", *more])
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", sweeps.quick(["pat", "latent", "tel"], ["pat"]))
