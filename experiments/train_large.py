@@ -6,9 +6,9 @@ python -m experiments.train_large ... --coordinator host:1234 --processes 2 --pr
 
 A round reads a block of rows for each device, in an order that depends on --seed, and trains on mini-batches of them.
 The last blocks are the validation set, on which the hardened model is evaluated. RUN receives config.json,
-metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). The same command goes on from the newest
-checkpoint that is whole, position in the data included, and ends with the same bits; SIGTERM, Ctrl-C write one first.
-The learning rate is scheduled for --epochs passes; --max-steps and --max-seconds end the run earlier, with a model.
+metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). SIGTERM and Ctrl-C write a checkpoint; the
+same command goes on from the newest that is whole, position in the data included, and ends with the same bits. The
+learning rate is scheduled for --epochs passes; --max-steps and --max-seconds end the run earlier, with a model.
 
 No row is dropped at the end of a pass, which may lie within a round; rows at the end of a shard that fill no block are
 not used, and the run says how many. Features and targets are standardised, in double precision, by the moments of the

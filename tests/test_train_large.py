@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 import re
 import shutil
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import sweeps
 
-from experiments import blocks, rounds, train_large
+from experiments import blocks, rounds, scaling, train_large
 from experiments.blocks import Shards, Synthetic
 from experiments.checkpoints import CheckpointError, Checkpoints
 from experiments.data import DataError
@@ -469,6 +470,23 @@ def test_commands_that_cannot_be_parsed(more, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         train_large.parse(["--out", "x", *more])
     assert message in capsys.readouterr().err
+
+
+def test_the_docs_have_the_figures_of_the_tables(capsys):
+    root = Path(train_large.__file__).parents[1]
+    told = " ".join((root / "docs" / "scaling.md").read_text().split())
+    measured = (root / "experiments" / "results" / "bench_streaming.md").read_text()
+    cells = {row.split(" | ")[0][2:]: row.strip(" |").split(" | ") for row in measured.splitlines() if row[:2] == "| "}
+    streams, peak = (lambda name: cells[name][2]), (lambda name: cells[name][4])
+    [goes_on] = re.findall(r"To go on .*: ([\d.]+) ", measured)
+    assert (
+        f"streams at {streams('4 shards, parquet')} (Parquet, row groups of a block) to {streams('4 shards, npy')} "
+        in told
+    )
+    assert f"10^7 synthetic rows pass in {peak('1e+07 rows, made')} GB, 2.6 10^5 in {peak('made as needed')} GB" in told
+    assert f"goes on within {goes_on} s" in told
+    scaling.main()
+    assert capsys.readouterr().out.strip() in (root / "docs" / "scaling.md").read_text()
 
 
 @pytest.mark.parametrize("method", sweeps.quick(["pat", "latent", "tel"], ["pat"]))
