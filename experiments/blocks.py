@@ -112,11 +112,15 @@ class Shards:
         self.block, self.classes = block, classes
         self._shards: list[Any] = [kinds[file.suffix](file, target) for file in files]
         self._group = lru_cache(maxsize=_KEPT)(lambda shard, i: self._shards[shard].group(i))
-        for shard in self._shards[1:]:
-            if shard.names != self._shards[0].names:
-                came, expected = (f"{one.file.name} has {_told(one.names)}" for one in (shard, self._shards[0]))
-                raise DataError(f"shards must have the same columns, but {came} and {expected}")
         self.names: list[str] = self._shards[0].names
+        for shard in self._shards[1:]:
+            if sorted(shard.names) != sorted(self.names):
+                came, expected = (f"{one.file.name} has {_told(one.names)}" for one in (shard, self._shards[0]))
+                differ = ", ".join(sorted(set(shard.names) ^ set(self.names))[:3])
+                raise DataError(
+                    f"shards must have the same columns, but {came} and {expected}: not in both is {differ}"
+                )
+            shard.names = self.names  # columns of Parquet are read by name, in the order of the first shard
         self._ends = np.cumsum([shard.rows // block for shard in self._shards])
         self.notes: list[str] = []
         if left_out := sum(shard.rows % block for shard in self._shards):
@@ -189,7 +193,7 @@ class _Npy:
         self.file = file
         try:
             shape, kind = (rows := np.load(file, mmap_mode="r")).shape, rows.dtype.kind
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of many kinds: whatever a file that is no array leads to
             raise DataError(f"the shard {file} cannot be read: {error}") from error
         if len(shape) != 2 or shape[1] < 2 or kind not in "fiu":
             raise DataError(

@@ -113,14 +113,17 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     if count < a_round:
         raise DataError(
             f"{len(blocks)} blocks of {options.block} rows are too few: {options.held_out} held out, {a_round} a round"
+            "; try a smaller --block"
         )
     order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat()
     seen = [blocks[order[i]] for i in range(min(few, count))]
     classes = _classes(seen) if options.task == "classification" else None
     if len({float(one) for _, y in seen for one in (y.min(), y.max())}) == 1:
         raise DataError(f"the target must vary, got {seen[0][1][0]} in all of the first {len(seen)} blocks")
-    judge = _table([blocks[count + i] for i in range(options.held_out)], classes)
-    sample = _table(seen, classes)
+    held_out = [blocks[i] for i in range(count, len(blocks))]
+    for i, (_, y) in enumerate(held_out, count):
+        _check_classes(blocks, i, y, classes)
+    judge, sample = _table(held_out, classes), _table(seen, classes)
     updates = a_round * options.block // options.batch
     rounds = max(1, -(-options.epochs * count // a_round))
     try:
@@ -134,10 +137,18 @@ def _classes(seen: list[Block]) -> int:
     return int(max(y.max() for _, y in seen)) + 1
 
 
+def _check_classes(blocks: Blocks, i: int, y: np.ndarray, classes: int | None) -> None:
+    """Raises :class:`DataError` for a class that the first blocks do not have, naming its row in block i."""
+    if classes is not None and y.max() >= classes:
+        row = int(np.argmax(y >= classes))
+        raise DataError(
+            f"classes must be among the {classes} of the first blocks, got {y[row]} in {blocks.where(i, row)}: spread "
+            "the rows of each class over the shards"
+        )
+
+
 def _table(parts: list[Block], classes: int | None) -> Table:
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    if classes is not None and y.max() >= classes:
-        raise DataError(f"classes must be among the {classes} of the first blocks, got {y.max()}")
     return Table(x, y if classes is not None else y.astype(np.float64), None, classes)
 
 
@@ -181,10 +192,7 @@ def stream(job: Job) -> Any:
         numbers = [job.order[k * job.a_round + first + j] for j in range(share)]
         mine = [job.blocks[i] for i in numbers]
         for i, (_, y) in zip(numbers, mine, strict=True):
-            if job.sample.classes is not None and y.max() >= job.sample.classes:
-                raise DataError(
-                    f"classes must be among the {job.sample.classes} of the first blocks, got {y.max()} in block {i}"
-                )
+            _check_classes(job.blocks, i, y, job.sample.classes)
         x, y = zip(*(counted(job, *block) for block in mine), strict=True)
         return (x[0], y[0]) if share == 1 else (np.concatenate(x), np.concatenate(y))
 
@@ -201,7 +209,7 @@ def first_state(job: Job, key: jax.Array) -> training.TrainState:
     rows = job.a_round * len(job.blocks[0][0])
     unit = job.scale.unit(job.sample)
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(unit.x, unit.y))
-    method, optimizer = job.recipe.method(unit), optimizer_of(job)
+    method, optimizer = method_of(job), optimizer_of(job)
 
     def start(data: training.Batch, key: jax.Array) -> training.TrainState:
         return training.start(method, data, key=key, optimizer=optimizer)
@@ -215,6 +223,12 @@ def _everywhere() -> NamedSharding:
     return NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
 
 
+def method_of(job: Job) -> training.Method:
+    """The recipe's, with schedules for all steps that are planned: it takes them from the number of rows of a pass."""
+    rows = job.rounds * job.updates // job.recipe.epochs * job.recipe.batch_size
+    return job.recipe.method(job.sample.replace(x=jax.ShapeDtypeStruct((rows, job.sample.x.shape[1]), np.float32)))
+
+
 def optimizer_of(job: Job) -> Any:
     """The recipe's, for all steps that are planned."""
     return job.recipe.optimizer(job.rounds * job.updates, max(1, job.rounds * job.updates // job.recipe.epochs))
@@ -222,7 +236,7 @@ def optimizer_of(job: Job) -> Any:
 
 def round_of(job: Job) -> Any:
     """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows of :func:`stream`."""
-    method, optimizer = job.recipe.method(job.scale.unit(job.sample)), optimizer_of(job)
+    method, optimizer = method_of(job), optimizer_of(job)
     scale = scale_of_counted(job.scale)
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
@@ -240,6 +254,7 @@ class Judge:
     def __init__(self, job: Job):
         """For a job."""
         self._job, self._tables = job, tuple(job.scale.unit(table) for table in (job.sample, job.judge))
+        self.constant_loss = _constant_loss(job.sample, job.judge)
         self._end = jax.jit(lambda state, table, judge: job.recipe.end(state, table, judge))
 
     def fit(self, state: training.TrainState) -> jtrees.Fit:
@@ -256,8 +271,18 @@ class Judge:
         return job.recipe.finish(jax.device_get(found), None, job.sample, job.judge, **of)
 
     def score(self, fit: jtrees.Fit) -> float:
-        """Accuracy, or R^2, on the rows held out."""
+        """Accuracy, or R^2, on the validation rows; NaN for R^2 if their targets are all the same."""
         y, answers = self._job.judge.y, np.asarray(fit.model.predict(self._job.judge.x))
         if self._job.judge.classes is not None:
             return float((answers.argmax(1) == y).mean())
+        if np.ptp(y) == 0:
+            return float("nan")
         return float(1 - np.square(answers - y).sum() / np.square(y - y.mean()).sum())
+
+
+def _constant_loss(train: Table, validation: Table) -> float:
+    """The validation loss of a model that predicts the mean of the targets, or the frequencies of the classes."""
+    if train.classes is None:
+        return float(np.square(validation.y - train.y.mean()).mean())
+    counts = np.bincount(train.y, minlength=train.classes) + 1  # no class has frequency 0
+    return float(-np.log(counts / counts.sum())[validation.y].mean())

@@ -38,7 +38,7 @@ from experiments import benchmark
 from experiments.blocks import Blocks
 from experiments.checkpoints import CheckpointError, Checkpoints
 from experiments.data import DataError
-from experiments.rounds import METHODS, Judge, first_state, prepared, round_of, source, stream
+from experiments.rounds import METHODS, Job, Judge, first_state, prepared, round_of, source, stream
 import jtrees
 from jtrees import sharding, training
 
@@ -98,7 +98,7 @@ class Run:
         _same_everywhere(options, config)
         if self.lead:
             _write(self.out / "config.json", json.dumps(config, indent=1))
-        for text in blocks.notes:
+        for text in [*blocks.notes, *_notes(self.job)]:
             self.say(text)
         stop.look()
         self.mesh, self.program = sharding.mesh(), None
@@ -106,6 +106,7 @@ class Run:
         self.last = min(self.job.rounds, -(-(options.max_steps or sys.maxsize) // self.job.updates))
         with jax.set_mesh(self.mesh):
             self.state = first_state(self.job, jax.random.key(options.seed))
+        self.mark = _mark(self.job)
         self.checkpoints, self.data = Checkpoints(self.out / "checkpoints"), stream(self.job)
         self.done, self.saved, self.position = 0, -1, self.data.get_state()
         found, before = self.checkpoints.newest(self.state), None
@@ -119,8 +120,11 @@ class Run:
 
     def _go_on(self, step: int, state: training.TrainState, told: dict[str, Any], wrong: list[str]) -> list[float]:
         """What the log had not said yet."""
-        if told["scale"] != self._scale():
-            raise DataError(f"the data are not those that {self.out} began with: they have other means or deviations")
+        if told.get("mark") != self.mark:
+            raise DataError(
+                f"the data are not those of the run in {self.out}: of the {len(self.job.sample.x)} rows that are read "
+                "first, or of the validation set, some differ; restore the data, or give another --out"
+            )
         self.state, self.position, self.done = state, told["data"], step // self.job.updates
         self.saved = self.done
         self.data.set_state(self.position)
@@ -130,10 +134,6 @@ class Run:
             was = told["devices"]
             self.say(f"begun on {was} devices, goes on with {now}: rows are shuffled otherwise from here on")
         return told["log"]
-
-    def _scale(self) -> list[float]:
-        """What tells these data from others."""
-        return [*map(float, self.job.scale.x_center), *map(float, self.job.scale.x_unit)]
 
     @property
     def step(self) -> int:
@@ -174,6 +174,11 @@ class Run:
         ended = "all that was planned" if self.done == self.job.rounds else f"as far as {limit} allows"
         values = zip(self.names[1:], (self.fit.loss, self.log.score), strict=True)
         self.say(f"{self.step} steps, {ended}: {file}, {', '.join(f'{name} {value:.4g}' for name, value in values)}")
+        if not self.fit.loss <= self.judge.constant_loss:
+            said = f"the model is worse than a constant, with which {self.names[1]} is {self.judge.constant_loss:.4g}"
+            self.say(
+                f"{said}: try a smaller learning_rate or more steps, and check that the last rows are like the others"
+            )
         return finished
 
     def _rounds(self) -> None:
@@ -186,6 +191,7 @@ class Run:
             waited = time.monotonic() - start
             wrong, asked, late = agreed(error is not None, self.stop.asked, self._is_late())
             if wrong:
+                self.save()  # the same command goes on from here once the data are mended
                 raise error or DataError("another process cannot read its data")
             if asked:
                 raise Stopped
@@ -221,7 +227,8 @@ class Run:
 
     def _check_finite(self) -> None:
         if not bool(self.state.finite):
-            raise DataError(f"training became non-finite before step {self.step}: try a smaller learning_rate")
+            said = f"training became non-finite before step {self.step}: try a smaller learning_rate in another --out"
+            raise DataError(said)
 
     def save(self) -> None:
         """Writes a checkpoint, if there is none of this step.
@@ -233,7 +240,7 @@ class Run:
             return
         self._check_finite()
         start = time.monotonic()
-        told = {"data": self.position, "devices": jax.device_count(), "scale": self._scale(), "log": self.log.sums()}
+        told = {"data": self.position, "devices": jax.device_count(), "mark": self.mark, "log": self.log.sums()}
         self.checkpoints.save(self.step, self.state, told)
         self.saved, self.takes["save"] = self.done, time.monotonic() - start
 
@@ -292,8 +299,39 @@ def _compared(out: Path, options: argparse.Namespace, blocks: Blocks) -> dict[st
     for name in was:
         if was[name] != config.get(name):
             said = f"{out} holds a run of another {name}: {was[name]}, not {config.get(name)}"
+            if name == "table":
+                said = f"{out} holds a run on other data: {_changed(was[name], config[name])}"
             raise DataError(f"{said}; give another --out")
     return config
+
+
+def _changed(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first difference between two descriptions of a table."""
+    rows, rows_now = was.get("shards", {}), now.get("shards", {})
+    for file in sorted(rows.keys() | rows_now.keys()):
+        if rows.get(file) != rows_now.get(file):
+            return f"{file} had {rows.get(file, 'no')} rows, and has {rows_now.get(file, 'no')} rows now"
+    name = next(name for name in [*was, *now] if was.get(name) != now.get(name))
+    return f"{name} was {was.get(name)}, and is {now.get(name)} now"
+
+
+def _notes(job: Job) -> list[str]:
+    """What a user should know of the data."""
+    notes = []
+    if constant := [name for name, same in zip(job.blocks.names, job.scale.constant, strict=True) if same]:
+        some = ", ".join(constant[:3]) + (", ..." if len(constant) > 3 else "")
+        notes.append(f"constant in the first {len(job.sample.x)} rows, and not used: {some} ({len(constant)} in all)")
+    if job.judge.classes is None and np.ptp(job.judge.y) == 0:
+        notes.append(f"the target is {job.judge.y[0]:.6g} in all validation rows: validation R2 is not defined")
+    return notes
+
+
+def _mark(job: Job) -> int:
+    """A number that tells these data from others: of the rows in memory."""
+    mark = 0
+    for rows in (part for a in (job.sample, job.judge) for b in (a.x, a.y) for part in np.array_split(b, 16)):
+        mark = zlib.crc32(rows.astype(np.float64).tobytes(), mark)
+    return mark
 
 
 def _same_everywhere(options: argparse.Namespace, config: dict[str, Any]) -> None:
@@ -365,7 +403,8 @@ class Log:
         line = {"step": step, "rows": int(rows), "seconds": seconds, "waited": waited}
         if rounds:
             line |= {training: losses / rounds, "rows_per_second": rows / seconds}
-        line |= dict(zip(validation, (loss, score), strict=True)) | {"peak_gb": benchmark.peak_memory()}
+        values = loss, None if np.isnan(score) else score
+        line |= dict(zip(validation, values, strict=True)) | {"peak_gb": benchmark.peak_memory()}
         if self._lead:
             with self._file.open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -78,13 +78,13 @@ def parameters(out):
     return step, tree
 
 
-def same_run(one, other):
+def same_run(one, other, steps=STEPS, features=4):
     """Bit-identical parameters, and the same model."""
     (step, a), (other_step, b) = parameters(one), parameters(other)
-    assert step == other_step == STEPS and a.keys() == b.keys()
+    assert step == other_step == steps and a.keys() == b.keys()
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-    x, _ = Synthetic(rows=100, p=4, block=100, seed=1)[0]
+    x, _ = Synthetic(rows=100, p=features, block=100, seed=1)[0]
     answers = [jtrees.load(out / "model.jtrees").model.predict(x) for out in (one, other)]
     np.testing.assert_array_equal(*answers)
 

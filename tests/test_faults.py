@@ -54,13 +54,13 @@ PHASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
-    """The signal comes while a function of that phase runs; the run ends with status 75 and prints where it stopped."""
+    """The signal comes while a function of that phase runs (Ctrl-C in training): status 75, and where it stopped."""
     out, (owner, name) = tmp_path / "run", PHASES[phase]
     inner = getattr(owner, name)
 
     def outer(*args, **options):
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT if phase == "training" else signal.SIGTERM)
         return inner(*args, **options)
 
     with monkeypatch.context() as patched:
@@ -133,3 +133,83 @@ def test_one_of_two_processes_is_told_to_stop(tmp_path):
     assert parameters(tmp_path / "run")[0] > 0
     for process in both("other", "--max-steps", 100):
         assert "must be started with the same options" in ended(process, status=1)
+
+
+# --- Data that change, and data that will not do ---------------------------------------------------------------------
+
+OPTIONS = ["--block", 50, "--batch", 10, "--held-out", 2, "--epochs", 2, "--save-every", 1000]
+OPTIONS += ["--set", "depth=2", "widths=[]"]
+
+
+def table(rows, seed=0, classes=False):
+    x = np.random.default_rng(seed).normal(size=(rows, 3))
+    y = np.abs(x[:, 0]) + x[:, 1]
+    return np.column_stack([x, y > 0.5 if classes else y])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards of 300 rows, which fill 12 blocks."""
+    (tmp_path / "data").mkdir()
+    for i in range(2):
+        np.save(tmp_path / "data" / f"{i}.npy", table(300, i))
+    return tmp_path / "data"
+
+
+@pytest.mark.slow
+def test_a_run_does_not_go_on_with_other_data(folder, tmp_path):
+    """It names what differs, and loses nothing: with the first data again it goes on."""
+    command = [tmp_path / "run", "--data", folder, *OPTIONS]
+    within(*command, "--max-seconds", 0.01, status=75)
+    left = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+
+    def refused(message):
+        assert message in within(*command, status=1)
+        assert {file: file.read_bytes() for file in left} == left
+
+    np.save(folder / "1.npy", table(350, 1))
+    refused("holds a run on other data: 1.npy had 300 rows, and has 350 rows now; give another --out")
+    np.save(folder / "1.npy", table(300, 1))
+    np.save(folder / "2.npy", table(100, 2))
+    refused("holds a run on other data: 2.npy had no rows, and has 100 rows now; give another --out")
+    (folder / "2.npy").unlink()
+    np.save(folder / "1.npy", table(300, 1)[:, [0, 1, 2, 2, 3]])
+    refused("shards must have the same columns, but 1.npy has 4 features")
+    np.save(folder / "1.npy", table(300, 1) * [1, 1, 1, 2])  # another target
+    refused("or of the validation set, some differ; restore the data, or give another --out")
+    np.save(folder / "1.npy", table(300, 1).astype(">f8"))  # the same numbers in another byte order
+    assert "100 steps, all that was planned" in within(*command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, task):
+    """Its place is named, the rounds before it are kept, and when it is mended the run ends with the same bits."""
+    command = ["--data", folder, *OPTIONS, "--task", task]
+    for i in range(2):
+        np.save(folder / f"{1 - i}.npy", whole := table(300, 1 - i, task == "classification"))
+    monkeypatch.setattr(rounds, "SAMPLE", 50)
+    within(tmp_path / "whole", *command)
+    options = train_large.parse(["--out", "x", *map(str, command), "--blocks", "1"])
+    order = rounds.prepared(options, rounds.source(options)).order
+    later = next(i for i in range(3, 10) if order[i] < 6)  # the first block of the file that comes in round 3 or later
+    broken = whole.copy()
+    broken[50 * order[later] + 7, 3] = np.nan if task == "regression" else 5
+    np.save(folder / "0.npy", broken)
+    said = within(tmp_path / "run", *command, status=1)
+    assert f"0.npy, row {50 * order[later] + 7} (from 0)" in said
+    assert parameters(tmp_path / "run")[0] == 5 * later
+    np.save(folder / "0.npy", whole)
+    assert f"goes on at step {5 * later}," in within(tmp_path / "run", *command)
+    same_run(tmp_path / "run", tmp_path / "whole", steps=100, features=3)
+
+
+@pytest.mark.slow
+def test_training_that_diverges(folder, tmp_path):
+    """Not finite: an error, and no checkpoint of it. Finite, and worse than a constant: a line that says so."""
+    command = ["--data", folder, "--evaluate-every", 50, *OPTIONS]
+    said = within(tmp_path / "run", *command, "learning_rate=1e38", status=1)
+    assert "training became non-finite before step 50: try a smaller learning_rate in another --out" in said
+    assert parameters(tmp_path / "run")[0] == 0
+    said = within(tmp_path / "other", *command, "learning_rate=1e3")
+    assert "100 steps, all that was planned" in said and "the model is worse than a constant, with which " in said

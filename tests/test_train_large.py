@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import weakref
 
 import jax
+import jax.numpy as jnp
 from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
+import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -94,6 +96,42 @@ def test_numbers_that_float32_and_int32_do_not_hold_are_named_by_file_and_row(tm
         Shards(tmp_path / "data", 10)[1]
     with pytest.raises(DataError, match=r"a.npy, row 7 \(from 0\): classes must be 0, 1, ..., got 3000000000"):
         Shards(tmp_path / "data", 10, classes=True)[0]
+
+
+def test_columns_of_parquet_are_read_by_name_whatever_their_order_and_type(tmp_path):
+    first = Shards(shards(tmp_path / "data", "parquet"), 100, target="price")
+    before = [first[i] for i in range(len(first))]
+    file = tmp_path / "data" / "1.parquet"
+    table = pq.read_table(file).select(["x2", "price", "x0", "x1"])
+    pq.write_table(table.cast(pa.schema([(name, pa.float64()) for name in table.column_names])), file)
+    after = Shards(tmp_path / "data", 100, target="price")
+    assert after.names == ["x0", "x1", "x2"]
+    for i, block in enumerate(before):
+        for one, other in zip(block, after[i], strict=True):
+            np.testing.assert_array_equal(one, other)
+    pq.write_table(table.rename_columns(["x3", "price", "x0", "x1"]), file)
+    with pytest.raises(DataError, match=r"but 1.parquet has 3 features, x3, x0, x1 and .*: not in both is x2, x3"):
+        Shards(tmp_path / "data", 100, target="price")
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_shards_of_no_row_or_one(tmp_path, kind):
+    """They fill no block; a file of no byte is an error."""
+    whole = Shards(shards(tmp_path / "data", kind), 100, target=TARGET[kind])
+    few = shards(tmp_path / "few", kind, [(0, 1), (1, 2)])
+    for name, rows in (("0", 0), ("1", 1)):
+        file = tmp_path / "data" / f"0{name}.{kind}"
+        if kind == "npy":
+            np.save(file, np.load(few / f"{name}.npy")[:rows])
+        else:
+            pq.write_table(pq.read_table(few / f"{name}.parquet")[:rows], file)
+    with_few = Shards(tmp_path / "data", 100, target=TARGET[kind])
+    assert len(with_few) == 10 and with_few.notes[0].startswith("61 rows at the ends of shards fill no block of 100")
+    for i in range(10):
+        np.testing.assert_array_equal(with_few[i][0], whole[i][0])
+    (tmp_path / "data" / f"2.{kind}").write_bytes(b"")
+    with pytest.raises(DataError, match=rf"the shard .*2.{kind} cannot be read"):
+        Shards(tmp_path / "data", 100, target=TARGET[kind])
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
@@ -288,13 +326,14 @@ def test_a_command_that_was_refused_is_not_remembered(tmp_path):
 
 
 @pytest.mark.slow
-def test_other_devices_go_on_if_they_can_share_the_rounds(tmp_path):
+def test_other_devices_go_on_if_they_can_share_the_rounds(tmp_path, monkeypatch):
     out = tmp_path / "run"
     ended(script(out, *SMALL, "--max-steps", 300, devices=2))
     said = ended(script(out, *SMALL, devices=1))
     assert "begun on 2 devices, goes on with 1: rows are shuffled otherwise from here on" in said
     assert steps_of(out)[-1] == STEPS
-    said = ended(script(out, *SMALL, devices=4), status=1)
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    said = within(out, *SMALL, status=1)
     assert "--blocks must be a multiple of the 4 devices, got 2" in said
 
 
@@ -330,17 +369,14 @@ def test_the_scale_of_columns_far_from_zero():
 
 # --- Values far from zero --------------------------------------------------------------------------------------------
 
-OFFSETS = {"npy": (1_700_000_000 * 10**9, 10**9), "parquet": (1_700_000_000, -(10**9))}  # of the time, of the target
 
-
-def timed(folder, kind, offset):
+def timed(folder, kind, offset, unit=1):
     """2000 rows in two shards: the time, of which the target is a function, noise, the target; returned as integers."""
     folder.mkdir()
     rng = np.random.default_rng(0)
-    time = rng.integers(-50, 50, 2000) * (10**9 if offset[0] > 10**12 else 1) + offset[0]
-    noise = rng.integers(-100, 100, 2000)
-    y = np.where(time > offset[0], 40, 10) + noise % 3 + offset[1]
-    rows = np.stack([time, noise, y], 1)
+    time, noise = rng.integers(-50, 50, 2000) * unit, rng.integers(-100, 100, 2000)
+    y = np.where(time > 0, 40, 10) + noise % 3
+    rows = np.stack([time + offset[0], noise, y + offset[1]], 1)
     for i, part in enumerate((rows[:1000], rows[1000:])):
         if kind == "npy":
             np.save(folder / f"{i}.npy", part if i else part.astype(np.float64))
@@ -350,23 +386,26 @@ def timed(folder, kind, offset):
     return rows
 
 
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
-def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, capsys, kind):
-    """Unix times, in nanoseconds and in seconds. The oracle: the same rows, the offset subtracted before training."""
+def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, capsys):
+    """Unix times, and targets likewise. The oracle: the same rows, the offset subtracted before they are written."""
     options = ["--block", "100", "--batch", "20", "--held-out", "5", "--epochs", "2", "--set", "depth=2", "widths=[]"]
-    options += ["--target", "y"] if kind == "parquet" else []
+    cases = {
+        "near": ("npy", (0, 0)),
+        "seconds": ("parquet", (1_700_000_000, -(10**9))),
+        "nanoseconds": ("npy", (1_700_000_000 * 10**9, 10**9), 10**9),
+    }
     last = {}
-    for name, by in (("near", (0, 0)), ("far", OFFSETS[kind])):
-        rows, out = timed(tmp_path / name, kind, by), tmp_path / f"run {name}"
-        within(out, "--data", tmp_path / name, *options)
+    for name, case in cases.items():
+        rows, out = timed(tmp_path / name, *case), tmp_path / f"run {name}"
+        within(out, "--data", tmp_path / name, *options, *(["--target", "y"] if case[0] == "parquet" else []))
         assert "step 150 of 150, 3000 rows, training loss (scaled targets) 0.0" in capsys.readouterr().err
         last[name] = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+        for loss in ("training loss (scaled targets)", "validation mean squared error (target units squared)"):
+            np.testing.assert_allclose(last[name][loss], last["near"][loss], rtol=1e-4)
+        # The model takes raw rows, here as int64, and answers in the units of the target.
+        answers = jtrees.load(out / "model.jtrees").model.predict(rows[:, :2])
+        assert np.square(answers - rows[:, 2]).mean() < 0.1 * np.var(rows[:, 2])
     assert last["near"]["validation R2"] > 0.9
-    for loss in ("training loss (scaled targets)", "validation mean squared error (target units squared)"):
-        np.testing.assert_allclose(last["far"][loss], last["near"][loss], rtol=1e-4)
-    # The model takes raw rows, here as int64, and answers in the units of the target.
-    answers = jtrees.load(out / "model.jtrees").model.predict(rows[:, :2])
-    assert answers.dtype == np.float64 and np.square(answers - rows[:, 2]).mean() < 0.1 * np.var(rows[:, 2])
 
 
 def test_rows_of_every_source_are_counted_in_double_precision():
@@ -396,6 +435,53 @@ def test_a_class_that_comes_late_is_named():
     of = of._replace(sample=of.sample.replace(classes=1))
     with pytest.raises(DataError, match=r"classes must be among the 1 of the first blocks, got 1 in block \d+"):
         next(rounds.stream(of))
+
+
+def table_of(folder, targets=None, columns=None):
+    """The job of a folder with a shard of 1030 rows, of which columns may be replaced; blocks of 100, two held out."""
+    shards(folder, "npy", [(0, 10)])
+    rows = np.load(folder / "0.npy").astype(np.float64)
+    for column, values in {3: targets, **(columns or {})}.items():
+        if values is not None:
+            rows[:, column] = values
+    np.save(folder / "0.npy", rows)
+    options = ["--data", str(folder), "--block", "100", "--batch", "50", "--held-out", "2", "--blocks", "1"]
+    options = train_large.parse(
+        ["--out", "x", *options, *(["--task", "classification"] if targets is not None else [])]
+    )
+    return lambda: rounds.prepared(options, rounds.source(options))
+
+
+def test_a_class_of_the_validation_rows_alone_is_named_by_file_and_row(tmp_path):
+    targets = np.arange(1030) % 2
+    targets[937] = 2
+    with pytest.raises(
+        DataError, match=r"classes must be among the 2 of .*, got 2 in .*0.npy, row 937 \(from 0\): spread"
+    ):
+        table_of(tmp_path / "data", targets)()
+
+
+def test_validation_rows_of_one_target_and_constant_features(tmp_path):
+    y = np.random.default_rng(0).normal(size=1030)
+    y[800:] = 0.1
+    of = table_of(tmp_path / "data", columns={3: y, 1: np.full(1030, 1e9 + 0.1)})()
+    assert train_large._notes(of) == [
+        "constant in the first 800 rows, and not used: x1 (1 in all)",
+        "the target is 0.1 in all validation rows: validation R2 is not defined",
+    ]
+    judge = rounds.Judge(of)
+    fit = SimpleNamespace(model=SimpleNamespace(predict=lambda x: np.zeros(len(x))))
+    assert np.isnan(judge.score(fit))
+    np.testing.assert_allclose(judge.constant_loss, np.square(0.1 - y[:800].mean()))
+
+
+def test_the_loss_of_a_constant_in_classification(tmp_path):
+    """That of the frequencies of the training rows, of which none is 0."""
+    targets = np.where(np.arange(1030) % 4 == 0, 2, 0)
+    of = table_of(tmp_path / "data", targets)()
+    np.testing.assert_allclose(of.sample.classes, 3)
+    shares = np.array([601, 1, 201]) / 803
+    np.testing.assert_allclose(rounds.Judge(of).constant_loss, -(0.75 * np.log(shares[0]) + 0.25 * np.log(shares[2])))
 
 
 def test_sums_of_the_log_outlive_the_process(tmp_path):
@@ -487,6 +573,23 @@ def test_the_docs_have_the_figures_of_the_tables(capsys):
     assert f"goes on within {goes_on} s" in told
     scaling.main()
     assert capsys.readouterr().out.strip() in (root / "docs" / "scaling.md").read_text()
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_schedules_are_made_for_all_rows_and_not_for_those_in_memory(monkeypatch):
+    """The slope of PAT: at its end after the last planned step, whatever the number of rows in memory."""
+    monkeypatch.setattr(rounds, "SAMPLE", 500)
+    of = job("--method", "pat", "--set", "depth=2", "slopes=[1.0,100.0]")
+    assert len(of.sample.x) == 500
+    method, data = rounds.method_of(of), jax.tree.map(jnp.float32, jtrees.Batch(of.sample.x, of.sample.y))
+    tree = jtrees.start(method, data, key=jax.random.key(0), optimizer=optax.sgd(1.0)).params
+
+    def loss(step, factor):
+        scaled = tree.replace(factors=tuple(factor * factors for factors in tree.factors))
+        return method.loss(scaled, data, key=jax.random.key(0), step=step)[0]
+
+    steps = of.rounds * of.updates
+    np.testing.assert_allclose(loss(steps, 1.0), loss(0, 100.0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", sweeps.quick(["pat", "latent", "tel"], ["pat"]))
