@@ -8,14 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from experiments.data import DataError
-
 _KEPT = 4  # row groups
 
 _MOST = float(np.finfo(np.float32).max)
 
 # Features (rows, p) and targets (rows,): float32 where that holds every number, else float64; classes int32.
 Block = tuple[np.ndarray, np.ndarray]
+
+
+class DataError(ValueError):
+    """The data or the options do not allow the run; the message says why."""
 
 
 class Blocks(Protocol):

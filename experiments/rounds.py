@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from experiments.blocks import Block, Blocks, Shards, Synthetic
-from experiments.data import DataError
+from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
 from jtrees import training
 from jtrees.methods.one_run import OneRun

@@ -35,9 +35,8 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from experiments import benchmark
-from experiments.blocks import Blocks
+from experiments.blocks import Blocks, DataError
 from experiments.checkpoints import CheckpointError, Checkpoints
-from experiments.data import DataError
 from experiments.rounds import METHODS, Job, Judge, first_state, prepared, round_of, source, stream
 import jtrees
 from jtrees import sharding, training

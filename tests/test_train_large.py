@@ -12,16 +12,14 @@ import jax
 import jax.numpy as jnp
 from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
-import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sweeps
 
 from experiments import blocks, rounds, scaling, train_large
-from experiments.blocks import Shards, Synthetic
+from experiments.blocks import DataError, Shards, Synthetic
 from experiments.checkpoints import CheckpointError, Checkpoints
-from experiments.data import DataError
 import jtrees
 from jtrees import training
 
@@ -582,9 +580,10 @@ def test_schedules_are_made_for_all_rows_and_not_for_those_in_memory(monkeypatch
     of = job("--method", "pat", "--set", "depth=2", "slopes=[1.0,100.0]")
     assert len(of.sample.x) == 500
     method, data = rounds.method_of(of), jax.tree.map(jnp.float32, jtrees.Batch(of.sample.x, of.sample.y))
-    tree = jtrees.start(method, data, key=jax.random.key(0), optimizer=optax.sgd(1.0)).params
 
+    @jax.jit
     def loss(step, factor):
+        tree = method.init(data, key=jax.random.key(0))
         scaled = tree.replace(factors=tuple(factor * factors for factors in tree.factors))
         return method.loss(scaled, data, key=jax.random.key(0), step=step)[0]
 
