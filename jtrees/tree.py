@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import ops, prediction, topology, validation
+from jtrees.leaves.constant import exact_text
 from jtrees.leaves.linear import linear_text
 
 
@@ -207,9 +208,11 @@ class ObliqueTree:
     def to_text(self, feature_names: Sequence[str] | None = None, digits: int = 3) -> str:
         """The rules of the tree as indented text, without nodes that do not split.
 
+        Computed in float64, the rules with ``digits=17`` are the tree, up to what float32 rounds in the tree itself.
+
         Args:
           feature_names: names of the p columns, by default ``x0``, ``x1``, ...
-          digits: significant digits.
+          digits: significant digits of weights, thresholds and leaves; the origin is always written exactly.
 
         Raises:
           ValueError: for another number of names than columns.
@@ -259,8 +262,7 @@ class ObliqueTree:
             return list(names)
         counted = []
         for name, zero in zip(names, np.asarray(self.origin.x), strict=True):
-            sign, size = "+" if zero < 0 else "-", np.format_float_positional(abs(zero), trim="-")
-            counted.append(f"({name} {sign} {size})" if zero else name)
+            counted.append(f"({name} {'+' if zero < 0 else '-'} {exact_text(abs(zero))})" if zero else name)
         return counted
 
     def __repr__(self) -> str:

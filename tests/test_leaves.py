@@ -340,6 +340,7 @@ NAMES = ["age", "bmi", "bp"]
         (Constant([0.12345, -2]), "0.123"),
         (Constant([[1.0, -0.00001], [0, 0]]), "1, -1e-05"),
         (Frequency([[0.25, 0.75], [1, 0]]), "0.25, 0.75"),
+        (Logit(np.log(np.float32([[0.25, 0.75]]))), "0.25, 0.75"),
         (Linear([[1.5, 0, -1], [0, 0, 0]], [2.0, 0]), "1.5 age - bp + 2"),
         (Linear([[0, -1, 0]], [-2.0], [-5.0], [5.0]), "-bmi - 2, from -5 to 5"),
         (Linear([[0, 0.5, 0]], [0.0], [-10.0], [0.25]), "0.5 bmi + 0, from -10 to 0.25"),
@@ -375,7 +376,8 @@ def test_numbers_as_text():
     assert number_text(0.0, 3) == "0"
     assert number_text(0.0, 3, 2000.0) == "2000"
     assert number_text(-2000.0, 3, 2000.0) == "0"
-    assert number_text(1e-30, 3, 1 / 3) == "0.333333333333333"  # no more digits than there are
+    assert number_text(1e-30, 3, 1 / 3) == "0.3333333333333333"  # no more digits than there are
+    assert number_text(1000.4, 3, 123456792.0) == "123457792"  # the value is rounded, what it is counted from is not
 
 
 def test_kinds_by_name():

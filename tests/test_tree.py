@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import rules
 
+import jtrees
 from jtrees import ObliqueTree, Origin
 from jtrees.leaves import Constant, Frequency, Linear
 
@@ -206,6 +208,84 @@ def test_text_with_an_origin_keeps_the_digits_that_were_learnt(small_tree, far):
     frequencies = Frequency(np.array([[0.25, 0.75]] * 4))
     tree = tree.replace(leaves=frequencies, origin=Origin(far.x, None))
     assert tree.describe_leaf(0, ["age", "bmi", "bp"]) == "0.25, 0.75"
+
+
+FAR = np.float32([123456792, 0, -1e8])  # 123456790 reads back as the same float32
+KINDS = ["constant", "two outputs", "linear", "bounded", "linear, two outputs"]
+
+
+def far_tree(kind, draw_numbers):
+    """A tree for a table far from zero, and its origin; ``draw_numbers(*shape)`` draws weights and leaves."""
+    bound = lambda side: side * np.abs(draw_numbers(8))
+    leaves = {
+        "constant": lambda: Constant(draw_numbers(8)),
+        "two outputs": lambda: Constant(draw_numbers(8, 2)),
+        "linear": lambda: Linear(draw_numbers(8, P), draw_numbers(8)),
+        "bounded": lambda: Linear(draw_numbers(8, P), draw_numbers(8), bound(-1), bound(1)),
+        "linear, two outputs": lambda: Linear(draw_numbers(8, P, 2), draw_numbers(8, 2)),
+    }[kind]()
+    y_zero = np.float32([123456792, -16777217])[: 2 if "two" in kind else 1]
+    origin = Origin(FAR, y_zero if "two" in kind else y_zero[0])
+    return ObliqueTree(draw_numbers(7, P), draw_numbers(7), leaves, origin)
+
+
+def read(tree, x, digits):
+    """Leaves, numbered as the rules write them, and answers of the rules of a tree, computed in float64."""
+    columns = dict(zip(tree.names(None), np.asarray(x, np.float64).T, strict=True))
+    return rules.leaves_and_answers(tree.to_text(digits=digits), columns)
+
+
+def same_leaves(ours, theirs):
+    """Whether two numberings of the leaves part the rows alike."""
+    pairs = set(zip(ours.tolist(), theirs.tolist(), strict=True))
+    return len(pairs) == len(set(ours.tolist())) == len(set(theirs.tolist()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("digits", [3, 17])
+def test_rules_far_from_zero_are_the_tree(kind, digits):
+    """Weights, leaves and distances from the origin are small whole numbers, so that float32 rounds nothing."""
+    rng = np.random.default_rng(0)
+    tree = far_tree(kind, lambda *shape: rng.integers(-9, 10, shape).astype(np.float32))
+    x = FAR.astype(np.float64) + rng.integers(-30, 31, (ROWS, P))
+    leaf, answers = read(tree, x, digits)
+    assert same_leaves(leaf, tree.leaf_index(x)) and len(set(leaf.tolist())) > 4
+    assert np.array_equal(answers, np.reshape(tree.predict(x), (ROWS, -1)))
+
+
+@given(st.integers(0, 10**6), st.sampled_from(KINDS))
+def test_rules_with_all_digits_are_the_tree(seed, kind):
+    """Any numbers: only rows that float32 cannot tell from the threshold may differ."""
+    rng = np.random.default_rng(seed)
+    tree = far_tree(kind, lambda *shape: rng.normal(size=shape).astype(np.float32))
+    x = FAR + rng.normal(size=(ROWS, P)) * 10.0
+    scores = (x - FAR.astype(np.float64)) @ np.float64(tree.weights).T + np.float64(tree.bias)
+    x = x[(np.abs(scores) > 1e-4).all(1)]
+    leaf, answers = read(tree, x, 17)
+    assert same_leaves(leaf, tree.leaf_index(x)) and len(x) > ROWS / 2
+    np.testing.assert_allclose(answers, np.reshape(tree.predict(x), (len(x), -1)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("leaves", ["constant", "linear"])
+def test_rules_of_a_tree_trained_far_from_zero_are_the_tree(leaves):
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.uniform(1.7e9, 1.7e9 + 1e4, 200), rng.normal(size=200)], axis=1)  # seconds since 1970
+    y = 123456792 + np.where(x[:, 0] > 1.7e9 + 4e3, 3.0, 0) + x[:, 1]
+    recipe = jtrees.GET(depth=2, starts=2, epochs=10, leaves=leaves)
+    tree = jtrees.fit(recipe, x, y, key=jax.random.key(0)).tree
+    assert tree.origin.x[0] > 1e9 and tree.origin.y > 1e8 and tree.num_leaves > 2
+    leaf, answers = read(tree, x, 17)
+    assert same_leaves(leaf, tree.leaf_index(x))
+    np.testing.assert_allclose(answers[:, 0], tree.predict(x), rtol=0, atol=1e-4)
+
+
+def test_the_origin_is_written_exactly_whatever_the_digits(small_tree):
+    tree = small_tree.replace(origin=Origin(FAR, np.float32(123456792)), leaves=Constant(np.float32([1000.4] * 4)))
+    text = tree.to_text(digits=3)
+    assert "(x0 - 123456792)" in text and "-(x2 + 100000000)" in text and "-> 123457792" in text
+    tenth = tree.replace(origin=Origin(np.float32([0.1, 0, 0]), np.float32(0)))
+    assert f"(x0 - {float(np.float32(0.1))})" in tenth.to_text()
 
 
 def test_repr(small_tree):

@@ -175,12 +175,14 @@ def squared_losses(outputs: Float[Array, "leaves n *k"], y: Num[Array, "n *k"]) 
 
 
 def number_text(value: float, digits: int, zero: float = 0.0) -> str:
-    """``zero + value`` to so many significant digits of the value."""
-    total = zero + value
-    if zero:
-        whole = [np.floor(np.log10(max(abs(a), np.finfo(np.float32).tiny))) for a in (total, value)]
-        digits += int(np.clip(whole[0] - whole[1], 0, 15 - digits))
-    return f"{total:.{digits}g}"
+    """``zero + value``, the value rounded to so many significant digits; ``zero`` is never rounded."""
+    rounded = f"{value:.{digits}g}"
+    return exact_text(zero + float(rounded)) if zero else rounded
+
+
+def exact_text(value: Any) -> str:
+    """The shortest text that reads back as this number in float64. That of a float32 would name another number."""
+    return np.format_float_positional(np.float64(value), trim="-")
 
 
 class _Values:
@@ -278,6 +280,10 @@ class Logit(_Values):
         # A product with one-hot rows, not a gather: its transpose is then a product too, not a scatter.
         one_hot = jax.nn.one_hot(y, self.values.shape[1], axis=0, dtype=self.values.dtype)
         return -jnp.matmul(jax.nn.log_softmax(self.values, axis=1), one_hot, precision="highest")
+
+    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0) -> str:
+        """What a leaf answers, as text: probabilities."""
+        return self.frequencies().describe(leaf, names, digits)
 
     def frequencies(self) -> "Frequency":
         """The probabilities that the logits stand for."""

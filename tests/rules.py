@@ -1,0 +1,63 @@
+"""A reader of the rules that ``ObliqueTree.to_text`` writes: it knows the text alone, and computes in float64."""
+
+import re
+
+import numpy as np
+
+NUMBER = r"\d+(?:\.\d+)?(?:e[-+]\d+)?"
+FEATURE = rf"(?:(?P<name>[a-z_]\w*)|\((?P<far>\w+) (?P<side>[-+]) (?P<zero>{NUMBER})\))"
+TERM = re.compile(rf" *(?P<sign>[-+]?) *(?:(?P<weight>{NUMBER}) )?{FEATURE}| *(?P<minus>[-+]?) *(?P<constant>{NUMBER})")
+
+
+def leaves_and_answers(text, columns):
+    """The leaves of the rules, numbered as they are written, and their answers ``(n, k)``, for columns by name."""
+    n = len(next(iter(columns.values())))
+    leaf, answers = np.full(n, -1), {}
+
+    def read(rows, depth):
+        line = lines.pop(0)
+        assert line.startswith("|   " * depth)
+        line = line[4 * depth :]
+        if line.startswith("-> "):
+            answers[number := len(answers)] = _answer(line[3:], columns)
+            leaf[rows] = number
+            return
+        left, threshold = re.fullmatch(r"if (.*) > (\S+):", line).groups()
+        right = _sum(left, columns) > float(threshold)
+        read(rows & right, depth + 1)
+        assert lines.pop(0) == "|   " * depth + "else:"
+        read(rows & ~right, depth + 1)
+
+    lines = text.split("\n")
+    read(np.ones(n, bool), 0)
+    assert not lines and (leaf >= 0).all()
+    return leaf, np.stack([answers[number][row] for row, number in enumerate(leaf)])
+
+
+def _answer(text, columns):
+    """One column an output: sums of features with bounds, between semicolons, or numbers between commas."""
+    numbers = re.fullmatch(rf"-?{NUMBER}(, -?{NUMBER})*", text)
+    return np.stack([_between(part, columns) for part in text.split(", " if numbers else "; ")], axis=1)
+
+
+def _between(text, columns):
+    left, *bounds = re.fullmatch(r"(.*?)(?:, from (\S+) to (\S+))?", text).groups()
+    value = _sum(left, columns)
+    return value if bounds == [None, None] else np.clip(value, *map(float, bounds))
+
+
+def _sum(text, columns):
+    """A sum such as ``1.5 age - (year - 2000) + 3``."""
+    total, at = np.zeros(len(next(iter(columns.values())))), 0
+    while at < len(text):
+        term = TERM.match(text, at)
+        assert term, f"{text[at:]!r} is no term"
+        at = term.end()
+        if term["constant"]:
+            total += float(term["minus"] + term["constant"])
+            continue
+        feature = columns[term["name"] or term["far"]]
+        if term["far"]:
+            feature = feature - float(term["side"].replace("-", "").replace("+", "-") + term["zero"])
+        total += float(term["sign"] + (term["weight"] or "1")) * feature
+    return total
