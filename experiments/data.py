@@ -4,6 +4,7 @@ from dataclasses import dataclass
 import os
 from pathlib import Path
 from typing import Any
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -93,14 +94,19 @@ def read_csv(file: Path, target: str | None, separator: str = ",") -> Frame:
     Raises:
       DataError: for a file that cannot be read or has too few rows, and a column that there is not (saying which are).
     """
-    read = lambda **options: pd.read_csv(file, sep=separator, na_values=["?"], skipinitialspace=True, **options)
+    # Unless told that there is no index, pandas takes the first column for one where rows end in a separator.
+    options: Any = {"sep": separator, "na_values": ["?"], "skipinitialspace": True, "index_col": False}
+    names: list[str] = []
     try:
-        names = [
-            str(column) for column in read(nrows=0).columns
-        ]  # by itself: with a wrong separator rows may be ragged
+        # The header by itself: with a wrong separator rows may be ragged.
+        names += [str(column) for column in pd.read_csv(file, nrows=0, **options).columns]
         other = next((c for c in (";", "\t", "|", ",") if c != separator and c in names[0]), None)
         wrong = len(names) == 1 and other is not None
-        frame: Any = read(nrows=0 if wrong else None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Length of header", pd.errors.ParserWarning)
+            frame: Any = pd.read_csv(file, nrows=0 if wrong else None, **options)
+    except pd.errors.ParserWarning as error:
+        raise DataError(f"{file}: rows have more fields than the header, which names {', '.join(names)}") from error
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or _one_line(error)}") from error
     except ValueError as error:

@@ -325,6 +325,10 @@ def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, ar
         ("a,b\n", ["--target", "b"], "has a header and no rows: at least 20"),
         ("a,b\n1,2\n2,3.5\n3,4.5\n", ["--target", "b"], "has 3 rows: at least 20"),
         ("", ["--target", "b"], "cannot read"),
+        ("a,b\n" + "1,2,3\n" * 40, ["--target", "b"], "rows have more fields than the header, which names a, b"),
+        ("a,b\n" + "1,2,\n" * 40 + "1,2,3\n", ["--target", "b"], "rows have more fields than the header"),
+        ("a,b\n" + "1,2,,\n" * 40, ["--target", "b"], "rows have more fields than the header"),
+        ("a,b\n" + "1,2\n" * 40 + "1,2,\n", ["--target", "b"], "cannot read"),
         ("a,b\n" + "1,2\n" * 40, ["--target", "b"], "must take at least two values, got ['2']"),
         ("a,b\n" + "1,x\n2,y\n" * 20, ["--target", "b", "--task", "regression"], "for --task regression, got 'x'"),
         ("a,b\n" + "".join(f"1,x{i}\n" for i in range(40)), ["--target", "b"], "40 labels of fewer than 5 rows"),
@@ -412,6 +416,19 @@ def test_csv(tmp_path):
     assert list(frame.x.columns) == ["rooms", "area"] and frame.name == "houses"
     np.testing.assert_array_equal(frame.x["area"], [20.5, np.nan, 70])
     np.testing.assert_array_equal(frame.y, [100, 210, 350])
+
+
+@pytest.mark.parametrize("header", ["area,price", "area,price,"], ids=["rows", "header and rows"])
+@pytest.mark.parametrize("end", [",", ", ", ',""'])
+def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, capsys, header, end):
+    rng = np.random.default_rng(0)
+    rows = [f"{area},{3 * area}" for area in rng.uniform(20, 200, 60).round(1)]
+    file = tmp_path / "houses.csv"
+    file.write_text("\n".join([header, *(row + end for row in rows)]) + "\n")
+    frame = data.read_csv(file, "price")
+    np.testing.assert_array_equal(frame.y, 3 * frame.x["area"])
+    written, table = run(tmp_path, "--csv", file, "--target", "price", "--methods", "cart")
+    assert table.loc["cart", "test"] > 0.8 and "if area > " in (written / "cart_depth2.txt").read_text()
 
 
 def test_missing_csv_and_folder(tmp_path):
