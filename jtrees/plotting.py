@@ -1,16 +1,18 @@
 """Drawings of trees (needs ``pip install "jtrees[plots]"``)."""
 
 from collections.abc import Sequence
+import re
 import textwrap
 from typing import Any
 
+from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees.leaves import Linear
+from jtrees.leaves.linear import Linear, largest_terms, smaller_terms
 from jtrees.tree import ObliqueTree
 
 _POINTS = 10  # size of all text
-_WIDTH, _LINES = 15, 4  # of the text of a leaf, in characters and in lines
+_WIDTH = 18  # of the text of a leaf, in characters
 
 
 def plot_tree(
@@ -18,16 +20,24 @@ def plot_tree(
     ax: Any = None,
     *,
     feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    x: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    max_terms: int | None = 2,
     max_depth: int = 4,
     digits: int = 2,
 ) -> Any:
-    """Draws the splits of a tree down to a depth: at each node the two largest weights, right where it holds.
+    """Draws the splits of a tree down to a depth: at each node the largest terms, right where the condition holds.
 
     Args:
-      tree: the tree; nodes that do not split are left out. Weights are compared as they stand: scale the features
-        if they have different units.
+      tree: the tree; nodes that do not split are left out.
       ax: matplotlib axes, by default new ones, as large as the text needs.
       feature_names: names of the columns, by default ``x0``, ``x1``, ...
+      class_names: names of the K classes, in classification; each leaf then names the likeliest class first.
+      x: samples, ``(n, p)``, such as those of the training: each leaf says how many reach it.
+      y: their classes 0..K-1, ``(n,)``, in classification: each leaf says how many of each class reach it.
+      max_terms: terms of a condition at most: those of the largest |weight| times standard deviation in x (without x,
+        |weight|), and how many others there are. A leaf has two lines more than that. None: all.
       max_depth: splits below this many drawn levels are shown as an ellipsis.
       digits: significant digits.
 
@@ -36,15 +46,19 @@ def plot_tree(
 
     Raises:
       ImportError: without matplotlib.
-      ValueError: for another number of names than columns, and for a batch of trees.
+      ValueError: for another number of names than columns or classes, for x or y that do not fit the tree, and for a
+        batch of trees.
     """
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError('drawing a tree needs matplotlib: pip install "jtrees[plots]"') from error
     splits, names = tree.splits, tree.names(feature_names)
+    deviations, rows = tree.measured(x, y, class_names, max_terms)
     if ax is None:
-        width, height = 1.8 * min(tree.num_leaves, 2**max_depth), 1.2 * min(tree.depth + 1, max_depth + 1)
+        lines = 2 + min(max_terms or tree.features, tree.features) + (0 if x is None else 3)
+        level = max(1.2, 0.45 + 0.19 * lines)  # inches
+        width, height = 1.9 * min(tree.num_leaves, 2**max_depth), level * min(tree.depth + 1, max_depth + 1)
         ax = plt.subplots(figsize=(max(6, width), max(3, height)))[1]
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)
     next_x = iter(range(2 ** (max_depth + 1)))
@@ -54,8 +68,7 @@ def plot_tree(
             node = 2 * node + 1 + int(bias[node] > 0)
         if node >= len(bias) or level == max_depth:
             here = (float(next(next_x)), float(-level))
-            text = _leaf_text(tree, node - len(bias), names, digits) if node >= len(bias) else "..."
-            _box(ax, here, textwrap.fill(text, _WIDTH, max_lines=_LINES, placeholder=" …"), "#e8f1e4")
+            _box(ax, here, leaf_text(node - len(bias)) if node >= len(bias) else "...", "#e8f1e4")
             return here
         left, right = draw(2 * node + 1, level + 1), draw(2 * node + 2, level + 1)
         here = ((left[0] + right[0]) / 2, float(-level))
@@ -63,11 +76,15 @@ def plot_tree(
             ax.plot(*zip(here, child, strict=True), color="0.6", lw=1, zorder=0)
             middle = np.add(here, child) / 2
             ax.text(*middle, label, fontsize=_POINTS, color="0.4", ha="center")
-        heaviest = np.argsort(-np.abs(weights[node]))[:2]
-        more = "\n+ ..." if np.count_nonzero(weights[node]) > 2 else ""
-        parts = [f"{weights[node][i]:+.{digits}g} {counted[i]}" for i in sorted(heaviest) if weights[node][i] != 0]
-        _box(ax, here, "\n".join(parts) + f"{more}\n> {0 - bias[node]:.{digits}g}", "#e4ecf5")
+        shown, left_out = largest_terms(weights[node], max_terms, deviations)
+        parts = [f"{weights[node][i]:+.{digits}g} {counted[i]}" for i in shown]
+        parts += [smaller_terms(left_out)] if left_out else []
+        _box(ax, here, "\n".join([*parts, f"> {0 - bias[node]:.{digits}g}"]), "#e4ecf5")
         return here
+
+    def leaf_text(leaf: int) -> str:
+        shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
+        return "\n".join(_filled(text, max_terms) for text in [_answer(tree, leaf, names, digits, shown), *rows[leaf]])
 
     draw(0, 0)
     ax.margins(0.08, 0.14)  # the boxes are larger than the points that matplotlib sees
@@ -75,15 +92,24 @@ def plot_tree(
     return ax
 
 
-def _leaf_text(tree: ObliqueTree, leaf: int, names: list[str], digits: int) -> str:
-    """What a leaf answers, the heaviest features first: what is cut off then matters least."""
+def _answer(tree: ObliqueTree, leaf: int, names: list[str], digits: int, shown: dict[str, Any]) -> str:
+    """What a leaf answers, the largest terms first: what is cut off then matters least."""
     if isinstance(tree.leaves, Linear):
-        slopes, origin = np.asarray(tree.leaves.coefficients), tree.origin
-        order = np.argsort(-np.abs(slopes[leaf]).reshape(len(names), -1).max(1), kind="stable")
+        slopes, origin, deviations = np.asarray(tree.leaves.coefficients), tree.origin, shown["deviations"]
+        size = np.abs(slopes[leaf]).reshape(len(names), -1).max(1) * (1 if deviations is None else deviations)
+        order = np.argsort(-size, kind="stable")
         origin = None if origin is None else origin.replace(x=np.asarray(origin.x)[order])
         tree = tree.replace(leaves=tree.leaves.replace(coefficients=slopes[:, order]), origin=origin)
         names = [names[i] for i in order]
-    return tree.describe_leaf(leaf, names, digits)
+        shown = shown | {"deviations": None if deviations is None else deviations[order]}
+    return tree.describe_leaf(leaf, names, digits, **shown)
+
+
+def _filled(text: str, max_terms: int | None) -> str:
+    """Lines of a box; a sign or a number is not parted from what follows it."""
+    lines = None if max_terms is None else max_terms + 2
+    text = re.sub(r"(?<=[-+:\d]) (?![-+])", "\xa0", text)
+    return textwrap.fill(text, _WIDTH, max_lines=lines, placeholder=" …").replace("\xa0", " ")
 
 
 def _box(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:

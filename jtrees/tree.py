@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import ops, prediction, topology, validation
-from jtrees.leaves.constant import exact_text
+from jtrees.leaves.constant import Frequency, Logit, exact_text, listed
 from jtrees.leaves.linear import linear_text
 
 
@@ -205,7 +205,16 @@ class ObliqueTree:
         weights = jnp.where(chosen[:, None], 0, self.weights)
         return self.replace(weights=weights, bias=jnp.where(chosen, bias, self.bias))
 
-    def to_text(self, feature_names: Sequence[str] | None = None, digits: int = 3) -> str:
+    def to_text(
+        self,
+        feature_names: Sequence[str] | None = None,
+        digits: int = 3,
+        *,
+        class_names: Sequence[str] | None = None,
+        x: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        max_terms: int | None = None,
+    ) -> str:
         """The rules of the tree as indented text, without nodes that do not split.
 
         Computed in float64, the rules with ``digits=17`` are the tree, up to what float32 rounds in the tree itself.
@@ -213,13 +222,35 @@ class ObliqueTree:
         Args:
           feature_names: names of the p columns, by default ``x0``, ``x1``, ...
           digits: significant digits of weights, thresholds and leaves; the origin is always written exactly.
+          class_names: names of the K classes, in classification; each leaf then names the likeliest class first.
+          x: samples, ``(n, p)``, such as those of the training: each leaf says how many reach it.
+          y: their classes 0..K-1, ``(n,)``, in classification: each leaf says how many of each class reach it.
+          max_terms: terms of a condition or of a linear leaf, and classes of a leaf, at most: those of the largest
+            |weight| times standard deviation in x (without x, |weight|), and how many others there are. None: all.
 
         Raises:
-          ValueError: for another number of names than columns.
+          ValueError: for another number of names than columns or classes, and for x or y that do not fit the tree.
         """
         self._single()
+        names = self.names(feature_names)
+        deviations, rows = self.measured(x, y, class_names, max_terms)
+        shown: Any = {"max_terms": max_terms, "deviations": deviations}
         lines: list[str] = []
-        self._render(0, "", self.names(feature_names), digits, lines)
+
+        def render(node: int, indent: str) -> None:
+            if (leaf := node - len(self.bias)) >= 0:
+                reached = f" ({': '.join(rows[leaf])})" if rows[leaf] else ""
+                answer = self.describe_leaf(leaf, names, digits, class_names=class_names, **shown)
+                lines.append(f"{indent}-> {answer}{reached}")
+            elif not np.any(np.asarray(self.weights[node])):
+                render(2 * node + 1 + int(self.bias[node] > 0), indent)
+            else:
+                lines.append(f"{indent}if {self.describe_split(node, names, digits, **shown)}:")
+                render(2 * node + 2, indent + "|   ")
+                lines.append(f"{indent}else:")
+                render(2 * node + 1, indent + "|   ")
+
+        render(0, "")
         return "\n".join(lines)
 
     def names(self, feature_names: Sequence[str] | None) -> list[str]:
@@ -235,26 +266,74 @@ class ObliqueTree:
             raise ValueError(f"feature_names must hold {self.features} names, one a column, got {len(names)}")
         return names
 
-    def _render(self, node: int, indent: str, names: list[str], digits: int, lines: list[str]) -> None:
-        if node >= len(self.bias):
-            lines.append(f"{indent}-> {self.describe_leaf(node - len(self.bias), names, digits)}")
-        elif not np.any(np.asarray(self.weights[node])):
-            self._render(2 * node + 1 + int(self.bias[node] > 0), indent, names, digits, lines)
-        else:
-            lines.append(f"{indent}if {self.describe_split(node, names, digits)}:")
-            self._render(2 * node + 2, indent + "|   ", names, digits, lines)
-            lines.append(f"{indent}else:")
-            self._render(2 * node + 1, indent + "|   ", names, digits, lines)
+    def measured(
+        self, x: Any, y: Any, class_names: Sequence[str] | None, max_terms: int | None
+    ) -> tuple[np.ndarray | None, list[list[str]]]:
+        """What rules tell of a table: see :meth:`to_text`.
 
-    def describe_split(self, node: int, names: Sequence[str], digits: int = 3) -> str:
-        """The condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``."""
+        Returns:
+          The standard deviation of each feature, None without a table; and for each leaf the number of rows that reach
+          it, as ``["41 rows"]``, or by class, as ``["41 rows", "38 sold, 3 not yet"]``, or nothing without a table.
+
+        Raises:
+          ValueError: as :meth:`to_text`.
+        """
+        classes = self.leaves.values.shape[-1] if isinstance(self.leaves, (Frequency, Logit)) else None
+        if max_terms is not None:
+            validation.check_count("max_terms", max_terms)
+        for name, given in (("class_names", class_names), ("y", y)):
+            if given is not None and classes is None:
+                raise ValueError(f"{name} must be None: the leaves of this tree hold no classes")
+        if class_names is not None and len(class_names) != classes:
+            raise ValueError(f"class_names must hold {classes} names, one a class, got {len(class_names)}")
+        if x is None and y is not None:
+            raise ValueError("y goes with x: the classes of its rows")
+        if x is None:
+            return None, [[] for _ in range(len(self.bias) + 1)]
+        leaf, deviations = np.asarray(self.leaf_index(x)), np.asarray(x, np.float64).std(0)
+        rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(self.bias) + 1)]
+        if y is None:
+            return deviations, rows
+        y, classes = validation.check_labels(y, classes)
+        validation.check_rows(y, len(leaf))
+        called = [f"class {i}" for i in range(classes)] if class_names is None else class_names
+        for number, texts in enumerate(rows):
+            counts = np.bincount(y[leaf == number], minlength=classes)
+            there = [f"{counts[i]} {called[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
+            texts += [listed(there, max_terms)] if there else []
+        return deviations, rows
+
+    def describe_split(
+        self,
+        node: int,
+        names: Sequence[str],
+        digits: int = 3,
+        *,
+        max_terms: int | None = None,
+        deviations: np.ndarray | None = None,
+    ) -> str:
+        """The condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``.
+
+        Of more than ``max_terms`` terms it has those of the largest weight times deviation of the feature, and says how
+        many others there are.
+        """
         weights, bias = np.asarray(self.weights[node], np.float64), float(self.bias[node])
-        return f"{linear_text(weights, self.counted(names), digits)} > {0 - bias:.{digits}g}"
+        return f"{linear_text(weights, self.counted(names), digits, max_terms, deviations)} > {0 - bias:.{digits}g}"
 
-    def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3) -> str:
-        """What a leaf answers, as text."""
+    def describe_leaf(
+        self,
+        leaf: int,
+        names: Sequence[str],
+        digits: int = 3,
+        *,
+        max_terms: int | None = None,
+        deviations: np.ndarray | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> str:
+        """What a leaf answers, as text; terms are chosen as by :meth:`describe_split`."""
         y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
-        return self.leaves.describe(leaf, self.counted(names), digits, y_zero)
+        shown: Any = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
+        return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
 
     def counted(self, names: Sequence[str]) -> list[str]:
         """Names of the features as the tree takes them: ``"(year - 2000)"`` where they are counted from an origin."""

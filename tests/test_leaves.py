@@ -371,6 +371,36 @@ def test_texts_of_answers_counted_from_elsewhere_keep_the_digits_that_were_learn
     assert kind.describe(0, NAMES, 3, y_zero) == text
 
 
+WIDE = Linear(np.float32([[3, 0, -2, 0.5]]), np.float32([1]), np.float32([-9]), np.float32([9]))
+
+
+@pytest.mark.parametrize(
+    ("max_terms", "deviations", "text"),
+    [
+        (None, None, "3 a - 2 c + 0.5 d + 1, from -9 to 9"),
+        (3, None, "3 a - 2 c + 0.5 d + 1, from -9 to 9"),
+        (2, None, "3 a - 2 c + 1 smaller term + 1, from -9 to 9"),
+        (1, [0.1, 1e9, 1, 10], "0.5 d + 2 smaller terms + 1, from -9 to 9"),
+        (2, [0.1, 1e9, 1, 10], "-2 c + 0.5 d + 1 smaller term + 1, from -9 to 9"),
+    ],
+)
+def test_the_terms_that_are_shown_are_those_of_the_largest_weight_times_deviation(max_terms, deviations, text):
+    deviations = None if deviations is None else np.array(deviations)
+    assert WIDE.describe(0, "abcd", 3, max_terms=max_terms, deviations=deviations) == text
+
+
+def test_a_feature_called_0_is_no_constant():
+    assert Linear(np.float32([[1]]), np.float32([2])).describe(0, ["0"], 3) == "0 + 2"
+
+
+@pytest.mark.parametrize("kind", [Frequency, lambda values: Logit(np.log(values))])
+def test_classes_by_name_the_likeliest_first(kind):
+    leaf = kind(np.float32([[0.25, 0.125, 0.5, 0.125]]))
+    assert leaf.describe(0, NAMES, 3, class_names="abcd") == "c: 0.5, a: 0.25, b: 0.125, d: 0.125"
+    assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=2) == "c: 0.5, a: 0.25, 2 more classes"
+    assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=3).endswith("b: 0.125, 1 more class")
+
+
 def test_numbers_as_text():
     assert number_text(1234.56, 3) == "1.23e+03"
     assert number_text(0.0, 3) == "0"

@@ -41,6 +41,13 @@ def _overlaps(ax):
     return [(a, b) for a, b in pairs if a.x0 < b.x1 and b.x0 < a.x1]
 
 
+def _levels_overlap(ax):
+    """Whether a box reaches into the next level."""
+    ax.figure.canvas.draw()
+    boxes = [(text.get_position()[1], text.get_window_extent()) for text in ax.texts if text.get_bbox_patch()]
+    return any(low < high and below.y1 > above.y0 for low, below in boxes for high, above in boxes)
+
+
 def test_draws_splits_and_reachable_leaves():
     ax = plot_tree(_tree(), feature_names=["age", "bmi"])
     assert sorted(_texts(ax)) == sorted(["+1 age\n> 1", "+0.5 age\n-2 bmi\n> -3", "0", "2", "3"])
@@ -85,6 +92,19 @@ def test_boxes_of_the_deepest_drawn_level_do_not_overlap():
     assert not _overlaps(plot_tree(_deep(4, Constant(np.arange(16.0)))))
 
 
+@pytest.mark.parametrize("max_terms", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["classes", "linear"])
+def test_new_axes_have_room_for_as_many_terms_as_are_shown(max_terms, kind):
+    leaves = {
+        "classes": Frequency(np.full((16, 9), 1 / 9)),
+        "linear": Linear(np.full((16, 9), 0.123), np.full(16, -4.5), np.full(16, -100.5), np.full(16, 200.25)),
+    }[kind]
+    x = np.random.default_rng(0).normal(size=(500, 9))
+    how = {"class_names": "abcdefghi", "y": np.arange(500) % 9} if kind == "classes" else {}
+    ax = plot_tree(_deep(4, leaves, 9), x=x, max_terms=max_terms, **how)
+    assert not _overlaps(ax) and not _levels_overlap(ax)
+
+
 def test_linear_leaves_show_the_heaviest_features_first():
     linear = Linear(np.array([[0.5, -2], [0, 0], [1, 0], [3, 0.1]]), np.full(4, 7.0))
     tree = _tree(linear).replace(origin=jtrees.Origin(np.float32([0, 50]), np.float32(0)))
@@ -102,6 +122,34 @@ def test_features_and_answers_counted_from_an_origin():
     ax = plot_tree(tree, feature_names=["year", "bmi"])
     expected = ["+1 (year - 2000)\n> 1", "+0.5 (year - 2000)\n-2 bmi\n> -3", "1000000", "1000002", "1000003"]
     assert sorted(_texts(ax)) == sorted(expected)
+
+
+def test_the_terms_that_matter():
+    """Weight times deviation is 1, 2, 30 and 4 in the root; without a table weights are all that there is."""
+    tree = jtrees.ObliqueTree(np.float32([[1, 2, 0.3, -4]]), np.float32([-1]), Constant(np.arange(2.0)))
+    x = np.float64([[1, 1, 100, 1], [-1, -1, -100, -1]])
+    condition = lambda **how: _texts(plot_tree(tree, **how))[-1]
+    assert condition(x=x) == "+0.3 x2\n-4 x3\n+ 2 smaller terms\n> 1"
+    assert condition(x=x, max_terms=3) == "+2 x1\n+0.3 x2\n-4 x3\n+ 1 smaller term\n> 1"
+    assert condition() == "+2 x1\n-4 x3\n+ 2 smaller terms\n> 1"
+    assert condition(max_terms=None) == "+1 x0\n+2 x1\n+0.3 x2\n-4 x3\n> 1"
+
+
+def test_linear_leaves_show_the_terms_that_matter():
+    tree = _tree(Linear(np.tile(np.float32([[0.5, -2]]), (4, 1)), np.full(4, 7.0)))
+    x = np.float64([[100, 1], [-100, -1]])
+    ends = lambda **how: {text.replace("\n", " ") for text in _texts(plot_tree(tree, **how)) if ">" not in text}
+    assert ends() == {"-2 x1 + 0.5 x0 + 7"}
+    assert ends(max_terms=1) == {"-2 x1 + 1 smaller term + 7"}
+    assert ends(max_terms=1, x=x) == {f"0.5 x0 + 1 smaller term + 7 {n}" for n in ("0 rows", "1 row")}
+
+
+def test_classes_by_name_and_their_rows():
+    tree = _tree(Frequency(np.float32([[0.25, 0.75]] * 4)))
+    x, y = np.float64([[0, 0], [0, 0], [0, 1], [9, 0]]), np.array([1, 1, 0, 1])
+    ends = [text for text in _texts(plot_tree(tree, x=x, y=y, class_names=["no", "yes"])) if ">" not in text]
+    assert ends[0] == "yes: 0.75,\nno: 0.25\n3 rows\n2 yes, 1 no"
+    assert {text.split("\n", 2)[2] for text in ends[1:]} == {"0 rows", "1 row\n1 yes"}
 
 
 def test_wrong_names():

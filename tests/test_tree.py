@@ -210,6 +210,67 @@ def test_text_with_an_origin_keeps_the_digits_that_were_learnt(small_tree, far):
     assert tree.describe_leaf(0, ["age", "bmi", "bp"]) == "0.25, 0.75"
 
 
+def test_text_of_the_terms_that_matter(small_tree):
+    """By weight times deviation: 1 * 10 for age, 2.5 * 2 for bmi."""
+    x = np.float64([[0, 0, 0], [20, 4, 0]])
+    assert small_tree.to_text(["age", "bmi", "bp"], x=x, max_terms=1).startswith("if age + 1 smaller term > 3:")
+    assert small_tree.to_text(["age", "bmi", "bp"], max_terms=1).startswith("if -2.5 bmi + 1 smaller term > 3:")
+    assert small_tree.to_text(x=x, max_terms=2).startswith("if x0 - 2.5 x1 > 3:")
+    deviations = np.array([10.0, 2, 0])
+    assert small_tree.describe_split(0, "abc", max_terms=1, deviations=deviations) == "a + 1 smaller term > 3"
+    assert small_tree.describe_split(0, "abc") == "a - 2.5 b > 3"
+    moved = small_tree.replace(origin=Origin(np.float32([0, 1e8, 0]), None))
+    assert moved.to_text(x=x + np.float64([0, 1e8, 0]), max_terms=1).startswith("if x0 + 1 smaller term > 3:")
+
+
+def test_text_of_rows_at_leaves(small_tree):
+    x = np.float64([[9, 0, 0]] * 3 + [[9, 0, 1]] + [[0, 0, 0]] * 6)
+    lines = small_tree.to_text(x=x).splitlines()
+    assert [line.split("-> ")[1] for line in lines if "->" in line] == [
+        "0.0001 (3 rows)",
+        "-1.25 (1 row)",
+        "0.5 (6 rows)",
+    ]
+
+
+def test_text_of_classes_and_their_rows(small_tree):
+    leaves = Frequency(np.float32([[0.25, 0.75], [0, 1], [1, 0], [0.5, 0.5]]))
+    tree = small_tree.replace(leaves=leaves)
+    x, y = np.float64([[9, 0, 0]] * 3 + [[0, 0, 0]] * 5), np.array([0, 0, 1, 1, 1, 1, 1, 0])
+    text = tree.to_text(class_names=["no", "yes"], x=x, y=y)
+    lines = [
+        "if x0 - 2.5 x1 > 3:",
+        "|   if -x2 > -0.5:",
+        "|   |   -> no: 0.5, yes: 0.5 (3 rows: 2 no, 1 yes)",
+        "|   else:",
+        "|   |   -> no: 1, yes: 0 (0 rows)",
+        "else:",
+        "|   -> yes: 0.75, no: 0.25 (5 rows: 4 yes, 1 no)",
+    ]
+    assert text == "\n".join(lines)
+    assert tree.to_text(class_names=["no", "yes"], x=x).endswith("-> yes: 0.75, no: 0.25 (5 rows)")
+    assert tree.to_text(x=x, y=y).endswith("-> 0.25, 0.75 (5 rows: 4 class 1, 1 class 0)")
+    assert tree.to_text().endswith("-> 0.25, 0.75")
+
+
+def test_what_a_text_is_made_of_is_checked(small_tree):
+    classes = small_tree.replace(leaves=Frequency(np.full((4, 2), 0.5, np.float32)))
+    x = np.zeros((2, 3))
+    for tree, arguments, message in [
+        (classes, {"class_names": ["no"]}, "class_names must hold 2 names, one a class, got 1"),
+        (small_tree, {"class_names": ["no", "yes"]}, "class_names must be None: the leaves of this tree hold no class"),
+        (classes, {"y": [0, 1]}, "y goes with x: the classes of its rows"),
+        (small_tree, {"x": x, "y": [0, 1]}, "y must be None: the leaves of this tree hold no class"),
+        (classes, {"x": x, "y": [0, 2]}, "y must hold classes 0..1, got labels from 0 to 2"),
+        (classes, {"x": x, "y": [0]}, "x and y must have the same number of rows, got 2 and 1"),
+        (classes, {"x": np.zeros((2, 2))}, "x must have 3 columns, got 2"),
+        (classes, {"max_terms": 0}, "max_terms must be at least 1, got 0"),
+    ]:
+        with pytest.raises(ValueError) as error:
+            tree.to_text(**arguments)
+        assert message in str(error.value)
+
+
 FAR = np.float32([123456792, 0, -1e8])  # 123456790 reads back as the same float32
 KINDS = ["constant", "two outputs", "linear", "bounded", "linear, two outputs"]
 

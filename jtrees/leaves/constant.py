@@ -185,6 +185,12 @@ def exact_text(value: Any) -> str:
     return np.format_float_positional(np.float64(value), trim="-")
 
 
+def listed(classes: Sequence[str], most: int | None) -> str:
+    """What there is to say of each class, of so many classes at most."""
+    more = len(classes) - len(classes[:most])
+    return ", ".join([*classes[:most], *([f"{more} more class{'' if more == 1 else 'es'}"] if more else [])])
+
+
 class _Values:
     """What the kinds with one array of values share."""
 
@@ -194,8 +200,10 @@ class _Values:
         """How many numbers the leaves that are reached, ``(leaves,)`` bool, hold."""
         return int(np.asarray(self.values)[reached].size)
 
-    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0) -> str:
-        """What a leaf answers, as text; ``y_zero`` is added to it."""
+    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0, **_: Any) -> str:
+        """What a leaf answers, as text; ``y_zero`` is added to it. What there is to say of terms and classes concerns
+        other kinds.
+        """
         answer = np.reshape(np.asarray(self.values, np.float64)[leaf], -1)
         return ", ".join(number_text(v, digits, zero) for v, zero in zip(answer, y_zero + 0 * answer, strict=True))
 
@@ -281,9 +289,9 @@ class Logit(_Values):
         one_hot = jax.nn.one_hot(y, self.values.shape[1], axis=0, dtype=self.values.dtype)
         return -jnp.matmul(jax.nn.log_softmax(self.values, axis=1), one_hot, precision="highest")
 
-    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0) -> str:
-        """What a leaf answers, as text: probabilities."""
-        return self.frequencies().describe(leaf, names, digits)
+    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0, **shown: Any) -> str:
+        """What a leaf answers, as text: see :meth:`Frequency.describe`."""
+        return self.frequencies().describe(leaf, names, digits, y_zero, **shown)
 
     def frequencies(self) -> "Frequency":
         """The probabilities that the logits stand for."""
@@ -321,3 +329,21 @@ class Frequency(_Values):
         return Logit(jnp.log(jnp.maximum(self.values, jnp.finfo(self.values.dtype).tiny)))
 
     refit, criterion = Logit.refit, Logit.criterion
+
+    def describe(
+        self,
+        leaf: int,
+        names: Sequence[str],
+        digits: int,
+        y_zero: Any = 0,
+        *,
+        max_terms: int | None = None,
+        deviations: np.ndarray | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> str:
+        """The probabilities of a leaf as text: in order, or by name, the likeliest ``max_terms`` first."""
+        if class_names is None:
+            return super().describe(leaf, names, digits)
+        chances = np.asarray(self.values)[leaf]
+        parts = [f"{class_names[i]}: {number_text(chances[i], digits)}" for i in np.argsort(-chances, kind="stable")]
+        return listed(parts, max_terms)

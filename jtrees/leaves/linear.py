@@ -87,32 +87,72 @@ class Linear:
         others = sum(np.asarray(a)[reached].size for a in (self.intercept, self.lower, self.upper) if a is not None)
         return int(np.count_nonzero(np.asarray(self.coefficients)[reached]) + others)
 
-    def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0) -> str:
-        """What a leaf answers, as text; ``y_zero`` is added to it."""
+    def describe(
+        self,
+        leaf: int,
+        names: Sequence[str],
+        digits: int,
+        y_zero: Any = 0,
+        *,
+        max_terms: int | None = None,
+        deviations: np.ndarray | None = None,
+        class_names: None = None,
+    ) -> str:
+        """What a leaf answers, as text; ``y_zero`` is added to it. Terms are chosen as by :func:`linear_text`."""
         slopes = np.atleast_2d(np.asarray(self.coefficients, np.float64)[leaf].T)
         of_leaf: Any = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
         bounds = zip(of_leaf(self.lower), of_leaf(self.upper), strict=True)
         each = zip(slopes, of_leaf(self.intercept), bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
-        return "; ".join(_described(slope, at_0, both, zero, names, digits) for slope, at_0, both, zero in each)
+        terms = lambda slope: linear_text(slope, names, digits, max_terms, deviations) if slope.any() else None
+        return "; ".join(_described(terms(slope), at_0, both, zero, digits) for slope, at_0, both, zero in each)
 
 
-def _described(
-    slopes: np.ndarray, intercept: float, bounds: tuple[Any, Any], y_zero: float, names: Sequence[str], digits: int
-) -> str:
+def _described(terms: str | None, intercept: float, bounds: tuple[Any, Any], y_zero: float, digits: int) -> str:
     number = lambda value: number_text(value, digits, y_zero)
-    bounded, terms = None not in bounds, linear_text(slopes, names, digits)
-    if terms == "0":  # a constant needs no bounds said: it keeps them
+    bounded = None not in bounds
+    if terms is None:  # a constant needs no bounds said: it keeps them
         return number(np.clip(intercept, *bounds) if bounded else intercept)
     constant = number(intercept)
     text = f"{terms} - {constant[1:]}" if constant.startswith("-") else f"{terms} + {constant}"
     return f"{text}, from {number(bounds[0])} to {number(bounds[1])}" if bounded else text
 
 
-def linear_text(weights: np.ndarray, names: Sequence[str], digits: int) -> str:
-    """A sum of features with weights, as ``"1.2 age - 0.5 bmi"``, those of weight 0 left out."""
-    terms = [(w, name) for w, name in zip(weights, names, strict=True) if w != 0]
-    if not terms:
+def largest_terms(
+    weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None
+) -> tuple[np.ndarray, int]:
+    """The terms of a sum that vary most over a table, as indices in order, and how many others there are.
+
+    Args:
+      weights: ``(p,)``; a weight of 0 makes no term.
+      max_terms: how many terms at most; None: all.
+      deviations: standard deviations of the features, ``(p,)``; None: all alike.
+    """
+    terms = np.flatnonzero(weights)
+    size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
+    largest = np.sort(terms[np.argsort(-size, kind="stable")[:max_terms]])
+    return largest, len(terms) - len(largest)
+
+
+def smaller_terms(number: int) -> str:
+    """The text for terms that are left out."""
+    return f"+ {number} smaller term{'' if number == 1 else 's'}"
+
+
+def linear_text(
+    weights: np.ndarray,
+    names: Sequence[str],
+    digits: int,
+    max_terms: int | None = None,
+    deviations: np.ndarray | None = None,
+) -> str:
+    """A sum of features with weights, as ``"1.2 age - 0.5 bmi"``, those of weight 0 left out.
+
+    Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are written.
+    """
+    shown, left_out = largest_terms(weights, max_terms, deviations)
+    if not len(shown):
         return "0"
-    parts = [name if abs(w) == 1 else f"{abs(w):.{digits}g} {name}" for w, name in terms]
-    text = parts[0] if terms[0][0] > 0 else f"-{parts[0]}"
-    return text + "".join(f" {'-' if w < 0 else '+'} {part}" for (w, _), part in zip(terms[1:], parts[1:], strict=True))
+    term = lambda i: names[i] if abs(weights[i]) == 1 else f"{abs(weights[i]):.{digits}g} {names[i]}"
+    text = " ".join(f"{'-' if weights[i] < 0 else '+'} {term(i)}" for i in shown)
+    text = text.removeprefix("+ ") if weights[shown[0]] > 0 else f"-{text.removeprefix('- ')}"
+    return f"{text} {smaller_terms(left_out)}" if left_out else text
