@@ -179,7 +179,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     said += [f"task: {aloud}", *left_out, *done, ""]
     # Each line is whole, whatever the width of a terminal.
     say = lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
-    with Outcome(Path(options.out), say) as outcome:
+    with Outcome(Path(options.out), say, names, parts.classes, parts.train) as outcome:
         for line in said:
             say(line)
         try:
@@ -187,11 +187,11 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
                 if interrupted():
                     raise KeyboardInterrupt
                 row, model = measure(method, depth, parts, options, console.is_terminal)
-                outcome.add(row, model, as_tree(model, parts.train[0]), columns, parts.classes, names)
+                outcome.add(row, model, as_tree(model, parts.train[0]), columns)
             code = 0
         except KeyboardInterrupt:
             code = 130
-        folder = outcome.finish(frame.name, names, _config(options, frame, said[:-1]))
+        folder = outcome.finish(frame.name, _config(options, frame, said[:-1]))
     if code:
         rows = f"{len(outcome.rows)} of {len(jobs)} rows are in {folder}" if folder else "no row was finished"
         say(f"compare: interrupted; {rows}")

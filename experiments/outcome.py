@@ -22,6 +22,7 @@ import jtrees
 from jtrees import plotting, warmstart
 
 SMALL = 8  # leaves of the tree that is drawn, at most: more cannot be read
+MAX_TERMS = 5  # of a condition, in rules and in the figure
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,14 @@ class Outcome:
       OSError: if nothing can be written there.
     """
 
-    def __init__(self, parent: Path, say: Callable[[str], None]):
-        """``say`` prints a line."""
+    def __init__(
+        self, parent: Path, say: Callable[[str], None], names: list[str], classes: list[Any] | None, train: Any
+    ):
+        """``say`` prints a line; ``train`` is the pair (x, y) that rules count rows and measure features by."""
         parent.mkdir(parents=True, exist_ok=True)
         self.parent, self.say, self.rows, self.trees = parent, say, [], {}
+        rows = {"x": train[0], "y": None if classes is None else train[1]}
+        self.shown: Any = {"feature_names": names, "class_names": classes, "max_terms": MAX_TERMS, **rows}
         self.aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
         self.aside.chmod(0o755)
 
@@ -121,9 +126,7 @@ class Outcome:
     def __exit__(self, *error: Any) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)  # what is whole is there no longer
 
-    def add(
-        self, row: Row, model: Any, tree: jtrees.ObliqueTree | None, columns: Any, classes: Any, names: Any
-    ) -> None:
+    def add(self, row: Row, model: Any, tree: jtrees.ObliqueTree | None, columns: Any) -> None:
         """Prints and keeps a line, its model with what makes numbers of a table, and its tree as arrays and rules."""
         if not self.rows:
             self.say(_line({head: head for head in row.cells()}))
@@ -132,20 +135,19 @@ class Outcome:
         pd.DataFrame([asdict(row) for row in self.rows]).to_csv(self.aside / "table.csv", index=False)
         cells = [row.cells() for row in self.rows]
         (self.aside / "table.md").write_text(benchmark.markdown([*cells[0]], [[*line.values()] for line in cells]))
-        joblib.dump(
-            {"columns": columns, "model": model, "classes": classes}, self.aside / f"{row.name}.joblib", compress=1
-        )
+        kept = {"columns": columns, "model": model, "classes": self.shown["class_names"]}
+        joblib.dump(kept, self.aside / f"{row.name}.joblib", compress=1)
         if tree is not None:
             self.trees[row.name] = tree
             np.savez(self.aside / f"{row.name}.npz", **arrays(tree))
-            (self.aside / f"{row.name}.txt").write_text(tree.to_text(names) + "\n")
+            (self.aside / f"{row.name}.txt").write_text(tree.to_text(**self.shown) + "\n")
 
-    def finish(self, title: str, names: list[str], config: dict[str, Any]) -> Path | None:
+    def finish(self, title: str, config: dict[str, Any]) -> Path | None:
         """Draws the figure, and gives the folder its name, which is returned; None if there is nothing in it."""
         if not self.rows:
             return None
         (self.aside / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        _figure(self.aside / "figure.png", self.rows, self.drawn(), title, names)
+        _figure(self.aside / "figure.png", self.rows, self.drawn(), title, self.shown)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
             folder = self.parent / f"{title}-{stamp}{suffix}"
@@ -188,11 +190,10 @@ def _line(cells: dict[str, str]) -> str:
     return " ".join(f"{text:{'<' if width(head) < 0 else '>'}{abs(width(head))}}" for head, text in cells.items())
 
 
-def _figure(file: Path, rows: list[Row], drawn: Any, title: str, names: list[str]) -> None:
+def _figure(file: Path, rows: list[Row], drawn: Any, title: str, shown: dict[str, Any]) -> None:
     """Score against size, and a tree."""
-    widths = [6.5, *([max(9, 1.8 * drawn[0].leaves)] if drawn else [])]
-    figure = Figure(figsize=(sum(widths), 6), layout="tight")
-    axes = np.atleast_1d(figure.subplots(1, len(widths), width_ratios=widths))
+    figure = Figure(figsize=(6.5, 6), layout="tight")
+    axes = np.atleast_1d(figure.subplots(1, 2 if drawn else 1))
     for method in dict.fromkeys(row.method for row in rows):
         own = [row for row in rows if row.method == method]
         axes[0].plot([row.numbers for row in own], [row.test for row in own], "o-", label=method)
@@ -207,6 +208,8 @@ def _figure(file: Path, rows: list[Row], drawn: Any, title: str, names: list[str
     axes[0].grid(alpha=0.3)
     if drawn:
         row, tree = drawn
-        plotting.plot_tree(tree, axes[1], feature_names=names)
+        width, height = plotting.inches(plotting.plot_tree(tree, axes[1], **shown))
+        figure.set_size_inches(6.5 + width, max(6, height + 0.5))
+        axes[0].get_gridspec().set_width_ratios([6.5, width])
         axes[1].set_title(f"{row.name.replace('_depth', ', depth ')}: {score} {row.test:.3f}, {row.numbers} numbers")
     figure.savefig(file, dpi=110)

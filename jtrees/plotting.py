@@ -37,7 +37,7 @@ def plot_tree(
       x: samples, ``(n, p)``, such as those of the training: each leaf says how many reach it.
       y: their classes 0..K-1, ``(n,)``, in classification: each leaf says how many of each class reach it.
       max_terms: terms of a condition at most: those of the largest |weight| times standard deviation in x (without x,
-        |weight|), and how many others there are. A leaf has two lines more than that. None: all.
+        |weight|), and how many others there are. None: all. A leaf has two lines more at most, and no bounds.
       max_depth: splits below this many drawn levels are shown as an ellipsis.
       digits: significant digits.
 
@@ -55,11 +55,8 @@ def plot_tree(
         raise ImportError('drawing a tree needs matplotlib: pip install "jtrees[plots]"') from error
     splits, names = tree.splits, tree.names(feature_names)
     deviations, rows = tree.measured(x, y, class_names, max_terms)
-    if ax is None:
-        lines = 2 + min(max_terms or tree.features, tree.features) + (0 if x is None else 3)
-        level = max(1.2, 0.45 + 0.19 * lines)  # inches
-        width, height = 1.9 * min(tree.num_leaves, 2**max_depth), level * min(tree.depth + 1, max_depth + 1)
-        ax = plt.subplots(figsize=(max(6, width), max(3, height)))[1]
+    new = ax is None
+    ax = plt.subplots()[1] if new else ax
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)
     next_x = iter(range(2 ** (max_depth + 1)))
 
@@ -87,17 +84,31 @@ def plot_tree(
         return "\n".join(_filled(text, max_terms) for text in [_answer(tree, leaf, names, digits, shown), *rows[leaf]])
 
     draw(0, 0)
-    ax.margins(0.08, 0.14)  # the boxes are larger than the points that matplotlib sees
+    # The boxes are larger than the points that matplotlib sees.
+    ax.margins(x=0.08)
+    ax.set_ylim(min(text.get_position()[1] for text in ax.texts) - 0.5, 0.5)
     ax.axis("off")
+    if new:
+        ax.figure.set_size_inches(inches(ax))
     return ax
 
 
+def inches(ax: Any) -> tuple[float, float]:
+    """Width and height in which the boxes that :func:`plot_tree` drew on these axes do not overlap."""
+    boxes = [text for text in ax.texts if text.get_bbox_patch()]
+    ends = 1 + max(text.get_position()[0] for text in boxes)
+    levels = 1 - min(text.get_position()[1] for text in boxes)
+    lines = max(len(text.get_text().splitlines()) for text in boxes)
+    return max(6, 2 * ends), max(3, levels * (0.6 + 0.18 * lines))
+
+
 def _answer(tree: ObliqueTree, leaf: int, names: list[str], digits: int, shown: dict[str, Any]) -> str:
-    """What a leaf answers, the largest terms first: what is cut off then matters least."""
+    """What a leaf answers, the largest terms first: what is cut off then matters least. Bounds are not drawn."""
     if isinstance(tree.leaves, Linear):
         slopes, origin, deviations = np.asarray(tree.leaves.coefficients), tree.origin, shown["deviations"]
-        size = np.abs(slopes[leaf]).reshape(len(names), -1).max(1) * (1 if deviations is None else deviations)
-        order = np.argsort(-size, kind="stable")
+        size = np.abs(slopes[leaf]).reshape(len(names), -1)
+        tree = tree.replace(leaves=tree.leaves.trainable()) if size.any(0).all() else tree  # a constant keeps them
+        order = np.argsort(-size.max(1) * (1 if deviations is None else deviations), kind="stable")
         origin = None if origin is None else origin.replace(x=np.asarray(origin.x)[order])
         tree = tree.replace(leaves=tree.leaves.replace(coefficients=slopes[:, order]), origin=origin)
         names = [names[i] for i in order]

@@ -297,8 +297,8 @@ class ObliqueTree:
         y, classes = validation.check_labels(y, classes)
         validation.check_rows(y, len(leaf))
         called = [f"class {i}" for i in range(classes)] if class_names is None else class_names
-        for number, texts in enumerate(rows):
-            counts = np.bincount(y[leaf == number], minlength=classes)
+        by_class = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
+        for counts, texts in zip(by_class, rows, strict=True):
             there = [f"{counts[i]} {called[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
             texts += [listed(there, max_terms)] if there else []
         return deviations, rows
