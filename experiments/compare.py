@@ -10,6 +10,7 @@ from collections.abc import Callable
 import contextlib
 from dataclasses import dataclass
 import importlib.metadata
+import math
 import os
 from pathlib import Path
 import platform
@@ -102,7 +103,10 @@ _TIMED = 8192  # rows predicted at least, when that is timed
 
 
 def split(frame: data.Frame, columns: ColumnTransformer, task: prepare.Task, options: argparse.Namespace) -> Parts:
-    """The parts of a table: a quarter to test with, three twentieths to choose by. Columns are fitted to the rest."""
+    """The parts of a table: a quarter to test with, three twentieths to choose by. Columns are fitted to the rest.
+
+    Parts are stratified by class, so each has at least as many rows as there are classes.
+    """
     classes, y = None, frame.y.to_numpy()
     if task == "classification":
         classes, y = np.unique(y.astype(str) if y.dtype.kind == "O" else y, return_inverse=True)
@@ -110,7 +114,8 @@ def split(frame: data.Frame, columns: ColumnTransformer, task: prepare.Task, opt
     drawn: Any = {"random_state": options.seed}
     rest, test = train_test_split(rows, test_size=0.25, stratify=None if classes is None else y, **drawn)
     by_class = None if classes is None else y[rest]
-    train, validate = train_test_split(rest, test_size=0.2, stratify=by_class, **drawn)
+    fifth = max(math.ceil(0.2 * len(rest)), 0 if classes is None else len(classes))
+    train, validate = train_test_split(rest, test_size=fifth, stratify=by_class, **drawn)
     columns.fit(frame.x.iloc[train])
     part = lambda rows: (np.asarray(columns.transform(frame.x.iloc[rows]), np.float64), y[rows])
     return Parts(part(train), part(validate), part(test), None if classes is None else classes.tolist())
@@ -205,8 +210,10 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
 
 def _loaded(options: argparse.Namespace) -> data.Frame:
     if options.csv is not None:
-        return data.read_csv(options.csv, options.target, options.separator)
-    return data.load_frame(options.dataset, data_dir=options.data_dir)
+        frame = data.read_csv(options.csv, options.target, options.separator, options.decimal)
+    else:
+        frame = data.load_frame(options.dataset, data_dir=options.data_dir)
+    return data.drop(frame, options.drop)
 
 
 def _jobs(options: argparse.Namespace, task: prepare.Task) -> list[tuple[str, int | None]]:
@@ -270,8 +277,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     source.add_argument("--csv", type=Path, help="a CSV file with a header")
     add("--target", help="the column of the CSV to learn")
     add("--separator", default=",", help="what stands between two fields of the CSV (default: a comma)")
+    add("--decimal", default=".", help="what stands before the decimals of a number of the CSV (default: a point)")
+    add("--drop", nargs="+", default=[], metavar="COLUMN", help="features to leave out")
     add("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
-    add("--task", choices=["regression", "classification"], help="(default: guessed from the target)")
+    add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
     said = f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})"
     add("--methods", nargs="+", choices=MODELS, default=DEFAULT_METHODS, metavar="M", help=said)
     add("--depth", nargs="+", type=int, help="depths (default: some for each method)")
@@ -282,6 +291,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.target is not None and options.csv is None:
         parser.error("argument --target: goes with --csv")
+    if options.decimal != "." and options.csv is None:
+        parser.error("argument --decimal: goes with --csv")
+    if len(options.decimal) != 1:
+        raise data.DataError(f"--decimal must be one character, got {options.decimal!r}")
     for depth in options.depth or ():
         jtrees.validation.check_depth(depth)
     return options

@@ -83,19 +83,26 @@ def one_hot(x: np.ndarray) -> np.ndarray:
     return np.concatenate([(x == value).astype(np.float32) for value in np.unique(x)], axis=1)
 
 
-def read_csv(file: Path, target: str | None, separator: str = ",") -> Frame:
+def read_csv(file: Path, target: str | None, separator: str = ",", decimal: str = ".") -> Frame:
     """A data set from a CSV file with a header.
 
     Args:
       file: the file; empty fields, ``NA``, ``?`` and the like are gaps.
       target: the column to learn; all others are features.
       separator: what stands between two fields.
+      decimal: what stands between the whole number and its decimals.
 
     Raises:
       DataError: for a file that cannot be read or has too few rows, and a column that there is not (saying which are).
     """
     # Unless told that there is no index, pandas takes the first column for one where rows end in a separator.
-    options: Any = {"sep": separator, "na_values": ["?"], "skipinitialspace": True, "index_col": False}
+    options: Any = {
+        "sep": separator,
+        "decimal": decimal,
+        "na_values": ["?"],
+        "skipinitialspace": True,
+        "index_col": False,
+    }
     names: list[str] = []
     try:
         # The header by itself: with a wrong separator rows may be ragged.
@@ -120,6 +127,20 @@ def read_csv(file: Path, target: str | None, separator: str = ",") -> Frame:
     if len(names) == 1:
         raise DataError(f"{file} must have at least one column besides the target")
     return Frame(file.stem, frame.drop(columns=target), frame[target])
+
+
+def drop(frame: Frame, names: list[str]) -> Frame:
+    """The data set without some of its features.
+
+    Raises:
+      DataError: for a feature that there is not (saying which are).
+    """
+    there = [str(name) for name in frame.x.columns]
+    for name in names:
+        if name not in there:
+            raise DataError(f"--drop must name features among {', '.join(there)}; got {name!r}")
+    keep = [name not in names for name in there]
+    return Frame(frame.name, frame.x.loc[:, keep], frame.y)
 
 
 def check_rows(frame: Frame) -> None:
@@ -160,6 +181,9 @@ def _from_npz(file: Path) -> Table:
         x, y, split = arrays["X"], arrays["y"], arrays["split"] if "split" in arrays.files else None
     if x.ndim != 2 or y.shape != x.shape[:1] or x.dtype.kind not in "biuf":
         raise DataError(f"{file.name} must hold numbers X (n, p) and y (n,), got shapes {x.shape} and {y.shape}")
+    for name, values in (("X", x), ("y", y)):
+        if len(far := beyond_float32(values)):
+            raise DataError(f"{name} of {file.name} must be within the range of float32, got {far[0]:.6g}")
     y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
     names = COLUMNS.get(file.stem, [])
     names = names if len(names) == x.shape[1] else [f"x{i}" for i in range(x.shape[1])]
@@ -188,6 +212,14 @@ def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
     if bunch.target is None:
         raise DataError(f"data set {name!r} on OpenML names no target column")
     return Frame(name, bunch.data, bunch.target)
+
+
+def beyond_float32(values: np.ndarray) -> np.ndarray:
+    """The finite values that float32 cannot hold."""
+    if values.dtype.itemsize <= 4:
+        return values.ravel()[:0]
+    wide = values.astype(np.float64).ravel()
+    return wide[np.isfinite(wide) & (np.abs(wide) > np.finfo(np.float32).max)]
 
 
 def _one_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
-from experiments.data import DataError, Frame
+from experiments.data import DataError, Frame, beyond_float32
 
 Task = Literal["regression", "classification"]
 
@@ -40,15 +40,19 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
     keep = y.notna()
     if not keep.all():
         said.append(f"{(~keep).sum()} rows without {y.name} left out")
+    comma = None if pd.api.types.is_numeric_dtype(y) else _decimal_comma(y[keep].astype(str))
+    if task == "regression" and comma:
+        raise DataError(f"target {y.name!r} {comma}")
     if task == "regression" and (not pd.api.types.is_numeric_dtype(y) or not np.isfinite(y[keep].astype(float)).all()):
         raise DataError(f"target {y.name!r} must hold finite numbers for --task regression, got {y[keep].iloc[0]!r}")
+    if task == "regression" and len(far := beyond_float32(y[keep].to_numpy(np.float64))):
+        raise DataError(f"target {y.name!r} must be within the range of float32, got {far[0]:.6g}")
     if task == "classification":
         members = y.map(y.value_counts())
         rare = sorted({str(label) for label in y[keep & (members < _MEMBERS)]})
         if len(rare) > _LABELS:
-            raise DataError(
-                f"target {y.name!r} has {len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
-            )
+            many = f"has {len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
+            raise DataError(f"target {y.name!r} {comma or many}")
         if rare:
             said.append(f"classes of fewer than {_MEMBERS} rows left out: {', '.join(rare)}")
             keep &= members >= _MEMBERS
@@ -85,7 +89,7 @@ def columns(x: Any) -> tuple[ColumnTransformer, list[str]]:
     whole = [name for name in numbers if name not in gaps]
     steps = [("numbers", "passthrough", whole), ("gaps", impute, list(gaps)), ("text", one_hot, text)]
     said = [
-        ("text, a column of 0 and 1 for each value", [f"{name} ({x[name].nunique(dropna=False)})" for name in text]),
+        ("text, a column of 0 and 1 for each value", [f"{name} ({_values(x[name])})" for name in text]),
         ("gaps filled by the median and marked", [f"{name} ({count})" for name, count in gaps.items()]),
         ("left out, nearly everywhere another text", names),
         ("left out, without a value", empty),
@@ -94,14 +98,28 @@ def columns(x: Any) -> tuple[ColumnTransformer, list[str]]:
     return transformer, [f"{what}: {', '.join(map(str, which))}" for what, which in said if which]
 
 
+def _values(text: Any) -> str:
+    """How many values a text has, and what becomes of them where they are too many."""
+    values = text.nunique(dropna=False)
+    return f"{values}" if values <= _CATEGORIES else f"{values} values in {_CATEGORIES} columns, the rarest together"
+
+
 def _fault(values: Any) -> str | None:
     """What is wrong with a column, if anything is."""
     if pd.api.types.is_numeric_dtype(values):
         infinite = int(np.isinf(values.to_numpy(np.float64, na_value=0.0)).sum())
-        return f"{values.name!r} has {infinite} infinite values" if infinite else None
+        if infinite:
+            return f"{values.name!r} has {infinite} infinite values"
+        far = beyond_float32(values.to_numpy(np.float64, na_value=0.0))
+        return f"{values.name!r} has values beyond the range of float32, such as {far[0]:.6g}" if len(far) else None
     text = values.dropna().astype(str)
     number = pd.to_numeric(text, errors="coerce").notna()
     if len(text) and 0.5 < number.mean() < 1:
         return f"{values.name!r} holds numbers and texts such as {text[~number].iloc[0]!r}"
+    return f"{values.name!r} {comma}" if (comma := _decimal_comma(text)) else None
+
+
+def _decimal_comma(text: pd.Series) -> str | None:
+    """What to do about texts that are all numbers with a decimal comma, if they are."""
     comma = text.str.fullmatch(r"[-+]?\d+,\d+")
-    return f"{values.name!r} has a decimal comma, as in {text.iloc[0]!r}" if len(text) and comma.all() else None
+    return f"has a decimal comma, as in {text.iloc[0]!r}: try --decimal ," if len(text) and comma.all() else None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import joblib
@@ -13,10 +14,12 @@ from sklearn.utils import Bunch
 
 from experiments import compare, data, outcome, prepare
 import jtrees
+from jtrees.plotting import plot_tree
 from jtrees.table import checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
+SEMICOLON = ["--target", "b", "--separator", ";"]
 QUICK = ["--depth", "2", "--starts", "2", "--epochs", "10"]
 
 
@@ -137,6 +140,26 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert saved["classes"] == ["not yet", "sold"]
     answers = np.array(saved["classes"])[chances.argmax(1)]
     assert (answers == frame.y).mean() > 0.7
+
+
+def test_rules_and_figure_show_what_matters_on_the_rows_to_train_on(tmp_path, monkeypatch):
+    """The weight of a column of large spread is small; its term is not."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(200, 8)) * 1e-3, columns=[f"noise{i}" for i in range(8)])
+    frame["signal"] = 1000 * rng.normal(size=200)
+    frame["kind"] = np.where(frame["signal"] / 1000 + frame["noise0"] * 1000 > 0, "high", "low")
+    frame.to_csv(tmp_path / "spread.csv", index=False)
+    drawn = []
+    draw = lambda tree, axes, **how: drawn.append((tree, how)) or plot_tree(tree, axes, **how)
+    monkeypatch.setattr(outcome.plotting, "plot_tree", draw)
+    arguments = ["--target", "kind", "--methods", "cart", "get", "--epochs", 200]
+    written, _ = run(tmp_path, "--csv", tmp_path / "spread.csv", *arguments)
+    rules = (written / "get_depth2.txt").read_text().splitlines()
+    assert "signal + 4 smaller terms > " in rules[0] and "noise0 " in rules[0] and rules[0].count("noise") == 4
+    rows = [sum(int(n) for n in re.findall(rf"(\d+) {what}", "\n".join(rules))) for what in ("rows?:", "high", "low")]
+    assert rows[0] == 120 and 50 < rows[1] < 70 and rows[1] + rows[2] == 120
+    ((tree, how),) = drawn
+    assert tree.to_text(**how) + "\n" == (written / "get_depth2.txt").read_text()
 
 
 @pytest.mark.parametrize("rate", [999.6, 4e3, 92_149.0, 375_217.0, 999_700.0, 7e6, 66.71e6, 999.4e6])
@@ -305,6 +328,7 @@ def test_an_error_of_our_own_leaves_nothing_half_written(folder, tmp_path, monke
         (["--dataset", "plane", "--depth", "17"], "depth must be from 1 to 16"),
         (["--dataset", "plane", "--depth", "0"], "depth must be from 1 to 16"),
         (["--dataset", "labels", "--methods", "get-linear"], "get-linear are for regression"),
+        (["--dataset", "plane", "--drop", "x0", "price"], "--drop must name features among x0, x1, x2; got 'price'"),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, arguments, said):
@@ -336,6 +360,27 @@ def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, ar
             "a,b,c,d\n" + "".join(f"{i or 'inf'},{i or 'many'},'{i},5',{i}\n".replace("'", '"') for i in range(40)),
             ["--target", "d"],
             "'a' has 1 infinite values; 'b' holds numbers and texts such as 'many'; 'c' has a decimal comma, as in",
+        ),
+        ("a;b\n" + "1,5;2\n2;3\n" * 20, [*SEMICOLON, "--decimal", "..."], "--decimal must be one character, got '...'"),
+        ("a;b\n" + "1,5;2\n2,5;3\n" * 20, SEMICOLON, "'a' has a decimal comma, as in '1,5': try --decimal ,"),
+        (
+            "a;b\n" + "".join(f"{i};{i},5\n" for i in range(40)),
+            SEMICOLON,
+            "target 'b' has a decimal comma, as in '0,5'",
+        ),
+        ("a;b\n" + "1;2,5\n2;3,5\n" * 20, [*SEMICOLON, "--task", "regression"], "as in '2,5': try --decimal ,"),
+        ("a,b\n" + "1,2\n2,3\n" * 20, ["--target", "b", "--drop", "c"], "--drop must name features among a; got 'c'"),
+        ("a,b\n" + "1,2\n2,3\n" * 20, ["--target", "b", "--drop", "b"], "--drop must name features among a; got 'b'"),
+        ("a,b\n" + "1,2\n2,3\n" * 20, ["--target", "b", "--drop", "a"], "a column to learn from besides the target"),
+        (
+            "a,b\n" + "".join(f"{i},{i + 0.5}\n" for i in range(40)) + "1e300,2\n",
+            ["--target", "b"],
+            "'a' has values beyond the range of float32, such as 1e+300",
+        ),
+        (
+            "a,b\n" + "".join(f"{i},{i + 0.5}\n" for i in range(40)) + "1,-1e300\n",
+            ["--target", "b"],
+            "target 'b' must be within the range of float32, got -1e+300",
         ),
     ],
 )
@@ -431,11 +476,57 @@ def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, capsys, h
     assert table.loc["cart", "test"] > 0.8 and "if area > " in (written / "cart_depth2.txt").read_text()
 
 
+def test_decimal_comma(tmp_path):
+    file = tmp_path / "houses.csv"
+    file.write_text("rooms;area;price\n1;20,5;100,25\n2;?;210\n")
+    frame = data.read_csv(file, "price", ";", ",")
+    np.testing.assert_array_equal(frame.x["area"], [20.5, np.nan])
+    np.testing.assert_array_equal(frame.y, [100.25, 210])
+
+
+def test_columns_are_dropped(houses, tmp_path, capsys):
+    arguments = ["--csv", houses, "--target", "verdict", "--methods", "cart", "--drop", "heating", "street"]
+    written, _ = run(tmp_path, *arguments)
+    assert "heating" not in capsys.readouterr().out
+    assert joblib.load(written / "cart_depth2.joblib")["columns"].feature_names_in_.tolist() == [
+        "area",
+        "garden",
+        "cellar",
+    ]
+
+
+def test_texts_of_many_values_say_how_many_columns_they_become():
+    city = [f"city {i % 39}" for i in range(400)]
+    x = pd.DataFrame({"city": city, "heating": ["gas", "wood"] * 200})
+    columns, said = prepare.columns(x)
+    columns.fit(x)
+    assert said == [
+        "text, a column of 0 and 1 for each value: city (39 values in 20 columns, the rarest together), heating (2)"
+    ]
+    assert sum(name.startswith("city") for name in columns.get_feature_names_out()) == 20
+
+
+def test_twenty_rows_of_four_classes(tmp_path):
+    rng = np.random.default_rng(0)
+    pd.DataFrame({"a": rng.uniform(size=20), "kind": list("abcd") * 5}).to_csv(tmp_path / "few.csv", index=False)
+    _, table = run(tmp_path, "--csv", tmp_path / "few.csv", "--target", "kind", "--methods", "cart")
+    assert np.isfinite(table.loc["cart", ["validate", "test"]].astype(float)).all()
+
+
 def test_missing_csv_and_folder(tmp_path):
     with pytest.raises(data.DataError, match="cannot read"):
         data.read_csv(tmp_path / "none.csv", "y")
     with pytest.raises(data.DataError, match="does not exist"):
         data.load("plane", data_dir=tmp_path / "none")
+
+
+@pytest.mark.parametrize("which", ["X", "y"])
+def test_numbers_beyond_float32_are_refused(tmp_path, which):
+    arrays = {"X": np.random.default_rng(0).uniform(size=(30, 2)), "y": np.arange(30.0)}
+    arrays[which][3] = -1e300
+    np.savez(tmp_path / "huge.npz", **arrays)
+    with pytest.raises(data.DataError, match=rf"{which} of huge.npz must be within the range of float32, got -1e\+300"):
+        data.load_frame("huge", data_dir=tmp_path)
 
 
 def test_numbers_are_asked_for_by_those_who_need_them(monkeypatch):
