@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable
 import contextlib
 from dataclasses import dataclass
+import importlib
 import importlib.metadata
 import math
 import os
@@ -24,14 +25,16 @@ import jax
 import numpy as np
 from rich.console import Console
 from sklearn.compose import ColumnTransformer
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-from sklearn.metrics import accuracy_score, log_loss, r2_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, r2_score, roc_auc_score
 from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, prepare
-from experiments.outcome import SMALL, Outcome, Row, as_tree, size
+from experiments.outcome import LEGEND, SMALL, Outcome, Row, as_tree, size
 import jtrees
+from jtrees.recipes import described
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,10 @@ def _raddt(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
     return jtrees.RADDT(depth=depth, starts=options.starts, epochs=max(1, 2 * options.epochs // 5))
 
 
+def _baseline(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
+    return DummyRegressor() if task == "regression" else DummyClassifier()  # the mean; the shares of the classes
+
+
 @dataclass(frozen=True)
 class Model:
     """A method: ``(depth, command line, task) -> a recipe, or an estimator of scikit-learn``, and its depths here."""
@@ -95,6 +102,7 @@ MODELS = {
     "raddt": Model(_raddt, (2, 4)),
     "dgt-forest": Model(lambda depth, options, task: jtrees.Bagged(jtrees.DGT(depth=depth, epochs=None)), (6,)),
 }
+BASELINE = "baseline"  # the first row of every table
 DEFAULT_METHODS = ["cart", "get", "get-linear", "dgt", "latent", "tel", "forest"]
 REGRESSION_ONLY = ("get-linear",)
 # Rows from which training takes longer than what compiling for several devices takes in addition (two thirds).
@@ -128,7 +136,10 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
       KeyboardInterrupt: if the fit was broken off.
     """
     x, y = parts.train
-    model = MODELS[method].make(depth, options, parts.task)
+    if method in options.recipes:
+        model = options.recipes[method]
+    else:
+        model = (_baseline if method == BASELINE else MODELS[method].make)(depth, options, parts.task)
     start = time.perf_counter()
     if isinstance(model, jtrees.Recipe):
         found = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
@@ -149,16 +160,23 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
     rate = len(many) / (time.perf_counter() - start)
     of_part = np.split(answers, np.cumsum([len(x), len(parts.validate[0])]))
     train, validate, test = (_score(a, y, parts.task) for a, (_, y) in zip(of_part, of_all, strict=True))
-    lost = None if parts.classes is None else _log_loss(of_part[2], parts.test[1])
-    return Row(method, depth, train, validate, test, lost, *size(model, x), seconds, rate), model
+    cost = (*size(model, x), seconds, rate)
+    if parts.classes is None:
+        return Row(method, depth, train, validate, test, None, *cost), model
+    lost, balanced, auc = _of_classes(of_part[2], parts.test[1])
+    return Row(method, depth, train, validate, test, lost, *cost, balanced, auc), model
 
 
 def _score(answers: np.ndarray, y: np.ndarray, task: prepare.Task) -> float:
     return float(r2_score(y, answers) if task == "regression" else accuracy_score(y, answers.argmax(1)))
 
 
-def _log_loss(chances: np.ndarray, y: np.ndarray) -> float:
-    return float(log_loss(y, chances / chances.sum(1, keepdims=True), labels=np.arange(chances.shape[1])))
+def _of_classes(chances: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Log loss, balanced accuracy and area under the ROC curve."""
+    chances = chances / chances.sum(1, keepdims=True)
+    lost = log_loss(y, chances, labels=np.arange(chances.shape[1]))
+    auc = roc_auc_score(y, chances[:, 1] if chances.shape[1] == 2 else chances, multi_class="ovr")
+    return float(lost), float(balanced_accuracy_score(y, chances.argmax(1))), float(auc)
 
 
 def run(options: argparse.Namespace, console: Console, interrupted: Callable[[], bool]) -> int:
@@ -181,10 +199,11 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     parts = split(frame, columns, task, options)
     names = [str(name) for name in columns.get_feature_names_out()]
     said = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
-    said += [f"task: {aloud}", *left_out, *done, ""]
+    said += [f"task: {aloud}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
     # Each line is whole, whatever the width of a terminal.
     say = lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
-    with Outcome(Path(options.out), say, names, parts.classes, parts.train) as outcome:
+    how: Any = {"names": names, "classes": parts.classes, "train": parts.train}
+    with Outcome(Path(options.out), say, longest=max(len(method) for method, _ in jobs), **how) as outcome:
         for line in said:
             say(line)
         try:
@@ -201,6 +220,10 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
         rows = f"{len(outcome.rows)} of {len(jobs)} rows are in {folder}" if folder else "no row was finished"
         say(f"compare: interrupted; {rows}")
         return code
+    baseline, *others = outcome.rows
+    if all(row.test <= baseline.test for row in others):
+        one = "the mean" if task == "regression" else "the majority class"
+        say(f"\nNo model is better on the test rows than always answering {one}.")
     if drawn := outcome.drawn():
         name = drawn[0].name.replace("_depth", ", depth ")
         say(f"\ndrawn: {name}, best of at most {SMALL} leaves by the rows kept for that")
@@ -217,7 +240,7 @@ def _loaded(options: argparse.Namespace) -> data.Frame:
 
 
 def _jobs(options: argparse.Namespace, task: prepare.Task) -> list[tuple[str, int | None]]:
-    """Methods and depths, in order.
+    """The baseline, the user's own recipes, and methods with depths, in this order.
 
     Raises:
       data.DataError: if none of the methods is for the task.
@@ -226,7 +249,42 @@ def _jobs(options: argparse.Namespace, task: prepare.Task) -> list[tuple[str, in
     if not methods:
         raise data.DataError(f"--methods {' '.join(options.methods)} are for regression, and the task is {task}")
     depths = lambda of: of if options.depth is None or of == (None,) else options.depth
-    return [(method, depth) for method in methods for depth in depths(MODELS[method].depths)]
+    first = [(BASELINE, None)] + [(name, _depth(recipe)) for name, recipe in options.recipes.items()]
+    return first + [(method, depth) for method in methods for depth in depths(MODELS[method].depths)]
+
+
+def _depth(recipe: Any) -> int | None:
+    """The depth of the trees of a recipe, if it has one."""
+    return getattr(getattr(recipe, "base", recipe), "depth", None)
+
+
+def _own(given: str) -> tuple[str, jtrees.Recipe]:
+    """Name and recipe of ``MODULE:NAME``.
+
+    Raises:
+      data.DataError: if there is no such recipe, or a method of the same name.
+    """
+    module, _, name = given.partition(":")
+    if not module or not name:
+        raise data.DataError(f"--method must be MODULE:NAME, such as my_file:RECIPE, got {given!r}")
+    try:
+        there = importlib.import_module(module)
+    except Exception as error:  # whatever the user's file raises
+        raise data.DataError(f"--method {given}: cannot import {module}: {data.one_line(error)}") from error
+    if not hasattr(there, name):
+        raise data.DataError(f"--method {given}: module {module} has no {name}")
+    recipe = getattr(there, name)
+    if callable(recipe):
+        try:
+            recipe = recipe()
+        except Exception as error:
+            raise data.DataError(f"--method {given}: {name}() failed: {data.one_line(error)}") from error
+    if not isinstance(recipe, jtrees.Recipe):
+        needed = "must be a recipe, such as jtrees.GET(depth=4), or a function that makes one"
+        raise data.DataError(f"--method {given}: {needed}, got {recipe!r}")
+    if name in MODELS or name == BASELINE:
+        raise data.DataError(f"--method {given}: there is a method of this name already")
+    return name, recipe
 
 
 @contextlib.contextmanager
@@ -255,10 +313,11 @@ def _interruptible() -> Any:
 def _config(options: argparse.Namespace, frame: data.Frame, said: list[str]) -> dict[str, Any]:
     packages = ["jtrees", "jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn"]
     versions = {name: importlib.metadata.version(name) for name in packages} | {"python": platform.python_version()}
-    asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+    asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "recipes"}
     devices = [device.device_kind for device in jax.devices()]
     return {
         "options": asked,
+        "recipes": {name: described(recipe) for name, recipe in options.recipes.items()},
         "data": {"name": frame.name, "rows": len(frame.x), "columns": [*map(str, frame.x.columns)], "done": said},
         "versions": versions,
         "machine": {"devices": devices, "cpus": os.cpu_count(), "processor": platform.machine()},
@@ -283,7 +342,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
     said = f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})"
     add("--methods", nargs="+", choices=MODELS, default=DEFAULT_METHODS, metavar="M", help=said)
-    add("--depth", nargs="+", type=int, help="depths (default: some for each method)")
+    add("--method", nargs="+", default=[], metavar="MODULE:NAME", help="recipes of your own, such as my_file:RECIPE")
+    add("--depth", nargs="+", type=int, help="depths of --methods (default: some for each)")
     add("--starts", type=int, default=4, help="starts of GET (default: 4)")
     add("--epochs", type=int, default=500, help="epochs of GET under each scale (default: 500)")
     add("--seed", type=int, default=0)
@@ -297,6 +357,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         raise data.DataError(f"--decimal must be one character, got {options.decimal!r}")
     for depth in options.depth or ():
         jtrees.validation.check_depth(depth)
+    own = [_own(given) for given in options.method]
+    options.recipes = dict(own)
+    if len(options.recipes) < len(own):
+        raise data.DataError(f"--method must name recipes of different names, got {' '.join(options.method)}")
     return options
 
 

@@ -115,9 +115,9 @@ def read_csv(file: Path, target: str | None, separator: str = ",", decimal: str 
     except pd.errors.ParserWarning as error:
         raise DataError(f"{file}: rows have more fields than the header, which names {', '.join(names)}") from error
     except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror or _one_line(error)}") from error
+        raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
     except ValueError as error:
-        raise DataError(f"cannot read {file}: {_one_line(error)}") from error
+        raise DataError(f"cannot read {file}: {one_line(error)}") from error
     if wrong:
         raise DataError(f"{file} has one column, {names[0]!r}: try --separator {other!r}")
     frame.columns = pd.Index(names)
@@ -208,7 +208,7 @@ def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
     except Exception as error:  # of many kinds: network, HTTP, parser, unknown name
         here = {file.stem for folder in _folders(data_dir) for file in folder.glob("*.npz")}
         known = ", ".join(sorted(here | set(BUNDLED)))
-        raise DataError(f"unknown data set {name!r}: here are {known}; OpenML said: {_one_line(error)}") from error
+        raise DataError(f"unknown data set {name!r}: here are {known}; OpenML said: {one_line(error)}") from error
     if bunch.target is None:
         raise DataError(f"data set {name!r} on OpenML names no target column")
     return Frame(name, bunch.data, bunch.target)
@@ -222,7 +222,8 @@ def beyond_float32(values: np.ndarray) -> np.ndarray:
     return wide[np.isfinite(wide) & (np.abs(wide) > np.finfo(np.float32).max)]
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The message of an error on one line, or its kind."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -14,6 +14,7 @@ import joblib
 from matplotlib.figure import Figure
 import numpy as np
 import pandas as pd
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -40,6 +41,8 @@ class Row:
       numbers: that the model holds.
       seconds: of training, compilation included.
       rate: rows predicted a second.
+      balanced_accuracy: on the rows to test with, in classification.
+      auc: likewise the area under the ROC curve, of several classes the mean of each versus the rest.
     """
 
     method: str
@@ -52,6 +55,8 @@ class Row:
     numbers: int
     seconds: float
     rate: float
+    balanced_accuracy: float | None = None
+    auc: float | None = None
 
     @property
     def name(self) -> str:
@@ -60,19 +65,27 @@ class Row:
 
     def cells(self) -> dict[str, str]:
         """The line as text, by the heads of the columns."""
-        score = "R2" if self.log_loss is None else "acc."
-        loss = {} if self.log_loss is None else {"log loss": f"{self.log_loss:.4f}"}
+        if self.log_loss is None:
+            scores = {"train R2": f"{self.train:.4f}", "test R2": f"{self.test:.4f}"}
+        else:
+            of_classes = {"train": self.train, "acc.": self.test, "bal.": self.balanced_accuracy, "AUC": self.auc}
+            scores = {head: f"{score:.3f}" for head, score in (of_classes | {"loss": self.log_loss}).items()}
         return {
             "method": self.method,
             "depth": "-" if self.depth is None else str(self.depth),
-            f"train {score}": f"{self.train:.4f}",
-            f"test {score}": f"{self.test:.4f}",
-            **loss,
+            **scores,
             "leaves": _short(self.leaves),
             "numbers": _short(self.numbers),
             "train s": f"{self.seconds:.2f}",
             "rows/s": _short(self.rate),
         }
+
+
+# What the heads of the columns stand for in classification, as lines of the report.
+LEGEND = [
+    "train: accuracy on the training rows; on the test rows acc.: accuracy,",
+    "bal.: balanced accuracy, AUC: mean of each class versus the rest, loss: log loss",
+]
 
 
 def as_tree(model: Any, x: np.ndarray) -> jtrees.ObliqueTree | None:
@@ -86,6 +99,10 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
     """Leaves and numbers of a model."""
     if (tree := as_tree(model, x)) is not None:
         return tree.num_leaves, tree.num_parameters
+    if isinstance(model, DummyRegressor):
+        return 1, 1
+    if isinstance(model, DummyClassifier):
+        return 1, len(model.classes_)
     if isinstance(model, (RandomForestRegressor, RandomForestClassifier)):
         trees = [member.tree_ for member in model.estimators_]
         leaves = sum(int(tree.n_leaves) for tree in trees)
@@ -110,11 +127,28 @@ class Outcome:
     """
 
     def __init__(
-        self, parent: Path, say: Callable[[str], None], names: list[str], classes: list[Any] | None, train: Any
+        self,
+        parent: Path,
+        say: Callable[[str], None],
+        *,
+        names: list[str],
+        classes: list[Any] | None,
+        train: tuple[np.ndarray, np.ndarray],
+        longest: int = 0,
     ):
-        """``say`` prints a line; ``train`` is the pair (x, y) that rules count rows and measure features by."""
+        """Makes the folder.
+
+        Args:
+          parent: where the folder goes.
+          say: prints a line.
+          names: of the features.
+          classes: the labels in the order of their numbers, None in regression.
+          train: features and targets of the rows that rules are counted on and terms are measured by.
+          longest: characters of the longest name of a method.
+        """
         parent.mkdir(parents=True, exist_ok=True)
         self.parent, self.say, self.rows, self.trees = parent, say, [], {}
+        self.longest = max(_LONGEST, longest)
         rows = {"x": train[0], "y": None if classes is None else train[1]}
         self.shown: Any = {"feature_names": names, "class_names": classes, "max_terms": MAX_TERMS, **rows}
         self.aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
@@ -129,12 +163,14 @@ class Outcome:
     def add(self, row: Row, model: Any, tree: jtrees.ObliqueTree | None, columns: Any) -> None:
         """Prints and keeps a line, its model with what makes numbers of a table, and its tree as arrays and rules."""
         if not self.rows:
-            self.say(_line({head: head for head in row.cells()}))
-        self.say(_line(row.cells()))
+            self.say(_line({head: head for head in row.cells()}, self.longest))
+        self.say(_line(row.cells(), self.longest))
         self.rows.append(row)
         pd.DataFrame([asdict(row) for row in self.rows]).to_csv(self.aside / "table.csv", index=False)
         cells = [row.cells() for row in self.rows]
-        (self.aside / "table.md").write_text(benchmark.markdown([*cells[0]], [[*line.values()] for line in cells]))
+        notes = "" if row.log_loss is None else f"\n{' '.join(LEGEND)}\n"
+        table = benchmark.markdown([*cells[0]], [[*line.values()] for line in cells])
+        (self.aside / "table.md").write_text(table + notes)
         kept = {"columns": columns, "model": model, "classes": self.shown["class_names"]}
         joblib.dump(kept, self.aside / f"{row.name}.joblib", compress=1)
         if tree is not None:
@@ -181,20 +217,23 @@ def _short(value: float) -> str:
     return f"{value / unit:.3g} {letter}"
 
 
-_WIDTHS = {"method": -12, "depth": 5, "leaves": 6, "numbers": 7, "train s": 7, "rows/s": 7, "log loss": 8}
+_LONGEST = 12  # characters of the names of our methods
+_WIDTHS = {"depth": 5, "leaves": 6, "numbers": 7, "train s": 7, "rows/s": 7, "train R2": 10, "test R2": 10, "loss": 6}
 
 
-def _line(cells: dict[str, str]) -> str:
+def _line(cells: dict[str, str], longest: int = _LONGEST) -> str:
     """A line of the table, within 80 columns."""
-    width = lambda head: _WIDTHS.get(head, 10)
-    return " ".join(f"{text:{'<' if width(head) < 0 else '>'}{abs(width(head))}}" for head, text in cells.items())
+    method, *others = cells
+    return " ".join([f"{cells[method]:<{longest}}", *(f"{cells[head]:>{_WIDTHS.get(head, 5)}}" for head in others)])
 
 
 def _figure(file: Path, rows: list[Row], drawn: Any, title: str, shown: dict[str, Any]) -> None:
     """Score against size, and a tree."""
     figure = Figure(figsize=(6.5, 6), layout="tight")
     axes = np.atleast_1d(figure.subplots(1, 2 if drawn else 1))
-    for method in dict.fromkeys(row.method for row in rows):
+    (baseline, *others) = rows
+    axes[0].axhline(baseline.test, color="0.5", ls="--", label=baseline.method)
+    for method in dict.fromkeys(row.method for row in others):
         own = [row for row in rows if row.method == method]
         axes[0].plot([row.numbers for row in own], [row.test for row in own], "o-", label=method)
         for row in own:

@@ -4,12 +4,13 @@ import json
 import os
 import re
 import signal
+import sys
 
 import joblib
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import accuracy_score, log_loss, r2_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, r2_score, roc_auc_score
 from sklearn.utils import Bunch
 
 from experiments import compare, data, outcome, prepare
@@ -74,12 +75,12 @@ def test_regression(folder, tmp_path, capsys):
     lines = printed.splitlines()
     assert lines[0] == "plane: 120 rows, 3 features, 72 rows to train on"
     assert lines[1].startswith("task: regression, as y holds 120 different numbers")
-    assert [line.split()[0] for line in lines[4:7]] == methods
+    assert [line.split()[0] for line in lines[4:8]] == ["baseline", *methods]
     assert " ".join(lines[3].split()) == "method depth train R2 test R2 leaves numbers train s rows/s"
     assert max(map(len, lines[:8])) <= 80
     assert "drawn: get, depth 2" in printed
     of_every_run = {"table.csv", "table.md", "config.json", "figure.png"}
-    models = {"cart_depth2.joblib", "get_depth2.joblib", "forest.joblib"}
+    models = {"baseline.joblib", "cart_depth2.joblib", "get_depth2.joblib", "forest.joblib"}
     trees = {"cart_depth2.npz", "cart_depth2.txt", "get_depth2.npz", "get_depth2.txt"}
     assert {file.name for file in written.iterdir()} == of_every_run | models | trees
     assert table.loc["get", "train"] >= table.loc["cart", "train"] and table.loc["get", "leaves"] <= 4
@@ -130,7 +131,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert "left out, nearly everywhere another text: street" in printed
     assert "left out, without a value: cellar" in printed
     assert "acc." in printed and "log loss" in printed and max(map(len, printed.splitlines()[:-1])) <= 80
-    assert list(table.index) == ["cart", "get", "forest"]  # the fourth is for regression
+    assert list(table.index) == ["baseline", "cart", "get", "forest"]  # the fourth is for regression
     rules = (written / "get_depth2.txt").read_text()
     assert "area" in rules or "heating_gas" in rules
     saved = joblib.load(written / "get_depth2.joblib")
@@ -165,11 +166,12 @@ def test_rules_and_figure_show_what_matters_on_the_rows_to_train_on(tmp_path, mo
 @pytest.mark.parametrize("rate", [999.6, 4e3, 92_149.0, 375_217.0, 999_700.0, 7e6, 66.71e6, 999.4e6])
 def test_a_line_keeps_within_80_columns(rate):
     """Whatever the machine: long names, bad scores, big forests, hours of training."""
-    row = outcome.Row(
-        "get-polished", 10, -12.34567, -12.34567, -12.34567, 36.04365, 123_456_789, 12_345_678, 7200.0, rate
-    )
-    cells = row.cells()
-    assert len(outcome._line(cells)) == len(outcome._line({head: head for head in cells})) == 80
+    sizes = (123_456_789, 12_345_678, 7200.0, rate)
+    regression = outcome.Row("get-polished", 10, -12.34567, -12.34567, -12.34567, None, *sizes)
+    row = outcome.Row("get-polished", 10, 0.98765, 0.98765, 0.98765, 36.04365, *sizes, 0.98765, 0.98765)
+    for one in (regression, row):
+        cells = one.cells()
+        assert len(outcome._line(cells)) == len(outcome._line({head: head for head in cells})) <= 80
     number, letter = cells["rows/s"].split()
     assert float(number) * {"k": 1e3, "M": 1e6}[letter] == pytest.approx(rate, rel=5e-3)
     assert (cells["leaves"], cells["numbers"]) == ("123 M", "12.3 M")
@@ -182,7 +184,109 @@ def test_accuracy_and_log_loss(folder, tmp_path):
     (x, y), forest = parts.test, joblib.load(written / "forest.joblib")["model"]
     assert table.loc["forest", "test"] == pytest.approx(accuracy_score(y, forest.predict(x)))
     assert table.loc["forest", "log_loss"] == pytest.approx(log_loss(y, forest.predict_proba(x)))
+    assert table.loc["forest", "balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, forest.predict(x)))
+    assert table.loc["forest", "auc"] == pytest.approx(roc_auc_score(y, forest.predict_proba(x)[:, 1]))
     assert table.loc["get", "test"] > 0.8 and table.loc["get", "log_loss"] < 0.7
+    shares = np.bincount(parts.train[1]) / len(parts.train[1])
+    baseline = table.loc["baseline"]
+    assert baseline["test"] == (y == shares.argmax()).mean()
+    assert baseline["log_loss"] == pytest.approx(-np.log(shares[y]).mean())
+    assert (baseline["balanced_accuracy"], baseline["auc"], baseline["numbers"]) == (0.5, 0.5, 2)
+
+
+def test_scores_of_several_classes(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.random((200, 2), dtype=np.float32)
+    y = np.searchsorted([0.6, 0.9], x[:, 0]) * (rng.uniform(size=200) > 0.2)
+    np.savez(tmp_path / "three.npz", X=x, y=y)
+    written, table = run(tmp_path, "--data-dir", tmp_path, "--dataset", "three", "--methods", "forest")
+    frame = data.load_frame("three", data_dir=tmp_path)
+    parts = compare.split(frame, prepare.columns(frame.x)[0], "classification", compare.parse([]))
+    (x, y), forest = parts.test, joblib.load(written / "forest.joblib")["model"]
+    chances = forest.predict_proba(x)
+    assert table.loc["forest", "balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, chances.argmax(1)))
+    one_by_one = [roc_auc_score(y == i, chances[:, i]) for i in range(3)]
+    assert table.loc["forest", "auc"] == pytest.approx(np.mean(one_by_one))
+    assert table.loc["baseline", "balanced_accuracy"] == pytest.approx(1 / 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert "method depth train acc. bal. AUC loss leaves numbers train s rows/s" in [" ".join(x.split()) for x in lines]
+    assert lines[2:4] == outcome.LEGEND
+    assert (written / "table.md").read_text().endswith(f"\n\n{' '.join(outcome.LEGEND)}\n")
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+@pytest.mark.parametrize("what", ["noise", "signal"])
+def test_a_line_says_that_no_model_is_better_than_the_baseline(tmp_path, capsys, kind, what):
+    rng = np.random.default_rng(0)
+    x, noise = rng.random((400, 2), dtype=np.float32), rng.random(400)
+    y = noise if what == "noise" else x[:, 0]
+    y = y.astype(np.float32) if kind == "regression" else (y > 0.9).astype(np.int32)
+    np.savez(tmp_path / "some.npz", X=x, y=y)
+    arguments = ["--data-dir", tmp_path, "--dataset", "some", "--methods", "cart", "forest", "--depth", 8]
+    _, table = run(tmp_path, *arguments)
+    one = "the mean" if kind == "regression" else "the majority class"
+    line = f"No model is better on the test rows than always answering {one}."
+    assert (line in capsys.readouterr().out.splitlines()) == (what == "noise")
+    assert (table["test"].max() > table.loc["baseline", "test"]) == (what == "signal")
+
+
+# --- Recipes of one's own --------------------------------------------------------------------------------------------
+
+MINE = """
+import jtrees
+RECIPE = jtrees.GET(depth=2, starts=2, epochs=10)
+def a_recipe_with_a_long_name(): return jtrees.Bagged(RECIPE, trees=2)
+def with_arguments(depth): return jtrees.GET(depth=depth)
+def get(): return RECIPE
+class cart: pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Two modules on the path, of which one cannot be imported."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("RECIPE = 1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("mine", None)
+
+
+def test_recipes_of_ones_own_are_rows(mine, folder, tmp_path, capsys):
+    own = ["--method", "mine:RECIPE", "mine:a_recipe_with_a_long_name"]
+    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", "cart", *own)
+    assert list(table.index) == ["baseline", "RECIPE", "a_recipe_with_a_long_name", "cart"]
+    assert table.loc["RECIPE", "depth"] == 2 == table.loc["a_recipe_with_a_long_name", "depth"]
+    assert {"RECIPE_depth2.npz", "RECIPE_depth2.txt"} <= {file.name for file in written.iterdir()}
+    config = json.loads((written / "config.json").read_text())
+    assert config["recipes"]["RECIPE"] | {"name": "GET", "depth": 2, "epochs": 10} == config["recipes"]["RECIPE"]
+    lines = capsys.readouterr().out.splitlines()[3:8]
+    assert len({len(line) for line in lines}) == 1  # columns stand below each other
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("cart", "--method must be MODULE:NAME, such as my_file:RECIPE, got 'cart'"),
+        ("nowhere:RECIPE", "--method nowhere:RECIPE: cannot import nowhere: No module named 'nowhere'"),
+        ("broken:RECIPE", "--method broken:RECIPE: cannot import broken: division by zero"),
+        ("mine:OTHER", "--method mine:OTHER: module mine has no OTHER"),
+        ("mine:MINE", "--method mine:MINE: module mine has no MINE"),
+        (
+            "mine:jtrees",
+            "mine:jtrees: must be a recipe, such as jtrees.GET(depth=4), or a function that makes one, got <",
+        ),
+        ("mine:with_arguments", "--method mine:with_arguments: with_arguments() failed: with_arguments() missing 1"),
+        ("mine:cart", "or a function that makes one, got <mine.cart object"),
+        ("mine:get", "--method mine:get: there is a method of this name already"),
+    ],
+)
+def test_what_is_no_recipe_of_ones_own_is_one_line(mine, folder, tmp_path, capsys, given, said):
+    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "out")]
+    assert compare.main([*arguments, "--method", given]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -210,7 +314,7 @@ def test_every_method_runs(folder, tmp_path, monkeypatch, name):
     monkeypatch.setattr("jtrees.methods.one_run._UPDATES", 12)
     written, table = run(tmp_path, "--data-dir", folder, "--dataset", name, "--methods", *compare.MODELS)
     methods = [m for m in compare.MODELS if name == "plane" or m not in compare.REGRESSION_ONLY]
-    assert list(table.index) == methods
+    assert list(table.index) == ["baseline", *methods]
     names = {file.name for file in written.iterdir()}
     assert {f"{row}_depth2.joblib" for row in methods if row != "forest"} <= names
     assert {f"{row}_depth2.npz" for row in ("cart", "get", "get-polished", "raddt", "dgt")} <= names
@@ -262,10 +366,10 @@ def test_an_interruption_keeps_what_is_done(folder, tmp_path, capsys, monkeypatc
     arguments = ["--data-dir", str(folder), "--dataset", "plane", "--methods", "cart", "get", "forest", *QUICK]
     assert compare.main([*arguments, "--out", str(tmp_path / "out")]) == 130
     (written,) = (tmp_path / "out").iterdir()
-    done = ["cart", "get"] if where == "between" else ["cart"]
+    done = ["baseline", "cart", "get"] if where == "between" else ["baseline", "cart"]
     assert list(pd.read_csv(written / "table.csv")["method"]) == done
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"compare: interrupted; {len(done)} of 3 rows are in {written}"
+    assert last == f"compare: interrupted; {len(done)} of 4 rows are in {written}"
     assert (written / "figure.png").exists() and signal.getsignal(signal.SIGINT) is handler
 
 
@@ -303,7 +407,7 @@ def test_a_full_disk_is_one_line(folder, tmp_path, capsys, monkeypatch):
     assert compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(out), *QUICK]) == 2
     said = capsys.readouterr()
     assert said.err == "compare: cannot write results: [Errno 28] No space left on device\n"
-    assert "cart" in said.out and os.listdir(out) == []
+    assert "baseline" in said.out and os.listdir(out) == []
 
 
 def test_the_place_for_the_results_is_tried_before_the_first_fit(folder, tmp_path, capsys, monkeypatch):
