@@ -239,7 +239,7 @@ class ObliqueTree:
 
         def render(node: int, indent: str) -> None:
             if (leaf := node - len(self.bias)) >= 0:
-                reached = f" ({': '.join(rows[leaf])})" if rows[leaf] else ""
+                reached = f" ({'; '.join(rows[leaf])})" if rows[leaf] else ""
                 answer = self.describe_leaf(leaf, names, digits, class_names=class_names, **shown)
                 lines.append(f"{indent}-> {answer}{reached}")
             elif not np.any(np.asarray(self.weights[node])):
@@ -273,7 +273,7 @@ class ObliqueTree:
 
         Returns:
           The standard deviation of each feature, None without a table; and for each leaf the number of rows that reach
-          it, as ``["41 rows"]``, or by class, as ``["41 rows", "38 sold, 3 not yet"]``, or nothing without a table.
+          it, as ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, or nothing without a table.
 
         Raises:
           ValueError: as :meth:`to_text`.
@@ -299,7 +299,7 @@ class ObliqueTree:
         called = [f"class {i}" for i in range(classes)] if class_names is None else class_names
         by_class = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
         for counts, texts in zip(by_class, rows, strict=True):
-            there = [f"{counts[i]} {called[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
+            there = [f"{called[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
             texts += [listed(there, max_terms)] if there else []
         return deviations, rows
 

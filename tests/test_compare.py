@@ -157,7 +157,8 @@ def test_rules_and_figure_show_what_matters_on_the_rows_to_train_on(tmp_path, mo
     written, _ = run(tmp_path, "--csv", tmp_path / "spread.csv", *arguments)
     rules = (written / "get_depth2.txt").read_text().splitlines()
     assert "signal + 4 smaller terms > " in rules[0] and "noise0 " in rules[0] and rules[0].count("noise") == 4
-    rows = [sum(int(n) for n in re.findall(rf"(\d+) {what}", "\n".join(rules))) for what in ("rows?:", "high", "low")]
+    reached = "\n".join(rule.split(" (")[1] for rule in rules if "->" in rule)
+    rows = [sum(map(int, re.findall(what, reached))) for what in (r"(\d+) rows?;", r"high: (\d+)", r"low: (\d+)")]
     assert rows[0] == 120 and 50 < rows[1] < 70 and rows[1] + rows[2] == 120
     ((tree, how),) = drawn
     assert tree.to_text(**how) + "\n" == (written / "get_depth2.txt").read_text()

@@ -148,8 +148,8 @@ def test_classes_by_name_and_their_rows():
     tree = _tree(Frequency(np.float32([[0.25, 0.75]] * 4)))
     x, y = np.float64([[0, 0], [0, 0], [0, 1], [9, 0]]), np.array([1, 1, 0, 1])
     ends = [text for text in _texts(plot_tree(tree, x=x, y=y, class_names=["no", "yes"])) if ">" not in text]
-    assert ends[0] == "yes: 0.75,\nno: 0.25\n3 rows\n2 yes, 1 no"
-    assert {text.split("\n", 2)[2] for text in ends[1:]} == {"0 rows", "1 row\n1 yes"}
+    assert ends[0] == "yes: 0.75,\nno: 0.25\n3 rows\nyes: 2, no: 1"
+    assert {text.split("\n", 2)[2] for text in ends[1:]} == {"0 rows", "1 row\nyes: 1"}
 
 
 def test_wrong_names():

@@ -241,15 +241,15 @@ def test_text_of_classes_and_their_rows(small_tree):
     lines = [
         "if x0 - 2.5 x1 > 3:",
         "|   if -x2 > -0.5:",
-        "|   |   -> no: 0.5, yes: 0.5 (3 rows: 2 no, 1 yes)",
+        "|   |   -> no: 0.5, yes: 0.5 (3 rows; no: 2, yes: 1)",
         "|   else:",
         "|   |   -> no: 1, yes: 0 (0 rows)",
         "else:",
-        "|   -> yes: 0.75, no: 0.25 (5 rows: 4 yes, 1 no)",
+        "|   -> yes: 0.75, no: 0.25 (5 rows; yes: 4, no: 1)",
     ]
     assert text == "\n".join(lines)
     assert tree.to_text(class_names=["no", "yes"], x=x).endswith("-> yes: 0.75, no: 0.25 (5 rows)")
-    assert tree.to_text(x=x, y=y).endswith("-> 0.25, 0.75 (5 rows: 4 class 1, 1 class 0)")
+    assert tree.to_text(x=x, y=y).endswith("-> 0.25, 0.75 (5 rows; class 1: 4, class 0: 1)")
     assert tree.to_text().endswith("-> 0.25, 0.75")
 
 
