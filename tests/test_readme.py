@@ -90,3 +90,11 @@ def test_a_saved_tree_in_lines_of_numpy(monkeypatch):
     expected = share @ [row["train"], row["validate"], row["test"]]
     # R2 of parts and of the whole differ by the parts' own means and variances.
     assert r2_score(y, names["y"]) == pytest.approx(expected, abs=0.01)
+
+
+def test_the_quoted_table_is_the_committed_one():
+    quoted = README.read_text(encoding="utf-8").split("\nmethod       depth", 1)[1].split("\n\n", 1)[0]
+    table = (README.parent / "experiments" / "results" / "kin8nm" / "table.md").read_text(encoding="utf-8")
+    rows = [line.replace("|", " ").split() for line in table.splitlines()]
+    assert [line.split() for line in quoted.splitlines()[1:]] == rows[2:]
+    assert rows[2][0] == "baseline"
