@@ -77,7 +77,6 @@ class _Tree(BaseEstimator):
         recipe = self._recipe()
         if isinstance(recipe, recipes.Recipe) and recipe.targets(x, y) is not y:
             raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
-        x, y, weight = _distinct(x, y, weight)
         rng = check_random_state(self.random_state)
         validation = None
         if self.validation_fraction is not None:
@@ -162,16 +161,20 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
     """A tree learnt by gradients for regression: any recipe as a scikit-learn estimator.
 
     ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Answers are float64, of the shape of the targets; text
-    and gaps are for a pipeline's encoders and imputers. The order of the rows does not matter, and a row of weight 2 is
-    two rows, bit for bit.
+    and gaps are for a pipeline's encoders and imputers.
+
+    The model is that of :func:`jtrees.fit` on the same rows. A row of weight 2 adds to the training loss what two equal
+    rows add. The two models can differ all the same, as they do after the rows were shuffled: mini-batches and
+    bootstrap samples are drawn from the rows as they come, and smoothed or shrunk leaves count uneven weights as fewer
+    samples.
 
     Args:
       recipe: what to do, such as ``jtrees.GET(depth=3)``, whose options are parameters, too: ``recipe__depth``, and of
         its base ``recipe__base__depth``. None: ``default_recipe``, in regression one tree of GET of depth 5 with linear
         leaves, over eight sets ahead of a random forest on average (``experiments.estimators``).
       random_state: seed, generator, or None for another model at every fit.
-      validation_fraction: part of the rows that models are judged by and not trained on; None: none. Different rows
-        count alike there. The recipe says what it does with them.
+      validation_fraction: part of the rows that models are judged by and not trained on; None: none. Rows count alike
+        there, whatever their weights. The recipe says what it does with them.
       max_seconds: when ``fit`` is to end, with the best until then.
 
     Attributes:
@@ -198,7 +201,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         Args:
           X: features, ``(n, p)``.
           y: targets, ``(n,)`` or ``(n, k)``.
-          sample_weight: nonnegative weights, ``(n,)``; a row of weight 2 counts as two equal rows.
+          sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
         Raises:
           ValueError: naming the argument, what was expected and what came.
@@ -229,8 +232,7 @@ class TreeClassifier(ClassifierMixin, _Tree):
     """Trees learnt by gradients for classification: any recipe as a scikit-learn estimator.
 
     ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels are of any kind; text and gaps are for a
-    pipeline's encoders and imputers. The order of the rows does not matter, and a row of weight 2 is two rows, bit for
-    bit.
+    pipeline's encoders and imputers. The model is that of :func:`jtrees.fit` on the same rows.
 
     Parameters and attributes are those of :class:`TreeRegressor`, and ``classes_``, the labels in order. The default is
     eight LatentTrees of depth 5 from bootstrap samples, over sixteen sets level with a random forest on average
@@ -248,7 +250,7 @@ class TreeClassifier(ClassifierMixin, _Tree):
         Args:
           X: features, ``(n, p)``.
           y: labels of any kind, ``(n,)``.
-          sample_weight: nonnegative weights, ``(n,)``; a row of weight 2 counts as two equal rows.
+          sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
         Raises:
           ValueError: naming the argument, what was expected and what came.
@@ -289,15 +291,3 @@ def _weighed(x: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarr
         return x, y, np.ones(len(x))
     weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)
     return x[weight > 0], y[weight > 0], weight[weight > 0]
-
-
-def _distinct(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The different rows of a table in an order of their own, and the weight of each.
-
-    So a row of weight 2 is two equal rows, and rows in another order are the same table, bit for bit, whatever a recipe
-    draws.
-    """
-    rows = np.column_stack([x, y]) + 0.0  # -0 is 0
-    rows = rows.view(np.dtype((np.void, rows.strides[0])))[:, 0]
-    _, first, of = np.unique(rows, return_index=True, return_inverse=True)
-    return x[first], y[first], np.bincount(of, weight)

@@ -76,16 +76,14 @@ def checked_table(x: Any, y: Any, sample_weight: Any, task: str) -> Table:
       ValueError: if it is not, naming the argument, what was expected and what came.
     """
     checks.check_choice("task", task, ("regression", "classification"))
-    x = np.asarray(checks.check_x(x))
-    if x.dtype.kind != "f":
-        x = x.astype(np.float64)
+    x = _rows(checks.check_x(x))
     if y is None:
         raise ValueError("y must hold the targets to learn, got None")
     if task == "classification":
         y, classes = checks.check_labels(y)
         checks.check_rows(y, len(x))
     else:
-        y, classes = np.asarray(checks.check_targets(y, len(x))).astype(np.float64), None
+        y, classes = np.asarray(checks.check_targets(y, len(x))).astype(np.float64, order="C"), None
     weight = None
     if sample_weight is not None:
         weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)
@@ -108,19 +106,25 @@ def checked_judge(validation: Any, table: Table) -> Table:
     except (TypeError, ValueError):
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}") from None
     try:
-        x = np.asarray(checks.check_x(x, features=table.x.shape[1]))
+        x = _rows(checks.check_x(x, features=table.x.shape[1]))
         if table.classes is not None:
             y = checks.check_labels(y, table.classes)[0]
         else:
-            y = np.asarray(checks.as_numeric("y", y)).astype(np.float64)
+            y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
             checks.check_finite("y", y)
         if y.shape != (len(x), *table.y.shape[1:]):
             raise ValueError(f"y must have shape {(len(x), *table.y.shape[1:])}, got {y.shape}")
-        judge = Table(x if x.dtype.kind == "f" else x.astype(np.float64), y, None, table.classes)
+        judge = Table(x, y, None, table.classes)
         _check_range(judge)
         return judge
     except ValueError as error:
         raise ValueError(f"validation: {error}") from None
+
+
+def _rows(x: Any) -> np.ndarray:
+    """Features row by row, as numbers of this machine: sums round alike, however x lay in memory."""
+    x = np.asarray(x)
+    return np.ascontiguousarray(x, x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.float64)
 
 
 def _check_range(table: Table) -> None:

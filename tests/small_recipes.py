@@ -24,3 +24,11 @@ OTHERS = [
     jtrees.Polished(_GET, epochs=10),
 ]
 LINEAR = _GET.replace(leaves="linear")  # for regression
+
+# scikit-learn fits 12 different rows of 30 features, weighted by 0 to 4, and the same rows repeated and shuffled, and
+# expects equal answers.
+WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
+OTHERWISE = {
+    WEIGHTS: "mini-batches and bootstrap samples are drawn from the rows as they come, and leaves that are smoothed or "
+    "shrunk count uneven weights as fewer samples"
+}

@@ -8,13 +8,19 @@ from jtrees.estimators import TreeClassifier
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("standard_promotion")]
 
+fails = lambda estimator: small.OTHERWISE  # each of the recipes: class frequencies are smoothed, at the least
 
-@parametrize_with_checks([TreeClassifier(recipe, random_state=0) for recipe in small.QUICK])
+
+@parametrize_with_checks(
+    [TreeClassifier(recipe, random_state=0) for recipe in small.QUICK], expected_failed_checks=fails
+)
 def test_quick(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([TreeClassifier(recipe, random_state=0) for recipe in small.OTHERS])
+@parametrize_with_checks(
+    [TreeClassifier(recipe, random_state=0) for recipe in small.OTHERS], expected_failed_checks=fails
+)
 def test_all_recipes(estimator, check):
     check(estimator)

@@ -12,13 +12,21 @@ from jtrees.estimators import TreeRegressor
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("standard_promotion")]
 
 
+def fails(estimator):
+    """The other recipes fit the few rows of that check exactly."""
+    drawing = (jtrees.PAT, jtrees.LatentTree, jtrees.TEL, jtrees.Bagged)
+    return small.OTHERWISE if isinstance(estimator.recipe, drawing) or estimator.recipe == small.LINEAR else {}
+
+
 @parametrize_with_checks([TreeRegressor(recipe, random_state=0) for recipe in small.QUICK])
 def test_quick(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, small.LINEAR]])
+@parametrize_with_checks(
+    [TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, small.LINEAR]], expected_failed_checks=fails
+)
 def test_all_recipes(estimator, check):
     check(estimator)
 

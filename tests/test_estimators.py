@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import joblib
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from sklearn.tree import DecisionTreeRegressor
 import sweeps
 
 import jtrees
-from jtrees import estimators, warmstart
+from jtrees import estimators, training, warmstart
 from jtrees.estimators import TreeClassifier, TreeRegressor
 
 GET = jtrees.GET(depth=2, starts=1, epochs=30)
@@ -42,7 +43,7 @@ def classes():
 
 def test_regressor(data):
     x, y = (a.astype(np.float64) for a in data)
-    model = TreeRegressor(DGT, random_state=0).fit(x, y)
+    model = TreeRegressor(DGT.replace(epochs=300), random_state=0).fit(x, y)
     answers = model.predict(x)
     assert answers.shape == y.shape and answers.dtype == np.float64
     assert model.score(x, y) > 0.8
@@ -95,15 +96,29 @@ def test_classes_whose_rows_have_no_weight(classes):
     np.testing.assert_array_equal(model.predict(x), fewer.predict(x))
 
 
-@pytest.mark.parametrize("recipe", [GET, DGT, jtrees.Bagged(DGT, trees=2)], ids=lambda recipe: type(recipe).__name__)
-def test_a_weight_is_a_repetition_bit_for_bit(data, recipe):
-    x, y = data
-    weight = np.random.default_rng(1).integers(0, 3, len(x))
-    order = np.random.default_rng(2).permutation(weight.sum())
-    rows = np.repeat(np.arange(len(x)), weight)[order]
-    weighted = TreeRegressor(recipe, random_state=0).fit(x, y, sample_weight=0.5 * weight)
-    repeated = TreeRegressor(recipe, random_state=0).fit(x[rows], y[rows])
-    np.testing.assert_array_equal(weighted.predict(x), repeated.predict(x))
+METHODS = {
+    "get": jtrees.get(2, 15.0),
+    "get, linear": jtrees.get(2, 15.0, leaves="linear"),
+    "raddt": jtrees.raddt(2, 5.0),
+    "dgt": jtrees.dgt(2),
+    "latent": jtrees.latent(2, 0.1),
+    "tel": jtrees.tel(2, 3, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_weight_is_a_repetition_to_the_loss(data, name):
+    """The training loss and its gradient; what a recipe draws, it draws from the rows as they come."""
+    method, (x, y) = METHODS[name], (a[:40] for a in data)
+    times = np.tile([0, 1, 2, 3, 1], 8)
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(40), times))
+    weighted = training.normalised(jtrees.Batch(*map(jnp.asarray, (x, y, times.astype(np.float32)))))
+    repeated = jtrees.Batch(jnp.asarray(x[order]), jnp.asarray(y[order]), jnp.ones(len(order)))
+    params = method.init(repeated, key=jax.random.key(0))
+    of = {"key": jax.random.key(1), "step": jnp.int32(0)}
+    lost = jax.jit(jax.value_and_grad(lambda params, batch: method.loss(params, batch, **of)[0]))
+    for one, other in zip(*(jax.tree.leaves(lost(params, batch)) for batch in (weighted, repeated)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_the_tree_of_cart(data):

@@ -48,6 +48,17 @@ def test_a_table_to_learn_from():
     assert isinstance(table.x, np.ndarray)
 
 
+@pytest.mark.parametrize("lies", [np.asfortranarray, lambda a: a[::-1], lambda a: a.astype(">f8")])
+def test_rows_lie_one_behind_the_other(lies):
+    """Sums of other orders round otherwise."""
+    x, y = columns()
+    y = np.stack([y, -y], axis=1)
+    table = checked_table(lies(x), lies(y), None, "regression")
+    for one in (table, checked_judge((lies(x), lies(y)), table)):
+        assert all(a.flags.c_contiguous and a.dtype.isnative for a in (one.x, one.y))
+        assert np.array_equal(one.x, lies(x)) and np.array_equal(one.y, lies(y))
+
+
 def test_whole_numbers_keep_all_of_their_digits():
     y = 1_700_000_000_000 + np.arange(N)  # milliseconds: beyond float32 by far
     table = checked_table(y[:, None], y, None, "regression")

@@ -1,0 +1,186 @@
+"""A table gives the same model, bit for bit, however it lies in memory, and whatever holds it."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import jtrees
+from jtrees.estimators import TreeClassifier, TreeRegressor
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax's Adam raises a float to an int32 power
+
+KEY = jax.random.key(0)
+GET = jtrees.GET(depth=2, starts=2, epochs=10)
+LINEAR = GET.replace(leaves="linear")
+DGT = jtrees.DGT(depth=2, epochs=4, widths=())
+BAGGED = jtrees.Bagged(DGT, trees=2)
+NAMES = ["flag", "size", "age"]
+
+# A first column of 0 and 1, others of many values, all of them exact in float32.
+_rng = np.random.default_rng(0)
+X = np.column_stack([_rng.integers(0, 2, 128), _rng.normal(size=(128, 2))]).astype(np.float32).astype(np.float64)
+Y = np.round(X[:, 1] + np.where(X[:, 0] > 0, X[:, 2], -X[:, 2]), 1)
+BOTH = np.stack([Y, np.round(X[:, 2] ** 2, 1)], axis=1)
+WEIGHT = _rng.integers(1, 4, 128).astype(float)
+
+
+def memory_mapped(x, tmp_path):
+    mapped = np.memmap(tmp_path / "x", x.dtype, "w+", shape=x.shape)
+    mapped[:] = x
+    mapped.flush()
+    return np.memmap(tmp_path / "x", x.dtype, "r", shape=x.shape)
+
+
+def read_only(x, tmp_path):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+def framed(dtypes):
+    return lambda x, _: pd.DataFrame({name: x[:, i] for i, name in enumerate(NAMES)}).astype(dtypes)
+
+
+LAYOUTS = {
+    "columns first": lambda x, _: np.asfortranarray(x),
+    "strided rows": lambda x, _: np.repeat(x, 2, axis=0)[::2],
+    "strided columns": lambda x, _: np.repeat(x, 3, axis=1)[:, 1::3],
+    "backwards": lambda x, _: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
+    "float32": lambda x, _: x.astype(np.float32),
+    "float32, columns first": lambda x, _: np.asfortranarray(x, np.float32),
+    "the other byte order": lambda x, _: x.astype(x.dtype.newbyteorder()),
+    "read-only": read_only,
+    "memory-mapped": memory_mapped,
+    "masked, nothing missing": lambda x, _: np.ma.masked_array(x, mask=np.zeros(x.shape, bool)),
+    "frame": framed(float),
+    "frame of one block": lambda x, _: pd.DataFrame(x, columns=NAMES),
+    "frame of several dtypes": framed({"flag": np.int8, "size": np.float32, "age": np.float64}),
+    "nullable frame": framed({"flag": "boolean", "size": "Float32", "age": "Float64"}),
+    "Arrow frame": framed({"flag": "int8[pyarrow]", "size": "float[pyarrow]", "age": "double[pyarrow]"}),
+}
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def same(one, other):
+    """Two models, fits or estimators, bit for bit."""
+    one, other = (getattr(a, "model_", getattr(a, "model", a)) for a in (one, other))
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def cached(make):
+    """A model by name, made once."""
+    models = {}
+
+    def of(*args):
+        if args not in models:
+            models[args] = make(*args)
+        return models[args]
+
+    return of
+
+
+@cached
+def estimator(kind, recipe):
+    return kind(recipe, random_state=0).fit(X, Y > 0 if kind is TreeClassifier else Y)
+
+
+@cached
+def function(name):
+    return FUNCTIONS[name](X, Y, WEIGHT)
+
+
+FUNCTIONS = {
+    "fit": lambda x, y, w: jtrees.fit(LINEAR, x, y, key=KEY, sample_weight=w),
+    "fit, validation": lambda x, y, w: jtrees.fit(DGT, x, y, key=KEY, validation=(x, y)),
+    "tune": lambda x, y, w: jtrees.tune(DGT, x, y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, validation=0.5),
+    "sweep": lambda x, y, w: jtrees.sweep(DGT, x, y, key=KEY, seeds=2, folds=2, sample_weight=w).fit,
+    "bagged": lambda x, y, w: jtrees.fit(BAGGED, x, y, key=KEY),
+}
+
+
+@layouts
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [(TreeRegressor, GET), (TreeRegressor, LINEAR), (TreeClassifier, DGT), (TreeClassifier, BAGGED)],
+    ids=["GET", "GET, linear", "DGT", "Bagged"],
+)
+def test_estimators(kind, recipe, layout, tmp_path):
+    x = LAYOUTS[layout](X, tmp_path)
+    plain, model = estimator(kind, recipe), kind(recipe, random_state=0)
+    model.fit(x, Y > 0 if kind is TreeClassifier else Y)
+    same(model, plain)
+    np.testing.assert_array_equal(model.predict(x), plain.predict(X))
+
+
+@layouts
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name, layout, tmp_path):
+    x = LAYOUTS[layout](X, tmp_path)
+    fit = FUNCTIONS[name](x, Y, WEIGHT)
+    same(fit, function(name))
+    np.testing.assert_array_equal(fit.model.predict(x), function(name).model.predict(X))
+
+
+@pytest.mark.parametrize("layout", ["columns first", "strided columns", "backwards", "frame", "Arrow frame"])
+def test_targets_and_weights(layout, tmp_path):
+    """Of several targets the mean is taken, too."""
+    far = 1e6 + BOTH
+    y, weight = np.stack([far, far], 2)[..., 0] if layout == "strided columns" else np.asfortranarray(far), WEIGHT
+    if layout == "backwards":
+        y, weight = np.ascontiguousarray(far[::-1, ::-1])[::-1, ::-1], WEIGHT[::-1].copy()[::-1]
+    if "frame" in layout.lower():
+        dtype = "double[pyarrow]" if layout == "Arrow frame" else float
+        y, weight = (pd.DataFrame({"a": far[:, 0], "b": far[:, 1]}).astype(dtype), pd.Series(WEIGHT).astype(dtype))
+    plain = jtrees.fit(GET, X, far, key=KEY, sample_weight=WEIGHT)
+    same(jtrees.fit(GET, X, y, key=KEY, sample_weight=weight), plain)
+    of = lambda y, weight: TreeRegressor(GET, random_state=0).fit(X, y, sample_weight=weight)
+    same(of(y, weight), of(far, WEIGHT))
+
+
+@layouts
+def test_a_saved_model(layout, tmp_path):
+    x = LAYOUTS[layout](X, tmp_path)
+    jtrees.save(function("fit"), tmp_path / "it.jtrees")
+    loaded = jtrees.load(tmp_path / "it.jtrees")
+    np.testing.assert_array_equal(loaded.model.predict(x), function("fit").model.predict(X))
+
+
+# --- Every row counts ------------------------------------------------------------------------------------------------
+
+
+def key_of(seed):
+    """What an estimator of this ``random_state`` gives to fit."""
+    return jax.random.key(int(np.random.RandomState(seed).randint(np.iinfo(np.int32).max)))
+
+
+@pytest.mark.parametrize("recipe", [DGT, BAGGED, LINEAR], ids=["DGT", "Bagged", "GET, linear"])
+def test_equal_rows_are_rows(recipe):
+    """A few features of two values and noisy labels: rows are equal by the dozen, and each of them counts.
+
+    Merged they would be rows of uneven weight, which count as fewer samples, a bootstrap sample would be drawn from the
+    different ones, and so would a part to validate by.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, (128, 3)).astype(float)
+    y = (rng.uniform(size=128) < 0.2 + 0.6 * x[:, 0] * x[:, 1]).astype(int)
+    kind, task = (TreeRegressor, "regression") if recipe is LINEAR else (TreeClassifier, "classification")
+    model = kind(recipe, random_state=3).fit(x, y)
+    same(model, jtrees.fit(recipe, x, y, key=key_of(3), task=task))
+    assert model.model_.predict(x).shape[0] == 128
+    if recipe is BAGGED:
+        assert model.report_["in_bag"].shape == (2, 128)
+
+
+def test_column_major_rows_are_not_lost():
+    """Four values in the first column, 1 000 rows, which once became four."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.integers(0, 4, 1000), rng.normal(size=(1000, 4))])
+    y = x[:, 1] + x[:, 0] * x[:, 2]
+    recipe = jtrees.GET(depth=3, starts=2, epochs=100)
+    plain = TreeRegressor(recipe, random_state=0).fit(x, y)
+    model = TreeRegressor(recipe, random_state=0).fit(np.asfortranarray(x), y)
+    same(model, plain)
+    assert model.score(x, y) > 0.8
