@@ -2,6 +2,8 @@
 
 The file is a zip archive without compression: ``header.json``, and one ``.npy`` member for each array. Its header says
 of what classes of this library the object is made, and these alone are built when it is read.
+
+What is saved can be loaded: anything else is refused by :func:`save`, which says where it is.
 """
 
 import contextlib
@@ -19,13 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import leaves as kinds
+from jtrees import leaves as kinds, recipes
+from jtrees.bagging import Bagged
 from jtrees.forest import Forest
 from jtrees.methods.bandit import BanditState
-from jtrees.methods.dgt import ChainedTree
+from jtrees.methods.clustering import LatentClustering
+from jtrees.methods.co2 import CO2
+from jtrees.methods.dgt import DGT, PAT, ChainedTree
 from jtrees.methods.ensemble import Ensemble
-from jtrees.methods.latent import Architecture, LatentModel
-from jtrees.methods.tel import EnsembleModel
+from jtrees.methods.get import GET
+from jtrees.methods.latent import Architecture, LatentModel, LatentTree
+from jtrees.methods.nongreedy import NonGreedy
+from jtrees.methods.polish import Polished
+from jtrees.methods.raddt import RADDT
+from jtrees.methods.tel import TEL, EnsembleModel
+from jtrees.methods.trained import Trained
 from jtrees.recipes import Fit
 from jtrees.table import Scale
 from jtrees.training import TrainState
@@ -35,16 +45,19 @@ from jtrees.tune import Trial
 FORMAT = 1
 _MODELS = (ObliqueTree, Forest, LatentModel, EnsembleModel, ChainedTree, Ensemble)
 _PARTS = (Fit, Trial, Origin, Scale, Architecture, kinds.Constant, kinds.Logit, kinds.Frequency, kinds.Linear)
-_CLASSES = {one.__name__: one for one in (*_MODELS, *_PARTS)}
+_RECIPES = (GET, RADDT, DGT, PAT, LatentTree, LatentClustering, TEL, CO2, NonGreedy, Bagged, Polished, Trained)
+_CLASSES = {one.__name__: one for one in (*_MODELS, *_PARTS, *_RECIPES)}
 _STATES = (BanditState, TrainState)  # what an optimiser holds is not ours to build
 _KINDS = [one.__name__ for one in (*_MODELS, Fit, *_STATES)]  # of files
 _PLAIN = (str, int, float, bool, type(None))
+_INSTEAD = "numbers, text, arrays, lists, tuples and dicts of these can be"
 
 
 def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
     """Writes a model, a :class:`jtrees.Fit`, or the state of a learner or of a run, to one file.
 
-    The file appears as a whole, or not at all; one of the same name is replaced.
+    The file appears as a whole, or not at all; one of the same name is replaced. Options that were tuned
+    (``report["chosen"]``, ``report["tuning"]``) and that cannot be saved, such as functions, are kept by their names.
 
     Args:
       what: a tree, a forest, a latent model, an ensemble, a fit; a :class:`jtrees.BanditState` or a
@@ -56,13 +69,30 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
       ValueError: for anything else, saying what cannot be saved, and for another number of names than features.
       OSError: if the file cannot be written.
     """
+    try:
+        told, arrays = _told(what, feature_names)
+        header = json.dumps(told)
+    except RecursionError:
+        kind = type(what).__name__
+        raise ValueError(
+            f"what must not hold itself, or lists and dicts too deeply nested, got such a {kind}"
+        ) from None
+    with _whole(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("header.json", header)
+        for i, array in enumerate(arrays):
+            with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _told(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The header of a file, and its arrays."""
     arrays = _Arrays([], [])
     told: dict[str, Any] = {"format": FORMAT, "kind": type(what).__name__}
     if isinstance(what, _STATES):
         paths, held = _flat(what)
         told["state"] = [[name, _encoded(array, name, arrays)] for name, array in zip(paths, held, strict=True)]
     elif isinstance(what, (*_MODELS, Fit)):
-        told["object"] = _encoded(what, "", arrays)
+        told["object"] = _encoded(_with_plain_options(what) if isinstance(what, Fit) else what, "", arrays)
     else:
         raise ValueError(f"what must be one of {', '.join(_KINDS)}, got {type(what).__name__}")
     if feature_names is not None:
@@ -73,11 +103,7 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
     if isinstance(what, Fit):
         told["recipe"] = what.report.get("recipe")
     told["arrays"] = arrays.told
-    with _whole(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("header.json", json.dumps(told))
-        for i, array in enumerate(arrays.held):
-            with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+    return told, arrays.held
 
 
 def load(path: str | os.PathLike, *, like: Any = None) -> Any:
@@ -167,6 +193,30 @@ class _Arrays(NamedTuple):
     told: list[list[str]]
 
 
+def _with_plain_options(fit: Fit) -> Fit:
+    """The fit with the options that were tuned as they can be saved: functions by their names."""
+    report = dict(fit.report)
+    if isinstance(report.get("chosen"), dict):
+        report["chosen"] = _plain_options(report["chosen"])
+    if isinstance(report.get("tuning"), list):
+        plain = lambda one: one._replace(options=_plain_options(one.options)) if isinstance(one, Trial) else one
+        report["tuning"] = [plain(one) for one in report["tuning"]]
+    return fit.replace(report=report)
+
+
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if _is_data(value) else recipes.plain(value) for name, value in options.items()}
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it can be saved."""
+    try:
+        _encoded(value, "", _Arrays([], []))
+    except ValueError:
+        return False
+    return True
+
+
 def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
     """Plain data, arrays put aside. A dict of one entry says what something is; plain dicts are lists of pairs."""
     if type(value) in _PLAIN:
@@ -182,7 +232,7 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
         return {"dict": [[key, _encoded(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]}
     name = type(value).__name__
     if _CLASSES.get(name) is not type(value):
-        raise ValueError(f"{where or 'it'} cannot be saved: {value!r} is not data of this library")
+        raise ValueError(f"{where or 'it'} cannot be saved: {value!r}: {_INSTEAD}")
     held = {name: _encoded(getattr(value, name), f"{where}.{name}", arrays) for name in _fields(type(value))}
     return {"class": name, "fields": held}
 
@@ -198,10 +248,21 @@ def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
     else:
         array = np.asarray(value)
         dtype = array.dtype.name
-    if array.dtype.kind == "O":
-        raise ValueError(f"{where or 'it'} cannot be saved: an array of objects")
-    if array.dtype.kind == "V":  # such as bfloat16, which the format of NumPy does not know
+    kind, instead = array.dtype.kind, None
+    if np.ma.is_masked(value):
+        instead = "an array with masked values: fill them, as by .filled(np.nan)"
+    elif kind == "O" and not all(type(item) is str for item in array.flat):
+        instead = "an array of objects: make it numbers or text, as by .astype(str)"
+    elif kind in "OSU":
+        array = array.astype(str) if kind == "O" else array
+        if (of == "scalar" and len(value) != len(array.item())) or (kind == "O" and (array != value).any()):
+            instead = f"{value!r}, of whose text NumPy cuts off null characters at the end: make it a str"
+    elif kind == "V" and jnp.issubdtype(array.dtype, np.number):  # such as bfloat16, which NumPy's format does not know
         array = array.view(f"u{array.dtype.itemsize}")
+    elif kind not in "biufcmM":
+        instead = f"an array of {array.dtype}: make it numbers or text, or a dict of such arrays"
+    if instead is not None:
+        raise ValueError(f"{where or 'it'} cannot be saved: {instead}")
     arrays.held.append(array)
     arrays.told.append([of, dtype])
     return {"array": len(arrays.held) - 1}
@@ -259,5 +320,9 @@ def _arrays(path: Path, told: dict[str, Any]) -> list[Any]:
 def _as_it_was(array: np.ndarray, of: str, dtype: str) -> Any:
     if of == "key":
         return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype)
-    array = array.view(jnp.dtype(dtype))
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if dtype == "object":
+        array = array.astype(object)
+    elif dtype != array.dtype.name:
+        array = array.view(jnp.dtype(dtype))
     return array if of == "numpy" else array[()] if of == "scalar" else jnp.asarray(array)

@@ -323,23 +323,26 @@ def fit(
 
 
 def described(recipe: Recipe) -> dict[str, Any]:
-    """Name and options of a recipe as plain data, to be read; what is no data, such as a function, as text."""
+    """Name and options of a recipe as plain data, to be read; a function by its name."""
     options: dict[str, Any] = {"name": type(recipe).__name__}
     for field in dataclasses.fields(recipe):  # pyright: ignore[reportArgumentType]
-        options[field.name] = _plain(getattr(recipe, field.name))
+        options[field.name] = plain(getattr(recipe, field.name))
     return options
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as plain data, to be read: a recipe by its name and options, a function by its name."""
     if isinstance(value, Recipe):
         return described(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return value.tolist()
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
 # The recipe's structure is part of its type: another depth is another program, another learning rate is not.

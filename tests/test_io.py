@@ -3,17 +3,21 @@
 import errno
 import json
 import os
+import re
 import zipfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jtrees
 from jtrees import Batch, leaves as kinds
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Constant(jnp.asarray([1.0, 2, np.inf, np.nan])))
+
+FIT = jtrees.Fit(TREE, TREE, 0.0, 1, np.zeros(2), {})
 
 
 def saved(what, tmp_path, **options):
@@ -38,6 +42,112 @@ def test_arrays_come_back_as_they_were(tmp_path):
     leaves = kinds.Constant(jnp.arange(4, dtype=jnp.bfloat16))
     same(jtrees.load(saved(tree := TREE.replace(leaves=leaves, origin=origin), tmp_path)), tree)
     same(jtrees.load(saved(TREE, tmp_path)), TREE)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "u8", "c8", "U3", "M8[D]"])
+def test_the_other_byte_order(tmp_path, dtype):
+    array = np.array([1, 2, 300]).astype(np.dtype(dtype).newbyteorder("S"))
+    fit = FIT.replace(history=array, report={"scalar": array[0]})
+    came = jtrees.load(saved(fit, tmp_path))
+    np.testing.assert_array_equal(came.history, array)
+    assert came.history.dtype == array.dtype.newbyteorder("S") and came.report == fit.report
+
+
+def everything():
+    """Every kind of scalar and array of NumPy, by name."""
+    structured = np.array([(1, "a")], [("x", int), ("y", "U3")])
+    scalars = [
+        np.bool_(True),
+        np.str_("linear"),
+        np.str_(""),
+        np.str_("höhe\N{SNOWMAN}"),
+        np.str_("nul\0"),
+        np.bytes_(b"ab"),
+    ]
+    scalars += [np.bytes_(b"a\0"), np.datetime64("2020-01-01"), np.datetime64("NaT"), np.timedelta64(3, "s")]
+    scalars += [
+        np.void(b"abc"),
+        structured[0],
+        np.longdouble(1) / 3,
+        np.clongdouble(1j) / 3,
+        np.array(0.1, jnp.bfloat16)[()],
+    ]
+    scalars += [np.dtype(code).type(3) for code in np.typecodes["All"] if code not in "SUVOMm?"]
+    arrays = [np.array([value, value]) for value in scalars] + [np.array(value) for value in scalars]
+    arrays += [np.array([], code) for code in np.typecodes["All"]] + [structured, structured.view(np.recarray)]
+    arrays += [np.array(["a", "longer"]), np.array(["a", "b"], object), np.array(["a\0"], object)]
+    arrays += [np.array(["a", None], object), np.array([[1], "a"], object), np.array(["a"], np.dtypes.StringDType())]
+    arrays += [
+        np.ma.masked_array([1, 2], [False, True]),
+        np.ma.masked_array([1, 2]),
+        np.ones((2, 0)),
+        np.ones((2, 3)).T,
+    ]
+    arrays += [np.array([1, 2], getattr(jnp, name)) for name in ("bfloat16", "int4", "uint4", "float8_e4m3fn")]
+    arrays += [np.array([np.inf, -0.0, np.nan]), jnp.asarray([1, 2], jnp.int8), jax.random.key(3)]
+    plain = ["text", 1, 2**70, 1.5, float("nan"), True, None, 1j, b"bytes", {1}, range(3), slice(1), np.float32]
+    nested = [[[(1, [np.str_("a")])]], {"a": {1: (np.array(["b"]),)}}, [np.array([None])], {"a": [{1}]}]
+    nested += [{np.str_("a"): 1}, {True: 1}, {1.5: 1}, jtrees.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5)]
+    nested += [TREE, jtrees.GET(depth=2)]
+    return [*scalars, *arrays, *plain, *nested]
+
+
+def test_whatever_is_saved_is_loaded(tmp_path):
+    """Or it is refused, and the message says where it is and what would do."""
+    refusal = re.compile(r"\.report\['held'\]\[0\].* (cannot be saved: .*: \S+|must have names or numbers as keys)")
+    refused, path = 0, tmp_path / "it.jtrees"
+    for value in everything():
+        try:
+            jtrees.save(FIT.replace(report={"held": [value]}), path)
+        except ValueError as error:
+            refused += 1
+            assert refusal.match(str(error)), (value, error)
+            assert not list(tmp_path.iterdir())
+        else:
+            came = jtrees.load(path).report["held"][0]
+            same(came, value) if isinstance(value, (jax.Array, type(TREE))) else np.testing.assert_equal(came, value)
+            kind = lambda a: (isinstance(a, np.generic), a.dtype.name) if hasattr(a, "dtype") else type(a)
+            assert kind(came) == kind(value)
+            path.unlink()
+    assert 20 < refused < 60
+
+
+def test_what_holds_itself_is_refused(tmp_path):
+    report: dict = {}
+    report["held"] = [report]
+    with pytest.raises(
+        ValueError, match="what must not hold itself, or lists and dicts too deeply nested, got such a Fit"
+    ):
+        saved(FIT.replace(report=report), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_is_kept(tmp_path):
+    report = {"scalar": np.str_("mlp"), "array": np.array(["a", "bcd"]), "objects": np.array(["a", "bcd"], object)}
+    report |= {"bytes": np.bytes_(b"ab"), "day": np.datetime64("2020-01-01")}
+    came = jtrees.load(saved(FIT.replace(report=report), tmp_path)).report
+    for name, value in report.items():
+        np.testing.assert_array_equal(came[name], value)
+        assert came[name].dtype == value.dtype and type(came[name]) is type(value)
+
+
+def huber(outputs, y):
+    return optax.losses.huber_loss(outputs, y)
+
+
+def test_functions_and_recipes_that_were_tuned(tmp_path):
+    """A function by its name, a recipe as it is, or described where it holds functions."""
+    own = jtrees.DGT(loss=huber)
+    grid = [{"loss": huber, "base": jtrees.GET(depth=2), "options": {"loss": huber, "alpha": 1.0}}, {"base": own}]
+    trials = [jtrees.Trial(options, 0.5, 0.1, 3.0) for options in grid]
+    fit = FIT.replace(report={"tuning": trials, "chosen": grid[0]})
+    came = jtrees.load(saved(fit, tmp_path)).report
+    kept = {"loss": "test_io.huber", "base": jtrees.GET(depth=2), "options": {"loss": "test_io.huber", "alpha": 1.0}}
+    assert came["chosen"] == came["tuning"][0].options == kept
+    assert came["tuning"][0].loss == 0.5
+    told = came["tuning"][1].options["base"]
+    assert (told["name"], told["depth"], told["loss"]) == ("DGT", own.depth, "test_io.huber")
+    assert fit.report["chosen"]["loss"] is huber
 
 
 def test_double_precision_is_not_lost(tmp_path):
@@ -73,8 +183,6 @@ def test_states_of_learners(tmp_path):
 
 @pytest.mark.usefixtures("standard_promotion")  # optax
 def test_a_run_goes_on_where_it_was(tmp_path):
-    import optax
-
     method, optimizer = jtrees.dgt(2), optax.adam(0.01)
     data = Batch(jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32), jnp.arange(40.0))
     of = {"optimizer": optimizer, "steps": 3, "batch_size": 10}
