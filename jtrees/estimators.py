@@ -98,8 +98,11 @@ class _Tree(BaseEstimator):
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
         self.loss_, self.report_ = 0.0, {}
 
-    def _checked(self, *args: Any, **options: Any) -> Any:
-        return validate_data(self, *args, dtype=(np.float64, np.float32), **options)
+    def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
+        """X, or X and y, as scikit-learn checks them; it does not see masks."""
+        for name, array in zip("Xy", (X, *y), strict=False):
+            checks.check_unmasked(name, array)
+        return validate_data(self, X, *y, dtype=(np.float64, np.float32), **options)
 
     def _answers(self, X: Any) -> np.ndarray:
         check_is_fitted(self)

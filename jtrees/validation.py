@@ -139,8 +139,17 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_unmasked(name: str, array: Any) -> None:
+    """Raises ``ValueError`` if values of a masked array are masked, saying how many and where."""
+    if np.ma.is_masked(array):
+        masked = np.ma.getmaskarray(array)
+        where = tuple(int(i[0]) for i in np.nonzero(masked))
+        raise ValueError(f"{name} must have no masked values, got {int(masked.sum())}, the first at {where}")
+
+
 def as_numeric(name: str, array: Any) -> Any:
-    """An array of numbers; ``ValueError`` naming the argument if it is something else."""
+    """An array of numbers; ``ValueError`` naming the argument if it is something else, or has masked values."""
+    check_unmasked(name, array)
     if isinstance(array, jax.Array) and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array
     out = np.asarray(array)
@@ -219,6 +228,7 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
         does not occur, and for fewer than two classes.
     """
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
+    check_unmasked("y", y)
     y = np.asarray(y)
     if y.ndim != 1 or len(y) == 0:
         raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")

@@ -262,6 +262,23 @@ def test_refused(data, recipe, change, message):
         TreeRegressor(recipe).fit(**({"X": data[0], "y": data[1]} | change))
 
 
+@pytest.mark.parametrize("kind", [TreeRegressor, TreeClassifier])
+def test_masked_values_are_refused(classes, kind):
+    x, y = classes
+    y = y if kind is TreeClassifier else x[:, 0]
+    hidden = np.ma.masked_greater(x, 1)
+    model = kind(DGT, random_state=0)
+    with pytest.raises(ValueError, match="X must have no masked values, got"):
+        model.fit(hidden, y)
+    with pytest.raises(ValueError, match="y must have no masked values, got 1, the first at"):
+        model.fit(x, np.ma.masked_array(y, np.arange(len(y)) == 7))
+    with pytest.raises(ValueError, match="sample_weight must have no masked values, got"):
+        model.fit(x, y, sample_weight=np.ma.masked_less(np.arange(len(y)), 3))
+    model.fit(x, y)
+    with pytest.raises(ValueError, match="X must have no masked values, got"):
+        model.predict(hidden)
+
+
 def test_labels_that_are_numbers_without_end(data):
     with pytest.raises(ValueError, match="Unknown label type: continuous"):
         TreeClassifier(DGT).fit(*data)

@@ -217,6 +217,13 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
         tree.predict(convert(x))
 
 
+def test_masked_values_are_refused():
+    x = np.ma.masked_greater(samples(7), 1)
+    with pytest.raises(ValueError, match="x must have no masked values, got"):
+        draw(2).predict(x)
+    np.testing.assert_array_equal(draw(2).predict(np.ma.masked_greater(x.data, 100)), draw(2).predict(x.data))
+
+
 @pytest.mark.parametrize("origin", [False, True])
 def test_what_becomes_infinite_in_the_precision_of_the_tree_is_noticed(x64, origin):
     tree, x = draw(4, origin=origin, shift=FAR), samples(300, FAR if origin else 0, np.float64)

@@ -269,6 +269,14 @@ def test_without_progress_nothing_is_said(table, capsys):
         ({"validation": (np.ones((3, 2)), np.ones(4))}, r"validation: y must have shape \(3,\), got \(4,\)"),
         ({"validation": (np.full((3, 2), 1e300), np.ones(3))}, "validation: x must be within the range of float32"),
         ({"validation": (np.full((3, 2), np.nan), np.ones(3))}, "validation: x must be finite"),
+        (
+            {"x": np.ma.masked_less(np.arange(128.0).reshape(64, 2), 3)},
+            "x must have no masked values, got 3, the first",
+        ),
+        ({"y": np.ma.masked_less(np.arange(64.0), 3)}, r"y must have no masked values, got 3, the first at \(0,\)"),
+        ({"sample_weight": np.ma.masked_less(np.arange(64.0), 3)}, "sample_weight must have no masked values, got 3"),
+        ({"validation": (np.ma.masked_less(np.ones((2, 2)), 3), [1, 2])}, "validation: x must have no masked values"),
+        ({"validation": (np.ones((2, 2)), np.ma.masked_less([1, 2], 2))}, "validation: y must have no masked values"),
         ({"sample_weight": np.ones(3)}, r"sample_weight must have shape \(64,\)"),
         ({"recipe": Polynomials(learning_rate=jnp.ones(2))}, r"learning_rate must be one number, got shape \(2,\)"),
         ({"recipe": Polynomials(learning_rate="fast")}, "learning_rate must be a number, got 'fast'"),
@@ -279,6 +287,15 @@ def test_bad_arguments(table, change, message):
     options = {"recipe": Polynomials(), "x": table[0], "y": table[1], "key": KEY} | change
     with pytest.raises(ValueError, match=message):
         jtrees.fit(**options)
+
+
+@pytest.mark.parametrize("run", [jtrees.tune, jtrees.sweep])
+@pytest.mark.parametrize("name", ["x", "y", "sample_weight"])
+def test_masked_values_are_refused_in_tune_and_sweep(table, run, name):
+    options = {"x": table[0], "y": table[1], "sample_weight": np.ones(64), "grid": {"depth": (1, 2)}, "key": KEY}
+    options[name] = np.ma.masked_array(options[name], np.arange(options[name].size).reshape(options[name].shape) == 3)
+    with pytest.raises(ValueError, match=f"{name} must have no masked values, got 1"):
+        run(Polynomials(), **options)
 
 
 def test_the_base_class_says_what_a_recipe_needs(table):

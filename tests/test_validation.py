@@ -199,6 +199,35 @@ def test_bad_features_are_refused(x, message):
         validation.check_x(x, features=2)
 
 
+# --- Masked arrays ---------------------------------------------------------------------------------------------------
+
+
+MASKED = np.ma.masked_array(np.ones((3, 2)), [[False, False], [False, True], [True, False]])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda a: validation.check_x(a),
+        lambda a: validation.check_targets(a, 3),
+        lambda a: validation.check_weight(a[:, 0], 3),
+        lambda a: validation.check_labels(a[:, 0]),
+    ],
+    ids=["x", "y", "sample_weight", "labels"],
+)
+def test_masked_values_are_refused(check):
+    with pytest.raises(
+        ValueError, match=r"(x|y|sample_weight) must have no masked values, got [12], the first at \((1|2)"
+    ):
+        check(MASKED)
+
+
+def test_a_masked_array_without_masked_values_is_an_array():
+    whole = np.ma.masked_array(np.arange(6).reshape(3, 2))
+    assert np.array_equal(validation.check_x(whole), whole.data) and type(validation.check_x(whole)) is np.ndarray
+    assert validation.check_labels(whole[:, 0] // 2)[1] == 3
+
+
 # --- Options ---------------------------------------------------------------------------------------------------------
 
 
