@@ -62,7 +62,8 @@ class Bagged(Combined):
         checks.check_choice("combine", combine, ("mean", "vote"))
         if combine == "vote" and table.classes is None:
             raise ValueError('combine must be "mean" in regression, got "vote"')
-        trees, base = checks.check_count("trees", self.trees), self.checked_base().checked(table)
+        trees = checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // self.bag_size(len(table.x)))
+        base = self.checked_base().checked(table)
         return self.replace(base=base, trees=trees, fraction=float(fraction), combine=combine)
 
     def bag_size(self, n: int) -> int:

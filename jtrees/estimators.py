@@ -99,9 +99,14 @@ class _Tree(BaseEstimator):
         self.loss_, self.report_ = 0.0, {}
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
-        """X, or X and y, as scikit-learn checks them; it does not see masks."""
+        """X, or X and y, as scikit-learn checks them."""
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
+        # It takes dates for numbers, and does not say which column it could not read.
+        if hasattr(X, "columns") or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
+            checks.as_numeric("X", X)
+        if y and self._TASK == "regression" and np.ndim(y[0]) and np.asarray(y[0]).dtype.kind in "OSUmM":
+            checks.as_numeric("y", y[0])
         return validate_data(self, X, *y, dtype=(np.float64, np.float32), **options)
 
     def _answers(self, X: Any) -> np.ndarray:
@@ -258,6 +263,11 @@ class TreeClassifier(ClassifierMixin, _Tree):
         Raises:
           ValueError: naming the argument, what was expected and what came.
         """
+        if y is not None:
+            labels, unclear = checks.label_array(y)
+            if unclear:
+                raise ValueError(f"y must hold labels of one type, got {unclear}")
+            y = labels if labels.dtype.kind in "biuf" else y
         x, labels = self._checked(X, y, ensure_min_samples=2)
         check_classification_targets(labels)
         self.classes_, labels = np.unique(labels, return_inverse=True)

@@ -302,7 +302,7 @@ def fit(
     if not isinstance(recipe, Recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
     if max_seconds is not None:
-        checks.check_number("max_seconds", max_seconds)
+        checks.check_seconds(max_seconds)
     table = recipe.table(x, y, sample_weight, task)
     judge = None if validation is None else recipe.judge(validation, table)
     given, recipe = recipe, recipe.checked(table)

@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+import warnings
 
 from flax import struct
 import jax
@@ -170,6 +171,7 @@ class Scale:
         table = table.real()
         share = np.ones(len(table.x)) if table.weight is None else table.weight
         mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
+        _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
         low, unit, y_mean = (None,) * 3
         if table.classes is None:
             low, unit, y_mean = table.y.min(0), np.ptp(table.y, axis=0), table.y.mean(0)
@@ -288,6 +290,18 @@ def losses_of(model: Any, table: Table, scale: Scale) -> np.ndarray:
 def mean_loss(model: Any, table: Table, scale: Scale) -> float:
     """Mean loss of a model, by weight."""
     return float(np.average(losses_of(model, table, scale), weights=table.weight))
+
+
+def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
+    """Of columns, by number, that are taken for constant although they vary, and not in rows of hardly any weight."""
+    even = np.ones(len(x))
+    tiny = [str(j) for j in constant if np.ptp(x[:, j]) > 0 and _mean_and_deviation(x[:, j], even)[1] < _TINY]
+    if tiny:
+        which = f"column{'s' if len(tiny) > 1 else ''} {', '.join(tiny)}"
+        message = (
+            f"x varies too little in {which}, by less than {_TINY:g}, and is taken for constant there: multiply it"
+        )
+        warnings.warn(message, stacklevel=3)
 
 
 def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:

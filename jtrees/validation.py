@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MAX_DEPTH = 16
+MAX_NUMBERS = 2**31 - 1  # in one array: simple, and far from what a memory holds; and of steps, counted in 32 bits
 
 
 def is_traced(*values: Any) -> bool:
@@ -35,8 +36,8 @@ def check_depth(depth: Any, most: int = MAX_DEPTH) -> int:
     return value
 
 
-def check_count(name: str, value: Any, minimum: int = 1) -> int:
-    """A whole number of at least ``minimum``.
+def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
+    """A whole number of at least ``minimum``, and at most ``most`` (beyond which sizes or counters need over 32 bits).
 
     Raises:
       ValueError: naming the argument otherwise.
@@ -47,18 +48,23 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
         raise ValueError(f"{name} must be a whole number, got {value!r}") from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, the limit of 32-bit sizes and counters, got {number}")
     return number
 
 
 def check_key(key: Any) -> None:
-    """A random key.
+    """One random key.
 
     Raises:
       ValueError: for anything else, saying how to make one.
     """
     dtype = getattr(key, "dtype", None)
-    if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or (dtype == np.uint32 and key.shape == (2,))):
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not is_key and not (dtype == np.uint32 and key.shape[-1:] == (2,)):
         raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
+    if shape := key.shape if is_key else key.shape[:-1]:
+        raise ValueError(f"key must be one random key, got keys of shape {shape}: choose one, such as key[0]")
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -83,6 +89,17 @@ def check_number(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a number above 0, got {value!r}")
     if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+
+
+def check_seconds(value: Any) -> None:
+    """``max_seconds``: one finite number above zero.
+
+    Raises:
+      ValueError: otherwise.
+    """
+    check_number("max_seconds", value)
+    if np.ndim(value):
+        raise ValueError(f"max_seconds must be one number above 0, got {value!r}")
 
 
 def _is_numeric(value: Any) -> bool:
@@ -157,10 +174,56 @@ def as_numeric(name: str, array: Any) -> Any:
         try:
             out = out.astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} must be numeric, got {out.flat[0]!r} and others") from None
+            raise ValueError(f"{name} must be numeric, got {_not_a_number(array, out)}") from None
     if out.dtype.kind not in "biuf":
-        raise ValueError(f"{name} must be numeric, got values of type {out.dtype}")
+        repair = _repair(out.flat[0]) if out.size else ""
+        raise ValueError(f"{name} must be numeric, got values of type {out.dtype}{repair}")
     return out
+
+
+def _not_a_number(array: Any, values: np.ndarray) -> str:
+    """The first value that is no number, where it is, and what to do."""
+    for where in np.ndindex(values.shape):
+        try:
+            float(values[where])
+        except (TypeError, ValueError):
+            break
+    odd = values[where]
+    if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or the like
+        return f"{odd!r} in column {str(array.columns[where[1]])!r}{_repair(odd)}"
+    others = f"{values.flat[0]!r} and others, such as " if any(where) else ""
+    return f"{others}{odd!r} at {where}{_repair(odd)}"
+
+
+def _repair(value: Any) -> str:
+    """What to do about a value that is no number."""
+    if is_missing(value):
+        return ": fill gaps, or leave such rows out"
+    if isinstance(value, (str, bytes)):
+        return ": encode text, such as by a OneHotEncoder"
+    if isinstance(value, (np.datetime64, np.timedelta64)) or hasattr(value, "year") or hasattr(value, "days"):
+        return ": make numbers of dates, such as days since the first"
+    return ""
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, pandas' NA and NaT."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+def flat_samples(x: Any, features: int) -> Any:
+    """What a layer is given, ``(..., features)``, as ``(n, features)``.
+
+    Raises:
+      ValueError: for another last axis, or no samples.
+    """
+    if x.ndim == 0 or x.shape[-1] != features:
+        raise ValueError(f"x must have {features} features on its last axis, got shape {x.shape}")
+    if 0 in x.shape:
+        raise ValueError(f"x must hold at least one sample, got shape {x.shape}")
+    return x.reshape(-1, features)
 
 
 def check_finite(name: str, array: Any) -> None:
@@ -228,10 +291,11 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
         does not occur, and for fewer than two classes.
     """
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
-    check_unmasked("y", y)
-    y = np.asarray(y)
+    y, unclear = label_array(y)
     if y.ndim != 1 or len(y) == 0:
         raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")
+    if unclear:
+        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {unclear}")
     if y.dtype.kind == "f":
         check_finite("y", y)
     odd = y if y.dtype.kind not in "biuf" else y[y != np.floor(y)] if y.dtype.kind == "f" else y[:0]
@@ -250,6 +314,30 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
     if classes < 2:
         raise ValueError("y must hold at least two classes to learn from, got one")
     return y.astype(np.int32), classes
+
+
+def label_array(y: Any) -> tuple[np.ndarray, str]:
+    """Labels of any kind as an array, where all are numbers one of numbers; and what is unclear about them, if
+    anything: that some are missing, or of several types.
+
+    Raises:
+      ValueError: for masked values.
+    """
+    check_unmasked("y", y)
+    labels = np.asarray(y)
+    if isinstance(y, (list, tuple)) and labels.dtype.kind in "SU":  # NumPy would make text of them all
+        labels = np.asarray(y, object)
+    if labels.ndim != 1 or labels.dtype.kind != "O" or not len(labels):
+        return labels, ""
+    for i, label in enumerate(labels):
+        if is_missing(label):
+            return labels, f"{label!r} in row {i}: leave rows without a label out"
+    if all(isinstance(label, (int, float, np.number, np.bool_)) for label in labels):
+        return np.array(labels.tolist()), ""
+    for i, label in enumerate(labels):
+        if not isinstance(label, type(labels[0])) and not isinstance(labels[0], type(label)):
+            return labels, f"{labels[0]!r} and {label!r} (in row {i}): make labels one type, then encode them"
+    return labels, ""
 
 
 def check_targets(y: Any, n: int) -> Any:

@@ -394,6 +394,7 @@ def test_polished_trees_can_be_bagged(table, standard_promotion):
     ("options", "message"),
     [
         ({"trees": 0}, "trees must be at least 1, got 0"),
+        ({"trees": 2**40}, "trees must be at most"),
         ({"trees": None}, "trees must be a whole number, got None"),
         ({"trees": 2.5}, "trees must be a whole number, got 2.5"),
         ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),

@@ -300,6 +300,13 @@ def test_bad_input_is_refused():
         ({"width": 1.5}, "width must be a whole number, got 1.5"),
         ({"x": x[:, :2]}, r"x must be \(n, p\) and weights \(trees, nodes, p\), got \(12, 2\) and \(2, 3, 3\)"),
         ({"x": np.full_like(x, np.nan)}, "x must be finite"),
+        ({"x": x[:0]}, r"x must have at least one row and one column, got shape \(0, 3\)"),
+        (
+            {"x": x[:, :0], "weights": weights[:, :, :0]},
+            r"x must have at least one row and one column, got shape \(12, 0\)",
+        ),
+        ({"weights": weights[:0], "bias": bias[:0]}, r"weights must hold at least one tree, got shape \(0, 3, 3\)"),
+        ({"leaf_values": leaf_values[:, :, :0]}, r"leaf_values must hold at least one output, got shape \(2, 4, 0\)"),
         ({"bias": bias[:, :2]}, r"bias must have shape \(2, 3\), as weights have it, got \(2, 2\)"),
         ({"leaf_values": leaf_values[:, :3]}, r"leaf_values must have shape \(2, 4, k\), got \(2, 3, 2\)"),
         ({"weights": weights[:, :2], "bias": bias[:, :2]}, "node axis must have"),

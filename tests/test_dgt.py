@@ -419,6 +419,17 @@ def test_loss_is_that_of_the_refitted_tree(data, task, validated):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_of_fewer_updates_than_the_default_has_cycles(data, epochs):
+    """Each update is then a cycle of its own."""
+    x, y = (a[:60] for a in data)
+    recipe = jtrees.DGT(depth=2, widths=(), epochs=epochs)
+    result = jtrees.fit(recipe, x, y, key=jax.random.key(0))
+    assert len(result.history) == epochs
+    once = jtrees.fit(recipe.replace(cycles=epochs), x, y, key=jax.random.key(0))
+    np.testing.assert_array_equal(result.model.predict(x), once.model.predict(x))
+
+
 @pytest.mark.parametrize("cycles", [1, 3, 7])
 def test_trains_with_any_number_of_cycles(data, cycles):
     # With a single update a cycle the rate never falls: training goes on; and momentum and large batches work.
@@ -472,6 +483,10 @@ def test_digits():
         ({"batch_size": 0}, "batch_size"),
         ({"cycles": 1000}, "cycles must be at most the number of updates, 120, got 1000"),
         ({"cycles": None}, "cycles must be a whole number, got None"),
+        ({"cycles": 50, "epochs": 2}, r"cycles must be at most the number of updates, \d, got 50"),
+        ({"epochs": 2**40}, r"epochs must be at most \d+, .*, got 1099511627776"),
+        ({"widths": (2**40,)}, "widths must be at most"),
+        ({"widths": (2**20, 2**20)}, "widths must be at most"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"learning_rate": np.sqrt}, "learning_rate must be a number"),
         ({"learning_rate": [0.1, 0.2]}, "learning_rate must be one number"),

@@ -262,6 +262,95 @@ def test_refused(data, recipe, change, message):
         TreeRegressor(recipe).fit(**({"X": data[0], "y": data[1]} | change))
 
 
+FRAME = pd.DataFrame({"area": np.arange(60.0), "heating": ["gas", "wood"] * 30})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "X must be numeric, got 'gas' in column 'heating': encode text, such as by a OneHotEncoder"),
+        (
+            {"heating": pd.Categorical(FRAME["heating"])},
+            "X must be numeric, got 'gas' in column 'heating': encode text",
+        ),
+        (
+            {"heating": pd.date_range("2020", periods=60)},
+            "X must be numeric, got Timestamp.* in column 'heating': make",
+        ),
+        (
+            {"heating": pd.date_range("2020", periods=60, tz="UTC")},
+            "X must be numeric, got Timestamp.* in column 'heat",
+        ),
+        (
+            {"heating": pd.to_timedelta(np.arange(60), "s")},
+            "X must be numeric, got Timedelta.* in column 'heating': make",
+        ),
+        ({"heating": pd.period_range("2020", periods=60)}, "X must be numeric, got Period.* in column 'heating': make"),
+        (
+            {"area": pd.date_range("2020", periods=60), "heating": pd.date_range("2020", periods=60)},
+            r"X must be numeric, got values of type datetime64\[.*\]: make numbers of dates",
+        ),
+    ],
+)
+def test_a_column_that_is_not_numeric_is_named(change, message):
+    x, y = FRAME.assign(**change), np.arange(60) % 7
+    for kind in (TreeRegressor, TreeClassifier):
+        with pytest.raises(ValueError, match=message):
+            kind(DGT).fit(x, y)
+    model = TreeRegressor(DGT.replace(epochs=2), random_state=0).fit(FRAME.assign(heating=0.5 * y), y)
+    with pytest.raises(ValueError, match=message):
+        model.predict(x)
+
+
+def test_dates_are_refused(data):
+    x, y = data
+    days, seconds = np.arange(200).astype("M8[D]"), np.arange(200).astype("m8[s]")
+    with pytest.raises(
+        ValueError, match=r"X must be numeric, got values of type datetime64\[D\]: make numbers of dates"
+    ):
+        TreeRegressor(DGT).fit(np.stack([days, days], 1), y)
+    with pytest.raises(ValueError, match=r"y must be numeric, got values of type timedelta64\[s\]: make numbers of"):
+        TreeRegressor(DGT).fit(x, seconds)
+    with pytest.raises(ValueError, match="y must be numeric, got values of type <U1: encode text"):
+        TreeRegressor(DGT).fit(x, np.full(200, "a"))
+    with pytest.raises(ValueError, match=r"sample_weight must be numeric, got values of type datetime64\[D\]"):
+        TreeRegressor(DGT).fit(x, y, sample_weight=days)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (None, "y must hold labels of one type, got None in row 3: leave rows without a label out"),
+        (np.nan, "y must hold labels of one type, got nan in row 3: leave rows without a label out"),
+        (pd.NA, "y must hold labels of one type, got <NA> in row 3: leave rows without a label out"),
+        (1, r"y must hold labels of one type, got 'high' and 1 \(in row 3\): make labels one type"),
+        (b"low", r"y must hold labels of one type, got 'high' and b'low' \(in row 3\): make labels one type"),
+    ],
+)
+def test_labels_that_are_missing_or_mixed(classes, label, message):
+    x, y = classes
+    labels = y.astype(object)
+    labels[:3], labels[3] = "high", label
+    for given in (labels, labels.tolist(), pd.Series(labels, dtype=object)):
+        with pytest.raises(ValueError, match=message):
+            TreeClassifier(DGT).fit(x, given)
+
+
+def test_labels_that_are_objects(classes):
+    """Numbers and truth values in a column that once had gaps."""
+    x, y = classes
+    for labels in ((y == "low").astype(object), (y == "low").astype(int).astype(object)):
+        model = TreeClassifier(DGT.replace(epochs=2), random_state=0).fit(x, labels)
+        assert model.classes_.tolist() == [0, 1] and model.classes_.dtype.kind in "bi"
+
+
+@pytest.mark.parametrize("kind", [TreeRegressor, TreeClassifier])
+def test_max_seconds_is_one_number(classes, kind):
+    x, y = classes
+    with pytest.raises(ValueError, match=r"max_seconds must be one number above 0, got \[1\.0\]"):
+        kind(DGT, max_seconds=[1.0]).fit(x, y if kind is TreeClassifier else x[:, 0])
+
+
 @pytest.mark.parametrize("kind", [TreeRegressor, TreeClassifier])
 def test_masked_values_are_refused(classes, kind):
     x, y = classes

@@ -531,6 +531,7 @@ def test_losses_of_another_shape_are_refused(loss, message, table):
         ({"predictor": "forest"}, "predictor must be one of 'linear', 'mlp', got 'forest'"),
         ({"inputs": "x"}, "inputs must be one of 'z', 'xz', got 'x'"),
         ({"hidden": 0}, "hidden must be at least 1"),
+        ({"hidden": 2**40}, "hidden must be at most"),
         ({"dropout": 1.0}, "dropout must be a number from 0"),
         ({"loss": "mse"}, "loss must be a function"),
     ],

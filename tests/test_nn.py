@@ -177,6 +177,7 @@ def test_bad_shapes(layer):
         ({"penalty": 0.0}, "penalty must be finite and above 0"),
         ({"momentum": 1.0}, "momentum must be a number from 0"),
         ({"split": "cubic"}, "split must be one of"),
+        ({"split": "mlp", "hidden": 0}, "hidden must be at least 1, got 0"),
     ],
 )
 def test_bad_options(change, message):
@@ -264,6 +265,18 @@ def test_an_ensemble_is_trained_within_a_network():
 def test_an_ensemble_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         ensemble(**options)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_no_samples_are_refused(layer, average):
+    for empty in (jnp.zeros((0, 3)), jnp.zeros((4, 0, 3))):
+        with pytest.raises(ValueError, match=r"x must hold at least one sample, got shape \((4, )?0, 3\)"):
+            layer(empty, use_running_average=average)
+        for trees in (ensemble(), ensemble(combine="concatenate"), ensemble(depth=8)):
+            with pytest.raises(ValueError, match=r"x must hold at least one sample, got shape \((4, )?0, 3\)"):
+                trees(empty)
+            with pytest.raises(ValueError, match=r"x must hold at least one sample, got shape \((4, )?0, 3\)"):
+                trees.reachable_leaves(empty)
 
 
 def test_an_ensemble_refuses_other_features(x):

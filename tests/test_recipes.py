@@ -259,6 +259,22 @@ def test_without_progress_nothing_is_said(table, capsys):
         ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
         ({"max_seconds": -1}, "max_seconds must be finite and above 0, got -1"),
         ({"max_seconds": "soon"}, "max_seconds must be a number above 0, got 'soon'"),
+        ({"max_seconds": [1.0]}, r"max_seconds must be one number above 0, got \[1\.0\]"),
+        ({"key": jax.random.split(KEY, 2)}, r"key must be one random key, got keys of shape \(2,\)"),
+        ({"x": np.full((64, 2), "2020", "M8[D]")}, r"x must be numeric, got values of type datetime64\[D\]: make"),
+        (
+            {"y": np.full(64, "2020", "M8[D]")},
+            r"y must be numeric, got values of type datetime64\[D\]: make numbers of",
+        ),
+        (
+            {"sample_weight": np.full(64, 3, "m8[s]")},
+            r"sample_weight must be numeric, got values of type timedelta64\[",
+        ),
+        (
+            {"validation": (np.array([[1, "a"]], object), [1])},
+            r"validation: x must be numeric, .* 'a' at \(0, 1\): enc",
+        ),
+        ({"validation": (np.ones((2, 2)), ["a", "b"])}, "validation: y must be numeric, got values of type <U1"),
         ({"y": None}, "y must hold the targets to learn, got None"),
         ({"task": "ranking"}, "task must be one of 'regression', 'classification', got 'ranking'"),
         ({"validation": 0.3}, r"validation must be a pair \(x, y\), got float"),

@@ -229,8 +229,16 @@ def test_constant_columns_are_zero_whatever_new_samples_hold(value):
 
 
 def test_columns_too_small_to_square_are_constant():
-    assert not scaled(1e-40 * X[:, 0]).any()
+    with pytest.warns(UserWarning, match="x varies too little in column 0, by less than 1e-30, .*: multiply it"):
+        assert not scaled(1e-40 * X[:, 0]).any()
     assert scaled(1e-25 * X[:, 0]).std() == pytest.approx(1, rel=1e-5)
+
+
+def test_a_column_that_varies_too_little_is_named():
+    outlier = np.where(np.arange(N) == 7, 1.0, 1e-35 * X[:, 1])
+    x = np.column_stack([X[:, 0], np.full(N, 3.0), 1e-35 * X[:, 1], 1e-320 * X[:, 2], outlier])
+    with pytest.warns(UserWarning, match=r"x varies too little in columns 2, 3, 4, by less than 1e-30"):
+        jtrees.fit(jtrees.DGT(depth=2, epochs=4, widths=()), x, Y, key=jax.random.key(0))
 
 
 @pytest.mark.parametrize("n", [12, N, 5000])

@@ -251,6 +251,7 @@ def test_bad_options_are_named():
     for options, message in [
         ({"depth": 17}, "depth must be from 1 to 16"),
         ({"trees": 0}, "trees must be at least 1"),
+        ({"trees": 2**40}, "trees must be at most"),
         ({"gamma": 0.0}, "gamma must be finite and above 0"),
         ({"l2": -1.0}, "l2 must be finite and not negative"),
         ({"step": "cubic"}, "step must be one of 'smooth', 'logistic', got 'cubic'"),

@@ -1,10 +1,12 @@
 """What arguments are refused for, and in which words."""
 
+import datetime
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from jtrees import validation
@@ -80,6 +82,12 @@ def test_two_classes_of_bools():
         ([0.0, np.nan], None, "y must be finite, got 1 NaN or infinite values, the first at (1,)"),
         ([0.0, 1.0, np.inf], None, "y must be finite, got 1 NaN or infinite values, the first at (2,)"),
         (np.array([0, None], object), None, "y must hold whole numbers 0..K-1 in classification, got "),
+        ([0, None], None, "in classification, got None in row 1: leave rows without a label out"),
+        (pd.Series(["a", None]), None, "in classification, got nan in row 1: leave rows without a label out"),
+        (pd.Series(["a", None], dtype="string"), None, "in classification, got <NA> in row 1: leave rows without"),
+        (np.array([0, "a"], object), None, "in classification, got 0 and 'a' (in row 1): make labels one type, then"),
+        (np.array(["a", "b"], object), None, "in classification, got 'a'" + ENCODE),
+        (np.array(["2020", "2021"], "M8[D]"), None, "classification, got np.datetime64('2020-01-01')" + ENCODE),
         ([-1, 0, 1], None, "y must hold classes 0..K-1, got labels from -1 to 1" + ENCODE),
         ([0, 1, 3], 3, "y must hold classes 0..2, got labels from 0 to 3" + ENCODE),
         ([-1, 1], 2, "y must hold classes 0..1, got labels from -1 to 1" + ENCODE),
@@ -101,6 +109,12 @@ def test_labels_that_are_not_whole_say_how_to_encode_them():
         message = f"y must hold whole numbers 0..K-1 in classification, got {odd}{ENCODE}"
         with pytest.raises(ValueError, match=re.escape(message)):
             validation.check_labels(y)
+
+
+@pytest.mark.parametrize("y", [[0, 1, 1], [False, True, True], [0.0, 1.0, 1.0], [np.int8(0), 1, True]])
+def test_objects_that_are_numbers_are_labels(y):
+    labels, classes = validation.check_labels(np.array(y, object))
+    assert labels.tolist() == [0, 1, 1] and classes == 2
 
 
 def test_traced_weights_are_checked_for_their_shape_only():
@@ -191,7 +205,25 @@ def test_labels_to_train_on():
         ([[1.0, np.nan]], "x must be finite, got 1 NaN or infinite values, the first at (0, 1)"),
         (np.ones((2, 2), complex), "x must be numeric, got values of type complex128"),
         (jnp.ones((2, 2), jnp.complex64), "x must be numeric, got values of type complex64"),
-        (np.array([[1, "b"]], object), "x must be numeric, got 1 and others"),
+        (np.array([[1, "b"]], object), "x must be numeric, got 1 and others, such as 'b' at (0, 1): encode text"),
+        (np.array([[1, None]], object), "x must be finite, got 1 NaN or infinite values, the first at (0, 1)"),
+        (
+            np.full((2, 2), "2020", "M8[D]"),
+            "x must be numeric, got values of type datetime64[D]: make numbers of dates",
+        ),
+        (np.full((2, 2), 3, "m8[s]"), "x must be numeric, got values of type timedelta64[s]: make numbers of dates"),
+        (pd.DataFrame({"a": [1.0], "b": ["u"]}), "x must be numeric, got 'u' in column 'b': encode text, such as by a"),
+        (
+            pd.DataFrame({"a": [1.0], "b": pd.Categorical(["u"])}),
+            "x must be numeric, got 'u' in column 'b': encode text",
+        ),
+        (pd.DataFrame({"a": [1.0, 2], "b": pd.array([1, None], "Float64")}), "got <NA> in column 'b': fill gaps"),
+        (
+            pd.DataFrame({"a": [1.0], "b": pd.to_datetime(["2020-01-01"])}),
+            "x must be numeric, got Timestamp('2020-01-01 00:00:00') in column 'b': make numbers of dates, such as",
+        ),
+        (pd.DataFrame({"a": [1.0], "b": [datetime.date(2020, 1, 1)]}), "in column 'b': make numbers of dates"),
+        (pd.DataFrame([[1.0, "u"]], columns=["a", "a"]), "x must be numeric, got 'u' in column 'a'"),
     ],
 )
 def test_bad_features_are_refused(x, message):
@@ -250,6 +282,18 @@ def test_counts_and_depths_may_be_any_whole_number():
         (lambda: validation.check_key(0), "key must be a random key, such as jax.random.key(0), got 0"),
         (lambda: validation.check_key(None), "key must be a random key, such as jax.random.key(0), got None"),
         (lambda: validation.check_key(jnp.ones(2)), "key must be a random key, such as jax.random.key(0), got Array("),
+        (
+            lambda: validation.check_key(jax.random.split(jax.random.key(0), 3)),
+            "key must be one random key, got keys of shape (3,): choose one, such as key[0]",
+        ),
+        (
+            lambda: validation.check_key(jax.random.split(jax.random.PRNGKey(0))),
+            "key must be one random key, got keys of",
+        ),
+        (lambda: validation.check_count("trees", 8, most=7), "trees must be at most 7"),
+        (lambda: validation.check_seconds([1.0]), "max_seconds must be one number above 0, got [1.0]"),
+        (lambda: validation.check_seconds(np.ones(2)), "max_seconds must be one number above 0, got array([1., 1.])"),
+        (lambda: validation.check_seconds("soon"), "max_seconds must be a number above 0, got 'soon'"),
         (lambda: validation.check_positive("rate", -1), "rate must be finite and above 0, got -1"),
         (lambda: validation.check_number("rate", lambda step: 1), "rate must be a number above 0, got <function"),
         (lambda: validation.check_number("rate", "fast"), "rate must be a number above 0, got 'fast'"),

@@ -180,13 +180,15 @@ class Annealed(Recipe):
 
     def checked(self, table: Table) -> "Annealed":
         kinds.kind_of(self.leaves, table.classes)  # refuses unknown kinds
+        depth = checks.check_depth(self.depth)
+        a_start = topology.num_nodes(depth) * (table.x.shape[1] + 1)
         return self.replace(
-            depth=checks.check_depth(self.depth),
-            starts=checks.check_count("starts", self.starts),
-            epochs=checks.check_count("epochs", self.epochs),
+            depth=depth,
+            starts=checks.check_count("starts", self.starts, most=checks.MAX_NUMBERS // a_start),
+            epochs=checks.check_count("epochs", self.epochs, most=checks.MAX_NUMBERS - 1),
             learning_rate=number("learning_rate", self.learning_rate, checks.check_number),
             l1=number("l1", self.l1, checks.check_not_negative),
-            cart=bool(self.cart),
+            cart=checks.check_flag("cart", self.cart),
         )
 
     def scale(self, table: Table) -> Scale:

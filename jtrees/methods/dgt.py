@@ -24,6 +24,7 @@ from jtrees.table import Scale, Table
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
+_CYCLES = 3
 _DECAY = 0.99  # of RMSprop's mean square, as the authors' optimiser has it
 WINDOWS = ("mean", "unit")
 
@@ -274,7 +275,8 @@ class DGT(HardTree):
       window: in which scores pass gradients, ``"mean"`` or ``"unit"``: see :func:`dgt`.
       refit: whether leaves are set to means of targets or to class frequencies at the end.
       momentum: of RMSprop, 0 up to but not including 1.
-      cycles: how often the learning rate falls from its peak to zero.
+      cycles: how often the learning rate falls from its peak to zero, 3 times by default, or once in each update where
+        there are fewer.
       clip: greatest norm of a gradient.
       l1: strength of the L1 penalty on split weights (of scaled data).
       l2: strength of the L2 penalty on the same.
@@ -284,7 +286,7 @@ class DGT(HardTree):
     widths: tuple[int, ...] = static(default=(240, 240))
     window: Literal["mean", "unit"] = static(default="mean")
     momentum: float | None = None
-    cycles: int = static(default=3)
+    cycles: int = static(default=_CYCLES)
     clip: float = 0.01
     l1: float = 0.0
     l2: float = 0.0
@@ -293,15 +295,21 @@ class DGT(HardTree):
     def checked(self, table: Table) -> "DGT":
         recipe = super().checked(table)
         checks.check_choice("window", self.window, WINDOWS)
+        widths = _checked_widths(self.widths)
+        sizes = (table.x.shape[1] + 1, *widths, topology.num_nodes(recipe.depth))
+        for width, neighbour in itertools.pairwise(sizes):
+            if width * neighbour > checks.MAX_NUMBERS:
+                most = f"{checks.MAX_NUMBERS} numbers between two layers"
+                raise ValueError(f"widths must be at most such as make {most}, got {self.widths!r}")
         cycles, steps = checks.check_count("cycles", self.cycles), recipe.updates(len(table.x))
-        if cycles > steps:
+        if cycles > max(steps, _CYCLES):
             raise ValueError(f"cycles must be at most the number of updates, {steps}, got {cycles}")
         # Without momentum the optimiser keeps one copy of the parameters less.
         plain = not checks.is_traced(self.momentum) and not np.any(self.momentum)
         return recipe.replace(
-            widths=_checked_widths(self.widths),
+            widths=widths,
             momentum=None if plain else number("momentum", self.momentum, checks.check_part),
-            cycles=cycles,
+            cycles=min(cycles, steps),
             clip=number("clip", self.clip, checks.check_number),
             l1=number("l1", self.l1, checks.check_not_negative),
             l2=number("l2", self.l2, checks.check_not_negative),

@@ -77,7 +77,13 @@ class GET(Annealed):
 
 
 def _checked_ranges(alpha_ranges: Any) -> Array:
-    ranges = alpha_ranges if isinstance(alpha_ranges, jax.Array) else np.asarray(alpha_ranges, np.float32)
+    ranges: Any = alpha_ranges
+    try:
+        if not isinstance(ranges, jax.Array):
+            ranges = np.asarray(ranges)
+            ranges = np.zeros(0) if ranges.dtype.kind == "c" else ranges.astype(np.float32)
+    except (TypeError, ValueError):
+        ranges = np.zeros(0)
     if ranges.ndim != 2 or ranges.shape[1] != 2 or len(ranges) == 0:
         raise ValueError(f"alpha_ranges must be pairs (low, high), at least one, got {alpha_ranges!r}")
     checks.check_number("alpha_ranges", ranges)

@@ -25,6 +25,7 @@ from jtrees.table import Scale, Table, mean_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
+_WIDEST = 2**15  # hidden layers: two of them make a matrix of 2**30 numbers
 _MARGIN = 0.1  # of the range of the training targets: answers go no further beyond it, as those of linear leaves
 PREDICTORS, INPUTS = ("linear", "mlp"), ("z", "xz")
 
@@ -177,7 +178,7 @@ def checked_architecture(of: Architecture) -> Architecture:
     checks.check_part("dropout", of.dropout)
     if of.outputs is not None:
         checks.check_count("outputs", of.outputs)
-    depth, hidden = checks.check_depth(of.depth, MAX_DEPTH), checks.check_count("hidden", of.hidden)
+    depth, hidden = checks.check_depth(of.depth, MAX_DEPTH), checks.check_count("hidden", of.hidden, most=_WIDEST)
     return of._replace(depth=depth, hidden=hidden, dropout=float(of.dropout))
 
 

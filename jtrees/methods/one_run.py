@@ -49,9 +49,11 @@ class OneRun(Recipe):
         as_given = table.classes is not None or (np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1))
         if getattr(self, "loss", None) is not None and not as_given:
             losses.check_without_link(self.sample_loss(None), table.y.shape[1:])
+        batch_size = checks.check_count("batch_size", self.batch_size)
+        most = int(checks.MAX_NUMBERS // self.an_epoch(len(table.x)))
         return self.replace(
-            epochs=None if self.epochs is None else checks.check_count("epochs", self.epochs),
-            batch_size=checks.check_count("batch_size", self.batch_size),
+            epochs=None if self.epochs is None else checks.check_count("epochs", self.epochs, most=most),
+            batch_size=batch_size,
             learning_rate=number("learning_rate", self.learning_rate, checks.check_number),
         )
 

@@ -213,9 +213,11 @@ class TEL(OneRun):
         recipe = super().checked(table)
         checks.check_choice("step", self.step, STEPS)
         self.sample_loss(table.classes)  # refuses what is no function
+        depth = checks.check_depth(self.depth)
+        a_tree = topology.num_leaves(depth) * (table.x.shape[1] + (table.outputs or 1))
         return recipe.replace(
-            depth=checks.check_depth(self.depth),
-            trees=checks.check_count("trees", self.trees),
+            depth=depth,
+            trees=checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // a_tree),
             gamma=number("gamma", self.gamma, checks.check_number),
             l2=number("l2", self.l2, checks.check_not_negative),
             lazy=checks.check_flag("lazy", self.lazy),

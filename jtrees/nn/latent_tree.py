@@ -109,6 +109,7 @@ class LatentTree(nnx.Module):
           ValueError: for a count, a penalty, a momentum or a depth out of range, or an unknown split.
         """
         validation.check_count("features", features)
+        validation.check_count("hidden", hidden)
         validation.check_depth(depth, MAX_DEPTH)
         validation.check_number("penalty", penalty)
         validation.check_part("momentum", momentum)
@@ -129,11 +130,10 @@ class LatentTree(nnx.Module):
           use_running_average: instead of what the layer is set to.
 
         Raises:
-          ValueError: for another last axis than ``features``, or a split that gives another shape than it should.
+          ValueError: for another last axis than ``features``, no samples, or a split that gives another shape than it
+            should.
         """
-        if x.ndim == 0 or x.shape[-1] != self.features:
-            raise ValueError(f"x must have {self.features} features on its last axis, got shape {x.shape}")
-        flat = x.reshape(-1, self.features)
+        flat = validation.flat_samples(x, self.features)
         scores = split_scores(self.split, flat, len(self.bias)) + self.bias[...][:, None]
         if self.use_running_average if use_running_average is None else use_running_average:
             active = self.active[...]

@@ -92,9 +92,9 @@ class TreeEnsemble(nnx.Module):
           x: samples, any leading axes.
 
         Raises:
-          ValueError: for another last axis than ``features``.
+          ValueError: for another last axis than ``features``, or no samples.
         """
-        flat = self._flat(x)
+        flat = validation.flat_samples(x, self.features)
         trees = self.weights[...], self.bias[...], self.leaf_values[...]
         answers = lambda weights, bias, leaf_values: ops.ensemble(
             weights, bias, leaf_values, flat, self.gamma, width=self.width, implementation=self.implementation
@@ -110,10 +110,7 @@ class TreeEnsemble(nnx.Module):
     def reachable_leaves(self, x: Float[Array, "*n features"]) -> tuple[Array, Array]:
         """How many leaves each sample reaches in each tree, ``(num_trees, *n)``; and whether there was no room."""
         weights, bias = self.weights[...], self.bias[...]
-        count, overflow = routing.reachable_leaves(self._flat(x), weights, bias, self.gamma, width=self.width)
+        count, overflow = routing.reachable_leaves(
+            validation.flat_samples(x, self.features), weights, bias, self.gamma, width=self.width
+        )
         return count.reshape(-1, *x.shape[:-1]), overflow
-
-    def _flat(self, x: Array) -> Array:
-        if x.ndim == 0 or x.shape[-1] != self.features:
-            raise ValueError(f"x must have {self.features} features on its last axis, got shape {x.shape}")
-        return x.reshape(-1, self.features)

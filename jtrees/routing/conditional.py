@@ -125,11 +125,16 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
     """The arguments as arrays of one dtype; ``leaf_values`` may be None.
 
     Raises:
-      ValueError: for shapes that do not fit, a depth above 20, gamma <= 0, or samples that are not finite.
+      ValueError: for shapes that do not fit or have a zero, a depth above 20, gamma <= 0, or samples that are not
+        finite.
     """
     x, weights, bias = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(bias)
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:
         raise ValueError(f"x must be (n, p) and weights (trees, nodes, p), got {x.shape} and {weights.shape}")
+    if 0 in x.shape:
+        raise ValueError(f"x must have at least one row and one column, got shape {x.shape}")
+    if not len(weights):
+        raise ValueError(f"weights must hold at least one tree, got shape {weights.shape}")
     if bias.shape != weights.shape[:2]:
         raise ValueError(f"bias must have shape {weights.shape[:2]}, as weights have it, got {bias.shape}")
     if (depth := topology.depth_of(bias.shape[1])) > MAX_DEPTH:
@@ -140,6 +145,8 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
         if leaf_values.ndim != 3 or leaf_values.shape[:2] != (len(weights), topology.num_leaves(depth)):
             expected = f"({len(weights)}, {topology.num_leaves(depth)}, k)"
             raise ValueError(f"leaf_values must have shape {expected}, got {leaf_values.shape}")
+        if not leaf_values.shape[2]:
+            raise ValueError(f"leaf_values must hold at least one output, got shape {leaf_values.shape}")
         arrays.append(leaf_values)
     validation.check_number("gamma", gamma)
     if jnp.ndim(gamma):
