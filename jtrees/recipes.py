@@ -53,6 +53,10 @@ class Fit:
     history: np.ndarray
     report: dict[str, Any] = struct.field(pytree_node=False)
 
+    def predict(self, x: ArrayLike) -> Any:
+        """What the model answers: short for ``fit.model.predict(x)``."""
+        return self.model.predict(x)
+
     def __repr__(self) -> str:
         return f"Fit(model={self.model!r}, loss={self.loss}, step={self.step}, report: {', '.join(self.report)})"
 

@@ -169,7 +169,10 @@ def as_numeric(name: str, array: Any) -> Any:
     check_unmasked(name, array)
     if isinstance(array, jax.Array) and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array
-    out = np.asarray(array)
+    try:
+        out = np.asarray(array)
+    except ValueError:
+        raise ValueError(f"{name} must be an array of numbers, got rows of different lengths") from None
     if out.dtype.kind == "O":  # a table of mixed columns, perhaps
         try:
             out = out.astype(np.float64)
@@ -192,7 +195,7 @@ def _not_a_number(array: Any, values: np.ndarray) -> str:
     if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or the like
         return f"{odd!r} in column {str(array.columns[where[1]])!r}{_repair(odd)}"
     others = f"{values.flat[0]!r} and others, such as " if any(where) else ""
-    return f"{others}{odd!r} at {where}{_repair(odd)}"
+    return f"{others}{odd!r}{f' at {where}' if where else ''}{_repair(odd)}"
 
 
 def _repair(value: Any) -> str:

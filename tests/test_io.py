@@ -150,6 +150,11 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     assert fit.report["chosen"]["loss"] is huber
 
 
+def test_a_loaded_fit_predicts(tmp_path):
+    x = np.random.default_rng(0).normal(size=(5, 2))
+    np.testing.assert_array_equal(jtrees.load(saved(FIT, tmp_path)).predict(x), TREE.predict(x))
+
+
 def test_double_precision_is_not_lost(tmp_path):
     with jax.enable_x64(True):
         tree = TREE.replace(bias=jnp.asarray([0.1, 0.2, 0.3], jnp.float64))

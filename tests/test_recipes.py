@@ -176,6 +176,11 @@ def test_fits_run_in_other_threads(table):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_fit_predicts_as_its_model_does(table):
+    result = fit(table)
+    np.testing.assert_array_equal(result.predict(table[0]), result.model.predict(table[0]))
+
+
 # --- Time ------------------------------------------------------------------------------------------------------------
 
 

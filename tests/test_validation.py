@@ -205,6 +205,8 @@ def test_labels_to_train_on():
         ([[1.0, np.nan]], "x must be finite, got 1 NaN or infinite values, the first at (0, 1)"),
         (np.ones((2, 2), complex), "x must be numeric, got values of type complex128"),
         (jnp.ones((2, 2), jnp.complex64), "x must be numeric, got values of type complex64"),
+        ([[1.0, 2.0], [3.0]], "x must be an array of numbers, got rows of different lengths"),
+        ({"a": [1, 2]}, "x must be numeric, got {'a': [1, 2]}"),
         (np.array([[1, "b"]], object), "x must be numeric, got 1 and others, such as 'b' at (0, 1): encode text"),
         (np.array([[1, None]], object), "x must be finite, got 1 NaN or infinite values, the first at (0, 1)"),
         (
