@@ -43,11 +43,13 @@ class _Tree(BaseEstimator):
         random_state: Any = None,
         validation_fraction: float | None = None,
         max_seconds: float | None = None,
+        progress: bool = False,
     ):
         self.recipe = recipe
         self.random_state = random_state
         self.validation_fraction = validation_fraction
         self.max_seconds = max_seconds
+        self.progress = progress
 
     # --- Parameters: those of the recipe are nested ------------------------------------------------------------------
 
@@ -85,7 +87,8 @@ class _Tree(BaseEstimator):
             rest, held = train_test_split(np.arange(len(x)), **options)
             x, y, weight, validation = x[rest], y[rest], weight[rest], (x[held], y[held])
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
-        options = {"task": self._TASK, "validation": validation, "max_seconds": self.max_seconds}
+        options = {"task": self._TASK, "validation": validation}
+        options |= {"max_seconds": self.max_seconds, "progress": self.progress}
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
         fit = recipes.fit(recipe, x, y, key=key, **options)
@@ -184,6 +187,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
       validation_fraction: part of the rows that models are judged by and not trained on; None: none. Rows count alike
         there, whatever their weights. The recipe says what it does with them.
       max_seconds: when ``fit`` is to end, with the best until then.
+      progress: whether ``fit`` shows a bar with the loss and the time left. Without a recipe it takes 10 to 45 s.
 
     Attributes:
       model_: what answers, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`.
@@ -197,7 +201,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
     core; or set ``n_jobs=2`` with ``joblib.parallel_config(backend="threading")``. Processes compile each for
     themselves, which takes longer than they save.
 
-    Ctrl-C ends ``fit`` with the best until then and a ``ConvergenceWarning``.
+    Ctrl-C ends ``fit`` with the best until then and a ``ConvergenceWarning``. :func:`jtrees.save` and
+    :func:`jtrees.load` keep a fitted estimator in one file.
     """
 
     default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000)

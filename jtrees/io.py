@@ -48,22 +48,23 @@ _PARTS = (Fit, Trial, Origin, Scale, Architecture, kinds.Constant, kinds.Logit, 
 _RECIPES = (GET, RADDT, DGT, PAT, LatentTree, LatentClustering, TEL, CO2, NonGreedy, Bagged, Polished, Trained)
 _CLASSES = {one.__name__: one for one in (*_MODELS, *_PARTS, *_RECIPES)}
 _STATES = (BanditState, TrainState)  # what an optimiser holds is not ours to build
-_KINDS = [one.__name__ for one in (*_MODELS, Fit, *_STATES)]  # of files
+_ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # of a module that needs scikit-learn: imported where they occur
+_KINDS = [*(one.__name__ for one in (*_MODELS, Fit, *_STATES)), *_ESTIMATORS]  # of files
 _PLAIN = (str, int, float, bool, type(None))
 _INSTEAD = "numbers, text, arrays, lists, tuples and dicts of these can be"
 
 
 def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
-    """Writes a model, a :class:`jtrees.Fit`, or the state of a learner or of a run, to one file.
+    """Writes a model, a :class:`jtrees.Fit`, a fitted estimator, or the state of a learner or of a run, to one file.
 
     The file appears as a whole, or not at all; one of the same name is replaced. Options that were tuned
     (``report["chosen"]``, ``report["tuning"]``) and that cannot be saved, such as functions, are kept by their names.
 
     Args:
-      what: a tree, a forest, a latent model, an ensemble, a fit; a :class:`jtrees.BanditState` or a
-        :class:`jtrees.TrainState`.
+      what: a tree, a forest, a latent model, an ensemble, a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
+        ``TreeClassifier``, with its parameters; a :class:`jtrees.BanditState` or a :class:`jtrees.TrainState`.
       path: of the file; ``.jtrees`` is usual.
-      feature_names: names of the columns, for whoever reads the header.
+      feature_names: names of the columns, for whoever reads the header; None: those that an estimator has.
 
     Raises:
       ValueError: for anything else, saying what cannot be saved, and for another number of names than features.
@@ -88,15 +89,20 @@ def _told(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], l
     """The header of a file, and its arrays."""
     arrays = _Arrays([], [])
     told: dict[str, Any] = {"format": FORMAT, "kind": type(what).__name__}
+    model = what.model if isinstance(what, Fit) else what
     if isinstance(what, _STATES):
         paths, held = _flat(what)
         told["state"] = [[name, _encoded(array, name, arrays)] for name, array in zip(paths, held, strict=True)]
     elif isinstance(what, (*_MODELS, Fit)):
         told["object"] = _encoded(_with_plain_options(what) if isinstance(what, Fit) else what, "", arrays)
+    elif type(what).__module__ == "jtrees.estimators" and type(what).__name__ in _ESTIMATORS:
+        told["object"] = _encoded_estimator(what, arrays)
+        told["recipe"] = what.report_.get("recipe")
+        model, names = what.model_, getattr(what, "feature_names_in_", None)
+        feature_names = names if feature_names is None else feature_names
     else:
         raise ValueError(f"what must be one of {', '.join(_KINDS)}, got {type(what).__name__}")
     if feature_names is not None:
-        model = what.model if isinstance(what, Fit) else what
         told["feature_names"] = [str(name) for name in feature_names]
         if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
             raise ValueError(f"feature_names must hold {p} names, one a column, got {len(feature_names)}")
@@ -116,6 +122,7 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
     Raises:
       ValueError: for a file that is not whole, or not one of these, or of a newer format; for double precision where
         that is not enabled; for a state without ``like``, or unlike it, saying what differs.
+      ImportError: for an estimator without scikit-learn.
       OSError: if the file cannot be read.
     """
     told = _header(path := Path(path))
@@ -124,7 +131,8 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
         if like is not None:
             raise ValueError(f"like is for states, and {path} holds a {kind}")
         with _refusing(path):
-            return _decoded(told["object"], arrays)
+            held = _decoded(told["object"], arrays)
+        return _estimator(kind, held) if kind in _ESTIMATORS else held
     if like is None:
         raise ValueError(f"like must be given for {path}, which holds a {kind}: one of the same structure")
     paths, expected = _flat(like)
@@ -191,6 +199,25 @@ class _Arrays(NamedTuple):
 
     held: list[np.ndarray]
     told: list[list[str]]
+
+
+def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
+    """Parameters and attributes by name."""
+    if not hasattr(estimator, "model_"):
+        raise ValueError(f"what must be fitted to be saved, got {estimator!r} before its fit")
+    try:
+        held = [[name, _encoded(value, f".{name}", arrays)] for name, value in vars(estimator).items()]
+    except ValueError as error:
+        raise ValueError(f"{error}; jtrees.save(estimator.model_, path) saves the model alone") from None
+    return {"dict": held}
+
+
+def _estimator(kind: str, held: dict[str, Any]) -> Any:
+    from jtrees import estimators
+
+    estimator = getattr(estimators, kind)()
+    vars(estimator).update(held)
+    return estimator
 
 
 def _with_plain_options(fit: Fit) -> Fit:

@@ -153,7 +153,9 @@ def test_parameters_of_the_recipe():
     assert model.recipe == jtrees.Bagged(DGT.replace(depth=5), trees=4) and model.random_state == 1
     assert DGT.depth == 3
     assert clone(model).recipe == model.recipe
-    assert set(model.get_params(deep=False)) == {"recipe", "random_state", "validation_fraction", "max_seconds"}
+    assert set(model.get_params(deep=False)) == {
+        *("recipe", "random_state", "validation_fraction", "max_seconds", "progress")
+    }
     default = TreeRegressor().set_params(recipe__depth=2)
     assert default.recipe == TreeRegressor()._recipe().replace(depth=2)
     with pytest.raises(ValueError, match=r"options of DGT are .*depth.*got 'deepness'"):
@@ -193,6 +195,103 @@ def test_stored(data, store, tmp_path):
     assert again.recipe == model.recipe
 
 
+LABELS = {
+    "text": lambda y: y,
+    "objects": lambda y: y.astype(object),
+    "whole numbers": lambda y: np.where(y == "low", -3, 7),
+    "numbers": lambda y: np.where(y == "low", 0.0, 1.0),
+    "truth values": lambda y: y == "low",
+    "list": lambda y: y.tolist(),
+    "series": lambda y: pd.Series(y),
+    "one class": lambda y: np.full(len(y), "low"),
+}
+
+
+def read_again(model, tmp_path):
+    jtrees.save(model, tmp_path / "it.jtrees")
+    again = jtrees.load(tmp_path / "it.jtrees")
+    assert type(again) is type(model) and again.get_params() == model.get_params()
+    assert set(vars(again)) == set(vars(model)) and again.n_features_in_ == model.n_features_in_
+    np.testing.assert_equal((again.loss_, again.report_), (model.loss_, model.report_))
+    return again
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_a_classifier_saved_and_loaded(classes, labels, tmp_path):
+    x, y = classes
+    frame = pd.DataFrame(x, columns=["age", "höhe", "size"])
+    model = TreeClassifier(DGT.replace(epochs=2), random_state=0).fit(frame, LABELS[labels](y))
+    again = read_again(model, tmp_path)
+    np.testing.assert_array_equal(again.predict_proba(frame), model.predict_proba(frame))
+    np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
+    np.testing.assert_array_equal(again.classes_, model.classes_)
+    assert again.classes_.dtype == model.classes_.dtype
+    assert again.feature_names_in_.tolist() == ["age", "höhe", "size"]
+    with pytest.raises(ValueError, match="The feature names should match those that were passed during fit"):
+        again.predict(frame[["size", "age", "höhe"]])
+    told = jtrees.io.header(tmp_path / "it.jtrees")
+    assert told["kind"] == "TreeClassifier" and told["feature_names"] == ["age", "höhe", "size"]
+    assert labels == "one class" or told["recipe"]["name"] == "DGT"
+    assert clone(again).get_params() == model.get_params()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [None, GET.replace(epochs=2, leaves="linear"), jtrees.Bagged(DGT.replace(epochs=2), trees=2)],
+    ids=["default", "GET", "Bagged"],
+)
+def test_a_regressor_saved_and_loaded(data, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(TreeRegressor, "default_recipe", DGT.replace(epochs=2, widths=(3,)))
+    x, y = data
+    both = np.stack([y, np.full_like(y, 0.1), x[:, 0]], axis=1)
+    options = {"random_state": 3, "validation_fraction": 0.25, "max_seconds": 60.0}
+    model = TreeRegressor(recipe, **options).fit(x, both)
+    again = read_again(model, tmp_path)
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    assert again.recipe == recipe and not hasattr(again, "feature_names_in_")
+    np.testing.assert_array_equal(again.fit(x, both).predict(x), model.predict(x))  # it can be fitted again
+    if recipe is not None and recipe.replace() == GET.replace(epochs=2, leaves="linear"):
+        np.testing.assert_array_equal(again.apply(x), model.apply(x))
+    with pytest.raises(ValueError, match="X has 2 features, but TreeRegressor is expecting 3 features"):
+        again.predict(x[:, :2])
+
+
+def no_recipe(**options):
+    return jtrees.get(2, **options)
+
+
+def test_what_of_an_estimator_cannot_be_saved(data, tmp_path):
+    path = tmp_path / "it.jtrees"
+    with pytest.raises(ValueError, match=r"what must be fitted to be saved, got TreeRegressor\(\) before its fit"):
+        jtrees.save(TreeRegressor(), path)
+    alone = r"jtrees.save\(estimator.model_, path\) saves the model alone"
+    own = jtrees.Trained(make=no_recipe, options={"alpha": 15.0}, epochs=2)
+    model = TreeRegressor(own, random_state=0).fit(*data)
+    with pytest.raises(ValueError, match=r"^\.recipe\.make cannot be saved: <function no_recipe .*" + alone):
+        jtrees.save(model, path)
+    jtrees.save(model.model_, path)
+    path.unlink()
+    model.set_params(recipe=DGT, random_state=np.random.RandomState(0))
+    with pytest.raises(ValueError, match=r"^\.random_state cannot be saved: RandomState.*" + alone):
+        jtrees.save(model, path)
+    with pytest.raises(ValueError, match=r"what must be one of .*TreeRegressor, TreeClassifier, got Pipeline"):
+        jtrees.save(make_pipeline(model), path)
+    with pytest.raises(ValueError, match="feature_names must hold 3 names, one a column, got 1"):
+        jtrees.save(model.set_params(random_state=0), path, feature_names=["a"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_saved_estimator_without_scikit_learn(data, tmp_path):
+    path = tmp_path / "it.jtrees"
+    jtrees.save(TreeRegressor(DGT.replace(epochs=2), random_state=0).fit(*data), path)
+    code = f"import sys; sys.modules['sklearn'] = None; import jtrees; jtrees.load({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert 'ImportError: estimators need scikit-learn: pip install "jtrees[sklearn]"' in done.stderr
+    code = f"import sys, jtrees; print(jtrees.load({str(path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("TreeRegressor(random_state=0")
+
+
 def test_text_gaps_and_names_in_a_pipeline():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"size": rng.normal(size=120), "colour": rng.choice(["red", "blue"], 120)})
@@ -225,6 +324,16 @@ def test_validation_fraction(classes, monkeypatch):
     np.testing.assert_array_equal(together[np.lexsort(together.T)], x[np.lexsort(x.T)])
     share = lambda y: np.unique(y, return_counts=True)[1] / len(y)
     np.testing.assert_allclose(share(labels), share(asked["y"]), atol=0.04)  # stratified: but for a row of 30
+
+
+@pytest.mark.parametrize("kind", [TreeRegressor, TreeClassifier])
+def test_progress(classes, kind, capsys):
+    x, y = classes
+    y = y if kind is TreeClassifier else x[:, 0]
+    kind(DGT, random_state=0).fit(x, y)
+    assert capsys.readouterr().out == ""
+    kind(DGT, random_state=0, progress=True).fit(x, y)
+    assert "DGT: round 1 of 1, loss " in capsys.readouterr().out
 
 
 def test_interrupted(data, monkeypatch):

@@ -140,12 +140,18 @@ def test_targets_and_weights(layout, tmp_path):
     same(of(y, weight), of(far, WEIGHT))
 
 
+@pytest.mark.filterwarnings("ignore:X has feature names, but")
 @layouts
 def test_a_saved_model(layout, tmp_path):
     x = LAYOUTS[layout](X, tmp_path)
     jtrees.save(function("fit"), tmp_path / "it.jtrees")
     loaded = jtrees.load(tmp_path / "it.jtrees")
-    np.testing.assert_array_equal(loaded.model.predict(x), function("fit").model.predict(X))
+    np.testing.assert_array_equal(loaded.predict(x), function("fit").predict(X))
+    for kind, recipe in ((TreeRegressor, GET), (TreeClassifier, DGT)):
+        jtrees.save(estimator(kind, recipe), tmp_path / "it.jtrees")
+        np.testing.assert_array_equal(
+            jtrees.load(tmp_path / "it.jtrees").predict(x), estimator(kind, recipe).predict(X)
+        )
 
 
 # --- Every row counts ------------------------------------------------------------------------------------------------
