@@ -108,8 +108,6 @@ class _Tree(BaseEstimator):
         # It takes dates for numbers, and does not say which column it could not read.
         if hasattr(X, "columns") or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
-        if y and self._TASK == "regression" and np.ndim(y[0]) and np.asarray(y[0]).dtype.kind in "OSUmM":
-            checks.as_numeric("y", y[0])
         return validate_data(self, X, *y, dtype=(np.float64, np.float32), **options)
 
     def _answers(self, X: Any) -> np.ndarray:
@@ -219,6 +217,9 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         Raises:
           ValueError: naming the argument, what was expected and what came.
         """
+        given = np.asarray(y)
+        if given.ndim and given.dtype.kind in "OSUmM":  # of text, too, scikit-learn does not say where it is
+            checks.as_numeric("y", y)
         options: Any = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         x, targets = self._checked(X, y, **options)
         x, targets, weight = _weighed(x, targets.astype(np.float64), sample_weight)

@@ -158,7 +158,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_unmasked(name: str, array: Any) -> None:
     """Raises ``ValueError`` if values of a masked array are masked, saying how many and where."""
-    if np.ma.is_masked(array):
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         masked = np.ma.getmaskarray(array)
         where = tuple(int(i[0]) for i in np.nonzero(masked))
         raise ValueError(f"{name} must have no masked values, got {int(masked.sum())}, the first at {where}")
@@ -200,7 +200,7 @@ def _not_a_number(array: Any, values: np.ndarray) -> str:
 
 def _repair(value: Any) -> str:
     """What to do about a value that is no number."""
-    if is_missing(value):
+    if _is_missing(value):
         return ": fill gaps, or leave such rows out"
     if isinstance(value, (str, bytes)):
         return ": encode text, such as by a OneHotEncoder"
@@ -209,11 +209,11 @@ def _repair(value: Any) -> str:
     return ""
 
 
-def is_missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     """Whether a value stands for none: None, NaN, pandas' NA and NaT."""
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    if isinstance(value, float):
+        return value != value
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def flat_samples(x: Any, features: int) -> Any:
@@ -333,7 +333,7 @@ def label_array(y: Any) -> tuple[np.ndarray, str]:
     if labels.ndim != 1 or labels.dtype.kind != "O" or not len(labels):
         return labels, ""
     for i, label in enumerate(labels):
-        if is_missing(label):
+        if _is_missing(label):
             return labels, f"{label!r} in row {i}: leave rows without a label out"
     if all(isinstance(label, (int, float, np.number, np.bool_)) for label in labels):
         return np.array(labels.tolist()), ""

@@ -256,6 +256,11 @@ def test_masked_values_are_refused(check):
         check(MASKED)
 
 
+def test_a_column_may_be_named_as_numpy_names_a_mask():
+    frame = pd.DataFrame({"_mask": [1.0, 2, 3]})
+    assert np.array_equal(validation.check_x(frame), frame)
+
+
 def test_a_masked_array_without_masked_values_is_an_array():
     whole = np.ma.masked_array(np.arange(6).reshape(3, 2))
     assert np.array_equal(validation.check_x(whole), whole.data) and type(validation.check_x(whole)) is np.ndarray
