@@ -249,10 +249,15 @@ def number(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:
     Raises:
       ValueError: naming the option.
     """
-    try:
-        array: Any = value if isinstance(value, jax.Array) or value is None else np.asarray(value, np.float32)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number, got {value!r}") from None
+    array: Any = value
+    if value is not None and not isinstance(value, jax.Array):
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            raise ValueError(f"{name} must be a number, got {value!r}") from None
+        if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        array = array.astype(np.float32)
     check(name, array)
     if array.ndim:
         raise ValueError(f"{name} must be one number, got shape {array.shape}: vmap search, or tune, over several")

@@ -107,7 +107,7 @@ def _check_options(recipe: Any, options: dict[str, Any]) -> None:
     if unknown := set(options) - set(_OF_FIT):
         raise TypeError(f"options must be of {', '.join(_OF_FIT)}, got {min(unknown)!r}")
     if options.get("max_seconds") is not None:
-        checks.check_number("max_seconds", options["max_seconds"])
+        checks.check_seconds(options["max_seconds"])
 
 
 # --- The grid --------------------------------------------------------------------------------------------------------

@@ -322,3 +322,10 @@ def test_masked_values_are_refused_in_tune_and_sweep(table, run, name):
 def test_the_base_class_says_what_a_recipe_needs(table):
     with pytest.raises(NotImplementedError):
         jtrees.fit(recipes.Recipe(), *table, key=KEY)
+
+
+@pytest.mark.parametrize("value", ["0.1", 1 + 0j, np.complex64(1), np.datetime64("2020-01-01"), [0.1, [0.2]], {}])
+def test_numbers_of_another_kind_are_refused(value):
+    """Not read as text, nor without their imaginary part."""
+    with pytest.raises(ValueError, match="learning_rate must be a number, got"):
+        jtrees.fit(jtrees.DGT(depth=1, learning_rate=value), np.eye(4), np.arange(4.0), key=jax.random.key(0))

@@ -350,6 +350,7 @@ def test_what_is_learnt_is_no_option():
         ({"recipe": 3}, r"recipe must be a recipe, such as jtrees.GET\(depth=4\), got 3"),
         ({"key": 3}, "key must be a random key"),
         ({"max_seconds": -1}, "max_seconds must be finite and above 0, got -1"),
+        ({"max_seconds": [1.0]}, "max_seconds must be one number"),
         ({"y": None}, "y must hold the targets to learn, got None"),
         ({"task": "ranking"}, "task must be one of"),
     ],

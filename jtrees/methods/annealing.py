@@ -378,7 +378,7 @@ def grown_cart(recipe: Annealed, table: Table) -> ObliqueTree:
         return warmstart.cart_classifier(x, y, recipe.depth, sample_weight=weight).replace(leaves=None)
     if recipe.leaves == "linear":
         root = np.sqrt(np.ones(len(x)) if weight is None else weight)[:, None]
-        with_one = np.column_stack([x - x.mean(0), np.ones(len(x))]).astype(np.float64)
+        with_one = np.column_stack([x - x.mean(0, dtype=np.float64), np.ones(len(x))])
         unit = np.maximum(np.abs(with_one).max(0), np.finfo(np.float32).tiny)
         with_one /= unit
         wide = y.reshape(len(x), -1)
