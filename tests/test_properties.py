@@ -1,0 +1,573 @@
+"""Relations that hold on every table, for every recipe, both estimators and the training from shards.
+
+A relation is a function of a :class:`Run`: a way to fit, and a table of ``nasty.py``. Where one fails, the message ends
+with a script that makes it fail again.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+import os
+from pathlib import Path
+import pickle
+import re
+import sys
+import tempfile
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from large_runs import within
+import nasty
+import numpy as np
+import pytest
+from sklearn.utils import check_random_state
+import sweeps
+from test_battery import CLASS, METHODS, RECIPES as BATTERY, with_number
+
+import jtrees
+from jtrees import leaves, training
+from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.table import Scale, checked_table
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+KEY = jax.random.key(0)
+EPS = float(np.finfo(np.float32).eps)
+VARIANTS = {
+    "GET, linear": BATTERY["GET"][0].replace(leaves="linear"),
+    "LatentTree, z": BATTERY["LatentTree"][0].replace(inputs="z"),
+    "TEL, hard": BATTERY["TEL"][0].replace(hard=True),
+}
+RECIPES = {name: recipe for name, (recipe, _, _) in BATTERY.items()} | VARIANTS
+WAYS = (*RECIPES, "estimator", "train_large")
+HELD_OUT = 100  # rows by which train_large evaluates
+
+
+class Fitted(NamedTuple):
+    """What every way to fit ends in; ``predict`` answers class probabilities in classification."""
+
+    predict: Any
+    loss: float
+    model: Any
+    tree: Any
+    made: Any
+
+    @classmethod
+    def of(cls, made: Any) -> "Fitted":
+        """Of a fit or an estimator."""
+        if isinstance(made, jtrees.Fit):
+            return cls(made.model.predict, made.loss, made.model, made.tree, made)
+        predict = made.predict if isinstance(made, TreeRegressor) else made.predict_proba
+        return cls(predict, made.loss_, made.model_, made.tree_, made)
+
+
+@dataclass
+class Run:
+    """A way to fit, by name (a recipe's, ``"estimator"`` or ``"train_large"``, both of these with PAT), and a table."""
+
+    way: str
+    table: nasty.NastyTable
+
+    def fit(self, **changes: Any) -> Fitted:
+        """A fit to the table with another ``x``, ``y`` or ``weight``."""
+        task = self.table.task
+        x, y, weight = (changes.get(name, getattr(self.table, name)) for name in ("x", "y", "weight"))
+        if self.way == "estimator":
+            kind = TreeRegressor if task == "regression" else TreeClassifier
+            return Fitted.of(kind(RECIPES["PAT"], random_state=0).fit(x, y, sample_weight=weight))
+        if self.way == "train_large":
+            return Fitted.of(from_shards(x, y, task))
+        return Fitted.of(jtrees.fit(RECIPES[self.way], x, y, key=KEY, task=task, sample_weight=weight))
+
+    @cached_property
+    def base(self) -> Fitted:
+        """The fit to the table as it is."""
+        return self.fit()
+
+    @cached_property
+    def answers(self) -> np.ndarray:
+        """What that answers on the table."""
+        return self.base.predict(self.table.x)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether the first feature takes the place of y."""
+        return self.way == "LatentClustering"
+
+    @property
+    def targets(self) -> np.ndarray:
+        """What is learnt."""
+        return self.table.x[:, :1] if self.clusters else self.table.y
+
+    @property
+    def trees(self) -> list[jtrees.ObliqueTree]:
+        """The trees that the model consists of."""
+        model = self.base.model
+        if isinstance(model, jtrees.Forest) and isinstance(model.trees, jtrees.ObliqueTree):
+            return [model[i] for i in range(len(model))]
+        return [] if self.base.tree is None else [self.base.tree]
+
+
+def from_shards(x: np.ndarray, y: np.ndarray, task: str) -> jtrees.Fit:
+    """A fit by experiments.train_large."""
+    with tempfile.TemporaryDirectory() as folder:
+        (data := Path(folder, "data")).mkdir()
+        np.save(data / "rows.npy", np.column_stack([x, y]))
+        options = "--block 50 --batch 50 --held-out 2 --epochs 10 --method pat --set depth=2 learning_rate=0.03"
+        within(Path(folder, "run"), "--data", data, "--task", task, *options.split())
+        return jtrees.load(Path(folder, "run", "model.jtrees"))
+
+
+def same(answers: Any, expected: Any, what: str = "") -> None:
+    """The same numbers, bit for bit."""
+    np.testing.assert_array_equal(answers, expected, err_msg=what)
+
+
+# --- Relations -------------------------------------------------------------------------------------------------------
+
+
+def layout(run: Run) -> None:
+    """However a table is held in memory, fit and answers are the same."""
+    t, names = run.table, list(nasty.LAYOUTS)
+    first, count = (0, len(names)) if run.way == "estimator" else (t.seed, 3)
+    for i in range(first, first + count):
+        x, y, weight = (names[(i + shift) % len(names)] for shift in (0, 3, 7))
+        y = "lists" if y == "objects" and t.task == "classification" else y  # objects are no classes
+        like = lambda name, a: None if a is None else nasty.LAYOUTS[name](a)
+        given = t.weight if i % 2 else None
+        answers = run.fit(x=like(x, t.x), y=like(y, t.y), weight=like(weight, given)).predict(like(x, t.x))
+        same(answers, run.fit(weight=given).predict(t.x), f"x: {x}, y: {y}, weight: {weight}")
+
+
+def precision(run: Run) -> None:
+    """The same values in another dtype are the same table."""
+    t = run.table
+    for dtype in (np.float32, np.int64):
+        x = (np.clip(t.x, -(2**40), 2**40) if dtype == np.int64 else t.x).astype(dtype)
+        x[0, 0] = x[-1, 0] + 1  # which may have become constant, as the target of a clustering must not
+        y = t.y.astype(np.float32)
+        y = t.y if t.task == "classification" or not np.ptp(y, axis=0).all() else y
+        wide = run.fit(x=x.astype(np.float64), y=y.astype(np.float64))
+        same(run.fit(x=x, y=y).predict(x), wide.predict(x.astype(np.float64)), str(dtype))
+
+
+def one_row(run: Run) -> None:
+    """A row is answered the same alone, in any order, and beside any others."""
+    x, order = run.table.x, np.random.default_rng(0).permutation(len(run.table.x))
+    same(run.base.predict(x[order]), run.answers[order], "in another order")
+    same(run.base.predict(np.tile(x, (20, 1))), np.concatenate([run.answers] * 20), "twenty times")
+    for i in order[:3]:
+        same(run.base.predict(x[i : i + 1])[0], run.answers[i], f"row {i} alone")
+
+
+def loss_recomputed(run: Run) -> None:
+    """The loss reported is that of the answers; that of linear leaves, meant for new rows, is no lower."""
+    t, held = run.table, slice(-HELD_OUT if run.way == "train_large" else 0, None)
+    each = losses_of(run.answers, run.targets, slice(None) if t.weight is None else t.weight > 0)
+    loss = np.average(each[held], weights=None if t.weight is None else t.weight[held])
+    if run.way == "GET, linear":
+        assert loss <= 1.001 * run.base.loss + (100 * EPS * np.abs(t.y).max()) ** 2, (loss, run.base.loss)
+    else:  # estimators make float32 probabilities sum to one; shards may be of float32
+        rtol = 1e-6 if run.way in ("estimator", "train_large") else 1e-9
+        np.testing.assert_allclose(run.base.loss, loss, rtol=rtol)
+
+
+def weights(run: Run) -> None:
+    """Only the ratios of weights matter, equal weights are none, and a row of weight 0 is not there."""
+    t = run.table
+    same(run.fit(weight=np.full(len(t.x), 3.0)).predict(t.x), run.fit(weight=None).predict(t.x), "equal weights")
+    if t.weight is not None:
+        same(run.fit(weight=8 * t.weight).predict(t.x), run.answers, "weights times eight")
+        left = t.weight > 0
+        same(run.fit(x=t.x[left], y=t.y[left], weight=t.weight[left]).predict(t.x), run.answers, "without weight 0")
+
+
+def units(run: Run) -> None:
+    """Powers of two as units of the features and of the targets change no other bit."""
+    t, rng = run.table, np.random.default_rng(0)
+    factor = np.full(t.x.shape[1], 4.0) if run.clusters else 2.0 ** rng.integers(-8, 9, t.x.shape[1])
+    same(run.fit(x=factor * t.x).predict(factor * t.x), (4 if run.clusters else 1) * run.answers, "units of x")
+    if t.task == "regression" and not run.clusters:
+        unit = 2.0 ** rng.integers(-8, 9, t.y.shape[1:])
+        fit = run.fit(y=unit * t.y)
+        same(fit.predict(t.x), unit * run.answers, "units of y")
+        # Of several targets the loss is on scaled ones.
+        np.testing.assert_allclose(fit.loss, (unit**2 if t.y.ndim == 1 else 1) * run.base.loss, rtol=1e-6)
+
+
+def shifts(run: Run) -> None:
+    """Where features and targets are counted from does not matter, up to 2**26 times their spread."""
+    t = run.table
+    x, *x_shifts = counted(t.x)
+    y, *y_shifts = (t.y, 0, 0) if t.task == "classification" else counted(t.y)
+    near = run.fit(x=x, y=y).predict(x)
+    spread = 1 if t.task == "classification" else np.ptp(x[:, 0] if run.clusters else y, axis=0)
+    for x_shift, y_shift in list(zip(x_shifts, y_shifts, strict=True))[run.way == "train_large" :]:  # which takes long
+        answers = run.fit(x=x + x_shift, y=y + y_shift).predict(x + x_shift)
+        off = np.abs(answers - (x_shift[0] if run.clusters else y_shift) - near) / spread
+        # Columns far from zero may be scaled to another last bit. Training makes more of it, and a row that lies on a
+        # threshold goes the other way.
+        assert (off > 0.01).reshape(len(x), -1).any(1).mean() <= 0.25, off
+
+
+def constant_column(run: Run) -> None:
+    """A column that is constant in training takes no part, whatever it holds there and later."""
+    x, answers = run.table.x.copy(), []
+    for value in (0.1, 1e30):
+        x[:, -1] = value
+        fit = run.fit(x=x)
+        answers += [fit.predict(np.column_stack([x[:, :-1], np.full(len(x), now)])) for now in (value, 0, -7e29)]
+    for others in answers:
+        same(others, answers[0])
+
+
+def arrays(run: Run) -> None:
+    """Weights, bias, leaves and origin, evaluated in NumPy, are the tree."""
+    x, unsure = run.table.x, 0
+    for tree in run.trees:
+        sure, leaf, answers, size = by_hand(tree, x)
+        same(np.asarray(tree.leaf_index(x))[sure], leaf[sure])
+        off = np.abs(tree.predict(x) - answers)[sure]
+        assert (off <= (x.shape[1] + 4) * EPS * size[sure] + 1e-37).all(), off
+        unsure += (~sure).mean()
+    assert unsure <= 0.1 * len(run.trees)
+
+
+def rules(run: Run) -> None:
+    """The text of a tree, evaluated in float64, is the tree."""
+    for tree in run.trees:
+        sure, _, answers, size = by_hand(tree, run.table.x)
+        off = np.abs(evaluated(tree.to_text(digits=17), run.table.x).reshape(answers.shape) - answers)[sure]
+        assert (off <= 1e-13 * size[sure]).all(), off
+
+
+def saved(run: Run) -> None:
+    """What is saved and loaded, or pickled, answers the same; in the other byte order, too."""
+    x, model = run.table.x, run.base.model
+    same(Fitted.of(pickle.loads(pickle.dumps(run.base.made))).predict(x), run.answers)
+    swapped = jax.tree.map(lambda a: nasty.LAYOUTS["byte-swapped"](np.asarray(a)) if np.ndim(a) else a, model)
+    with tempfile.TemporaryDirectory() as folder:
+        for one in (model, swapped):
+            jtrees.save(one, Path(folder, "model.jtrees"))
+            same(jtrees.load(Path(folder, "model.jtrees")).predict(x), model.predict(x))
+
+
+def swept(run: Run) -> None:
+    """A sweep of one combination is the fit."""
+    t = run.table
+    options: Any = {"task": t.task, "sample_weight": t.weight}
+    result = jtrees.sweep(RECIPES[run.way], t.x, t.y, key=KEY, seeds=(3,), **options)
+    alone = jtrees.fit(RECIPES[run.way], t.x, t.y, key=jax.random.fold_in(KEY, 3), **options)
+    same(result.fit.model.predict(t.x), alone.model.predict(t.x))
+    assert result.losses.item() == result.fit.loss == alone.loss
+
+
+def tuned(run: Run) -> None:
+    """With one combination the fit of ``tune`` is the fit, and its loss the mean over the rows left out, by weight."""
+    x, y, task = run.table.x, run.table.y, run.table.task
+    _, name, (value, _) = BATTERY[run.way.partition(",")[0]]
+    recipe, weight = with_number(RECIPES[run.way], name, value), 2.0 ** np.random.default_rng(0).integers(-3, 4, len(x))
+    split_key, search_key, fit_key = jax.random.split(KEY, 3)
+    left_out = np.array_split(np.asarray(jax.random.permutation(split_key, len(x))), 2)
+    trained_on = [np.sort(rows) for rows in reversed(left_out)]
+    kinds = y.max() + 1 if task == "classification" else 2
+    if min(len(np.unique(y[rows], axis=0)) for rows in trained_on) < kinds:
+        return  # too few rows
+    options: Any = {"task": task, "sample_weight": weight}
+    result = jtrees.tune(recipe, x, y, key=KEY, grid={name: (value,)}, validation=2, **options)
+    same(result.model.predict(x), jtrees.fit(recipe, x, y, key=fit_key, **options).model.predict(x))
+    each = np.zeros(len(x))
+    for fold, (rows, left) in enumerate(zip(trained_on, left_out, strict=True)):
+        options = {"task": task, "sample_weight": weight[rows], "key": jax.random.fold_in(search_key, fold)}
+        answers = jtrees.fit(recipe, x[rows], y[rows], **options).model.predict(x)
+        each[left] = losses_of(answers, run.targets, rows)[left]
+    np.testing.assert_allclose(result.report["tuning"][0].loss, np.average(each, weights=weight), rtol=1e-6)
+
+
+def estimator_is_fit(run: Run) -> None:
+    """An estimator is the fit, with the key of its seed, to the rows that have weight."""
+    t, key = run.table, jax.random.key(int(check_random_state(0).randint(np.iinfo(np.int32).max)))
+    left = np.full(len(t.x), True) if t.weight is None else t.weight > 0
+    weight = None if t.weight is None else t.weight[left]
+    fit = jtrees.fit(RECIPES["PAT"], t.x[left], t.y[left], key=key, task=t.task, sample_weight=weight)
+    same(run.base.model.predict(t.x), fit.model.predict(t.x))
+    np.testing.assert_allclose(run.answers, fit.model.predict(t.x), rtol=1e-6)  # probabilities are made to sum to one
+    assert run.base.loss == fit.loss
+
+
+OF_SHARDS = [one_row, loss_recomputed, units, shifts, constant_column, arrays, rules, saved]
+OF_ESTIMATORS = [layout, precision, weights, *OF_SHARDS, estimator_is_fit]
+OF_RECIPES = [layout, precision, weights, *OF_SHARDS, swept, tuned]
+EXCEPT = {(shifts, "NonGreedy"): "steps of size 1 on a piecewise constant loss make another tree of a last bit"}
+
+
+# --- Oracles in NumPy float64 ----------------------------------------------------------------------------------------
+
+
+def losses_of(answers: np.ndarray, y: np.ndarray, rows: Any) -> np.ndarray:
+    """Loss of each row; of several targets the mean, in units of their range in the rows trained on."""
+    if y.dtype.kind == "i":
+        return -np.log(np.maximum(np.float64(answers[np.arange(len(y)), y]), np.finfo(np.float32).tiny))
+    error = (np.float64(answers) - y).reshape(len(y), -1)
+    return np.square(error / (np.ptp(y[rows], axis=0) if error.shape[1] > 1 else 1)).mean(1)
+
+
+def counted(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns counted from their least value, on a grid on which no shift is rounded; and two shifts, to where they
+    were, and far away.
+    """
+    power = lambda size: np.exp2(np.ceil(np.log2(size)))
+    ends, spread = np.ptp(a, axis=0), np.subtract(*np.quantile(a, (0.75, 0.25), axis=0))
+    far = np.minimum(2.0**26 * power(np.where(spread > 0, spread, np.where(ends > 0, ends, 1))), 2.0**124)
+    grid = power(np.abs(a).max(0) + far) * 2.0**-52
+    a, low = (np.round(b / grid) * grid for b in (a, a.min(0)))
+    assert all((a - low + shift - shift == a - low).all() for shift in (low, far))
+    return a - low, low, far
+
+
+def by_hand(tree: jtrees.ObliqueTree, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of each row: whether rounding to float32 can change none of its turns; its leaf; what that answers, and the size
+    of the numbers that this is a sum of.
+    """
+    wide = lambda a: np.asarray(a, np.float64)
+    zero = wide(0 if tree.origin is None or tree.origin.y is None else tree.origin.y)
+    z = x if tree.origin is None else x - wide(tree.origin.x)
+    weight, bias, rows = wide(tree.weights), wide(tree.bias), np.arange(len(x))
+    score, size = z @ weight.T + bias, np.abs(z) @ np.abs(weight).T + np.abs(bias)
+    node, sure = np.zeros(len(x), int), np.full(len(x), True)
+    for _ in range(tree.depth):
+        sure &= (np.abs(score) > (x.shape[1] + 3) * EPS * size)[rows, node] | ~weight[node].any(1)
+        node = 2 * node + 1 + (score[rows, node] > 0)
+    leaf = node - len(bias)
+    if not isinstance(tree.leaves, leaves.Linear):
+        values = wide(tree.leaves.values)[leaf]
+        return sure, leaf, values + zero, np.abs(values) + np.abs(zero)
+    names = ("coefficients", "intercept", "lower", "upper")
+    slopes, at_0, low, high = (wide(getattr(tree.leaves, name))[leaf] for name in names)
+    of = lambda slopes, z: np.einsum("np...,np->n...", slopes, z)
+    size = of(np.abs(slopes), np.abs(z)) + np.abs(at_0) + np.abs(zero)
+    return sure, leaf, np.clip(of(slopes, z) + at_0, low, high) + zero, size
+
+
+NUMBER = r"\d[\d.]*(?:e[+-]?\d+)?"
+TERM = rf"(?:({NUMBER}) )?(?:x(\d+)|\(x(\d+) ([+-]) ({NUMBER})\))|({NUMBER})"  # 1.5 x0, 2 (x1 - 2e+09), 7
+
+
+def evaluated(text: str, x: np.ndarray) -> np.ndarray:
+    """What rules on features x0, x1, ... answer, ``(n, k)``."""
+
+    def total(terms: str) -> np.ndarray:
+        assert re.fullmatch(rf"-?(?:{TERM})(?: [+-] (?:{TERM}))*", terms), terms
+        out = np.zeros(len(x))
+        for sign, factor, plain, column, side, zero, number in re.findall(rf"(-?|[+-] )(?:{TERM})(?= |$)", terms):
+            value = float(number) if number else x[:, int(plain or column)] + float(f"{side}{zero}" if side else 0)
+            out = out + float(f"{sign.strip()}{factor or 1}") * value
+        return out
+
+    def answer(words: str) -> np.ndarray:
+        terms, _, bounds = words.partition(", from ")
+        return np.clip(total(terms), *map(float, bounds.split(" to ") if bounds else (-np.inf, np.inf)))
+
+    def below(lines: list[str]) -> np.ndarray:
+        if lines[0].startswith("-> "):
+            words = lines[0][3:]
+            return np.stack([answer(one) for one in words.split("; " if ";" in words or "x" in words else ", ")], 1)
+        terms, threshold = re.fullmatch(r"if (.*) > (\S+):", lines[0]).groups()
+        middle = lines.index("else:")
+        right, left = ([line[4:] for line in part] for part in (lines[1:middle], lines[middle + 1 :]))
+        return np.where((total(terms) > float(threshold))[:, None], below(right), below(left))
+
+    return below(text.splitlines())
+
+
+# --- Tests -----------------------------------------------------------------------------------------------------------
+
+# Tables up to 32 rows are one shape, as they are padded: one program of a recipe for all of them.
+TABLES: dict[str, Any] = {
+    "regression": {},
+    "classification": {"classes": 3},
+    "wide": {"kinds": 8, "width": 250, "rows": (20, 31)},
+    "many classes": {"classes": 50, "rows": (110,)},
+    "two targets": {"outputs": 2},
+    "one column": {"kinds": 1},
+    "long": {"rows": (600,)},
+    "long, of classes": {"rows": (600,), "classes": 3},
+}
+# What a clustering predicts must vary, and slopes of linear leaves must be float32 numbers. Where rows are read in a
+# wrong order, a first column of few values shows it; rounded origins, one far from zero.
+ONLY: dict[str, Any] = {
+    "LatentClustering": {"first": "normal"},
+    "GET, linear": {"without": ("huge", "tiny")},
+    "estimator": {"first": "booleans"},
+    "PAT": {"first": "offset"},
+}
+WITHOUT_CLASSES = ("LatentClustering", "GET, linear")
+LARGE = ("NonGreedy", "Polished", "GET, linear")  # programs that take long to compile: one shape less
+QUICK = ("GET", "PAT", "LatentTree", "Bagged", "estimator")
+
+
+def kinds_of(way: str) -> list[str]:
+    """Kinds of tables for a way: of regression, of classification, and one of the others, in turn."""
+    others = ["wide", "two targets", "one column"] + ["many classes"] * (way not in WITHOUT_CLASSES)
+    turn = [] if way in LARGE else [others[WAYS.index(way) % len(others)]]
+    with_classes = way not in (*WITHOUT_CLASSES, *VARIANTS) and "many classes" not in turn
+    return ["regression", *(["classification"] if with_classes else []), *turn]
+
+
+def cases() -> Any:
+    """Each relation with each way and kind of table; those that are not quick marked as slow."""
+    for way in WAYS[:-1]:
+        for kind in kinds_of(way):
+            quick = way in QUICK if kind == "regression" else way in ("PAT", "estimator") and kind == "classification"
+            for relation in OF_ESTIMATORS if way == "estimator" else OF_RECIPES:
+                if (relation, way) not in EXCEPT:
+                    yield pytest.param(relation, way, kind, marks=() if quick else pytest.mark.slow)
+    for relation in OF_SHARDS:
+        yield pytest.param(relation, "train_large", "long", marks=() if relation is shifts else pytest.mark.slow)
+    for relation in (loss_recomputed, arrays, rules):
+        yield pytest.param(relation, "train_large", "long, of classes", marks=pytest.mark.slow)
+
+
+@cache
+def run_of(way: str, kind: str, number: int) -> Run:
+    """A way and a table of a kind, whose fit all relations share; each way has tables of its own."""
+    table = nasty.table(100 * WAYS.index(way) + number, **TABLES[kind] | ONLY.get(way, {}))
+    return Run(way, replace(table, weight=None) if way == "train_large" else table)
+
+
+@pytest.mark.parametrize(("relation", "way", "kind"), list(cases()), ids=lambda of: getattr(of, "__name__", of))
+def test_relations(relation, way, kind):
+    count = 1 if kind not in ("regression", "classification") else 2 if way in QUICK else 3
+    for number in range(count):
+        check(relation, run_of(way, kind, number))
+
+
+def check(relation: Any, run: Run) -> None:
+    """Raises what the relation raises, with a script that raises it again."""
+    try:
+        relation(run)
+    except Exception as error:
+        table, flags = run.table, os.environ.get("XLA_FLAGS", "")
+        script = f"""
+# In the root of the repository: PYTHONPATH=.:tests python SCRIPT
+import os
+
+os.environ |= {{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": {flags!r}}}
+{table.script()}
+from nasty import NastyTable
+import test_properties
+
+table = NastyTable({table.seed}, x, y, {None if table.weight is None else "weight"}, {table.task!r})
+run = test_properties.Run({run.way!r}, table)  # {RECIPES.get(run.way, RECIPES["PAT"])}
+test_properties.{relation.__name__}(run)
+"""
+        raise AssertionError(f"{run.way}: {relation.__doc__}\n{type(error).__name__}: {error}\n{script}") from error
+
+
+def test_a_failure_prints_a_script_that_fails_alike(monkeypatch):
+    def one_row(run: Run) -> None:
+        raise AssertionError(f"the numbers {run.table.x.sum()!r}, {run.table.y.sum()!r}")
+
+    monkeypatch.setattr(sys.modules[__name__], "one_row", one_row)
+    with pytest.raises(AssertionError) as failed:
+        check(one_row, Run("Bagged", nasty.table(0)))
+    words, _, script = str(failed.value).partition("\n\n")
+    assert str(Path.cwd()) not in script and repr(RECIPES["Bagged"]) in script
+    with pytest.raises(AssertionError, match=re.escape(re.search("the numbers .*", words)[0])):
+        exec(script, {})
+
+
+def test_every_recipe_and_every_kind_is_here():
+    """The battery's own table is complete by a test there."""
+    assert set(BATTERY) <= set(WAYS)
+    about = [run_of(way, "regression", number).table.about for way in QUICK for number in range(2)]
+    for kind in (*nasty.COLUMNS, *nasty.TARGETS, *nasty.WEIGHTS):
+        assert any(re.search(rf"\b{kind}(,|;|$)", one) for one in about), kind
+
+
+# --- Methods, leaves and scales: where training would make much of a last bit ----------------------------------------
+
+
+def scaled(seed: int, classes: int) -> training.Batch:
+    """A table scaled and padded to 32 rows, the weights of mean 1."""
+    t = nasty.table(seed, classes=classes)
+    table = checked_table(t.x, t.y, t.weight, t.task)
+    return training.normalised(jax.tree.map(jnp.asarray, Scale.of(table, 1.0).unit(table).batch))
+
+
+def otherwise(b: training.Batch) -> Any:
+    """Pairs of batches of 32 rows that say the same: rows in another order; others of weight 0; and half of the rows
+    twice, or with twice the weight.
+    """
+    of = lambda rows: training.Batch(b.x[rows], b.y[rows], b.weight[rows])
+    yield b, of(np.random.default_rng(0).permutation(32))
+    yield b, b._replace(x=jnp.where(b.weight[:, None] > 0, b.x, 9), y=jnp.where(b.weight > 0, b.y, b.y[0]))
+    yield of(np.arange(32) % 16), b._replace(weight=jnp.where(jnp.arange(32) < 16, 2 * b.weight, 0))
+
+
+def near(a: Any, b: Any, tolerance: float) -> None:
+    """Two pytrees, array by array, up to a part of the largest number."""
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * max(0.01, float(jnp.abs(one).max())))
+
+
+@pytest.mark.parametrize("name", sweeps.quick(METHODS, ("dgt",)))
+def test_order_and_repetition_of_rows_are_nothing_to_a_method(name):
+    make, numbers, y = METHODS[name]
+    method, classes = make(numbers[0]), 3 if y is CLASS else 0
+    begin = jax.jit(lambda batch: method.project(method.init(batch, key=KEY)))
+    loss = lambda params, batch: method.loss(params, batch, key=KEY, step=jnp.int32(0))
+    look = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    for seed in range(20):
+        batch = scaled(seed, classes)
+        params = begin(batch)
+        for i, pair in enumerate(otherwise(batch)):
+            ((loss, score), slope), ((other_loss, other_score), other_slope) = (look(params, one) for one in pair)
+            near((loss, slope), (other_loss, other_slope), 1e-4)  # float32
+            if i < 2 or name not in ("get, linear leaves", "get, classes"):  # whose score knows how many rows there are
+                near(score, other_score, 1e-3)
+
+
+def linear_leaves(leaf: jax.Array, b: training.Batch) -> Any:
+    """What they lose and what they answer. Slopes are not certain where columns are twins."""
+    models = leaves.Linear(*leaves.fit_shrunk(leaf, b.x, b.y, 4, sample_weight=b.weight))
+    answers = models.at(leaf, b.x)
+    error = leaves.shrunk_fit_error(leaf, b.x, b.y, 4, sample_weight=b.weight)
+    return error, (b.weight * answers).sum(), (b.weight * answers**2).sum()
+
+
+LEAVES: dict[str, Any] = {
+    "constant": lambda leaf, b: (
+        leaves.fit_constant(leaf, b.y, 4, default=0.5, sample_weight=b.weight),
+        leaves.constant_fit_error(leaf, b.y, 4, sample_weight=b.weight),
+    ),
+    "frequencies": lambda leaf, b: (
+        leaves.fit_frequencies(leaf, b.y, 4, 3, sample_weight=b.weight),
+        leaves.frequencies_fit_error(leaf, b.y, 4, 3, sample_weight=b.weight),
+    ),
+    "linear": linear_leaves,
+}
+
+
+@pytest.mark.parametrize("kind", sweeps.quick(LEAVES, ("constant", "frequencies")))
+def test_order_and_repetition_of_rows_are_nothing_to_leaves(kind):
+    """A weight counts as so many rows."""
+    look = jax.jit(LEAVES[kind])
+    leaf = lambda batch: 2 * (batch.x[:, 0] > 0).astype(jnp.int32) + (batch.x[:, 1] > 0).astype(jnp.int32)
+    for seed in range(20):
+        for one, other in otherwise(scaled(seed, 3 if kind == "frequencies" else 0)):
+            # Among corrections of linear leaves that lose as much, a last bit may choose.
+            near(look(leaf(one), one), look(leaf(other), other), 1e-2 if kind == "linear" else 1e-4)
+
+
+def test_order_and_repetition_of_rows_are_nothing_to_a_scale():
+    for t in map(nasty.table, range(50)):
+        table = checked_table(t.x, t.y, t.weight, t.task)
+        alone, order = Scale.of(table, 1.0), np.random.default_rng(0).permutation(len(table.x))
+        # Outliers are few rows, whatever their weight.
+        twice = table.rows(np.tile(order, 2)) if t.weight is None or np.ptp(t.weight) == 0 else table
+        for other in (Scale.of(table.rows(order), 1.0), Scale.of(twice, 1.0)):
+            np.testing.assert_allclose(other.x_unit, alone.x_unit, rtol=1e-9)
+            np.testing.assert_allclose((other.x_center - alone.x_center) / alone.x_unit, 0, atol=1e-6)
+            same(other.constant, alone.constant)
+            same((other.y_low, other.y_unit), (alone.y_low, alone.y_unit))
