@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracles
 import pytest
 
 import jtrees
@@ -161,6 +162,74 @@ def test_two_points_are_exact_on_a_quadratic(x64):
         propensity, gradient, slope = both(delta)
         assert propensity == 1
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, slope)
+
+
+def dgt_gradient(tree, x, slope):
+    """DGT's gradient of ``slope . answer`` for one context (Algorithm 2), scores in units of their mean size."""
+    weights, bias, values = tree
+    z = weights @ x + bias
+    size = np.abs(z).mean()
+    paths = [oracles.path_to(leaf, 2) for leaf in range(4)]
+    agree = [sum(1 if (z[node] > 0) == right else -1 for node, right in path) for path in paths]
+    soft = np.exp(agree) / np.exp(agree).sum()
+    mass, d_z, d_values = soft * (values @ slope - soft @ values @ slope), np.zeros(3), np.zeros_like(values)
+    for m, path in zip(mass, paths, strict=True):
+        for node, right in path:
+            d_z[node] += m if right else -m
+    d_z *= (np.abs(z) <= size) / size
+    d_values[oracles.walk_scores(z)] = slope
+    return np.outer(d_z, x), d_z, d_values
+
+
+def paper_round(kind, answer, action, y, delta):
+    """Propensity, loss and estimated slope of the loss of one round, by the formulas of the paper (eq. 7 to 10)."""
+    if kind == "classifier":
+        chance = (1 - delta) * (action == answer.argmax()) + delta / K
+        loss, s = float(action != y), 1 / (1 + np.exp(-answer[action]))
+        return chance, loss, 2 / chance * (loss - (1 - s)) * s * (1 - s) * np.eye(K)[action]
+    lost = np.abs(action - y)
+    if kind == "one-point":
+        np.testing.assert_allclose(np.abs(action - answer), delta)
+        return 0.5, lost, lost * np.sign(action - answer) / delta
+    np.testing.assert_allclose(action, answer + delta * np.array([1, -1]))
+    return 1.0, lost.mean(), (lost[:1] - lost[1:]) / (2 * delta)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "one-point", "two-point"])
+def test_a_stream_is_the_papers_algorithm_in_numpy(kind, x64):
+    """With plain gradient descent, updates of three rounds each, and rounds without a loss."""
+    rng = np.random.default_rng(5)
+    x, y, best, delta, rate = rng.normal(size=(N, P)), rng.integers(0, K, N, np.int32), rng.uniform(size=N), 0.4, 0.05
+    options = {"optimizer": optax.sgd(rate), "accumulate": 3}
+    learner = classifier(exploration=delta, **options)
+    if kind != "classifier":
+        learner, y = regressor(kind, delta=delta, **options), rng.uniform(size=N)
+    missing = np.isin(np.arange(N), [4, 5, 13])
+    state = learner.init(P, key=key())
+    tree = [rng.normal(size=a.shape) for a in jax.tree.leaves(state.params)]
+    state = state.replace(params=jax.tree.unflatten(jax.tree.structure(state.params), list(map(jnp.asarray, tree))))
+    distance = lambda a, y: (a != y).astype(jnp.float64) if kind == "classifier" else jnp.abs(a - y)
+    loss = lambda i, a: jnp.where(jnp.asarray(missing)[i], jnp.nan, distance(a, jnp.asarray(y)[i]))
+    run = jax.jit(lambda: jtrees.run_bandit(learner, x, loss, key=KEY, state=state, best_losses=best))()
+    weights, bias, values = tree
+    tree, total, seen, lost = [weights, bias, values.reshape(4, -1)], None, 0, []
+    for i, action in enumerate(np.asarray(run.actions)):
+        answer = tree[2][oracles.walk_scores(tree[0] @ x[i] + tree[1])]
+        chance, now, slope = paper_round(kind, answer, action, y[i], delta)
+        np.testing.assert_allclose(run.propensities[i], chance)
+        lost.append(np.nan if missing[i] else np.mean(now))
+        if not missing[i]:
+            gradient = dgt_gradient(tree, x[i], np.atleast_1d(slope))
+            total = gradient if total is None else [a + b for a, b in zip(total, gradient, strict=True)]
+            seen += 1
+            if seen % 3 == 0:
+                tree, total = [a - rate * g / 3 for a, g in zip(tree, total, strict=True)], None
+    np.testing.assert_allclose(run.losses, lost)
+    np.testing.assert_allclose(run.cumulative_loss, np.nancumsum(lost))
+    np.testing.assert_allclose(run.regret, np.nancumsum(np.array(lost) - best))
+    for found, expected in zip(jax.tree.leaves(run.state.params), tree, strict=True):
+        np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-9)
+    assert run.state.skipped == 3
 
 
 # --- The learner -----------------------------------------------------------------------------------------------------

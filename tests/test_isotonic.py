@@ -1,6 +1,8 @@
 """The pruning layer and tree-ordered least squares, against sequential pooling, solvers of others, recorded cases."""
 
+from fractions import Fraction
 from functools import partial
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +118,72 @@ def test_prune_of_many_small_random_trees(depth, n, x64):
     rng = np.random.default_rng([depth, n])
     for _ in range(25):
         assert_solves(rng.normal(size=(nodes_of(depth), n)), 10 ** rng.uniform(-3, 2))
+
+
+# --- Against all partitions, in exact fractions ----------------------------------------------------------------------
+
+
+def exact(numbers) -> list[Fraction]:
+    return [Fraction(float(number)) for number in np.ravel(numbers)]
+
+
+def best_partition(parent, value_of, cost_of) -> np.ndarray:
+    """The cheapest of all ways to tie nodes to their parents that keeps every node at or below its parent."""
+    below, best = [node for node, above in enumerate(parent) if above >= 0], None
+    for tied in itertools.product((False, True), repeat=len(below)):
+        top = list(range(len(parent)))
+        for node, is_tied in zip(below, tied, strict=True):  # parents come first
+            top[node] = top[parent[node]] if is_tied else node
+        groups = {first: value_of([node for node, of in enumerate(top) if of == first]) for first in set(top)}
+        values = [groups[first] for first in top]
+        if all(values[node] <= values[parent[node]] for node in below):
+            best = min((cost_of(values), values), best or (cost_of(values), values))
+    assert best is not None
+    return np.array(best[1], float)
+
+
+def pruned_exactly(q, penalty, weight) -> np.ndarray:
+    penalty, weight, raised = exact(penalty)[0], exact(weight), [[r + Fraction(1, 2) for r in exact(row)] for row in q]
+
+    def value_of(group) -> Fraction:
+        entries = sorted(((c, w) for node in group for c, w in zip(raised[node], weight, strict=True)), reverse=True)
+        pulled, pull, value = Fraction(0), Fraction(0), Fraction(0)
+        for c, w in entries:  # the largest first, while they are above the value of those before
+            if c <= value:
+                break
+            pulled, pull = pulled + w * c, pull + w
+            value = pulled / (penalty * len(group) + pull)
+        return min(max(value, Fraction(0)), Fraction(1))
+
+    def cost_of(a) -> Fraction:
+        short = lambda node: sum(w * max(c - a[node], 0) ** 2 for c, w in zip(raised[node], weight, strict=True))
+        return sum(penalty * a[node] ** 2 + short(node) for node in range(len(a)))
+
+    return best_partition([-1, *((node - 1) // 2 for node in range(1, len(q)))], value_of, cost_of)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "tied", "rising", "tiny", "huge"])
+@pytest.mark.parametrize("penalty", [1e-12, 1.0, 1e12])
+def test_prune_is_the_best_of_all_partitions(kind, penalty, x64):
+    scale = {"tiny": 1e-9, "huge": 1e6}.get(kind, 1.0)
+    q = scale * KINDS.get(kind, uniform)(7, 3) - (0.5 if kind == "tiny" else 0)
+    for weight in ([1.0, 1.0, 1.0], [1e-6, 1e6, 3.0], [0.0, 0.0, 2.0]):
+        expected = pruned_exactly(q, penalty, weight)
+        np.testing.assert_allclose(solved(q, penalty, weight).values, expected, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("spread", [0, 8])
+def test_tree_isotonic_is_the_best_of_all_partitions(spread, x64):
+    rng = np.random.default_rng(spread)
+    for _ in range(8):
+        parent = np.array([-1, *(rng.integers(-1, node) for node in range(1, 7))])
+        weights, targets = 10.0 ** rng.uniform(-spread, spread, 7), rng.choice([-1.0, 0.0, 0.1, 1.0], 7)
+        w, t = exact(weights), exact(targets)
+        value_of = lambda group, w=w, t=t: sum(w[node] * t[node] for node in group) / sum(w[node] for node in group)
+        cost_of = lambda a, w=w, t=t: sum(w[node] * (a[node] - t[node]) ** 2 for node in range(7))
+        expected = best_partition(parent, value_of, cost_of)
+        found = tree_isotonic(jnp.asarray(weights), jnp.asarray(targets), parent=parent)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
 # --- Rounding --------------------------------------------------------------------------------------------------------

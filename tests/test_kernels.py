@@ -8,6 +8,7 @@ import jax
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 import sweeps
 
@@ -172,6 +173,43 @@ def test_far_scores(route):
     args = x, 1e4 * weights, bias, leaves
     found = with_gradients(partial(soft, route), CUT, args)
     assert_same(found, with_gradients(partial(soft, route), "xla", args), 1e-5)
+
+
+# Scores of a tree of depth 2, three a sample: 0, at and beside the ends of the smooth step, far and very far.
+EDGES = np.array([[0, 0, 0], [-0.5, 0.5, 0], [0.5, -0.5, 0.25], [-1e4, 1e4, 1e18], [1e18, -1e18, 1e-18], [0, 30, -30]])
+
+
+@pytest.mark.parametrize("route", ["sigmoid", "smooth_step"])
+def test_edges_by_the_textbook_in_double_precision(route):
+    """Value and gradient of the product of each path, with the slopes written out."""
+    values = np.array([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.25], [2.0, 1.0]])
+    projection = np.array([1.0, -0.5])
+    along = jnp.asarray(projection, jnp.float32)
+    run = jax.jit(jax.value_and_grad(lambda *tree: (of_one_sample(route, *tree) @ along).sum(), (0, 1)))
+    for z in EDGES:
+        out, (d_bias, d_leaves) = run(jnp.asarray(z, jnp.float32), jnp.asarray(values, jnp.float32))
+        z = np.asarray(np.float32(z), np.float64)
+        step = oracles.sigmoid if route == "sigmoid" else lambda t: oracles.smooth_step(t, 1.0)
+        right, left = step(z), step(-z)
+        inside = np.clip(z, -0.5, 0.5)
+        slope = right * left if route == "sigmoid" else 1.5 - 6 * inside**2
+        reach, expected = [], np.zeros(3)
+        for leaf in range(4):
+            path = oracles.path_to(leaf, 2)
+            factor = {node: right[node] if turned else left[node] for node, turned in path}
+            reach.append(np.prod(list(factor.values())))
+            for node, turned in path:
+                others = np.prod([f for other, f in factor.items() if other != node])
+                expected[node] += (1 if turned else -1) * slope[node] * others * (values[leaf] @ projection)
+        np.testing.assert_allclose(out, reach @ values @ projection, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(d_bias, expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(d_leaves, np.outer(reach, projection), rtol=1e-5, atol=1e-7)
+
+
+def of_one_sample(route, bias, leaves):
+    """A sample of zeros, so that the scores are the biases."""
+    zeros = jnp.zeros((1, 2)), jnp.zeros((3, 2))
+    return kernels.soft_routing(*zeros, bias, leaves, route=route, implementation=CUT)
 
 
 @pytest.mark.slow
