@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.linear_model import Ridge
 
 from experiments import (
     bench_kernels,
     benchmark,
     cnn_tel,
+    defaults,
     estimators,
     paper_bandit,
     paper_dgt,
@@ -428,6 +430,100 @@ def test_estimators_are_held_against_cart_and_a_forest():
     text = estimators.report({"regression": by_name}, "a command")
     assert "ahead of CART on 1 of 2 sets, and on average +2.50 points from the random forest" in text
     assert "| kin8nm | 9 x 2 | 45.00 ± 5.00 | 75.00 ± 5.00 | 75.00 ± 5.00 | 7 |" in text
+
+
+# --- Defaults --------------------------------------------------------------------------------------------------------
+
+
+def test_every_recipe_is_measured_with_its_defaults_or_left_out():
+    exported = {kind for kind in vars(jtrees).values() if isinstance(kind, type) and issubclass(kind, jtrees.Recipe)}
+    measured = {type(recipe) for recipe in defaults.RECIPES.values()}
+    assert measured | {*defaults.LEFT_OUT, jtrees.Recipe} == exported
+    assert not measured & set(defaults.LEFT_OUT)
+    plain = [recipe for name, recipe in defaults.RECIPES.items() if name == type(recipe).__name__]
+    assert len(plain) == 8 and all(recipe == type(recipe)() for recipe in plain)
+
+
+def test_made_tables_are_what_they_are_said_to_be():
+    def linear(name):
+        x, x_test, y, y_test = defaults.rows(name, 0, None)
+        assert len(x) == len(x_test) == 3000
+        least_squares = Ridge(1e-6)  # by normal equations, which take a tenth of the time
+        return 100 * least_squares.fit(x.astype(np.float64), y).score(x_test, y_test)
+
+    x, y = defaults.made("made-wide")
+    assert x.shape == (6000, 784) and x.dtype == y.dtype == np.float32
+    assert 40 < linear("made-wide") < 60
+    x, y = defaults.made("made-collinear")
+    assert x.shape == (6000, 20) and np.allclose(x.std(0), 1, atol=0.05)
+    assert np.linalg.matrix_rank(np.corrcoef(x.T), tol=0.01) == 4  # all but a thousandth of the variance
+    assert 60 < linear("made-collinear") < 80
+    known = np.stack([x[:, 0] - x[:, 1], np.sign(x[:, 2] - x[:, 3])], axis=1).astype(np.float64)
+    assert Ridge(1e-6).fit(known, y).score(known, y) == pytest.approx(0.95, abs=0.01)
+    assert np.array_equal(y, defaults.made("made-collinear")[1])
+
+
+def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_reason():
+    sizes, how = {"rows": 9, "test_rows": 3, "features": 2}, {"max_seconds": 20.0}
+    record = lambda found, settings=how: {"found": sizes | found, "settings": settings, "machine": "a machine"}
+    base = lambda four, eight, linear: {0: record({"CART 4": four, "CART 8": eight, "linear": linear}, {})}
+
+    def of(train, test, ended="finished", warnings=()):
+        return {"train": train, "test": test, "ended": ended, "warnings": warnings, "seconds": train / 2}
+
+    test = lambda score: {"test": score}
+    found = {
+        "baselines": {"abalone": base(test(40), test(50), test(45)), "glass": base(test(60), test(62), test(61))},
+        # Above CART of depth 4 and two points below the linear model: not behind; at depth 8 it would be.
+        "DGT": {"abalone": {0: record(of(44, 43)), 1: record(of(10, 10))}},  # no baselines of the second split
+        "TEL": {"abalone": {0: record(of(70, 42.9, "max_seconds"))}, "glass": {0: record(of(61, 58))}},
+        "CO2": {"abalone": {0: record(of(49, 43, warnings=["behind"]))}, "ailerons": {0: record(of(1, 1))}},
+    }
+    text = defaults.report(found, "a command")
+    assert "| abalone | 9 + 3 x 2 | 43.0 | **42.9** | **43.0** | 40.0 / 50.0 | 45.0 |" in text
+    assert "| ailerons | 9 + 3 x 2 | - | - | 1.0 | - / - | - |" in text
+    assert "| glass | 9 + 3 x 2 | **58.0** | 60.0 / 62.0 | 61.0 |" in text
+    assert "| longest fit, seconds |  | 22 | 35 | 24 |  |  |" in text
+    listed = [line for line in text.splitlines() if line.startswith("- ")]
+    assert listed == [
+        "- abalone, TEL: 42.9, linear 45.0; training score 70.0: overfits; of its fits 1 of 1 ended by max_seconds.",
+        "- abalone, CO2: 43.0, CART 8 50.0; training score 49.0: overfits and underfits; of its fits 1 of 1 warned.",
+        "- glass, TEL: 58.0, linear 61.0; training score 61.0: neither overfits nor underfits.",
+    ]
+    assert "More than two points behind: 2 of the 3 cells that have baselines" in text
+    assert "2 overfit: " in text and "1 underfit: " in text and "In 1 a fit ended by `max_seconds`" in text
+    assert "By recipe: TEL 1, CO2 1." in text and "`max_seconds=20`" in text
+    del found["baselines"]
+    text = defaults.report(found, "a command")
+    assert "behind: 0 of the 0 cells that have baselines" in text and "| abalone | 9 + 3 x 2 | 26.5 | 42.9 |" in text
+
+
+@pytest.mark.slow
+def test_every_recipe_runs_with_its_defaults(folder, monkeypatch):
+    monkeypatch.setattr(defaults, "ROWS", 100)
+    names = ["--datasets", "segmentation", "made-collinear"]
+    arguments = ["--data-dir", str(folder), *names, "--seeds", "1", "--out", str(folder / "defaults")]
+    pieces.main(defaults.SCRIPT, [*arguments, "--max-seconds", "0.5"])
+    text = (folder / "defaults.md").read_text()
+    for row in ("made-collinear | 100 + 100 x 20", "segmentation | 100 + 100 x 5"):
+        [line] = [line for line in text.splitlines() if line.startswith(f"| {row} |")]
+        assert " - " not in line and "nan" not in line
+    assert len(list((folder / "defaults").iterdir())) == 2 * 12 - 1  # linear leaves are for regression
+    found = json.loads((folder / "defaults" / "Polished-GET-segmentation-0.json").read_text())["found"]
+    assert found["ended"] == "max_seconds" and found["parameters"] > 0 and found["seconds"] > 0
+    before = sorted(file.stat().st_mtime_ns for file in (folder / "defaults").iterdir())
+    pieces.main(defaults.SCRIPT, [*arguments, "--max-seconds", "0.5", "--recipes", "TEL"])
+    assert sorted(file.stat().st_mtime_ns for file in (folder / "defaults").iterdir()) == before
+
+
+def test_recipes_and_sets_can_be_chosen(tmp_path):
+    options = pieces.parse(defaults.SCRIPT, ["--recipes", "baselines", "TEL", "--out", str(tmp_path)])
+    assert options.parts == ["baselines", "TEL"] and options.max_seconds == 20
+    assert pieces.parse(defaults.SCRIPT, []).parts == ["baselines", *defaults.RECIPES]
+    assert not list(defaults.pieces_of("GET-linear", "glass", options))
+    assert [one.file for one in defaults.pieces_of("TEL", "glass", options)] == [f"TEL-glass-{i}" for i in range(3)]
+    with pytest.raises(SystemExit, match=r"--datasets must be among .*, made-wide, .*got 'galss'"):
+        pieces.main(defaults.SCRIPT, ["--datasets", "galss", "--out", str(tmp_path)])
 
 
 @pytest.mark.slow

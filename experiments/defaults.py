@@ -1,0 +1,319 @@
+"""Every recipe with its default options on every data set, beside CART of the same depth and a linear model.
+
+python -m experiments.defaults --data-dir DATA --seeds 3 [--recipes baselines TEL ...] [--datasets abalone ...]
+
+Every (recipe, set, seed) is a file under --out (by default the committed ones), and so are the baselines of every (set,
+seed); the report, beside that folder, is made of the files that are there. Three quarters of the rows to train, but at
+most 3000, of the rest at most 3000 to test, by class; scores are R^2 or accuracy in per cent.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+import time
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+import numpy as np
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from experiments import benchmark, data, estimators, pieces
+import jtrees
+
+MADE = ("made-wide", "made-collinear")
+SETS = {
+    "regression": (*estimators.SETS["regression"], *MADE),
+    "classification": (*estimators.SETS["classification"], "mnist"),
+}
+TASKS = {name: task for task, names in SETS.items() for name in names}
+RECIPES = {
+    "GET": jtrees.GET(),
+    "GET-linear": jtrees.GET(leaves="linear"),  # regression only
+    "RADDT": jtrees.RADDT(),
+    "DGT": jtrees.DGT(),
+    "PAT": jtrees.PAT(),
+    "LatentTree": jtrees.LatentTree(),
+    "TEL": jtrees.TEL(),
+    "CO2": jtrees.CO2(),
+    "NonGreedy": jtrees.NonGreedy(),
+    "Bagged-DGT": jtrees.Bagged(jtrees.DGT()),
+    "Polished-GET": jtrees.Polished(jtrees.GET()),
+}
+# LatentClustering predicts features from other features, without y; Trained has no default: it needs a method.
+LEFT_OUT = (jtrees.LatentClustering, jtrees.Trained)
+PARTS = ("baselines", *RECIPES)
+ROWS = 3000  # to train on, and to test on, at most
+BEHIND, OVERFIT = 2, 5  # points
+
+
+def made(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Features and target of a made regression table of 6000 rows, always the same.
+
+    ``made-wide``: 784 independent normal features, of which 20 carry the target: a step along each of two oblique
+    directions, a sine along a third, and noise, a tenth of the variance.
+
+    ``made-collinear``: 20 features of variance 1: four hidden factors times a random matrix plus noise of deviation
+    0.01, each product twice, so that features 2 i and 2 i + 1 are nearly equal. The target depends on two differences
+    of such pairs, linearly on one and by a step on the other, and has noise, a twentieth of the variance. Of that a
+    linear model explains about 72 %: what carries the target are directions of very small variance.
+    """
+    rng = np.random.default_rng(0)
+    if name == "made-wide":
+        x, columns = rng.normal(size=(2 * ROWS, 784)), rng.choice(784, 20, replace=False)
+        directions = rng.normal(size=(20, 3))
+        z = x[:, columns] @ (directions / np.linalg.norm(directions, axis=0))
+        signal, noise = np.sign(z[:, 0]) + np.sign(z[:, 1] - 0.5) + np.sin(z[:, 2]), 0.1
+    else:
+        matrix = rng.normal(size=(4, 10))
+        exact = rng.normal(size=(2 * ROWS, 4)) @ (matrix / np.linalg.norm(matrix, axis=0))
+        x = np.repeat(exact, 2, axis=1) + 0.01 * rng.normal(size=(2 * ROWS, 20))
+        differences = (x[:, [0, 2]] - x[:, [1, 3]]) / (0.01 * np.sqrt(2))
+        signal, noise = 0.7 * differences[:, 0] + np.sign(differences[:, 1]), 0.05
+    y = np.sqrt(1 - noise) * signal / signal.std() + np.sqrt(noise) * rng.normal(size=len(x))
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def rows(name: str, seed: int, data_dir: str | None) -> Any:
+    """Features to train and to test, targets to train and to test: shuffled by the seed."""
+    if name in MADE:
+        x, y = made(name)
+    else:
+        table = data.load(name, data_dir=data_dir)
+        x, y = table.x, table.y
+    train = min(ROWS, 3 * len(x) // 4)
+    sizes: Any = {"train_size": train, "test_size": min(ROWS, len(x) - train)}
+    return train_test_split(x, y, **sizes, random_state=seed, stratify=y if TASKS[name] == "classification" else None)
+
+
+def depth_of(recipe: Any) -> int:
+    """Depth of the trees of a recipe, or of its base."""
+    return recipe.depth if hasattr(recipe, "depth") else depth_of(recipe.base)
+
+
+def depths() -> list[int]:
+    """Of the recipes, and so of CART."""
+    return sorted({depth_of(recipe) for recipe in RECIPES.values()})
+
+
+# --- What is measured ------------------------------------------------------------------------------------------------
+
+
+def watched(fit: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """A fit, the seconds that it took and the user warnings that it gave."""
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = fit()
+    texts = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    return model, {"seconds": time.perf_counter() - start, "warnings": texts}
+
+
+def scores(model: Any, split: Any) -> dict[str, float]:
+    """Of a model, on both parts: R^2, or accuracy of the most probable classes, in per cent."""
+    x, x_test, y, y_test = split
+
+    def percent(x: Any, y: Any) -> float:
+        outputs = np.asarray(model.predict(x))
+        return 100 * float(r2_score(y, outputs) if y.dtype.kind == "f" else accuracy_score(y, outputs.argmax(1)))
+
+    return {"train": percent(x, y), "test": percent(x_test, y_test)}
+
+
+def shape(split: Any) -> dict[str, int]:
+    """Of the table."""
+    return {"rows": len(split[0]), "test_rows": len(split[1]), "features": split[0].shape[1]}
+
+
+def baselines(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """CART of each depth and a linear model on standardised features."""
+    split = rows(name, seed, options.data_dir)
+    x, x_test, y, y_test = split
+    classes = TASKS[name] == "classification"
+    cart = DecisionTreeClassifier if classes else DecisionTreeRegressor
+    models: dict[str, Any] = {f"CART {depth}": cart(max_depth=depth, random_state=seed) for depth in depths()}
+    linear = LogisticRegression(max_iter=1000) if classes else LinearRegression()
+    models["linear"] = make_pipeline(StandardScaler(), linear)
+    found: dict[str, Any] = shape(split)
+    # In double precision, so that nearly collinear features are no trouble.
+    x, x_test = x.astype(np.float64), x_test.astype(np.float64)
+    for which, model in models.items():
+        fitted, how = watched(partial(model.fit, x, y))
+        found[which] = {"train": 100 * fitted.score(x, y), "test": 100 * fitted.score(x_test, y_test), **how}
+    return found
+
+
+def of_recipe(recipe: Any, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """A recipe, how its fit ended and how large its model is."""
+    split = rows(name, seed, options.data_dir)
+    how: Any = {"task": TASKS[name], "max_seconds": options.max_seconds}
+    fit, of_fit = watched(partial(jtrees.fit, recipe, split[0], split[2], key=jax.random.key(seed), **how))
+    size = {"parameters": int(fit.model.num_parameters)}
+    return shape(split) | scores(fit.model, split) | of_fit | {"ended": fit.report["ended"]} | size
+
+
+def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+    """One a seed."""
+    if name not in TASKS:
+        raise SystemExit(f"--datasets must be among {', '.join(TASKS)}; got {name!r}")
+    if part == "GET-linear" and TASKS[name] == "classification":
+        return
+    settings: dict[str, Any] = {"depths": depths()}
+    make = partial(baselines, name)
+    if part != "baselines":
+        settings = {"recipe": pieces.told(RECIPES[part]), "max_seconds": options.max_seconds}
+        make = partial(of_recipe, RECIPES[part], name)
+    for seed in range(max(SCRIPT.seeds, options.seeds)):
+        one = partial(make, seed, options)
+        yield pieces.Piece(part, name, one, settings | {"rows": ROWS}, seed, f"{part}-{name}-{seed}")
+
+
+# --- The report ------------------------------------------------------------------------------------------------------
+
+
+class Compared(NamedTuple):
+    """A recipe on a set beside the better of CART of its depth and the linear model, on the seeds that both have.
+
+    Attributes:
+      test: mean score of the recipe on the rows to test.
+      train: likewise, on those to train.
+      baseline: name of the better one; empty where there is none yet.
+      score: its mean score on the rows to test.
+      ended: how many fits ended in which way.
+      warned: how many fits gave a warning.
+    """
+
+    test: float
+    train: float
+    baseline: str
+    score: float
+    ended: Counter
+    warned: int
+
+    def is_behind(self) -> bool:
+        """Whether it is more than two points behind."""
+        return self.baseline != "" and self.score - self.test > BEHIND
+
+    def overfits(self) -> bool:
+        """Whether the training score is more than five points above the test score."""
+        return self.train - self.test > OVERFIT
+
+    def underfits(self) -> bool:
+        """Whether not even the training score reaches the test score of the baseline."""
+        return self.train < self.score
+
+    def reason(self) -> str:
+        """Why it is behind, as far as the training score and the fits tell."""
+        fits = self.ended.total()
+        names = [text for text, holds in (("overfits", self.overfits()), ("underfits", self.underfits())) if holds]
+        of_fits = [f"{count} of {fits} ended by {how}" for how, count in self.ended.items() if how != "finished"]
+        of_fits += [f"{self.warned} of {fits} warned"] if self.warned else []
+        text = f"training score {self.train:.1f}: {' and '.join(names) or 'neither overfits nor underfits'}"
+        return text + (f"; of its fits {', '.join(of_fits)}" if of_fits else "")
+
+
+def mean(ones: list[dict[str, Any]], what: str) -> float:
+    """Over seeds."""
+    return float(np.mean([one[what] for one in ones]))
+
+
+def of_seeds(found: pieces.Found, part: str, name: str) -> dict[int, dict[str, Any]]:
+    """What was found, by seed."""
+    return {seed: record["found"] for seed, record in found.get(part, {}).get(name, {}).items()}
+
+
+def compared(found: pieces.Found, part: str, name: str) -> Compared | None:
+    """None where the recipe has not been fitted to the set."""
+    own, others = of_seeds(found, part, name), of_seeds(found, "baselines", name)
+    if not own:
+        return None
+    seeds = sorted(own.keys() & others.keys()) or sorted(own)
+    ones = [own[seed] for seed in seeds]
+    by_baseline = {
+        which: mean([others[seed][which] for seed in seeds], "test")
+        for which in (f"CART {depth_of(RECIPES[part])}", "linear")
+        if others.keys() >= set(seeds)
+    }
+    best = max(by_baseline, key=lambda which: by_baseline[which], default="")
+    ended, warned = Counter(one["ended"] for one in ones), sum(bool(one["warnings"]) for one in ones)
+    return Compared(mean(ones, "test"), mean(ones, "train"), best, by_baseline.get(best, np.nan), ended, warned)
+
+
+def _of_task(found: pieces.Found, task: str) -> str:
+    names = [name for name in SETS[task] if any(name in by_name for by_name in found.values())]
+    if not names:
+        return ""
+    methods = [part for part in RECIPES if any(name in found.get(part, {}) for name in names)]
+    carts = [f"CART {depth}" for depth in depths()]
+    lines, with_baselines = [], []
+    for name in names:
+        first = next(one for part in PARTS for one in of_seeds(found, part, name).values())
+        cells = [name, f"{first['rows']} + {first['test_rows']} x {first['features']}"]
+        for method in methods:
+            one = compared(found, method, name)
+            cells.append("-" if one is None else f"**{one.test:.1f}**" if one.is_behind() else f"{one.test:.1f}")
+            with_baselines += [(name, method, one)] if one is not None and one.baseline else []
+        ones = list(of_seeds(found, "baselines", name).values())
+        score = lambda which, ones=ones: f"{mean([one[which] for one in ones], 'test'):.1f}" if ones else "-"
+        lines.append([*cells, " / ".join(map(score, carts)), score("linear")])
+    seconds = [
+        [one["seconds"] for name in names for one in of_seeds(found, method, name).values()] for method in methods
+    ]
+    lines.append(["longest fit, seconds", "", *(f"{max(of_method):.0f}" for of_method in seconds), "", ""])
+    header = ["set", "rows x features", *methods, f"CART {' / '.join(map(str, depths()))}", "linear"]
+    return f"## {task.capitalize()}\n\n{benchmark.markdown(header, lines)}\n{_listed(with_baselines)}\n"
+
+
+def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
+    """What is behind, and why."""
+    behind = [entry for entry in with_baselines if entry[2].is_behind()]
+    title = f"### More than two points behind: {len(behind)} of the {len(with_baselines)} cells that have baselines"
+    if not behind:
+        return title
+    how_many = lambda test: sum(bool(test(one)) for _, _, one in behind)
+    counts = (
+        f"{how_many(Compared.overfits)} overfit: the training score is more than five points above the test score. "
+        f"{how_many(Compared.underfits)} underfit: not even the training score reaches the test score of the baseline. "
+        f"In {how_many(lambda one: one.ended['max_seconds'])} a fit ended by `max_seconds`."
+    )
+    by_recipe = Counter(method for _, method, _ in behind)
+    recipes = f"By recipe: {', '.join(f'{method} {count}' for method, count in by_recipe.most_common())}."
+    lines = [
+        f"- {name}, {method}: {one.test:.1f}, {one.baseline} {one.score:.1f}; {one.reason()}."
+        for name, method, one in behind
+    ]
+    return "\n".join([title, "", f"{counts} {recipes}", "", *lines])
+
+
+def report(found: pieces.Found, command: str) -> str:
+    """A table a task, and below it what is behind."""
+    records = [one for part in RECIPES for by_seed in found.get(part, {}).values() for one in by_seed.values()]
+    seconds = " or ".join(f"{limit:g}" for limit in sorted({one["settings"]["max_seconds"] for one in records}))
+    head = (
+        f"# Every recipe with its default options\n\nMade by `{command}` on {pieces.machines(found)}. Test R² or "
+        "accuracy in per cent, mean over the random splits that were made; rows: to train + to test. Bold: more than "
+        "two points behind the better of CART of the recipe's own depth "
+        f"({', '.join(f'{part} {depth_of(recipe)}' for part, recipe in RECIPES.items())}) and the linear model (least "
+        "squares or logistic regression on standardised features), on the splits that both have. "
+        f"`max_seconds={seconds or '-'}` for each fit, compilation included; a round or a compilation that runs then "
+        "is finished.\n"
+    )
+    return "\n".join([head, *filter(None, (_of_task(found, task) for task in SETS))])
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this script."""
+    parser.add_argument("--recipes", dest="parts", nargs="+", choices=PARTS, help="the same as --parts")
+    parser.add_argument("--max-seconds", type=float, default=20.0, help="for each fit, compilation included")
+
+
+SCRIPT = pieces.Script("defaults", __doc__, PARTS, list(TASKS), 3, pieces_of, report, arguments=arguments)
+
+if __name__ == "__main__":
+    pieces.program(SCRIPT)
