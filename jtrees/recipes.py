@@ -364,7 +364,8 @@ def run_rounds(
     recipe: Any, start: Any, table: Table, judge: Table | None, key: Array | None, watch: "Watch"
 ) -> tuple[Found, np.ndarray]:
     """The search of a recipe on scaled data, round by round; what it found, and the losses of its steps."""
-    table, judge = sharding.put_rows(table), sharding.put_rows(judge)  # once, and not in each round
+    if np.ndim(table.x) == 2:  # else several tables, each of a run of its own
+        table, judge = sharding.put_rows(table), sharding.put_rows(judge)  # once, and not in each round
     state, losses = _begin(recipe, start, table, key), []
     rounds = recipe.rounds(table.x.shape)
     with watch.over(rounds.count, type(getattr(recipe, "first", recipe)).__name__):

@@ -123,6 +123,7 @@ RECIPES = {
     "GET": jtrees.GET(depth=2, starts=3, epochs=5),
     "DGT": jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N),
     "Bagged": jtrees.Bagged(jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N), trees=3),
+    "Polished": jtrees.Polished(jtrees.GET(depth=2, starts=3, epochs=5), epochs=5),
 }
 
 
