@@ -86,14 +86,15 @@ def table(
       kinds: how many kinds of columns.
       width: how many columns of each.
       first: kind of the first.
-      without: kinds of columns to do without.
+      without: kinds of columns and targets to do without.
     """
     rng = np.random.default_rng(seed)
     n = max(int(rng.choice(rows)), classes)
     drawn = [str(kind) for kind in rng.permutation([kind for kind in COLUMNS if kind not in without])]
     first = first or next(kind for kind in drawn if kind not in ("twin", "sum"))  # these need columns before them
     chosen = [first, *(kind for kind in drawn if kind != first)][:kinds]
-    targets = [str(rng.choice(list(CLASSES if classes else TARGETS))) for _ in range(outputs or 1)]
+    made_by = CLASSES if classes else {kind: code for kind, code in TARGETS.items() if kind not in without}
+    targets = [str(rng.choice(list(made_by))) for _ in range(outputs or 1)]
     weight = str(rng.choice(list(WEIGHTS)))
     lines = [f"rng, n, w, classes = np.random.default_rng({seed}), {n}, {width}, {classes}", "columns = []"]
     lines += [f"columns.append({COLUMNS[kind]})  # {kind}" for kind in chosen]
@@ -102,7 +103,7 @@ def table(
         "z = (x - x.min(0)) / np.maximum(np.ptp(x, axis=0), 1e-30) - 0.5",
     ]
     lines += ["signal = np.sign(z[:, 0]) + z.mean(1) + 0.1 * rng.normal(size=n)"]
-    each = [(CLASSES if classes else TARGETS)[kind] for kind in targets]
+    each = [made_by[kind] for kind in targets]
     lines += [f"y = {each[0]}" if outputs is None else f"y = np.stack([{', '.join(each)}], axis=1)"]
     lines += ["kept = np.unique(y, return_index=True)[1] if classes else np.ravel([y.argmin(0), y.argmax(0)])"]
     lines += [f"weight = {WEIGHTS[weight]}"]
