@@ -45,7 +45,7 @@ def baselines(model: Any, table: Table, validation: Table | None, scale: Scale) 
     linear = error(mean + x_by @ slopes)
     if validation is None:
         left = 1 - rank / len(x)
-        linear = linear / left**2 if left > 0 else np.inf
+        linear = linear / float(left) ** 2 if left > 0 else np.inf
     return {"model": error(outputs), "linear": linear, "constant": error(mean)}
 
 

@@ -1,6 +1,7 @@
 """A CART tree (scikit-learn) as an ObliqueTree: a place to start from, and the baseline not to fall behind."""
 
 from typing import Any, SupportsIndex
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +62,10 @@ def _grown(kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_we
         raise ImportError('the CART warm start needs scikit-learn: pip install "jtrees[sklearn]"') from error
     depth = validation.check_depth(depth)
     model = getattr(tree, kind)(max_depth=depth, random_state=seed)
-    return from_sklearn(model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight), depth)
+    with warnings.catch_warnings():  # of many classes in few rows, as if they were targets of a regression
+        warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
+        model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight)
+    return from_sklearn(model, depth)
 
 
 def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:

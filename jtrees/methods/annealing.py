@@ -30,6 +30,7 @@ _WEIGHT_DECAY = 1e-2  # AdamW's usual decay, which the paper leaves as it is
 DEVIATIONS = 3.0
 # Slopes of linear leaves in the user's units: float32 holds them and their products with parts of a deviation.
 _FLATTEST, _STEEPEST = 1e-34, 1e36
+_NONE_EXPECTED = 1e30  # of targets in [0, 1]: what stands for an expected error that there is none of
 _LOOKS = 20  # at a score that costs more than a step, under each scale
 
 
@@ -127,7 +128,7 @@ class Annealed(Recipe):
     - the mean squared error on the training data, for constant leaves;
     - the mean squared error expected on new data by generalised cross-validation, for linear leaves, which shrink by
       as much as that finds best (:func:`jtrees.leaves.fit_shrunk`; the paper has least squares in each leaf by itself,
-      and the training error);
+      and the training error); what is reported is no less than the mean squared error on the training data;
     - the mean log loss on the training data, for classes;
     - the mean squared error or log loss on ``validation``, where that is given.
 
@@ -237,9 +238,13 @@ class Annealed(Recipe):
         def finished(splits: ObliqueTree) -> tuple[ObliqueTree, float]:
             """A tree on raw features with leaves set there, and the loss it is chosen by."""
             tree, criterion = scale.refitted(splits, leaves, table)
-            if judge is not None:
-                return tree, mean_loss(tree, judge, scale)
-            return tree, criterion if self.leaves == "linear" else mean_loss(tree, table, scale)
+            loss = mean_loss(tree, table if judge is None else judge, scale)
+            if judge is not None or self.leaves == "constant":
+                return tree, loss
+            # No less than the tree's own loss, which is the greater where outliers, cut off in the scaled data, are
+            # answered; and that alone where the weight is in so few rows that nothing is expected of new ones.
+            expected = criterion if criterion < _NONE_EXPECTED * scale.loss_unit else 0.0
+            return tree, max(expected, loss)
 
         tree, loss, chosen, cart_loss = None, np.inf, int(found.extra["start"]), float("nan")
         if found.finite:

@@ -25,9 +25,9 @@ class LatentClustering(LatentTree):
 
     The fit's tree takes raw x, all features (weights of the target features are 0); inactive nodes do not split. Its
     leaves are the clusters, and hold the means of the target features, ``(leaves, targets)``. ``tree.leaf_index(x)``
-    says to which cluster a sample belongs, ``tree.decision_path(x)`` to which larger ones. The loss of the fit is on
-    scaled targets. The report has ``active``, the activity of the nodes of the whole tree,
-    ``(2**(depth + 1) - 1,)``; 0: pruned. See :class:`LatentTree` for the other options.
+    says to which cluster a sample belongs, ``tree.decision_path(x)`` to which larger ones. The report has ``active``,
+    the activity of the nodes of the whole tree, ``(2**(depth + 1) - 1,)``; 0: pruned. See :class:`LatentTree` for the
+    other options.
 
     Attributes:
       target_features: columns to predict from the others: at least one, and not all.
@@ -59,15 +59,16 @@ class LatentClustering(LatentTree):
         return super().checked(table).replace(target_features=tuple(map(int, self.target_features)))
 
     def scale(self, table: Table) -> Scale:
+        table = table.real()
         x, weight = table.x.astype(np.float64), table.weight
         mean = np.average(x, axis=0, weights=weight)
         deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))
         targets = _checked_columns(self.target_features, x.shape[1])
         y_mean, y_deviation = mean[targets], deviation[targets]
         # One number for all the others; 0 for what is to be predicted, which the tree is not to see.
-        others = np.setdiff1d(np.arange(x.shape[1]), targets)
-        deviation[others] = np.sqrt(np.square(deviation[others]).mean())
-        deviation[targets] = 0
+        others = np.setdiff1d(np.flatnonzero(np.ptp(x, axis=0) > 0), targets)
+        common = np.sqrt(np.square(deviation[others]).mean()) if len(others) else 0.0
+        deviation = np.where(np.isin(np.arange(x.shape[1]), others), common, 0)
         return Scale.by(mean, deviation, 1.0, y_mean, y_deviation, y_mean)
 
     def ends_in_constants(self) -> bool:
