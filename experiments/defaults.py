@@ -316,4 +316,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 SCRIPT = pieces.Script("defaults", __doc__, PARTS, list(TASKS), 3, pieces_of, report, arguments=arguments)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    pieces.main(SCRIPT)  # on one device, and compiling anew: as users find it, and each seed alike under max_seconds
