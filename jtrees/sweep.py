@@ -358,7 +358,7 @@ def _folds(table: Table, unit: Table, left_out: list[np.ndarray | None]) -> tupl
     weights = np.tile(np.asarray(unit.weight), (len(left_out), 1))
     for weight, rows in zip(weights, left_out, strict=True):
         weight[rows] = 0
-    return [table.rows(np.setdiff1d(np.arange(len(table.x)), rows)) for rows in left_out], weights
+    return [table.rows(np.flatnonzero(weight[: len(table.x)] > 0)) for weight in weights], weights
 
 
 def _at_once(

@@ -116,8 +116,9 @@ class CO2(OneRun):
 
     def rate(self, steps: int) -> Callable[[Any], Any]:
         """The learning rate that falls to zero in so many steps."""
+        first: Any = self.learning_rate  # a number once the recipe is checked
         share = optax.cosine_decay_schedule(1.0, steps)
-        return lambda count: self.learning_rate * share(count)
+        return lambda count: first * share(count)
 
     def batch(self, table: Table) -> Batch:
         """What is trained on: targets in units of their deviation, so that losses are as large for all data."""
