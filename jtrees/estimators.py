@@ -92,9 +92,9 @@ class _Tree(BaseEstimator):
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
         fit = recipes.fit(recipe, x, y, key=key, **options)
+        self.model_, self.tree_, self.loss_, self.report_ = fit.model, fit.tree, fit.loss, fit.report
         if fit.report["ended"] == "interrupted":
             warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
-        self.model_, self.tree_, self.loss_, self.report_ = fit.model, fit.tree, fit.loss, fit.report
 
     def _learn_nothing(self, features: int, of_leaf: Any) -> None:
         """What varies not is a tree of one leaf."""

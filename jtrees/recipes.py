@@ -400,9 +400,11 @@ class Watch:
 
     @contextlib.contextmanager
     def listening(self) -> Any:
-        """Meanwhile Ctrl-C ends the search, and not the program. Python knows of it in its main thread alone."""
+        """Meanwhile Ctrl-C ends the search, and not the program. Python knows of it in its main thread alone; where it
+        is ignored, it still is.
+        """
         before = signal.getsignal(signal.SIGINT)
-        if before is None or threading.current_thread() is not threading.main_thread():
+        if before in (None, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
             yield
             return
         signal.signal(signal.SIGINT, self._interrupt)

@@ -46,8 +46,8 @@ class SweepResult(NamedTuple):
 
     @property
     def fit(self) -> Fit:
-        """The best fit; of several folds the first."""
-        return self.fits[*self.best, 0]
+        """The best fit; of several folds the first that there is."""
+        return next(fit for fit in self.fits[self.best] if fit is not None)
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each combination and seed: its options, ``seed``, ``loss`` and ``size`` (of several folds the mean),
@@ -151,11 +151,24 @@ def sweep(
                 if fit is not None:
                     fits[cell], sizes[cell] = fit, fit.model.num_parameters
                     losses[cell] = _loss(recipe, fit, table, left_out[cell[2]], scale)
-    mean, size = losses.mean(2), sizes.mean(2)
+    mean, size = _mean_over_folds(losses, watch.ended), sizes.mean(2)
     if not np.isfinite(mean).any():
         raise FloatingPointError("no run found anything finite: try a smaller learning_rate")
     best = min(np.ndindex(*mean.shape), key=lambda cell: (mean[cell], size[cell]))
     return SweepResult(combinations, seeds, fits, losses, sizes, best)
+
+
+def _mean_over_folds(losses: np.ndarray, ended: str) -> np.ndarray:
+    """Mean losses ``(C, S)``, infinite where a fold has none; but where the sweep was ended before any combination had
+    all of its folds, the means of those with the most.
+    """
+    mean, has = losses.mean(2), np.isfinite(losses)
+    if ended == "finished" or np.isfinite(mean).any():
+        return mean
+    count = has.sum(2)
+    return np.where(
+        (count > 0) & (count == count.max()), np.where(has, losses, 0).sum(2) / np.maximum(count, 1), np.inf
+    )
 
 
 def _combinations(recipe: Any, grid: Any, samples: Any) -> list[dict[str, Any]]:

@@ -207,9 +207,13 @@ def _tried(recipe: Any, several: list[dict[str, Any]], parts: list[_Part], key: 
             of_row = np.full(len(weight), np.inf) if one is None else row_losses(recipe, one.model, part.judge, scale)
             lost[i].append(weight * of_row)
             sizes[i].append(np.nan if one is None else one.model.num_parameters)
-    mean = np.concatenate(weights).mean()  # over all folds: a heavy row counts as much in a light fold as in another
-    each = zip(several, lost, sizes, strict=True)
-    return [_Tried(options, np.concatenate(losses) / mean, float(np.mean(size))) for options, losses, size in each]
+    folds = max(map(len, lost))  # where time ended, some combinations have fewer: they are no trials
+    mean = np.concatenate(weights[:folds]).mean()  # a heavy row counts as much in a light fold as in another
+    return [
+        _Tried(options, np.concatenate(losses) / mean, float(np.mean(size)))
+        for options, losses, size in zip(several, lost, sizes, strict=True)
+        if len(losses) == folds
+    ]
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------

@@ -1028,3 +1028,10 @@ IN_UNITS = jtrees.GET(depth=1, starts=1, epochs=20, leaves="linear")
 def plane_and_steps():
     x = np.random.default_rng(0).normal(size=(100, 3))
     return x, np.where(x[:, 0] > 0, 2 * x[:, 1], -1)
+
+
+def test_rounds_count_what_linear_leaves_cost():
+    """An evaluation of wide tables takes longer than all steps of a round otherwise."""
+    recipe = jtrees.GET(depth=4, leaves="linear", epochs=1000)
+    assert recipe.rounds((3000, 784)).size == 2
+    assert recipe.rounds((3000, 5)).size == recipe.replace(leaves="constant").rounds((3000, 5)).size

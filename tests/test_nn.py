@@ -282,3 +282,21 @@ def test_no_samples_are_refused(layer, average):
 def test_an_ensemble_refuses_other_features(x):
     with pytest.raises(ValueError, match=r"x must have 3 features on its last axis, got shape \(20, 2\)"):
         ensemble()(x[:, :2])
+
+
+def test_the_running_mean_of_a_layer_in_half_precision():
+    """Steps of a thousandth of it are below the rounding of bfloat16."""
+    layers = [nn.LatentTree(4, 2, penalty=0.3, momentum=0.99, dtype=d, rngs=nnx.Rngs(0)) for d in HALF]
+    nnx.update(layers[1], jax.tree.map(lambda a: a.astype(jnp.float32), nnx.state(layers[0], nnx.Param)))
+    for i in range(200):
+        x = np.random.default_rng(i).normal(size=(32, 4))
+        for layer, dtype in zip(layers, HALF, strict=True):
+            assert layer(jnp.asarray(x, dtype)).dtype == dtype
+    half, single = (np.asarray(layer.active[...]) for layer in layers)
+    np.testing.assert_allclose(half, single, atol=0.02)  # what bfloat16 rounds in the activity of a batch
+    assert single.min() < 0.8
+    layers[0].eval()
+    assert layers[0](jnp.ones((3, 4), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+HALF = jnp.bfloat16, jnp.float32

@@ -337,3 +337,11 @@ def test_bad_arguments_are_refused(data):
     ]:
         with pytest.raises(ValueError, match=message):
             jtrees.fit(bad, x, y, key=jax.random.key(0), **options)
+
+
+@pytest.mark.slow
+def test_double_precision(data, x64):
+    with jax.numpy_dtype_promotion("standard"):
+        recipe = jtrees.Polished(jtrees.GET(depth=2, starts=1, epochs=5), epochs=5)
+        fit = jtrees.fit(recipe, *data, key=jax.random.key(0))
+    assert np.isfinite(fit.loss) and fit.loss <= fit.report["polish"][0]

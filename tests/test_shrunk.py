@@ -4,6 +4,7 @@ from functools import partial
 
 from hypothesis import given, strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
@@ -384,3 +385,14 @@ def test_a_plane_is_found_at_any_depth(count):
     # may be taken where rounding hides the difference, here and in leaves of 4 samples.
     np.testing.assert_allclose(fitted.coefficients, np.tile([1, -2, 0.5], (count, 1)), atol=2e-3)
     np.testing.assert_allclose(fitted.intercept, 3, atol=2e-3)
+
+
+@pytest.mark.parametrize("small", [1e-10, 1e-20, 1e-30, 1e-37])
+def test_a_leaf_of_hardly_any_weight_costs_hardly_anything(small):
+    """And is not 0 / 0, as squares of its weight would be."""
+    rng = np.random.default_rng(0)
+    x, leaf = rng.normal(size=(60, 2)).astype(np.float32), np.repeat([0, 1], 30)
+    y = (x[:, 0] + 0.1 * rng.normal(size=60)).astype(np.float32)
+    leaf, x, y = (jnp.asarray(a) for a in (leaf, x, y))
+    of = lambda weight: leaves.shrunk_fit_error(leaf, x, y, 2, sample_weight=jnp.where(leaf == 0, 1, weight))
+    np.testing.assert_allclose(of(np.float32(small)), of(np.float32(0)), rtol=1e-4)

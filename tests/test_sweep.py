@@ -200,6 +200,19 @@ def test_an_interrupt_keeps_what_there_is(monkeypatch):
     assert np.isfinite(result.losses.ravel()[:4]).all() and np.isinf(result.losses.ravel()[4:]).all()
 
 
+def test_ended_before_any_combination_has_its_folds(monkeypatch):
+    """The fits that there are decide."""
+    monkeypatch.setattr(Watch, "goes_on", ended)
+    result = sweep(folds=3, batch=2, grid={"learning_rate": (0.01,)})
+    assert [fit is not None for fit in result.fits.ravel()] == [True, True, False]
+    assert result.best == (0, 0) and result.fit is result.fits[0, 0, 0]
+
+
+def ended(watch):
+    watch.ended = "max_seconds"
+    return False
+
+
 # --- Bad input -------------------------------------------------------------------------------------------------------
 
 

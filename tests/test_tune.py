@@ -259,6 +259,21 @@ def test_trials_broken_off_are_not_compared(table, monkeypatch):
     assert result.step == 103
 
 
+def test_combinations_that_time_did_not_reach_are_no_trials(table, monkeypatch):
+    """Of five of one program two run at once, and then the time is up."""
+
+    def ended(watch):
+        watch.ended = "max_seconds"
+        return False
+
+    monkeypatch.setattr(importlib.import_module("jtrees.sweep"), "_AT_ONCE_CPU", 2)
+    monkeypatch.setattr(Watch, "goes_on", ended)
+    rates = (0.1, 0.2, 0.3, 0.4, 0.5)
+    result = tune(table, {"learning_rate": rates}, Polynomials(depth=2), validation=2)
+    assert 0 < len(result.report["tuning"]) < 5 and result.report["chosen"]["learning_rate"] in rates
+    assert all(np.isfinite(trial.loss) for trial in result.report["tuning"])
+
+
 # --- Recipes of the library ------------------------------------------------------------------------------------------
 
 PAT = jtrees.PAT(depth=1, epochs=8, batch_size=16)

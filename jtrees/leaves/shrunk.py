@@ -141,7 +141,8 @@ def _candidates(nodes: Moments, values: Array, g: Array, left: Array, offset: Ar
     rss = jnp.maximum(rss, jnp.finfo(count.dtype).eps * alone[:, None])  # below lies rounding
     free = count[:, None] - df
     enough = free >= _LEAST_FREE * count[:, None]
-    loss = jnp.where(enough, jnp.square(count)[:, None] * rss / jnp.square(jnp.where(enough, free, 1)), jnp.inf)
+    # The quotient first: squares of small weights are 0 in float32.
+    loss = jnp.where(enough, jnp.square(count[:, None] / jnp.where(enough, free, 1)) * rss, jnp.inf)
     # Where nothing else is left, and in an empty node, the first candidate stands: the parent's model as it is.
     loss = loss.at[:, 0].min(jnp.finfo(count.dtype).max)
     return _Candidates(jnp.where(count[:, None] > 0, loss, loss.at[:, 1:].set(jnp.inf)), df, solve, moved)

@@ -30,6 +30,7 @@ _WEIGHT_DECAY = 1e-2  # AdamW's usual decay, which the paper leaves as it is
 DEVIATIONS = 3.0
 # Slopes of linear leaves in the user's units: float32 holds them and their products with parts of a deviation.
 _FLATTEST, _STEEPEST = 1e-34, 1e36
+_DECOMPOSITION = 2  # of a matrix (p, p), in elements of a step for each of p**3
 _NONE_EXPECTED = 1e30  # of targets in [0, 1]: what stands for an expected error that there is none of
 _LOOKS = 20  # at a score that costs more than a step, under each scale
 
@@ -202,8 +203,11 @@ class Annealed(Recipe):
         return grown_cart(self, table.real()) if self.cart else None
 
     def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
-        elements = many * self.starts * topology.num_nodes(self.depth) * shape[0]
-        return Rounds.of(self.epochs, elements, self.stages())
+        nodes, (n, p) = topology.num_nodes(self.depth), shape
+        elements = nodes * n
+        if self.leaves == "linear":  # an evaluation decomposes a matrix (p, p) for each node of the whole tree
+            elements += (2 * nodes + 1) * _DECOMPOSITION * p**3 * min(1, _LOOKS / self.epochs)
+        return Rounds.of(self.epochs, many * self.starts * int(elements), self.stages())
 
     def begin(self, start: ObliqueTree | None, table: Table, *, key: Array) -> Run:
         nodes, p, stages = topology.num_nodes(self.depth), table.x.shape[1], self.stages()

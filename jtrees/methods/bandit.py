@@ -345,13 +345,14 @@ def run_bandit(
     state, (actions, propensities, losses, skipped, scores) = jax.lax.scan(play, state, (jnp.arange(n), contexts))
     queries = score_every * jnp.arange(1, 1 if score is None else n // score_every + 1)
     best = jnp.zeros(n, dtype) if best_losses is None else jnp.asarray(best_losses, dtype)
+    summed = jnp.float32 if dtype.itemsize < 4 else dtype
     return BanditRun(
         state=state,
         actions=actions,
         propensities=propensities,
         losses=jnp.where(skipped, jnp.nan, losses),
-        cumulative_loss=jnp.cumsum(jnp.where(skipped, 0, losses)),
-        regret=jnp.cumsum(jnp.where(skipped, 0, losses - best)),
+        cumulative_loss=jnp.cumsum(jnp.where(skipped, 0, losses), dtype=summed),
+        regret=jnp.cumsum(jnp.where(skipped, 0, losses - best), dtype=summed),
         skipped=skipped,
         queries=queries,
         scores=scores[queries - 1],

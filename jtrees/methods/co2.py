@@ -293,7 +293,9 @@ def _lengths(begun: Thresholds, x: Array, local: Array, suits: Array, weight: Ar
     before = jnp.where(first > 0, sums[first - 1], 0)
     part = sums - before[node] <= _PUSHING * total(jnp.where(suited, weight, 0))[node]
     at = first + jax.ops.segment_sum(part.astype(first.dtype), node, len(first))
-    return jnp.where(total(suited.astype(jnp.int32)) > 0, longest[order][jnp.minimum(at, len(x) - 1)], jnp.inf)
+    # A little less than the length of that sample, at which rounding would decide whether it pushes.
+    length = 0.999 * longest[order][jnp.minimum(at, len(x) - 1)]
+    return jnp.where(total(suited.astype(jnp.int32)) > 0, length, jnp.inf)
 
 
 def _axis_rows(begun: Thresholds, length: Array, p: int) -> tuple[Array, Array]:

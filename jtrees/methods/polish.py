@@ -122,7 +122,7 @@ class Polished(Combined):
         if not jobs:
             return tree, 0
         by = by.replace(starts=2 * len(jobs)).checked(table)
-        alphas = by.scales(jnp.repeat(jax.random.uniform(key, (len(jobs), by.stages())), 2, axis=0))
+        alphas = by.scales(jnp.repeat(jax.random.uniform(key, (len(jobs), by.stages()), jnp.float32), 2, axis=0))
         starts = jax.tree.map(lambda *a: jnp.stack(a), *(one for job in jobs for one in (job.cart, job.now)))
         width = 1 << (max(len(job.table.x) for job in jobs) - 1).bit_length()
         tables = jax.tree.map(lambda *a: np.stack(a), *(job.padded(width) for job in jobs))

@@ -116,7 +116,8 @@ class LatentTree(nnx.Module):
         nodes = topology.num_nodes(depth)
         self.split = make_split(split, features, nodes, hidden=hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
-        self.active = nnx.BatchStat(jnp.ones(2 * nodes + 1, dtype))
+        # Of at least 32 bits: with fewer, a running mean stands still where its steps are below the rounding.
+        self.active = nnx.BatchStat(jnp.ones(2 * nodes + 1, jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype))
         self.features, self.penalty = features, penalty
         self.momentum, self.use_running_average = momentum, use_running_average
 
@@ -136,9 +137,10 @@ class LatentTree(nnx.Module):
         flat = validation.flat_samples(x, self.features)
         scores = split_scores(self.split, flat, len(self.bias)) + self.bias[...][:, None]
         if self.use_running_average if use_running_average is None else use_running_average:
-            active = self.active[...]
+            active = self.active[...].astype(scores.dtype)
         else:
             active = activity(scores, self.penalty)
-            old = self.momentum * self.active[...]
-            self.active[...] = old + (1 - self.momentum) * jax.lax.stop_gradient(active)
+            mean = self.active[...]
+            now = jax.lax.stop_gradient(active).astype(mean.dtype)
+            self.active[...] = self.momentum * mean + (1 - self.momentum) * now
         return routing.position(routing.rewards(scores), active).T.reshape(*x.shape[:-1], -1)
