@@ -29,7 +29,7 @@ _WEIGHT_DECAY = 1e-2  # AdamW's usual decay, which the paper leaves as it is
 # factors and random starts are meant.
 DEVIATIONS = 3.0
 # Slopes of linear leaves in the user's units: float32 holds them and their products with parts of a deviation.
-_FLATTEST, _STEEPEST = 1e-34, 1e36
+_FLATTEST, _STEEPEST = 1e-37, 1e36
 _DECOMPOSITION = 2  # of a matrix (p, p), in elements of a step for each of p**3
 _NONE_EXPECTED = 1e30  # of targets in [0, 1]: what stands for an expected error that there is none of
 _LOOKS = 20  # at a score that costs more than a step, under each scale
