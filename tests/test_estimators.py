@@ -281,6 +281,7 @@ def test_what_of_an_estimator_cannot_be_saved(data, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_saved_estimator_without_scikit_learn(data, tmp_path):
     path = tmp_path / "it.jtrees"
     jtrees.save(TreeRegressor(DGT.replace(epochs=2), random_state=0).fit(*data), path)

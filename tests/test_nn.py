@@ -284,6 +284,7 @@ def test_an_ensemble_refuses_other_features(x):
         ensemble()(x[:, :2])
 
 
+@pytest.mark.slow
 def test_the_running_mean_of_a_layer_in_half_precision():
     """Steps of a thousandth of it are below the rounding of bfloat16."""
     layers = [nn.LatentTree(4, 2, penalty=0.3, momentum=0.99, dtype=d, rngs=nnx.Rngs(0)) for d in HALF]
