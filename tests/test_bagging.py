@@ -275,7 +275,7 @@ def alone(recipe, x, y, weight, task, i):
     base, scale = recipe.base, recipe.scale(raw)
     prepare_key, search_key, finish_key = jax.random.split(key(), 3)
     unit = scale.unit(raw)
-    drawn, starts = recipe.prepare(unit, key=prepare_key)
+    drawn, _, starts = recipe.prepare(unit, key=prepare_key)
     drawn = np.asarray(drawn)[i]
     sample = unit.rows(drawn)
     sample = sample.replace(weight=np.where(drawn >= 0, sample.weight, 0))
