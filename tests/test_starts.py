@@ -172,10 +172,12 @@ def linear():
 
 TWO_DEVICES = """
 import sys
+import warnings
 
 import jax
 import numpy as np
 
+warnings.filterwarnings("ignore", ".* explains .* of the variance of y")  # a fit of a few steps
 jax.config.update("jax_num_cpu_devices", 2)
 import test_starts
 
