@@ -33,7 +33,7 @@ def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any,
     y = jnp.asarray(rng.integers(0, CLASSES, ROWS), jnp.int32)
     assigned = jnp.asarray(rng.integers(0, 2**depth, ROWS), jnp.int32)
     data = jtrees.Batch(x, (y, assigned) if stable else y)
-    method = jtrees.nongreedy(depth, 100.0, classes=CLASSES, inference=inference, learning_rate=0.1)  # type: ignore
+    method = jtrees.nongreedy(depth, 100.0, task=jtrees.Classification(CLASSES), inference=inference, learning_rate=0.1)  # type: ignore
     optimizer = jtrees.lazy_momentum(0.1)
 
     @jax.jit

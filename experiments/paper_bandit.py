@@ -27,6 +27,7 @@ from experiments.paper_dgt import REGRESSION, SETS, splits
 import jtrees
 from jtrees.methods.dgt import rmsprop
 from jtrees.table import Scale, Table
+from jtrees.tasks import Classification, Regression
 
 ROUNDS = {"pendigits": 50_000, "letter": 50_000, "mnist": 76_000, "abalone_dgt": 200_000, "ailerons": 200_000}
 ACTIONS, DEPTHS = {"pendigits": 10, "letter": 26, "mnist": 10}, {"letter": 8}  # 6 where it is not said
@@ -53,7 +54,8 @@ class Stream(NamedTuple):
 def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scale]:
     """The stream of a set, and its scale: features as the recipes have them, regression targets in [0, 1]."""
     x, y, x_test, y_test = splits(name, data_dir)[0]
-    scale = Scale.of(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, ACTIONS.get(name)), 1.0)
+    task = Regression() if name in REGRESSION else Classification(ACTIONS[name])
+    scale = Scale.of(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, task), 1.0)
     rows = np.stack([np.random.default_rng(seed).integers(0, len(x), ROUNDS[name]) for seed in range(seeds)])
     return Stream(*map(jnp.asarray, (scale.enter(x), scale.y(y), rows, scale.enter(x_test), y_test))), scale
 

@@ -203,7 +203,7 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Table 7: every variant with the same plain options, scaled and trained alike."""
     out: dict[str, Any] = {kind: [] for kind in ABLATIONS}
     for x, y, x_test, y_test in parts:
-        scale = Scale.of(Table(x, y.astype(np.float64), None, None), 1.0)
+        scale = Scale.of(Table(x, y.astype(np.float64), None, jtrees.Regression()), 1.0)
         batch = jtrees.Batch(jnp.asarray(scale.enter(x)), jnp.asarray(scale.y(y)))
         new = jnp.asarray(scale.enter(x_test))
         steps = SETS[name].epochs * (len(x) // 128)

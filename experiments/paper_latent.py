@@ -41,6 +41,7 @@ import jtrees
 from jtrees.methods import latent
 from jtrees.nn.latent_tree import activity
 from jtrees.table import Scale, Table
+from jtrees.tasks import Classification, Regression
 
 SETS = {  # passes over the data
     "cpu-act": 100,
@@ -218,16 +219,16 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     targets = jnp.asarray((table.x[:, :2] - table.x[:, :2].mean(0)) / table.x[:, :2].std(0))
     batch = jtrees.Batch(inputs, targets)
     steps = len(x) // PRUNING_BATCH
-    of = latent.Architecture(PRUNING_DEPTH, outputs=2, inputs="z")
+    of = latent.Architecture(PRUNING_DEPTH, inputs="z")
     order = np.random.default_rng(0).permutation(len(x))  # the file is sorted by class, batches are not
     batches = inputs[order][: steps * PRUNING_BATCH].reshape(steps, PRUNING_BATCH, -1)
 
     def run(key: jax.Array, penalty: jax.Array, over: jax.Array) -> jax.Array:
         def active(params: Any) -> jax.Array:
-            scores = jax.vmap(latent.scores_of, (None, 0, None))(params, over, of)
+            scores = jax.vmap(latent.scores_of, (None, 0, None, None))(params, over, of, Regression(2))
             return 100 * (jax.vmap(activity, (0, None))(scores, penalty) > 0).mean()
 
-        method, watch = jtrees.latent(of, penalty), {"score_every": steps, "score": active}
+        method, watch = jtrees.latent(of, penalty, task=Regression(2)), {"score_every": steps, "score": active}
         how: Any = {"steps": PRUNING_EPOCHS * steps, "batch_size": PRUNING_BATCH, **watch}
         return jtrees.train(method, batch, key=key, optimizer=optax.adam(0.01), **how).scores[::steps]
 
@@ -285,12 +286,12 @@ def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
     out: dict[str, Any] = {"QHAdam": [], "Adam": []}
     for seed in range(seeds):
         (x, y, x_new, y_new), _, classes = parts_of(name, seed, data_dir)
-        number = int(y.max()) + 1 if classes else None
-        scale = Scale.of(Table(x, y if classes else y.astype(np.float64), None, number), 1.0)
+        task = Classification(int(y.max()) + 1) if classes else Regression()
+        scale = Scale.of(Table(x, y if classes else y.astype(np.float64), None, task), 1.0)
         batch, judge = (
             jtrees.Batch(jnp.asarray(scale.enter(a)), jnp.asarray(scale.y(b))) for a, b in ((x, y), (x_new, y_new))
         )
-        method = jtrees.latent(4, 0.1, classes=number)
+        method = jtrees.latent(4, 0.1, task=task)
         for label, optimizer in (("QHAdam", qhadam(0.01)), ("Adam", optax.adam(0.01))):
             train = partial(jtrees.train, method, optimizer=optimizer, steps=50 * (len(x) // 128), batch_size=128)
             params = jax.jit(lambda key, train=train, batch=batch: train(batch, key=key).params)(jax.random.key(seed))

@@ -19,6 +19,7 @@ from jtrees.methods.one_run import OneRun
 from jtrees.options import with_options
 from jtrees.recipes import Watch
 from jtrees.table import Scale, Table
+from jtrees.tasks import Classification, Regression, Task
 
 METHODS = {"dgt": jtrees.DGT, "pat": jtrees.PAT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
 SAMPLE = 2**16  # rows in memory: for moments, for the first parameters, for the leaves that a tree ends in
@@ -116,42 +117,42 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
         )
     order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat()
     seen = [blocks[order[i]] for i in range(min(few, count))]
-    classes = _classes(seen) if options.task == "classification" else None
+    task = Classification(_classes(seen)) if options.task == "classification" else Regression()
     if len({float(one) for _, y in seen for one in (y.min(), y.max())}) == 1:
         raise DataError(f"the target must vary, got {seen[0][1][0]} in all of the first {len(seen)} blocks")
     held_out = [blocks[i] for i in range(count, len(blocks))]
     for i, (_, y) in enumerate(held_out, count):
-        _check_classes(blocks, i, y, classes)
-    judge, sample = _table(held_out, classes), _table(seen, classes)
+        _check_classes(blocks, i, y, task)
+    judge, sample = _table(held_out, task), _table(seen, task)
     updates = a_round * options.block // options.batch
     rounds = max(1, -(-options.epochs * count // a_round))
     try:
         recipe = recipe_of(options).checked(sample)
     except ValueError as error:
         raise DataError(f"--set: {error}") from error
-    return Job(blocks, order, a_round, rounds, updates, recipe, scale_of(seen, classes), sample, judge)
+    return Job(blocks, order, a_round, rounds, updates, recipe, scale_of(seen, task), sample, judge)
 
 
 def _classes(seen: list[Block]) -> int:
     return int(max(y.max() for _, y in seen)) + 1
 
 
-def _check_classes(blocks: Blocks, i: int, y: np.ndarray, classes: int | None) -> None:
+def _check_classes(blocks: Blocks, i: int, y: np.ndarray, task: Task) -> None:
     """Raises :class:`DataError` for a class that the first blocks do not have, naming its row in block i."""
-    if classes is not None and y.max() >= classes:
-        row = int(np.argmax(y >= classes))
+    if isinstance(task, Classification) and y.max() >= task.classes:
+        row = int(np.argmax(y >= task.classes))
         raise DataError(
-            f"classes must be among the {classes} of the first blocks, got {y[row]} in {blocks.where(i, row)}: spread "
-            "the rows of each class over the shards"
+            f"classes must be among the {task.classes} of the first blocks, got {y[row]} in {blocks.where(i, row)}: "
+            "spread the rows of each class over the shards"
         )
 
 
-def _table(parts: list[Block], classes: int | None) -> Table:
+def _table(parts: list[Block], task: Task) -> Table:
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Table(x, y if classes is not None else y.astype(np.float64), None, classes)
+    return Table(x, y.astype(np.float64) if task == Regression() else y, None, task)
 
 
-def scale_of(parts: Sequence[Block], classes: int | None) -> Scale:
+def scale_of(parts: Sequence[Block], task: Task) -> Scale:
     """The scale of a table by the moments of its parts, in double precision.
 
     Rows are counted from the first of them, so that a constant column has a deviation of exactly 0.
@@ -160,7 +161,7 @@ def scale_of(parts: Sequence[Block], classes: int | None) -> Scale:
     mean = sum((x - origin).sum(0) for x, _ in parts) / n
     deviation = np.sqrt(sum(np.square(x - origin - mean).sum(0) for x, _ in parts) / n)
     targets: Any = (None, None, None)
-    if classes is None:
+    if task == Regression():
         y = np.concatenate([y for _, y in parts]).astype(np.float64)
         targets = y.min(), np.ptp(y), y.mean()
     return Scale.by(origin + mean, deviation, 1.0, *targets)
@@ -171,7 +172,7 @@ def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
     origin = job.scale.origin
     if origin is not None:
         x, y = origin.enter(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
-    return x.astype(np.float32, copy=False), y.astype(np.float32, copy=False) if job.sample.classes is None else y
+    return x.astype(np.float32, copy=False), y.astype(np.float32, copy=False) if job.sample.task == Regression() else y
 
 
 def scale_of_counted(scale: Scale) -> Scale:
@@ -191,7 +192,7 @@ def stream(job: Job) -> Any:
         numbers = [job.order[k * job.a_round + first + j] for j in range(share)]
         mine = [job.blocks[i] for i in numbers]
         for i, (_, y) in zip(numbers, mine, strict=True):
-            _check_classes(job.blocks, i, y, job.sample.classes)
+            _check_classes(job.blocks, i, y, job.sample.task)
         x, y = zip(*(counted(job, *block) for block in mine), strict=True)
         return (x[0], y[0]) if share == 1 else (np.concatenate(x), np.concatenate(y))
 
@@ -271,17 +272,13 @@ class Judge:
 
     def score(self, fit: jtrees.Fit) -> float:
         """Accuracy, or R^2, on the validation rows; NaN for R^2 if their targets are all the same."""
-        y, answers = self._job.judge.y, np.asarray(fit.model.predict(self._job.judge.x))
-        if self._job.judge.classes is not None:
-            return float((answers.argmax(1) == y).mean())
-        if np.ptp(y) == 0:
-            return float("nan")
-        return float(1 - np.square(answers - y).sum() / np.square(y - y.mean()).sum())
+        judge = self._job.judge
+        return judge.task.score(np.asarray(fit.model.predict(judge.x)), judge.y, None)
 
 
 def _constant_loss(train: Table, validation: Table) -> float:
     """The validation loss of a model that predicts the mean of the targets, or the frequencies of the classes."""
-    if train.classes is None:
+    if isinstance(train.task, Regression):
         return float(np.square(validation.y - train.y.mean()).mean())
-    counts = np.bincount(train.y, minlength=train.classes) + 1  # no class has frequency 0
+    counts = np.bincount(train.y, minlength=train.task.classes) + 1  # no class has frequency 0
     return float(-np.log(counts / counts.sum())[validation.y].mean())

@@ -320,7 +320,7 @@ def _notes(job: Job) -> list[str]:
     if constant := [name for name, same in zip(job.blocks.names, job.scale.constant, strict=True) if same]:
         some = ", ".join(constant[:3]) + (", ..." if len(constant) > 3 else "")
         notes.append(f"constant in the first {len(job.sample.x)} rows, and not used: {some} ({len(constant)} in all)")
-    if job.judge.classes is None and np.ptp(job.judge.y) == 0:
+    if not job.judge.task.varies(job.judge.y):
         notes.append(f"the target is {job.judge.y[0]:.6g} in all validation rows: validation R2 is not defined")
     return notes
 

@@ -47,6 +47,7 @@ from jtrees.methods.trained import Trained as Trained
 from jtrees.recipes import Fit as Fit, Found as Found, Recipe as Recipe, fit as fit
 from jtrees.starts import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start
 from jtrees.sweep import SweepResult as SweepResult, sweep as sweep
+from jtrees.tasks import Classification as Classification, Regression as Regression
 from jtrees.training import (
     Batch as Batch,
     Best as Best,

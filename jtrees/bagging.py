@@ -13,6 +13,7 @@ from jtrees.forest import Forest, votes
 from jtrees.recipes import Combined, Fit, Found, Rounds, Watch, static
 from jtrees.starts import map_starts
 from jtrees.table import Scale, Table, mean_loss
+from jtrees.tasks import Classification
 
 
 class Bags(NamedTuple):
@@ -54,13 +55,14 @@ class Bagged(Combined):
     combine: Literal["mean", "vote"] | None = static(default=None)
 
     def checked(self, table: Table) -> "Bagged":
-        fraction, combine = self.fraction, self.combine or ("mean" if table.classes is None else "vote")
+        classifies = isinstance(table.task, Classification)
+        fraction, combine = self.fraction, self.combine or ("vote" if classifies else "mean")
         if checks.is_traced(fraction) or np.ndim(fraction) or np.asarray(fraction).dtype.kind not in "iuf":
             raise ValueError(f"fraction must be a number, got {fraction!r}")
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
         checks.check_choice("combine", combine, ("mean", "vote"))
-        if combine == "vote" and table.classes is None:
+        if combine == "vote" and not classifies:
             raise ValueError('combine must be "mean" in regression, got "vote"')
         trees = checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // self.bag_size(len(table.x)))
         base = self.checked_base().checked(table)
@@ -126,7 +128,7 @@ def _bag(table: Table, drawn: Any) -> Table:
     table = table if xp is np else sharding.keep_rows(table)
     bag, inside = table.rows(drawn), drawn >= 0
     weight = inside.astype(np.float32) if bag.weight is None else xp.where(inside, bag.weight, 0)
-    return Table(bag.x, bag.y, weight, bag.classes)
+    return Table(bag.x, bag.y, weight, bag.task)
 
 
 def _stacked(*arrays: Any) -> Any:
@@ -148,11 +150,4 @@ def _score(answers: np.ndarray, table: Table) -> float:
     """R^2 or accuracy over the rows that have an answer."""
     there = np.isfinite(answers.reshape(len(answers), -1)[:, 0])
     y, answers, weight = table.y[there], answers[there], None if table.weight is None else table.weight[there]
-    mean = lambda a: np.average(a, axis=0, weights=weight)
-    if len(y) < 2:
-        return float("nan")
-    if table.classes is not None:
-        return float(mean(answers.argmax(1) == y))
-    if not np.ptp(y, axis=0).all():
-        return float("nan")
-    return float(np.mean(1 - mean(np.square(y - answers)) / mean(np.square(y - mean(y)))))
+    return float("nan") if len(y) < 2 else table.task.score(answers, y, weight)

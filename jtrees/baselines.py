@@ -56,10 +56,10 @@ def _some(n: int) -> slice:
 def _of_some_rows(table: Table, scale: Scale) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scaled features and a column of ones, targets or indicators of classes ``(n, k)``, weights."""
     table = table.rows(_some(len(table.x)))
-    y = table.y if table.classes is None else np.eye(table.classes)[table.y]
+    y = table.task.indicators(table.y)
     weight = np.ones(len(y)) if table.weight is None else table.weight
     x = np.asarray(scale.enter(table.x), np.float64)
-    return np.column_stack([x, np.ones(len(x))]), y.reshape(len(y), -1).astype(np.float64), weight
+    return np.column_stack([x, np.ones(len(x))]), y.astype(np.float64), weight
 
 
 def warn_if_behind(errors: dict[str, float], name: str, where: str) -> None:

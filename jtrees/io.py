@@ -38,15 +38,17 @@ from jtrees.methods.tel import TEL, EnsembleModel
 from jtrees.methods.trained import Trained
 from jtrees.recipes import Fit
 from jtrees.table import Scale
+from jtrees.tasks import Classification, Regression
 from jtrees.training import TrainState
 from jtrees.tree import ObliqueTree, Origin
 from jtrees.tune import Trial
 
 FORMAT = 1
 _MODELS = (ObliqueTree, Forest, LatentModel, EnsembleModel, ChainedTree, Ensemble)
-_PARTS = (Fit, Trial, Origin, Scale, Architecture, kinds.Constant, kinds.Logit, kinds.Frequency, kinds.Linear)
+_LEAVES = (kinds.Constant, kinds.Logit, kinds.Frequency, kinds.Linear)
+_PARTS = (Fit, Trial, Origin, Scale, Architecture, Regression, Classification)
 _RECIPES = (GET, RADDT, DGT, PAT, LatentTree, LatentClustering, TEL, CO2, NonGreedy, Bagged, Polished, Trained)
-_CLASSES = {one.__name__: one for one in (*_MODELS, *_PARTS, *_RECIPES)}
+_CLASSES = {one.__name__: one for one in (*_MODELS, *_LEAVES, *_PARTS, *_RECIPES)}
 _STATES = (BanditState, TrainState)  # what an optimiser holds is not ours to build
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # of a module that needs scikit-learn: imported where they occur
 _KINDS = [*(one.__name__ for one in (*_MODELS, Fit, *_STATES)), *_ESTIMATORS]  # of files

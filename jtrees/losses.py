@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
-import optax
 
 SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, k), targets -> (n,)
 
@@ -24,8 +23,8 @@ def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[A
     return -jnp.log(jnp.maximum(chosen, jnp.finfo(probabilities.dtype).tiny))
 
 
-def sample_loss(loss: Any, classes: int | None) -> SampleLoss:
-    """The loss of outputs on each sample: that given, or squared error, or in classification the log loss of logits.
+def sample_loss(loss: Any, task: Any) -> SampleLoss:
+    """The loss of outputs on each sample: the user's own, or that of the task.
 
     A loss that gives another shape than ``(n,)`` is refused when it is first asked.
 
@@ -33,7 +32,7 @@ def sample_loss(loss: Any, classes: int | None) -> SampleLoss:
       ValueError: for a loss that is no function.
     """
     if loss is None:
-        return squared_error if classes is None else optax.losses.softmax_cross_entropy_with_integer_labels
+        return task.loss
     if not callable(loss):
         raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
 

@@ -25,6 +25,7 @@ import numpy as np
 from jtrees import blocking, sharding, validation as checks
 from jtrees.baselines import baselines, warn_if_behind
 from jtrees.table import Scale, Table, checked_judge, checked_table
+from jtrees.tasks import Task
 
 static = partial(struct.field, pytree_node=False)
 
@@ -122,7 +123,7 @@ class Recipe:
         """What is learnt from x: y, unless the recipe knows better."""
         return y
 
-    def table(self, x: Any, y: Any, sample_weight: Any, task: str) -> Table:
+    def table(self, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
         """The table to learn from, checked.
 
         Raises:
@@ -230,7 +231,7 @@ class Combined(Recipe):
     def targets(self, x: Any, y: Any) -> Any:
         return self.checked_base().targets(x, y)
 
-    def table(self, x: Any, y: Any, sample_weight: Any, task: str) -> Table:
+    def table(self, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
         return self.checked_base().table(x, y, sample_weight, task)
 
     def judge(self, validation: Any, table: Table) -> Table:
@@ -273,7 +274,7 @@ def fit(
     y: ArrayLike | None = None,
     *,
     key: Array,
-    task: Literal["regression", "classification"] = "regression",
+    task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     validation: tuple[ArrayLike, ArrayLike] | None = None,
     progress: bool = False,
@@ -290,7 +291,8 @@ def fit(
       y: targets, ``(n,)`` or ``(n, k)``, finite and not constant; in classification whole numbers 0..K-1, every class
         present.
       key: for everything random.
-      task: ``"regression"`` or ``"classification"``.
+      task: ``"regression"`` or ``"classification"``, or a task: ``jtrees.Classification(3)`` allows classes without a
+        sample.
       sample_weight: nonnegative weights, ``(n,)``; only their ratios matter, rows of weight 0 are left out. Uneven
         weights count as fewer samples (Kish's effective number) where leaves are regularised or smoothed.
       validation: ``(x, y)`` that models are judged by instead of the training data; not trained on.

@@ -17,6 +17,7 @@ from jtrees.options import check_options, checked_grid, groups_of, with_options
 from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, described, memory_of_round, run_rounds, static
 from jtrees.starts import map_starts
 from jtrees.table import Scale, Table, losses_of
+from jtrees.tasks import Classification
 
 # Runs at once on a CPU, for each device: it works on one after the other, so that more only make rounds shorter.
 _AT_ONCE_CPU = 16
@@ -216,10 +217,10 @@ def _loss(recipe: Any, fit: Fit, table: Table, left_out: np.ndarray | None, scal
 
 def row_losses(recipe: Any, model: Any, judge: Table, scale: Scale) -> np.ndarray:
     """What a model loses row by row; by a loss of one's own, on scaled targets, if the recipe has one in regression."""
-    if getattr(recipe, "loss", None) is None or judge.classes is not None:
+    if getattr(recipe, "loss", None) is None or isinstance(judge.task, Classification):
         return losses_of(model, judge, scale)
     outputs, y = (jnp.asarray(scale.y(a)) for a in (np.asarray(model.predict(judge.x), np.float64), judge.y))
-    return np.asarray(recipe.sample_loss(None)(outputs, y), np.float64)
+    return np.asarray(recipe.sample_loss(judge.task)(outputs, y), np.float64)
 
 
 # --- Runs ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import sharding, validation as checks
+from jtrees import sharding, tasks, validation as checks
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 
@@ -32,31 +32,26 @@ class Table:
       y: targets, ``(n,)`` or ``(n, k)``, or classes in int32.
       weight: nonnegative weights, ``(n,)``, of which only the ratios matter; None: all alike. Rows of weight 0 are
         padding.
-      classes: number of classes, None in regression.
+      task: what is predicted.
     """
 
     x: Any
     y: Any
     weight: Any
-    classes: int | None = struct.field(pytree_node=False)
+    task: tasks.Task = struct.field(pytree_node=False)
 
     @property
     def batch(self) -> Batch:
         """As training takes it."""
         return Batch(self.x, self.y, self.weight)
 
-    @property
-    def outputs(self) -> int | None:
-        """How many numbers a model answers for a sample; None: one, without an axis of its own."""
-        return self.classes if self.classes is not None else None if self.y.ndim == 1 else self.y.shape[1]
-
     def rows(self, chosen: Any) -> "Table":
         """Some of the rows."""
-        return Table(self.x[chosen], self.y[chosen], None if self.weight is None else self.weight[chosen], self.classes)
+        return Table(self.x[chosen], self.y[chosen], None if self.weight is None else self.weight[chosen], self.task)
 
     def real(self) -> "Table":
         """The table in NumPy without padding."""
-        table = Table(np.asarray(self.x), np.asarray(self.y), self.weight, self.classes)
+        table = Table(np.asarray(self.x), np.asarray(self.y), self.weight, self.task)
         return table if self.weight is None else table.rows(np.asarray(self.weight) > 0)
 
 
@@ -70,28 +65,23 @@ def bucket(n: int) -> int:
     return -(-max(32, n) // step) * step
 
 
-def checked_table(x: Any, y: Any, sample_weight: Any, task: str) -> Table:
+def checked_table(x: Any, y: Any, sample_weight: Any, task: str | tasks.Task) -> Table:
     """A table fit to learn from; rows of weight 0 are left out.
 
     Raises:
       ValueError: if it is not, naming the argument, what was expected and what came.
     """
-    checks.check_choice("task", task, ("regression", "classification"))
     x = _rows(checks.check_x(x))
     if y is None:
         raise ValueError("y must hold the targets to learn, got None")
-    if task == "classification":
-        y, classes = checks.check_labels(y)
-        checks.check_rows(y, len(x))
-    else:
-        y, classes = np.asarray(checks.check_targets(y, len(x))).astype(np.float64, order="C"), None
+    task, y = tasks.checked_targets(task, y, len(x))
     weight = None
     if sample_weight is not None:
         weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)
         x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0] / weight.max()
-        if classes is None:
-            checks.check_targets(y, len(x))
-    table = Table(x, y, weight, classes)
+        if not task.varies(y):
+            checks.check_targets(y, len(x))  # says which column is constant
+    table = Table(x, y, weight, task)
     _check_range(table)
     return table
 
@@ -108,14 +98,7 @@ def checked_judge(validation: Any, table: Table) -> Table:
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}") from None
     try:
         x = _rows(checks.check_x(x, features=table.x.shape[1]))
-        if table.classes is not None:
-            y = checks.check_labels(y, table.classes)[0]
-        else:
-            y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
-            checks.check_finite("y", y)
-        if y.shape != (len(x), *table.y.shape[1:]):
-            raise ValueError(f"y must have shape {(len(x), *table.y.shape[1:])}, got {y.shape}")
-        judge = Table(x, y, None, table.classes)
+        judge = Table(x, table.task.held_out_targets(y, len(x)), None, table.task)
         _check_range(judge)
         return judge
     except ValueError as error:
@@ -173,7 +156,7 @@ class Scale:
         mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
         low, unit, y_mean = (None,) * 3
-        if table.classes is None:
+        if isinstance(table.task, tasks.Regression):
             low, unit, y_mean = table.y.min(0), np.ptp(table.y, axis=0), table.y.mean(0)
         return cls.by(mean, deviation, deviations, low, unit, y_mean)
 
@@ -220,7 +203,7 @@ class Scale:
         pad = lambda a: np.pad(a, [(0, bucket(n) - n)] + [(0, 0)] * (a.ndim - 1), mode="edge")
         weight = np.ones(n) if table.weight is None else table.weight
         weight = np.pad(weight.astype(np.float32), (0, bucket(n) - n))
-        return Table(pad(self.enter(table.x)), pad(self.y(table.y)), weight, table.classes)
+        return Table(pad(self.enter(table.x)), pad(self.y(table.y)), weight, table.task)
 
     def splits_from_unit(self, tree: ObliqueTree, origin: Any = "own") -> ObliqueTree:
         """The same splits on raw features, counted from the scale's origin or from another; leaves as they are."""
@@ -281,10 +264,7 @@ def losses_of(model: Any, table: Table, scale: Scale) -> np.ndarray:
     scaled to [0, 1]), or log loss.
     """
     outputs = np.asarray(model.predict(table.x), np.float64)
-    if table.classes is not None:
-        return -np.log(np.maximum(outputs[np.arange(len(table.y)), table.y], np.finfo(np.float32).tiny))
-    error = np.square(outputs - table.y).reshape(len(outputs), -1)
-    return (error if error.shape[1] == 1 else error / np.square(scale.y_unit)).mean(1)
+    return table.task.host_losses(outputs, table.y, scale.y_unit)
 
 
 def mean_loss(model: Any, table: Table, scale: Scale) -> float:

@@ -64,6 +64,20 @@ class ObliqueTree:
     leaves: Any
     origin: Origin | None = None
 
+    def refit(self, x: Any, y: Any, sample_weight: Any = None) -> "ObliqueTree":
+        """The tree with leaves set from its own hard routing of samples (GET, Algorithm 1: deterministic leaves).
+
+        Pure: means of the targets in each leaf, smoothed class frequencies (of logits, too), or shrunk linear models,
+        by the kind of the leaves, whose values do not matter.
+
+        Args:
+          x: samples counted from the tree's origin, ``(n, p)``.
+          y: targets, ``(n,)`` or ``(n, k)``, or classes.
+          sample_weight: nonnegative weights, ``(n,)``.
+        """
+        x, y, weight = jax.tree.map(jnp.asarray, (x, y, sample_weight))
+        return self.replace(leaves=self.leaves.refit(ops.hard(self.weights, self.bias, x), x, y, weight))
+
     @property
     def depth(self) -> int:
         """Depth of the perfect tree (a static int)."""

@@ -167,7 +167,7 @@ def _parts(recipe: Any, table: Table, validation: Any, key: Array) -> Iterator[_
     for fold in folds:
         rest = np.setdiff1d(order, fold)
         part = table.rows(rest)
-        if len(rest) < 2 or (table.classes is None and not np.ptp(part.y, axis=0).all()):
+        if len(rest) < 2 or not part.task.varies(part.y):
             raise ValueError(f"y must vary in the {len(rest)} rows drawn to tune by: give validation as a pair (x, y)")
         yield _Part(part, table.rows(fold), None)
 

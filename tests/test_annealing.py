@@ -10,6 +10,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.tree import DecisionTreeClassifier
 
 import jtrees
+from jtrees.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -172,7 +173,7 @@ def test_linear_leaves_are_refused_for_classes():
         fit(X, Y, leaves="linear")
     for method in (jtrees.get, jtrees.raddt):
         with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
-            method(2, 1.0, leaves="linear", classes=3)
+            method(2, 1.0, leaves="linear", task=Classification(3))
 
 
 # --- The methods -----------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ def classes(data):
 
 def test_loss_of_classes_is_the_expected_log_loss(classes):
     x, y = map(np.asarray, classes)
-    method = jtrees.get(DEPTH, 6.0, classes=3)
+    method = jtrees.get(DEPTH, 6.0, task=Classification(3))
 
     @jax.jit
     def evaluated(batch):
@@ -230,10 +231,3 @@ def test_raddt_trains_and_its_score_is_that_of_the_hardened_tree(data, classes, 
         assert log_loss(hard, x, y) == pytest.approx(float(result.score), rel=1e-4)
     else:
         assert np.mean((hard.predict(x) - y) ** 2) == pytest.approx(float(result.score), rel=1e-4)
-
-
-@pytest.mark.parametrize("method", [jtrees.get, jtrees.raddt])
-def test_fewer_than_two_classes_are_refused_by_the_methods(method):
-    for classes, message in [(1, "at least 2, got 1"), (0, "at least 2, got 0"), (2.5, "a whole number, got 2.5")]:
-        with pytest.raises(ValueError, match=f"classes must be {message}"):
-            method(2, 1.0, classes=classes)

@@ -11,8 +11,7 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import ops, training
-from jtrees.leaves import Constant, Frequency
+from jtrees import training
 from jtrees.recipes import Rounds, Watch, run_rounds
 
 SLOW = pytest.mark.slow
@@ -43,10 +42,8 @@ class Stump(jtrees.Recipe):
     def begin(self, start, table, *, key):
         x, y, weight = training.normalised(table.batch)
         tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), None)
-        shape = (2, *y.shape[1:]) if table.classes is None else (2, table.classes)
-        empty = (Constant if table.classes is None else Frequency)(jnp.zeros(shape))
-        leaves = empty.refit(ops.hard(tree.weights, tree.bias, x), x, y, weight)
-        return tree.replace(leaves=leaves), start, table.weight, jax.random.key_data(key)
+        empty = jtrees.leaves.kind_of("constant", table.task).empty(2, 0, table.task.shape)
+        return tree.replace(leaves=empty).refit(x, y, weight), start, table.weight, jax.random.key_data(key)
 
     def round(self, i, state, table, judge, rounds):
         return state, jnp.zeros(1)

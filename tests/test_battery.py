@@ -17,6 +17,7 @@ import sweeps
 
 import jtrees
 from jtrees import Batch, options, recipes, training
+from jtrees.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -40,13 +41,13 @@ def same(a, b, **tolerance):
 METHODS = {
     "get": (lambda alpha: jtrees.get(2, alpha), (5.0, 20.0), Y),
     "get, linear leaves": (lambda alpha: jtrees.get(2, alpha, leaves="linear"), (5.0, 20.0), Y),
-    "get, classes": (lambda alpha: jtrees.get(2, alpha, classes=3), (5.0, 20.0), CLASS),
+    "get, classes": (lambda alpha: jtrees.get(2, alpha, task=Classification(3)), (5.0, 20.0), CLASS),
     "raddt": (lambda scale: jtrees.raddt(2, scale), (5.0, 20.0), Y),
     "dgt": (lambda l1: jtrees.dgt(2, widths=(4,), l1=l1), (0.0, 0.1), Y),
     "pat": (lambda slope: jtrees.pat(2, slope), (1.0, 5.0), Y),
     "latent": (lambda penalty: jtrees.latent(2, penalty), (0.1, 1.0), Y),
     "tel": (lambda gamma: jtrees.tel(2, 3, gamma), (0.5, 1.0), Y),
-    "nongreedy": (lambda nu: jtrees.nongreedy(2, nu, classes=3), (1.0, 10.0), CLASS),
+    "nongreedy": (lambda nu: jtrees.nongreedy(2, nu, task=Classification(3)), (1.0, 10.0), CLASS),
 }
 
 

@@ -15,6 +15,7 @@ from jtrees import blocking, recipes
 from jtrees.leaves import Constant, Logit
 from jtrees.methods.dgt import ChainedTree, falling, random_chain
 from jtrees.routing import mean_size, path_sum
+from jtrees.tasks import Classification, Regression
 
 SLOW = pytest.mark.slow
 RECIPE = jtrees.DGT(depth=3, epochs=30, batch_size=50, widths=(16, 16))
@@ -36,6 +37,10 @@ def chain(depth=3, p=4, widths=(7, 5), outputs=(), classes=None, seed=0):
     factors = tuple(rng.normal(size=(b, a)) / np.sqrt(a) for a, b in itertools.pairwise(sizes))
     values = rng.normal(size=(2**depth, *outputs) if classes is None else (2**depth, classes))
     return ChainedTree(factors, Constant(values) if classes is None else Logit(values))
+
+
+def task_of(outputs=(), classes=None):
+    return Classification(classes) if classes else Regression(*outputs)
 
 
 def samples(n=30, p=4, outputs=(), classes=None, seed=1):
@@ -120,7 +125,7 @@ def test_a_random_chain_is_uniform():
 @pytest.mark.parametrize(("outputs", "classes"), [((), None), ((2,), None), ((), 3)])
 def test_loss_is_that_of_the_hard_tree(x64, outputs, classes):
     (x, y), params = samples(outputs=outputs, classes=classes), chain(outputs=outputs, classes=classes)
-    method = jtrees.dgt(3, classes=classes, l1=0.1, l2=0.01)
+    method = jtrees.dgt(3, task=task_of(outputs, classes), l1=0.1, l2=0.01)
     loss, score = loss_and_score(method, params, jtrees.Batch(x, y))
     tree = params.tree()
     answers = np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)]
@@ -217,7 +222,7 @@ def test_leaves_refitted_or_as_learnt(data, classes):
     x, y = data
     y = y if classes is None else (y > 0).astype(np.int32)
     params = jax.tree.map(np.float32, chain(2, 3, (4,), classes=classes))
-    methods = [jtrees.dgt(2, classes=classes, refit=refit) for refit in (False, True)]
+    methods = [jtrees.dgt(2, task=task_of((), classes), refit=refit) for refit in (False, True)]
     learnt, refit = jax.jit(lambda params, batch: [m.harden(params, batch) for m in methods])(
         params, jtrees.Batch(x, y)
     )
@@ -524,7 +529,6 @@ def test_bad_arguments_are_refused(data, options, message):
         (lambda: jtrees.dgt(2, l1=-1.0), "l1"),
         (lambda: jtrees.dgt(2, l2=-1.0), "l2"),
         (lambda: jtrees.dgt(2, loss="squared"), "loss must be a function"),
-        (lambda: jtrees.dgt(2, classes=1), "classes must be at least 2, got 1"),
         (lambda: jtrees.pat(2, 0.0), "slope"),
         (lambda: jtrees.pat(17, 1.0), "depth"),
     ],
@@ -540,7 +544,7 @@ def test_bad_labels_are_refused(data):
     for labels, message in [(one_class, "at least two classes"), (gap, "no sample of class 1"), (y, "whole numbers")]:
         with pytest.raises(ValueError, match=message):
             fit(x, labels, task="classification")
-    method = jtrees.dgt(2, classes=2)
+    method = jtrees.dgt(2, task=Classification(2))
     for labels, message in [
         (gap, "y must hold classes 0..1, got labels from 0 to 2"),
         (y, "y must hold whole numbers"),
@@ -595,7 +599,7 @@ def test_pat_in_classification(data):
 @pytest.mark.slow
 def test_pat_is_trained_by_any_optimiser(data):
     x, y = jnp.asarray(data[0]), jnp.asarray((data[1] > 0).astype(np.int32))
-    method = jtrees.pat(2, 5.0, classes=2)
+    method = jtrees.pat(2, 5.0, task=Classification(2))
     run = lambda batch: jtrees.train(method, batch, key=key(), optimizer=optax.sgd(1.0), steps=100)
     result = jax.jit(run)(jtrees.Batch(x, y))
     assert result.losses[-1] < 0.7 * result.losses[0]

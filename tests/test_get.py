@@ -533,7 +533,10 @@ def test_bad_tables_are_refused(x, y, message):
         ({"epochs": 2**40}, "epochs must be at most"),
         ({"leaves": "quadratic"}, "leaves must be one of 'constant', 'linear', got 'quadratic'"),
         ({"leaves": None}, "leaves must be one of 'constant', 'linear', got None"),
-        ({"task": "ranking"}, "task must be one of 'regression', 'classification', got 'ranking'"),
+        (
+            {"task": "ranking"},
+            "task must be one of 'regression', 'classification', or a task such as jtrees.Classification(3), got 'ranking'",
+        ),
     ],
 )
 def test_bad_options_are_refused(options, message):

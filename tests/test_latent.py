@@ -20,6 +20,7 @@ from sklearn.metrics import r2_score
 import jtrees
 from jtrees import Architecture, Batch, LatentTree, isotonic, prediction, routing
 from jtrees.recipes import Watch
+from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -122,7 +123,7 @@ def own_split(features: int, nodes: int, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def test_parts_of_ones_own_and_hidden_layers_learn_and_compile_once(table, count_compilations):
-    of, batch = Architecture(1, None, own_split, "mlp", "z", 8, 0.1), unit(table, 64)
+    of, batch = Architecture(1, own_split, "mlp", "z", 8, 0.1), unit(table, 64)
     batch = batch._replace(y=batch.x[:, 0] / 3)
     params, losses = some_params(of, 4), []
     for i in range(100):
@@ -142,7 +143,7 @@ def trained(of, batch, key, penalty):
 @pytest.mark.parametrize("split", ["linear", "elu", "mlp", own_split])
 @pytest.mark.parametrize("predictor", ["linear", "mlp"])
 def test_every_kind_trains_and_compiles_once(split, predictor, table, count_compilations):
-    of = Architecture(2, None, split, predictor, "z", 8, 0.1)
+    of = Architecture(2, split, predictor, "z", 8, 0.1)
     losses = trained(of, unit(table), KEY, 0.1)
     assert losses[-20:].mean() < 0.8 * losses[:5].mean()
     assert count_compilations(trained, of, unit(table), jax.random.key(1), 0.3) == 0
@@ -209,7 +210,7 @@ def absolute(outputs, y):
 def test_several_targets_and_a_loss_of_ones_own():
     x = jax.random.normal(KEY, (100, 3))
     y = jnp.stack([x[:, 0], (x[:, 1] > 0) * 1.0], axis=1)
-    method = jtrees.latent(Architecture(2, outputs=2), 0.1, loss=absolute)
+    method = jtrees.latent(2, 0.1, task=Regression(2), loss=absolute)
     train = lambda key: jtrees.train(method, Batch(x, y), key=key, optimizer=optax.adam(0.05), steps=200)
     result = jax.jit(train)(jax.random.key(1))
     assert method.predict(result.params, x).shape == (100, 2)
@@ -368,7 +369,7 @@ def test_the_loss_of_logits_and_their_softmax(table):
 
     @jax.jit
     def both(params, batch):
-        method = jtrees.latent(SEEN, 0.2, classes=3, loss=smoothed)
+        method = jtrees.latent(SEEN, 0.2, task=Classification(3), loss=smoothed)
         return method.loss(params, batch, key=KEY, step=0)[0], method.predict(params, batch.x)
 
     loss, answers = both(params, batch)
@@ -434,7 +435,7 @@ def test_a_padded_fit_is_the_search_on_what_is_there(n, table):
     result = jtrees.fit(recipe, x, y, key=KEY)
     whole = recipe.table(x, y, None, "regression")
     scale = recipe.scale(whole)
-    bare = jtrees.recipes.Table(jnp.asarray(scale.enter(whole.x)), jnp.asarray(scale.y(whole.y)), None, None)
+    bare = jtrees.recipes.Table(jnp.asarray(scale.enter(whole.x)), jnp.asarray(scale.y(whole.y)), None, Regression())
     search = jax.jit(lambda recipe, table, key: recipe.search(None, table, None, key=key))
     found = search(recipe.checked(whole), bare, jax.random.split(KEY, 3)[1])
     # float32, thirty updates
@@ -498,7 +499,7 @@ def test_targets_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"y must have no columns, as outputs has it, got shape \(10, "):
         jtrees.train(jtrees.latent(1, 0.1), batch, key=KEY, optimizer=optax.sgd(0.1), steps=1)
     with pytest.raises(ValueError, match=r"y must have 2 columns, as outputs has it, got shape \(10, "):
-        jtrees.latent(Architecture(1, outputs=2), 0.1).init(batch, key=KEY)
+        jtrees.latent(1, 0.1, task=Regression(2)).init(batch, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -547,17 +548,15 @@ def test_bad_options(change, message, table):
 
 
 @pytest.mark.parametrize(
-    ("of", "classes", "message"),
+    ("of", "message"),
     [
-        (2, 1, "classes must be at least 2, got 1"),
-        (Architecture(2, outputs=0), None, "outputs must be at least 1"),
-        (Architecture(2, outputs=2), 3, "outputs must be None in classification, or 3, the classes, got 2"),
-        ("2", None, "depth must be a whole number"),
+        (2.5, "depth must be a whole number"),
+        ("2", "depth must be a whole number"),
     ],
 )
-def test_bad_options_of_the_method(of, classes, message):
+def test_bad_options_of_the_method(of, message):
     with pytest.raises(ValueError, match=message):
-        jtrees.latent(of, 0.1, classes=classes)
+        jtrees.latent(of, 0.1)
 
 
 def stateful_split(features: int, nodes: int, rngs: nnx.Rngs) -> nnx.Module:

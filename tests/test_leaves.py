@@ -11,6 +11,7 @@ import pytest
 from jtrees import leaves
 from jtrees.leaves import Constant, Frequency, Linear, Logit
 from jtrees.leaves.constant import effective, number_text
+from jtrees.tasks import Classification, Regression
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
 
@@ -264,11 +265,11 @@ def test_leaves_to_train_from():
     def starts(key):
         shared = key, LEAVES, x
         return [
-            Constant.start(*shared, y[:, 0]),
-            Constant.start(*shared, y),
-            Linear.start(*shared, y[:, 0]),
-            Linear.start(*shared, y),
-            Logit.start(*shared, y, CLASSES),
+            Constant.start(*shared, y[:, 0], ()),
+            Constant.start(*shared, y, (2,)),
+            Linear.start(*shared, y[:, 0], ()),
+            Linear.start(*shared, y, (2,)),
+            Logit.start(*shared, y, (CLASSES,)),
         ]
 
     one, both, linear, linears, logit = jax.tree.map(np.asarray, jax.jit(starts)(jax.random.key(0)))
@@ -411,10 +412,10 @@ def test_numbers_as_text():
 
 
 def test_kinds_by_name():
-    assert leaves.kind_of("constant", None) is Constant
-    assert leaves.kind_of("linear", None) is Linear
-    assert leaves.kind_of("constant", 3) is Logit
+    assert leaves.kind_of("constant", Regression()) is Constant
+    assert leaves.kind_of("linear", Regression()) is Linear
+    assert leaves.kind_of("constant", Classification(3)) is Logit
     with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
-        leaves.kind_of("linear", 2)
+        leaves.kind_of("linear", Classification(2))
     with pytest.raises(ValueError, match="leaves must be one of 'constant', 'linear', got 'cubic'"):
-        leaves.kind_of("cubic", None)
+        leaves.kind_of("cubic", Regression())

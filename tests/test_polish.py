@@ -223,7 +223,7 @@ def polish_one_by_one(tree, x, y, key):
             now = [jnp.asarray(a, jnp.float32) for a in (w * span, b + w @ low)]
             found = [grown]
             for first in (grown, jtrees.ObliqueTree(*now, None)):
-                found.append(one_start(first, alphas, Table(x01, y01, None, None), depth))
+                found.append(one_start(first, alphas, Table(x01, y01, None, jtrees.Regression()), depth))
             for candidate in found:
                 w, b = np.array(tree.weights), np.array(tree.bias)
                 w[nodes] = np.asarray(candidate.weights) / span

@@ -281,7 +281,10 @@ def test_without_progress_nothing_is_said(table, capsys):
         ),
         ({"validation": (np.ones((2, 2)), ["a", "b"])}, "validation: y must be numeric, got values of type <U1"),
         ({"y": None}, "y must hold the targets to learn, got None"),
-        ({"task": "ranking"}, "task must be one of 'regression', 'classification', got 'ranking'"),
+        (
+            {"task": "ranking"},
+            "task must be one of 'regression', 'classification', or a task such as jtrees.Classification(3), got 'ranking'",
+        ),
         ({"validation": 0.3}, r"validation must be a pair \(x, y\), got float"),
         ({"validation": np.ones((2, 2))}, r"validation must be a pair \(x, y\), got ndarray"),
         ({"validation": (np.ones((3, 2)),)}, r"validation must be a pair \(x, y\), got tuple"),

@@ -12,6 +12,7 @@ import jtrees
 from jtrees import ObliqueTree
 from jtrees.leaves import Constant, Frequency, Linear
 from jtrees.table import Scale, Table, bucket, checked_judge, checked_table, losses_of, mean_loss
+from jtrees.tasks import Classification, Regression
 
 N = 200
 
@@ -25,7 +26,7 @@ def columns(seed=0):
 def scaled(column, weight=None, deviations=1.0):
     """A column as training sees it."""
     x = np.asarray(column)[:, None]
-    scale = Scale.of(Table(x, np.arange(len(x), dtype=float), weight, None), deviations)
+    scale = Scale.of(Table(x, np.arange(len(x), dtype=float), weight, Regression()), deviations)
     return scale.enter(x)[:, 0]
 
 
@@ -35,7 +36,7 @@ def scaled(column, weight=None, deviations=1.0):
 def test_a_table_to_learn_from():
     x, y = columns()
     table = checked_table(x.astype(np.float32), y.tolist(), None, "regression")
-    assert (table.x.dtype, table.y.dtype, table.weight, table.classes) == (np.float32, np.float64, None, None)
+    assert (table.x.dtype, table.y.dtype, table.weight, table.task) == (np.float32, np.float64, None, Regression())
     assert table.outputs is None
     assert np.array_equal(table.x, x.astype(np.float32)) and np.array_equal(table.y, y)
     assert checked_table(x, y[:, None], None, "regression").outputs == 1
@@ -44,7 +45,7 @@ def test_a_table_to_learn_from():
     truth = checked_table(x, y > 0, None, "regression")
     assert set(truth.y) == {0.0, 1.0}
     table = checked_table(jnp.asarray(x), np.arange(N) % 3.0, None, "classification")
-    assert (table.y.dtype, table.classes, table.outputs) == (np.int32, 3, 3)
+    assert (table.y.dtype, table.task) == (np.int32, Classification(3))
     assert isinstance(table.x, np.ndarray)
 
 
@@ -75,7 +76,7 @@ def test_rows_of_weight_zero_are_left_out_and_only_ratios_matter():
     assert np.array_equal(whole.weight, table.weight)
     part = table.rows(slice(0, 5))
     assert len(part.x) == len(part.y) == len(part.weight) == 5
-    padding = Table(x, y, weight, None).real()
+    padding = Table(x, y, weight, Regression()).real()
     assert np.array_equal(padding.x, table.x)
 
 
@@ -85,7 +86,13 @@ X, Y = columns()
 @pytest.mark.parametrize(
     ("x", "y", "weight", "task", "message"),
     [
-        (X, Y, None, "ranking", "task must be one of 'regression', 'classification', got 'ranking'"),
+        (
+            X,
+            Y,
+            None,
+            "ranking",
+            "task must be one of 'regression', 'classification', or a task such as jtrees.Classification(3), got 'ranking'",
+        ),
         (X, None, None, "regression", "y must hold the targets to learn, got None"),
         (X[:, 0], Y, None, "regression", "x must have shape (n, p), got shape (200,): use x[:, None]"),
         (X, Y[1:], None, "regression", "x and y must have the same number of rows, got 200 and 199"),
@@ -134,12 +141,12 @@ def test_what_cannot_be_learnt_from_is_refused(x, y, weight, task, message):
 def test_samples_to_judge_by():
     table = checked_table(X, Y, None, "regression")
     judge = checked_judge((X[:5].tolist(), Y[:5] > 0), table)
-    assert (judge.x.dtype, judge.y.dtype, judge.weight, judge.classes) == (np.float64, np.float64, None, None)
+    assert (judge.x.dtype, judge.y.dtype, judge.weight, judge.task) == (np.float64, np.float64, None, Regression())
     assert len(checked_judge([X[:1], Y[:1]], table).x) == 1  # one is enough, and so is one value
     several = checked_table(X, np.stack([Y, -Y], 1), None, "regression")
     assert checked_judge((X, np.stack([Y, Y], 1)), several).y.shape == (N, 2)
     classes = checked_table(X, np.arange(N) % 3, None, "classification")
-    assert checked_judge((X[:2], [0, 1]), classes).classes == 3  # not every class need be there
+    assert checked_judge((X[:2], [0, 1]), classes).task == Classification(3)  # not every class need be there
 
 
 @pytest.mark.parametrize(
@@ -190,7 +197,7 @@ def test_buckets_hold_a_sixteenth_more_at_the_most_and_neighbours_share_them():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_scaled_table_is_padded_by_rows_of_weight_zero(weighted):
     weight = np.linspace(0.5, 1, 197) if weighted else None
-    table = Table(X[:197], Y[:197], weight, None)
+    table = Table(X[:197], Y[:197], weight, Regression())
     unit = Scale.of(table, 1.0).unit(table)
     assert len(unit.x) == len(unit.y) == len(unit.weight) == bucket(197) > 197
     assert {unit.x.dtype, unit.y.dtype, unit.weight.dtype} == {np.dtype(np.float32)}
@@ -198,7 +205,7 @@ def test_a_scaled_table_is_padded_by_rows_of_weight_zero(weighted):
     assert not unit.weight[197:].any()
     assert np.array_equal(unit.x[197:], np.repeat(unit.x[196:197], len(unit.x) - 197, axis=0))
     assert len(unit.real().x) == 197
-    classes = Table(X[:197], (Y[:197] > 0).astype(np.int32), weight, 2)
+    classes = Table(X[:197], (Y[:197] > 0).astype(np.int32), weight, Classification(2))
     unit = Scale.of(classes, 1.0).unit(classes)
     assert unit.y.dtype == np.int32
     assert np.array_equal(unit.y[:197], classes.y)
@@ -223,7 +230,7 @@ def test_features_have_mean_zero_and_so_many_deviations(weighted, deviations):
 @pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 1e30, -1e-40])
 def test_constant_columns_are_zero_whatever_new_samples_hold(value):
     x = np.full((N, 1), value)
-    scale = Scale.of(Table(x, Y, None, None), 1.0)
+    scale = Scale.of(Table(x, Y, None, Regression()), 1.0)
     assert scale.constant.all()
     assert not scale.enter(np.array([[value], [3.0], [-1e30]])).any()
 
@@ -291,7 +298,7 @@ def test_a_row_of_hardly_any_weight_may_be_all_that_varies(tiny, value):
 
 def test_jax_arrays_are_scaled_as_numpy_arrays_are():
     x = np.round(X * [1, 1000, 10]) + np.array([1e6, 0, 300])
-    scale = Scale.of(Table(x, Y, None, None), 1.0)
+    scale = Scale.of(Table(x, Y, None, Regression()), 1.0)
     expected = scale.enter(x)
     compiled = jax.jit(scale.enter)
     for dtype in (jnp.float32, jnp.int32):
@@ -300,7 +307,7 @@ def test_jax_arrays_are_scaled_as_numpy_arrays_are():
 
 def test_targets_are_scaled_each_by_itself():
     y = np.stack([Y, 1e8 + 5 * Y], axis=1)
-    scale = Scale.of(Table(X, y, None, None), 1.0)
+    scale = Scale.of(Table(X, y, None, Regression()), 1.0)
     unit = scale.y(y)
     assert unit.dtype == np.float32
     np.testing.assert_allclose([unit.min(0), unit.max(0)], [[0, 0], [1, 1]], atol=1e-7)
@@ -309,9 +316,9 @@ def test_targets_are_scaled_each_by_itself():
     np.testing.assert_allclose(scale.leave(unit), y, atol=1e-6)
     np.testing.assert_allclose(jax.jit(scale.leave)(unit), y, rtol=1e-7, atol=1e-6)
     assert scale.loss_unit == 1  # units differ: losses stay scaled
-    alone = Scale.of(Table(X, 3 * Y, None, None), 1.0)
+    alone = Scale.of(Table(X, 3 * Y, None, Regression()), 1.0)
     assert alone.loss_unit == pytest.approx(9 * np.ptp(Y) ** 2)
-    assert Scale.of(Table(X, (Y > 0).astype(np.int32), None, 2), 1.0).loss_unit == 1
+    assert Scale.of(Table(X, (Y > 0).astype(np.int32), None, Classification(2)), 1.0).loss_unit == 1
 
 
 # --- Trees carried back ----------------------------------------------------------------------------------------------
@@ -337,7 +344,7 @@ def drawn_tree(kind, seed=4):
 def test_a_tree_answers_the_same_in_the_users_units(shift, kind):
     x = X * [1, 100, 1] + SHIFTS[shift]
     y = {"two outputs": np.stack([Y, 1e8 - Y], 1), "frequency": (Y > 0).astype(np.int32)}.get(kind, Y + 1e9)
-    table = Table(x, y, None, 2 if kind == "frequency" else None)
+    table = Table(x, y, None, Classification(2) if kind == "frequency" else Regression())
     scale, tree = Scale.of(table, 1 / 3), drawn_tree(kind)
     raw = scale.from_unit(tree)
     unit = scale.enter(x)
@@ -360,17 +367,17 @@ def test_a_tree_answers_the_same_in_the_users_units(shift, kind):
 
 
 def test_there_is_an_origin_only_where_it_is_needed():
-    scale = Scale.of(Table(X, Y, None, None), 1.0)
+    scale = Scale.of(Table(X, Y, None, Regression()), 1.0)
     assert scale.origin is None
     assert scale.from_unit(drawn_tree("constant")).origin is None
-    origin = Scale.of(Table(X + np.array([0, 100, 0]), Y, None, None), 1.0).origin
+    origin = Scale.of(Table(X + np.array([0, 100, 0]), Y, None, Regression()), 1.0).origin
     assert origin.x[1] == pytest.approx(100, abs=0.5) and not origin.x[[0, 2]].any()
     assert origin.y == 0
-    assert Scale.of(Table(X + 100, (Y > 0).astype(np.int32), None, 2), 1.0).origin.y is None
+    assert Scale.of(Table(X + 100, (Y > 0).astype(np.int32), None, Classification(2)), 1.0).origin.y is None
 
 
 def test_a_split_on_another_trees_origin_is_the_same_split():
-    table = Table(X + np.array([1e6, 0, 0]), Y, None, None)
+    table = Table(X + np.array([1e6, 0, 0]), Y, None, Regression())
     scale, tree = Scale.of(table, 1.0), drawn_tree("constant")
     part = Scale.of(table.rows(X[:, 0] > 0.5), 1.0)  # another centre
     assert part.origin.x[0] != scale.origin.x[0]
@@ -383,7 +390,7 @@ def test_a_split_on_another_trees_origin_is_the_same_split():
 
 @pytest.mark.parametrize("size", [1e37, 1e-28])
 def test_splits_on_features_of_any_size_are_finite(size):
-    scale = Scale.of(Table(size * X / 10, Y, None, None), 1 / 3)
+    scale = Scale.of(Table(size * X / 10, Y, None, Regression()), 1 / 3)
     raw = scale.from_unit(drawn_tree("linear"))
     assert all(np.isfinite(a).all() for a in (raw.weights, raw.bias))
     clear = np.abs(np.asarray(raw.weights, float) @ (size * X.T / 10) + np.asarray(raw.bias, float)[:, None]).min(0) > 0
@@ -393,7 +400,7 @@ def test_splits_on_features_of_any_size_are_finite(size):
 
 def test_merged_on_the_way_back():
     tree = drawn_tree("constant").replace(leaves=Constant(jnp.asarray([0.5, 0.5, 0.1, 0.5])))
-    raw = Scale.of(Table(X, Y, None, None), 1.0).from_unit(tree)
+    raw = Scale.of(Table(X, Y, None, Regression()), 1.0).from_unit(tree)
     assert raw.splits.tolist() == [True, False, True]
 
 
@@ -401,7 +408,7 @@ def test_merged_on_the_way_back():
 def test_leaves_are_set_from_the_routing_of_raw_samples(weighted):
     x, y = X + np.array([1e6, 0, 0]), Y + 1e7
     weight = np.random.default_rng(2).uniform(0.1, 1, N) if weighted else None
-    table = Table(x, y, weight, None)
+    table = Table(x, y, weight, Regression())
     scale = Scale.of(table, 1.0)
     splits = scale.splits_from_unit(drawn_tree("constant"))
     tree, criterion = scale.refitted(splits, Constant(jnp.zeros(4)), table)
@@ -418,18 +425,20 @@ def test_losses_of_a_model_on_each_sample():
             self.predict = lambda x: answers
 
     rng = np.random.default_rng(0)
-    scale = Scale.of(Table(X, Y, None, None), 1.0)
-    np.testing.assert_allclose(losses_of(Model(Y + 2), Table(X, Y, None, None), scale), 4.0)
+    scale = Scale.of(Table(X, Y, None, Regression()), 1.0)
+    np.testing.assert_allclose(losses_of(Model(Y + 2), Table(X, Y, None, Regression()), scale), 4.0)
     y = np.stack([Y, 10 * Y], 1)
-    several = Table(X, y, None, None)
+    several = Table(X, y, None, Regression())
     found = losses_of(Model(y + np.array([1, 10])), several, Scale.of(several, 1.0))
     np.testing.assert_allclose(found, 1 / np.ptp(Y) ** 2)
     labels, frequencies = rng.integers(0, 3, N), rng.dirichlet(np.ones(3), N)
     labels[0], frequencies[0] = 0, [0, 0.5, 0.5]
     expected = -np.log(np.maximum(frequencies[np.arange(N), labels], np.finfo(np.float32).tiny))
-    np.testing.assert_allclose(losses_of(Model(frequencies), Table(X, labels, None, 3), scale), expected)
+    np.testing.assert_allclose(
+        losses_of(Model(frequencies), Table(X, labels, None, Classification(3)), scale), expected
+    )
     weight = rng.uniform(size=N)
-    weighted = mean_loss(Model(frequencies), Table(X, labels, weight, 3), scale)
+    weighted = mean_loss(Model(frequencies), Table(X, labels, weight, Classification(3)), scale)
     assert weighted == pytest.approx(np.average(expected, weights=weight))
 
 

@@ -14,6 +14,7 @@ import jtrees
 from jtrees import Batch, Ensemble
 from jtrees.leaves.constant import effective
 from jtrees.methods.ensemble import hardened
+from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -52,11 +53,11 @@ def lazy_adam_plainly(params, moments, gradient, count, rate):
 def test_steps_in_rows_are_lazy_adam(width, l2, x64):
     """Whichever way the gradient is found: level by level, where a batch does not fit, or path by path."""
     gamma, rate = 0.7, 0.05
-    method = jtrees.tel(3, 2, gamma, classes=3, l2=l2, learning_rate=rate, width=width)
+    method = jtrees.tel(3, 2, gamma, task=Classification(3), l2=l2, learning_rate=rate, width=width)
     params = random_params(k=3)
     state = jtrees.lazy_adam(rate).init(params)
     now, moments = jax.tree.leaves(params), [[np.zeros_like(a) for a in jax.tree.leaves(params)] for _ in range(2)]
-    plain = jtrees.tel(3, 2, gamma, classes=3)
+    plain = jtrees.tel(3, 2, gamma, task=Classification(3))
     slope = jax.jit(jax.grad(lambda params, batch: plain.loss(params, batch, key=KEY, step=0)[0]))
     update = jax.jit(lambda params, state, batch: method.update(params, state, batch, key=KEY, step=0))
     rested = 0
@@ -99,7 +100,7 @@ def test_a_run_is_the_same_whichever_way_it_goes(count_compilations, x64):
     data = Batch(jnp.asarray(X), jnp.asarray(CLASS, jnp.int32))
     ends = []
     for width in (None, 2):
-        method = jtrees.tel(4, 3, 0.3, classes=3, learning_rate=0.05, width=width)
+        method = jtrees.tel(4, 3, 0.3, task=Classification(3), learning_rate=0.05, width=width)
         optimizer = jtrees.lazy_adam(0.05)
         options = {"optimizer": optimizer, "steps": 40, "batch_size": 50}
         advance = jax.jit(partial(jtrees.advance, method, data=data, **options))
@@ -144,7 +145,7 @@ def indicators(params, x):
 def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     params, weight = random_params(depth=3, k=columns), np.linspace(0, 2, 400)
     y = np.stack([Y, X[:, 3]], 1)[:, :columns] if columns else Y
-    forest = hardened(params, Batch(X, y, weight), None)
+    forest = hardened(params, Batch(X, y, weight), Regression())
     design, start = indicators(params, X), np.concatenate(params.leaf_values).reshape(16, -1)
     target = y.reshape(400, -1) - design @ start
     change = (
@@ -161,7 +162,7 @@ def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
 def test_leaves_are_refitted_by_one_logistic_regression(x64):
     params = random_params(depth=3, k=3, scale=1.0)
     zero = params.replace(leaf_values=np.zeros_like(params.leaf_values))
-    forest = hardened(zero, Batch(X, CLASS, None), 3)
+    forest = hardened(zero, Batch(X, CLASS, None), Classification(3))
     model = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-8, max_iter=1000)
     chances = model.fit(indicators(params, X), CLASS).predict_proba(indicators(params, X))
     np.testing.assert_allclose(forest.apply(jnp.asarray(X)), chances, atol=1e-3)  # a hundred steps of L-BFGS
@@ -170,7 +171,7 @@ def test_leaves_are_refitted_by_one_logistic_regression(x64):
 
 def test_a_leaf_that_no_sample_reaches_keeps_what_it_learnt():
     params = random_params(k=0, dtype=np.float32)
-    forest = hardened(params, Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32)), None)
+    forest = hardened(params, Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32)), Regression())
     reached = indicators(params, X[:3].astype(np.float32)).any(0).reshape(2, 8)
     changed = np.asarray(forest.trees.leaves.values) != params.leaf_values
     np.testing.assert_array_equal(changed, reached)
@@ -200,7 +201,7 @@ def test_products_of_features_are_learnt(lazy):
     assert 1 <= found.report["reachable_leaves"] < 8 and not found.report["overflows"]
     assert found.tree is None
     assert repr(found.model) == (
-        "EnsembleModel(trees=5, depth=3, features=4, step='smooth', classes=None, parameters=215)"
+        "EnsembleModel(trees=5, depth=3, features=4, step='smooth', Regression(outputs=None), parameters=215)"
     )
 
 
@@ -262,6 +263,6 @@ def test_bad_options_are_named():
         with pytest.raises(ValueError, match=message):
             jtrees.fit(SMALL.replace(**options), X, Y, key=KEY)
     with pytest.raises(ValueError, match="classes must be at least 2, got 1"):
-        jtrees.tel(2, classes=1)
+        jtrees.tel(2, task=Classification(1))
     with pytest.raises(ValueError, match='learning_rate must be None with step="logistic"'):
         jtrees.tel(2, step="logistic", learning_rate=0.1)

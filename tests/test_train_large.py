@@ -22,6 +22,7 @@ from experiments.blocks import DataError, Shards, Synthetic
 from experiments.checkpoints import CheckpointError, Checkpoints
 import jtrees
 from jtrees import training
+from jtrees.tasks import Classification
 
 TARGET = {"npy": None, "parquet": "price"}
 TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)
@@ -428,13 +429,6 @@ def test_rows_of_every_source_are_counted_in_double_precision():
     np.testing.assert_allclose(moved.judge.x - far, of.judge.x, atol=1e-6)
 
 
-def test_a_class_that_comes_late_is_named():
-    of = job("--task", "classification")
-    of = of._replace(sample=of.sample.replace(classes=1))
-    with pytest.raises(DataError, match=r"classes must be among the 1 of the first blocks, got 1 in block \d+"):
-        next(rounds.stream(of))
-
-
 def table_of(folder, targets=None, columns=None):
     """The job of a folder with a shard of 1030 rows, of which columns may be replaced; blocks of 100, two held out."""
     shards(folder, "npy", [(0, 10)])
@@ -477,7 +471,7 @@ def test_the_loss_of_a_constant_in_classification(tmp_path):
     """That of the frequencies of the training rows, of which none is 0."""
     targets = np.where(np.arange(1030) % 4 == 0, 2, 0)
     of = table_of(tmp_path / "data", targets)()
-    np.testing.assert_allclose(of.sample.classes, 3)
+    assert of.sample.task == Classification(3)
     shares = np.array([601, 1, 201]) / 803
     np.testing.assert_allclose(rounds.Judge(of).constant_loss, -(0.75 * np.log(shares[0]) + 0.25 * np.log(shares[2])))
 

@@ -12,6 +12,7 @@ import pytest
 
 import jtrees
 from jtrees import training
+from jtrees.tasks import Classification
 from jtrees.training import Batch, Method
 
 DEPTH = 2
@@ -534,7 +535,9 @@ def test_parameters_of_another_model_are_refused(xy):
         jtrees.start(GET, wide, key=KEY, optimizer=optimizer, params=params)
 
 
-@pytest.mark.parametrize("make", [lambda: jtrees.get(DEPTH, 5.0, classes=3), lambda: jtrees.dgt(DEPTH, classes=3)])
+@pytest.mark.parametrize(
+    "make", [lambda: jtrees.get(DEPTH, 5.0, task=Classification(3)), lambda: jtrees.dgt(DEPTH, task=Classification(3))]
+)
 def test_labels_that_are_no_classes_are_refused(plane, make):
     for shift in (-1, 1):
         labels = plane._replace(y=jnp.arange(11) % 3 + shift)
@@ -547,7 +550,7 @@ def test_labels_that_are_no_classes_are_refused(plane, make):
 
 def test_labels_are_looked_at_where_they_are_known(plane):
     """Under jit, too, where the data are known; and where parameters are given."""
-    method, optimizer = jtrees.get(1, 5.0, classes=3), optax.sgd(0.1)
+    method, optimizer = jtrees.get(1, 5.0, task=Classification(3)), optax.sgd(0.1)
     good, bad = (plane._replace(y=jnp.arange(11) % 3 + shift) for shift in (0, 1))
     begin = lambda data, key, params=None: jtrees.start(method, data, key=key, optimizer=optimizer, params=params)
     params = jax.jit(partial(begin, good))(KEY).params

@@ -21,24 +21,25 @@ from jtrees.leaves.constant import (
 )
 from jtrees.leaves.linear import Linear as Linear
 from jtrees.leaves.shrunk import fit_shrunk as fit_shrunk, shrunk_fit_error as shrunk_fit_error
+from jtrees.tasks import Classification, Task
 from jtrees.validation import check_choice
 
 KINDS = ("constant", "linear")
 
 
-def kind_of(leaves: str, classes: int | None) -> Any:
+def kind_of(leaves: str, task: Task) -> Any:
     """The kind of leaves that is trained under a name: :class:`Constant`, :class:`Linear`, or in classification
     :class:`Logit`.
 
     Args:
       leaves: ``"constant"`` or ``"linear"``.
-      classes: number of classes, for classification; None for regression.
+      task: what is predicted.
 
     Raises:
       ValueError: for another name, and for linear leaves in classification.
     """
     check_choice("leaves", leaves, KINDS)
-    if classes is None:
+    if not isinstance(task, Classification):
         return Constant if leaves == "constant" else Linear
     if leaves == "linear":
         raise ValueError('leaves must be "constant" in classification: leaves hold class frequencies')

@@ -227,9 +227,14 @@ class Constant(_Values):
     values: Float[Array, "leaves *k"]
 
     @classmethod
-    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, classes: None = None) -> "Constant":
+    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Constant":
         """Random leaves to train from."""
         return cls(uniform_targets(key, num_leaves, y, x.dtype))
+
+    @classmethod
+    def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Constant":
+        """Leaves of this shape, to be refitted."""
+        return cls(jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What the given leaf answers for each sample."""
@@ -271,9 +276,14 @@ class Logit(_Values):
     values: Float[Array, "leaves k"]
 
     @classmethod
-    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, classes: int) -> "Logit":
+    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Logit":
         """Random leaves to train from."""
-        return cls(jax.random.uniform(key, (num_leaves, classes), x.dtype, -1, 1))
+        return cls(jax.random.uniform(key, (num_leaves, *outputs), x.dtype, -1, 1))
+
+    @classmethod
+    def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Logit":
+        """Leaves of this shape, to be refitted."""
+        return cls(jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n k"]:
         """Class probabilities in the given leaf of each sample."""

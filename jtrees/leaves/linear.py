@@ -29,10 +29,15 @@ class Linear:
     upper: Float[Array, "leaves *k"] | None = None
 
     @classmethod
-    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, classes: None = None) -> "Linear":
+    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Linear":
         """Random leaves to train from: constants."""
         intercept = uniform_targets(key, num_leaves, y, x.dtype)
-        return cls(jnp.zeros((num_leaves, x.shape[1], *y.shape[1:]), x.dtype), intercept)
+        return cls(jnp.zeros((num_leaves, x.shape[1], *outputs), x.dtype), intercept)
+
+    @classmethod
+    def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Linear":
+        """Leaves of this shape, to be refitted."""
+        return cls(jnp.zeros((num_leaves, features, *outputs), dtype), jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What the given leaf answers for each sample."""

@@ -19,6 +19,7 @@ from jtrees import leaves as kinds, losses, ops, topology, training, validation 
 from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, number, static
 from jtrees.starts import map_starts
 from jtrees.table import Scale, Table, mean_loss
+from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree
 
@@ -45,7 +46,7 @@ def soft_method(
     name: str,
     route: ops.Route | None,
     leaves: str,
-    classes: int | None,
+    task: Task,
     l1: float | Array,
     implementation: str | None,
 ) -> training.Method:
@@ -54,19 +55,16 @@ def soft_method(
     Arguments are those of :func:`jtrees.get`, but for ``scale``, the factor of the scores; ``name``, what the method
     calls it; and ``route``, the soft routing as in :func:`jtrees.ops.expected_loss`.
     """
-    depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, classes)
+    depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
     checks.check_positive(name, scale)
     checks.check_not_negative("l1", l1)
     for which, value in ((name, scale), ("l1", l1)):
         if not callable(value) and np.ndim(value):
             raise ValueError(f"{which} must be one number, got shape {np.shape(value)}")
-    if classes is not None:
-        checks.check_count("classes", classes, minimum=2)
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
-        if classes is not None:
-            checks.check_classes(batch.y, classes)
-        return random_tree(key, depth, kind, batch, classes)
+        task.check(batch.y)
+        return random_tree(key, depth, kind, batch, task)
 
     def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         x, y, weight = batch
@@ -76,23 +74,16 @@ def soft_method(
         loss, leaf = ops.expected_loss(w, b, params.leaves, x, y, weight=weight, **how)
         return loss + l1 * jnp.abs(params.weights).sum(), params.leaves.criterion(leaf, x, y, weight)
 
-    return training.Method(init, loss, lambda params, x: params.predict(x), harden)
+    return training.Method(init, loss, lambda params, x: params.predict(x), lambda params, batch: params.refit(*batch))
 
 
-def random_tree(key: Array, depth: int, kind: Any, batch: Batch, classes: int | None) -> ObliqueTree:
+def random_tree(key: Array, depth: int, kind: Any, batch: Batch, task: Task) -> ObliqueTree:
     """Weights and biases from U(-1, 1), leaves as their kind starts."""
     nodes, (_, p), dtype = topology.num_nodes(depth), batch.x.shape, batch.x.dtype
     k_weights, k_bias, k_leaves = jax.random.split(key, 3)
     weights = jax.random.uniform(k_weights, (nodes, p), dtype, -1, 1)
     bias = jax.random.uniform(k_bias, (nodes,), dtype, -1, 1)
-    return ObliqueTree(weights, bias, kind.start(k_leaves, nodes + 1, batch.x, batch.y, classes))
-
-
-def harden(params: ObliqueTree, batch: Batch) -> ObliqueTree:
-    """The hard tree with leaves set from its own routing (GET, Algorithm 1: deterministic leaves)."""
-    x, y, weight = jax.tree.map(jnp.asarray, batch)
-    leaf = ops.hard(params.weights, params.bias, x)
-    return params.replace(leaves=params.leaves.refit(leaf, x, y, weight))
+    return ObliqueTree(weights, bias, kind.start(k_leaves, nodes + 1, batch.x, batch.y, task.shape))
 
 
 # --- The search ------------------------------------------------------------------------------------------------------
@@ -161,7 +152,7 @@ class Annealed(Recipe):
     cart: bool = static(default=True)
     implementation: str | None = static(default=None)
 
-    def method(self, scale: Any, classes: int | None) -> training.Method:
+    def method(self, scale: Any, task: Task) -> training.Method:
         """The paper's method under one scale."""
         raise NotImplementedError
 
@@ -181,7 +172,7 @@ class Annealed(Recipe):
         return self.leaves == "constant"
 
     def checked(self, table: Table) -> "Annealed":
-        kinds.kind_of(self.leaves, table.classes)  # refuses unknown kinds
+        kinds.kind_of(self.leaves, table.task)  # refuses unknown kinds
         depth = checks.check_depth(self.depth)
         a_start = topology.num_nodes(depth) * (table.x.shape[1] + 1)
         return self.replace(
@@ -300,14 +291,14 @@ def _optimizer(recipe: Annealed) -> optax.GradientTransformation:
 
 def _fresh(recipe: Annealed, splits: ObliqueTree, scale: Array, table: Table) -> training.TrainState:
     """A run under a scale, from the hard tree with these splits."""
-    hard = harden(splits.replace(leaves=leaves_like(recipe, table, table.x.dtype)), table.batch)
+    hard = splits.replace(leaves=leaves_like(recipe, table, table.x.dtype)).refit(*table.batch)
     return _under(recipe, hard.replace(leaves=hard.leaves.trainable()), scale, table)
 
 
 def _under(recipe: Annealed, params: ObliqueTree, scale: Array, table: Table) -> training.TrainState:
     """A run under a scale, from these parameters."""
     state = training.start(
-        recipe.method(scale, table.classes),
+        recipe.method(scale, table.task),
         table.batch,
         key=jax.random.key(0),  # full batch, and nothing random in the loss
         optimizer=_optimizer(recipe),
@@ -322,7 +313,7 @@ def advanced(
     """One start of Algorithm 1 after round i, and the losses of its steps. Traceable; i is one for all starts."""
     batch = table.batch
     stage, first, last = i // rounds.a_stage, i % rounds.a_stage == 0, (i + 1) % rounds.a_stage == 0
-    method, optimizer = recipe.method(run.scales[stage], table.classes), _optimizer(recipe)
+    method, optimizer = recipe.method(run.scales[stage], table.task), _optimizer(recipe)
     score = None if judge is None else partial(_judged, table=table, judge=judge)
     # The criterion of constant leaves falls out of a step; other scores cost as much as one, or many.
     free = judge is None and recipe.leaves == "constant"
@@ -365,17 +356,14 @@ def best_so_far(run: Run) -> training.Best:
 
 def _judged(params: ObliqueTree, *, table: Table, judge: Table) -> Array:
     """What the hard tree loses on the samples to judge by."""
-    loss = losses.squared_error if table.classes is None else losses.log_loss
-    weight = training.normalised(judge.batch).weight
-    return losses.weighted_mean(loss(harden(params, table.batch).apply(judge.x), judge.y), weight)
+    predictions, weight = params.refit(*table.batch).apply(judge.x), training.normalised(judge.batch).weight
+    return losses.weighted_mean(table.task.prediction_loss(predictions, judge.y), weight)
 
 
 def leaves_like(recipe: Annealed, table: Table, dtype: Any = jnp.float32) -> Any:
     """Leaves of the recipe's kind and of the right shape, to be refitted."""
-    kind, num = kinds.kind_of(recipe.leaves, table.classes), topology.num_leaves(recipe.depth)
-    x, y = (jax.ShapeDtypeStruct((1, *a.shape[1:]), dtype) for a in (table.x, table.y))
-    shapes = jax.eval_shape(lambda x, y: kind.start(jax.random.key(0), num, x, y, table.classes), x, y)
-    return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+    kind = kinds.kind_of(recipe.leaves, table.task)
+    return kind.empty(topology.num_leaves(recipe.depth), table.x.shape[1], table.task.shape, dtype)
 
 
 def grown_cart(recipe: Annealed, table: Table) -> ObliqueTree:
@@ -383,7 +371,7 @@ def grown_cart(recipe: Annealed, table: Table) -> ObliqueTree:
     targets.
     """
     x, y, weight = table.x, table.y, table.weight
-    if table.classes is not None:
+    if isinstance(table.task, Classification):
         return warmstart.cart_classifier(x, y, recipe.depth, sample_weight=weight).replace(leaves=None)
     if recipe.leaves == "linear":
         root = np.sqrt(np.ones(len(x)) if weight is None else weight)[:, None]

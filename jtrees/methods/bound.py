@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jtrees import leaves as kinds, losses, topology
+from jtrees import leaves as kinds, topology
 from jtrees.methods.lazy_momentum import LazyMomentumState, move_rows, moves, touched
+from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -42,18 +43,10 @@ def against(scores: Array) -> Array:
     return jnp.where(scores > 0, -2, 2).astype(scores.dtype)
 
 
-def loss_of(outputs: Array, y: Array, classes: int | None) -> Float[Array, " n"]:
-    """Loss of what leaves hold, logits or numbers, on each sample."""
-    return losses.sample_loss(None, classes)(outputs, y)
-
-
-def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, classes: int | None) -> ObliqueTree:
+def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> ObliqueTree:
     """The tree with leaves to train from: the means or (as logits) smoothed class frequencies of the samples there."""
-    leaves = topology.num_leaves(tree.depth)
-    shape = (leaves, *batch.y.shape[1:]) if classes is None else (leaves, classes)
-    kind = kinds.Constant if classes is None else kinds.Logit
-    fitted = kind(jnp.zeros(shape, batch.x.dtype)).refit(leaf, *batch)
-    return tree.replace(leaves=fitted if classes is None else fitted.trainable())
+    empty = kinds.kind_of("constant", task).empty(topology.num_leaves(tree.depth), 0, task.shape, batch.x.dtype)
+    return tree.replace(leaves=empty.refit(leaf, *batch).trainable())
 
 
 def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
@@ -73,7 +66,7 @@ def descended(
     rate: Any,
     decay: Any,
     nu: Any,
-    classes: int | None,
+    task: Task,
 ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
     """Parameters and state after a step of lazy momentum; bound and loss before it.
 
@@ -85,11 +78,11 @@ def descended(
       rate: learning rate.
       decay: of the velocity.
       nu: squared radius of the ball of a split.
-      classes: number of classes, or None.
+      task: what is predicted.
     """
     n = len(batch.x)
     share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
-    lost = lambda values: (share * loss_of(values, batch.y, classes)).sum()
+    lost = lambda values: (share * task.loss(values, batch.y)).sum()
     at_leaf, d_values = jax.value_and_grad(lost)(params.leaves.values[bound.leaf])
     step = _step_in_all if len(params.bias) <= _MOVED_WHOLE * bound.nodes.size else _step_in_rows
     moved, velocity = step(params, state.velocity, batch.x, bound, share * bound.slopes, d_values, rate, decay, nu)

@@ -12,6 +12,7 @@ from jtrees import validation as checks
 from jtrees.methods.latent import LatentTree
 from jtrees.recipes import static
 from jtrees.table import Scale, Table
+from jtrees.tasks import Task
 
 
 @struct.dataclass(kw_only=True)
@@ -44,7 +45,7 @@ class LatentClustering(LatentTree):
         x = np.asarray(checks.check_x(x))
         return x[:, _checked_columns(self.target_features, x.shape[1])]
 
-    def table(self, x: Any, y: Any, sample_weight: Any, task: str) -> Table:
+    def table(self, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
         learnt = self.targets(x, y)
         constant = (learnt == learnt[:1]).all(0)
         if constant.any() and len(learnt) > 1:
@@ -74,7 +75,7 @@ class LatentClustering(LatentTree):
     def ends_in_constants(self) -> bool:
         return True  # the hierarchy, whatever the predictor sees beside it
 
-    def bounded(self, classes: int | None) -> bool:
+    def bounded(self, task: Task) -> bool:
         return False
 
 

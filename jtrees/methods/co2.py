@@ -13,12 +13,13 @@ import numpy as np
 import optax
 
 from jtrees import ops, routing, splitting, topology, training, validation as checks
-from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, loss_of, with_leaves
+from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, with_leaves
 from jtrees.methods.lazy_momentum import LazyMomentumState, lazy_momentum
 from jtrees.methods.one_run import OneRun, fit_of_tree
 from jtrees.recipes import Fit, Found, Rounds, Watch, number, static
 from jtrees.splitting import Thresholds
 from jtrees.table import Scale, Table
+from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 
@@ -122,7 +123,7 @@ class CO2(OneRun):
 
     def batch(self, table: Table) -> Batch:
         """What is trained on: targets in units of their deviation, so that losses are as large for all data."""
-        if table.classes is not None:
+        if isinstance(table.task, Classification):
             return table.batch
         weight = self._weight(table)
         mean = jnp.tensordot(weight, table.y, 1, precision="highest") / weight.sum()
@@ -139,7 +140,7 @@ class CO2(OneRun):
         n, p = table.x.shape
         nodes, root = topology.num_nodes(self.depth), jnp.zeros(n, jnp.int32)
         splits = ObliqueTree(jnp.zeros((nodes, p), table.x.dtype), jnp.full(nodes, -1, table.x.dtype), None)
-        tree = with_leaves(splits, root, self.batch(table), table.classes)
+        tree = with_leaves(splits, root, self.batch(table), table.task)
         run = training.begun(tree, self.batch(table), key=key, optimizer=self.steps_by(n))
         return self._level_begun(run, root[0], root, jnp.asarray(start), table)
 
@@ -164,7 +165,7 @@ class CO2(OneRun):
         begins = (step > 0) & (step % self.level_steps(n) == 0)
         state = training.only_if(begins, lambda state: self._next_level(state, table), state)
         data = data._replace(y=(data.y, state.place))
-        of: Any = {"classes": table.classes, "momentum": self.momentum}
+        of: Any = {"task": table.task, "momentum": self.momentum}
         method = stumps(self.depth, state.level, self.nu, rate=self.rate(self.level_steps(n)), **of)
         once = training.one_step(method, data, self.steps_by(n), batch_size=min(self.batch_size, n))
         run, (lost, _) = once(state.run.replace(step=jnp.asarray(step, jnp.int32)))
@@ -181,8 +182,8 @@ class CO2(OneRun):
         right = _goes_right(begun, table.x, local)
         here, there = leaf_below(2 * place + 1 + jnp.stack([right, 1 - right]), level + 1, self.depth)
         data = self.batch(table)
-        tree = with_leaves(run.params, here, data, table.classes)
-        lost = lambda leaf: loss_of(tree.leaves.values[leaf], data.y, table.classes)
+        tree = with_leaves(run.params, here, data, table.task)
+        lost = lambda leaf: table.task.loss(tree.leaves.values[leaf], data.y)
         length = _lengths(begun, table.x, local, lost(there) - lost(here), self._weight(table))
         length = jnp.minimum(length, jnp.sqrt(self.nu))
         tree = _with_rows(tree, _rows(level, half), _axis_rows(begun, length, table.x.shape[1]))
@@ -215,17 +216,17 @@ class CO2(OneRun):
         return _with_rows(tree, rows, kept), below
 
     def _statistics(self, table: Table) -> Array:
-        if table.classes is None:
-            return splitting.target_statistics(self.batch(table).y, self._weight(table))
-        return splitting.class_statistics(table.y, self._weight(table), table.classes)
+        if isinstance(table.task, Classification):
+            return splitting.class_statistics(table.y, self._weight(table), table.task.classes)
+        return splitting.target_statistics(self.batch(table).y, self._weight(table))
 
     def _impurity(self, table: Table) -> splitting.Impurity:
-        return splitting.squared_deviation if table.classes is None else splitting.entropy
+        return splitting.entropy if isinstance(table.task, Classification) else splitting.squared_deviation
 
     # --- What is found ---
 
     def answers(self, params: ObliqueTree, table: Table, x: Array) -> Array:
-        tree = with_leaves(params, ops.hard(params.weights, params.bias, table.x), table.batch, table.classes)
+        tree = with_leaves(params, ops.hard(params.weights, params.bias, table.x), table.batch, table.task)
         return tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
 
     def end(self, state: Growing, table: Table, judge: Table | None) -> Found:
@@ -235,8 +236,7 @@ class CO2(OneRun):
     def found(self, tree: ObliqueTree, run: TrainState, table: Table, judge: Table | None) -> Found:
         """What a search ends in, its leaves refitted."""
         score = self.judged(tree, table, judge)
-        tree = tree.replace(leaves=tree.leaves.refit(ops.hard(tree.weights, tree.bias, table.x), *table.batch))
-        return Found(tree, score, run.finite & jnp.isfinite(score), run.step)
+        return Found(tree.refit(*table.batch), score, run.finite & jnp.isfinite(score), run.step)
 
     def finish(
         self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
@@ -312,7 +312,7 @@ def stumps(
     level: Int[Array, ""],
     nu: Any,
     *,
-    classes: int | None,
+    task: Task,
     rate: Callable[[Any], Any],
     momentum: Any,
 ) -> training.Method:
@@ -322,7 +322,7 @@ def stumps(
       depth: of the whole tree.
       level: which, traced.
       nu: squared radius of the ball.
-      classes: number of classes, or None.
+      task: what is predicted.
       rate: learning rate at a step of the level.
       momentum: of the steps.
     """
@@ -332,7 +332,7 @@ def stumps(
         own = routing.scores_at(params.weights, params.bias, batch.x, node[None])
         right = (own[0] > 0).astype(jnp.int32)
         here, there = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, depth)
-        reached, other = (loss_of(params.leaves.values[leaf], y, classes) for leaf in (here, there))
+        reached, other = (task.loss(params.leaves.values[leaf], y) for leaf in (here, there))
         turned = other - 2 * jnp.abs(own[0]) > reached
         slopes = jnp.where(turned, against(own), 0)
         return Bound(jnp.where(turned, there, here), node[None], own, slopes, reached)
@@ -341,7 +341,7 @@ def stumps(
         params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array
     ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
         bound, batch = bounded(params, batch), batch._replace(y=batch.y[0])
-        of: Any = {"rate": rate(state.count), "decay": momentum, "nu": nu, "classes": classes}
+        of: Any = {"rate": rate(state.count), "decay": momentum, "nu": nu, "task": task}
         return descended(params, state, batch, bound, **of)
 
     nothing: Any = None  # it is never asked for more than a step

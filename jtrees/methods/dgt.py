@@ -21,6 +21,7 @@ from jtrees import leaves as kinds, losses, ops, routing, topology, training, va
 from jtrees.methods.one_run import OneRun, fit_of_tree
 from jtrees.recipes import Fit, Found, Watch, number, static
 from jtrees.table import Scale, Table
+from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -62,7 +63,7 @@ class ChainedTree:
 def dgt(
     depth: int,
     *,
-    classes: int | None = None,
+    task: Task = Regression(),
     loss: losses.SampleLoss | None = None,
     widths: Sequence[int] = (),
     window: Literal["mean", "unit"] = "mean",
@@ -78,7 +79,7 @@ def dgt(
 
     Args:
       depth: depth of the tree, 1 to 16 (the paper's height).
-      classes: number of classes: y then holds classes 0..K-1 and leaves hold logits. None: regression.
+      task: what is predicted. In classification leaves hold logits.
       loss: ``(outputs, y) -> (n,)``, such as ``optax.losses.huber_loss``; by default squared error (of several targets
         the mean), or the log loss of logits in classification.
       widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
@@ -92,13 +93,13 @@ def dgt(
       implementation: XLA or a kernel for the outputs and their gradient: see :mod:`jtrees.ops`.
 
     Raises:
-      ValueError: for a depth, a width or a penalty out of range, fewer than two classes, or an unknown option.
+      ValueError: for a depth, a width or a penalty out of range, or an unknown option.
     """
     depth, widths = checks.check_depth(depth), _checked_widths(widths)
     checks.check_not_negative("l1", l1)
     checks.check_not_negative("l2", l2)
     checks.check_choice("window", window, WINDOWS)
-    refit, loss_of = checks.check_flag("refit", refit), losses.sample_loss(loss, classes)
+    refit, loss_of = checks.check_flag("refit", refit), losses.sample_loss(loss, task)
 
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch
@@ -109,11 +110,11 @@ def dgt(
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
     harden = lambda params, batch: _hardened(params.tree(), batch, refit)
-    return training.Method(_init(depth, classes, widths), total, _predict, harden)
+    return training.Method(_init(depth, task, widths), total, _predict, harden)
 
 
 def pat(
-    depth: int, slope: training.Number, *, classes: int | None = None, loss: losses.SampleLoss | None = None
+    depth: int, slope: training.Number, *, task: Task = Regression(), loss: losses.SampleLoss | None = None
 ) -> training.Method:
     """The probabilistic annealed tree, the paper's baseline: product form, sigmoids of a slope that grows.
 
@@ -125,15 +126,15 @@ def pat(
     Args:
       depth: depth of the tree, 1 to 16.
       slope: factor of the scores, above 0: a number, a traced number, or an optax schedule of the step.
-      classes: as for :func:`dgt`.
+      task: as for :func:`dgt`.
       loss: as for :func:`dgt`.
 
     Raises:
-      ValueError: for a depth or a slope out of range, or fewer than two classes.
+      ValueError: for a depth or a slope out of range.
     """
     depth = checks.check_depth(depth)
     checks.check_positive("slope", slope)
-    loss_of = losses.sample_loss(loss, classes)
+    loss_of = losses.sample_loss(loss, task)
 
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch
@@ -143,21 +144,16 @@ def pat(
         return losses.weighted_mean(loss_of(outputs, y), weight), losses.weighted_mean(loss_of(hard, y), weight)
 
     harden = lambda params, batch: _hardened(params.tree(), batch, False)
-    return training.Method(_init(depth, classes, ()), total, _predict, harden)
+    return training.Method(_init(depth, task, ()), total, _predict, harden)
 
 
-def _init(depth: int, classes: int | None, widths: tuple[int, ...]) -> Any:
-    if classes is not None and checks.check_count("classes", classes) < 2:
-        raise ValueError(f"classes must be at least 2, got {classes}")
-
+def _init(depth: int, task: Task, widths: tuple[int, ...]) -> Any:
     def init(batch: Batch, *, key: Array) -> ChainedTree:
-        if classes is not None:
-            checks.check_classes(batch.y, classes)
-        outputs = batch.y.shape[1:] if classes is None else (classes,)
-        chain = random_chain(key, depth, batch.x.shape[1], widths, outputs, batch.x.dtype)
-        if classes is None:
-            return chain
-        return chain.replace(leaves=kinds.Logit(chain.leaves.values - 0.5))
+        task.check(batch.y)
+        chain = random_chain(key, depth, batch.x.shape[1], widths, task.shape, batch.x.dtype)
+        if isinstance(task, Classification):
+            return chain.replace(leaves=kinds.Logit(chain.leaves.values - 0.5))
+        return chain
 
     return init
 
@@ -181,8 +177,7 @@ def _predict(params: ChainedTree, x: Array) -> Array:
 
 def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
     if refit:
-        x, y, weight = jax.tree.map(jnp.asarray, batch)
-        return tree.replace(leaves=tree.leaves.refit(ops.hard(tree.weights, tree.bias, x), x, y, weight))
+        return tree.refit(*batch)
     return tree.replace(leaves=tree.leaves.frequencies()) if isinstance(tree.leaves, kinds.Logit) else tree
 
 
@@ -242,7 +237,7 @@ class HardTree(OneRun):
 
     def checked(self, table: Table) -> Any:
         depth, recipe = checks.check_depth(self.depth), super().checked(table)
-        self.sample_loss(table.classes)  # refuses what is no function
+        self.sample_loss(table.task)  # refuses what is no function
         return recipe.replace(depth=depth, refit=checks.check_flag("refit", self.refit))
 
     def answers(self, params: ChainedTree, table: Table, x: Array) -> Array:
@@ -321,7 +316,7 @@ class DGT(HardTree):
         return 4 * topology.num_nodes(self.depth) + chain // 8
 
     def method(self, table: Table) -> training.Method:
-        options: Any = {"classes": table.classes, "loss": self.loss, "refit": self.refit, "l1": self.l1, "l2": self.l2}
+        options: Any = {"task": table.task, "loss": self.loss, "refit": self.refit, "l1": self.l1, "l2": self.l2}
         return dgt(self.depth, widths=self.widths, window=self.window, implementation=self.implementation, **options)
 
     def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
@@ -357,7 +352,7 @@ class PAT(HardTree):
     def method(self, table: Table) -> training.Method:
         steps, (low, high) = self.updates(table.x.shape[0]), self.slopes
         slope = lambda step: low * (high / low) ** (jnp.asarray(step, jnp.float32) / steps)
-        return pat(self.depth, slope, classes=table.classes, loss=self.loss)
+        return pat(self.depth, slope, task=table.task, loss=self.loss)
 
     def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
         return rmsprop(self.learning_rate)

@@ -13,6 +13,7 @@ from jtrees import leaves as kinds, ops, topology
 from jtrees.forest import Forest
 from jtrees.leaves.constant import effective, ones_or
 from jtrees.nn.tree_ensemble import small_uniform
+from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -62,7 +63,7 @@ def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[i
     return Ensemble(weights, jnp.zeros((trees, nodes), dtype), drawn[splits:].reshape(shape))
 
 
-def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
+def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
     """The ensemble as gamma goes to 0, its leaves refitted jointly on a batch: a forest whose answers are summed.
 
     The leaf values of all trees are one ridge regression on the indicators of the leaves reached, in classification one
@@ -73,7 +74,7 @@ def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
     Args:
       params: what was trained.
       batch: samples to set the leaves from.
-      classes: number of classes, or None.
+      task: what is predicted.
 
     Returns:
       Of trees with constant leaves: logits in classification, whose link is a softmax.
@@ -82,7 +83,7 @@ def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
     reached, values = params.hard_leaves(x), params.leaf_values
     share = ones_or(effective(weight), len(x), x.dtype)
     of_samples = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
-    if classes is None:
+    if not isinstance(task, Classification):
         spread = jax.linear_transpose(of_samples, values)
         weighted = lambda of: share.reshape(-1, *[1] * (of.ndim - 1)) * of
         normal = lambda change: spread(weighted(of_samples(change)))[0] + _RIDGE * change
@@ -91,12 +92,12 @@ def hardened(params: Ensemble, batch: Batch, classes: int | None) -> Forest:
     else:
 
         def lost(change: Array) -> Array:
-            each = optax.losses.softmax_cross_entropy_with_integer_labels(of_samples(values + change), y)
+            each = task.loss(of_samples(values + change), y)
             return ((share * each).sum() + _RIDGE / 2 * jnp.square(change).sum()) / len(x)
 
         change = _minimised(lost, jnp.zeros_like(values))
     trees = ObliqueTree(params.weights, params.bias, kinds.Constant(values + change))
-    return Forest(trees, "sum", "identity" if classes is None else "softmax")
+    return Forest(trees, "sum", "softmax" if isinstance(task, Classification) else "identity")
 
 
 def _minimised(fn: Any, start: Array) -> Array:

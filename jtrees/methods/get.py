@@ -15,6 +15,7 @@ import numpy as np
 from jtrees import training, validation as checks
 from jtrees.methods.annealing import Annealed, soft_method
 from jtrees.table import Table
+from jtrees.tasks import Regression, Task
 
 
 def get(
@@ -22,7 +23,7 @@ def get(
     alpha: training.Number,
     *,
     leaves: Literal["constant", "linear"] = "constant",
-    classes: int | None = None,
+    task: Task = Regression(),
     l1: float | Array = 0.0,
     implementation: str | None = None,
 ) -> training.Method:
@@ -37,15 +38,14 @@ def get(
       depth: depth of the tree, 1 to 16.
       alpha: scale of the sigmoid, above 0: a number, a traced number, or an optax schedule of the step.
       leaves: ``"constant"``, or ``"linear"`` for GET-Linear.
-      classes: number of classes: y then holds classes 0..K-1, leaves softmax logits while training (hardened: class
-        frequencies), and the loss is the log loss. None: regression.
+      task: what is predicted. In classification leaves hold logits while training, hardened class frequencies.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
       implementation: XLA or a kernel for the loss and its gradient: see :mod:`jtrees.ops`.
 
     Raises:
-      ValueError: for a depth or an alpha out of range, an unknown kind of leaves, or linear leaves with classes.
+      ValueError: for a depth or an alpha out of range, an unknown kind of leaves, or linear leaves in classification.
     """
-    options = {"leaves": leaves, "classes": classes, "l1": l1, "implementation": implementation}
+    options = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
     return soft_method(depth, alpha, name="alpha", route=None, **options)
 
 
@@ -64,9 +64,9 @@ class GET(Annealed):
     def checked(self, table: Table) -> "GET":
         return super().checked(table).replace(alpha_ranges=_checked_ranges(self.alpha_ranges))
 
-    def method(self, scale: Any, classes: int | None) -> training.Method:
+    def method(self, scale: Any, task: Task) -> training.Method:
         how = {"leaves": self.leaves, "l1": self.l1, "implementation": self.implementation}
-        return get(self.depth, scale, classes=classes, **how)
+        return get(self.depth, scale, task=task, **how)
 
     def stages(self) -> int:
         return len(self.alpha_ranges)

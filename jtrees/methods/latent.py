@@ -17,11 +17,12 @@ from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, losses, ops, prediction, routing, topology, training, validation as checks
+from jtrees import leaves as kinds, losses, prediction, routing, topology, training, validation as checks
 from jtrees.methods.one_run import OneRun, check_found
 from jtrees.nn.latent_tree import MAX_DEPTH, Split, activity, check_split, make_split, split_scores
 from jtrees.recipes import Fit, Found, Watch, number, static
 from jtrees.table import Scale, Table, mean_loss
+from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -31,12 +32,9 @@ PREDICTORS, INPUTS = ("linear", "mlp"), ("z", "xz")
 
 
 class Architecture(NamedTuple):
-    """What a model is made of, apart from its parameters: fields of :class:`LatentTree`, and ``outputs``, the number of
-    columns of y, or None: y is ``(n,)``.
-    """
+    """What a model is made of, apart from its parameters: fields of :class:`LatentTree`."""
 
     depth: int
-    outputs: int | None = None
     split: Any = "linear"
     predictor: str = "linear"
     inputs: str = "xz"
@@ -47,15 +45,15 @@ class Architecture(NamedTuple):
 class Network(nnx.Module):
     """Split functions, their biases, and the predictor on what the tree makes of a sample."""
 
-    def __init__(self, features: int, of: Architecture, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, features: int, of: Architecture, task: Task, *, dtype: Any, rngs: nnx.Rngs):
         nodes = topology.num_nodes(of.depth)
         self.split = make_split(of.split, features, nodes, hidden=of.hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         width = 2 * nodes + 1 + (features if of.inputs == "xz" else 0)
         linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
-        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), of.outputs or 1]
+        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), task.outputs or 1]
         self.layers = nnx.List([linear(*pair) for pair in itertools.pairwise(sizes)])
-        self.of = of
+        self.of, self.task = of, task
 
     def scores(self, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
         """Right iff above 0."""
@@ -70,34 +68,41 @@ class Network(nnx.Module):
             if key is not None and self.of.dropout > 0:
                 kept = jax.random.bernoulli(jax.random.fold_in(key, i), 1 - self.of.dropout, out.shape)
                 out = jnp.where(kept, out / (1 - self.of.dropout), 0)
-        return last(out) if self.of.outputs is not None else last(out)[:, 0]
+        return last(out).reshape(-1, *self.task.shape)
 
 
 @lru_cache(maxsize=128)
-def _graph(features: int, of: Architecture, dtype: Any) -> tuple[nnx.GraphDef, Any]:
+def _graph(features: int, of: Architecture, task: Task, dtype: Any) -> tuple[nnx.GraphDef, Any]:
     """The network without its parameters, and the structure of these."""
-    abstract = nnx.eval_shape(lambda: Network(features, of, dtype=dtype, rngs=nnx.Rngs(0)))
+    abstract = nnx.eval_shape(lambda: Network(features, of, task, dtype=dtype, rngs=nnx.Rngs(0)))
     graph, state, others = nnx.split(abstract, nnx.Param, ...)
     if jax.tree.leaves(others):
         raise ValueError("split must have parameters as its only state, got a module with other variables")
     return graph, jax.tree.structure(state)
 
 
-def _network(params: Any, x: Array, of: Architecture) -> Network:
-    graph, structure = _graph(x.shape[1], of, x.dtype)
+def _network(params: Any, x: Array, of: Architecture, task: Task) -> Network:
+    graph, structure = _graph(x.shape[1], of, task, x.dtype)
     return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
 
 
-def scores_of(params: Any, x: Float[Array, "n p"], of: Architecture) -> Float[Array, "nodes n"]:
+def scores_of(params: Any, x: Float[Array, "n p"], of: Architecture, task: Task) -> Float[Array, "nodes n"]:
     """Scores of all splits."""
-    return _network(params, x, of).scores(x)
+    return _network(params, x, of, task).scores(x)
 
 
 def outputs_of(
-    params: Any, batch: Batch, of: Architecture, active: Array | None, penalty: Any = None, *, key: Array | None = None
+    params: Any,
+    batch: Batch,
+    of: Architecture,
+    task: Task,
+    active: Array | None,
+    penalty: Any = None,
+    *,
+    key: Array | None = None,
 ) -> Float[Array, "n *k"]:
     """What the predictor says, in a tree as active as told, or (None) as it is on these samples under a penalty."""
-    network = _network(params, batch.x, of)
+    network = _network(params, batch.x, of, task)
     scores = network.scores(batch.x)
     active = activity(scores, penalty, batch.weight) if active is None else active
     return network.answer(batch.x, routing.position(routing.rewards(scores), active), key)
@@ -107,7 +112,7 @@ def latent(
     of: Architecture | int,
     penalty: float | Array,
     *,
-    classes: int | None = None,
+    task: Task = Regression(),
     loss: losses.SampleLoss | None = None,
 ) -> training.Method:
     """LatentTree: minimise the loss of a predictor on ``[x ; z]``, z the traversals of a tree that is pruned meanwhile.
@@ -123,44 +128,36 @@ def latent(
       of: what the model is made of; a whole number stands for ``Architecture(depth)``.
       penalty: price of an active node *per sample*, above 0: the paper's lambda divided by the size of its batch. So
         the same penalty prunes alike whatever the number of samples. A number or a traced one.
-      classes: number of classes: y then holds classes 0..K-1, the outputs are logits. None: regression.
+      task: what is predicted. In classification outputs are logits.
       loss: ``(outputs, y) -> (n,)``; by default squared error (of several targets the mean), or the log loss of logits.
 
     Raises:
       ValueError: for a depth, a penalty, a count or a part out of range, or an unknown option.
     """
     of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
-    if classes is not None and checks.check_count("classes", classes) < 2:
-        raise ValueError(f"classes must be at least 2, got {classes}")
-    if classes is not None and of.outputs not in (None, classes):
-        raise ValueError(f"outputs must be None in classification, or {classes}, the classes, got {of.outputs}")
-    of = of if classes is None else of._replace(outputs=classes)
     checks.check_number("penalty", penalty)
-    loss_of = losses.sample_loss(loss, classes)
+    loss_of = losses.sample_loss(loss, task)
 
     def init(batch: Batch, *, key: Array) -> Any:
-        if classes is not None:
-            checks.check_classes(batch.y, classes)
-        elif batch.y.shape[1:] != (() if of.outputs is None else (of.outputs,)):
-            raise ValueError(f"y must have {of.outputs or 'no'} columns, as outputs has it, got shape {batch.y.shape}")
-        network = Network(batch.x.shape[1], of, dtype=batch.x.dtype, rngs=nnx.Rngs(key))
+        task.check(batch.y)
+        network = Network(batch.x.shape[1], of, task, dtype=batch.x.dtype, rngs=nnx.Rngs(key))
         network.bias[...] = centered(split_scores(network.split, batch.x, len(network.bias)), batch.weight)
         return nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
     def total(params: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        lost = loss_of(outputs_of(params, batch, of, None, penalty, key=key), batch.y)
+        lost = loss_of(outputs_of(params, batch, of, task, None, penalty, key=key), batch.y)
         value = losses.weighted_mean(lost, batch.weight)
         return value, value
 
     def predict(params: Any, x: Array) -> Array:
-        outputs = outputs_of(params, Batch(x, None), of, None, penalty)
-        return outputs if classes is None else jax.nn.softmax(outputs, axis=1)
+        return task.link(outputs_of(params, Batch(x, None), of, task, None, penalty))
 
     def harden(params: Any, batch: Batch) -> ObliqueTree | None:
         if not is_tree(of):
             return None
         batch = jax.tree.map(jnp.asarray, batch)
-        return hard_tree(params, batch, activity(scores_of(params, batch.x, of), penalty, batch.weight), of, classes)
+        active = activity(scores_of(params, batch.x, of, task), penalty, batch.weight)
+        return hard_tree(params, batch, active, of, task)
 
     return training.Method(init, total, predict, harden)
 
@@ -176,8 +173,6 @@ def checked_architecture(of: Architecture) -> Architecture:
     checks.check_choice("predictor", of.predictor, PREDICTORS)
     checks.check_choice("inputs", of.inputs, INPUTS)
     checks.check_part("dropout", of.dropout)
-    if of.outputs is not None:
-        checks.check_count("outputs", of.outputs)
     depth, hidden = checks.check_depth(of.depth, MAX_DEPTH), checks.check_count("hidden", of.hidden, most=_WIDEST)
     return of._replace(depth=depth, hidden=hidden, dropout=float(of.dropout))
 
@@ -194,16 +189,14 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
     return jnp.concatenate(biases)
 
 
-def hard_tree(params: Any, batch: Batch, active: Array, of: Architecture, classes: int | None) -> ObliqueTree:
+def hard_tree(params: Any, batch: Batch, active: Array, of: Architecture, task: Task) -> ObliqueTree:
     """The hard tree of linear splits in which inactive nodes do not split, with constant leaves set from the batch."""
-    x, y, weight = batch
-    network = _network(params, x, of)
+    network = _network(params, batch.x, of, task)
     splits = active[: topology.num_nodes(of.depth)] > 0
     weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
     bias = jnp.where(splits, network.bias[...], -1)
-    shape = (topology.num_leaves(of.depth), *(y.shape[1:] if classes is None else (classes,)))
-    empty = (kinds.Constant if classes is None else kinds.Logit)(jnp.zeros(shape, x.dtype))
-    return ObliqueTree(weights, bias, empty.refit(ops.hard(weights, bias, x), x, y, weight))
+    empty = kinds.kind_of("constant", task).empty(topology.num_leaves(of.depth), 0, task.shape, batch.x.dtype)
+    return ObliqueTree(weights, bias, empty).refit(*batch)
 
 
 # --- The model -------------------------------------------------------------------------------------------------------
@@ -219,7 +212,7 @@ class LatentModel:
       scale: the map from raw features and to raw targets; None: none is made.
       architecture: what the network is made of.
       features: number of features, p.
-      classes: number of classes, or None.
+      task: what is predicted.
       bounded: whether answers are kept near the training targets.
     """
 
@@ -228,17 +221,16 @@ class LatentModel:
     scale: Scale | None
     architecture: Architecture = struct.field(pytree_node=False)
     features: int = struct.field(pytree_node=False)
-    classes: int | None = struct.field(pytree_node=False)
+    task: Task = struct.field(pytree_node=False)
     bounded: bool = struct.field(pytree_node=False)
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What :meth:`predict` answers, as a pure function of arrays."""
         x = x if self.scale is None else self.scale.enter(x)
-        outputs = outputs_of(self.params, Batch(x, None), self.architecture, self.active)
-        if self.classes is not None:
-            return jax.nn.softmax(outputs, axis=1)
+        outputs = outputs_of(self.params, Batch(x, None), self.architecture, self.task, self.active)
         outputs = _near_targets(outputs) if self.bounded else outputs
-        return outputs if self.scale is None else self.scale.leave(outputs)
+        predictions = self.task.link(outputs)
+        return predictions if self.scale is None else self.scale.leave(predictions)
 
     def predict(self, x: ArrayLike) -> Any:
         """The answers, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
@@ -268,7 +260,7 @@ class LatentModel:
 
     def __repr__(self) -> str:
         of = self.architecture
-        parts = f"split={of.split!r}, predictor={of.predictor!r}, inputs={of.inputs!r}, classes={self.classes}"
+        parts = f"split={of.split!r}, predictor={of.predictor!r}, inputs={of.inputs!r}, {self.task}"
         return f"LatentModel(depth={of.depth}, features={self.features}, {parts}, parameters={self.num_parameters})"
 
     @property
@@ -282,7 +274,7 @@ class LatentModel:
 
 
 def _position(model: LatentModel, x: Array) -> Array:
-    return routing.position(routing.rewards(scores_of(model.params, x, model.architecture)), model.active).T
+    return routing.position(routing.rewards(scores_of(model.params, x, model.architecture, model.task)), model.active).T
 
 
 def _near_targets(outputs: Array) -> Array:
@@ -333,63 +325,61 @@ class LatentTree(OneRun):
     dropout: float = static(default=0.0)
     patience: int = static(default=10)
 
-    def architecture(self, outputs: int | None) -> Architecture:
+    def architecture(self) -> Architecture:
         """What the model is made of."""
-        return Architecture(self.depth, outputs, self.split, self.predictor, self.inputs, self.hidden, self.dropout)
+        return Architecture(self.depth, self.split, self.predictor, self.inputs, self.hidden, self.dropout)
 
     def checked(self, table: Table) -> Any:
-        of = checked_architecture(self.architecture(table.outputs))
-        _graph(table.x.shape[1], of, jnp.dtype(jnp.float32))  # refuses splits with a state of their own
+        of = checked_architecture(self.architecture())
+        _graph(table.x.shape[1], of, table.task, jnp.dtype(jnp.float32))  # refuses splits with a state of their own
         self._check_loss(table)
         recipe = super().checked(table).replace(depth=of.depth, hidden=of.hidden, dropout=of.dropout)
         patience = checks.check_count("patience", self.patience)
         return recipe.replace(penalty=number("penalty", self.penalty, checks.check_number), patience=patience)
 
     def _check_loss(self, table: Table) -> None:
-        outputs = jax.ShapeDtypeStruct((len(table.x), *([table.outputs] if table.outputs else [])), jnp.float32)
-        y = jax.ShapeDtypeStruct(table.y.shape, jnp.float32 if table.classes is None else jnp.int32)
-        jax.eval_shape(self.sample_loss(table.classes), outputs, y)
+        outputs = jax.ShapeDtypeStruct((len(table.x), *table.task.shape), jnp.float32)
+        y = jax.ShapeDtypeStruct(table.y.shape, jnp.int32 if isinstance(table.task, Classification) else jnp.float32)
+        jax.eval_shape(self.sample_loss(table.task), outputs, y)
 
     def work(self, p: int) -> int:
         inner = self.hidden * (self.hidden + p) if "mlp" in (self.split, self.predictor) else 0
         return 32 * topology.num_nodes(self.depth) + inner // 8
 
     def method(self, table: Table) -> training.Method:
-        return latent(self.architecture(table.outputs), self.penalty, classes=table.classes, loss=self.loss)
+        return latent(self.architecture(), self.penalty, task=table.task, loss=self.loss)
 
     def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
         plateau = optax.contrib.reduce_on_plateau(factor=0.1, patience=self.patience, accumulation_size=an_epoch)
         return optax.chain(optax.adam(self.learning_rate), plateau)
 
     def ends_in_constants(self) -> bool:
-        return is_tree(self.architecture(None))
+        return is_tree(self.architecture())
 
-    def bounded(self, classes: int | None) -> bool:
+    def bounded(self, task: Task) -> bool:
         """Whether answers are kept near the training targets: where they are means of them."""
-        return classes is None and self.loss is None
+        return isinstance(task, Regression) and self.loss is None
 
     def _activity(self, params: Any, table: Table) -> Array:
         weight = None if table.weight is None else training.normalised(table.batch).weight
-        return activity(scores_of(params, table.x, self.architecture(table.outputs)), self.penalty, weight)
+        return activity(scores_of(params, table.x, self.architecture(), table.task), self.penalty, weight)
 
     def answers(self, params: Any, table: Table, x: Array) -> Array:
-        of = self.architecture(table.outputs)
-        outputs = outputs_of(params, Batch(x, None), of, self._activity(params, table))
-        return _near_targets(outputs) if self.bounded(table.classes) else outputs
+        outputs = outputs_of(params, Batch(x, None), self.architecture(), table.task, self._activity(params, table))
+        return _near_targets(outputs) if self.bounded(table.task) else outputs
 
     def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
-        found, of = super().end(state, table, judge), self.architecture(table.outputs)
+        found, of = super().end(state, table, judge), self.architecture()
         active = self._activity(found.model, table)
-        tree = hard_tree(found.model, table.batch, active, of, table.classes) if self.ends_in_constants() else None
+        tree = hard_tree(found.model, table.batch, active, of, table.task) if self.ends_in_constants() else None
         return found._replace(extra={"active": active, "tree": tree})
 
     def finish(
         self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
     ) -> Fit:
         check_found(found)
-        of, p = self.architecture(table.outputs), table.x.shape[1]
-        bounded = self.bounded(table.classes)
-        model = LatentModel(found.model, found.extra["active"], scale, of, p, table.classes, bounded)
+        of, p, bounded = self.architecture(), table.x.shape[1], self.bounded(table.task)
+        model = LatentModel(found.model, found.extra["active"], scale, of, p, table.task, bounded)
         tree = None if found.extra["tree"] is None else scale.from_unit(found.extra["tree"])
         loss = float(found.score) if self.loss is not None else mean_loss(model, judge or table, scale)
         return Fit(model, tree, loss, int(found.step), np.zeros(0), {"active": np.asarray(found.extra["active"])})

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import blocking, losses, ops, routing, topology, training, validation as checks
-from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, into_ball, loss_of, with_leaves
+from jtrees.methods.bound import MAX_DEPTH, Bound, against, descended, into_ball, with_leaves
 from jtrees.methods.co2 import CO2, Growing
 from jtrees.methods.lazy_momentum import LazyMomentumState
 from jtrees.methods.one_run import OneRun
 from jtrees.recipes import Found, static
 from jtrees.table import Table
+from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -36,7 +37,7 @@ def nongreedy(
     depth: int,
     nu: float | Array = 100.0,
     *,
-    classes: int | None = None,
+    task: Task = Regression(),
     inference: Literal["fast", "exact"] = "fast",
     learning_rate: training.Number | None = None,
     momentum: float | Array = 0.9,
@@ -51,7 +52,7 @@ def nongreedy(
     Args:
       depth: depth of the tree, 1 to 20.
       nu: squared radius of the ball, above 0: the smaller, the wider the margins and the fewer leaves stay in use.
-      classes: number of classes: y then holds classes 0..K-1. None: regression.
+      task: what is predicted. In classification leaves hold logits.
       inference: ``"fast"``, among the leaves one decision away, O(depth^2 p) a sample; or ``"exact"``, among all.
       learning_rate: where given, the method takes steps of its own, those of ``lazy_momentum(learning_rate,
         momentum)``, which must be the optimiser: in deep trees they touch only the rows on the ways of the samples.
@@ -59,35 +60,32 @@ def nongreedy(
       momentum: for these steps, 0 to less than 1.
 
     Raises:
-      ValueError: for a number out of range, fewer than two classes, or an unknown option.
+      ValueError: for a number out of range, or an unknown option.
     """
     depth = checks.check_depth(depth, MAX_DEPTH)
     checks.check_number("nu", nu)
     checks.check_part("momentum", momentum)
     checks.check_choice("inference", inference, INFERENCES)
-    if classes is not None and checks.check_count("classes", classes) < 2:
-        raise ValueError(f"classes must be at least 2, got {classes}")
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
         batch = batch._replace(y=split(batch.y)[0])
-        if classes is not None:
-            checks.check_classes(batch.y, classes)
+        task.check(batch.y)
         drawn = jax.random.normal(key, (topology.num_nodes(depth), batch.x.shape[1] + 1), batch.x.dtype)
         weights, bias = into_ball((drawn[:, 1:], drawn[:, 0]), nu)
         tree = ObliqueTree(weights, bias, None)
-        return with_leaves(tree, ops.hard(weights, bias, batch.x), batch, classes)
+        return with_leaves(tree, ops.hard(weights, bias, batch.x), batch, task)
 
     def total(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         z = ops.scores(params.weights, params.bias, batch.x)
-        found = bounded(jax.lax.stop_gradient(params), batch, jax.lax.stop_gradient(z), inference, classes)
-        lost = loss_of(params.leaves.values[found.leaf], split(batch.y)[0], classes)
+        found = bounded(jax.lax.stop_gradient(params), batch, jax.lax.stop_gradient(z), inference, task)
+        lost = task.loss(params.leaves.values[found.leaf], split(batch.y)[0])
         value = lost + (found.slopes * jnp.take_along_axis(z, found.nodes, axis=0)).sum(0)
         return losses.weighted_mean(value, batch.weight), losses.weighted_mean(found.reached, batch.weight)
 
     def update(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
         z = _scores(params, batch.x, inference)
-        found, batch = bounded(params, batch, z, inference, classes), batch._replace(y=split(batch.y)[0])
-        options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "nu": nu, "classes": classes}
+        found, batch = bounded(params, batch, z, inference, task), batch._replace(y=split(batch.y)[0])
+        options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "nu": nu, "task": task}
         return descended(params, state, batch, found, **options)
 
     def project(params: ObliqueTree) -> ObliqueTree:
@@ -98,8 +96,7 @@ def nongreedy(
         return params.leaves.at(ops.hard(params.weights, params.bias, x), x)
 
     def harden(params: ObliqueTree, batch: Batch) -> ObliqueTree:
-        leaf = ops.hard(params.weights, params.bias, batch.x)
-        return params.replace(leaves=params.leaves.refit(leaf, batch.x, split(batch.y)[0], batch.weight))
+        return params.refit(batch.x, split(batch.y)[0], batch.weight)
 
     rate: Any = learning_rate
     return training.Method(init, total, predict, harden, project, None if rate is None else update)
@@ -122,7 +119,7 @@ def bounded(
     batch: Batch,
     scores: Float[Array, "nodes n"] | None,
     inference: str,
-    classes: int | None,
+    task: Task,
 ) -> Bound:
     """The bound of each sample.
 
@@ -131,10 +128,10 @@ def bounded(
       batch: samples, with targets, or with targets and the leaf that each is assigned to.
       scores: of all splits; None: only those are computed that are needed, by fast inference.
       inference: ``"fast"`` or ``"exact"``.
-      classes: number of classes, or None.
+      task: what is predicted.
     """
     (y, assigned), values = split(batch.y), params.leaves.values
-    lost = lambda leaf: loss_of(values[leaf], y, classes)
+    lost = lambda leaf: task.loss(values[leaf], y)
     splits = params.weights, params.bias
     at = lambda nodes: routing.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
 
@@ -228,7 +225,7 @@ class NonGreedy(CO2):
 
     def method(self, table: Table) -> training.Method:
         steps = OneRun.updates(self, len(table.x))
-        options: Any = {"classes": table.classes, "inference": self.inference}
+        options: Any = {"task": table.task, "inference": self.inference}
         return nongreedy(self.depth, self.nu, learning_rate=self.rate(steps), momentum=self.momentum, **options)
 
     def begin(self, start: Array, table: Table, *, key: Array) -> Joint:
@@ -251,7 +248,7 @@ class NonGreedy(CO2):
     def _joint_begun(self, state: Joint, table: Table, judge: Table | None) -> Joint:
         tree, place = self.level_ended(state.growing, table)
         leaf = place - topology.num_nodes(self.depth)
-        tree = with_leaves(tree, leaf, self.batch(table), table.classes)
+        tree = with_leaves(tree, leaf, self.batch(table), table.task)
         run = self.at_rest(state.growing.run, tree)
         if judge is None:  # else the first evaluation is that of this tree
             run = run.replace(best=training.Best(tree, self.mean_bound(tree, table), run.step))
@@ -289,8 +286,8 @@ class NonGreedy(CO2):
         tree = tree.replace(weights=longest[:, None] * tree.weights, bias=longest * tree.bias)
 
         def of_block(weight: Array, x: Array, y: Array) -> tuple[Array, Array]:
-            found = bounded(tree, Batch(x, y), _scores(tree, x, self.inference), self.inference, table.classes)
-            value = loss_of(tree.leaves.values[found.leaf], y, table.classes) + (found.slopes * found.scores).sum(0)
+            found = bounded(tree, Batch(x, y), _scores(tree, x, self.inference), self.inference, table.task)
+            value = table.task.loss(tree.leaves.values[found.leaf], y) + (found.slopes * found.scores).sum(0)
             return (weight * value).sum(), value
 
         weight = self._weight(table)

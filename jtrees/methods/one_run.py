@@ -11,6 +11,7 @@ import optax
 from jtrees import losses, training, validation as checks
 from jtrees.recipes import Fit, Found, Recipe, Rounds, number, static
 from jtrees.table import Scale, Table, mean_loss
+from jtrees.tasks import Regression, Task
 
 _UPDATES, _PASSES = 2000, 12  # at least, unless epochs are given
 
@@ -41,14 +42,14 @@ class OneRun(Recipe):
         """What the model that these parameters end in says about samples: what the loss takes."""
         raise NotImplementedError
 
-    def sample_loss(self, classes: int | None) -> losses.SampleLoss:
+    def sample_loss(self, task: Task) -> losses.SampleLoss:
         """The loss on each sample."""
-        return losses.sample_loss(getattr(self, "loss", None), classes)
+        return losses.sample_loss(getattr(self, "loss", None), task)
 
     def checked(self, table: Table) -> Any:
-        as_given = table.classes is not None or (np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1))
-        if getattr(self, "loss", None) is not None and not as_given:
-            losses.check_without_link(self.sample_loss(None), table.y.shape[1:])
+        as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
+        if getattr(self, "loss", None) is not None and isinstance(table.task, Regression) and not as_given:
+            losses.check_without_link(self.sample_loss(table.task), table.y.shape[1:])
         batch_size = checks.check_count("batch_size", self.batch_size)
         most = int(checks.MAX_NUMBERS // self.an_epoch(len(table.x)))
         return self.replace(
@@ -103,7 +104,7 @@ class OneRun(Recipe):
     def judged(self, params: Any, table: Table, judge: Table | None) -> Array:
         """What the model loses on the samples to judge by, or else on the table: on scaled data."""
         by = table if judge is None else judge
-        lost = self.sample_loss(table.classes)(self.answers(params, table, by.x), by.y)
+        lost = self.sample_loss(table.task)(self.answers(params, table, by.x), by.y)
         return losses.weighted_mean(lost, training.normalised(by.batch).weight)
 
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import topology, training
-from jtrees.leaves import Constant, Frequency
+from jtrees import leaves as kinds, topology, training
 from jtrees.methods.annealing import DEVIATIONS, advanced, begun, best_so_far, grown_cart
 from jtrees.methods.get import GET
 from jtrees.recipes import Combined, Fit, Found, Recipe, Rounds, Watch, run_rounds, static
@@ -174,10 +173,8 @@ def _of(tables: Table, i: Array) -> Table:
 
 def _empty_leaves(tree: ObliqueTree, table: Table) -> Any:
     """Leaves of the kind to be set."""
-    num = topology.num_leaves(tree.depth)
-    kind = Constant if table.classes is None else Frequency
-    shape = (num, *table.y.shape[1:]) if table.classes is None else (num, table.classes)
-    return kind(jnp.zeros(shape, jnp.float32))
+    leaves, features = topology.num_leaves(tree.depth), table.x.shape[1]
+    return kinds.kind_of("constant", table.task).empty(leaves, features, table.task.shape)
 
 
 def subtree_nodes(root: int, depth: int) -> np.ndarray:
@@ -206,7 +203,7 @@ class _Job(NamedTuple):
         """The scaled samples, padded to a number of them by the last one, with weight 0."""
         unit = self.scale.unit(self.table).real()
         pad = lambda a, **how: np.pad(a, [(0, width - len(unit.x))] + [(0, 0)] * (a.ndim - 1), **how)
-        return Table(pad(unit.x, mode="edge"), pad(unit.y, mode="edge"), pad(unit.weight), unit.classes)
+        return Table(pad(unit.x, mode="edge"), pad(unit.y, mode="edge"), pad(unit.weight), unit.task)
 
 
 def _grafted(tree: ObliqueTree, jobs: list[_Job], candidates: list[ObliqueTree | None]) -> ObliqueTree:

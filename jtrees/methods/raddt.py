@@ -16,6 +16,7 @@ import numpy as np
 from jtrees import ops, routing, topology, training
 from jtrees.methods.annealing import Annealed, soft_method
 from jtrees.recipes import static
+from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -29,7 +30,7 @@ def raddt(
     scale: training.Number,
     *,
     leaves: Literal["constant", "linear"] = "constant",
-    classes: int | None = None,
+    task: Task = Regression(),
     l1: float | Array = 0.0,
     implementation: str | None = None,
 ) -> training.Method:
@@ -42,14 +43,14 @@ def raddt(
       depth: depth of the tree, 1 to 16.
       scale: factor of the violations, above 0: a number, a traced number, or an optax schedule of the step.
       leaves: ``"constant"`` or ``"linear"``.
-      classes: number of classes, in classification.
+      task: what is predicted.
       l1: strength of an L1 penalty on the split weights.
       implementation: XLA or a kernel for the loss and its gradient: see :mod:`jtrees.ops`.
 
     Raises:
       ValueError: as :func:`jtrees.get`.
     """
-    options = {"leaves": leaves, "classes": classes, "l1": l1, "implementation": implementation}
+    options = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
     return soft_method(depth, scale, name="scale", route=routing.violation, **options)
 
 
@@ -64,9 +65,9 @@ class RADDT(Annealed):
 
     epochs: int = static(default=1000)
 
-    def method(self, scale: Any, classes: int | None) -> training.Method:
+    def method(self, scale: Any, task: Task) -> training.Method:
         how = {"leaves": self.leaves, "l1": self.l1, "implementation": self.implementation}
-        return raddt(self.depth, scale, classes=classes, **how)
+        return raddt(self.depth, scale, task=task, **how)
 
     def stages(self) -> int:
         return len(self._own())

@@ -23,6 +23,7 @@ from jtrees.methods.one_run import OneRun, check_found
 from jtrees.recipes import Fit, Found, Watch, number, static
 from jtrees.routing import conditional
 from jtrees.table import Scale, Table, mean_loss
+from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 
 STEPS = ("smooth", "logistic")
@@ -36,7 +37,7 @@ def tel(
     trees: int = 10,
     gamma: float | Array = 0.1,
     *,
-    classes: int | None = None,
+    task: Task = Regression(),
     loss: losses.SampleLoss | None = None,
     step: Literal["smooth", "logistic"] = "smooth",
     l2: float | Array = 0.0,
@@ -53,7 +54,7 @@ def tel(
       depth: depth of the trees, 1 to 16.
       trees: how many.
       gamma: width of the uncertain region of a split's score, above 0 (the paper: 0.0001 to 1).
-      classes: number of classes: y then holds classes 0..K-1. None: regression.
+      task: what is predicted. In classification leaves hold logits.
       loss: ``(outputs, y) -> (n,)``; by default squared error (of several targets the mean), or the log loss of logits.
       step: ``"smooth"``, TEL's; or ``"logistic"`` of the same size, without conditional computation, to compare with.
       l2: strength of ``sum w^2`` over the split weights.
@@ -64,24 +65,20 @@ def tel(
       width: as for :func:`jtrees.routing.conditional_ensemble`.
 
     Raises:
-      ValueError: for a number out of range, fewer than two classes, or an unknown option.
+      ValueError: for a number out of range, or an unknown option.
     """
     depth, trees = checks.check_depth(depth), checks.check_count("trees", trees)
     checks.check_number("gamma", gamma)
     checks.check_not_negative("l2", l2)
     checks.check_choice("step", step, STEPS)
     width = conditional.checked_width(width, depth)
-    if classes is not None and checks.check_count("classes", classes) < 2:
-        raise ValueError(f"classes must be at least 2, got {classes}")
     if learning_rate is not None and step != "smooth":
         raise ValueError('learning_rate must be None with step="logistic": every number has a gradient')
-    loss_of = losses.sample_loss(loss, classes)
+    loss_of = losses.sample_loss(loss, task)
 
     def init(batch: Batch, *, key: Array) -> Ensemble:
-        if classes is not None:
-            checks.check_classes(batch.y, classes)
-        outputs = batch.y.shape[1:] if classes is None else (classes,)
-        return random_ensemble(key, depth, trees, batch.x.shape[1], outputs, batch.x.dtype)
+        task.check(batch.y)
+        return random_ensemble(key, depth, trees, batch.x.shape[1], task.shape, batch.x.dtype)
 
     def lost(outputs: Array, batch: Batch) -> Array:
         return losses.weighted_mean(loss_of(outputs, batch.y), batch.weight)
@@ -101,10 +98,9 @@ def tel(
     kind = step
 
     def predict(params: Ensemble, x: Array) -> Array:
-        outputs = params.outputs(x, gamma, step=kind, width=width)
-        return outputs if classes is None else jax.nn.softmax(outputs, axis=1)
+        return task.link(params.outputs(x, gamma, step=kind, width=width))
 
-    harden = lambda params, batch: hardened(params, batch, classes)
+    harden = lambda params, batch: hardened(params, batch, task)
     return training.Method(init, total, predict, harden, update=None if learning_rate is None else update)
 
 
@@ -123,22 +119,20 @@ class EnsembleModel:
       gamma: width of the uncertain region of a split's score.
       scale: the map from raw features and to raw targets; None: none is made.
       step: ``"smooth"`` or ``"logistic"``.
-      classes: number of classes, or None.
+      task: what is predicted.
     """
 
     params: Ensemble
     gamma: Array
     scale: Scale | None
     step: str = struct.field(pytree_node=False)
-    classes: int | None = struct.field(pytree_node=False)
+    task: Task = struct.field(pytree_node=False)
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What :meth:`predict` answers, as a pure function of arrays."""
         x = x if self.scale is None else self.scale.enter(x)
-        outputs = self.params.outputs(x, self.gamma, step=self.step)
-        if self.classes is not None:
-            return jax.nn.softmax(outputs, axis=1)
-        return outputs if self.scale is None else self.scale.leave(outputs)
+        predictions = self.task.link(self.params.outputs(x, self.gamma, step=self.step))
+        return predictions if self.scale is None else self.scale.leave(predictions)
 
     def predict(self, x: ArrayLike) -> Any:
         """The answers, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
@@ -161,7 +155,7 @@ class EnsembleModel:
     def __repr__(self) -> str:
         trees, nodes = self.params.bias.shape[-2:]
         parts = f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}, step={self.step!r}"
-        return f"EnsembleModel({parts}, classes={self.classes}, parameters={self.num_parameters})"
+        return f"EnsembleModel({parts}, {self.task}, parameters={self.num_parameters})"
 
     @property
     def units(self) -> Scale | None:
@@ -212,9 +206,9 @@ class TEL(OneRun):
     def checked(self, table: Table) -> Any:
         recipe = super().checked(table)
         checks.check_choice("step", self.step, STEPS)
-        self.sample_loss(table.classes)  # refuses what is no function
+        self.sample_loss(table.task)  # refuses what is no function
         depth = checks.check_depth(self.depth)
-        a_tree = topology.num_leaves(depth) * (table.x.shape[1] + (table.outputs or 1))
+        a_tree = topology.num_leaves(depth) * (table.x.shape[1] + (table.task.outputs or 1))
         return recipe.replace(
             depth=depth,
             trees=checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // a_tree),
@@ -230,7 +224,7 @@ class TEL(OneRun):
         return 4 * self.trees * topology.num_nodes(min(self.depth, 10))
 
     def method(self, table: Table) -> training.Method:
-        options: Any = {"classes": table.classes, "loss": self.loss, "step": self.step, "l2": self.l2}
+        options: Any = {"task": table.task, "loss": self.loss, "step": self.step, "l2": self.l2}
         options |= {"width": self.width, "learning_rate": self.learning_rate if self._rests else None}
         return tel(self.depth, self.trees, self.gamma, **options)
 
@@ -253,7 +247,7 @@ class TEL(OneRun):
             count, overflows = routing.reachable_leaves(table.x, *splits, self.gamma, width=self.width)
             real = jnp.ones(len(table.x)) if table.weight is None else table.weight > 0
             reachable = jnp.average(count.mean(0), weights=real.astype(table.x.dtype))
-        forest = hardened(found.model, table.batch, table.classes) if self.hard else None
+        forest = hardened(found.model, table.batch, table.task) if self.hard else None
         return found._replace(extra={"reachable": reachable, "overflows": overflows, "forest": forest})
 
     def finish(
@@ -261,7 +255,7 @@ class TEL(OneRun):
     ) -> Fit:
         check_found(found)
         gamma: Any = self.gamma
-        model: Any = EnsembleModel(found.model, gamma, scale, self.step, table.classes)
+        model: Any = EnsembleModel(found.model, gamma, scale, self.step, table.task)
         if self.hard:
             model = _forest_from_unit(found.extra["forest"], scale)
         own = self.loss is not None and not self.hard

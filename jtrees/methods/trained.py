@@ -27,7 +27,7 @@ class Trained(OneRun):
     :class:`OneRun` for the options that it shares with others.
 
     Attributes:
-      make: ``(**options) -> Method``, in classification ``(**options, classes=K)``, such as ``partial(jtrees.get, 4)``.
+      make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.get, 4)``.
         A program is compiled for each function: keep one ``partial``, and not a new one for each fit.
       options: numbers that it is given, by name; each may be traced. In a grid ``"options__alpha"``.
       rule: ``learning_rate -> optax transformation``; the rate falls to zero by a cosine.
@@ -57,8 +57,7 @@ class Trained(OneRun):
         return 16 * p
 
     def method(self, table: Table) -> training.Method:
-        classes = {} if table.classes is None else {"classes": table.classes}
-        return self.make(**self.options, **classes)
+        return self.make(**self.options, task=table.task)
 
     def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
         return self.rule(optax.cosine_decay_schedule(self.learning_rate, steps))
