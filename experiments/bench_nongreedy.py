@@ -33,11 +33,11 @@ def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any,
     y = jnp.asarray(rng.integers(0, CLASSES, ROWS), jnp.int32)
     assigned = jnp.asarray(rng.integers(0, 2**depth, ROWS), jnp.int32)
     data = jtrees.Batch(x, (y, assigned) if stable else y)
-    method = jtrees.nongreedy(depth, 100.0, task=jtrees.Classification(CLASSES), inference=inference, learning_rate=0.1)  # type: ignore
-    optimizer = jtrees.lazy_momentum(0.1)
+    method = jtrees.methods.nongreedy(depth, 100.0, task=jtrees.Classification(CLASSES), inference=inference, learning_rate=0.1)  # type: ignore
+    optimizer = jtrees.training.lazy_momentum(0.1)
 
     @jax.jit
-    def begun(key: jax.Array) -> jtrees.TrainState:
+    def begun(key: jax.Array) -> jtrees.training.TrainState:
         weights = jax.random.normal(key, (2**depth - 1, p)) / np.sqrt(p)
         tree = jtrees.ObliqueTree(weights, jnp.zeros(len(weights)), kinds.Logit(jnp.zeros((2**depth, CLASSES))))
         return jtrees.training.begun(tree, data, key=key, optimizer=optimizer)

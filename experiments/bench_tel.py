@@ -42,21 +42,21 @@ def method(depth: int, gamma: float, kind: str) -> tuple[jtrees.Method, optax.Gr
     """One of ``"lazy"``, ``"dense"`` (Adam on everything) and ``"logistic"``."""
     options: dict[str, Any] = {"classes": 2, "step": "logistic" if kind == "logistic" else "smooth"}
     rate = RATE if kind == "lazy" else None
-    optimizer = jtrees.lazy_adam(RATE) if kind == "lazy" else optax.adam(RATE)
-    return jtrees.tel(depth, TREES, gamma, learning_rate=rate, **options), optimizer
+    optimizer = jtrees.training.lazy_adam(RATE) if kind == "lazy" else optax.adam(RATE)
+    return jtrees.methods.tel(depth, TREES, gamma, learning_rate=rate, **options), optimizer
 
 
-def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtrees.TrainState, Any]:
+def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtrees.training.TrainState, Any]:
     """A run that has not begun, and so many steps of it as a compiled function."""
     of, optimizer = method(depth, gamma, kind)
-    state = jtrees.start(of, data, key=jax.random.key(0), optimizer=optimizer)
+    state = jtrees.training.start(of, data, key=jax.random.key(0), optimizer=optimizer)
     once = jtrees.training.one_step(of, data, optimizer, batch_size=BATCH)
     most = ROWS // BATCH * EPOCHS
     return state, jax.jit(lambda state, steps: jtrees.training.advance_up_to(once, state, steps, most))
 
 
 @cache
-def trained(depth: int, gamma: float) -> jtrees.Ensemble:
+def trained(depth: int, gamma: float) -> jtrees.methods.Ensemble:
     """After the epochs."""
     state, advance = runner(depth, gamma, "lazy", samples())
     return advance(state, jnp.int32(ROWS // BATCH * EPOCHS))[0].params
@@ -72,12 +72,12 @@ def loss_and_gradients(way: str, width: int = 1) -> Any:
             return conditional._conditional(width, asked)
         return routing.conditional_ensemble(*asked)
 
-    def loss(params: jtrees.Ensemble, x: jax.Array, y: jax.Array, gamma: jax.Array) -> jax.Array:
+    def loss(params: jtrees.methods.Ensemble, x: jax.Array, y: jax.Array, gamma: jax.Array) -> jax.Array:
         out = outputs(conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma))
         return optax.losses.softmax_cross_entropy_with_integer_labels(out, y).mean()
 
     @jax.jit
-    def of_batches(params: jtrees.Ensemble, x: jax.Array, y: jax.Array, gamma: jax.Array) -> Any:
+    def of_batches(params: jtrees.methods.Ensemble, x: jax.Array, y: jax.Array, gamma: jax.Array) -> Any:
         zeros = jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, params)
         of_batch = lambda _, batch: (jax.value_and_grad(loss)(params, *batch, gamma), None)
         return jax.lax.scan(of_batch, zeros, (x, y))[0]
@@ -86,7 +86,7 @@ def loss_and_gradients(way: str, width: int = 1) -> Any:
 
 
 @jax.jit
-def floor(params: jtrees.Ensemble, batches: jax.Array) -> Any:
+def floor(params: jtrees.methods.Ensemble, batches: jax.Array) -> Any:
     """The products, tree by tree."""
 
     def tree(one: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:

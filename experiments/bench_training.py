@@ -2,7 +2,7 @@
 
 python -m experiments.bench_training [--data-dir FOLDER] [--depth 2 4 6 8 10] [--write]
 
-Three things are timed in one run: a step of ``jtrees.train``, in ``jtrees.multi_start`` of a start a device, two at
+Three things are timed in one run: a step of ``jtrees.train``, in ``jtrees.training.multi_start`` of a start a device, two at
 least; what no step can avoid (the two matrix products and one sigmoid a node and sample); and a step of the authors'
 package, where ``make peers`` has installed it.
 """
@@ -48,13 +48,13 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
 
     x, y = map(jnp.asarray, table(data_dir)[1:])
     steps, repeats = (200, 9) if depth <= 6 else (40, 9) if depth <= 8 else (15, 7)
-    starts, method = max(2, jax.device_count()), jtrees.get(depth, 100.0)
+    starts, method = max(2, jax.device_count()), jtrees.methods.get(depth, 100.0)
     keys, how = jax.random.split(jax.random.key(0), starts), {"optimizer": optax.adamw(0.01), "score_every": 1}
 
     @jax.jit
     def train(x, y, keys):
         run = lambda key: jtrees.train(method, jtrees.Batch(x, y), key=key, steps=steps, **how)
-        return jtrees.multi_start(run, keys).best
+        return jtrees.training.multi_start(run, keys).best
 
     @jax.jit
     def floor(x, weights):

@@ -47,7 +47,7 @@ RECIPES = {
     "Polished-GET": jtrees.Polished(jtrees.GET()),
 }
 # LatentClustering predicts features from other features, without y; Trained has no default: it needs a method.
-LEFT_OUT = (jtrees.LatentClustering, jtrees.Trained)
+LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod)
 PARTS = ("baselines", *RECIPES)
 ROWS = 3000  # to train on, and to test on, at most
 BEHIND, OVERFIT = 2, 5  # points

@@ -26,7 +26,7 @@ from experiments import benchmark, pieces
 from experiments.paper_dgt import REGRESSION, SETS, splits
 import jtrees
 from jtrees.methods.dgt import rmsprop
-from jtrees.table import Scale, Table
+from jtrees.data import Scaling, Table
 from jtrees.tasks import Classification, Regression
 
 ROUNDS = {"pendigits": 50_000, "letter": 50_000, "mnist": 76_000, "abalone_dgt": 200_000, "ailerons": 200_000}
@@ -51,16 +51,16 @@ class Stream(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scale]:
+def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scaling]:
     """The stream of a set, and its scale: features as the recipes have them, regression targets in [0, 1]."""
     x, y, x_test, y_test = splits(name, data_dir)[0]
     task = Regression() if name in REGRESSION else Classification(ACTIONS[name])
-    scale = Scale.of(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, task), 1.0)
+    scale = Scaling.fit(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, task), 1.0)
     rows = np.stack([np.random.default_rng(seed).integers(0, len(x), ROUNDS[name]) for seed in range(seeds)])
-    return Stream(*map(jnp.asarray, (scale.enter(x), scale.y(y), rows, scale.enter(x_test), y_test))), scale
+    return Stream(*map(jnp.asarray, (scale.transform(x), scale.transform_y(y), rows, scale.transform(x_test), y_test))), scale
 
 
-def played(name: str, learner: jtrees.Bandit, data: Stream, scale: Scale) -> dict[str, Any]:
+def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scale: Scaling) -> dict[str, Any]:
     """A learner on the streams of all seeds, in one program: curves of the held-out score and of the regret."""
     (seeds, rounds), every = data.rows.shape, data.rows.shape[1] // LOOKS
     side_by_side = max(1, 2**30 // (4 * rounds * data.x.shape[1]))  # as many as a gigabyte of contexts has room for
@@ -68,21 +68,21 @@ def played(name: str, learner: jtrees.Bandit, data: Stream, scale: Scale) -> dic
     def score(params: Any, data: Stream) -> jax.Array:
         answers = learner.predict(params, data.test)
         if name in REGRESSION:
-            return SETS[name].unit * jnp.sqrt(jnp.square(scale.leave(answers) - data.y_test).mean())
+            return SETS[name].unit * jnp.sqrt(jnp.square(scale.inverse(answers) - data.y_test).mean())
         return 100 * (answers.argmax(1) == data.y_test).mean()
 
-    def run(data: Stream, seed: jax.Array, rows: jax.Array) -> jtrees.BanditRun:
+    def run(data: Stream, seed: jax.Array, rows: jax.Array) -> jtrees.methods.BanditRun:
         targets = data.y[rows]
         if name in REGRESSION:
             loss = lambda i, action: jnp.square(action - targets[i])
         else:
             loss = lambda i, action: (action != targets[i]).astype(jnp.float32)
         look = partial(score, data=data)
-        return jtrees.run_bandit(learner, data.x[rows], loss, key=jax.random.key(seed), score=look, score_every=every)
+        return jtrees.methods.run_bandit(learner, data.x[rows], loss, key=jax.random.key(seed), score=look, score_every=every)
 
     @jax.jit
-    def all_seeds(data: Stream) -> jtrees.BanditRun:
-        return jtrees.map_starts(partial(run, data), jnp.arange(seeds), data.rows, batch_size=side_by_side)
+    def all_seeds(data: Stream) -> jtrees.methods.BanditRun:
+        return jtrees.training.map_starts(partial(run, data), jnp.arange(seeds), data.rows, batch_size=side_by_side)
 
     result = all_seeds(data)
     return {
@@ -93,15 +93,15 @@ def played(name: str, learner: jtrees.Bandit, data: Stream, scale: Scale) -> dic
     }
 
 
-def learners(part: str, name: str) -> list[Callable[[], jtrees.Bandit]]:
+def learners(part: str, name: str) -> list[Callable[[], jtrees.methods.Bandit]]:
     """The learners of which the best is shown."""
     depth, rates = (DEPTHS.get(name, 6), (RATE,)) if part.startswith("tree") else (0, LINEAR_RATES)
     if name not in REGRESSION:
-        learner = partial(jtrees.bandit_classifier, depth, ACTIONS[name], exploration=EXPLORATION)
+        learner = partial(jtrees.methods.bandit_classifier, depth, ACTIONS[name], exploration=EXPLORATION)
         return [partial(learner, optimizer=rmsprop(rate)) for rate in rates] if depth == 0 else [learner]
     falling = lambda rate: rmsprop(optax.cosine_decay_schedule(rate, ROUNDS[name] // ACCUMULATE))
     feedback: Any = "one-point" if part.endswith("one-point") else "two-point"
-    learner = partial(jtrees.bandit_regressor, depth, feedback=feedback, delta=DELTA, accumulate=ACCUMULATE)
+    learner = partial(jtrees.methods.bandit_regressor, depth, feedback=feedback, delta=DELTA, accumulate=ACCUMULATE)
     return [partial(learner, optimizer=falling(rate)) for rate in rates]
 
 

@@ -30,7 +30,7 @@ from experiments.pieces import spread
 import jtrees
 from jtrees import ops, routing
 from jtrees.methods.dgt import rmsprop
-from jtrees.table import Scale, Table
+from jtrees.data import Scaling, Table
 
 SHUFFLES = "abalone_dgt"
 FIRST = {"ailerons": 7154, "mnist": 60_000}  # rows to train on where the file does not say: so many from the first
@@ -101,7 +101,7 @@ def task(name: str) -> Any:
     return "regression" if name in REGRESSION else "classification"
 
 
-def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: int | None = None) -> jtrees.Fit:
+def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: int | None = None) -> jtrees.FitResult:
     """A tree by DGT with some options, or a forest."""
     recipe: Any = jtrees.DGT(depth=SETS[name].depth, epochs=SETS[name].epochs, **options)
     recipe = recipe if trees is None else jtrees.Bagged(base=recipe, trees=trees)
@@ -177,7 +177,7 @@ def forests_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
     """DGT for regression, or DGT with one of its parts replaced (Table 7)."""
     form, quantiser, layers = (part.strip() for part in kind.split(","))
-    plain = jtrees.dgt(depth, widths=(240, 240) if layers == "L = 3" else ())
+    plain = jtrees.methods.dgt(depth, widths=(240, 240) if layers == "L = 3" else ())
     if form == "sum" and quantiser == "sign":
         return plain
     slope: Any = optax.exponential_decay(1.0, steps, 100.0)
@@ -203,9 +203,9 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Table 7: every variant with the same plain options, scaled and trained alike."""
     out: dict[str, Any] = {kind: [] for kind in ABLATIONS}
     for x, y, x_test, y_test in parts:
-        scale = Scale.of(Table(x, y.astype(np.float64), None, jtrees.Regression()), 1.0)
-        batch = jtrees.Batch(jnp.asarray(scale.enter(x)), jnp.asarray(scale.y(y)))
-        new = jnp.asarray(scale.enter(x_test))
+        scale = Scaling.fit(Table(x, y.astype(np.float64), None, jtrees.Regression()), 1.0)
+        batch = jtrees.Batch(jnp.asarray(scale.transform(x)), jnp.asarray(scale.transform_y(y)))
+        new = jnp.asarray(scale.transform(x_test))
         steps = SETS[name].epochs * (len(x) // 128)
         for kind in ABLATIONS:
             method = variant(kind, SETS[name].depth, steps)
@@ -216,8 +216,8 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
                 result = jtrees.train(method, batch, key=key, optimizer=optimizer, steps=n, batch_size=128)
                 return method.predict(result.params, new)
 
-            answers = jax.jit(partial(jtrees.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
-            out[kind] += [score(name, scale.leave(np.asarray(one)), y_test) for one in answers]
+            answers = jax.jit(partial(jtrees.training.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
+            out[kind] += [score(name, scale.inverse(np.asarray(one)), y_test) for one in answers]
     return out
 
 

@@ -40,7 +40,7 @@ from experiments.pieces import spread
 import jtrees
 from jtrees.methods import latent
 from jtrees.nn.latent_tree import activity
-from jtrees.table import Scale, Table
+from jtrees.data import Scaling, Table
 from jtrees.tasks import Classification, Regression
 
 SETS = {  # passes over the data
@@ -114,7 +114,7 @@ def task(classes: bool) -> Any:
     return "classification" if classes else "regression"
 
 
-def fitted(one: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.Fit:
+def fitted(one: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.FitResult:
     """LatentTree on the part to train on, the best epoch on the part to judge by."""
     x, y, x_new, y_new = split
     return jtrees.fit(one, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
@@ -206,7 +206,7 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
         for method, leaves in ends.items():
             above = parent if method == "BIRCH" else None
             for label, some in (("test", test), ("all", np.arange(len(table.x)))):
-                purity = jtrees.dendrogram_purity(leaves[some], table.y[some], parent=above)
+                purity = jtrees.methods.dendrogram_purity(leaves[some], table.y[some], parent=above)
                 out[f"{method}, {label}"].append(purity)
     return {"chosen": picked, **out}
 
@@ -228,7 +228,7 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
             scores = jax.vmap(latent.scores_of, (None, 0, None, None))(params, over, of, Regression(2))
             return 100 * (jax.vmap(activity, (0, None))(scores, penalty) > 0).mean()
 
-        method, watch = jtrees.latent(of, penalty, task=Regression(2)), {"score_every": steps, "score": active}
+        method, watch = jtrees.methods.latent(of, penalty, task=Regression(2)), {"score_every": steps, "score": active}
         how: Any = {"steps": PRUNING_EPOCHS * steps, "batch_size": PRUNING_BATCH, **watch}
         return jtrees.train(method, batch, key=key, optimizer=optax.adam(0.01), **how).scores[::steps]
 
@@ -287,11 +287,11 @@ def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
     for seed in range(seeds):
         (x, y, x_new, y_new), _, classes = parts_of(name, seed, data_dir)
         task = Classification(int(y.max()) + 1) if classes else Regression()
-        scale = Scale.of(Table(x, y if classes else y.astype(np.float64), None, task), 1.0)
+        scale = Scaling.fit(Table(x, y if classes else y.astype(np.float64), None, task), 1.0)
         batch, judge = (
-            jtrees.Batch(jnp.asarray(scale.enter(a)), jnp.asarray(scale.y(b))) for a, b in ((x, y), (x_new, y_new))
+            jtrees.Batch(jnp.asarray(scale.transform(a)), jnp.asarray(scale.transform_y(b))) for a, b in ((x, y), (x_new, y_new))
         )
-        method = jtrees.latent(4, 0.1, task=task)
+        method = jtrees.methods.latent(4, 0.1, task=task)
         for label, optimizer in (("QHAdam", qhadam(0.01)), ("Adam", optax.adam(0.01))):
             train = partial(jtrees.train, method, optimizer=optimizer, steps=50 * (len(x) // 128), batch_size=128)
             params = jax.jit(lambda key, train=train, batch=batch: train(batch, key=key).params)(jax.random.key(seed))

@@ -198,10 +198,10 @@ def leaves(split: Split, seed: int) -> dict[str, Any]:
     data_of, out = jtrees.Batch(x, jnp.asarray(y, jnp.int32)), {}
     for gamma in GAMMAS:
         method, optimizer = _run(10, gamma, int(y.max()) + 1, "smooth")
-        state = jtrees.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
+        state = jtrees.training.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
         options: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
         advance = jax.jit(
-            lambda state, method=method, options=options: jtrees.advance(method, state, data_of, **options)
+            lambda state, method=method, options=options: jtrees.training.advance(method, state, data_of, **options)
         )
         curve = []
         for _ in range(50):
@@ -221,10 +221,10 @@ def seconds(split: Split, seed: int) -> dict[str, Any]:
         out[step] = []
         for depth in DEPTHS:
             method, optimizer = _run(depth, 1.0, int(y.max()) + 1, step)
-            state = jtrees.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
+            state = jtrees.training.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
             options: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
             advance = jax.jit(
-                lambda state, method=method, options=options: jtrees.advance(method, state, data_of, **options)[0]
+                lambda state, method=method, options=options: jtrees.training.advance(method, state, data_of, **options)[0]
             )
             jax.block_until_ready(advance(state))
             start = time.perf_counter()
@@ -238,8 +238,8 @@ def seconds(split: Split, seed: int) -> dict[str, Any]:
 def _run(depth: int, gamma: float, classes: int, step: str) -> Any:
     rate = 0.1  # the paper's
     options: Any = {"classes": classes, "step": step, "learning_rate": rate if step == "smooth" else None}
-    optimizer = jtrees.lazy_adam(rate) if step == "smooth" else optax.adam(rate)
-    return jtrees.tel(depth, 10, gamma, **options), optimizer
+    optimizer = jtrees.training.lazy_adam(rate) if step == "smooth" else optax.adam(rate)
+    return jtrees.methods.tel(depth, 10, gamma, **options), optimizer
 
 
 def trees(split: Split, seed: int) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
 from jtrees import training
 from jtrees.methods.one_run import OneRun
-from jtrees.options import with_options
-from jtrees.recipes import Watch
-from jtrees.table import Scale, Table
+from jtrees.selection.grid import with_options
+from jtrees.recipes import Monitor
+from jtrees.data import Scaling, Table
 from jtrees.tasks import Classification, Regression, Task
 
 METHODS = {"dgt": jtrees.DGT, "pat": jtrees.PAT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
@@ -46,7 +46,7 @@ class Job(NamedTuple):
     rounds: int
     updates: int
     recipe: Any
-    scale: Scale
+    scale: Scaling
     sample: Table
     judge: Table
 
@@ -152,7 +152,7 @@ def _table(parts: list[Block], task: Task) -> Table:
     return Table(x, y.astype(np.float64) if task == Regression() else y, None, task)
 
 
-def scale_of(parts: Sequence[Block], task: Task) -> Scale:
+def scale_of(parts: Sequence[Block], task: Task) -> Scaling:
     """The scale of a table by the moments of its parts, in double precision.
 
     Rows are counted from the first of them, so that a constant column has a deviation of exactly 0.
@@ -164,18 +164,18 @@ def scale_of(parts: Sequence[Block], task: Task) -> Scale:
     if task == Regression():
         y = np.concatenate([y for _, y in parts]).astype(np.float64)
         targets = y.min(), np.ptp(y), y.mean()
-    return Scale.by(origin + mean, deviation, 1.0, *targets)
+    return Scaling.from_moments(origin + mean, deviation, 1.0, *targets)
 
 
 def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
     """Rows in the user's units, counted from the scale's origin in double precision; float32, classes as they are."""
     origin = job.scale.origin
     if origin is not None:
-        x, y = origin.enter(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
+        x, y = origin.transform(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
     return x.astype(np.float32, copy=False), y.astype(np.float32, copy=False) if job.sample.task == Regression() else y
 
 
-def scale_of_counted(scale: Scale) -> Scale:
+def scale_of_counted(scale: Scaling) -> Scaling:
     """The scale of rows that are counted from this one's origin."""
     if scale.origin is None:
         return scale
@@ -207,7 +207,7 @@ def stream(job: Job) -> Any:
 def first_state(job: Job, key: jax.Array) -> training.TrainState:
     """The state of a run that has not begun, the same on every device."""
     rows = job.a_round * len(job.blocks[0][0])
-    unit = job.scale.unit(job.sample)
+    unit = job.scale.batch(job.sample)
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(unit.x, unit.y))
     method, optimizer = method_of(job), optimizer_of(job)
 
@@ -240,7 +240,7 @@ def round_of(job: Job) -> Any:
     scale = scale_of_counted(job.scale)
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
-        data = training.Batch(scale.enter(x), scale.y(y))
+        data = training.Batch(scale.transform(x), scale.transform_y(y))
         many: Any = {"steps": job.updates, "batch_size": job.recipe.batch_size}
         state, history = training.advance(method, state, data, optimizer=optimizer, **many)
         return state, history.losses.mean()
@@ -253,11 +253,11 @@ class Judge:
 
     def __init__(self, job: Job):
         """For a job."""
-        self._job, self._tables = job, tuple(job.scale.unit(table) for table in (job.sample, job.judge))
+        self._job, self._tables = job, tuple(job.scale.batch(table) for table in (job.sample, job.judge))
         self.constant_loss = _constant_loss(job.sample, job.judge)
         self._end = jax.jit(lambda state, table, judge: job.recipe.end(state, table, judge))
 
-    def fit(self, state: training.TrainState) -> jtrees.Fit:
+    def fit(self, state: training.TrainState) -> jtrees.FitResult:
         """The model, in the user's units.
 
         Raises:
@@ -267,10 +267,10 @@ class Judge:
         held = jax.device_get(state.replace(key=jax.random.key_data(key)))
         held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
         found = self._end(held, *self._tables)
-        of: Any = {"scale": job.scale, "key": jax.random.key(0), "watch": Watch()}
+        of: Any = {"scale": job.scale, "key": jax.random.key(0), "watch": Monitor()}
         return job.recipe.finish(jax.device_get(found), None, job.sample, job.judge, **of)
 
-    def score(self, fit: jtrees.Fit) -> float:
+    def score(self, fit: jtrees.FitResult) -> float:
         """Accuracy, or R^2, on the validation rows; NaN for R^2 if their targets are all the same."""
         judge = self._job.judge
         return judge.task.score(np.asarray(fit.model.predict(judge.x)), judge.y, None)

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import leaves, recipes, topology, validation as checks
-from jtrees.bagging import Bagged
-from jtrees.methods.get import GET
-from jtrees.methods.latent import LatentTree
-from jtrees.options import options_of, with_options
+from jtrees import leaves, topology, validation as checks
+from jtrees.ensembles import Bagged
+from jtrees.methods import GET, LatentTree
+from jtrees.search import Recipe
+from jtrees.search.run import fit
+from jtrees.selection.grid import options_of, with_options
 from jtrees.tree import ObliqueTree
 
 try:
@@ -33,7 +34,7 @@ except ImportError as error:
 class _Tree(BaseEstimator):
     """What the two estimators share."""
 
-    default_recipe: recipes.Recipe
+    default_recipe: Recipe
     _TASK: Any
 
     def __init__(
@@ -77,7 +78,7 @@ class _Tree(BaseEstimator):
     def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> None:
         """Learns classes 0..K-1, or targets ``(n,)`` or ``(n, k)``, that vary."""
         recipe = self._recipe()
-        if isinstance(recipe, recipes.Recipe) and recipe.targets(x, y) is not y:
+        if isinstance(recipe, Recipe) and recipe.targets(x, y) is not y:
             raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
         validation = None
@@ -91,13 +92,13 @@ class _Tree(BaseEstimator):
         options |= {"max_seconds": self.max_seconds, "progress": self.progress}
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
-        fit = recipes.fit(recipe, x, y, key=key, **options)
-        self.model_, self.tree_, self.loss_, self.report_ = fit.model, fit.tree, fit.loss, fit.report
-        if fit.report["ended"] == "interrupted":
+        found = fit(recipe, x, y, key=key, **options)
+        self.model_, self.tree_, self.loss_, self.report_ = found.model, found.tree, found.loss, found.report
+        if found.report["ended"] == "interrupted":
             warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
 
     def _learn_nothing(self, features: int, of_leaf: Any) -> None:
-        """What varies not is a tree of one leaf."""
+        """Constant targets: a tree with a single leaf."""
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
         self.loss_, self.report_ = 0.0, {}
 
@@ -120,7 +121,7 @@ class _Tree(BaseEstimator):
     def _single(self) -> ObliqueTree:
         check_is_fitted(self)
         if self.tree_ is None:
-            raise AttributeError(f"this is asked of one tree, and {type(self._recipe()).__name__} found {self.model_}")
+            raise AttributeError(f"this needs a single tree; this model is a {self.model_}")
         return self.tree_
 
     def apply(self, X: ArrayLike) -> np.ndarray:

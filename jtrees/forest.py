@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
+import numpy as np
 
-from jtrees import prediction, validation as checks
+from jtrees import io, prediction, validation as checks
 from jtrees.tree import ObliqueTree
 
 
+@io.model
 @struct.dataclass
 class Forest:
     """Models of one kind and shape, trees above all, whose answers are combined.
@@ -77,13 +79,26 @@ class Forest:
         return self.trees.features
 
     @property
-    def units(self) -> Any:
-        """Those of any one tree, as all were learnt in the same: see :func:`jtrees.prediction.predict`."""
-        return jax.tree.map(lambda a: a[0], self.trees.units)
+    def scaling(self) -> Any:
+        """That of any one tree, as all have the same: see :func:`jtrees.prediction.predict`."""
+        return jax.tree.map(lambda a: a[0], self.trees.scaling)
 
-    def bare(self) -> "Forest":
-        """The forest without them."""
-        return self.replace(trees=self.trees.bare())
+    def without_scaling(self) -> "Forest":
+        """The forest of scaled data."""
+        return self.replace(trees=self.trees.without_scaling())
+
+    def restored(self, scaling: Any) -> "Forest":
+        """A forest of scaled data whose outputs are summed, in the user's units: of what targets begin at, each tree
+        answers its share.
+        """
+        trees = len(self)
+        if scaling.y_low is not None:
+            origin = scaling.origin
+            if origin is not None and origin.y is not None:
+                origin = origin.replace(y=origin.y / np.float32(trees))
+            scaling = scaling.replace(y_low=scaling.y_low / trees, origin=origin)
+        each = [scaling.restore(self[i]) for i in range(trees)]
+        return self.replace(trees=jax.tree.map(lambda *arrays: jnp.stack(arrays), *each))
 
     @property
     def num_parameters(self) -> int:

@@ -14,56 +14,53 @@ import os
 from pathlib import Path
 import struct
 import tempfile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 import zipfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import leaves as kinds, recipes
-from jtrees.bagging import Bagged
-from jtrees.forest import Forest
-from jtrees.methods.bandit import BanditState
-from jtrees.methods.clustering import LatentClustering
-from jtrees.methods.co2 import CO2
-from jtrees.methods.dgt import DGT, PAT, ChainedTree
-from jtrees.methods.ensemble import Ensemble
-from jtrees.methods.get import GET
-from jtrees.methods.latent import Architecture, LatentModel, LatentTree
-from jtrees.methods.nongreedy import NonGreedy
-from jtrees.methods.polish import Polished
-from jtrees.methods.raddt import RADDT
-from jtrees.methods.tel import TEL, EnsembleModel
-from jtrees.methods.trained import Trained
-from jtrees.recipes import Fit
-from jtrees.table import Scale
-from jtrees.tasks import Classification, Regression
-from jtrees.training import TrainState
-from jtrees.tree import ObliqueTree, Origin
-from jtrees.tune import Trial
-
 FORMAT = 1
-_MODELS = (ObliqueTree, Forest, LatentModel, EnsembleModel, ChainedTree, Ensemble)
-_LEAVES = (kinds.Constant, kinds.Logit, kinds.Frequency, kinds.Linear)
-_PARTS = (Fit, Trial, Origin, Scale, Architecture, Regression, Classification)
-_RECIPES = (GET, RADDT, DGT, PAT, LatentTree, LatentClustering, TEL, CO2, NonGreedy, Bagged, Polished, Trained)
-_CLASSES = {one.__name__: one for one in (*_MODELS, *_LEAVES, *_PARTS, *_RECIPES)}
-_STATES = (BanditState, TrainState)  # what an optimiser holds is not ours to build
+_CLASSES: dict[str, Any] = {}  # by name, those that may be part of a file
+_FILES: dict[str, Any] = {}  # those that may be a file of their own
+_STATES: dict[str, Any] = {}  # those whose structure is not ours to build, and is given by the user when they are read
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # of a module that needs scikit-learn: imported where they occur
-_KINDS = [*(one.__name__ for one in (*_MODELS, Fit, *_STATES)), *_ESTIMATORS]  # of files
 _PLAIN = (str, int, float, bool, type(None))
 _INSTEAD = "numbers, text, arrays, lists, tuples and dicts of these can be"
 
+_Class = TypeVar("_Class", bound=type)
+
+
+def part(cls: _Class) -> _Class:
+    """Registers a dataclass or named tuple that may be part of a file; a decorator."""
+    _CLASSES[cls.__name__] = cls
+    return cls
+
+
+def model(cls: _Class) -> _Class:
+    """Registers a dataclass that may be a file of its own; a decorator.
+
+    Where it has ``to_save()``, that is written in its place.
+    """
+    _FILES[cls.__name__] = cls
+    return part(cls)
+
+
+def state(cls: _Class) -> _Class:
+    """Registers a pytree that is read with ``load(path, like=...)``; a decorator."""
+    _STATES[cls.__name__] = cls
+    return cls
+
 
 def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
-    """Writes a model, a :class:`jtrees.Fit`, a fitted estimator, or the state of a learner or of a run, to one file.
+    """Writes a model, a :class:`jtrees.FitResult`, a fitted estimator, or the state of a learner or of a run, to one file.
 
     The file appears as a whole, or not at all; one of the same name is replaced. Options that were tuned
     (``report["chosen"]``, ``report["tuning"]``) and that cannot be saved, such as functions, are kept by their names.
 
     Args:
-      what: a tree, a forest, a latent model, an ensemble, a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
+      what: a tree, a forest, another model, a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
         ``TreeClassifier``, with its parameters; a :class:`jtrees.BanditState` or a :class:`jtrees.TrainState`.
       path: of the file; ``.jtrees`` is usual.
       feature_names: names of the columns, for whoever reads the header; None: those that an estimator has.
@@ -87,29 +84,35 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
+def _kinds() -> list[str]:
+    """The kinds of files."""
+    return [*_FILES, *_STATES, *_ESTIMATORS]
+
+
 def _told(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The header of a file, and its arrays."""
     arrays = _Arrays([], [])
     told: dict[str, Any] = {"format": FORMAT, "kind": type(what).__name__}
-    model = what.model if isinstance(what, Fit) else what
-    if isinstance(what, _STATES):
+    name = type(what).__name__
+    of_class = lambda classes: classes.get(name) is type(what)
+    model, report = getattr(what, "model", what), getattr(what, "report", {})
+    if of_class(_STATES):
         paths, held = _flat(what)
         told["state"] = [[name, _encoded(array, name, arrays)] for name, array in zip(paths, held, strict=True)]
-    elif isinstance(what, (*_MODELS, Fit)):
-        told["object"] = _encoded(_with_plain_options(what) if isinstance(what, Fit) else what, "", arrays)
+    elif of_class(_FILES):
+        told["object"] = _encoded(what.to_save() if hasattr(what, "to_save") else what, "", arrays)
     elif type(what).__module__ == "jtrees.estimators" and type(what).__name__ in _ESTIMATORS:
         told["object"] = _encoded_estimator(what, arrays)
-        told["recipe"] = what.report_.get("recipe")
-        model, names = what.model_, getattr(what, "feature_names_in_", None)
+        model, report, names = what.model_, what.report_, getattr(what, "feature_names_in_", None)
         feature_names = names if feature_names is None else feature_names
     else:
-        raise ValueError(f"what must be one of {', '.join(_KINDS)}, got {type(what).__name__}")
+        raise ValueError(f"what must be one of {', '.join(_kinds())}, got {name}")
     if feature_names is not None:
         told["feature_names"] = [str(name) for name in feature_names]
         if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
             raise ValueError(f"feature_names must hold {p} names, one a column, got {len(feature_names)}")
-    if isinstance(what, Fit):
-        told["recipe"] = what.report.get("recipe")
+    if "recipe" in report:
+        told["recipe"] = report["recipe"]
     told["arrays"] = arrays.told
     return told, arrays.held
 
@@ -222,22 +225,7 @@ def _estimator(kind: str, held: dict[str, Any]) -> Any:
     return estimator
 
 
-def _with_plain_options(fit: Fit) -> Fit:
-    """The fit with the options that were tuned as they can be saved: functions by their names."""
-    report = dict(fit.report)
-    if isinstance(report.get("chosen"), dict):
-        report["chosen"] = _plain_options(report["chosen"])
-    if isinstance(report.get("tuning"), list):
-        plain = lambda one: one._replace(options=_plain_options(one.options)) if isinstance(one, Trial) else one
-        report["tuning"] = [plain(one) for one in report["tuning"]]
-    return fit.replace(report=report)
-
-
-def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if _is_data(value) else recipes.plain(value) for name, value in options.items()}
-
-
-def _is_data(value: Any) -> bool:
+def is_data(value: Any) -> bool:
     """Whether it can be saved."""
     try:
         _encoded(value, "", _Arrays([], []))
@@ -330,7 +318,7 @@ def _header(path: Path) -> dict[str, Any]:
         version, kind = told["format"], told["kind"]
     if version != FORMAT:
         raise ValueError(f"{path} is of format {version!r}; this release reads format {FORMAT}")
-    if kind not in _KINDS:
+    if kind not in _kinds():
         raise ValueError(f"{path} holds a {kind!r}, which this release does not know")
     return told
 

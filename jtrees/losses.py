@@ -1,7 +1,6 @@
 """Losses of samples, as training and judging take them: what :mod:`optax.losses` lacks."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,26 +22,16 @@ def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[A
     return -jnp.log(jnp.maximum(chosen, jnp.finfo(probabilities.dtype).tiny))
 
 
-def sample_loss(loss: Any, task: Any) -> SampleLoss:
-    """The loss of outputs on each sample: the user's own, or that of the task.
-
-    A loss that gives another shape than ``(n,)`` is refused when it is first asked.
+def own_loss(loss: SampleLoss, outputs: Array, y: Array) -> Array:
+    """A loss of the user's own on each sample.
 
     Raises:
-      ValueError: for a loss that is no function.
+      ValueError: if it gives another shape than ``(n,)``.
     """
-    if loss is None:
-        return task.loss
-    if not callable(loss):
-        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
-
-    def checked(outputs: Array, y: Array) -> Array:
-        lost = jnp.asarray(loss(outputs, y))
-        if lost.shape != y.shape[:1]:
-            raise ValueError(f"loss must give one number a sample, of shape {y.shape[:1]}, got shape {lost.shape}")
-        return lost
-
-    return checked
+    lost = jnp.asarray(loss(outputs, y))
+    if lost.shape != y.shape[:1]:
+        raise ValueError(f"loss must give one number a sample, of shape {y.shape[:1]}, got shape {lost.shape}")
+    return lost
 
 
 def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:

@@ -23,22 +23,22 @@ def predict(model: Any, x: Any) -> Any:
     """What a model answers in the user's units.
 
     Args:
-      model: a pytree with a pure ``apply(x)`` and the number of its ``features``. Where it has ``units``, samples
-        ``enter`` and answers ``leave`` these in the precision that they came in, and between the two the model is
-        ``bare`` of them.
+      model: a pytree with a pure ``apply(x)`` and the number of its ``features``. Where its ``scaling`` is not None,
+        samples go through ``scaling.transform`` and predictions through ``scaling.inverse`` in the precision that they
+        came in; in between is the model ``without_scaling()``.
       x: samples, ``(n, p)``: NumPy (answered in NumPy) or JAX.
 
     Raises:
       ValueError: for another rank or width, or values that are not finite.
     """
-    units, features = model.units, model.features
-    answers = evaluate(type(model).apply, model.bare(), entered(units, x, features), features=features)
-    return answers if units is None else units.leave(answers)
+    scaling, features = model.scaling, model.features
+    answers = evaluate(type(model).apply, model.without_scaling(), scaled(scaling, x, features), features=features)
+    return answers if scaling is None else scaling.inverse(answers)
 
 
-def entered(units: Any, x: Any, features: int) -> Any:
-    """Samples ``(n, features)`` as a bare model takes them."""
-    return x if units is None else units.enter(validation.check_x(x, features=features))
+def scaled(scaling: Any, x: Any, features: int) -> Any:
+    """Samples ``(n, features)`` as a model without scaling takes them."""
+    return x if scaling is None else scaling.transform(validation.check_x(x, features=features))
 
 
 def evaluate(fn: Callable[[Any, jax.Array], jax.Array], model: Any, x: Any, *, features: int) -> Any:

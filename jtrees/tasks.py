@@ -12,21 +12,24 @@ from jaxtyping import Array, Float, Int, Num
 import numpy as np
 import optax
 
-from jtrees import losses, validation as checks
+from jtrees import io, losses, validation as checks
 
 
+@io.part
 @dataclasses.dataclass(frozen=True)
 class Regression:
     """Predict numbers, by squared error.
 
     Args:
       outputs: number of targets of a sample, y is ``(n, outputs)``; None: one, y is ``(n,)``.
+      own_loss: ``(outputs, y) -> (n,)`` in place of squared error, on scaled targets.
 
     Raises:
       ValueError: for an ``outputs`` that is neither None nor a whole number of at least 1.
     """
 
     outputs: int | None = None
+    own_loss: losses.SampleLoss | None = dataclasses.field(default=None, repr=False)
     name: ClassVar[str] = "regression"
 
     def __post_init__(self) -> None:
@@ -72,10 +75,12 @@ class Regression:
         return bool(np.ptp(y, axis=0).all())
 
     def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Squared error of each sample; of several targets the mean."""
-        return losses.squared_error(outputs, y)
+        """Squared error of each sample, of several targets the mean; or the user's own loss."""
+        return losses.squared_error(outputs, y) if self.own_loss is None else losses.own_loss(self.own_loss, outputs, y)
 
-    prediction_loss = loss
+    def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
+        """Squared error of each sample; of several targets the mean."""
+        return losses.squared_error(predictions, y)
 
     def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """The outputs as they are."""
@@ -100,18 +105,21 @@ class Regression:
         return y.reshape(len(y), -1)
 
 
+@io.part
 @dataclasses.dataclass(frozen=True)
 class Classification:
     """Predict classes, by log loss.
 
     Args:
       classes: number of classes K; y holds classes 0..K-1, outputs are logits ``(n, K)``, predictions probabilities.
+      own_loss: ``(outputs, y) -> (n,)`` in place of log loss.
 
     Raises:
       ValueError: for fewer than two classes.
     """
 
     classes: int
+    own_loss: losses.SampleLoss | None = dataclasses.field(default=None, repr=False)
     name: ClassVar[str] = "classification"
 
     def __post_init__(self) -> None:
@@ -157,7 +165,9 @@ class Classification:
         return True
 
     def loss(self, outputs: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
-        """Log loss of logits on each sample."""
+        """Log loss of logits on each sample; or the user's own loss."""
+        if self.own_loss is not None:
+            return losses.own_loss(self.own_loss, outputs, y)
         return optax.losses.softmax_cross_entropy_with_integer_labels(outputs, y)
 
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
@@ -182,6 +192,19 @@ class Classification:
 
 
 Task = Regression | Classification
+
+
+def with_loss(task: Task, loss: losses.SampleLoss | None) -> Task:
+    """The task with a loss of the user's own, ``(outputs, y) -> (n,)``; with None as it is.
+
+    Raises:
+      ValueError: for a loss that is no function.
+    """
+    if loss is None:
+        return task
+    if not callable(loss):
+        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
+    return dataclasses.replace(task, own_loss=loss)
 
 
 def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]:

@@ -10,11 +10,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import ops, prediction, topology, validation
+from jtrees import io, ops, prediction, topology, validation
 from jtrees.leaves.constant import Frequency, Logit, exact_text, listed
 from jtrees.leaves.linear import linear_text
 
 
+@io.part
 @struct.dataclass
 class Origin:
     """Where a tree counts features and answers from, for tables whose values are large against their spread.
@@ -30,11 +31,11 @@ class Origin:
     x: Float[Array, " p"]
     y: Float[Array, "*k"] | None
 
-    def enter(self, x: Any) -> Any:
+    def transform(self, x: Any) -> Any:
         """Samples counted from here, NumPy arrays in double precision."""
         return counted_from(self.x, x)
 
-    def leave(self, answers: Any) -> Any:
+    def inverse(self, answers: Any) -> Any:
         """Answers counted from zero again, those in NumPy in double precision."""
         if self.y is None:
             return answers
@@ -43,6 +44,7 @@ class Origin:
         return answers + np.asarray(self.y, np.float64)
 
 
+@io.model
 @struct.dataclass
 class ObliqueTree:
     """A perfect binary tree of linear splits: a sample goes right at node ``j`` iff ``weights[j] @ x + bias[j] > 0``.
@@ -90,9 +92,9 @@ class ObliqueTree:
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """What the tree answers, as a pure function of arrays: the model of the leaf that each sample reaches."""
-        x = x if self.origin is None else self.origin.enter(x)
+        x = x if self.origin is None else self.origin.transform(x)
         answers = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
-        return answers if self.origin is None else self.origin.leave(answers)
+        return answers if self.origin is None else self.origin.inverse(answers)
 
     def predict(self, x: ArrayLike) -> Any:
         """What the tree answers: :meth:`apply`, checked, compiled and block by block.
@@ -120,16 +122,16 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        x = prediction.entered(self._single().origin, x, self.features)
-        return prediction.evaluate(_leaf_index, self.bare(), x, features=self.features)
+        x = prediction.scaled(self._single().origin, x, self.features)
+        return prediction.evaluate(_leaf_index, self.without_scaling(), x, features=self.features)
 
     @property
-    def units(self) -> Origin | None:
-        """Where samples enter and answers leave: see :func:`jtrees.prediction.predict`."""
+    def scaling(self) -> Origin | None:
+        """What samples go through before, and answers after: see :func:`jtrees.prediction.predict`."""
         return self.origin
 
-    def bare(self) -> "ObliqueTree":
-        """The tree without them."""
+    def without_scaling(self) -> "ObliqueTree":
+        """The tree that counts from zero."""
         return self if self.origin is None else self.replace(origin=None)
 
     def _single(self) -> "ObliqueTree":

@@ -25,7 +25,7 @@ WEIGHT = RNG.uniform(0.5, 1.5, N).astype(np.float32)
 KEY = jax.random.key(0)
 
 CASES = {name: (make(numbers[0]), CLASS if y.dtype.kind == "i" else Y) for name, (make, numbers, y) in METHODS.items()}
-CASES["tel, by paths"] = (jtrees.tel(4, 3, 0.3, width=6), Y)
+CASES["tel, by paths"] = (jtrees.methods.tel(4, 3, 0.3, width=6), Y)
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,8 @@ def test_collectives_are_found_in_what_moves_rows():
 def test_a_step_is_that_of_one_device_and_moves_no_row(name):
     method, y = CASES[name]
     data, optimizer = Batch(X, y, WEIGHT), optax.sgd(0.1)
-    state = jtrees.start(method, data, key=KEY, optimizer=optimizer)
-    step = lambda state, data: jtrees.advance(method, state, data, optimizer=optimizer, steps=3, score_every=1)
+    state = jtrees.training.start(method, data, key=KEY, optimizer=optimizer)
+    step = lambda state, data: jtrees.training.advance(method, state, data, optimizer=optimizer, steps=3, score_every=1)
     alone, history = jax.jit(step)(state, data)
     with jax.set_mesh(sharding.mesh()):
         program = jax.jit(step).lower(state, sharding.put_rows(data)).compile()
@@ -109,7 +109,7 @@ def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
     keys, data = jax.random.split(KEY, 11), Batch(jnp.asarray(X), jnp.asarray(y))
     one_by_one = jax.jit(lambda data, keys: jax.lax.map(partial(run, data), keys))(data, keys)
     with jax.set_mesh(sharding.mesh(*shape)):
-        many = jax.jit(lambda data, keys: jtrees.multi_start(partial(run, data), keys))
+        many = jax.jit(lambda data, keys: jtrees.training.multi_start(partial(run, data), keys))
         found = many(sharding.put_rows(data), keys)
     for one, other in zip(jax.tree.leaves(one_by_one), jax.tree.leaves(found.candidates), strict=True):
         if shape == (8, 1):
@@ -139,7 +139,7 @@ def test_recipes_find_the_same_on_a_mesh(name, shape):
 
 
 def test_a_sweep_finds_the_same_on_a_mesh():
-    of = lambda: jtrees.sweep(RECIPES["GET"], X, Y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, seeds=2, folds=2)
+    of = lambda: jtrees.sweep(RECIPES["GET"], X, Y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, seeds=2, validation=2)
     alone = of()
     with jax.set_mesh(sharding.mesh(4, 2)):
         shared = of()

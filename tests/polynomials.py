@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, number, static
-from jtrees.table import Scale, Table, mean_loss
+from jtrees.data import Scaling, Table, mean_loss
 
 
 @struct.dataclass
@@ -18,11 +18,11 @@ class Polynomial:
     """What is found."""
 
     coefficients: Any
-    scale: Scale
+    scale: Scaling
 
     def predict(self, x: Any) -> np.ndarray:
         """Answers, ``(n,)``."""
-        return self.scale.leave(np.asarray(values(np.asarray(self.coefficients), self.scale.enter(np.asarray(x)))))
+        return self.scale.inverse(np.asarray(values(np.asarray(self.coefficients), self.scale.transform(np.asarray(x)))))
 
     @property
     def num_parameters(self) -> int:
@@ -81,7 +81,7 @@ class Polynomials(Recipe):
         return Found(state[0], score, jnp.isfinite(score), state[2])
 
     def finish(
-        self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
+        self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scaling, key: Array, watch: Watch
     ) -> Fit:
         if not found.finite:
             raise FloatingPointError("the polynomial became non-finite")

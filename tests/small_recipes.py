@@ -5,7 +5,7 @@ import jtrees
 
 def get_of_depth_2(**options):
     """A method of one's own."""
-    return jtrees.get(2, **options)
+    return jtrees.methods.get(2, **options)
 
 
 _GET = jtrees.GET(depth=2, starts=1, epochs=30)

@@ -171,7 +171,7 @@ def test_unknown_classes_in_validation_are_refused(labels):
 def test_linear_leaves_are_refused_for_classes():
     with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
         fit(X, Y, leaves="linear")
-    for method in (jtrees.get, jtrees.raddt):
+    for method in (jtrees.methods.get, jtrees.methods.raddt):
         with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
             method(2, 1.0, leaves="linear", task=Classification(3))
 
@@ -188,7 +188,7 @@ def classes(data):
 
 def test_loss_of_classes_is_the_expected_log_loss(classes):
     x, y = map(np.asarray, classes)
-    method = jtrees.get(DEPTH, 6.0, task=Classification(3))
+    method = jtrees.methods.get(DEPTH, 6.0, task=Classification(3))
 
     @jax.jit
     def evaluated(batch):
@@ -215,7 +215,7 @@ def test_loss_of_classes_is_the_expected_log_loss(classes):
 )
 def test_raddt_trains_and_its_score_is_that_of_the_hardened_tree(data, classes, kind):
     x, y = map(jnp.asarray, data) if "classes" not in kind else classes
-    method, batch = jtrees.raddt(DEPTH, 10.0, **kind), jtrees.Batch(x, y)
+    method, batch = jtrees.methods.raddt(DEPTH, 10.0, **kind), jtrees.Batch(x, y)
 
     @jax.jit
     def run(key):

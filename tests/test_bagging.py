@@ -49,13 +49,13 @@ class Stump(jtrees.Recipe):
         return state, jnp.zeros(1)
 
     def end(self, state, table, judge):
-        return jtrees.Found(state[0], jnp.zeros(()), jnp.ones((), bool), jnp.int32(7), state[1:])
+        return jtrees.search.SearchResult(state[0], jnp.zeros(()), jnp.ones((), bool), jnp.int32(7), state[1:])
 
     def finish(self, found, start, table, judge, *, scale, key, watch):
-        tree = scale.splits_from_unit(found.model).replace(leaves=scale.leaves_from_unit(found.model.leaves))
+        tree = scale.restore_splits(found.model).replace(leaves=scale.restore_leaves(found.model.leaves))
         prepared, weight, data = map(np.asarray, found.extra)
         report = {"rows": len(table.x), "start": float(start), "prepared": prepared, "weight": weight, "key": data}
-        return jtrees.Fit(tree, tree, float(len(table.x)), 7, np.zeros(0), report)
+        return jtrees.FitResult(tree, tree, float(len(table.x)), 7, np.zeros(0), report)
 
 
 def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
@@ -271,15 +271,15 @@ def alone(recipe, x, y, weight, task, i):
     recipe = recipe.checked(raw)
     base, scale = recipe.base, recipe.scale(raw)
     prepare_key, search_key, finish_key = jax.random.split(key(), 3)
-    unit = scale.unit(raw)
+    unit = scale.batch(raw)
     drawn, _, starts = recipe.prepare(unit, key=prepare_key)
     drawn = np.asarray(drawn)[i]
     sample = unit.rows(drawn)
     sample = sample.replace(weight=np.where(drawn >= 0, sample.weight, 0))
     one = lambda tree: jax.tree.map(lambda a: a[i], tree)
-    found, history = run_rounds(base, one(starts), sample, None, jax.random.split(search_key, TREES)[i], Watch())
+    found, history = run_rounds(base, one(starts), sample, None, jax.random.split(search_key, TREES)[i], Monitor())
     rows, finish = raw.rows(drawn[drawn >= 0]), jax.random.fold_in(finish_key, i)
-    fit = base.finish(found, one(starts), rows, None, scale=scale, key=finish, watch=Watch())
+    fit = base.finish(found, one(starts), rows, None, scale=scale, key=finish, watch=Monitor())
     return fit, history, np.bincount(drawn[drawn >= 0], minlength=len(raw.x))
 
 
@@ -404,7 +404,7 @@ def test_polished_trees_can_be_bagged(table, standard_promotion):
         ({"combine": "median"}, "combine must be one of 'mean', 'vote', got 'median'"),
         ({"combine": "vote"}, 'combine must be "mean" in regression, got "vote"'),
         ({"base": None}, "base must be a recipe, such as jtrees.DGT"),
-        ({"base": jtrees.dgt(2)}, "base must be a recipe"),
+        ({"base": jtrees.methods.dgt(2)}, "base must be a recipe"),
         ({"base": DGT.replace(depth=0)}, "depth"),
         ({"base": DGT.replace(depth=None)}, "depth must be a whole number from 1 to 16, got None"),
         ({"base": DGT.replace(clip=-1.0)}, "clip"),

@@ -25,18 +25,18 @@ def key(seed=0):
 
 
 def classifier(**options):
-    return jtrees.bandit_classifier(2, K, **options)
+    return jtrees.methods.bandit_classifier(2, K, **options)
 
 
 def regressor(feedback="two-point", **options):
-    return jtrees.bandit_regressor(2, feedback=feedback, **options)
+    return jtrees.methods.bandit_regressor(2, feedback=feedback, **options)
 
 
 def learner_of(kind, first=0.001, second=0.3, third=0.3):
     """Each kind by its numbers: rates and exploration, or a rate and a distance."""
     if kind in ("classifier", "linear"):
-        make = classifier if kind == "classifier" else partial(jtrees.bandit_classifier, 0, K)
-        return make(optimizer=jtrees.two_rates(first, second), exploration=third)
+        make = classifier if kind == "classifier" else partial(jtrees.methods.bandit_classifier, 0, K)
+        return make(optimizer=jtrees.methods.two_rates(first, second), exploration=third)
     return regressor(kind, optimizer=rmsprop(first), delta=second)
 
 
@@ -71,7 +71,7 @@ def loss_of(kind, y, extra):
 def _stream(kind, numbers, state, x, y, extra, best, key):
     learner = learner_of(kind, *numbers)
     options = {"best_losses": best, "score": lambda params: learner.predict(params, x).sum(), "score_every": EVERY}
-    return jtrees.run_bandit(learner, x, loss_of(kind, y, extra), key=key, state=state, **options)
+    return jtrees.methods.run_bandit(learner, x, loss_of(kind, y, extra), key=key, state=state, **options)
 
 
 def stream(kind, x, y, state="first", extra=None, best=None, numbers=(0.001, 0.3, 0.3), key=KEY):
@@ -210,7 +210,7 @@ def test_a_stream_is_the_papers_algorithm_in_numpy(kind, x64):
     state = state.replace(params=jax.tree.unflatten(jax.tree.structure(state.params), list(map(jnp.asarray, tree))))
     distance = lambda a, y: (a != y).astype(jnp.float64) if kind == "classifier" else jnp.abs(a - y)
     loss = lambda i, a: jnp.where(jnp.asarray(missing)[i], jnp.nan, distance(a, jnp.asarray(y)[i]))
-    run = jax.jit(lambda: jtrees.run_bandit(learner, x, loss, key=KEY, state=state, best_losses=best))()
+    run = jax.jit(lambda: jtrees.methods.run_bandit(learner, x, loss, key=KEY, state=state, best_losses=best))()
     weights, bias, values = tree
     tree, total, seen, lost = [weights, bias, values.reshape(4, -1)], None, 0, []
     for i, action in enumerate(np.asarray(run.actions)):
@@ -315,7 +315,7 @@ def test_vmap_over_seeds_and_rates(kind, numbers):
     @jax.vmap
     def together(seed, *numbers):
         key = jax.random.key(seed)
-        return jtrees.run_bandit(learner_of(kind, *numbers), x, loss_of(kind, y, 0 * y), key=key)
+        return jtrees.methods.run_bandit(learner_of(kind, *numbers), x, loss_of(kind, y, 0 * y), key=key)
 
     found = together(np.arange(3), *np.float32(numbers))
     assert found.cumulative_loss.shape == (3, N)
@@ -351,8 +351,8 @@ def test_learns_classes_better_than_a_linear_learner():
     y = jnp.asarray((x[:, 0] * x[:, 1] > 0).astype(np.int32))  # no line tells them apart
     loss, right = lambda i, a: (a != y[i]).astype(jnp.float32), {}
     for depth in (0, 4):
-        learner = jtrees.bandit_classifier(depth, 2)
-        run = jtrees.run_bandit(learner, jnp.asarray(x), loss, key=key())
+        learner = jtrees.methods.bandit_classifier(depth, 2)
+        run = jtrees.methods.run_bandit(learner, jnp.asarray(x), loss, key=key())
         right[depth] = np.mean(learner.predict(run.state.params, jnp.asarray(x)).argmax(1) == y)
     assert right[4] > 0.85 > 0.65 > right[0]
 
@@ -363,8 +363,8 @@ def test_learns_a_step(feedback):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(20_000, 2)), jnp.float32)
     y = jnp.where(x[:, 0] + x[:, 1] > 0, 0.9, 0.1)
-    learner = jtrees.bandit_regressor(2, feedback=feedback)
-    run = jtrees.run_bandit(learner, x, lambda i, a: jnp.square(a - y[i]), key=key())
+    learner = jtrees.methods.bandit_regressor(2, feedback=feedback)
+    run = jtrees.methods.run_bandit(learner, x, lambda i, a: jnp.square(a - y[i]), key=key())
     off = np.mean((learner.predict(run.state.params, x) - y) ** 2)
     assert off < 0.25 * np.var(y)
 
@@ -430,7 +430,7 @@ def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, run):
 def test_two_rates_know_the_leaves_of_other_trees():
     @jax.jit
     def first_updates():
-        params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.two_rates(0.001, 0.3)
+        params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)
         return optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
 
     updates = first_updates()
@@ -442,11 +442,11 @@ def test_two_rates_know_the_leaves_of_other_trees():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jtrees.bandit_classifier(2, 1), "actions must be at least 2, got 1"),
-        (lambda: jtrees.bandit_classifier(2, None), "actions must be a whole number, got None"),
-        (lambda: jtrees.bandit_classifier(17, 3), "depth"),
-        (lambda: jtrees.bandit_classifier(-1, 3), "depth must be at least 0, got -1"),
-        (lambda: jtrees.bandit_regressor(None), "depth must be a whole number, got None"),
+        (lambda: jtrees.methods.bandit_classifier(2, 1), "actions must be at least 2, got 1"),
+        (lambda: jtrees.methods.bandit_classifier(2, None), "actions must be a whole number, got None"),
+        (lambda: jtrees.methods.bandit_classifier(17, 3), "depth"),
+        (lambda: jtrees.methods.bandit_classifier(-1, 3), "depth must be at least 0, got -1"),
+        (lambda: jtrees.methods.bandit_regressor(None), "depth must be a whole number, got None"),
         (lambda: classifier(exploration=0.0), "exploration must be above 0 and at most 1, got 0.0"),
         (lambda: classifier(exploration=1.5), "exploration"),
         (lambda: classifier(exploration=None), "exploration must be above 0 and at most 1, got None"),
@@ -468,7 +468,7 @@ def test_bad_learners_are_refused(make, message):
 
 
 def test_numpy_integers_are_counts():
-    numbers = jtrees.bandit_classifier(np.int64(2), np.int32(K), accumulate=np.int64(4))
+    numbers = jtrees.methods.bandit_classifier(np.int64(2), np.int32(K), accumulate=np.int64(4))
     shapes = lambda learner: jax.tree.map(jnp.shape, jax.eval_shape(lambda: learner.init(np.int64(P), key=key())))
     assert shapes(numbers) == shapes(classifier())
 
@@ -515,9 +515,9 @@ def test_numbers_that_were_not_played_are_refused(feedback):
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: jtrees.bandit_classifier(2, K + 1),  # its last action would be played, and dropped
-        lambda: jtrees.bandit_classifier(3, K),
-        lambda: jtrees.bandit_classifier(0, K),
+        lambda: jtrees.methods.bandit_classifier(2, K + 1),  # its last action would be played, and dropped
+        lambda: jtrees.methods.bandit_classifier(3, K),
+        lambda: jtrees.methods.bandit_classifier(0, K),
         regressor,
         lambda: classifier(optimizer=optax.sgd(0.1)),
     ],
@@ -528,7 +528,7 @@ def test_a_state_of_another_learner_is_refused(other):
     state = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), state)
     learner = classifier()
     with pytest.raises(ValueError, match="state must be one of this learner, with"):
-        jtrees.run_bandit(learner, x, loss_of("classifier", y, 0 * y), key=key(), state=state)
+        jtrees.methods.run_bandit(learner, x, loss_of("classifier", y, 0 * y), key=key(), state=state)
     with pytest.raises(ValueError, match="state must be one of this learner, with"):
         learner.update(state, x[0], 0, 0.5, 1.0)
     with pytest.raises(ValueError, match="state must be one of this learner, with"):
@@ -539,14 +539,14 @@ def test_bad_streams_are_refused():
     learner, x = classifier(), contexts()
     loss, bad = lambda i, a: jnp.float32(0), contexts()
     bad[2, 1] = np.nan
-    run = lambda learner, x, loss, **options: jtrees.run_bandit(learner, x, loss, **({"key": key()} | options))
+    run = lambda learner, x, loss, **options: jtrees.methods.run_bandit(learner, x, loss, **({"key": key()} | options))
     for args, options, message in [
         ((learner, x[0], loss), {}, "contexts must be floating numbers"),
         ((learner, x[:0], loss), {}, "contexts must be .* at least one round"),
         ((learner, x.astype(np.int32), loss), {}, "contexts must be floating numbers"),
         ((learner, None, loss), {}, "contexts must be floating numbers"),
         ((learner, bad, loss), {}, "contexts must be finite"),
-        ((None, x, loss), {}, "learner must be a jtrees.Bandit"),
+        ((None, x, loss), {}, "learner must be a jtrees.methods.Bandit"),
         ((learner, x, None), {}, "loss_fn must be a function"),
         ((learner, x, lambda i, a: None), {"state": first_state("classifier")}, "loss must have shape"),
         ((learner, x, lambda i, a: np.zeros(2)), {"state": first_state("classifier")}, "loss must have shape"),

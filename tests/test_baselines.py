@@ -8,7 +8,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import jtrees
-from jtrees.baselines import BehindBaselineWarning, baselines
+from jtrees.data.baselines import BehindBaselineWarning, baselines
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

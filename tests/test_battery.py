@@ -39,15 +39,15 @@ def same(a, b, **tolerance):
 
 # A function of a number that may be traced, and two such numbers; and what is learnt.
 METHODS = {
-    "get": (lambda alpha: jtrees.get(2, alpha), (5.0, 20.0), Y),
-    "get, linear leaves": (lambda alpha: jtrees.get(2, alpha, leaves="linear"), (5.0, 20.0), Y),
-    "get, classes": (lambda alpha: jtrees.get(2, alpha, task=Classification(3)), (5.0, 20.0), CLASS),
-    "raddt": (lambda scale: jtrees.raddt(2, scale), (5.0, 20.0), Y),
-    "dgt": (lambda l1: jtrees.dgt(2, widths=(4,), l1=l1), (0.0, 0.1), Y),
+    "get": (lambda alpha: jtrees.methods.get(2, alpha), (5.0, 20.0), Y),
+    "get, linear leaves": (lambda alpha: jtrees.methods.get(2, alpha, leaves="linear"), (5.0, 20.0), Y),
+    "get, classes": (lambda alpha: jtrees.methods.get(2, alpha, task=Classification(3)), (5.0, 20.0), CLASS),
+    "raddt": (lambda scale: jtrees.methods.raddt(2, scale), (5.0, 20.0), Y),
+    "dgt": (lambda l1: jtrees.methods.dgt(2, widths=(4,), l1=l1), (0.0, 0.1), Y),
     "pat": (lambda slope: jtrees.pat(2, slope), (1.0, 5.0), Y),
-    "latent": (lambda penalty: jtrees.latent(2, penalty), (0.1, 1.0), Y),
-    "tel": (lambda gamma: jtrees.tel(2, 3, gamma), (0.5, 1.0), Y),
-    "nongreedy": (lambda nu: jtrees.nongreedy(2, nu, task=Classification(3)), (1.0, 10.0), CLASS),
+    "latent": (lambda penalty: jtrees.methods.latent(2, penalty), (0.1, 1.0), Y),
+    "tel": (lambda gamma: jtrees.methods.tel(2, 3, gamma), (0.5, 1.0), Y),
+    "nongreedy": (lambda nu: jtrees.methods.nongreedy(2, nu, task=Classification(3)), (1.0, 10.0), CLASS),
 }
 
 
@@ -136,7 +136,7 @@ RECIPES = {
     "RADDT": (jtrees.RADDT(depth=2, starts=2, epochs=4), "learning_rate", (0.01, 0.02)),
     "DGT": (jtrees.DGT(**SMALL, widths=(4,), cycles=2), "l1", (0.0, 0.01)),
     "Trained": (
-        jtrees.Trained(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=4, batch_size=100),
+        jtrees.FromMethod(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=4, batch_size=100),
         "learning_rate",
         (0.01, 0.02),
     ),
@@ -303,7 +303,7 @@ def checked(name, y=Y, task="regression", **options):
     table = recipe.table(X, y, None, task)
     recipe = recipe.checked(table)
     scale = recipe.scale(table)
-    unit, judge = scale.unit(table), scale.unit(recipe.judge((X[:200], y[:200]), table))
+    unit, judge = scale.batch(table), scale.batch(recipe.judge((X[:200], y[:200]), table))
     return recipe, (recipe.prepare(unit, key=KEY), unit, judge)
 
 
@@ -318,7 +318,7 @@ def test_a_search_under_vmap_is_what_a_fit_in_rounds_finds(name):
     together = jax.jit(jax.vmap(search))(values, keys)
     for i in range(2):
         one = with_number(recipe, number, values[i])
-        alone, _ = recipes.run_rounds(one, *searched, keys[i], recipes.Watch())
+        alone, _ = recipes.run_rounds(one, *searched, keys[i], recipes.Monitor())
         same(jax.tree.map(lambda a, i=i: a[i], together), alone, rtol=1e-3, atol=1e-4)  # float32, some steps
 
 

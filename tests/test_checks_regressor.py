@@ -35,4 +35,4 @@ def test_every_recipe_is_checked():
     recipes = {value for value in vars(jtrees).values() if isinstance(value, type) and issubclass(value, jtrees.Recipe)}
     checked = {type(recipe) for recipe in small.QUICK + small.OTHERS}
     # The names of a check would hold the addresses of Trained's functions, and no two processes would find the same.
-    assert recipes - {jtrees.Recipe, jtrees.LatentClustering, jtrees.Trained} == checked
+    assert recipes - {jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod} == checked

@@ -16,7 +16,7 @@ from sklearn.utils import Bunch
 from experiments import compare, data, outcome, prepare
 import jtrees
 from jtrees.plotting import plot_tree
-from jtrees.table import checked_table
+from jtrees.data import checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

@@ -61,7 +61,7 @@ def loss_and_gradient(method, params, batch):
 
 @cache
 def by_window(window):
-    return jtrees.dgt(3, window=window)
+    return jtrees.methods.dgt(3, window=window)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_random_chain_is_uniform():
 @pytest.mark.parametrize(("outputs", "classes"), [((), None), ((2,), None), ((), 3)])
 def test_loss_is_that_of_the_hard_tree(x64, outputs, classes):
     (x, y), params = samples(outputs=outputs, classes=classes), chain(outputs=outputs, classes=classes)
-    method = jtrees.dgt(3, task=task_of(outputs, classes), l1=0.1, l2=0.01)
+    method = jtrees.methods.dgt(3, task=task_of(outputs, classes), l1=0.1, l2=0.01)
     loss, score = loss_and_score(method, params, jtrees.Batch(x, y))
     tree = params.tree()
     answers = np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)]
@@ -178,7 +178,7 @@ def test_other_losses(x64):
     tree = params.tree()
     off = np.abs(np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)] - y)
     for loss, expected in [(absolute, off), (huber, np.where(off <= 0.5, off**2 / 2, 0.5 * (off - 0.25)))]:
-        got = loss_and_score(jtrees.dgt(3, loss=loss), params, jtrees.Batch(x, y))[1]
+        got = loss_and_score(jtrees.methods.dgt(3, loss=loss), params, jtrees.Batch(x, y))[1]
         assert got == pytest.approx(expected.mean(), rel=1e-12)
 
 
@@ -202,7 +202,7 @@ def test_a_heavy_sample_counts_in_batches_of_one(x64):
 
 def test_trains_under_vmap_over_penalties(data):
     def run(seed, l2, weight):
-        method = jtrees.dgt(1, widths=(4,), l2=l2)
+        method = jtrees.methods.dgt(1, widths=(4,), l2=l2)
         batch = jtrees.Batch(*data, weight)
         return jtrees.train(method, batch, key=key(seed), optimizer=optax.sgd(0.05), steps=5).losses
 
@@ -222,7 +222,7 @@ def test_leaves_refitted_or_as_learnt(data, classes):
     x, y = data
     y = y if classes is None else (y > 0).astype(np.int32)
     params = jax.tree.map(np.float32, chain(2, 3, (4,), classes=classes))
-    methods = [jtrees.dgt(2, task=task_of((), classes), refit=refit) for refit in (False, True)]
+    methods = [jtrees.methods.dgt(2, task=task_of((), classes), refit=refit) for refit in (False, True)]
     learnt, refit = jax.jit(lambda params, batch: [m.harden(params, batch) for m in methods])(
         params, jtrees.Batch(x, y)
     )
@@ -329,7 +329,7 @@ def test_epochs_are_judged_by_the_loss_of_the_logits(data, more, monkeypatch):
     # The same search, epoch by epoch.
     table = recipe.table(x, y, None, "classification")
     recipe, scale, judge = recipe.checked(table), recipe.scale(table), recipe.judge(validation, table)
-    judge, table = scale.unit(judge), scale.unit(table)
+    judge, table = scale.batch(judge), scale.batch(table)
     state = recipes._begin(recipe, None, table, jax.random.split(key(), 3)[1])
     rounds, real, params = recipe.rounds(table.x.shape), judge.real(), [state.params]
     for i in range(rounds.count):
@@ -522,13 +522,13 @@ def test_bad_arguments_are_refused(data, options, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jtrees.dgt(0), "depth"),
-        (lambda: jtrees.dgt(2, widths=8), "widths must be whole numbers"),
-        (lambda: jtrees.dgt(2, window="sign"), "window must be one of"),
-        (lambda: jtrees.dgt(2, refit="mean"), "refit must be True or False"),
-        (lambda: jtrees.dgt(2, l1=-1.0), "l1"),
-        (lambda: jtrees.dgt(2, l2=-1.0), "l2"),
-        (lambda: jtrees.dgt(2, loss="squared"), "loss must be a function"),
+        (lambda: jtrees.methods.dgt(0), "depth"),
+        (lambda: jtrees.methods.dgt(2, widths=8), "widths must be whole numbers"),
+        (lambda: jtrees.methods.dgt(2, window="sign"), "window must be one of"),
+        (lambda: jtrees.methods.dgt(2, refit="mean"), "refit must be True or False"),
+        (lambda: jtrees.methods.dgt(2, l1=-1.0), "l1"),
+        (lambda: jtrees.methods.dgt(2, l2=-1.0), "l2"),
+        (lambda: jtrees.methods.dgt(2, loss="squared"), "loss must be a function"),
         (lambda: jtrees.pat(2, 0.0), "slope"),
         (lambda: jtrees.pat(17, 1.0), "depth"),
     ],
@@ -544,13 +544,13 @@ def test_bad_labels_are_refused(data):
     for labels, message in [(one_class, "at least two classes"), (gap, "no sample of class 1"), (y, "whole numbers")]:
         with pytest.raises(ValueError, match=message):
             fit(x, labels, task="classification")
-    method = jtrees.dgt(2, task=Classification(2))
+    method = jtrees.methods.dgt(2, task=Classification(2))
     for labels, message in [
         (gap, "y must hold classes 0..1, got labels from 0 to 2"),
         (y, "y must hold whole numbers"),
     ]:
         with pytest.raises(ValueError, match=message):
-            jtrees.start(method, jtrees.Batch(x, labels), key=key(), optimizer=optax.sgd(0.1))
+            jtrees.training.start(method, jtrees.Batch(x, labels), key=key(), optimizer=optax.sgd(0.1))
 
 
 def test_a_run_that_explodes_says_so(data):

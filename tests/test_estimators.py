@@ -97,12 +97,12 @@ def test_classes_whose_rows_have_no_weight(classes):
 
 
 METHODS = {
-    "get": jtrees.get(2, 15.0),
-    "get, linear": jtrees.get(2, 15.0, leaves="linear"),
-    "raddt": jtrees.raddt(2, 5.0),
-    "dgt": jtrees.dgt(2),
-    "latent": jtrees.latent(2, 0.1),
-    "tel": jtrees.tel(2, 3, 1.0),
+    "get": jtrees.methods.get(2, 15.0),
+    "get, linear": jtrees.methods.get(2, 15.0, leaves="linear"),
+    "raddt": jtrees.methods.raddt(2, 5.0),
+    "dgt": jtrees.methods.dgt(2),
+    "latent": jtrees.methods.latent(2, 0.1),
+    "tel": jtrees.methods.tel(2, 3, 1.0),
 }
 
 
@@ -257,7 +257,7 @@ def test_a_regressor_saved_and_loaded(data, recipe, tmp_path, monkeypatch):
 
 
 def no_recipe(**options):
-    return jtrees.get(2, **options)
+    return jtrees.methods.get(2, **options)
 
 
 def test_what_of_an_estimator_cannot_be_saved(data, tmp_path):
@@ -265,7 +265,7 @@ def test_what_of_an_estimator_cannot_be_saved(data, tmp_path):
     with pytest.raises(ValueError, match=r"what must be fitted to be saved, got TreeRegressor\(\) before its fit"):
         jtrees.save(TreeRegressor(), path)
     alone = r"jtrees.save\(estimator.model_, path\) saves the model alone"
-    own = jtrees.Trained(make=no_recipe, options={"alpha": 15.0}, epochs=2)
+    own = jtrees.FromMethod(make=no_recipe, options={"alpha": 15.0}, epochs=2)
     model = TreeRegressor(own, random_state=0).fit(*data)
     with pytest.raises(ValueError, match=r"^\.recipe\.make cannot be saved: <function no_recipe .*" + alone):
         jtrees.save(model, path)

@@ -69,14 +69,14 @@ def random_params(leaves, k=(), depth=DEPTH):
 @partial(jax.jit, static_argnames=("leaves", "score"))
 def evaluated(params, batch, alpha, l1, leaves="constant", score=True):
     """((loss, score), gradient) of the method, and its hard tree; what nobody asks for is not compiled."""
-    method = jtrees.get(DEPTH, alpha, leaves=leaves, l1=l1)
+    method = jtrees.methods.get(DEPTH, alpha, leaves=leaves, l1=l1)
     (loss, value), gradient = jax.value_and_grad(method.loss, has_aux=True)(params, batch, key=None, step=jnp.int32(0))
     return (loss, value if score else None), gradient, method.harden(params, batch)
 
 
 @jax.jit
 def two_starts(batch):
-    return jax.vmap(lambda key: jtrees.get(DEPTH, 1.0).init(batch, key=key))(jax.random.split(jax.random.key(0)))
+    return jax.vmap(lambda key: jtrees.methods.get(DEPTH, 1.0).init(batch, key=key))(jax.random.split(jax.random.key(0)))
 
 
 def test_loss_is_the_expected_squared_error_of_scaled_sigmoids(data):
@@ -100,7 +100,7 @@ def test_loss_is_the_expected_squared_error_of_scaled_sigmoids(data):
 
 def test_start_and_hardening(data):
     x, y = data
-    method = jtrees.get(DEPTH, 10.0)
+    method = jtrees.methods.get(DEPTH, 10.0)
     params = jax.tree.map(lambda a: np.asarray(a)[0], two_starts(Batch(x, y)))
     assert params.weights.shape == (3, 3)
     assert np.abs(params.weights).max() <= 1
@@ -123,7 +123,7 @@ def test_jit_vmap_and_grad_over_starts_and_alphas(data):
     assert not np.allclose(params.weights[0], params.weights[1])
 
     def value(params, alpha):
-        loss = lambda params: jtrees.get(DEPTH, alpha).loss(params, batch, key=None, step=0)
+        loss = lambda params: jtrees.methods.get(DEPTH, alpha).loss(params, batch, key=None, step=0)
         return jax.value_and_grad(loss, has_aux=True)(params)
 
     together = jax.jit(jax.vmap(value))(params, alphas)
@@ -136,7 +136,7 @@ def test_jit_vmap_and_grad_over_starts_and_alphas(data):
 def test_alpha_may_be_a_schedule(data):
     batch, params = Batch(*map(jnp.asarray, data)), random_params("constant")
     schedule = optax.linear_schedule(5.0, 100.0, 10)
-    annealed = jax.jit(lambda step: jtrees.get(DEPTH, schedule).loss(params, batch, key=None, step=step)[0])
+    annealed = jax.jit(lambda step: jtrees.methods.get(DEPTH, schedule).loss(params, batch, key=None, step=step)[0])
     for step, alpha in [(0, 5.0), (4, 43.0), (20, 100.0)]:
         fixed = evaluated(params, batch, alpha, 0.0)[0][0]
         assert float(annealed(jnp.int32(step))) == pytest.approx(float(fixed), rel=1e-5)
@@ -145,19 +145,19 @@ def test_alpha_may_be_a_schedule(data):
 @pytest.mark.parametrize("arguments", [(0, 1.0), (17, 1.0), (2.5, 1.0), ("2", 1.0)])
 def test_bad_depths_are_refused_by_the_method(arguments):
     with pytest.raises(ValueError, match="depth must be"):
-        jtrees.get(*arguments)
+        jtrees.methods.get(*arguments)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf, "steep", None, [1.0, 2.0]])
 def test_bad_alphas_are_refused_by_the_method(alpha):
     with pytest.raises(ValueError, match="alpha must be"):
-        jtrees.get(2, alpha)
+        jtrees.methods.get(2, alpha)
 
 
 @pytest.mark.parametrize("l1", [-0.1, np.nan, "much", None, [0.1, 0.2], lambda step: 0.1])
 def test_bad_penalties_are_refused_by_the_method(l1):
     with pytest.raises(ValueError, match="l1 must be"):
-        jtrees.get(2, 1.0, l1=l1)
+        jtrees.methods.get(2, 1.0, l1=l1)
 
 
 @pytest.mark.parametrize("leaves", ["constant", "linear"])
@@ -166,7 +166,7 @@ def test_batches_of_an_epoch_sum_to_what_all_samples_give(data, leaves):
     rng = np.random.default_rng(0)
     weight = np.where(np.arange(200) % 50 == 3, 30.0, rng.uniform(0, 1, 200)).astype(np.float32)
     weight /= weight.mean()
-    params, method = random_params(leaves), jtrees.get(DEPTH, 7.0, leaves=leaves)
+    params, method = random_params(leaves), jtrees.methods.get(DEPTH, 7.0, leaves=leaves)
     loss = jax.jit(jax.value_and_grad(lambda p, batch: method.loss(p, batch, key=None, step=0)[0]))
     whole = loss(params, Batch(*data, weight))
     parts = [loss(params, jax.tree.map(lambda a, i=i: a[i : i + 40], Batch(*data, weight))) for i in range(0, 200, 40)]
@@ -210,7 +210,7 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, depth, seed):
 
 def test_same_key_same_tree_other_key_other_tree(data, base):
     assert same(base.tree, fit(*data).tree)
-    assert not np.array_equal(base.report["scales"], fit(*data, seed=1).report["scales"])
+    assert not np.array_equal(base.report["sharpness"], fit(*data, seed=1).report["sharpness"])
 
 
 def test_a_second_fit_of_the_same_structure_compiles_nothing(data, base, count_compilations):
@@ -438,7 +438,7 @@ def test_without_cart_nothing_is_said_of_it(data, base):
     """``cart=False`` is another program; the end of it is this."""
     recipe, _, _, found = found_by_hand(data)
     table = recipes.checked_table(*data, None, "regression")
-    finish = partial(recipe.finish, scale=recipe.scale(table), key=jax.random.key(0), watch=recipes.Watch())
+    finish = partial(recipe.finish, scale=recipe.scale(table), key=jax.random.key(0), watch=recipes.Monitor())
     result = finish(found, None, table, None)
     assert np.isnan(result.report["cart_loss"]) and result.report["chosen"] == int(found.extra["start"])
     assert result.loss == pytest.approx(result.report["losses"].min(), rel=1e-3)
@@ -547,7 +547,7 @@ def test_bad_options_are_refused(options, message):
 def test_unknown_leaves_are_refused_by_the_method():
     for leaves in ("quadratic", None):
         with pytest.raises(ValueError, match="leaves must be one of 'constant', 'linear', got"):
-            jtrees.get(2, 1.0, leaves=leaves)
+            jtrees.methods.get(2, 1.0, leaves=leaves)
 
 
 # --- Several targets -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from jtrees import Batch, leaves as kinds
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Constant(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
-FIT = jtrees.Fit(TREE, TREE, 0.0, 1, np.zeros(2), {})
+FIT = jtrees.FitResult(TREE, TREE, 0.0, 1, np.zeros(2), {})
 
 
 def saved(what, tmp_path, **options):
@@ -87,7 +87,7 @@ def everything():
     arrays += [np.array([np.inf, -0.0, np.nan]), jnp.asarray([1, 2], jnp.int8), jax.random.key(3)]
     plain = ["text", 1, 2**70, 1.5, float("nan"), True, None, 1j, b"bytes", {1}, range(3), slice(1), np.float32]
     nested = [[[(1, [np.str_("a")])]], {"a": {1: (np.array(["b"]),)}}, [np.array([None])], {"a": [{1}]}]
-    nested += [{np.str_("a"): 1}, {True: 1}, {1.5: 1}, jtrees.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5)]
+    nested += [{np.str_("a"): 1}, {True: 1}, {1.5: 1}, jtrees.selection.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5)]
     nested += [TREE, jtrees.GET(depth=2)]
     return [*scalars, *arrays, *plain, *nested]
 
@@ -139,7 +139,7 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     """A function by its name, a recipe as it is, or described where it holds functions."""
     own = jtrees.DGT(loss=huber)
     grid = [{"loss": huber, "base": jtrees.GET(depth=2), "options": {"loss": huber, "alpha": 1.0}}, {"base": own}]
-    trials = [jtrees.Trial(options, 0.5, 0.1, 3.0) for options in grid]
+    trials = [jtrees.selection.Trial(options, 0.5, 0.1, 3.0) for options in grid]
     fit = FIT.replace(report={"tuning": trials, "chosen": grid[0]})
     came = jtrees.load(saved(fit, tmp_path)).report
     kept = {"loss": "test_io.huber", "base": jtrees.GET(depth=2), "options": {"loss": "test_io.huber", "alpha": 1.0}}
@@ -172,7 +172,7 @@ def test_the_header_is_plain(tmp_path):
 
 
 def test_states_of_learners(tmp_path):
-    bandit = jtrees.bandit_classifier(2, 3)
+    bandit = jtrees.methods.bandit_classifier(2, 3)
     state = bandit.init(4, key=jax.random.key(0))
     path = saved(state, tmp_path)
     same(jtrees.load(path, like=bandit.init(4, key=jax.random.key(1))), state)
@@ -188,13 +188,13 @@ def test_states_of_learners(tmp_path):
 
 @pytest.mark.usefixtures("standard_promotion")  # optax
 def test_a_run_goes_on_where_it_was(tmp_path):
-    method, optimizer = jtrees.dgt(2), optax.adam(0.01)
+    method, optimizer = jtrees.methods.dgt(2), optax.adam(0.01)
     data = Batch(jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32), jnp.arange(40.0))
     of = {"optimizer": optimizer, "steps": 3, "batch_size": 10}
-    state = jtrees.start(method, data, key=jax.random.key(0), optimizer=optimizer)
-    once, _ = jtrees.advance(method, state, data, **of)
+    state = jtrees.training.start(method, data, key=jax.random.key(0), optimizer=optimizer)
+    once, _ = jtrees.training.advance(method, state, data, **of)
     read = jtrees.load(saved(once, tmp_path), like=state)
-    same(jtrees.advance(method, read, data, **of), jtrees.advance(method, once, data, **of))
+    same(jtrees.training.advance(method, read, data, **of), jtrees.training.advance(method, once, data, **of))
 
 
 @pytest.mark.parametrize("what", [None, {"a": 1}, np.ones(3), jtrees.GET(), lambda x: x])
@@ -205,7 +205,7 @@ def test_what_is_no_model_is_refused(tmp_path, what):
 
 
 def test_what_cannot_be_written_is_named(tmp_path):
-    fit = jtrees.Fit(TREE, TREE, 0.0, 1, np.zeros(2), {"how": [{"of": lambda x: x}]})
+    fit = jtrees.FitResult(TREE, TREE, 0.0, 1, np.zeros(2), {"how": [{"of": lambda x: x}]})
     with pytest.raises(ValueError, match=r"^\.report\['how'\]\[0\]\['of'\] cannot be saved: <function"):
         saved(fit, tmp_path)
     with pytest.raises(ValueError, match="must have names or numbers as keys to be saved, got \\(1, 2\\)"):

@@ -19,7 +19,7 @@ from sklearn.metrics import r2_score
 
 import jtrees
 from jtrees import Architecture, Batch, LatentTree, isotonic, prediction, routing
-from jtrees.recipes import Watch
+from jtrees.recipes import Monitor
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -49,7 +49,7 @@ SEEN = Architecture(3)  # a linear predictor that sees x and z
 
 @partial(jax.jit, static_argnums=0)
 def init(of, batch, key):
-    return jtrees.latent(of, 0.1).init(batch, key=key)
+    return jtrees.methods.latent(of, 0.1).init(batch, key=key)
 
 
 def some_params(of, features, dtype=np.float32):
@@ -63,7 +63,7 @@ def some_params(of, features, dtype=np.float32):
 @partial(jax.jit, static_argnums=0)
 def step(of, params, batch, key, penalty, rate):
     """Loss and score, and parameters after a step of gradient descent."""
-    method = jtrees.latent(of, penalty)
+    method = jtrees.methods.latent(of, penalty)
     loss = lambda p: method.loss(p, batch, key=key, step=0)
     (value, score), slope = jax.value_and_grad(loss, has_aux=True)(params)
     return value, score, jax.tree.map(lambda p, g: p - rate * g, params, slope)
@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_the_papers_program(table):
     z = np.clip(q.T + 0.5, 0, a)
     layer = params["layers"][0]
     expected = np.concatenate([x, z], axis=1) @ layer["kernel"] + layer["bias"]
-    predictions = jax.jit(jtrees.latent(SEEN, 0.2).predict)(params, batch.x)
+    predictions = jax.jit(jtrees.methods.latent(SEEN, 0.2).predict)(params, batch.x)
     np.testing.assert_allclose(predictions, expected[:, 0], atol=1e-5)  # float32
     loss, score, _ = step(SEEN, params, batch, KEY, 0.2, 0.0)
     np.testing.assert_allclose(loss, np.mean((expected[:, 0] - y) ** 2), rtol=1e-5)
@@ -135,7 +135,7 @@ def test_parts_of_ones_own_and_hidden_layers_learn_and_compile_once(table, count
 
 @partial(jax.jit, static_argnums=0)
 def trained(of, batch, key, penalty):
-    method = jtrees.latent(of, penalty)
+    method = jtrees.methods.latent(of, penalty)
     return jtrees.train(method, batch, key=key, optimizer=optax.adam(0.02), steps=150, batch_size=100).losses
 
 
@@ -154,7 +154,7 @@ def test_sweeps_over_keys_and_penalties(table):
     batch = unit(table)
 
     def run(key, penalty):
-        method = jtrees.latent(2, penalty)
+        method = jtrees.methods.latent(2, penalty)
         return jtrees.train(method, batch, key=key, optimizer=optax.adam(0.02), steps=5).losses
 
     keys, penalties = jax.random.split(KEY, 3), jnp.array([0.01, 0.1, 1.0])
@@ -170,7 +170,7 @@ def test_gradients_in_double_precision(mode, table, x64):
     of = Architecture(2, inputs="z")
     flat, unravel = jax.flatten_util.ravel_pytree(some_params(of, 4, np.float64))
     assert flat.dtype == jnp.float64
-    method = jtrees.latent(of, 0.3)
+    method = jtrees.methods.latent(of, 0.3)
     loss = lambda flat: method.loss(unravel(flat), Batch(x, y), key=KEY, step=0)[0]
     along = jax.jit(lambda flat, way: (loss(flat), jax.vjp(loss, flat)[1](jnp.ones(()))[0] @ way))
     if mode == "fwd":
@@ -182,7 +182,7 @@ def test_gradients_in_double_precision(mode, table, x64):
 
 def test_parameters_have_the_dtype_of_x(x64):
     batch = Batch(jnp.ones((4, 3), jnp.float64), jnp.ones(4, jnp.float64))
-    shapes = jax.eval_shape(lambda: jtrees.latent(2, 0.1).init(batch, key=KEY))
+    shapes = jax.eval_shape(lambda: jtrees.methods.latent(2, 0.1).init(batch, key=KEY))
     assert all(a.dtype == jnp.float64 for a in jax.tree.leaves(shapes))
 
 
@@ -196,10 +196,10 @@ def test_inactive_nodes_do_not_split():
     q = np.asarray(routing.rewards((x @ params["split"]["kernel"]).T + params["bias"][:, None]))
     active = isotonic.prune_pav(q, 50.0)[0]
     assert (active[[2, 5, 6]] == 0).all() and (active[[0, 1, 3, 4]] > 0).all()
-    tree = jax.jit(jtrees.latent(of, 1.0).harden)(params, Batch(x, x[:, 0]))
+    tree = jax.jit(jtrees.methods.latent(of, 1.0).harden)(params, Batch(x, x[:, 0]))
     np.testing.assert_array_equal(tree.weights[2], 0)
     np.testing.assert_array_equal(np.asarray(tree.leaf_index(x)), np.asarray(x[:, 0] > 0))
-    assert jtrees.latent(2, 1.0).harden(params, Batch(x, x[:, 0])) is None  # the predictor sees x
+    assert jtrees.methods.latent(2, 1.0).harden(params, Batch(x, x[:, 0])) is None  # the predictor sees x
 
 
 def absolute(outputs, y):
@@ -210,7 +210,7 @@ def absolute(outputs, y):
 def test_several_targets_and_a_loss_of_ones_own():
     x = jax.random.normal(KEY, (100, 3))
     y = jnp.stack([x[:, 0], (x[:, 1] > 0) * 1.0], axis=1)
-    method = jtrees.latent(2, 0.1, task=Regression(2), loss=absolute)
+    method = jtrees.methods.latent(2, 0.1, task=Regression(2), loss=absolute)
     train = lambda key: jtrees.train(method, Batch(x, y), key=key, optimizer=optax.adam(0.05), steps=200)
     result = jax.jit(train)(jax.random.key(1))
     assert method.predict(result.params, x).shape == (100, 2)
@@ -282,7 +282,7 @@ def test_the_activity_is_that_on_the_training_data(table, seen):
     """Also where the model is chosen by other rows: a row's answer never depends on who is asked with it."""
     x = table[0][:400]
     params = seen.model.params
-    scores = (seen.model.scale.enter(x) @ params["split"]["kernel"]).T + params["bias"][:, None]
+    scores = (seen.model.scale.transform(x) @ params["split"]["kernel"]).T + params["bias"][:, None]
     q = np.asarray(routing.rewards(scores))
     active = isotonic.prune_pav(q, float(RECIPE.penalty) * 400)[0]
     np.testing.assert_allclose(seen.model.active, active, atol=1e-5)  # float32
@@ -369,7 +369,7 @@ def test_the_loss_of_logits_and_their_softmax(table):
 
     @jax.jit
     def both(params, batch):
-        method = jtrees.latent(SEEN, 0.2, task=Classification(3), loss=smoothed)
+        method = jtrees.methods.latent(SEEN, 0.2, task=Classification(3), loss=smoothed)
         return method.loss(params, batch, key=KEY, step=0)[0], method.predict(params, batch.x)
 
     loss, answers = both(params, batch)
@@ -435,7 +435,7 @@ def test_a_padded_fit_is_the_search_on_what_is_there(n, table):
     result = jtrees.fit(recipe, x, y, key=KEY)
     whole = recipe.table(x, y, None, "regression")
     scale = recipe.scale(whole)
-    bare = jtrees.recipes.Table(jnp.asarray(scale.enter(whole.x)), jnp.asarray(scale.y(whole.y)), None, Regression())
+    bare = jtrees.recipes.Table(jnp.asarray(scale.transform(whole.x)), jnp.asarray(scale.transform_y(whole.y)), None, Regression())
     search = jax.jit(lambda recipe, table, key: recipe.search(None, table, None, key=key))
     found = search(recipe.checked(whole), bare, jax.random.split(KEY, 3)[1])
     # float32, thirty updates
@@ -450,7 +450,7 @@ def test_a_padded_fit_is_the_search_on_what_is_there(n, table):
 def deep_model():
     """A model of depth 10: 2047 nodes, 8 kB a row in float32."""
     of = Architecture(10)
-    return jtrees.LatentModel(some_params(of, 21), np.ones(2047, np.float32), None, of, 21, None, False)
+    return jtrees.methods.LatentModel(some_params(of, 21), np.ones(2047, np.float32), None, of, 21, None, False)
 
 
 def largest(jaxpr) -> int:
@@ -468,7 +468,7 @@ def test_rows_are_answered_block_by_block(count_compilations):
     assert count_compilations(model.predict, x[:600]) == 0
     np.testing.assert_array_equal(model.predict(x[:600]), whole[:600])
     many = jnp.zeros((2**16, 21))
-    program = jax.make_jaxpr(partial(prediction._compiled, jtrees.LatentModel.apply))(model, many)
+    program = jax.make_jaxpr(partial(prediction._compiled, jtrees.methods.LatentModel.apply))(model, many)
     assert largest(program.jaxpr) < 2**16 * 2047 / 10
 
 
@@ -497,9 +497,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_targets_of_another_shape_are_refused(shape):
     batch = Batch(jnp.ones((10, 2)), jnp.ones(shape))
     with pytest.raises(ValueError, match=r"y must have no columns, as outputs has it, got shape \(10, "):
-        jtrees.train(jtrees.latent(1, 0.1), batch, key=KEY, optimizer=optax.sgd(0.1), steps=1)
+        jtrees.train(jtrees.methods.latent(1, 0.1), batch, key=KEY, optimizer=optax.sgd(0.1), steps=1)
     with pytest.raises(ValueError, match=r"y must have 2 columns, as outputs has it, got shape \(10, "):
-        jtrees.latent(1, 0.1, task=Regression(2)).init(batch, key=KEY)
+        jtrees.methods.latent(1, 0.1, task=Regression(2)).init(batch, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ def test_losses_of_another_shape_are_refused(loss, message, table):
     """A scalar, or a row too many, would be averaged without a word."""
     batch, params = unit(table, 64), some_params(SEEN, 4)
     with pytest.raises(ValueError, match=r"loss must give one number a sample, of shape \(64,\), " + message):
-        jax.eval_shape(lambda: jtrees.latent(SEEN, 0.1, loss=loss).loss(params, batch, key=KEY, step=0))
+        jax.eval_shape(lambda: jtrees.methods.latent(SEEN, 0.1, loss=loss).loss(params, batch, key=KEY, step=0))
     recipe = RECIPE.replace(loss=loss)
     with pytest.raises(ValueError, match="loss must give one number a sample"):
         jtrees.fit(recipe, *table, key=KEY)
@@ -542,7 +542,7 @@ def test_bad_options(change, message, table):
     rest = {name: options[name] for name in ("penalty", "loss")}
     of = Architecture(**{name: value for name, value in options.items() if name not in rest})
     with pytest.raises(ValueError, match=message):
-        jtrees.latent(of, **rest)
+        jtrees.methods.latent(of, **rest)
     with pytest.raises(ValueError, match=message):
         jtrees.fit(LatentTree(**options), *table, key=KEY)
 
@@ -556,7 +556,7 @@ def test_bad_options(change, message, table):
 )
 def test_bad_options_of_the_method(of, message):
     with pytest.raises(ValueError, match=message):
-        jtrees.latent(of, 0.1)
+        jtrees.methods.latent(of, 0.1)
 
 
 def stateful_split(features: int, nodes: int, rngs: nnx.Rngs) -> nnx.Module:

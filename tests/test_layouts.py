@@ -96,7 +96,7 @@ FUNCTIONS = {
     "fit": lambda x, y, w: jtrees.fit(LINEAR, x, y, key=KEY, sample_weight=w),
     "fit, validation": lambda x, y, w: jtrees.fit(DGT, x, y, key=KEY, validation=(x, y)),
     "tune": lambda x, y, w: jtrees.tune(DGT, x, y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, validation=0.5),
-    "sweep": lambda x, y, w: jtrees.sweep(DGT, x, y, key=KEY, seeds=2, folds=2, sample_weight=w).fit,
+    "sweep": lambda x, y, w: jtrees.sweep(DGT, x, y, key=KEY, seeds=2, validation=2, sample_weight=w).fit,
     "bagged": lambda x, y, w: jtrees.fit(BAGGED, x, y, key=KEY),
 }
 

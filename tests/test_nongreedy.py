@@ -15,8 +15,8 @@ import sweeps
 import jtrees
 from jtrees import Batch, leaves as kinds, splitting
 from jtrees.methods import bound, co2, nongreedy
-from jtrees.methods.bound import into_ball
-from jtrees.methods.lazy_momentum import touched
+from jtrees.methods.nongreedy.surrogate import into_ball
+from jtrees.methods.nongreedy.lazy_rows import touched
 from jtrees.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -41,7 +41,7 @@ def tree(depth, seed=0, classes=True, dtype=np.float32, size=1.0):
 @cache
 def bounds_of(depth, inference, classes=True):
     """Compiled: the bound, and the loss of the hard tree."""
-    method = jtrees.nongreedy(depth, 1e6, task=Classification(K) if classes else None, inference=inference)
+    method = jtrees.methods.nongreedy(depth, 1e6, task=Classification(K) if classes else None, inference=inference)
     return jax.jit(lambda params, batch: method.loss(params, batch, key=None, step=0))
 
 
@@ -102,7 +102,7 @@ def test_gradients_are_finite_differences(x64, kind, classes, stable):
     batch = batch._replace(weight=jnp.asarray(np.linspace(0.5, 1.5, N)))
     if stable:
         batch = batch._replace(y=(batch.y, jnp.asarray(np.arange(N) % 8)))
-    method = jtrees.nongreedy(3, 1e6, task=Classification(K) if classes else None, inference=kind)
+    method = jtrees.methods.nongreedy(3, 1e6, task=Classification(K) if classes else None, inference=kind)
     both = jax.jit(jax.value_and_grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))
     slopes, step = both(params)[1], 1e-6
     for get, put in [
@@ -118,7 +118,7 @@ def test_gradients_are_finite_differences(x64, kind, classes, stable):
 
 def test_the_gradient_is_g_minus_h_times_x(x64):
     params, batch = tree(2, 3, dtype=np.float64), samples(3, dtype=np.float64)
-    method = jtrees.nongreedy(2, 1e6, task=Classification(K), inference="exact")
+    method = jtrees.methods.nongreedy(2, 1e6, task=Classification(K), inference="exact")
     slopes = jax.jit(jax.grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))(params)
     expected = np.zeros((3, P))
     for x, y in zip(np.asarray(batch.x), np.asarray(batch.y), strict=True):
@@ -157,10 +157,10 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
         monkeypatch.setattr(nongreedy, "_SCORED", 2**deepest)
         monkeypatch.setattr(bound, "_MOVED_WHOLE", deepest)
         of = {"classes": K if classes else None, "inference": inference}
-        method = jtrees.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
-        how = {"optimizer": jtrees.lazy_momentum(rate, momentum), "key": jax.random.key(0)}
-        run = jtrees.start(method, data, params=params, **how)
-        advance = partial(jtrees.advance, method, data=data, optimizer=how["optimizer"], steps=10, batch_size=20)
+        method = jtrees.methods.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
+        how = {"optimizer": jtrees.training.lazy_momentum(rate, momentum), "key": jax.random.key(0)}
+        run = jtrees.training.start(method, data, params=params, **how)
+        advance = partial(jtrees.training.advance, method, data=data, optimizer=how["optimizer"], steps=10, batch_size=20)
         run, history = jax.jit(lambda run, advance=advance: advance(run))(run)
         made[deepest] = run.params, run.opt_state, history.losses, history.scores
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), made[0], made[20])
@@ -175,10 +175,10 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
 def test_steps_of_a_deep_tree_copy_nothing_of_its_size(watch):
     """By the compiler's account of what is made on the way; the best seen is kept in place, too."""
     p, data = 60, Batch(jnp.zeros((64, 60)), jnp.zeros(64, jnp.int32))
-    method, optimizer = jtrees.nongreedy(14, task=Classification(2), learning_rate=0.1), jtrees.lazy_momentum(0.1)
+    method, optimizer = jtrees.methods.nongreedy(14, task=Classification(2), learning_rate=0.1), jtrees.training.lazy_momentum(0.1)
     of = {"score_every": watch, "score": lambda params: params.weights.sum() + params.bias.sum(), "batch_size": 16}
-    run = lambda state: jtrees.advance(method, state, data, optimizer=optimizer, steps=10, **of)[0]
-    state = jax.eval_shape(lambda: jtrees.start(method, data, key=jax.random.key(0), optimizer=optimizer))
+    run = lambda state: jtrees.training.advance(method, state, data, optimizer=optimizer, steps=10, **of)[0]
+    state = jax.eval_shape(lambda: jtrees.training.start(method, data, key=jax.random.key(0), optimizer=optimizer))
     memory = jax.jit(run, donate_argnums=0).lower(state).compile().memory_analysis()
     splits = 4 * p * 2**14
     assert memory.alias_size_in_bytes > 3 * splits  # parameters, velocity, the best: the last is not looked at
@@ -186,8 +186,8 @@ def test_steps_of_a_deep_tree_copy_nothing_of_its_size(watch):
 
 
 def test_plain_steps_by_optax_stay_in_the_ball():
-    method, data = jtrees.nongreedy(3, 0.5, task=Classification(K)), samples()
-    options = {"optimizer": jtrees.lazy_momentum(1.0), "steps": 20, "batch_size": 30}
+    method, data = jtrees.methods.nongreedy(3, 0.5, task=Classification(K)), samples()
+    options = {"optimizer": jtrees.training.lazy_momentum(1.0), "steps": 20, "batch_size": 30}
     result = jax.jit(lambda key: jtrees.train(method, data, key=key, **options))(jax.random.key(0))
     assert result.finite and result.losses[-5:].mean() < result.losses[:5].mean()
     norms = np.square(result.params.weights).sum(1) + np.square(result.params.bias)
@@ -202,7 +202,7 @@ def test_into_ball_moves_only_what_is_outside():
 
 
 def test_a_number_without_a_gradient_rests():
-    optimizer = jtrees.lazy_momentum(0.1, 0.5)
+    optimizer = jtrees.training.lazy_momentum(0.1, 0.5)
     params, state = jnp.ones(2), optimizer.init(jnp.ones(2))
     for gradient in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]):
         moved, state = optimizer.update(jnp.asarray(gradient), state)
@@ -224,7 +224,7 @@ def test_a_number_without_a_gradient_rests():
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        jtrees.nongreedy(**{"depth": 3, **options})
+        jtrees.methods.nongreedy(**{"depth": 3, **options})
 
 
 # --- Recipes ---------------------------------------------------------------------------------------------------------

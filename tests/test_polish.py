@@ -14,10 +14,10 @@ import sweeps
 
 import jtrees
 from jtrees.leaves import Constant, Frequency
-from jtrees.methods.annealing import advanced, begun, best_so_far
-from jtrees.methods.polish import subtree_nodes
+from jtrees.search._restarts import advanced, begun, best_so_far
+from jtrees.ensembles.polished import subtree_nodes
 from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch
-from jtrees.table import Scale, Table, checked_table
+from jtrees.data import Scaling, Table, checked_table
 from jtrees.warmstart import cart_regressor, from_sklearn
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -36,8 +36,8 @@ def polish(tree, x, y, *, seed=0, task="regression", sample_weight=None, **optio
     """The polish of a tree that is there, as the recipe does it to the tree of its base."""
     table = checked_table(x, y, sample_weight, task)
     recipe = jtrees.Polished(BASE, **{"epochs": EPOCHS, **options}).checked(table)
-    scale = Scale.of(table, 3.0)
-    return Result(*recipe.polish(tree, table, scale, key=jax.random.key(seed), watch=Watch()))
+    scale = Scaling.fit(table, 3.0)
+    return Result(*recipe.polish(tree, table, scale, key=jax.random.key(seed), watch=Monitor()))
 
 
 def random_tree(seed, classes=None, depth=DEPTH):

@@ -28,7 +28,7 @@ from test_battery import CLASS, METHODS, RECIPES as BATTERY, with_number
 import jtrees
 from jtrees import leaves, training
 from jtrees.estimators import TreeClassifier, TreeRegressor
-from jtrees.table import Scale, Table, checked_table
+from jtrees.data import Scaling, Table, checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -56,7 +56,7 @@ class Fitted(NamedTuple):
     @classmethod
     def of(cls, made: Any) -> "Fitted":
         """Of a fit or an estimator."""
-        if isinstance(made, jtrees.Fit):
+        if isinstance(made, jtrees.FitResult):
             return cls(made.model.predict, made.loss, made.model, made.tree, made)
         predict = made.predict if isinstance(made, TreeRegressor) else made.predict_proba
         return cls(predict, made.loss_, made.model_, made.tree_, made)
@@ -109,7 +109,7 @@ class Run:
         return [] if self.base.tree is None else [self.base.tree]
 
 
-def from_shards(x: np.ndarray, y: np.ndarray, task: str) -> jtrees.Fit:
+def from_shards(x: np.ndarray, y: np.ndarray, task: str) -> jtrees.FitResult:
     """A fit by experiments.train_large."""
     with tempfile.TemporaryDirectory() as folder:
         (data := Path(folder, "data")).mkdir()
@@ -510,7 +510,7 @@ def scaled(seed: int, classes: int) -> training.Batch:
     """A table scaled and padded to 32 rows, the weights of mean 1."""
     t = nasty.table(seed, classes=classes)
     table = checked_table(t.x, t.y, t.weight, t.task)
-    return training.normalised(jax.tree.map(jnp.asarray, Scale.of(table, 1.0).unit(table).batch))
+    return training.normalised(jax.tree.map(jnp.asarray, Scaling.fit(table, 1.0).unit(table).batch))
 
 
 def otherwise(b: training.Batch) -> Any:
@@ -589,7 +589,7 @@ def test_order_and_repetition_of_rows_are_nothing_to_a_scale():
 
 def same_rows(one: Table, other: Table, far: float) -> None:
     """Two tables of one scale, but for columns with values so many deviations away."""
-    a, b = Scale.of(one, 1.0), Scale.of(other, 1.0)
+    a, b = Scaling.fit(one, 1.0), Scaling.fit(other, 1.0)
     near = np.all([(np.abs(t.x - s.x_center) <= far * s.x_unit).all(0) for t, s in ((one, a), (other, b))], axis=0)
     np.testing.assert_allclose(a.x_unit[near], b.x_unit[near], rtol=1e-9)
     np.testing.assert_allclose(((a.x_center - b.x_center) / a.x_unit)[near], 0, atol=1e-6)

@@ -50,7 +50,7 @@ def test_loss_is_what_softmin_of_violations_expects(data):
     weights, bias, values = (np.asarray(a, np.float64) for a in jax.tree.leaves(params))
     outputs = values[:, None] + np.zeros(len(y))
     batch = jtrees.Batch(*map(jnp.asarray, data))
-    value = jax.jit(lambda scale, l1: jtrees.raddt(3, scale, l1=l1).loss(params, batch, key=None, step=0))
+    value = jax.jit(lambda scale, l1: jtrees.methods.raddt(3, scale, l1=l1).loss(params, batch, key=None, step=0))
     for scale in (0.5, 20.0):
         loss, score = value(scale, 0.0)
         assert float(loss) == pytest.approx(expected_loss(weights, bias, outputs, x, y, scale), rel=1e-4)
@@ -62,7 +62,7 @@ def test_loss_is_what_softmin_of_violations_expects(data):
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
 def test_bad_scales_are_refused(scale):
     with pytest.raises(ValueError, match="scale must be"):
-        jtrees.raddt(2, scale)
+        jtrees.methods.raddt(2, scale)
 
 
 # --- Thresholds ------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, seed):
     assert report["cart_loss"] == pytest.approx(cart, rel=1e-5)
     assert result.loss <= report["cart_loss"]
     assert result.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
-    np.testing.assert_allclose(report["scales"], np.tile(2 * 50 ** (np.arange(5) / 4), (2, 1)), rtol=1e-5)
+    np.testing.assert_allclose(report["sharpness"], np.tile(2 * 50 ** (np.arange(5) / 4), (2, 1)), rtol=1e-5)
     assert report["losses"].shape == report["steps"].shape == (2, 5)
     assert report["dropped"] == 0
     # Every tree that is looked at goes on from thresholds in the middle, and is returned with them there.
@@ -154,7 +154,7 @@ def test_trees_deeper_than_8_have_scales_beyond():
 def test_deep_trees_go_on_under_larger_scales():
     x = np.random.default_rng(0).normal(size=(8, 2))
     report = fit(x, np.arange(8.0), depth=9, starts=1, epochs=1).report
-    np.testing.assert_allclose(report["scales"][0, 4:], [100, 130, 170, 200], rtol=1e-5)
+    np.testing.assert_allclose(report["sharpness"][0, 4:], [100, 130, 170, 200], rtol=1e-5)
 
 
 def test_same_key_same_tree_and_no_compilation(data, count_compilations):

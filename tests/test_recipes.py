@@ -144,7 +144,7 @@ def test_ctrl_c_ends_a_fit_with_the_best_so_far(table):
 
 @in_main_thread
 def test_ctrl_c_twice_breaks_off():
-    watch = Watch()
+    watch = Monitor()
     with handler_of_ours() as (ours, got):
         with pytest.raises(KeyboardInterrupt), watch.listening():
             signal.raise_signal(signal.SIGINT)
@@ -208,7 +208,7 @@ def test_time_enough_is_said_to_be(table):
 
 def test_the_last_round_is_not_late():
     """Whoever has done all is finished, however long it took."""
-    watch = Watch(deadline=time.monotonic() - 1)
+    watch = Monitor(deadline=time.monotonic() - 1)
     with watch.over(1):
         assert not watch.seen(0, np.ones(3))
     assert watch.ended == "finished"

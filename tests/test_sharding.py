@@ -66,7 +66,7 @@ x = rng.normal(size=(256, 3)).astype(np.float32)
 mine = slice(i * 256 // count, (i + 1) * 256 // count)
 with jax.set_mesh(jtrees.sharding.mesh()):
     data = jtrees.sharding.join_rows(jtrees.Batch(x[mine], np.abs(x[:, 0])[mine]))
-    method, options = jtrees.dgt(3), {"optimizer": optax.sgd(0.1), "steps": 40, "batch_size": 64, "score_every": 10}
+    method, options = jtrees.methods.dgt(3), {"optimizer": optax.sgd(0.1), "steps": 40, "batch_size": 64, "score_every": 10}
     run = jax.jit(lambda data, key: jtrees.train(method, data, key=key, **options))
     run = run.lower(data, jax.random.key(0)).compile()
     # Compiled behind a barrier: collectives give up on a process that is still compiling.

@@ -64,7 +64,7 @@ def test_a_start_that_diverges_is_dropped_and_touches_no_other(plane, batch_size
     """Three starts, by default two of them side by side: the last batch is filled up."""
     starts = jax.random.split(jax.random.key(3), 3), jnp.asarray([0.01, 1e30, 0.05])
     one = jax.jit(partial(run, plane))
-    found = jax.jit(lambda *s: jtrees.multi_start(partial(run, plane), *s, batch_size=batch_size))(*starts)
+    found = jax.jit(lambda *s: jtrees.training.multi_start(partial(run, plane), *s, batch_size=batch_size))(*starts)
     assert int(found.dropped) == 1
     assert found.candidates.finite.tolist() == [True, False, True]
     assert np.isinf(found.candidates.score[1])
@@ -89,7 +89,7 @@ def test_a_start_that_diverges_is_dropped_and_touches_no_other(plane, batch_size
 )
 def test_the_lowest_score_is_picked(scores, index):
     scores = jnp.asarray(scores)
-    found = jtrees.multi_start(given, scores, jnp.isfinite(scores))
+    found = jtrees.training.multi_start(given, scores, jnp.isfinite(scores))
     assert int(found.index) == index
     np.testing.assert_array_equal(found.best.start, scores[index])
     np.testing.assert_array_equal(found.candidates.score, scores)
@@ -100,14 +100,14 @@ def test_the_lowest_score_is_picked(scores, index):
 @pytest.mark.parametrize("batch_size", [None, 1, 2, 7])
 def test_results_are_stacked_in_order(count, batch_size):
     starts = np.arange(count, dtype=np.float32), {"a": np.arange(2.0 * count, dtype=np.float32).reshape(count, 2)}
-    found = jtrees.map_starts(lambda x, y: (2 * x, y["a"].sum()), *starts, batch_size=batch_size)
+    found = jtrees.training.map_starts(lambda x, y: (2 * x, y["a"].sum()), *starts, batch_size=batch_size)
     np.testing.assert_array_equal(found[0], 2 * starts[0])
     np.testing.assert_array_equal(found[1], starts[1]["a"].sum(1))
 
 
 def test_starts_of_different_lengths_are_refused():
     for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),), ([1.0, 2.0],), ()]:
-        for many in (jtrees.multi_start, jtrees.map_starts):
+        for many in (jtrees.training.multi_start, jtrees.training.map_starts):
             with pytest.raises(
                 ValueError, match="starts must be arrays that share one leading axis of at least 1, got"
             ):
@@ -116,7 +116,7 @@ def test_starts_of_different_lengths_are_refused():
 
 @pytest.mark.parametrize(("batch_size", "message"), [(0, "at least 1, got 0"), (1.5, "a whole number, got 1.5")])
 def test_a_batch_size_must_be_a_number_of_starts(batch_size, message):
-    for many in (jtrees.multi_start, jtrees.map_starts):
+    for many in (jtrees.training.multi_start, jtrees.training.map_starts):
         with pytest.raises(ValueError, match=f"batch_size must be {message}"):
             many(lambda start: start, jnp.ones(3), batch_size=batch_size)
 
@@ -126,13 +126,13 @@ def test_a_batch_size_must_be_a_number_of_starts(batch_size, message):
     [
         lambda x: x,
         lambda x: {"score": x, "finite": x},
-        lambda x: jtrees.Best(x, x, x),  # has no finite
+        lambda x: jtrees.training.Best(x, x, x),  # has no finite
         lambda x: Score(jnp.stack([x, x]), x, x),
     ],
 )
 def test_a_run_without_a_single_score_is_refused(result):
     with pytest.raises(ValueError, match="run must give a result with a score and a finite, one number each"):
-        jax.eval_shape(partial(jtrees.multi_start, result), jnp.ones(3))
+        jax.eval_shape(partial(jtrees.training.multi_start, result), jnp.ones(3))
 
 
 # --- Devices ---------------------------------------------------------------------------------------------------------
@@ -147,9 +147,9 @@ def table():
 def starts():
     """What a share of the starts could spoil, by name: in this process, or in one of two devices."""
     x = table()[0]
-    pick = jax.jit(partial(jtrees.multi_start, lambda x: Score(x.sum(), jnp.isfinite(x).all(), x)))
+    pick = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), jnp.isfinite(x).all(), x)))
     picked = pick(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
-    pairs = jtrees.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
+    pairs = jtrees.training.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
     found = {"devices": jax.device_count(), "pairs": pairs["a"], "index": picked.index, "dropped": picked.dropped}
     return found | picked.candidates._asdict()
 

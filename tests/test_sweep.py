@@ -13,7 +13,7 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees.recipes import Watch
+from jtrees.recipes import Monitor
 
 KEY = jax.random.key(3)
 module = importlib.import_module("jtrees.sweep")  # jtrees.sweep is the function
@@ -90,7 +90,7 @@ def test_batches_change_nothing(batch):
 
 def test_folds_are_weights():
     """A fold's rows teach nothing, and judge; every row is left out once."""
-    result = sweep(folds=3, seeds=2)
+    result = sweep(validation=3, seeds=2)
     assert result.losses.shape == (2, 2, 3)
     order = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))
     for fold, rows in enumerate(np.array_split(order, 3)):
@@ -104,7 +104,7 @@ def test_folds_are_weights():
 
 def test_reports_count_the_rows_that_were_trained_on():
     """And not those that a fold leaves out, which are in the program with weight 0."""
-    result = sweep(DGT.replace(depth=10), folds=3)
+    result = sweep(DGT.replace(depth=10), validation=3)
     order = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))
     nodes = lambda fit, x: np.unique(fit.tree.decision_path(x)[:-1])
     differ = []
@@ -116,7 +116,7 @@ def test_reports_count_the_rows_that_were_trained_on():
 
 
 def test_bags_of_a_fold_hold_rows_that_were_trained_on():
-    result = sweep(jtrees.Bagged(DGT, trees=2), grid={"base__learning_rate": (0.01, 0.1)}, folds=3)
+    result = sweep(jtrees.Bagged(DGT, trees=2), grid={"base__learning_rate": (0.01, 0.1)}, validation=3)
     for fit in result.fits[0, 0]:
         report = fit.report
         assert report["in_bag"].shape == (2, 64) and len(report["out_of_bag"]) == 64
@@ -128,7 +128,7 @@ def test_rows_left_out_teach_nothing():
     """Their targets in another order (the range of all, by which targets are scaled, stays what it is)."""
     rows, other = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))[:32], Y.copy()
     other[rows] = Y[rows][::-1]
-    fits = [sweep(y=y, folds=3, samples=[{}], grid=None).fits[0, 0] for y in (Y, other)]
+    fits = [sweep(y=y, validation=3, samples=[{}], grid=None).fits[0, 0] for y in (Y, other)]
     np.testing.assert_array_equal(fits[0][0].model.predict(X), fits[1][0].model.predict(X))
     assert np.any(fits[0][1].model.predict(X) != fits[1][1].model.predict(X))  # which the other folds do
 
@@ -203,7 +203,7 @@ def test_an_interrupt_keeps_what_there_is(monkeypatch):
 def test_ended_before_any_combination_has_its_folds(monkeypatch):
     """The fits that there are decide."""
     monkeypatch.setattr(Watch, "goes_on", ended)
-    result = sweep(folds=3, batch=2, grid={"learning_rate": (0.01,)})
+    result = sweep(validation=3, batch=2, grid={"learning_rate": (0.01,)})
     assert [fit is not None for fit in result.fits.ravel()] == [True, True, False]
     assert result.best == (0, 0) and result.fit is result.fits[0, 0, 0]
 

@@ -11,7 +11,7 @@ import pytest
 import jtrees
 from jtrees import ObliqueTree
 from jtrees.leaves import Constant, Frequency, Linear
-from jtrees.table import Scale, Table, bucket, checked_judge, checked_table, losses_of, mean_loss
+from jtrees.data import Scaling, Table, bucket, held_out_table, checked_table, losses_of, mean_loss
 from jtrees.tasks import Classification, Regression
 
 N = 200
@@ -26,8 +26,8 @@ def columns(seed=0):
 def scaled(column, weight=None, deviations=1.0):
     """A column as training sees it."""
     x = np.asarray(column)[:, None]
-    scale = Scale.of(Table(x, np.arange(len(x), dtype=float), weight, Regression()), deviations)
-    return scale.enter(x)[:, 0]
+    scale = Scaling.of(Table(x, np.arange(len(x), dtype=float), weight, Regression()), deviations)
+    return scale.transform(x)[:, 0]
 
 
 # --- The door --------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_rows_lie_one_behind_the_other(lies):
     x, y = columns()
     y = np.stack([y, -y], axis=1)
     table = checked_table(lies(x), lies(y), None, "regression")
-    for one in (table, checked_judge((lies(x), lies(y)), table)):
+    for one in (table, held_out_table((lies(x), lies(y)), table)):
         assert all(a.flags.c_contiguous and a.dtype.isnative for a in (one.x, one.y))
         assert np.array_equal(one.x, lies(x)) and np.array_equal(one.y, lies(y))
 
@@ -140,13 +140,13 @@ def test_what_cannot_be_learnt_from_is_refused(x, y, weight, task, message):
 
 def test_samples_to_judge_by():
     table = checked_table(X, Y, None, "regression")
-    judge = checked_judge((X[:5].tolist(), Y[:5] > 0), table)
+    judge = held_out_table((X[:5].tolist(), Y[:5] > 0), table)
     assert (judge.x.dtype, judge.y.dtype, judge.weight, judge.task) == (np.float64, np.float64, None, Regression())
-    assert len(checked_judge([X[:1], Y[:1]], table).x) == 1  # one is enough, and so is one value
+    assert len(held_out_table([X[:1], Y[:1]], table).x) == 1  # one is enough, and so is one value
     several = checked_table(X, np.stack([Y, -Y], 1), None, "regression")
-    assert checked_judge((X, np.stack([Y, Y], 1)), several).y.shape == (N, 2)
+    assert held_out_table((X, np.stack([Y, Y], 1)), several).y.shape == (N, 2)
     classes = checked_table(X, np.arange(N) % 3, None, "classification")
-    assert checked_judge((X[:2], [0, 1]), classes).task == Classification(3)  # not every class need be there
+    assert held_out_table((X[:2], [0, 1]), classes).task == Classification(3)  # not every class need be there
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_samples_to_judge_by():
 )
 def test_what_cannot_be_judged_by_is_refused(validation, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        checked_judge(validation, checked_table(X, Y, None, "regression"))
+        held_out_table(validation, checked_table(X, Y, None, "regression"))
 
 
 def test_classes_to_judge_by_that_were_not_learnt_are_refused():
     table = checked_table(X, np.arange(N) % 2, None, "classification")
     with pytest.raises(ValueError, match=r"validation: y must hold classes 0\.\.1, got labels from 0 to 2"):
-        checked_judge((X[:3], [0, 1, 2]), table)
+        held_out_table((X[:3], [0, 1, 2]), table)
 
 
 # --- Padding ---------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_buckets_hold_a_sixteenth_more_at_the_most_and_neighbours_share_them():
 def test_a_scaled_table_is_padded_by_rows_of_weight_zero(weighted):
     weight = np.linspace(0.5, 1, 197) if weighted else None
     table = Table(X[:197], Y[:197], weight, Regression())
-    unit = Scale.of(table, 1.0).unit(table)
+    unit = Scaling.fit(table, 1.0).unit(table)
     assert len(unit.x) == len(unit.y) == len(unit.weight) == bucket(197) > 197
     assert {unit.x.dtype, unit.y.dtype, unit.weight.dtype} == {np.dtype(np.float32)}
     np.testing.assert_allclose(unit.weight[:197], 1 if weight is None else weight, rtol=1e-6)
@@ -206,7 +206,7 @@ def test_a_scaled_table_is_padded_by_rows_of_weight_zero(weighted):
     assert np.array_equal(unit.x[197:], np.repeat(unit.x[196:197], len(unit.x) - 197, axis=0))
     assert len(unit.real().x) == 197
     classes = Table(X[:197], (Y[:197] > 0).astype(np.int32), weight, Classification(2))
-    unit = Scale.of(classes, 1.0).unit(classes)
+    unit = Scaling.fit(classes, 1.0).unit(classes)
     assert unit.y.dtype == np.int32
     assert np.array_equal(unit.y[:197], classes.y)
 
@@ -230,9 +230,9 @@ def test_features_have_mean_zero_and_so_many_deviations(weighted, deviations):
 @pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 1e30, -1e-40])
 def test_constant_columns_are_zero_whatever_new_samples_hold(value):
     x = np.full((N, 1), value)
-    scale = Scale.of(Table(x, Y, None, Regression()), 1.0)
+    scale = Scaling.fit(Table(x, Y, None, Regression()), 1.0)
     assert scale.constant.all()
-    assert not scale.enter(np.array([[value], [3.0], [-1e30]])).any()
+    assert not scale.transform(np.array([[value], [3.0], [-1e30]])).any()
 
 
 def test_columns_too_small_to_square_are_constant():
@@ -298,27 +298,27 @@ def test_a_row_of_hardly_any_weight_may_be_all_that_varies(tiny, value):
 
 def test_jax_arrays_are_scaled_as_numpy_arrays_are():
     x = np.round(X * [1, 1000, 10]) + np.array([1e6, 0, 300])
-    scale = Scale.of(Table(x, Y, None, Regression()), 1.0)
-    expected = scale.enter(x)
-    compiled = jax.jit(scale.enter)
+    scale = Scaling.fit(Table(x, Y, None, Regression()), 1.0)
+    expected = scale.transform(x)
+    compiled = jax.jit(scale.transform)
     for dtype in (jnp.float32, jnp.int32):
         np.testing.assert_allclose(compiled(jnp.asarray(x, dtype)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_targets_are_scaled_each_by_itself():
     y = np.stack([Y, 1e8 + 5 * Y], axis=1)
-    scale = Scale.of(Table(X, y, None, Regression()), 1.0)
-    unit = scale.y(y)
+    scale = Scaling.fit(Table(X, y, None, Regression()), 1.0)
+    unit = scale.transform_y(y)
     assert unit.dtype == np.float32
     np.testing.assert_allclose([unit.min(0), unit.max(0)], [[0, 0], [1, 1]], atol=1e-7)
     np.testing.assert_allclose(unit[:, 0], unit[:, 1], atol=1e-7)
-    assert scale.leave(unit).dtype == np.float64
-    np.testing.assert_allclose(scale.leave(unit), y, atol=1e-6)
+    assert scale.inverse(unit).dtype == np.float64
+    np.testing.assert_allclose(scale.inverse(unit), y, atol=1e-6)
     np.testing.assert_allclose(jax.jit(scale.leave)(unit), y, rtol=1e-7, atol=1e-6)
     assert scale.loss_unit == 1  # units differ: losses stay scaled
-    alone = Scale.of(Table(X, 3 * Y, None, Regression()), 1.0)
+    alone = Scaling.fit(Table(X, 3 * Y, None, Regression()), 1.0)
     assert alone.loss_unit == pytest.approx(9 * np.ptp(Y) ** 2)
-    assert Scale.of(Table(X, (Y > 0).astype(np.int32), None, Classification(2)), 1.0).loss_unit == 1
+    assert Scaling.fit(Table(X, (Y > 0).astype(np.int32), None, Classification(2)), 1.0).loss_unit == 1
 
 
 # --- Trees carried back ----------------------------------------------------------------------------------------------
@@ -345,9 +345,9 @@ def test_a_tree_answers_the_same_in_the_users_units(shift, kind):
     x = X * [1, 100, 1] + SHIFTS[shift]
     y = {"two outputs": np.stack([Y, 1e8 - Y], 1), "frequency": (Y > 0).astype(np.int32)}.get(kind, Y + 1e9)
     table = Table(x, y, None, Classification(2) if kind == "frequency" else Regression())
-    scale, tree = Scale.of(table, 1 / 3), drawn_tree(kind)
-    raw = scale.from_unit(tree)
-    unit = scale.enter(x)
+    scale, tree = Scaling.fit(table, 1 / 3), drawn_tree(kind)
+    raw = scale.restore(tree)
+    unit = scale.transform(x)
     closest = np.abs(np.asarray(tree.weights) @ unit.T + np.asarray(tree.bias)[:, None]).min(0)
     near = closest < 1e-3  # so near to a split that rounding may decide
     inside = np.asarray(tree.predict(unit), np.float64)
@@ -361,46 +361,46 @@ def test_a_tree_answers_the_same_in_the_users_units(shift, kind):
     np.testing.assert_allclose(raw.predict(x)[~near], expected[~near], rtol=1e-12, atol=tolerance)
     assert np.array_equal(raw.leaf_index(x)[~near], oracles.walk(tree.weights, tree.bias, unit)[~near])
     # And back: the same splits on scaled features.
-    again = scale.splits_to_unit(raw)
+    again = scale.transform_splits(raw)
     np.testing.assert_allclose(again.weights, tree.weights, rtol=1e-5)
     np.testing.assert_allclose(again.bias, tree.bias, rtol=1e-4, atol=1e-3 if shift == "farther" else 1e-4)
 
 
 def test_there_is_an_origin_only_where_it_is_needed():
-    scale = Scale.of(Table(X, Y, None, Regression()), 1.0)
+    scale = Scaling.fit(Table(X, Y, None, Regression()), 1.0)
     assert scale.origin is None
-    assert scale.from_unit(drawn_tree("constant")).origin is None
-    origin = Scale.of(Table(X + np.array([0, 100, 0]), Y, None, Regression()), 1.0).origin
+    assert scale.restore(drawn_tree("constant")).origin is None
+    origin = Scaling.fit(Table(X + np.array([0, 100, 0]), Y, None, Regression()), 1.0).origin
     assert origin.x[1] == pytest.approx(100, abs=0.5) and not origin.x[[0, 2]].any()
     assert origin.y == 0
-    assert Scale.of(Table(X + 100, (Y > 0).astype(np.int32), None, Classification(2)), 1.0).origin.y is None
+    assert Scaling.fit(Table(X + 100, (Y > 0).astype(np.int32), None, Classification(2)), 1.0).origin.y is None
 
 
 def test_a_split_on_another_trees_origin_is_the_same_split():
     table = Table(X + np.array([1e6, 0, 0]), Y, None, Regression())
-    scale, tree = Scale.of(table, 1.0), drawn_tree("constant")
-    part = Scale.of(table.rows(X[:, 0] > 0.5), 1.0)  # another centre
+    scale, tree = Scaling.fit(table, 1.0), drawn_tree("constant")
+    part = Scaling.fit(table.rows(X[:, 0] > 0.5), 1.0)  # another centre
     assert part.origin.x[0] != scale.origin.x[0]
-    raw = part.splits_from_unit(tree, scale.origin)
+    raw = part.restore_splits(tree, scale.origin)
     assert raw.origin is scale.origin
-    unit = part.enter(table.x)
+    unit = part.transform(table.x)
     clear = np.abs(np.asarray(tree.weights) @ unit.T + np.asarray(tree.bias)[:, None]).min(0) > 1e-3
     assert np.array_equal(raw.leaf_index(table.x)[clear], oracles.walk(tree.weights, tree.bias, unit)[clear])
 
 
 @pytest.mark.parametrize("size", [1e37, 1e-28])
 def test_splits_on_features_of_any_size_are_finite(size):
-    scale = Scale.of(Table(size * X / 10, Y, None, Regression()), 1 / 3)
-    raw = scale.from_unit(drawn_tree("linear"))
+    scale = Scaling.fit(Table(size * X / 10, Y, None, Regression()), 1 / 3)
+    raw = scale.restore(drawn_tree("linear"))
     assert all(np.isfinite(a).all() for a in (raw.weights, raw.bias))
     clear = np.abs(np.asarray(raw.weights, float) @ (size * X.T / 10) + np.asarray(raw.bias, float)[:, None]).min(0) > 0
-    expected = oracles.walk(drawn_tree("linear").weights, drawn_tree("linear").bias, scale.enter(size * X / 10))
+    expected = oracles.walk(drawn_tree("linear").weights, drawn_tree("linear").bias, scale.transform(size * X / 10))
     assert np.mean(raw.leaf_index(size * X / 10)[clear] == expected[clear]) > 0.99
 
 
 def test_merged_on_the_way_back():
     tree = drawn_tree("constant").replace(leaves=Constant(jnp.asarray([0.5, 0.5, 0.1, 0.5])))
-    raw = Scale.of(Table(X, Y, None, Regression()), 1.0).from_unit(tree)
+    raw = Scaling.fit(Table(X, Y, None, Regression()), 1.0).restore(tree)
     assert raw.splits.tolist() == [True, False, True]
 
 
@@ -409,8 +409,8 @@ def test_leaves_are_set_from_the_routing_of_raw_samples(weighted):
     x, y = X + np.array([1e6, 0, 0]), Y + 1e7
     weight = np.random.default_rng(2).uniform(0.1, 1, N) if weighted else None
     table = Table(x, y, weight, Regression())
-    scale = Scale.of(table, 1.0)
-    splits = scale.splits_from_unit(drawn_tree("constant"))
+    scale = Scaling.fit(table, 1.0)
+    splits = scale.restore_splits(drawn_tree("constant"))
     tree, criterion = scale.refitted(splits, Constant(jnp.zeros(4)), table)
     leaf = splits.leaf_index(x)
     means = oracles.leaf_means(leaf, y, 4, np.nan, weight)
@@ -425,11 +425,11 @@ def test_losses_of_a_model_on_each_sample():
             self.predict = lambda x: answers
 
     rng = np.random.default_rng(0)
-    scale = Scale.of(Table(X, Y, None, Regression()), 1.0)
+    scale = Scaling.fit(Table(X, Y, None, Regression()), 1.0)
     np.testing.assert_allclose(losses_of(Model(Y + 2), Table(X, Y, None, Regression()), scale), 4.0)
     y = np.stack([Y, 10 * Y], 1)
     several = Table(X, y, None, Regression())
-    found = losses_of(Model(y + np.array([1, 10])), several, Scale.of(several, 1.0))
+    found = losses_of(Model(y + np.array([1, 10])), several, Scaling.fit(several, 1.0))
     np.testing.assert_allclose(found, 1 / np.ptp(Y) ** 2)
     labels, frequencies = rng.integers(0, 3, N), rng.dirichlet(np.ones(3), N)
     labels[0], frequencies[0] = 0, [0, 0.5, 0.5]

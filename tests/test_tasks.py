@@ -52,10 +52,10 @@ def test_bad_tasks_are_refused():
         Regression(0)
 
 
-@pytest.mark.parametrize("make", [jtrees.get, jtrees.dgt, lambda depth, _, **task: jtrees.tel(depth, **task)])
+@pytest.mark.parametrize("make", [jtrees.methods.get, jtrees.methods.dgt, lambda depth, _, **task: jtrees.methods.tel(depth, **task)])
 def test_targets_of_another_shape_are_refused_by_methods(make):
     x, y = jnp.ones((6, 2)), jnp.ones((6, 2))
-    options = (2, 1.0) if make is not jtrees.dgt else (2,)
+    options = (2, 1.0) if make is not jtrees.methods.dgt else (2,)
     with pytest.raises(
         ValueError, match=r"y must have shape \(n,\) for Regression\(outputs=None\), got shape \(6, 2\)"
     ):

@@ -13,7 +13,7 @@ import sweeps
 import jtrees
 from jtrees import Batch, Ensemble
 from jtrees.leaves.constant import effective
-from jtrees.methods.ensemble import hardened
+from jtrees.methods.tel.ensemble import hardened
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -53,11 +53,11 @@ def lazy_adam_plainly(params, moments, gradient, count, rate):
 def test_steps_in_rows_are_lazy_adam(width, l2, x64):
     """Whichever way the gradient is found: level by level, where a batch does not fit, or path by path."""
     gamma, rate = 0.7, 0.05
-    method = jtrees.tel(3, 2, gamma, task=Classification(3), l2=l2, learning_rate=rate, width=width)
+    method = jtrees.methods.tel(3, 2, gamma, task=Classification(3), l2=l2, learning_rate=rate, width=width)
     params = random_params(k=3)
-    state = jtrees.lazy_adam(rate).init(params)
+    state = jtrees.training.lazy_adam(rate).init(params)
     now, moments = jax.tree.leaves(params), [[np.zeros_like(a) for a in jax.tree.leaves(params)] for _ in range(2)]
-    plain = jtrees.tel(3, 2, gamma, task=Classification(3))
+    plain = jtrees.methods.tel(3, 2, gamma, task=Classification(3))
     slope = jax.jit(jax.grad(lambda params, batch: plain.loss(params, batch, key=KEY, step=0)[0]))
     update = jax.jit(lambda params, state, batch: method.update(params, state, batch, key=KEY, step=0))
     rested = 0
@@ -81,7 +81,7 @@ def test_steps_in_rows_are_lazy_adam(width, l2, x64):
 def test_lazy_adam_is_an_optimiser_like_any_other():
     """Where nothing is zero it is Adam; what has no gradient rests, and so does what is remembered of it."""
     params = {"a": jnp.array([1.0, -2.0, 3.0]), "b": jnp.ones(2)}
-    lazy, dense = jtrees.lazy_adam(optax.constant_schedule(0.1)), optax.adam(0.1)
+    lazy, dense = jtrees.training.lazy_adam(optax.constant_schedule(0.1)), optax.adam(0.1)
     states = lazy.init(params), dense.init(params)
     gradient = {"a": jnp.array([1.0, 2.0, -1.0]), "b": jnp.array([0.5, 0.1])}
     for _ in range(3):
@@ -100,11 +100,11 @@ def test_a_run_is_the_same_whichever_way_it_goes(count_compilations, x64):
     data = Batch(jnp.asarray(X), jnp.asarray(CLASS, jnp.int32))
     ends = []
     for width in (None, 2):
-        method = jtrees.tel(4, 3, 0.3, task=Classification(3), learning_rate=0.05, width=width)
-        optimizer = jtrees.lazy_adam(0.05)
+        method = jtrees.methods.tel(4, 3, 0.3, task=Classification(3), learning_rate=0.05, width=width)
+        optimizer = jtrees.training.lazy_adam(0.05)
         options = {"optimizer": optimizer, "steps": 40, "batch_size": 50}
-        advance = jax.jit(partial(jtrees.advance, method, data=data, **options))
-        state, before = advance(jtrees.start(method, data, key=KEY, optimizer=optimizer))
+        advance = jax.jit(partial(jtrees.training.advance, method, data=data, **options))
+        state, before = advance(jtrees.training.start(method, data, key=KEY, optimizer=optimizer))
         assert count_compilations(advance, state) == 0
         state, after = advance(state)
         assert after.losses[-8:].mean() < 0.8 * before.losses[:8].mean()
@@ -263,6 +263,6 @@ def test_bad_options_are_named():
         with pytest.raises(ValueError, match=message):
             jtrees.fit(SMALL.replace(**options), X, Y, key=KEY)
     with pytest.raises(ValueError, match="classes must be at least 2, got 1"):
-        jtrees.tel(2, task=Classification(1))
+        jtrees.methods.tel(2, task=Classification(1))
     with pytest.raises(ValueError, match='learning_rate must be None with step="logistic"'):
-        jtrees.tel(2, step="logistic", learning_rate=0.1)
+        jtrees.methods.tel(2, step="logistic", learning_rate=0.1)

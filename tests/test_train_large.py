@@ -423,8 +423,8 @@ def test_rows_of_every_source_are_counted_in_double_precision():
     near = rounds.scale_of_counted(moved.scale)
     plain_x, plain_y = next(rounds.stream(of))
     assert x.dtype == y.dtype == np.float32
-    np.testing.assert_allclose(jax.jit(near.enter)(x), of.scale.enter(plain_x), atol=2e-5)
-    np.testing.assert_allclose(jax.jit(near.y)(y), of.scale.y(plain_y), atol=1e-6)
+    np.testing.assert_allclose(jax.jit(near.transform)(x), of.scale.transform(plain_x), atol=2e-5)
+    np.testing.assert_allclose(jax.jit(near.y)(y), of.scale.transform_y(plain_y), atol=1e-6)
     np.testing.assert_allclose(moved.judge.y - 1e9, of.judge.y, atol=1e-6)
     np.testing.assert_allclose(moved.judge.x - far, of.judge.x, atol=1e-6)
 

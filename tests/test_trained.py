@@ -14,7 +14,7 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 3))
 Y = 100 + 10 * (X[:, 0] + X[:, 1] > 0) + 0.1 * rng.normal(size=300)
 CLASS = (X[:, 0] + X[:, 1] > 0).astype(int)
-RECIPE = jtrees.Trained(make=get_of_depth_2, options={"alpha": 20.0}, learning_rate=0.03)
+RECIPE = jtrees.FromMethod(make=get_of_depth_2, options={"alpha": 20.0}, learning_rate=0.03)
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -56,7 +56,7 @@ def no_method(**_):
 
 
 def no_tree(**_):
-    return jtrees.latent(2, 0.01)
+    return jtrees.methods.latent(2, 0.01)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from jtrees.tasks import Classification
 from jtrees.training import Batch, Method
 
 DEPTH = 2
-GET = jtrees.get(DEPTH, 5.0)
+GET = jtrees.methods.get(DEPTH, 5.0)
 KEY = jax.random.key(0)
 
 # --- A small method, whose programs compile in no time ---------------------------------------------------------------
@@ -117,9 +117,9 @@ def test_full_batch_is_gradient_descent_and_its_scores_are_those_of_the_hard_tre
 
     @jax.jit
     def whole(params):
-        state = jtrees.start(GET, xy, key=KEY, optimizer=optimizer, params=params)
-        state, history = jtrees.advance(GET, state, xy, optimizer=optimizer, steps=6, score_every=1)
-        return jtrees.best(GET, state, xy), history, state.finite
+        state = jtrees.training.start(GET, xy, key=KEY, optimizer=optimizer, params=params)
+        state, history = jtrees.training.advance(GET, state, xy, optimizer=optimizer, steps=6, score_every=1)
+        return jtrees.training.best(GET, state, xy), history, state.finite
 
     result, history, finite = whole(params)
     step = jax.jit(jax.value_and_grad(lambda p: GET.loss(p, xy, key=None, step=0)[0]))
@@ -189,7 +189,7 @@ def test_a_score_is_evaluated_only_in_the_steps_that_ask_for_it(plane, runs):
     result = jax.ShapeDtypeStruct((), jnp.float32)
     score = lambda params: jax.pure_callback(evaluated, result, params, vmap_method="sequential")
     one = lambda key: run(plane, key, steps=12, batch_size=4, score_every=5, score=score).scores
-    together = lambda keys: jtrees.map_starts(one, keys)
+    together = lambda keys: jtrees.training.map_starts(one, keys)
     scores = jax.jit(together if runs else one)(jax.random.split(KEY, runs) if runs else KEY)
     # Before steps 0, 5 and 10; nothing here needs the score of the last parameters.
     assert np.isfinite(scores).sum() == next(count) == 3 * max(1, runs)
@@ -231,7 +231,7 @@ def test_the_loss_gets_the_step_and_a_key_of_its_own():
 def test_a_schedule_meets_steps_as_arrays_only(xy):
     # As the losses of this file do, all of which ask for the step's dtype; here a schedule within a method.
     schedule = lambda step: 1.0 + step.astype(jnp.float32)
-    found = jax.eval_shape(lambda: run(xy, method=jtrees.get(DEPTH, schedule), score_every=4, batch_size=50))
+    found = jax.eval_shape(lambda: run(xy, method=jtrees.methods.get(DEPTH, schedule), score_every=4, batch_size=50))
     assert found.losses.shape == (6,)
 
 
@@ -270,14 +270,14 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
     optimizer, options = falling(0.3), BATCHES if vmapped else {"score_every": 1}
 
     def advance(state, steps):
-        return jtrees.advance(PLANE, state, plane, optimizer=optimizer, steps=steps, **options)
+        return jtrees.training.advance(PLANE, state, plane, optimizer=optimizer, steps=steps, **options)
 
     def advance_up_to(state, count):
         once = training.one_step(PLANE, plane, optimizer, **options)
         return training.advance_up_to(once, state, count, 2 * K + 2)
 
     def begun(key):
-        return jtrees.start(PLANE, plane, key=key, optimizer=optimizer)
+        return jtrees.training.start(PLANE, plane, key=key, optimizer=optimizer)
 
     keys, wrap = jax.random.split(KEY, 2), lambda fn, axes: jax.jit(fn)
     if vmapped:
@@ -308,13 +308,13 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
     assert_equal(up_to(states, jnp.int32(K))[0], half)
     if not vmapped:
         whole = jax.jit(partial(jtrees.train, PLANE, plane, optimizer=optimizer, steps=2 * K, **options))(key=KEY)
-        found = jax.jit(partial(jtrees.best, PLANE))(at_once, plane)
+        found = jax.jit(partial(jtrees.training.best, PLANE))(at_once, plane)
         assert_equal(tuple(whole), (found.params, found.score, found.step, at_once.finite, *history))
 
 
 def test_a_run_may_start_from_given_parameters(plane):
     given = jnp.asarray([0.5, -0.25])
-    state = jtrees.start(PLANE, plane, key=KEY, optimizer=optax.sgd(0.1), params=given)
+    state = jtrees.training.start(PLANE, plane, key=KEY, optimizer=optax.sgd(0.1), params=given)
     np.testing.assert_array_equal(state.params, given)
     np.testing.assert_array_equal(state.best.params, given)
 
@@ -526,17 +526,17 @@ def test_weights_of_a_wrong_shape_are_refused(plane, weight):
 def test_parameters_of_another_model_are_refused(xy):
     optimizer = optax.sgd(0.1)
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(partial(GET.init, key=KEY), xy))
-    others = [jtrees.get(3, 5.0), jtrees.get(DEPTH, 5.0, leaves="linear"), jtrees.dgt(DEPTH)]
+    others = [jtrees.methods.get(3, 5.0), jtrees.methods.get(DEPTH, 5.0, leaves="linear"), jtrees.methods.dgt(DEPTH)]
     for other in others:
         with pytest.raises(ValueError, match=r"params must be like those of the method, .*got ObliqueTree"):
-            jtrees.start(other, xy, key=KEY, optimizer=optimizer, params=params)
+            jtrees.training.start(other, xy, key=KEY, optimizer=optimizer, params=params)
     wide = Batch(jnp.ones((5, 4)), jnp.ones(5))
     with pytest.raises(ValueError, match="params must be like those of the method"):
-        jtrees.start(GET, wide, key=KEY, optimizer=optimizer, params=params)
+        jtrees.training.start(GET, wide, key=KEY, optimizer=optimizer, params=params)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: jtrees.get(DEPTH, 5.0, task=Classification(3)), lambda: jtrees.dgt(DEPTH, task=Classification(3))]
+    "make", [lambda: jtrees.methods.get(DEPTH, 5.0, task=Classification(3)), lambda: jtrees.methods.dgt(DEPTH, task=Classification(3))]
 )
 def test_labels_that_are_no_classes_are_refused(plane, make):
     for shift in (-1, 1):
@@ -550,9 +550,9 @@ def test_labels_that_are_no_classes_are_refused(plane, make):
 
 def test_labels_are_looked_at_where_they_are_known(plane):
     """Under jit, too, where the data are known; and where parameters are given."""
-    method, optimizer = jtrees.get(1, 5.0, task=Classification(3)), optax.sgd(0.1)
+    method, optimizer = jtrees.methods.get(1, 5.0, task=Classification(3)), optax.sgd(0.1)
     good, bad = (plane._replace(y=jnp.arange(11) % 3 + shift) for shift in (0, 1))
-    begin = lambda data, key, params=None: jtrees.start(method, data, key=key, optimizer=optimizer, params=params)
+    begin = lambda data, key, params=None: jtrees.training.start(method, data, key=key, optimizer=optimizer, params=params)
     params = jax.jit(partial(begin, good))(KEY).params
     assert params.leaves.values.shape == (2, 3)
     assert_equal(begin(good, KEY, params).params, params)
@@ -564,7 +564,7 @@ def test_labels_are_looked_at_where_they_are_known(plane):
 def test_batches_of_other_rows_than_the_run_began_with_are_refused(plane):
     """The order would point beyond them, and jax answers that with the last row."""
     optimizer = optax.sgd(0.1)
-    state = jtrees.start(PLANE, plane, key=KEY, optimizer=optimizer)
+    state = jtrees.training.start(PLANE, plane, key=KEY, optimizer=optimizer)
     fewer = Batch(plane.x[:5], plane.y[:5])
     with pytest.raises(ValueError, match="data must have the 11 rows that the run began with, got 5"):
-        jtrees.advance(PLANE, state, fewer, optimizer=optimizer, steps=1, batch_size=2)
+        jtrees.training.advance(PLANE, state, fewer, optimizer=optimizer, steps=1, batch_size=2)

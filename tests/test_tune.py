@@ -11,8 +11,8 @@ from polynomials import Polynomials
 import pytest
 
 import jtrees
-from jtrees.recipes import Watch, run_rounds
-from jtrees.sweep import row_losses
+from jtrees.recipes import Monitor, run_rounds
+from jtrees.selection.sweep import row_losses
 
 KEY = jax.random.key(0)
 module = importlib.import_module("jtrees.tune")  # jtrees.tune is the function
@@ -62,7 +62,7 @@ def test_without_depth_nothing_is_given_up(monkeypatch):
     groups = [module._Group(None, [{"steps": steps}]) for steps in range(9)]
     one = lambda recipe, options, *_: [module._Tried(options[0], np.ones(5), 1.0)]
     monkeypatch.setattr(module, "_tried", one)
-    assert len(module._all_tried(None, groups, [], KEY, Watch())) == 9
+    assert len(module._all_tried(None, groups, [], KEY, Monitor())) == 9
 
 
 def test_ties_within_the_error_take_the_smaller_model():
@@ -111,7 +111,7 @@ def test_what_brings_no_more_than_the_error_brings_nothing(gains, tried, monkeyp
     one = lambda recipe, options, *_: [module._Tried(options[0], lost[options[0]["depth"]], 1.0)]
     monkeypatch.setattr(module, "_tried", one)
     groups = [module._Group(depth, [{"depth": depth}]) for depth in range(len(level))]
-    found = module._all_tried(None, groups, [], KEY, Watch())
+    found = module._all_tried(None, groups, [], KEY, Monitor())
     assert [trial.options["depth"] for trial in found] == list(range(tried))
 
 
@@ -142,8 +142,8 @@ def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
             recipe = Polynomials(depth=depth, learning_rate=rate)
             part = recipe.table(x[rest], y[rest], weight[rest] if weighted else None, "regression")
             scale, keys = recipe.scale(part), jax.random.split(jax.random.fold_in(search_key, i), 3)
-            found, _ = run_rounds(recipe.checked(part), None, scale.unit(part), None, keys[1], Watch())
-            model = recipe.finish(found, None, part, None, scale=scale, key=keys[2], watch=Watch()).model
+            found, _ = run_rounds(recipe.checked(part), None, scale.batch(part), None, keys[1], Monitor())
+            model = recipe.finish(found, None, part, None, scale=scale, key=keys[2], watch=Monitor()).model
             lost.append((model.predict(x[fold]) - y[fold]) ** 2)
         trial = trials(result)[(depth, rate)]
         loss = np.average(np.concatenate(lost), weights=weight[np.concatenate(folds)] if weighted else None)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
+from jtrees import io
+
 # --- Fitting: segment sums over the samples --------------------------------------------------------------------------
 
 
@@ -216,6 +218,7 @@ class _Values:
         return self
 
 
+@io.part
 @struct.dataclass
 class Constant(_Values):
     """One constant a leaf, or k of them.
@@ -265,6 +268,7 @@ class Constant(_Values):
         return Constant(jnp.asarray(y_zero + y_unit * np.asarray(self.values, np.float64), jnp.float32))
 
 
+@io.part
 @struct.dataclass
 class Logit(_Values):
     """The logits of k classes in each leaf, as they are trained; the answer is their softmax.
@@ -318,6 +322,7 @@ class Logit(_Values):
         return frequencies_fit_error(leaf_index, y, *self.values.shape, sample_weight=weight)
 
 
+@io.part
 @struct.dataclass
 class Frequency(_Values):
     """Class frequencies in each leaf: what hard trees answer in classification.

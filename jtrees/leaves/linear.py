@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
+from jtrees import io
 from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
 
 
+@io.part
 @struct.dataclass
 class Linear:
     """One linear model a leaf, ``x @ coefficients + intercept``, kept between bounds where it has them; or k of them.

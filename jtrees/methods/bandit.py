@@ -17,12 +17,14 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 import optax
 
-from jtrees import ops, routing, validation as checks
+from jtrees import io, ops, routing, validation as checks
 from jtrees.leaves import Constant
-from jtrees.methods.dgt import random_chain, rmsprop
+from jtrees.methods.dgt import random_chain
+from jtrees.training import rmsprop
 from jtrees.tree import ObliqueTree
 
 
+@io.state
 @struct.dataclass
 class BanditState:
     """All that a learner knows: a pytree, to be saved and loaded as a whole. Another learner refuses it.

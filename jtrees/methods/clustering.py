@@ -9,10 +9,15 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.methods.latent import LatentTree
-from jtrees.recipes import static
-from jtrees.table import Scale, Table
+from jtrees.data import Scaling, Table
+from jtrees.methods.latent import INPUTS, LatentTree, latent_search
+from jtrees.nn.latent_tree import MAX_DEPTH
+from jtrees.search import Search, options
 from jtrees.tasks import Task
+
+
+def _checked_numbers(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(map(int, np.atleast_1d(value)))
 
 
 @struct.dataclass(kw_only=True)
@@ -34,33 +39,31 @@ class LatentClustering(LatentTree):
       target_features: columns to predict from the others: at least one, and not all.
     """
 
-    target_features: tuple[int, ...] = static(default=(0,))
-    depth: int = static(default=5)
-    penalty: float = 0.1
-    inputs: Any = static(default="z")
-    batch_size: int = static(default=8)
-    learning_rate: float = 1e-3
+    target_features: tuple[int, ...] = options.static((0,), _checked_numbers)
+    depth: int = options.depth(5, MAX_DEPTH)
+    penalty: float = options.positive(0.1)
+    inputs: Any = options.choice("z", INPUTS)
+    batch_size: int = options.count(8)
+    learning_rate: float = options.positive(1e-3)
 
     def targets(self, x: Any, y: Any) -> np.ndarray:
         x = np.asarray(checks.check_x(x))
-        return x[:, _checked_columns(self.target_features, x.shape[1])]
-
-    def table(self, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
-        learnt = self.targets(x, y)
-        constant = (learnt == learnt[:1]).all(0)
-        if constant.any() and len(learnt) > 1:
+        targets = x[:, _checked_columns(self.target_features, x.shape[1])]
+        constant = (targets == targets[:1]).all(0)
+        if constant.any() and len(targets) > 1:
             column = self.target_features[int(np.argmax(constant))]
             raise ValueError(f"target_features must vary, got column {column}, which is the same in every row")
-        return super().table(x, y, sample_weight, task)
+        return targets
 
-    def checked(self, table: Table) -> Any:
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
         for name, only in (("split", "linear"), ("predictor", "linear"), ("loss", None)):
             if getattr(self, name) != only:
                 raise ValueError(f"{name} must be {only!r} in clustering, got {getattr(self, name)!r}")
-        return super().checked(table).replace(target_features=tuple(map(int, self.target_features)))
+        # The hierarchy is a tree, whatever the predictor sees beside it.
+        more: Any = {"scaling": self._scaling, "yields_constant_tree": True}
+        return latent_search(self, task, shape, bounded=False, **more)
 
-    def scale(self, table: Table) -> Scale:
-        table = table.real()
+    def _scaling(self, table: Table) -> Scaling:
         x, weight = table.x.astype(np.float64), table.weight
         mean = np.average(x, axis=0, weights=weight)
         deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))
@@ -70,13 +73,7 @@ class LatentClustering(LatentTree):
         others = np.setdiff1d(np.flatnonzero(np.ptp(x, axis=0) > 0), targets)
         common = np.sqrt(np.square(deviation[others]).mean()) if len(others) else 0.0
         deviation = np.where(np.isin(np.arange(x.shape[1]), others), common, 0)
-        return Scale.by(mean, deviation, 1.0, y_mean, y_deviation, y_mean)
-
-    def ends_in_constants(self) -> bool:
-        return True  # the hierarchy, whatever the predictor sees beside it
-
-    def bounded(self, task: Task) -> bool:
-        return False
+        return Scaling.from_moments(mean, deviation, 1.0, y_mean, y_deviation, y_mean)
 
 
 def _checked_columns(target_features: Any, p: int) -> np.ndarray:

@@ -7,14 +7,12 @@ Forest?", 2024, Algorithm 1).
 from typing import Any, Literal
 
 from flax import struct
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
-import numpy as np
 
-from jtrees import training, validation as checks
-from jtrees.methods.annealing import Annealed, soft_method
-from jtrees.table import Table
+from jtrees import training
+from jtrees.search import Recipe, Search, options, restarts
+from jtrees.search._restarts import soft_method
 from jtrees.tasks import Regression, Task
 
 
@@ -30,13 +28,14 @@ def get(
     """GET: minimise the loss that a tree of scaled sigmoids expects (eq. 7).
 
     Parameters are an :class:`ObliqueTree`; hardening sets its leaves from the hard routing, and ``score`` is what the
-    hard tree is then judged by: mean squared error for constant leaves, that expected on new samples
+    hard tree is then chosen by: mean squared error for constant leaves, that expected on new samples
     (:func:`jtrees.leaves.shrunk_fit_error`) for linear ones, log loss for classes. Meant for x and regression targets
     scaled to about [0, 1]; targets are ``(n,)`` or ``(n, k)``.
 
     Args:
       depth: depth of the tree, 1 to 16.
-      alpha: scale of the sigmoid, above 0: a number, a traced number, or an optax schedule of the step.
+      alpha: sharpness, the factor of the scores in the sigmoid, above 0: a number, a traced number, or an optax
+        schedule of the step.
       leaves: ``"constant"``, or ``"linear"`` for GET-Linear.
       task: what is predicted. In classification leaves hold logits while training, hardened class frequencies.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
@@ -45,48 +44,71 @@ def get(
     Raises:
       ValueError: for a depth or an alpha out of range, an unknown kind of leaves, or linear leaves in classification.
     """
-    options = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
-    return soft_method(depth, alpha, name="alpha", route=None, **options)
+    of: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
+    return soft_method(depth, alpha, name="alpha", route=None, **of)
 
 
 @struct.dataclass(kw_only=True)
-class GET(Annealed):
-    """GET's whole recipe (Algorithm 1): many starts under ever steeper sigmoids, CART the first of them.
+class GET(Recipe):
+    """GET's recipe (Algorithm 1): many starts under ever steeper sigmoids, CART the first of them.
 
-    See :class:`jtrees.methods.annealing.Annealed` for what it does and for the options that it shares with RADDT.
+    Each start trains under each of its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine), going
+    on from the hard tree before. Hard trees are evaluated on the way, and the best is chosen by
+
+    - the mean squared error on the training data, for constant leaves;
+    - the mean squared error expected on new data by generalised cross-validation, for linear leaves, which shrink by
+      as much as that finds best (:func:`jtrees.leaves.fit_shrunk`; the paper has least squares in each leaf by itself,
+      and the training error); what is reported is no less than the mean squared error on the training data;
+    - the mean log loss on the training data, for classes;
+    - the mean squared error or log loss on ``validation``, where that is given.
+
+    Start 0 is a CART tree of the same depth (for linear leaves, of what a linear regression leaves); if nothing beats
+    CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, where the paper has the range [0, 1].
+
+    The report has ``sharpness``, ``losses`` and ``steps``: of each start the sharpnesses, the loss of the best hard
+    tree under each and the epoch at which it was seen, ``(starts, stages)``; ``cart_loss``, that of CART, or NaN;
+    ``chosen``, the start that the tree came from, -1 if CART was not beaten; ``dropped``, the number of starts that
+    became non-finite.
 
     Attributes:
-      alpha_ranges: ranges from which the scale factors of a start are drawn, in the order of use: pairs (low, high).
+      depth: depth of the tree, 1 to 16.
+      leaves: ``"constant"``, or ``"linear"`` (regression only).
+      starts: number of starts, the CART start included.
+      epochs: updates under each sharpness.
+      learning_rate: peak learning rate.
+      alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
+      l1: strength of the L1 penalty on split weights (of scaled data).
+      cart: whether start 0 is CART (needs scikit-learn); without it nothing is promised about CART.
+      implementation: of the training step, None for what is fastest: see :mod:`jtrees.ops`.
     """
 
-    alpha_ranges: Any = ((5.0, 25.0), (50.0, 150.0))
+    depth: int = options.depth(4)
+    leaves: Literal["constant", "linear"] = options.choice("constant", ("constant", "linear"))
+    starts: int = options.count(10)
+    epochs: int = options.count(3000)
+    learning_rate: float = options.positive(0.01)
+    alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
+    l1: float = options.not_negative(0.0)
+    cart: bool = options.flag(True)
+    implementation: str | None = options.static(None)
 
-    def checked(self, table: Table) -> "GET":
-        return super().checked(table).replace(alpha_ranges=_checked_ranges(self.alpha_ranges))
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        of: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
 
-    def method(self, scale: Any, task: Task) -> training.Method:
-        how = {"leaves": self.leaves, "l1": self.l1, "implementation": self.implementation}
-        return get(self.depth, scale, task=task, **how)
+        def sharpness(drawn: Array) -> Array:
+            low, high = jnp.asarray(self.alpha_ranges, drawn.dtype).T
+            return low + (high - low) * drawn
 
-    def stages(self) -> int:
-        return len(self.alpha_ranges)
-
-    def scales(self, drawn: Array) -> Array:
-        low, high = jnp.asarray(self.alpha_ranges, drawn.dtype).T
-        return low + (high - low) * drawn
-
-
-def _checked_ranges(alpha_ranges: Any) -> Array:
-    ranges: Any = alpha_ranges
-    try:
-        if not isinstance(ranges, jax.Array):
-            ranges = np.asarray(ranges)
-            ranges = np.zeros(0) if ranges.dtype.kind == "c" else ranges.astype(np.float32)
-    except (TypeError, ValueError):
-        ranges = np.zeros(0)
-    if ranges.ndim != 2 or ranges.shape[1] != 2 or len(ranges) == 0:
-        raise ValueError(f"alpha_ranges must be pairs (low, high), at least one, got {alpha_ranges!r}")
-    checks.check_number("alpha_ranges", ranges)
-    if not checks.is_traced(ranges) and np.any(np.asarray(ranges)[:, 0] > np.asarray(ranges)[:, 1]):
-        raise ValueError(f"alpha_ranges must be pairs (low, high) with low <= high, got {alpha_ranges!r}")
-    return jnp.asarray(ranges, jnp.float32)
+        return restarts(
+            task,
+            shape,
+            method=lambda alpha: get(self.depth, alpha, **of),
+            stages=len(self.alpha_ranges),
+            sharpness=sharpness,
+            depth=self.depth,
+            leaves=self.leaves,
+            starts=self.starts,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            cart=self.cart,
+        )

@@ -17,20 +17,30 @@ from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, losses, prediction, routing, topology, training, validation as checks
-from jtrees.methods.one_run import OneRun, check_found
-from jtrees.nn.latent_tree import MAX_DEPTH, Split, activity, check_split, make_split, split_scores
-from jtrees.recipes import Fit, Found, Watch, number, static
-from jtrees.table import Scale, Table, mean_loss
-from jtrees.tasks import Classification, Regression, Task
+from jtrees import io, leaves as kinds, losses, prediction, routing, topology, training, validation as checks
+from jtrees.data import Data
+from jtrees.nn.latent_tree import MAX_DEPTH, Split, check_split, make_split, split_scores
+from jtrees.search import (
+    Finished,
+    Recipe,
+    Schedule,
+    Search,
+    SearchResult,
+    check_finite,
+    loss_of,
+    minibatch,
+    options,
+)
+from jtrees.soft_model import SoftModel, near_targets
+from jtrees.tasks import Regression, Task, with_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _WIDEST = 2**15  # hidden layers: two of them make a matrix of 2**30 numbers
-_MARGIN = 0.1  # of the range of the training targets: answers go no further beyond it, as those of linear leaves
 PREDICTORS, INPUTS = ("linear", "mlp"), ("z", "xz")
 
 
+@io.part
 class Architecture(NamedTuple):
     """What a model is made of, apart from its parameters: fields of :class:`LatentTree`."""
 
@@ -104,7 +114,7 @@ def outputs_of(
     """What the predictor says, in a tree as active as told, or (None) as it is on these samples under a penalty."""
     network = _network(params, batch.x, of, task)
     scores = network.scores(batch.x)
-    active = activity(scores, penalty, batch.weight) if active is None else active
+    active = routing.activity(scores, penalty, batch.weight) if active is None else active
     return network.answer(batch.x, routing.position(routing.rewards(scores), active), key)
 
 
@@ -117,12 +127,11 @@ def latent(
 ) -> training.Method:
     """LatentTree: minimise the loss of a predictor on ``[x ; z]``, z the traversals of a tree that is pruned meanwhile.
 
-    Parameters are those of a flax module. The loss is that of the soft traversal, and is its own score. ``predict``
-    solves the pruning on the samples that it is given; a model fitted by the recipe keeps the activity that the nodes
-    had on the training data. ``harden`` gives an :class:`ObliqueTree` where the tree says everything, that is for
-    linear splits and ``inputs="z"`` with a linear predictor: its splits, nodes below an inactive one pruned, a
-    constant in each leaf set from x and y; else None. Meant for features of mean 0 and deviation 1. Samples of more
-    weight count for more in the pruning, too.
+    Parameters are those of a flax module. The loss is that of the soft traversal, and is its own score. A model
+    fitted by the recipe keeps the activity that the nodes had on the training data. ``harden`` gives an
+    :class:`ObliqueTree` where the tree says everything, that is for linear splits and ``inputs="z"`` with a linear
+    predictor: its splits, nodes below an inactive one pruned, a constant in each leaf set from x and y; else None.
+    Meant for features of mean 0 and deviation 1. Samples of more weight count for more in the pruning, too.
 
     Args:
       of: what the model is made of; a whole number stands for ``Architecture(depth)``.
@@ -136,7 +145,7 @@ def latent(
     """
     of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
     checks.check_number("penalty", penalty)
-    loss_of = losses.sample_loss(loss, task)
+    task = with_loss(task, loss)
 
     def init(batch: Batch, *, key: Array) -> Any:
         task.check(batch.y)
@@ -145,21 +154,18 @@ def latent(
         return nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
     def total(params: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        lost = loss_of(outputs_of(params, batch, of, task, None, penalty, key=key), batch.y)
+        lost = task.loss(outputs_of(params, batch, of, task, None, penalty, key=key), batch.y)
         value = losses.weighted_mean(lost, batch.weight)
         return value, value
-
-    def predict(params: Any, x: Array) -> Array:
-        return task.link(outputs_of(params, Batch(x, None), of, task, None, penalty))
 
     def harden(params: Any, batch: Batch) -> ObliqueTree | None:
         if not is_tree(of):
             return None
         batch = jax.tree.map(jnp.asarray, batch)
-        active = activity(scores_of(params, batch.x, of, task), penalty, batch.weight)
+        active = routing.activity(scores_of(params, batch.x, of, task), penalty, batch.weight)
         return hard_tree(params, batch, active, of, task)
 
-    return training.Method(init, total, predict, harden)
+    return training.Method(init, total, harden)
 
 
 def is_tree(of: Architecture) -> bool:
@@ -202,47 +208,44 @@ def hard_tree(params: Any, batch: Batch, active: Array, of: Architecture, task: 
 # --- The model -------------------------------------------------------------------------------------------------------
 
 
+@io.part
 @struct.dataclass
-class LatentModel:
-    """A fitted LatentTree: splits, activity of the nodes on the training data, predictor; in the user's own units.
+class LatentNetwork:
+    """A trained tree and its predictor, on scaled data.
 
     Attributes:
       params: of the network: a dict of arrays.
-      active: activity of the nodes of the whole tree, ``(2**(depth + 1) - 1,)``; 0: pruned.
-      scale: the map from raw features and to raw targets; None: none is made.
+      active: activity of the nodes of the whole tree on the training data, ``(2**(depth + 1) - 1,)``; 0: pruned.
       architecture: what the network is made of.
       features: number of features, p.
       task: what is predicted.
-      bounded: whether answers are kept near the training targets.
     """
 
     params: Any
     active: Array
-    scale: Scale | None
     architecture: Architecture = struct.field(pytree_node=False)
     features: int = struct.field(pytree_node=False)
     task: Task = struct.field(pytree_node=False)
-    bounded: bool = struct.field(pytree_node=False)
 
-    def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """What :meth:`predict` answers, as a pure function of arrays."""
-        x = x if self.scale is None else self.scale.enter(x)
-        outputs = outputs_of(self.params, Batch(x, None), self.architecture, self.task, self.active)
-        outputs = _near_targets(outputs) if self.bounded else outputs
-        predictions = self.task.link(outputs)
-        return predictions if self.scale is None else self.scale.leave(predictions)
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """What the predictor says."""
+        return outputs_of(self.params, Batch(x, None), self.architecture, self.task, self.active)
 
-    def predict(self, x: ArrayLike) -> Any:
-        """The answers, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
+    def position(self, x: Float[Array, "n p"]) -> Float[Array, "n all_nodes"]:
+        """How far each sample is at each node: z."""
+        scores = scores_of(self.params, x, self.architecture, self.task)
+        return routing.position(routing.rewards(scores), self.active).T
 
-        In regression by squared error answers are kept between the least and the greatest training target, and a tenth
-        of their range beyond: a predictor that sees x has no bounds of its own, and what it makes of an outlier can be
-        anything.
+    def __str__(self) -> str:
+        of = self.architecture
+        parts = f"split={of.split!r}, predictor={of.predictor!r}, inputs={of.inputs!r}"
+        return f"depth={of.depth}, features={self.features}, {parts}"
 
-        Raises:
-          ValueError: for another rank or width, or values that are not finite.
-        """
-        return prediction.predict(self, x)
+
+@io.model
+@struct.dataclass
+class LatentModel(SoftModel):
+    """A fitted LatentTree: its network is a :class:`LatentNetwork`."""
 
     def traverse(self, x: ArrayLike) -> Any:
         """How far each sample is at each node of the whole tree: z, ``(nodes, n)``.
@@ -250,59 +253,34 @@ class LatentModel:
         Raises:
           ValueError: as :meth:`predict`.
         """
-        x = prediction.entered(self.scale, x, self.features)
-        return prediction.evaluate(_position, self.bare(), x, features=self.features).T
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers that the network holds."""
-        return sum(np.size(a) for a in jax.tree.leaves(self.params))
-
-    def __repr__(self) -> str:
-        of = self.architecture
-        parts = f"split={of.split!r}, predictor={of.predictor!r}, inputs={of.inputs!r}, {self.task}"
-        return f"LatentModel(depth={of.depth}, features={self.features}, {parts}, parameters={self.num_parameters})"
-
-    @property
-    def units(self) -> Scale | None:
-        """Where samples enter and answers leave: see :func:`jtrees.prediction.predict`."""
-        return self.scale
-
-    def bare(self) -> "LatentModel":
-        """The model without them."""
-        return self.replace(scale=None)
-
-
-def _position(model: LatentModel, x: Array) -> Array:
-    return routing.position(routing.rewards(scores_of(model.params, x, model.architecture, model.task)), model.active).T
-
-
-def _near_targets(outputs: Array) -> Array:
-    """Answers on targets scaled to [0, 1]."""
-    return jnp.clip(outputs, -_MARGIN, 1 + _MARGIN)
+        x = prediction.scaled(self.scaling, x, self.features)
+        return prediction.evaluate(LatentNetwork.position, self.network, x, features=self.features).T
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 @struct.dataclass(kw_only=True)
-class LatentTree(OneRun):
-    """LatentTree's whole recipe: from a table of numbers to a tree and its predictor.
+class LatentTree(Recipe):
+    """LatentTree's recipe: a tree and a predictor that sees how far a sample gets in it.
 
     Mini-batches, Adam (the paper's quasi-hyperbolic Adam was no better on two sets: ``experiments.paper_latent``), a
     learning rate divided by ten when the training loss of an epoch has not fallen for some time, split biases from the
     means of the samples that reach each node. The model is that of the last update or, with ``validation``, the one
-    that did best there; its activity is solved for on the whole training part. Features are scaled to mean 0 and
-    deviation 1, targets to [0, 1]. Defaults are for tables of some thousand rows; for half a million the paper has
-    batches of 512, a learning rate of 0.001, a patience of 2.
+    with the lowest loss there, evaluated once an epoch; its activity is solved for on the whole training part. Features
+    are scaled to mean 0 and deviation 1, targets to [0, 1]. Defaults are for tables of some thousand rows; for half a
+    million the paper has batches of 512, a learning rate of 0.001, a patience of 2.
 
     The fit's ``tree`` is the :class:`ObliqueTree` that the model stands for, where it stands for one: linear splits,
     and a linear predictor that sees z alone. Its leaves are constants or class frequencies set from the training data.
-    Else it is None, and what was learnt needs its predictor. Where ``loss`` is one of your own, the loss of the fit is
-    that, on scaled targets. See :class:`OneRun` for the options that it shares with others.
+    Else it is None: predictions need the predictor. Where ``loss`` is given, the loss of the fit is that, on scaled
+    targets. The report has ``active``, the activity of the nodes of the whole tree; 0: pruned.
 
     Attributes:
       depth: depth of the tree, 1 to 10.
+      epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
+      learning_rate: at the start.
       penalty: price of an active node, per sample: the paper's lambda over its batch.
       loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a function of a module compiles once. By default
         squared error, or log loss.
@@ -315,71 +293,76 @@ class LatentTree(OneRun):
       patience: epochs without a lower loss before the learning rate falls.
     """
 
-    depth: int = static(default=4)
-    penalty: float = 0.01
-    loss: losses.SampleLoss | None = static(default=None)
-    split: Split = static(default="linear")
-    predictor: Literal["linear", "mlp"] = static(default="linear")
-    inputs: Literal["z", "xz"] = static(default="xz")
-    hidden: int = static(default=64)
-    dropout: float = static(default=0.0)
-    patience: int = static(default=10)
+    depth: int = options.depth(4, MAX_DEPTH)
+    epochs: int | None = options.optional_count(100)
+    batch_size: int = options.count(128)
+    learning_rate: float = options.positive(0.01)
+    penalty: float = options.positive(0.01)
+    loss: losses.SampleLoss | None = options.loss()
+    split: Split = options.static("linear")
+    predictor: Literal["linear", "mlp"] = options.choice("linear", PREDICTORS)
+    inputs: Literal["z", "xz"] = options.choice("xz", INPUTS)
+    hidden: int = options.count(64, most=_WIDEST)
+    dropout: float = options.static(0.0)
+    patience: int = options.count(10)
 
-    def architecture(self) -> Architecture:
-        """What the model is made of."""
-        return Architecture(self.depth, self.split, self.predictor, self.inputs, self.hidden, self.dropout)
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        bounded = isinstance(task, Regression) and self.loss is None
+        tree = (self.split, self.predictor, self.inputs) == ("linear", "linear", "z")
+        return latent_search(self, with_loss(task, self.loss), shape, bounded=bounded, yields_constant_tree=tree)
 
-    def checked(self, table: Table) -> Any:
-        of = checked_architecture(self.architecture())
-        _graph(table.x.shape[1], of, table.task, jnp.dtype(jnp.float32))  # refuses splits with a state of their own
-        self._check_loss(table)
-        recipe = super().checked(table).replace(depth=of.depth, hidden=of.hidden, dropout=of.dropout)
-        patience = checks.check_count("patience", self.patience)
-        return recipe.replace(penalty=number("penalty", self.penalty, checks.check_number), patience=patience)
 
-    def _check_loss(self, table: Table) -> None:
-        outputs = jax.ShapeDtypeStruct((len(table.x), *table.task.shape), jnp.float32)
-        y = jax.ShapeDtypeStruct(table.y.shape, jnp.int32 if isinstance(table.task, Classification) else jnp.float32)
-        jax.eval_shape(self.sample_loss(table.task), outputs, y)
+def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bounded: bool, **more: Any) -> Search:
+    """The search of a LatentTree.
 
-    def work(self, p: int) -> int:
-        inner = self.hidden * (self.hidden + p) if "mlp" in (self.split, self.predictor) else 0
-        return 32 * topology.num_nodes(self.depth) + inner // 8
+    Args:
+      recipe: its options.
+      task: what is predicted.
+      shape: of the features.
+      bounded: whether predictions are kept near the training targets.
+      **more: other fields of the :class:`Search`.
+    """
+    n, p = shape
+    of = checked_architecture(
+        Architecture(recipe.depth, recipe.split, recipe.predictor, recipe.inputs, recipe.hidden, recipe.dropout)
+    )
+    _graph(p, of, task, jnp.dtype(jnp.float32))  # refuses splits with a state of their own
+    schedule = Schedule.of(n, recipe.epochs, recipe.batch_size)
+    patience: Any = {"patience": recipe.patience, "accumulation_size": schedule.steps_per_epoch}
+    plateau = optax.contrib.reduce_on_plateau(factor=0.1, **patience)
 
-    def method(self, table: Table) -> training.Method:
-        return latent(self.architecture(), self.penalty, task=table.task, loss=self.loss)
+    def active(params: Any, batch: Batch) -> Array:
+        weight = None if batch.weight is None else training.normalised(batch).weight
+        return routing.activity(scores_of(params, batch.x, of, task), recipe.penalty, weight)
 
-    def optimizer(self, steps: int, an_epoch: int) -> optax.GradientTransformation:
-        plateau = optax.contrib.reduce_on_plateau(factor=0.1, patience=self.patience, accumulation_size=an_epoch)
-        return optax.chain(optax.adam(self.learning_rate), plateau)
+    def outputs(params: Any, batch: Batch, x: Array) -> Array:
+        out = outputs_of(params, Batch(x, None), of, task, active(params, batch))
+        return near_targets(out) if bounded else out
 
-    def ends_in_constants(self) -> bool:
-        return is_tree(self.architecture())
+    def model(params: Any, batch: Batch) -> LatentNetwork:
+        return LatentNetwork(params, active(params, batch), of, p, task)
 
-    def bounded(self, task: Task) -> bool:
-        """Whether answers are kept near the training targets: where they are means of them."""
-        return isinstance(task, Regression) and self.loss is None
+    def tree(params: Any, batch: Batch) -> ObliqueTree | None:
+        return hard_tree(params, batch, active(params, batch), of, task) if is_tree(of) else None
 
-    def _activity(self, params: Any, table: Table) -> Array:
-        weight = None if table.weight is None else training.normalised(table.batch).weight
-        return activity(scores_of(params, table.x, self.architecture(), table.task), self.penalty, weight)
+    def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
+        check_finite(result)
+        network = result.model.replace(task=data.table.task)
+        model = data.scaling.restore(LatentModel(network, None, data.table.task, bounded))
+        tree = None if result.extra is None else data.scaling.restore(result.extra)
+        report = {"active": np.asarray(network.active)}
+        return Finished(model, tree, loss_of(result, model, data, task), report)
 
-    def answers(self, params: Any, table: Table, x: Array) -> Array:
-        outputs = outputs_of(params, Batch(x, None), self.architecture(), table.task, self._activity(params, table))
-        return _near_targets(outputs) if self.bounded(table.task) else outputs
-
-    def end(self, state: training.TrainState, table: Table, judge: Table | None) -> Found:
-        found, of = super().end(state, table, judge), self.architecture()
-        active = self._activity(found.model, table)
-        tree = hard_tree(found.model, table.batch, active, of, table.task) if self.ends_in_constants() else None
-        return found._replace(extra={"active": active, "tree": tree})
-
-    def finish(
-        self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scale, key: Array, watch: Watch
-    ) -> Fit:
-        check_found(found)
-        of, p, bounded = self.architecture(), table.x.shape[1], self.bounded(table.task)
-        model = LatentModel(found.model, found.extra["active"], scale, of, p, table.task, bounded)
-        tree = None if found.extra["tree"] is None else scale.from_unit(found.extra["tree"])
-        loss = float(found.score) if self.loss is not None else mean_loss(model, judge or table, scale)
-        return Fit(model, tree, loss, int(found.step), np.zeros(0), {"active": np.asarray(found.extra["active"])})
+    inner = of.hidden * (of.hidden + p) if "mlp" in (of.split, of.predictor) else 0
+    return minibatch(
+        task,
+        latent(of, recipe.penalty, task=task),
+        optax.chain(optax.adam(recipe.learning_rate), plateau),
+        schedule,
+        elements_per_sample=32 * topology.num_nodes(of.depth) + inner // 8,
+        outputs=outputs,
+        model=model,
+        extra=tree,
+        finish=finish,
+        **more,
+    )

@@ -1,8 +1,8 @@
 """RADDT: routing by how much a path is violated, ever harder (the system that GET's authors published next: see
 CITATION.cff).
 
-``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, GET's own but for the routing, the scales,
-and thresholds that are centred between scales.
+``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, GET's own but for the routing, the
+sharpnesses, and thresholds that are centred between them.
 """
 
 from typing import Any, Literal
@@ -14,72 +14,90 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import ops, routing, topology, training
-from jtrees.methods.annealing import Annealed, soft_method
-from jtrees.recipes import static
+from jtrees.search import Recipe, Search, options, restarts
+from jtrees.search._restarts import soft_method
 from jtrees.tasks import Regression, Task
-from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_SCALES = tuple(np.geomspace(2, 100, 5))
-_SCALES_BELOW = (130.0, 170.0, 200.0)  # in addition, for trees deeper than 8
+_SHARPNESS = tuple(np.geomspace(2, 100, 5))
+_SHARPNESS_DEEP = (130.0, 170.0, 200.0)  # in addition, for trees deeper than 8
 _DEEP = 8
 
 
 def raddt(
     depth: int,
-    scale: training.Number,
+    sharpness: training.Number,
     *,
     leaves: Literal["constant", "linear"] = "constant",
     task: Task = Regression(),
     l1: float | Array = 0.0,
     implementation: str | None = None,
 ) -> training.Method:
-    """RADDT: minimise the loss that a tree expects which routes by ``softmin(scale * violations)`` of its paths.
+    """RADDT: minimise the loss that a tree expects which routes by ``softmin(sharpness * violations)`` of its paths.
 
-    As :func:`jtrees.get`, but for the routing (:func:`jtrees.routing.violation`): probabilities are normalised once,
+    As :func:`jtrees.methods.get`, but for the routing (:func:`jtrees.routing.violation`): probabilities are normalised once,
     over all paths, instead of at every split. At depth 1 both are the same.
 
     Args:
       depth: depth of the tree, 1 to 16.
-      scale: factor of the violations, above 0: a number, a traced number, or an optax schedule of the step.
+      sharpness: factor of the violations, above 0: a number, a traced number, or an optax schedule of the step.
       leaves: ``"constant"`` or ``"linear"``.
       task: what is predicted.
       l1: strength of an L1 penalty on the split weights.
       implementation: XLA or a kernel for the loss and its gradient: see :mod:`jtrees.ops`.
 
     Raises:
-      ValueError: as :func:`jtrees.get`.
+      ValueError: as :func:`jtrees.methods.get`.
     """
-    options = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
-    return soft_method(depth, scale, name="scale", route=routing.violation, **options)
+    of: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
+    return soft_method(depth, sharpness, name="sharpness", route=routing.violation, **of)
 
 
 @struct.dataclass(kw_only=True)
-class RADDT(Annealed):
-    """RADDT's recipe: many starts under five scales from 2 to 100, evenly spaced in their logarithm.
+class RADDT(Recipe):
+    """RADDT's recipe: many starts under five sharpnesses from 2 to 100, evenly spaced in their logarithm.
 
-    Trees deeper than 8 go on under 130, 170 and 200. Between scales every threshold is moved to the middle of the gap
-    between the samples on its two sides (:func:`centre_thresholds`). See
-    :class:`jtrees.methods.annealing.Annealed` for the rest and for the options.
+    Trees deeper than 8 go on under 130, 170 and 200. Between them every threshold is moved to the middle of the gap
+    between the samples on its two sides (:func:`centre_thresholds`). All else, and the report, is as for
+    :class:`jtrees.GET`.
+
+    Attributes:
+      depth: depth of the tree, 1 to 16.
+      leaves: ``"constant"``, or ``"linear"`` (regression only).
+      starts: number of starts, the CART start included.
+      epochs: updates under each sharpness.
+      learning_rate: peak learning rate.
+      l1: strength of the L1 penalty on split weights (of scaled data).
+      cart: whether start 0 is CART (needs scikit-learn); without it nothing is promised about CART.
+      implementation: of the training step, None for what is fastest: see :mod:`jtrees.ops`.
     """
 
-    epochs: int = static(default=1000)
+    depth: int = options.depth(4)
+    leaves: Literal["constant", "linear"] = options.choice("constant", ("constant", "linear"))
+    starts: int = options.count(10)
+    epochs: int = options.count(1000)
+    learning_rate: float = options.positive(0.01)
+    l1: float = options.not_negative(0.0)
+    cart: bool = options.flag(True)
+    implementation: str | None = options.static(None)
 
-    def method(self, scale: Any, task: Task) -> training.Method:
-        how = {"leaves": self.leaves, "l1": self.l1, "implementation": self.implementation}
-        return raddt(self.depth, scale, task=task, **how)
-
-    def stages(self) -> int:
-        return len(self._own())
-
-    def scales(self, drawn: Array) -> Array:
-        return jnp.broadcast_to(jnp.asarray(self._own(), drawn.dtype), drawn.shape)
-
-    def _own(self) -> tuple[float, ...]:
-        return _SCALES + (_SCALES_BELOW if self.depth > _DEEP else ())
-
-    def between(self, splits: ObliqueTree, batch: Batch) -> ObliqueTree:
-        return centre_thresholds(splits, batch.x, batch.weight)
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        of: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
+        levels = _SHARPNESS + (_SHARPNESS_DEEP if self.depth > _DEEP else ())
+        return restarts(
+            task,
+            shape,
+            method=lambda sharpness: raddt(self.depth, sharpness, **of),
+            stages=len(levels),
+            sharpness=lambda drawn: jnp.broadcast_to(jnp.asarray(levels, drawn.dtype), drawn.shape),
+            depth=self.depth,
+            leaves=self.leaves,
+            starts=self.starts,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            cart=self.cart,
+            between=lambda splits, batch: centre_thresholds(splits, batch.x, batch.weight),
+        )
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:

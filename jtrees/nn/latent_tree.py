@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import isotonic, routing, topology, validation
+from jtrees import routing, topology, validation
 
 MAX_DEPTH = 10
 SPLITS = ("linear", "elu", "mlp")
@@ -24,17 +24,6 @@ def check_split(split: Any) -> None:
     """A name, or a function; ``ValueError`` if it is neither."""
     if not callable(split):
         validation.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
-
-
-def activity(
-    scores: Float[Array, "nodes n"], penalty: Any, weight: Float[Array, " n"] | None = None
-) -> Float[Array, " all_nodes"]:
-    """The activity of the nodes on samples; ``penalty`` is that of one sample."""
-    samples = scores.shape[1] if weight is None else weight.sum()
-    price = jnp.asarray(penalty, scores.dtype) * samples
-    if weight is not None:  # a batch without weight prunes nothing in particular, but must prune something
-        price = jnp.maximum(price, jnp.finfo(scores.dtype).eps)
-    return isotonic.prune(routing.rewards(scores), price, weight)
 
 
 def split_scores(split: Callable[[Array], Array], x: Float[Array, "n p"], nodes: int) -> Float[Array, "nodes n"]:
@@ -139,7 +128,7 @@ class LatentTree(nnx.Module):
         if self.use_running_average if use_running_average is None else use_running_average:
             active = self.active[...].astype(scores.dtype)
         else:
-            active = activity(scores, self.penalty)
+            active = routing.activity(scores, self.penalty)
             mean = self.active[...]
             now = jax.lax.stop_gradient(active).astype(mean.dtype)
             self.active[...] = self.momentum * mean + (1 - self.momentum) * now

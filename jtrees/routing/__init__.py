@@ -24,5 +24,10 @@ from jtrees.routing.steps import (
     smooth_step as smooth_step,
     straight_through_sign as straight_through_sign,
 )
-from jtrees.routing.traversal import position as position, rewards as rewards, traverse as traverse
+from jtrees.routing.traversal import (
+    activity as activity,
+    position as position,
+    rewards as rewards,
+    traverse as traverse,
+)
 from jtrees.routing.violation import path_violations as path_violations, violation as violation

@@ -4,6 +4,8 @@
 Arrays here are over the *whole* tree, leaves included: ``2**(depth + 1) - 1`` nodes, breadth first.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -58,3 +60,14 @@ def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"])
     """``z = clip(q + 1/2, 0, a)`` (Proposition 1), of samples in a tree whose activity is known."""
     raised = q + 0.5
     return jnp.where(raised > active[:, None], active[:, None], jnp.where(raised <= 0, 0, raised))
+
+
+def activity(
+    scores: Float[Array, "nodes n"], penalty: Any, weight: Float[Array, " n"] | None = None
+) -> Float[Array, " all_nodes"]:
+    """The activity of the nodes on samples; ``penalty`` is that of one sample."""
+    samples = scores.shape[1] if weight is None else weight.sum()
+    price = jnp.asarray(penalty, scores.dtype) * samples
+    if weight is not None:  # a batch without weight prunes nothing in particular, but must prune something
+        price = jnp.maximum(price, jnp.finfo(scores.dtype).eps)
+    return isotonic.prune(rewards(scores), price, weight)

@@ -1,5 +1,5 @@
-"""The bound that non-greedy trees descend, and a step down it that touches only what its batch does: shared by
-:mod:`jtrees.methods.co2` and :mod:`jtrees.methods.nongreedy`.
+"""The surrogate loss that CO2 and non-greedy trees descend, an upper bound of the loss of the hard tree, and a step that
+touches only what its batch does.
 """
 
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrees import leaves as kinds, topology
-from jtrees.methods.lazy_momentum import LazyMomentumState, move_rows, moves, touched
+from jtrees.methods.nongreedy.lazy_rows import move_rows, touched
 from jtrees.tasks import Task
-from jtrees.training import Batch
+from jtrees.training import Batch, LazyMomentumState, momentum_step
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
@@ -20,8 +20,8 @@ MAX_DEPTH = 20
 _MOVED_WHOLE = 2
 
 
-class Bound(NamedTuple):
-    """The bound of each sample, ``loss at leaf + sum of slopes * scores``.
+class Surrogate(NamedTuple):
+    """The surrogate loss of each sample, ``loss at leaf + sum of slopes * scores``.
 
     Attributes:
       leaf: where it takes the loss from.
@@ -38,7 +38,7 @@ class Bound(NamedTuple):
     reached: Float[Array, " n"]
 
 
-def against(scores: Array) -> Array:
+def flip_slope(scores: Array) -> Array:
     """The slope of ``-2 |score|``: that of a decision turned over."""
     return jnp.where(scores > 0, -2, 2).astype(scores.dtype)
 
@@ -57,24 +57,24 @@ def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
     return weights * shrunk[:, None], bias * shrunk
 
 
-def descended(
+def surrogate_step(
     params: ObliqueTree,
     state: LazyMomentumState,
     batch: Batch,
-    bound: Bound,
+    surrogate: Surrogate,
     *,
     rate: Any,
     decay: Any,
     nu: Any,
     task: Task,
 ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-    """Parameters and state after a step of lazy momentum; bound and loss before it.
+    """Parameters and state after a step of lazy momentum; surrogate loss and loss before it.
 
     Args:
       params: the tree.
       state: of the optimiser.
       batch: samples, whose ``y`` are targets.
-      bound: theirs.
+      surrogate: theirs.
       rate: learning rate.
       decay: of the velocity.
       nu: squared radius of the ball of a split.
@@ -83,33 +83,35 @@ def descended(
     n = len(batch.x)
     share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
     lost = lambda values: (share * task.loss(values, batch.y)).sum()
-    at_leaf, d_values = jax.value_and_grad(lost)(params.leaves.values[bound.leaf])
-    step = _step_in_all if len(params.bias) <= _MOVED_WHOLE * bound.nodes.size else _step_in_rows
-    moved, velocity = step(params, state.velocity, batch.x, bound, share * bound.slopes, d_values, rate, decay, nu)
-    value = at_leaf + (share * (bound.slopes * bound.scores).sum(0)).sum()
-    return moved, LazyMomentumState(state.count + 1, velocity), (value, (share * bound.reached).sum())
+    at_leaf, d_values = jax.value_and_grad(lost)(params.leaves.values[surrogate.leaf])
+    step = _step_in_all if len(params.bias) <= _MOVED_WHOLE * surrogate.nodes.size else _step_in_rows
+    moved, velocity = step(
+        params, state.velocity, batch.x, surrogate, share * surrogate.slopes, d_values, rate, decay, nu
+    )
+    value = at_leaf + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
+    return moved, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
 
 
-def _step_in_all(params, velocity, x, bound, slopes, d_values, rate, decay, nu):
-    shares = jnp.zeros((len(params.bias), len(x)), x.dtype).at[bound.nodes, jnp.arange(len(x))].add(slopes)
+def _step_in_all(params, velocity, x, surrogate, slopes, d_values, rate, decay, nu):
+    shares = jnp.zeros((len(params.bias), len(x)), x.dtype).at[surrogate.nodes, jnp.arange(len(x))].add(slopes)
     weights = jnp.matmul(shares, x, precision="highest")
-    leaves = params.leaves.replace(values=jnp.zeros_like(params.leaves.values).at[bound.leaf].add(d_values))
+    leaves = params.leaves.replace(values=jnp.zeros_like(params.leaves.values).at[surrogate.leaf].add(d_values))
     gradient = ObliqueTree(weights, shares.sum(1), leaves)
-    moved, velocity = moves(gradient, velocity, rate, decay)
+    moved, velocity = momentum_step(gradient, velocity, rate, decay)
     moved: Any = jax.tree.map(jnp.add, params, moved)
     weights, bias = into_ball((moved.weights, moved.bias), nu)
     return moved.replace(weights=weights, bias=bias), velocity
 
 
-def _step_in_rows(params, velocity, x, bound, slopes, d_values, rate, decay, nu):
+def _step_in_rows(params, velocity, x, surrogate, slopes, d_values, rate, decay, nu):
     product = lambda shares, held: jnp.tensordot(shares, held, ((1,), (0,)), precision="highest")
     of: Any = {"rate": rate, "decay": decay}
-    rows, shares = touched(bound.nodes, slopes, len(params.bias))
+    rows, shares = touched(surrogate.nodes, slopes, len(params.bias))
     gradient = product(shares, x), shares.sum(1)
     splits, speed = (params.weights, params.bias), (velocity.weights, velocity.bias)
     splits, speed = move_rows(splits, speed, rows, gradient, project=lambda rows: into_ball(rows, nu), **of)
     values, of_values = params.leaves.values, velocity.leaves.values
-    rows, shares = touched(bound.leaf[None], jnp.ones_like(slopes[:1]), len(values))
+    rows, shares = touched(surrogate.leaf[None], jnp.ones_like(slopes[:1]), len(values))
     values, of_values = move_rows(values, of_values, rows, product(shares, d_values), **of)
     tree = lambda splits, values: ObliqueTree(splits[0], splits[1], params.leaves.replace(values=values))
     return tree(splits, values), tree(speed, of_values)

@@ -5,7 +5,8 @@ import warnings
 
 import numpy as np
 
-from jtrees.table import Scale, Table
+from jtrees.data.scaling import Scaling
+from jtrees.data.table import Table
 
 _ROWS = 10_000  # at most, of which a linear model takes less time than any search
 _BEHIND = 0.02  # of the variance of the targets
@@ -15,7 +16,7 @@ class BehindBaselineWarning(UserWarning):
     """A fit explains less of the targets than a linear model, or than a constant."""
 
 
-def baselines(model: Any, table: Table, validation: Table | None, scale: Scale) -> dict[str, float]:
+def baselines(model: Any, table: Table, validation: Table | None, scaling: Scaling) -> dict[str, float]:
     """Mean squared errors in units of the variance of the targets, of classes those of their indicators (the Brier
     score); of several outputs the mean.
 
@@ -27,14 +28,14 @@ def baselines(model: Any, table: Table, validation: Table | None, scale: Scale) 
       model: what was fitted.
       table: to train on, in the user's units.
       validation: or None.
-      scale: of the features.
+      scaling: of the features.
 
     Returns:
       ``model``, ``linear`` (least squares) and ``constant`` (the mean of the training targets).
     """
     by = table if validation is None else validation
     outputs = np.asarray(model.predict(by.x), np.float64).reshape(len(by.x), -1)[_some(len(by.x))]
-    (x, y, weight), (x_by, y_by, weight_by) = (_of_some_rows(each, scale) for each in (table, by))
+    (x, y, weight), (x_by, y_by, weight_by) = (_of_some_rows(each, scaling) for each in (table, by))
     mean = np.average(y, axis=0, weights=weight)
     deviation = np.sqrt(np.average(np.square(y - mean), axis=0, weights=weight))
     unit = np.where(deviation > 0, deviation, 1)
@@ -53,12 +54,12 @@ def _some(n: int) -> slice:
     return slice(None, None, -(-n // _ROWS))
 
 
-def _of_some_rows(table: Table, scale: Scale) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _of_some_rows(table: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scaled features and a column of ones, targets or indicators of classes ``(n, k)``, weights."""
     table = table.rows(_some(len(table.x)))
     y = table.task.indicators(table.y)
     weight = np.ones(len(y)) if table.weight is None else table.weight
-    x = np.asarray(scale.enter(table.x), np.float64)
+    x = np.asarray(scaling.transform(table.x), np.float64)
     return np.column_stack([x, np.ones(len(x))]), y.astype(np.float64), weight
 
 

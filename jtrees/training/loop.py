@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import optax
 
-from jtrees import sharding, validation
+from jtrees import io, sharding, validation
 
 Params = Any  # a pytree of arrays
 Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
@@ -49,7 +49,6 @@ class Method(NamedTuple):
         minimises (weights have mean 1 over all of the data). ``score`` is the loss of the *hardened* model on the same
         samples, which keep-best watches; most methods have it at hand once they have the loss, and where nobody asks
         for it the compiler leaves it out. A method without such a thing returns its loss twice.
-      predict: ``(params, x) -> outputs``: what the trained model answers.
       harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree that the parameters stand for, leaves
         refitted on the batch; can be compiled.
       project: ``params -> params``, at the start and after each step of the optimiser (norm balls, ...); a method with
@@ -61,7 +60,6 @@ class Method(NamedTuple):
 
     init: Callable[..., Params]
     loss: Callable[..., tuple[jax.Array, jax.Array]]
-    predict: Callable[[Params, jax.Array], jax.Array]
     harden: Callable[..., Any]
     project: Callable[[Params], Params] = lambda params: params
     update: Callable[..., tuple[Params, Any, tuple[jax.Array, jax.Array]]] | None = None
@@ -82,6 +80,7 @@ class Best:
     step: Int[Array, ""]
 
 
+@io.state
 @struct.dataclass
 class TrainState:
     """All that a run is.
@@ -160,11 +159,11 @@ def start(
         expected, came = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (fresh, lambda: params))
         if expected != came:
             raise ValueError(f"params must be like those of the method, {expected}, got {came}")
-    return begun(method.project(fresh() if params is None else params), data, key=key, optimizer=optimizer)
+    return init_state(method.project(fresh() if params is None else params), data, key=key, optimizer=optimizer)
 
 
-def begun(params: Params, data: Batch, *, key: Array, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state of a run that has not begun, from parameters as they are."""
+def init_state(params: Params, data: Batch, *, key: Array, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state of a run before its first step, from parameters as they are."""
     zero, n = jnp.zeros((), jnp.int32), data.x.shape[0]
     best = Best(params, jnp.asarray(jnp.inf, data.x.dtype), zero)
     order = jnp.arange(n, dtype=jnp.int32)
@@ -211,11 +210,25 @@ def advance(
 
 
 def advance_up_to(
-    once: Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]], state: TrainState, count: Array, most: int
+    once: Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]],
+    state: TrainState,
+    count: Array,
+    most: int,
+    *,
+    step: Array | None = None,
 ) -> tuple[TrainState, History]:
     """``count`` steps, a traced number up to ``most``: as :func:`advance`, with a history of ``most`` entries of which
     those that were not reached are NaN.
+
+    Args:
+      once: a step, from :func:`one_step`.
+      state: of the run.
+      count: number of steps.
+      most: length of the history.
+      step: the number of the first step, where that is known: one for all runs side by side, so that what happens at
+        some steps is computed at these steps alone.
     """
+    state = state if step is None else state.replace(step=jnp.asarray(step, jnp.int32))
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
         state, history = carry
@@ -227,7 +240,7 @@ def advance_up_to(
 
 
 def one_step(
-    method: Method,
+    method: Method | Callable[..., Any],
     data: Batch,
     optimizer: optax.GradientTransformation,
     *,
@@ -238,7 +251,8 @@ def one_step(
 ) -> Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]]:
     """One step of :func:`advance` as a function of the state: the state after it, the loss and the score before it.
 
-    The score is looked at before step ``last``, too, whatever ``score_every``.
+    The score is evaluated before step ``last``, too, whatever ``score_every``. In place of a method its ``update`` will
+    do, where no score is evaluated.
     """
     n, dtype = data.x.shape[0], data.x.dtype
     validation.check_count("score_every", score_every, minimum=0)
@@ -252,9 +266,12 @@ def one_step(
     with_value = optax.with_extra_args_support(optimizer)  # some look at the loss, too
     free = score_every == 1 and batch_size is None and score is None
 
+    update = method.update if isinstance(method, Method) else method
+
     def updated(state: TrainState, batch: Batch, key: Array) -> tuple[Params, Any, tuple[Array, Array]]:
-        if method.update is not None:
-            return method.update(state.params, state.opt_state, batch, key=key, step=state.step)
+        if update is not None:
+            return update(state.params, state.opt_state, batch, key=key, step=state.step)
+        assert isinstance(method, Method)
         both = lambda params: _pair(method.loss(params, batch, key=key, step=state.step))
         (loss, batch_score), gradient = jax.value_and_grad(both, has_aux=True)(state.params)
         updates, opt_state = with_value.update(gradient, state.opt_state, state.params, value=loss)
@@ -269,13 +286,13 @@ def one_step(
 
             # A branch: out of a loop of one step or none, the compiler would take what the loop does not change, and
             # evaluate the score in every step. The branch gives one number, so that it copies no parameters.
-            score_now = lambda: _score(method, state, data, score).astype(dtype)
+            score_now = lambda: _score(method, state, data, score).astype(dtype)  # type: ignore[arg-type]
             now = jax.lax.cond(due, score_now, lambda: now)
 
             def look(held: tuple[Best, Array]) -> tuple[Best, Array]:
                 return _better(held[0], Best(state.params, now, state.step)), held[1] + 1
 
-            seen, looks = only_if(due, look, (seen, jnp.zeros_like(step)))
+            seen, looks = apply_in_place_if(due, look, (seen, jnp.zeros_like(step)))
             # The same number; but the update, which is for this step, now waits for the look. Else it could come first,
             # and the compiler would copy all parameters in every step, for the look to read.
             step = step + looks - due.astype(step.dtype)
@@ -288,7 +305,7 @@ def one_step(
             now = batch_score.astype(dtype)  # the batch is all there is: the score comes with the loss
             seen = _better(seen, Best(state.params, now, step))
         finite = state.finite & jnp.isfinite(loss)
-        params = params if method.update is not None else method.project(params)
+        params = method.project(params) if isinstance(method, Method) and update is None else params
         return TrainState(params, opt_state, order, state.step + 1, state.key, seen, finite), (loss.astype(dtype), now)
 
     return once
@@ -300,7 +317,7 @@ def _better(old: Best, new: Best) -> Best:
     return jax.tree.map(lambda a, b: jnp.where(lower, b, a), old, new)
 
 
-def only_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
+def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
     """What is changed if the flag is set. A loop of one step or none changes arrays in place; a branch copies them."""
     return jax.lax.fori_loop(0, flag.astype(jnp.int32), lambda _, state: change(state), state)
 

@@ -1,68 +1,15 @@
-"""Adam that moves only what a batch touched: for ensembles whose gradient is mostly exactly zero."""
+"""A step of lazy Adam in the rows of an ensemble that a batch meets."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
-import optax
+from jaxtyping import Array, Float
 
-from jtrees.methods.ensemble import Ensemble
+from jtrees.methods.tel.ensemble import Ensemble
 from jtrees.routing import by_level, conditional, frontier as paths
 from jtrees.routing.by_level import Asked
-from jtrees.training import only_if
-
-
-class LazyAdamState(NamedTuple):
-    """Moments of the gradient, in the shapes of the parameters, and room for a gradient, zero between steps.
-
-    Attributes:
-      count: steps so far.
-      mean: of the gradient.
-      square: of its square.
-      room: zeros, to add the gradient of a batch up in, so that no array of its size is made anew in each step.
-    """
-
-    count: Int[Array, ""]
-    mean: Any
-    square: Any
-    room: Any
-
-
-def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
-    """Adam in which a number whose gradient is exactly zero rests: neither it nor its moments move.
-
-    Dense Adam moves every number in every step by what it remembers, so that a row of weights that one sample in a
-    thousand meets goes on drifting long after. Here it moves only when it is met. Its moments are means over the steps
-    that met it, corrected for their start by the count of all steps, as in TensorFlow's LazyAdam.
-
-    Args:
-      learning_rate: a number, a traced one, or an optax schedule of the step.
-    """
-
-    def init(params: Any) -> LazyAdamState:
-        zeros = lambda: jax.tree.map(jnp.zeros_like, params)
-        return LazyAdamState(jnp.zeros((), jnp.int32), zeros(), zeros(), zeros())
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
-        moved, mean, square = moves(updates, state.mean, state.square, state.count, learning_rate)
-        return moved, LazyAdamState(state.count + 1, mean, square, state.room)
-
-    return optax.GradientTransformation(init, update)
-
-
-def moves(gradient: Any, mean: Any, square: Any, count: Array, learning_rate: Any) -> tuple[Any, Any, Any]:
-    """What is added to parameters, and their moments after it; of all of them, or of some rows."""
-    now: Any = optax.ScaleByAdamState(count, mean, square)
-    step, now = optax.scale_by_adam().update(gradient, now)
-    rate = learning_rate(count) if callable(learning_rate) else learning_rate
-    met = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
-    moved = jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, step)
-    return moved, met(now.mu, mean), met(now.nu, square)
-
-
-# --- Steps in the rows that are met ----------------------------------------------------------------------------------
+from jtrees.training import LazyAdamState, adam_step, apply_in_place_if, lazy_adam
 
 
 def lazy_step(
@@ -119,7 +66,7 @@ def lazy_step(
     outputs = jax.lax.cond(fits, of_paths, lambda: by_level.outputs(asked))
     value, cotangent = jax.value_and_grad(of_columns)(outputs)
     # What a loop changes in place is not to be looked at from outside: both take all from what they carry.
-    params, state = only_if(~fits, whole, only_if(fits, in_rows, (params, state)))
+    params, state = apply_in_place_if(~fits, whole, apply_in_place_if(fits, in_rows, (params, state)))
     return *_with_leaves(params, state, own), value
 
 
@@ -150,7 +97,7 @@ def _move_rows(
         now, gradient, mean, square = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), arrays)
         if len(now) == 2:
             gradient = _with_penalty(gradient[0], now[0], l2), gradient[1]
-        moved, mean, square = moves(gradient, mean, square, state.count, rate)
+        moved, mean, square = adam_step(gradient, mean, square, state.count, rate)
         # A row that comes again finds no gradient, and rests. Zeros that are made of what was read save a copy of the
         # room: they cannot be written before.
         zeros = jax.tree.map(lambda g: g - g, gradient)

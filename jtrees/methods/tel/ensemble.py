@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import optax
 
-from jtrees import leaves as kinds, ops, topology
+from jtrees import io, leaves as kinds, ops, topology
 from jtrees.forest import Forest
 from jtrees.leaves.constant import effective, ones_or
 from jtrees.nn.tree_ensemble import small_uniform
@@ -21,6 +21,7 @@ _REFIT_STEPS = 100  # of conjugate gradients or L-BFGS, in which leaves are refi
 _RIDGE = 1.0  # what holds a leaf where it was, in samples
 
 
+@io.model
 @struct.dataclass
 class Ensemble:
     """Trees whose answers add up: what is trained.

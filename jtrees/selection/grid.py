@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrees.recipes import Recipe
-from jtrees.table import Table
+from jtrees.search import Recipe, options as kinds
 
 
 def options_of(recipe: Any) -> dict[str, Any]:
@@ -62,25 +61,25 @@ def check_options(what: str, recipe: Any, options: dict[str, Any]) -> None:
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
     for name, value in options.items():
-        if isinstance(value, jax.Array) and is_structure(recipe, name):
-            raise ValueError(f"{what}: {name} is structure, of which each value is a program: give Python values")
+        if isinstance(value, jax.Array) and is_static(recipe, name):
+            raise ValueError(f"{what}: {name} is static, each value is a program: give Python values")
 
 
-def is_structure(recipe: Any, name: str) -> bool:
-    """Whether an option is part of what is compiled, and not a number that may be traced."""
+def is_static(recipe: Any, name: str) -> bool:
+    """Whether an option is static, and not a number that may be traced."""
     first, _, rest = name.partition("__")
     if isinstance(recipe, Mapping):
         return False
     if rest:
-        return is_structure(getattr(recipe, first), rest)
+        return is_static(getattr(recipe, first), rest)
     [field] = [field for field in dataclasses.fields(recipe) if field.name == first]
     return not field.metadata.get("pytree_node", True)
 
 
-def groups_of(recipe: Any, combinations: Sequence[dict[str, Any]], table: Table) -> list[list[int]]:
+def groups_of(recipe: Any, combinations: Sequence[dict[str, Any]]) -> list[list[int]]:
     """Numbers of the combinations that make one program each, as they differ in numbers alone."""
     groups: dict[Any, list[int]] = {}
     for i, options in enumerate(combinations):
-        leaves, structure = jax.tree.flatten(with_options(recipe, options).checked(table))
+        leaves, structure = jax.tree.flatten(kinds.checked(with_options(recipe, options)))
         groups.setdefault((structure, tuple(jnp.shape(leaf) for leaf in leaves)), []).append(i)
     return list(groups.values())

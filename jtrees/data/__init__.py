@@ -1,0 +1,15 @@
+"""From the user's rows to the scaled batch that a search sees, and back."""
+
+from jtrees.data.scaling import (
+    Data as Data,
+    Scaling as Scaling,
+    losses_of as losses_of,
+    mean_loss as mean_loss,
+)
+from jtrees.data.table import (
+    Table as Table,
+    bucket as bucket,
+    checked_table as checked_table,
+    held_out_table as held_out_table,
+    without_padding as without_padding,
+)

@@ -1,0 +1,239 @@
+"""Scaling: the map between the user's units and the scaled data that searches see, and models carried back."""
+
+from typing import Any, NamedTuple
+import warnings
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrees import io, tasks
+from jtrees.data.table import Table, bucket
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree, Origin, counted_from
+
+# Deviations from zero, beyond which a column is counted from its mean: float32 would lose three bits and more.
+_FAR = 8.0
+# Deviations from the mean, beyond which a value tells nothing of the others and is taken for this far away. Of 24 real
+# sets one has such a value, one of them; at 30 deviations the tails of several are cut off, and with them what they
+# tell.
+_OUTLIER = 100.0
+_RARE = 1e-3  # part of a column that outliers can be at once, or two values
+_TINY = 1e-30  # a deviation that squares and quotients in float32 could not bear
+
+
+@io.part
+@struct.dataclass
+class Scaling:
+    """The map from the user's units to scaled data, and of models back.
+
+    Features become their distance from the mean in units of so many standard deviations. Smallest and largest value,
+    which GET's authors scale by, leave the bulk of a heavy-tailed column in a corner that no random hyperplane cuts.
+    Targets are scaled to [0, 1], each column by itself, classes not at all. What is subtracted is subtracted in double
+    precision.
+
+    Attributes:
+      x_center: subtracted from the features, ``(p,)``.
+      x_unit: what they are then divided by, ``(p,)``.
+      x_most: largest size of a scaled feature; larger ones are clipped.
+      constant: columns that are taken for constant, and scaled to 0, ``(p,)`` bool.
+      y_low: least target, ``()`` or ``(k,)``; None in classification.
+      y_unit: range of the targets, likewise.
+      origin: where trees count from, or None.
+    """
+
+    x_center: np.ndarray
+    x_unit: np.ndarray
+    x_most: float
+    constant: np.ndarray
+    y_low: Any
+    y_unit: Any
+    origin: Origin | None
+
+    @classmethod
+    def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":
+        """The scaling of a table: features in units of so many standard deviations."""
+        share = np.ones(len(table.x)) if table.weight is None else table.weight
+        mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
+        _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
+        low, unit, y_mean = (None,) * 3
+        if isinstance(table.task, tasks.Regression):
+            low, unit, y_mean = table.y.min(0), np.ptp(table.y, axis=0), table.y.mean(0)
+        return cls.from_moments(mean, deviation, deviations, low, unit, y_mean)
+
+    @classmethod
+    def from_moments(
+        cls, mean: Any, deviation: Any, deviations: float, y_low: Any, y_unit: Any, y_mean: Any
+    ) -> "Scaling":
+        """The scaling with this mean and deviation of features, and this least value, unit and mean of targets."""
+        constant = deviation < _TINY
+        center, unit = np.where(constant, 0, mean), np.where(constant, 1, deviations * deviation)
+        x_zero: Any = np.where(np.abs(center) > _FAR * deviation, center, 0).astype(np.float32)
+        y_zero: Any = None if y_mean is None else np.where(np.abs(y_mean) > _FAR * y_unit, y_mean, 0).astype(np.float32)
+        origin = Origin(x_zero, y_zero) if x_zero.any() or (y_zero is not None and y_zero.any()) else None
+        return cls(center, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
+
+    def transform(self, x: Any) -> Any:
+        """Scaled features, in float32; JAX arrays are scaled in the precision that they come in."""
+        zero = np.float32(0) if self.origin is None else self.origin.x
+        x = counted_from(zero, x)
+        xp: Any = jnp if isinstance(x, jax.Array) else np
+        center, unit = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit))
+        # A constant column is 0, whatever new samples hold there.
+        scaled = xp.where(self.constant, 0, (x - center) / unit)
+        return xp.clip(scaled, -self.x_most, self.x_most).astype(np.float32)
+
+    def transform_y(self, y: Any) -> np.ndarray:
+        """Targets in [0, 1], in float32; classes as they are."""
+        return y if self.y_low is None else ((y - self.y_low) / self.y_unit).astype(np.float32)
+
+    def inverse(self, outputs: Any) -> Any:
+        """Predictions of scaled targets, in the user's units; class probabilities as they are."""
+        if self.y_low is None:
+            return outputs
+        xp, dtype = (jnp, outputs.dtype) if isinstance(outputs, jax.Array) else (np, np.float64)
+        low, unit = (xp.asarray(a, dtype) for a in (self.y_low, self.y_unit))
+        return low + unit * xp.asarray(outputs, dtype)
+
+    @property
+    def loss_unit(self) -> float:
+        """The user's units of loss in one of ours; for several targets, whose units differ, losses stay scaled."""
+        return 1.0 if self.y_low is None or np.size(self.y_unit) > 1 else float(np.sum(self.y_unit)) ** 2
+
+    def batch(self, table: Table) -> Batch:
+        """The table scaled, in NumPy, and padded by its last row with weight 0."""
+        n = len(table.x)
+        pad = lambda a: np.pad(a, [(0, bucket(n) - n)] + [(0, 0)] * (a.ndim - 1), mode="edge")
+        weight = np.ones(n) if table.weight is None else table.weight
+        weight = np.pad(weight.astype(np.float32), (0, bucket(n) - n))
+        arrays: Any = pad(self.transform(table.x)), pad(self.transform_y(table.y)), weight
+        return Batch(*arrays)
+
+    def restore_splits(self, tree: ObliqueTree, origin: Any = "own") -> ObliqueTree:
+        """The same splits in the user's units, counted from the scaling's origin or from another; leaves as they are."""
+        origin = self.origin if isinstance(origin, str) else origin
+        # Scaled, a constant column is 0; raw, it might drown the others.
+        weights = np.where(self.constant, 0, np.asarray(tree.weights, np.float64) / self.x_unit)
+        zero = 0 if origin is None else np.asarray(origin.x, np.float64)
+        bias = np.asarray(tree.bias, np.float64) - weights @ (self.x_center - zero)
+        size = np.abs(weights).max(-1)
+        # A split is the same in any unit: one that float32 holds.
+        unit = np.where((size > 0) & ((size > 1 / _TINY) | (size < _TINY)), size, 1)
+        weights, bias = (jnp.asarray(a, jnp.float32) for a in (weights / unit[..., None], bias / unit))
+        return ObliqueTree(weights, bias, tree.leaves, origin)
+
+    def transform_splits(self, tree: ObliqueTree) -> ObliqueTree:
+        """The same splits on scaled features; leaves as they are."""
+        weights = np.asarray(tree.weights, np.float64)
+        zero = 0 if tree.origin is None else np.asarray(tree.origin.x, np.float64)
+        bias = np.asarray(tree.bias, np.float64) + weights @ (self.x_center - zero)
+        weights = np.where(self.constant, 0, weights * self.x_unit)
+        return ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), tree.leaves)
+
+    def restore_leaves(self, leaves: Any) -> Any:
+        """The same leaves in the user's units, counted from the origin."""
+        if self.y_low is None:  # classes
+            return leaves
+        x_zero, y_zero = (0, 0) if self.origin is None else (self.origin.x, self.origin.y)
+        return leaves.rescaled(self.x_center - x_zero, self.x_unit, self.y_low - y_zero, self.y_unit)
+
+    def restore(self, model: Any) -> Any:
+        """A model of scaled data in the user's units; of a tree, splits whose leaves are equal are merged."""
+        if not isinstance(model, ObliqueTree):
+            return model.restored(self)
+        return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves)).merged()
+
+
+def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
+    """Loss of a model on each row, in double precision: squared error (of several targets the mean, on targets scaled
+    to [0, 1]), or log loss.
+    """
+    predictions = np.asarray(model.predict(table.x), np.float64)
+    return table.task.host_losses(predictions, table.y, scaling.y_unit)
+
+
+def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:
+    """Mean loss of a model, by weight."""
+    return float(np.average(losses_of(model, table, scaling), weights=table.weight))
+
+
+class Data(NamedTuple):
+    """What a search was run on, for whoever carries its result to the user's units.
+
+    Attributes:
+      table: the rows trained on, in the user's units.
+      validation: the rows that models are chosen by, or None.
+      scaling: fitted on the table.
+      batch: the table scaled, in NumPy.
+    """
+
+    table: Table
+    validation: Table | None
+    scaling: Scaling
+    batch: Batch
+
+    def loss(self, model: Any) -> float:
+        """Mean loss of a model in the user's units: on ``validation``, or else on the rows trained on."""
+        return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
+
+    def refit(self, splits: ObliqueTree, leaves: Any) -> tuple[ObliqueTree, float]:
+        """A tree with its leaves set from its own routing of the table, and the criterion of its leaves.
+
+        Args:
+          splits: the tree, in the user's units; its leaves do not matter.
+          leaves: of the kind to set.
+
+        Returns:
+          The tree in the user's units, and the criterion in the user's units of loss.
+        """
+        rows, padded = len(self.table.x), len(self.batch.x)
+        leaf = np.pad(np.asarray(splits.leaf_index(self.table.x)), (0, padded - rows), mode="edge")
+        fitted, criterion = _refit(leaves, leaf, self.batch)
+        restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
+        return restored, float(criterion) * self.scaling.loss_unit
+
+
+@jax.jit
+def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
+    return leaves.refit(leaf, *batch), leaves.criterion(leaf, *batch)
+
+
+def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
+    """Of columns, by number, that are taken for constant although they vary, and not in rows of hardly any weight."""
+    even = np.ones(len(x))
+    tiny = [str(j) for j in constant if np.ptp(x[:, j]) > 0 and _mean_and_deviation(x[:, j], even)[1] < _TINY]
+    if tiny:
+        which = f"column{'s' if len(tiny) > 1 else ''} {', '.join(tiny)}"
+        message = (
+            f"x varies too little in {which}, by less than {_TINY:g}, and is taken for constant there: multiply it"
+        )
+        warnings.warn(message, stacklevel=3)
+
+
+def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:
+    """Of a column ``(n,)`` by weight, without its outliers, unless they are all that varies in it."""
+    x = x.astype(np.float64)
+    middle = np.median(x)
+    x -= middle  # what most rows hold alike is now exactly 0
+
+    def moments(of: np.ndarray | bool) -> tuple[float, float]:
+        part = share * of
+        part /= part.sum()
+        mean = part @ x
+        return mean, np.sqrt(part @ np.square(x - mean))
+
+    # Whether a value is an outlier is asked of the others: one of few makes nearly all of the deviation. A far one
+    # hides nearer ones, so again and again.
+    distance, rare = np.abs(x), max(2, int(_RARE * len(x)))
+    inside, left = np.ones(len(x), bool), distance
+    while len(left) > 2 * rare:
+        mean, deviation = moments(inside & (distance <= np.partition(left, -1 - rare)[-1 - rare]))
+        far = inside & (np.abs(x - mean) > _OUTLIER * deviation)
+        if deviation == 0 or not far.any():
+            break
+        inside &= ~far
+        left = distance[inside]
+    mean, deviation = moments(inside)
+    mean, deviation = (mean, deviation) if deviation > 0 else moments(True)
+    return middle + mean, deviation

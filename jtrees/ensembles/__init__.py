@@ -1,0 +1,5 @@
+"""Recipes over other recipes: bagging, the best of several runs, subtree polish."""
+
+from jtrees.ensembles.bagged import Bagged as Bagged
+from jtrees.ensembles.best_of import BestOf as BestOf
+from jtrees.ensembles.polished import Polished as Polished

@@ -1,0 +1,145 @@
+"""Bagging over any recipe: many models, each from a bootstrap sample, side by side in one compiled program."""
+
+from typing import Any, Literal, NamedTuple
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import sharding, validation as checks
+from jtrees.data import Data, Table
+from jtrees.forest import Forest, votes
+from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, options
+from jtrees.tasks import Classification, Task
+from jtrees.training import Batch, map_starts
+
+
+class Bags(NamedTuple):
+    """What is prepared for the bags.
+
+    Attributes:
+      drawn: the rows that each bag holds, ``(trees, m)``, -1 for padding.
+      numbers: the same rows, counted among those that have weight.
+      starts: what the base prepares for each bag.
+    """
+
+    drawn: Any
+    numbers: Any
+    starts: Any
+
+
+@struct.dataclass(kw_only=True)
+class Bagged(Recipe):
+    """Many models by one recipe, each from a bootstrap sample (bagging, Breiman 1996), as DGT-Forest is.
+
+    Rows are drawn evenly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The report
+    has, for the n rows that have weight, ``in_bag``, how often each tree's sample holds each, ``(trees, n)``, and
+    ``out_of_bag``, what the trees that did not see a row answer for it, ``(n,)`` or ``(n, k)``, NaN where all did;
+    ``out_of_bag_score``, R^2 (of several targets the mean) or accuracy of that, by weight, over the rows that some tree
+    did not see, NaN where those are fewer than two or all alike; ``scores``, the base's own loss of each tree;
+    ``fits``, the report of each tree.
+
+    Attributes:
+      base: any recipe.
+      trees: number of trees.
+      fraction: size of a bootstrap sample as a part of n, above 0 and up to 1; drawn with replacement.
+      combine: ``"mean"`` of answers, ``"vote"`` for the class that most trees find the most probable; None: votes in
+        classification, as the paper has it, and else the mean.
+    """
+
+    base: Recipe = struct.field(kw_only=False, metadata={"check": options.checked_base})
+    trees: int = options.count(30)
+    fraction: float = options.share(1.0)
+    combine: Literal["mean", "vote"] | None = options.choice(None, ("mean", "vote"), optional=True)
+
+    def targets(self, x: Any, y: Any) -> Any:
+        return options.checked_base("base", self.base).targets(x, y)
+
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        combine: Any = self.combine or ("vote" if isinstance(task, Classification) else "mean")
+        if combine == "vote" and not isinstance(task, Classification):
+            raise ValueError('combine must be "mean" in regression, got "vote"')
+        size = lambda n: max(1, round(self.fraction * n))  # rows in a bootstrap sample of n rows
+        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // size(shape[0]))
+        base = self.base.search(task, (size(shape[0]), shape[1]))
+
+        def prepare(batch: Batch, *, key: Array) -> Bags:
+            n = len(batch.x)
+            real = np.arange(n) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
+            draw_key, base_key = jax.random.split(key)
+            rng = np.random.default_rng(np.asarray(jax.random.key_data(draw_key)))  # on the host: nothing to compile
+            drawn = rng.choice(real, (self.trees, size(n))).astype(np.int32)
+            drawn[:, size(len(real)) :] = -1  # a bag of a padded batch is as padded
+            numbers = np.where(drawn < 0, -1, np.searchsorted(real, drawn)).astype(np.int32)
+            keys = (jax.random.fold_in(base_key, i) for i in range(self.trees))
+            starts = [base.prepare(_bag(batch, rows), key=k) for rows, k in zip(drawn, keys, strict=True)]
+            return Bags(jnp.asarray(drawn), jnp.asarray(numbers), jax.tree.map(_stacked, *starts))
+
+        def init(start: Bags, batch: Batch, *, key: Array) -> Any:
+            one = lambda key, drawn, start: (drawn, base.init(start, _bag(batch, drawn), key=key))
+            return map_starts(one, jax.random.split(key, self.trees), start.drawn, start.starts)
+
+        def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
+            def one(drawn: Array, state: Any) -> Any:
+                state, losses = base.round(i, state, _bag(batch, drawn), validation, rounds)
+                return (drawn, state), losses
+
+            return map_starts(one, *state)
+
+        def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
+            found = map_starts(lambda drawn, one: base.result(one, _bag(batch, drawn), validation), *state)
+            return SearchResult(found, found.score.mean(), found.finite.all(), found.step.max())
+
+        def finish(result: SearchResult, start: Bags, data: Data, *, key: Array, **of_run: Any) -> Finished:
+            result, start = jax.device_get((result, start))
+            bags = [rows[rows >= 0] for rows in start.numbers]
+            done = []
+            for i, rows in enumerate(bags):
+                found, began = jax.tree.map(lambda a, i=i: jnp.asarray(a[i]), (result.model, start.starts))
+                table = data.table.rows(rows)
+                bag = data._replace(table=table, batch=data.scaling.batch(table))
+                done.append(base.finish(found, began, bag, key=jax.random.fold_in(key, i), **of_run))
+            models = [one.model for one in done]
+            forest = Forest(jax.tree.map(_stacked, *models), combine)
+            in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
+            out_of_bag = _out_of_bag(models, combine, data.table, in_bag)
+            report = {"in_bag": in_bag, "out_of_bag": out_of_bag, "out_of_bag_score": _score(out_of_bag, data.table)}
+            report |= {"scores": np.array([one.loss for one in done]), "fits": [one.report for one in done]}
+            return Finished(forest, None, data.loss(forest), report)
+
+        functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
+        return base._replace(rounds=base.rounds.shared_by(self.trees), yields_constant_tree=False, **functions)
+
+
+def _bag(batch: Batch, drawn: Any) -> Batch:
+    """The rows drawn, those of number -1 with weight 0: on the host, or traced."""
+    xp: Any = np if isinstance(drawn, np.ndarray) else jnp
+    batch = jax.tree.map(xp.asarray, batch)
+    batch = batch if xp is np else sharding.keep_rows(batch)
+    bag, inside = jax.tree.map(lambda a: a[drawn], batch), drawn >= 0
+    weight = inside.astype(np.float32) if bag.weight is None else xp.where(inside, bag.weight, 0)
+    return bag._replace(weight=weight)
+
+
+def _stacked(*arrays: Any) -> Any:
+    """One array of several; those of NumPy, which may be in double precision, stay there."""
+    together = np.stack(arrays)
+    return jnp.asarray(together) if isinstance(arrays[0], jax.Array) else together
+
+
+def _out_of_bag(models: list[Any], combine: str, table: Table, in_bag: np.ndarray) -> np.ndarray:
+    """The mean of what the trees that did not see a row answer for it."""
+    answers = np.stack([model.predict(table.x) for model in models])
+    answers = np.asarray(votes(jnp.asarray(answers)) if combine == "vote" else answers, np.float64)
+    asked = (in_bag == 0).reshape(*in_bag.shape, *[1] * (answers.ndim - 2))
+    count = asked.sum(0)
+    return np.where(count > 0, np.where(asked, answers, 0).sum(0) / np.maximum(count, 1), np.nan)
+
+
+def _score(answers: np.ndarray, table: Table) -> float:
+    """R^2 or accuracy over the rows that have an answer."""
+    there = np.isfinite(answers.reshape(len(answers), -1)[:, 0])
+    y, answers, weight = table.y[there], answers[there], None if table.weight is None else table.weight[there]
+    return float("nan") if len(y) < 2 else table.task.score(answers, y, weight)

@@ -1,0 +1,16 @@
+"""Searches: how recipes find a model on scaled data, in rounds; and the driver that runs them."""
+
+from jtrees.search.recipe import (
+    Finished as Finished,
+    Recipe as Recipe,
+    Rounds as Rounds,
+    Search as Search,
+    SearchResult as SearchResult,
+    check_finite as check_finite,
+    finished_tree as finished_tree,
+    loss_of as loss_of,
+)
+
+from jtrees.search import options as options  # isort: skip
+from jtrees.search._minibatch import Schedule as Schedule, evaluated as evaluated, minibatch as minibatch  # isort: skip
+from jtrees.search._restarts import restarts as restarts  # isort: skip

@@ -1,0 +1,77 @@
+"""Any method that ends in a tree, one of your own above all, as a recipe."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import optax
+
+from jtrees import training
+from jtrees.search import options as kinds
+from jtrees.search._minibatch import Schedule, minibatch
+from jtrees.search.recipe import Recipe, Search
+from jtrees.tasks import Classification, Task
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+
+@struct.dataclass(kw_only=True)
+class FromMethod(Recipe):
+    """A :class:`jtrees.Method` trained on mini-batches: so it fits tables, and is tuned, swept and bagged.
+
+    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The model is the tree that the parameters harden
+    to: those of the last update or, with ``validation``, those of the lowest ``score`` there, evaluated once an epoch.
+    The report has ``reached``, the number of internal nodes that at least one training sample reaches.
+
+    Attributes:
+      make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. A program is compiled for
+        each function: keep one ``partial``, and not a new one for each fit.
+      options: numbers that it is given, by name; each may be traced. In a grid ``"options__alpha"``.
+      rule: ``learning_rate -> optax transformation``; the rate falls to zero by a cosine.
+      epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
+      learning_rate: at the start.
+    """
+
+    make: Callable[..., training.Method] = struct.field(pytree_node=False, metadata={"check": kinds.check_function})
+    options: Any = kinds.numbers()
+    rule: Callable[..., optax.GradientTransformation] = kinds.static(optax.adam, kinds.check_function)
+    epochs: int | None = kinds.optional_count(100)
+    batch_size: int = kinds.count(128)
+    learning_rate: float = kinds.positive(0.01)
+
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        n, p = shape
+        method = self.make(**self.options, task=task)
+        _check_hardens(method, task, shape)
+        schedule = Schedule.of(n, self.epochs, self.batch_size)
+        last = jnp.asarray(schedule.steps, jnp.int32)
+
+        def score(params: Any, by: Batch) -> Array:
+            return method.loss(params, by, key=jax.random.key(0), step=last)[1]
+
+        return minibatch(
+            task,
+            method,
+            self.rule(optax.cosine_decay_schedule(self.learning_rate, schedule.steps)),
+            schedule,
+            elements_per_sample=16 * p,
+            score=score,
+        )
+
+
+def _check_hardens(method: Any, task: Task, shape: tuple[int, int]) -> None:
+    """Raises ``ValueError`` for anything but a method that hardens to a tree."""
+    if not isinstance(method, training.Method):
+        raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
+    labels = isinstance(task, Classification)
+    y = jax.ShapeDtypeStruct((shape[0], *(() if labels else task.shape)), jnp.int32 if labels else jnp.float32)
+    batch = Batch(jax.ShapeDtypeStruct(shape, jnp.float32), y, jax.ShapeDtypeStruct(shape[:1], jnp.float32))  # type: ignore[arg-type]
+    tree = jax.eval_shape(
+        lambda batch, key: method.harden(method.init(batch, key=key), batch), batch, jax.random.key(0)
+    )
+    if not isinstance(tree, ObliqueTree):
+        raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")

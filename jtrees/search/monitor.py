@@ -1,0 +1,87 @@
+"""Progress, deadlines and Ctrl-C of a search."""
+
+import contextlib
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+
+class Monitor:
+    """Looks after a search between its rounds: shows a bar, and stops it at the deadline or on Ctrl-C.
+
+    ``ended`` says how it ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
+    """
+
+    def __init__(self, progress: bool = False, deadline: float | None = None):
+        """``deadline`` is a time of ``time.monotonic``."""
+        self.progress, self.deadline, self.ended = progress, deadline, "finished"
+
+    @contextlib.contextmanager
+    def listening(self) -> Any:
+        """A context in which Ctrl-C stops the search, and a second one raises KeyboardInterrupt.
+
+        Signals reach Python's main thread alone; where Ctrl-C is ignored, it still is.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        if before in (None, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextlib.contextmanager
+    def over(self, rounds: int, name: str = "") -> Any:
+        """A context for so many rounds of a recipe of this name."""
+        with _bar(rounds, name) if self.progress else contextlib.nullcontext(lambda done, loss: None) as self._bar:
+            self._last, self._rounds = time.monotonic(), rounds
+            yield
+
+    def _interrupt(self, *_: Any) -> None:
+        if self.ended == "interrupted":
+            raise KeyboardInterrupt
+        self.ended = "interrupted"
+
+    def has_time(self) -> bool:
+        """Whether there is time for another search."""
+        if self.ended == "finished" and self.deadline is not None and time.monotonic() > self.deadline:
+            self.ended = "max_seconds"
+        return self.ended == "finished"
+
+    def should_stop(self, i: int, losses: np.ndarray) -> bool:
+        """Whether to stop after round i, which had these losses."""
+        finite = losses[np.isfinite(losses)]
+        self._bar(i + 1, float(finite.min()) if finite.size else float("nan"))
+        now = time.monotonic()
+        # The first round was compiled, too, and says nothing about the next.
+        took, self._last = now - self._last if i else 0.0, now
+        late = self.deadline is not None and now + took / 2 > self.deadline and i + 1 < self._rounds
+        if self.ended == "finished" and late:
+            self.ended = "max_seconds"
+        return self.ended != "finished"
+
+
+@contextlib.contextmanager
+def _bar(rounds: int, name: str) -> Any:
+    """A bar, by rich where it is installed and can draw one; else ten lines."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    except ImportError:
+        console = None
+    else:
+        console = Console()
+    if console is None or not (console.is_terminal or console.is_jupyter):
+        line = lambda done, loss: print(f"{name}: round {done} of {rounds}, loss {loss:.4g}", flush=True)
+        yield lambda done, loss: line(done, loss) if 10 * done // rounds > 10 * (done - 1) // rounds else None
+        return
+    text = TextColumn("{task.description}"), TextColumn("loss {task.fields[loss]}")
+    columns = (text[0], BarColumn(), text[1], TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(name, total=rounds, loss="-")
+        yield lambda done, loss: progress.update(task, completed=done, loss=f"{loss:.4g}")

@@ -1,0 +1,224 @@
+"""Kinds of options: each carries its default, whether it is static or may be traced, its check and its message.
+
+    depth: int = options.depth(4)
+    learning_rate: float = options.positive(0.01)
+
+Static options are part of the compiled program; numbers are arguments of it, so that another number compiles nothing
+and ``vmap`` goes over many. :func:`checked` checks all options of a recipe.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from functools import partial
+from typing import Any
+
+from flax import struct
+from flax.core import FrozenDict
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import validation as checks
+from jtrees.search.recipe import Recipe
+
+Check = Callable[
+    [str, Any], Any
+]  # (name, value) -> the value as the recipe is to hold it; ValueError naming the option
+
+
+def checked(recipe: Any) -> Any:
+    """The recipe with every option checked, and numbers as float32 arrays.
+
+    Raises:
+      ValueError: naming the option, what was expected and what came.
+    """
+    held = {}
+    for field in dataclasses.fields(recipe):
+        if (check := field.metadata.get("check")) is not None:
+            held[field.name] = check(field.name, getattr(recipe, field.name))
+    return recipe.replace(**held)
+
+
+def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:
+    """A number, checked, as a float32 array: ``0`` and ``0.0`` would be two programs.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    array: Any = value
+    if value is not None and not isinstance(value, jax.Array):
+        try:
+            array = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            raise ValueError(f"{name} must be a number, got {value!r}") from None
+        if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        array = array.astype(np.float32)
+    check(name, array)
+    if array.ndim:
+        raise ValueError(f"{name} must be one number, got shape {array.shape}: vmap search, or tune, over several")
+    return jnp.asarray(array, jnp.float32)
+
+
+def static(default: Any, check: Check | None = None) -> Any:
+    """A static option of any kind."""
+    return struct.field(default=default, pytree_node=False, metadata={"check": check})
+
+
+def traced(default: Any, check: Check) -> Any:
+    """An option that may be traced."""
+    return struct.field(default=default, metadata={"check": check})
+
+
+# --- Static options --------------------------------------------------------------------------------------------------
+
+
+def depth(default: int, most: int = checks.MAX_DEPTH) -> Any:
+    """Depth of a tree, 1 to ``most``."""
+    return static(default, lambda _, value: checks.check_depth(value, most))
+
+
+def count(default: int | None, minimum: int = 1, most: int | None = None) -> Any:
+    """A whole number of at least ``minimum``; None where the default is None."""
+    return static(default, partial(checked_count, minimum=minimum, most=most))
+
+
+def optional_count(default: int | None, minimum: int = 1) -> Any:
+    """A whole number of at least ``minimum``, or None."""
+    check = partial(checked_count, minimum=minimum)
+    return static(default, lambda name, value: None if value is None else check(name, value))
+
+
+def checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
+    """A whole number; the most by default leaves room for one more in a counter of 32 bits."""
+    return checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1 if most is None else most)
+
+
+def counts(*default: int) -> Any:
+    """Whole numbers of at least 1, such as widths of layers."""
+    return static(default, checked_counts)
+
+
+def checked_counts(name: str, value: Any) -> tuple[int, ...]:
+    """A tuple of whole numbers of at least 1."""
+    try:
+        return tuple(checks.check_count(name, one) for one in value)
+    except TypeError:
+        raise ValueError(
+            f"{name} must be whole numbers, one a hidden layer, such as (240, 240), got {value!r}"
+        ) from None
+
+
+def check_function(name: str, value: Any) -> Any:
+    """A function."""
+    if not callable(value):
+        raise ValueError(f"{name} must be a function, got {value!r}")
+    return value
+
+
+def flag(default: bool) -> Any:
+    """True or False."""
+    return static(default, checks.check_flag)
+
+
+def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
+    """One of some names; or None, where it is optional."""
+
+    def check(name: str, value: Any) -> Any:
+        if not (optional and value is None):
+            checks.check_choice(name, value, choices)
+        return value
+
+    return static(default, check)
+
+
+def loss() -> Any:
+    """A loss of the user's own, ``(outputs, y) -> (n,)``, or None."""
+
+    def check(name: str, value: Any) -> Any:
+        if value is not None and not callable(value):
+            raise ValueError(f"{name} must be a function (outputs, y) -> (n,), got {value!r}")
+        return value
+
+    return static(None, check)
+
+
+def share(default: float) -> Any:
+    """A static number above 0 and at most 1."""
+
+    def check(name: str, value: Any) -> float:
+        if checks.is_traced(value) or np.ndim(value) or np.asarray(value).dtype.kind not in "iuf":
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
+        return float(value)
+
+    return static(default, check)
+
+
+# --- Numbers ---------------------------------------------------------------------------------------------------------
+
+
+def positive(default: float) -> Any:
+    """A finite number above 0."""
+    return traced(default, partial(as_scalar, check=checks.check_number))
+
+
+def optional_positive() -> Any:
+    """A finite number above 0, or None, the default."""
+    return traced(None, lambda name, value: None if value is None else as_scalar(name, value, checks.check_number))
+
+
+def not_negative(default: float) -> Any:
+    """A finite number of at least 0."""
+    return traced(default, partial(as_scalar, check=checks.check_not_negative))
+
+
+def part(default: float) -> Any:
+    """A number from 0 up to but not including 1."""
+    return traced(default, partial(as_scalar, check=checks.check_part))
+
+
+def numbers() -> Any:
+    """Finite numbers by name."""
+
+    def check(name: str, value: Any) -> FrozenDict:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} must be numbers by name, got {value!r}")
+        finite = lambda name, value: checks.check_finite(name, jnp.atleast_1d(value))
+        return FrozenDict({one: as_scalar(f"{name}__{one}", of, finite) for one, of in value.items()})
+
+    return struct.field(default=FrozenDict(), metadata={"check": check})
+
+
+def ranges(*default: tuple[float, float]) -> Any:
+    """Pairs (low, high) of numbers above 0, at least one pair."""
+    return traced(default, checked_ranges)
+
+
+def checked_ranges(name: str, value: Any) -> Array:
+    """Pairs as a float32 array ``(pairs, 2)``."""
+    pairs: Any = value
+    try:
+        if not isinstance(pairs, jax.Array):
+            pairs = np.asarray(pairs)
+            pairs = np.zeros(0) if pairs.dtype.kind == "c" else pairs.astype(np.float32)
+    except (TypeError, ValueError):
+        pairs = np.zeros(0)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
+        raise ValueError(f"{name} must be pairs (low, high), at least one, got {value!r}")
+    checks.check_number(name, pairs)
+    if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
+        raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {value!r}")
+    return jnp.asarray(pairs, jnp.float32)
+
+
+# --- Other recipes ---------------------------------------------------------------------------------------------------
+
+
+def checked_base(name: str, value: Any) -> Recipe:
+    """A recipe, with its options checked."""
+    if not isinstance(value, Recipe):
+        raise ValueError(f"{name} must be a recipe, such as jtrees.DGT(), got {value!r}")
+    return checked(value)

@@ -1,0 +1,454 @@
+"""The driver: one run, or many side by side, from a table to models in the user's units.
+
+Every search is cut into rounds of about half a second, each a compiled program; between them progress is shown, and
+deadlines and Ctrl-C are seen to.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import os
+import time
+from typing import Any, Literal, NamedTuple
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import io, losses, sharding, validation as checks
+from jtrees.data import Data, Table, checked_table, held_out_table
+from jtrees.data.baselines import baselines, warn_if_behind
+from jtrees.search import options
+from jtrees.search.monitor import Monitor
+from jtrees.search.recipe import Recipe, Rounds, Search, SearchResult
+from jtrees.tasks import Regression, Task
+from jtrees.training import Batch, map_starts
+from jtrees.tree import ObliqueTree
+
+# Runs at once on a CPU, for each device: it works on one after the other, so that more only make rounds shorter.
+_AT_ONCE_CPU = 16
+_MEMORY_SHARE = 0.5  # of the device, for runs side by side
+
+
+@io.model
+@struct.dataclass
+class FitResult:
+    """What :func:`fit` returns, in the user's units.
+
+    Attributes:
+      model: ``model.predict(x)`` takes raw x and returns raw y, or class probabilities ``(n, K)``.
+      tree: the :class:`jtrees.ObliqueTree` that it is, or None.
+      loss: what the model was chosen by: mean squared error (of several targets on targets scaled to [0, 1]) or mean
+        log loss, on ``validation`` where that was given, else on the training data; each recipe says where it differs.
+      step: number of updates that the model had seen.
+      history: training loss before each update, on scaled data, steps last.
+      report: further results by name: see the recipe. Always there: ``recipe``, its name and options as plain data;
+        ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. From :func:`fit`, where the loss is squared
+        error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
+        :func:`jtrees.data.baselines.baselines`).
+    """
+
+    model: Any
+    tree: ObliqueTree | None
+    loss: float
+    step: int
+    history: np.ndarray
+    report: dict[str, Any] = struct.field(pytree_node=False)
+
+    def predict(self, x: ArrayLike) -> Any:
+        """Predictions of the model: short for ``fit.model.predict(x)``."""
+        return self.model.predict(x)
+
+    def to_save(self) -> "FitResult":
+        """The fit with the options that were tuned as they can be saved: functions by their names."""
+        report = dict(self.report)
+        if isinstance(report.get("chosen"), dict):
+            report["chosen"] = _plain_options(report["chosen"])
+        if isinstance(report.get("tuning"), list):
+            of_trial = lambda trial: trial._replace(options=_plain_options(trial.options))
+            report["tuning"] = [of_trial(one) if hasattr(one, "options") else one for one in report["tuning"]]
+        return self.replace(report=report)
+
+    def __repr__(self) -> str:
+        parts = f"model={self.model!r}, loss={self.loss}, step={self.step}, report: {', '.join(self.report)}"
+        return f"FitResult({parts})"
+
+
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if io.is_data(value) else plain(value) for name, value in options.items()}
+
+
+# --- Fit -------------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    recipe: Recipe,
+    x: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    key: Array,
+    task: Literal["regression", "classification"] | Task = "regression",
+    sample_weight: ArrayLike | None = None,
+    validation: tuple[ArrayLike, ArrayLike] | None = None,
+    progress: bool = False,
+    max_seconds: float | None = None,
+) -> FitResult:
+    """Fits a model to a table of numbers.
+
+    The search runs in rounds of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current round with
+    the best found so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
+
+    Args:
+      recipe: what to fit, such as ``jtrees.GET(depth=4)``.
+      x: features, ``(n, p)``, finite.
+      y: targets, ``(n,)`` or ``(n, k)``, finite and not constant; in classification whole numbers 0..K-1, every class
+        present.
+      key: for everything random.
+      task: ``"regression"`` or ``"classification"``, or a task: ``jtrees.Classification(3)`` allows classes without a
+        sample.
+      sample_weight: nonnegative weights, ``(n,)``; only their ratios matter, rows of weight 0 are left out. Uneven
+        weights count as fewer samples (Kish's effective number) where leaves are regularised or smoothed.
+      validation: a validation set ``(x, y)``: models are chosen by the loss there, and not trained on it.
+      progress: whether to show a bar with the loss and the time left.
+      max_seconds: deadline, in seconds from now.
+
+    Warns:
+      jtrees.data.baselines.BehindBaselineWarning: if the model explains less of the targets than a linear model or a
+        constant does.
+
+    Raises:
+      ValueError: naming the argument, what was expected and what came.
+      ImportError: if the recipe needs a package that is missing, saying which extra has it.
+      FloatingPointError: if nothing finite was found.
+    """
+    began = time.monotonic()
+    checks.check_key(key)
+    check_recipe(recipe)
+    if max_seconds is not None:
+        checks.check_seconds(max_seconds)
+    table = table_of(recipe, x, y, sample_weight, task)
+    held_out = None if validation is None else validation_of(recipe, validation, table)
+    monitor = Monitor(progress, None if max_seconds is None else began + max_seconds)
+    with monitor.listening():
+        [(result, data, search)] = fits_of([recipe], [key], [None], table, held_out, monitor)
+    if isinstance(result, FloatingPointError):
+        raise result
+    if recipe.targets(x, y) is y and search.task.own_loss is None:
+        report = result.report | {"baselines": baselines(result.model, table, held_out, data.scaling)}
+        where = "in the training data" if validation is None else "in the validation set"
+        warn_if_behind(report["baselines"], type(recipe).__name__, where)
+        result = result.replace(report=report)
+    return result
+
+
+def check_recipe(recipe: Any) -> None:
+    """Raises ``ValueError`` for anything but a recipe."""
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
+
+
+def table_of(recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
+    """The rows to train a recipe on, checked.
+
+    Raises:
+      ValueError: naming the argument, what was expected and what came.
+    """
+    return checked_table(x, recipe.targets(x, y), sample_weight, task)
+
+
+def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
+    """A validation set ``(x, y)``, checked to be like the table that is trained on.
+
+    Raises:
+      ValueError: naming the argument, what was expected and what came.
+    """
+    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+        raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")
+    x, y = validation
+    try:
+        return held_out_table(x, recipe.targets(checks.check_x(x, features=table.x.shape[1]), y), table)
+    except ValueError as error:
+        raise ValueError(f"validation: {error}") from None
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """Name and options of a recipe as plain data; a function by its name."""
+    fields = dataclasses.fields(recipe)  # pyright: ignore[reportArgumentType]
+    return {"name": type(recipe).__name__} | {field.name: plain(getattr(recipe, field.name)) for field in fields}
+
+
+def plain(value: Any) -> Any:
+    """A value as plain data: a recipe by its name and options, a function by its name."""
+    if isinstance(value, Recipe):
+        return described(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
+
+
+# --- One search ------------------------------------------------------------------------------------------------------
+
+
+# The recipe's static options are part of its type: another depth is another program, another learning rate is not.
+def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) -> Any:
+    return recipe.search(task, batch.x.shape).init(start, batch, key=key)
+
+
+def _round(recipe: Any, task: Task, i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds):
+    return recipe.search(task, batch.x.shape).round(i, state, batch, validation, rounds)
+
+
+def _result(recipe: Any, task: Task, state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
+    return recipe.search(task, batch.x.shape).result(state, batch, validation)
+
+
+_init, _result = jax.jit(_init, static_argnums=1), jax.jit(_result, static_argnums=1)
+_round = jax.jit(_round, static_argnums=(1, 6))
+
+
+def run_rounds(
+    recipe: Recipe,
+    task: Task,
+    start: Any,
+    batch: Batch,
+    validation: Batch | None,
+    key: Array | None,
+    monitor: Monitor,
+    *,
+    name: str | None = None,
+) -> tuple[SearchResult, np.ndarray]:
+    """The search of a checked recipe on scaled data, round by round: its result, and the losses of its steps."""
+    if np.ndim(batch.x) == 2:  # else several batches, each of a run of its own
+        batch, validation = sharding.put_rows(batch), sharding.put_rows(validation)  # once, and not in each round
+    rounds = recipe.search(task, batch.x.shape).rounds
+    state, losses = _init(recipe, task, start, batch, key), []
+    with monitor.over(rounds.count, name or type(recipe).__name__):
+        for i in range(rounds.count):
+            step = _round(recipe, task, jnp.int32(i), state, batch, validation, rounds)
+            state, of_round = jax.block_until_ready(step)
+            losses.append(np.asarray(of_round)[..., : int(rounds.steps_in(i))])
+            if monitor.should_stop(i, losses[-1]):
+                break
+    history = np.concatenate(losses, axis=-1)
+    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), history
+
+
+def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:
+    """Bytes that a round takes, as the compiler reports; the program is compiled once for this and for the search."""
+    state = jax.eval_shape(lambda *args: _init(recipe, task, *args), None, batch, None)
+    rounds = recipe.search(task, batch.x.shape).rounds
+    program = _round.lower(recipe, task, jnp.int32(0), state, batch, validation, rounds).compile()
+    sizes: Any = program.memory_analysis()
+    return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+
+
+# --- Many searches ---------------------------------------------------------------------------------------------------
+
+
+@struct.dataclass(kw_only=True)
+class _Stacked(Recipe):
+    """Runs of recipes of one structure as one search.
+
+    Attributes:
+      recipes: their numbers stacked, ``(runs,)``.
+      keys: data of the keys of the searches, ``(runs, ...)``.
+      starts: what was prepared for them, stacked.
+      start: which of these each run begins from, ``(runs,)``.
+      weights: of the rows of a batch, for each fold ``(folds, n)``; None: the batch's own.
+      fold: which of these each run has, ``(runs,)``.
+      first: the first of the recipes.
+      impl: of the keys.
+    """
+
+    recipes: Any
+    keys: Any
+    starts: Any
+    start: Any
+    weights: Any
+    fold: Any
+    first: Any
+    impl: str = struct.field(pytree_node=False)
+
+    def search(self, task: Task, shape: tuple[int, ...]) -> Search:
+        def each(run: Callable[..., Any], *of_runs: Any) -> Any:
+            one_by_one = 1 if jax.default_backend() == "cpu" else None
+            return map_starts(run, self.recipes, self.fold, *of_runs, batch_size=one_by_one)
+
+        def of_fold(batch: Batch, fold: Array) -> Batch:
+            return batch if self.weights is None else batch._replace(weight=self.weights[fold])
+
+        def init(start: None, batch: Batch, *, key: None) -> Any:
+            def one(recipe: Any, fold: Array, key: Array, start: Array) -> Any:
+                began = jax.tree.map(lambda a: a[start], self.starts)
+                key = jax.random.wrap_key_data(key, impl=self.impl)
+                return recipe.search(task, shape).init(began, of_fold(batch, fold), key=key)
+
+            return each(one, self.keys, self.start)
+
+        def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
+            def one(recipe: Any, fold: Array, state: Any) -> Any:
+                return recipe.search(task, shape).round(i, state, of_fold(batch, fold), validation, rounds)
+
+            return each(one, state)
+
+        def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
+            def one(recipe: Any, fold: Array, state: Any) -> SearchResult:
+                return recipe.search(task, shape).result(state, of_fold(batch, fold), validation)
+
+            return each(one, state)
+
+        of_first = self.first.search(task, shape)
+        return of_first._replace(
+            rounds=of_first.rounds.shared_by(len(self.fold)), init=init, round=one_round, result=result
+        )
+
+
+class _Start(NamedTuple):
+    """What runs with the same key and fold share, whatever their recipe."""
+
+    start: Any
+    fold: int
+    search_key: Array
+    finish_key: Array
+
+
+def fits_of(
+    recipes: list[Any],
+    keys: list[Array],
+    left_out: list[np.ndarray | None],
+    table: Table,
+    validation: Table | None,
+    monitor: Monitor,
+    batch: int | Literal["auto"] = "auto",
+) -> Iterator[tuple[FitResult | FloatingPointError, Data, Search]]:
+    """The fits of recipes that make one program, with all keys and all folds, in this order.
+
+    Where nothing finite was found there is the error instead. Ends early where there is no time for more.
+
+    Args:
+      recipes: of one structure.
+      keys: as :func:`fit` takes them.
+      left_out: the rows that each fold leaves out, None: none.
+      table: to train on.
+      validation: what fits choose their best by, or None.
+      monitor: of it all.
+      batch: runs at once.
+
+    Yields:
+      The fit, the data that it was fitted to, and its search.
+    """
+    given, recipes = recipes, [options.checked(recipe) for recipe in recipes]
+    first, task = recipes[0], table.task
+    search = first.search(task, table.x.shape)
+    check_link(search.task, table)
+    scaling = search.scaling(table)
+    scaled = scaling.batch(table)
+    scaled_validation = None if validation is None else scaling.batch(validation)
+    tables, weights = _folds(table, scaled, left_out)
+    starts = list(_starts(first, task, keys, scaled, weights))
+    data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
+    device, device_validation = sharding.put_rows(scaled), sharding.put_rows(scaled_validation)
+    runs = [(i, start) for i in range(len(recipes)) for start in starts]
+    held = jax.tree.map(_stack, *(one.start for one in starts))
+
+    def stacked(low: int, count: int) -> _Stacked:
+        numbers = np.minimum(np.arange(low, low + count), len(runs) - 1)  # padded: fewer would be another program
+        some = [runs[i] for i in numbers]
+        return _Stacked(
+            recipes=jax.tree.map(_stack, *(recipes[i] for i, _ in some)),
+            keys=_stack(*(jax.random.key_data(start.search_key) for _, start in some)),
+            starts=held,
+            start=(numbers % len(starts)).astype(np.int32),
+            weights=weights,
+            fold=np.array([start.fold for _, start in some], np.int32),
+            first=first,
+            impl=str(jax.random.key_impl(keys[0])),
+        )
+
+    def searched(low: int, count: int) -> Iterator[tuple[SearchResult, np.ndarray]]:
+        if len(runs) == 1 and weights is None:
+            one = starts[0]
+            yield run_rounds(first, task, one.start, device, device_validation, one.search_key, monitor)
+            return
+        of: Any = {"name": type(first).__name__}
+        results, history = run_rounds(stacked(low, count), task, None, device, device_validation, None, monitor, **of)
+        results = jax.device_get(results)
+        for i in range(min(count, len(runs) - low)):
+            yield jax.tree.map(lambda a, i=i: a[i], results), history[i]
+
+    needed = lambda count: _memory_of_round(stacked(0, count), task, device, device_validation)
+    at_once = _at_once(needed, len(runs), batch)
+    for low in range(0, len(runs), at_once):
+        if low and not monitor.has_time():
+            return
+        for (i, start), (result, history) in zip(runs[low:], searched(low, at_once), strict=False):
+            of_recipe = recipes[i].search(task, table.x.shape)
+            try:
+                of_run: Any = {"key": start.finish_key, "monitor": monitor}
+                done = of_recipe.finish(result, start.start, data[start.fold], **of_run)
+            except FloatingPointError as error:
+                yield error, data[start.fold], of_recipe
+                continue
+            report = done.report | {"recipe": described(given[i]), "ended": monitor.ended}
+            fitted = FitResult(done.model, done.tree, done.loss, int(result.step), history, report)
+            yield fitted, data[start.fold], of_recipe
+
+
+def check_link(task: Task, table: Table) -> None:
+    """Raises ``ValueError`` for a loss of the user's own with a link, unless targets range from exactly 0 to 1."""
+    as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
+    if isinstance(task, Regression) and task.own_loss is not None and not as_given:
+        losses.check_without_link(task.loss, task.shape)
+
+
+def _starts(
+    first: Recipe, task: Task, keys: list[Array], scaled: Batch, weights: np.ndarray | None
+) -> Iterator[_Start]:
+    batches = [scaled] if weights is None else [scaled._replace(weight=weight) for weight in weights]
+    prepare = first.search(task, scaled.x.shape).prepare
+    for key in keys:
+        prepare_key, search_key, finish_key = jax.random.split(key, 3)
+        for fold, batch in enumerate(batches):
+            yield _Start(prepare(batch, key=prepare_key), fold, search_key, finish_key)
+
+
+def _stack(*arrays: Any) -> np.ndarray:
+    """On the host: nothing is compiled."""
+    return np.stack([np.asarray(one) for one in arrays])
+
+
+def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:
+    """The table without the rows that each fold leaves out; and weights, 0 there, for the scaled and padded one."""
+    if left_out[0] is None:
+        return [table], None
+    weights = np.tile(np.asarray(scaled.weight), (len(left_out), 1))
+    for weight, rows in zip(weights, left_out, strict=True):
+        weight[rows] = 0
+    return [table.rows(np.flatnonzero(weight[: len(table.x)] > 0)) for weight in weights], weights
+
+
+def _at_once(needed: Callable[[int], int], count: int, batch: int | Literal["auto"]) -> int:
+    """How many of so many runs to work on at once, evenly shared out; ``needed`` are bytes for so many."""
+    if batch == "auto":
+        devices = jax.local_devices()
+        most = min(count, _AT_ONCE_CPU * len(devices)) if devices[0].platform == "cpu" else count
+        room = _MEMORY_SHARE * _memory(devices[0])
+        while most > 1 and (bytes_ := needed(most)) > room:
+            most = max(1, min(most - 1, int(most * room / bytes_)))
+    else:
+        most = min(batch, count)
+    return -(-count // -(-count // most))
+
+
+def _memory(device: Any) -> int:
+    """Of a device, in bytes."""
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,186 @@
+"""Options of a recipe chosen by rows that were not trained on."""
+
+from collections.abc import Sequence
+import itertools
+import time
+from typing import Any, NamedTuple
+
+import jax
+from jax.typing import ArrayLike
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import io, validation as checks
+from jtrees.search import Recipe
+from jtrees.search.monitor import Monitor
+from jtrees.search.run import FitResult, check_recipe, fit, table_of
+from jtrees.selection.grid import checked_grid, groups_of, with_options
+from jtrees.selection.sweep import Run, Split, runs_of, split_of
+
+_PATIENCE = 2  # depths in a row without an improvement, after which deeper trees are not tried
+_KEPT = 0.25  # of max_seconds, for the fit to all rows
+_OF_FIT = ("task", "sample_weight", "progress", "max_seconds")
+
+
+@io.part
+class Trial(NamedTuple):
+    """One combination of options.
+
+    Attributes:
+      options: by name.
+      loss: mean loss on the rows that it was not trained on (as that of a :class:`jtrees.FitResult`); infinite if the search
+        was not finite.
+      error: standard error of the difference between its losses and those of the best, row by row.
+      size: numbers that its models hold (of several folds the mean).
+    """
+
+    options: dict[str, Any]
+    loss: float
+    error: float
+    size: float
+
+
+def tune(
+    recipe: Recipe,
+    x: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    key: Array,
+    grid: dict[str, Sequence[Any]],
+    validation: tuple[ArrayLike, ArrayLike] | float | int = 1 / 3,
+    **options: Any,
+) -> FitResult:
+    """Chooses options of a recipe by a :func:`jtrees.sweep`, and fits it with them to all rows.
+
+    Every combination of the grid is fitted to a part of the rows and evaluated on the others; all of them on the same
+    rows and with the same key, so that what differs is the options. Where the grid has ``depth``, the sweep stops after
+    two depths in a row that improve on the best before by no more than the standard error of the difference. Of the
+    combinations that are worse than the best by no more than that error, the one with the smallest model is chosen (the
+    one-standard-error rule).
+
+    Ctrl-C ends the trials, and the fit to all rows follows. A combination that was interrupted is chosen only where
+    there is no other.
+
+    Args:
+      recipe: the recipe, with the options that are not to be chosen.
+      x: features, as for :func:`jtrees.fit`.
+      y: targets.
+      key: for everything random.
+      grid: values to choose from, by the name of the option: ``{"depth": range(1, 9), "l1": (0, 1e-4)}``; those of a
+        base as ``"base__depth"``.
+      validation: rows to evaluate on, as for :func:`jtrees.sweep`: a part of them (the paper's third by default), a
+        number of folds, or a pair ``(x, y)``.
+      **options: of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all fits
+        together, the last quarter for the fit to all rows).
+
+    Returns:
+      The fit to all rows with the options chosen. Its report has ``tuning``, a list of :class:`Trial`, and ``chosen``,
+      the options.
+
+    Raises:
+      ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
+      FloatingPointError: if no combination found anything finite.
+    """
+    began = time.monotonic()
+    checks.check_key(key)
+    check_recipe(recipe)
+    if unknown := set(options) - set(_OF_FIT):
+        raise TypeError(f"options must be of {', '.join(_OF_FIT)}, got {min(unknown)!r}")
+    if (seconds := options.get("max_seconds")) is not None:
+        checks.check_seconds(seconds)
+    if validation is None:
+        raise ValueError("validation must be a pair (x, y), a part or a number of folds, got None")
+    table = table_of(recipe, x, y, options.get("sample_weight"), options.get("task", "regression"))
+    combinations = checked_grid(recipe, grid)
+    split_key, search_key, fit_key = jax.random.split(key, 3)
+    split = split_of(recipe, table, validation, split_key)
+    monitor = Monitor(options.get("progress", False), None if seconds is None else began + (1 - _KEPT) * seconds)
+    with monitor.listening():
+        evaluated = _evaluated(recipe, combinations, split, search_key, monitor)
+    trials, chosen = _chosen(evaluated)
+    if seconds is not None:
+        options["max_seconds"] = max(1e-3, began + seconds - time.monotonic())
+    pair = {"validation": validation} if isinstance(validation, (tuple, list)) else {}
+    result = fit(with_options(recipe, chosen), x, y, key=fit_key, **pair, **options)
+    ended = result.report["ended"] if monitor.ended == "finished" else monitor.ended
+    return result.replace(report=result.report | {"tuning": trials, "chosen": chosen, "ended": ended})
+
+
+# --- The trials ------------------------------------------------------------------------------------------------------
+
+
+class _Evaluated(NamedTuple):
+    """What a combination lost on each row that it was evaluated on, and its size."""
+
+    options: dict[str, Any]
+    losses: np.ndarray
+    size: float
+
+
+def _evaluated(
+    recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
+) -> list[_Evaluated]:
+    """All combinations, shallow trees first, until deeper ones bring nothing or the time is up."""
+    names = [name for name in combinations[0] if name.split("__")[-1] == "depth"]
+    depth_of: Any = lambda options: options[names[0]] if names else None
+    groups = [[combinations[i] for i in group] for group in groups_of(recipe, combinations)]
+    groups = sorted(groups, key=lambda group: depth_of(group[0])) if names else groups
+    trials: list[_Evaluated] = []
+    best, since = None, 0
+    for depth, some in itertools.groupby(groups, key=lambda group: depth_of(group[0])):
+        for group in some:
+            if trials and not monitor.has_time():
+                return trials
+            of_group = _of_group(recipe, group, split, key, monitor)
+            if trials and monitor.ended != "finished":
+                return trials
+            trials += of_group
+        now = min(trials, key=lambda trial: trial.losses.mean())
+        improved = best is None or _difference(best.losses, now.losses) > _error(best.losses, now.losses)
+        best, since = (now, 0) if improved else (best, since + 1)
+        if depth is not None and since >= _PATIENCE:
+            break
+    return trials
+
+
+def _of_group(
+    recipe: Recipe, group: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
+) -> list[_Evaluated]:
+    """The combinations that make one program; where the time ended early, those with the most folds."""
+    folds = len(split.left_out)
+    runs: list[list[Run]] = [[] for _ in group]
+    for i, run in enumerate(runs_of([with_options(recipe, one) for one in group], [key], split, monitor)):
+        runs[i // folds].append(run)
+    most = max(map(len, runs))
+    weights = [run.weights for run in runs[0][:most]]
+    mean = np.concatenate(weights).mean()  # a heavy row counts as much in a light fold as in another
+    evaluated = []
+    for options, some in zip(group, runs, strict=True):
+        if len(some) == most:
+            losses = [weight * run.rows for weight, run in zip(weights, some, strict=True)]
+            size = np.mean([np.nan if run.fit is None else run.fit.model.num_parameters for run in some])
+            evaluated.append(_Evaluated(options, np.concatenate(losses) / mean, float(size)))
+    return evaluated
+
+
+# --- The choice ------------------------------------------------------------------------------------------------------
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean difference of the losses a and b."""
+    return float(a.mean()) - float(b.mean())
+
+
+def _error(a: np.ndarray, b: np.ndarray) -> float:
+    """Standard error of that, from the rows' differences; 0 where there is but one, or a is infinite."""
+    return float(np.std(a - b, ddof=1) / np.sqrt(len(a))) if len(a) > 1 and np.isfinite(a).all() else 0.0
+
+
+def _chosen(trials: list[_Evaluated]) -> tuple[list[Trial], dict[str, Any]]:
+    """All trials, and the options of the smallest model within the error of the best."""
+    best = min((trial.losses for trial in trials), key=np.mean)
+    if not np.isfinite(best).all():
+        raise FloatingPointError("no combination of the grid found anything finite: try a smaller learning_rate")
+    found = [Trial(one.options, float(one.losses.mean()), _error(one.losses, best), one.size) for one in trials]
+    near = [trial for trial in found if trial.loss - float(best.mean()) <= trial.error]
+    return found, min(near, key=lambda trial: (trial.size, trial.loss)).options

@@ -1,0 +1,73 @@
+"""Fitted models that are no hard trees: a network of scaled data, and the scaling around it."""
+
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+import numpy as np
+
+from jtrees import prediction
+from jtrees.tasks import Task
+
+_MARGIN = 0.1  # of the range of the training targets, as for linear leaves
+
+
+@struct.dataclass
+class SoftModel:
+    """A network of scaled data, and the scaling between it and the user's units.
+
+    Attributes:
+      network: a pytree with ``outputs(x)``, a pure function of scaled features, and the number of its ``features``.
+      scaling: between the user's units and scaled data, :class:`jtrees.data.Scaling`; None: x and outputs are scaled.
+      task: what is predicted.
+      bounded: whether predictions are kept between the least and the greatest training target, and a tenth of their
+        range beyond: a network that sees x has no bounds of its own, and what it makes of an outlier can be anything.
+    """
+
+    network: Any
+    scaling: Any
+    task: Task = struct.field(pytree_node=False)
+    bounded: bool = struct.field(pytree_node=False, default=False)
+
+    def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """Predictions, as a pure function of arrays."""
+        outputs = self.network.outputs(x if self.scaling is None else self.scaling.transform(x))
+        predictions = self.task.link(near_targets(outputs) if self.bounded else outputs)
+        return predictions if self.scaling is None else self.scaling.inverse(predictions)
+
+    def predict(self, x: ArrayLike) -> Any:
+        """Predictions, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
+
+        Raises:
+          ValueError: for another rank or width, or values that are not finite.
+        """
+        return prediction.predict(self, x)
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.network.features
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that the network has learnt."""
+        return sum(np.size(a) for a in jax.tree.leaves(self.network.params))
+
+    def without_scaling(self) -> "SoftModel":
+        """The model of scaled data."""
+        return self.replace(scaling=None)
+
+    def restored(self, scaling: Any) -> "SoftModel":
+        """The model of scaled data in the user's units."""
+        return self.replace(scaling=scaling)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.network}, {self.task}, parameters={self.num_parameters})"
+
+
+def near_targets(outputs: Array) -> Array:
+    """Outputs kept within the range of the training targets, which are scaled to [0, 1], and a tenth beyond."""
+    return jnp.clip(outputs, -_MARGIN, 1 + _MARGIN)
