@@ -149,7 +149,7 @@ def _check_classes(blocks: Blocks, i: int, y: np.ndarray, task: Task) -> None:
 
 def _table(parts: list[Block], task: Task) -> Table:
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Table(x, y.astype(np.float64) if task == Regression() else y, None, task)
+    return Table(x, y.astype(np.float64) if isinstance(task, Regression) else y, None, task)
 
 
 def scale_of(parts: Sequence[Block], task: Task) -> Scale:
@@ -161,7 +161,7 @@ def scale_of(parts: Sequence[Block], task: Task) -> Scale:
     mean = sum((x - origin).sum(0) for x, _ in parts) / n
     deviation = np.sqrt(sum(np.square(x - origin - mean).sum(0) for x, _ in parts) / n)
     targets: Any = (None, None, None)
-    if task == Regression():
+    if isinstance(task, Regression):
         y = np.concatenate([y for _, y in parts]).astype(np.float64)
         targets = y.min(), np.ptp(y), y.mean()
     return Scale.by(origin + mean, deviation, 1.0, *targets)
@@ -172,7 +172,8 @@ def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
     origin = job.scale.origin
     if origin is not None:
         x, y = origin.enter(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
-    return x.astype(np.float32, copy=False), y.astype(np.float32, copy=False) if job.sample.task == Regression() else y
+    y = y.astype(np.float32, copy=False) if isinstance(job.sample.task, Regression) else y
+    return x.astype(np.float32, copy=False), y
 
 
 def scale_of_counted(scale: Scale) -> Scale:

@@ -211,10 +211,10 @@ def test_loss_of_classes_is_the_expected_log_loss(classes):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param({}, marks=pytest.mark.slow), {"classes": 3}], ids=["constant", "classes"]
+    "kind", [pytest.param({}, marks=pytest.mark.slow), {"task": Classification(3)}], ids=["constant", "classes"]
 )
 def test_raddt_trains_and_its_score_is_that_of_the_hardened_tree(data, classes, kind):
-    x, y = map(jnp.asarray, data) if "classes" not in kind else classes
+    x, y = map(jnp.asarray, data) if "task" not in kind else classes
     method, batch = jtrees.raddt(DEPTH, 10.0, **kind), jtrees.Batch(x, y)
 
     @jax.jit
@@ -227,7 +227,7 @@ def test_raddt_trains_and_its_score_is_that_of_the_hardened_tree(data, classes, 
     assert result.score < result.scores[0]
     assert result.losses[-1] < result.losses[0]
     x, y = np.asarray(x), np.asarray(y)
-    if "classes" in kind:
+    if "task" in kind:
         assert log_loss(hard, x, y) == pytest.approx(float(result.score), rel=1e-4)
     else:
         assert np.mean((hard.predict(x) - y) ** 2) == pytest.approx(float(result.score), rel=1e-4)

@@ -52,9 +52,9 @@ def init(of, batch, key):
     return jtrees.latent(of, 0.1).init(batch, key=key)
 
 
-def some_params(of, features, dtype=np.float32):
+def some_params(of, features, dtype=np.float32, task=Regression()):
     """Random parameters, without a compilation."""
-    network = nnx.eval_shape(lambda: latent.Network(features, of, dtype=dtype, rngs=nnx.Rngs(0)))
+    network = nnx.eval_shape(lambda: latent.Network(features, of, task, dtype=dtype, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng(0)
     shapes = nnx.to_pure_dict(nnx.state(network, nnx.Param))
     return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / np.sqrt(features), dtype), shapes)
@@ -363,8 +363,8 @@ def smoothed(logits, y):
 
 def test_the_loss_of_logits_and_their_softmax(table):
     """Of a method with classes, and a loss of one's own."""
-    batch, of = unit(table, 64), SEEN._replace(outputs=3)
-    params, y = some_params(of, 4), np.arange(64) % 3
+    batch = unit(table, 64)
+    params, y = some_params(SEEN, 4, task=Classification(3)), np.arange(64) % 3
     batch = batch._replace(y=jnp.asarray(y, jnp.int32))
 
     @jax.jit
@@ -450,7 +450,7 @@ def test_a_padded_fit_is_the_search_on_what_is_there(n, table):
 def deep_model():
     """A model of depth 10: 2047 nodes, 8 kB a row in float32."""
     of = Architecture(10)
-    return jtrees.LatentModel(some_params(of, 21), np.ones(2047, np.float32), None, of, 21, None, False)
+    return jtrees.LatentModel(some_params(of, 21), np.ones(2047, np.float32), None, of, 21, Regression(), False)
 
 
 def largest(jaxpr) -> int:
@@ -496,9 +496,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.parametrize("shape", [(10, 1), (10, 3)])
 def test_targets_of_another_shape_are_refused(shape):
     batch = Batch(jnp.ones((10, 2)), jnp.ones(shape))
-    with pytest.raises(ValueError, match=r"y must have no columns, as outputs has it, got shape \(10, "):
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\) for Regression.*, got shape \(10, "):
         jtrees.train(jtrees.latent(1, 0.1), batch, key=KEY, optimizer=optax.sgd(0.1), steps=1)
-    with pytest.raises(ValueError, match=r"y must have 2 columns, as outputs has it, got shape \(10, "):
+    with pytest.raises(ValueError, match=r"y must have shape \(n, 2\) for Regression.*, got shape \(10, "):
         jtrees.latent(1, 0.1, task=Regression(2)).init(batch, key=KEY)
 
 

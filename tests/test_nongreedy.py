@@ -17,7 +17,7 @@ from jtrees import Batch, leaves as kinds, splitting
 from jtrees.methods import bound, co2, nongreedy
 from jtrees.methods.bound import into_ball
 from jtrees.methods.lazy_momentum import touched
-from jtrees.tasks import Classification
+from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -41,7 +41,7 @@ def tree(depth, seed=0, classes=True, dtype=np.float32, size=1.0):
 @cache
 def bounds_of(depth, inference, classes=True):
     """Compiled: the bound, and the loss of the hard tree."""
-    method = jtrees.nongreedy(depth, 1e6, task=Classification(K) if classes else None, inference=inference)
+    method = jtrees.nongreedy(depth, 1e6, task=Classification(K) if classes else Regression(), inference=inference)
     return jax.jit(lambda params, batch: method.loss(params, batch, key=None, step=0))
 
 
@@ -102,7 +102,7 @@ def test_gradients_are_finite_differences(x64, kind, classes, stable):
     batch = batch._replace(weight=jnp.asarray(np.linspace(0.5, 1.5, N)))
     if stable:
         batch = batch._replace(y=(batch.y, jnp.asarray(np.arange(N) % 8)))
-    method = jtrees.nongreedy(3, 1e6, task=Classification(K) if classes else None, inference=kind)
+    method = jtrees.nongreedy(3, 1e6, task=Classification(K) if classes else Regression(), inference=kind)
     both = jax.jit(jax.value_and_grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))
     slopes, step = both(params)[1], 1e-6
     for get, put in [
@@ -156,7 +156,7 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
     for deepest in (0, 20):
         monkeypatch.setattr(nongreedy, "_SCORED", 2**deepest)
         monkeypatch.setattr(bound, "_MOVED_WHOLE", deepest)
-        of = {"classes": K if classes else None, "inference": inference}
+        of = {"task": Classification(K) if classes else Regression(), "inference": inference}
         method = jtrees.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
         how = {"optimizer": jtrees.lazy_momentum(rate, momentum), "key": jax.random.key(0)}
         run = jtrees.start(method, data, params=params, **how)
@@ -219,7 +219,6 @@ def test_a_number_without_a_gradient_rests():
         ({"nu": np.nan}, "nu must be"),
         ({"momentum": 1.0}, "momentum must be a number from 0"),
         ({"inference": "slow"}, "inference must be"),
-        ({"classes": 1}, "classes must be at least 2, got 1"),
     ],
 )
 def test_bad_options_are_refused(options, message):

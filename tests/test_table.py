@@ -37,10 +37,9 @@ def test_a_table_to_learn_from():
     x, y = columns()
     table = checked_table(x.astype(np.float32), y.tolist(), None, "regression")
     assert (table.x.dtype, table.y.dtype, table.weight, table.task) == (np.float32, np.float64, None, Regression())
-    assert table.outputs is None
     assert np.array_equal(table.x, x.astype(np.float32)) and np.array_equal(table.y, y)
-    assert checked_table(x, y[:, None], None, "regression").outputs == 1
-    assert checked_table(x, np.stack([y, -y], axis=1), None, "regression").outputs == 2
+    assert checked_table(x, y[:, None], None, "regression").task == Regression(1)
+    assert checked_table(x, np.stack([y, -y], axis=1), None, "regression").task == Regression(2)
     assert checked_table((x > 0).tolist(), y, None, "regression").x.dtype == np.float64
     truth = checked_table(x, y > 0, None, "regression")
     assert set(truth.y) == {0.0, 1.0}
@@ -91,7 +90,8 @@ X, Y = columns()
             Y,
             None,
             "ranking",
-            "task must be one of 'regression', 'classification', or a task such as jtrees.Classification(3), got 'ranking'",
+            "task must be one of 'regression', 'classification', or a task such as "
+            "jtrees.Classification(3), got 'ranking'",
         ),
         (X, None, None, "regression", "y must hold the targets to learn, got None"),
         (X[:, 0], Y, None, "regression", "x must have shape (n, p), got shape (200,): use x[:, None]"),

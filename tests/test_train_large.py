@@ -22,7 +22,7 @@ from experiments.blocks import DataError, Shards, Synthetic
 from experiments.checkpoints import CheckpointError, Checkpoints
 import jtrees
 from jtrees import training
-from jtrees.tasks import Classification
+from jtrees.tasks import Classification, Regression
 
 TARGET = {"npy": None, "parquet": "price"}
 TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)
@@ -358,7 +358,7 @@ def test_the_scale_of_columns_far_from_zero():
     rng = np.random.default_rng(0)
     x = np.stack([1e6 + 10 * rng.standard_normal(4000), np.full(4000, 0.1), rng.standard_normal(4000)], 1)
     x, y = x.astype(np.float32), (1e5 + rng.standard_normal(4000)).astype(np.float32)
-    scale = rounds.scale_of([(x[:1000], y[:1000]), (x[1000:], y[1000:])], None)
+    scale = rounds.scale_of([(x[:1000], y[:1000]), (x[1000:], y[1000:])], Regression())
     assert scale.constant.tolist() == [False, True, False]
     kept = [0, 2]
     np.testing.assert_allclose(scale.x_center[kept], x.astype(float).mean(0)[kept], rtol=1e-7, atol=1e-5)
