@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: compare test test-slow lint peers bench bench-kernels clean
+.PHONY: compare test test-slow lint wheel peers bench bench-kernels clean
 
 compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
 	$(BIN)/python -m experiments.compare $(ARGS)
@@ -25,6 +25,13 @@ lint: .venv/ready          ## linters and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+wheel: .venv/ready         ## the wheel: built, installed without extras into a fresh environment, and used there
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build .
+	$(PYTHON) -m venv build/env
+	build/env/bin/python -m pip install --quiet build/*.whl
+	cd build && env/bin/python -W error ../tests/installed.py
+
 # The published programs that benchmarks run beside ours. get-oblique pins old versions that clash with ours, hence
 # --no-deps; torch is the release that it was measured with (a build for CPUs is enough).
 peers: .venv/ready         ## what benchmarks compare with
@@ -44,4 +51,4 @@ bench-kernels: .venv/ready ## the fused kernels on the device that is here, tune
 	touch $@
 
 clean:
-	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build results .pytest_cache .ruff_cache .hypothesis

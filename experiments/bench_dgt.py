@@ -9,6 +9,7 @@ printed beside.
 """
 
 import argparse
+from functools import partial
 import json
 import os
 
@@ -18,7 +19,6 @@ import numpy as np
 
 from experiments import benchmark
 import jtrees
-from jtrees.methods.dgt import rmsprop
 
 CASES = ((6, 10, 1008), (8, 40, 1530))  # depth, features, hidden width (twice)
 BATCH, STEPS, ROUNDS = 128, 50, 20_000
@@ -51,7 +51,7 @@ def step_case(depth: int, p: int, width: int, repeats: int) -> list[str]:
     """One row: an update, the products, their ratio."""
     rng, n = np.random.default_rng(0), 16 * BATCH
     x, y = jnp.asarray(rng.normal(size=(n, p)), jnp.float32), jnp.asarray(rng.uniform(size=n), jnp.float32)
-    method, optimizer = jtrees.methods.dgt(depth, widths=(width, width)), rmsprop(0.01, clip=0.01)
+    method, optimizer = jtrees.methods.dgt(depth, widths=(width, width)), jtrees.training.rmsprop(0.01, clip=0.01)
     how = {"optimizer": optimizer, "steps": STEPS, "batch_size": BATCH}
     train = jax.jit(lambda key: jtrees.train(method, jtrees.Batch(x, y), key=key, **how).losses)
 
@@ -80,7 +80,8 @@ def bandit(repeats: int) -> dict[str, list[float]]:
         ("10 actions", jtrees.methods.bandit_classifier(6, 10), discrete),
         ("two points", jtrees.methods.bandit_regressor(6), number),
     ]:
-        run = jax.jit(lambda key, learner=learner, loss=loss: jtrees.methods.run_bandit(learner, x, loss, key=key).losses)
+        play = partial(jtrees.methods.run_bandit, learner, x, loss)
+        run = jax.jit(lambda key, play=play: play(key=key).losses)
         jax.block_until_ready(run(jax.random.key(0)))
         times = benchmark.seconds(lambda run=run: jax.block_until_ready(run(jax.random.key(1))), repeats)
         out[label] = [ROUNDS / t for t in times]

@@ -20,7 +20,7 @@ from jtrees import leaves as kinds
 
 BATCH, ROWS, CLASSES = 256, 2560, 10
 DEPTHS = {126: (8, 10, 12, 14, 16, 18), 784: (8, 10, 12, 14, 16, 18)}  # connect-4's features, and MNIST's
-FOLLOWS = 14  # the depth from which steps of such batches follow paths (bound._MOVED_WHOLE)
+FOLLOWS = 14  # the depth from which steps of such batches follow paths (surrogate._MOVED_WHOLE)
 EXACT = {126: 16, 784: 16}  # the deepest tree of which all leaves are tried
 CONNECT_4 = 43_236  # rows of its training part, for seconds an epoch
 STEPS = 5  # of a timed call
@@ -33,16 +33,17 @@ def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any,
     y = jnp.asarray(rng.integers(0, CLASSES, ROWS), jnp.int32)
     assigned = jnp.asarray(rng.integers(0, 2**depth, ROWS), jnp.int32)
     data = jtrees.Batch(x, (y, assigned) if stable else y)
-    method = jtrees.methods.nongreedy(depth, 100.0, task=jtrees.Classification(CLASSES), inference=inference, learning_rate=0.1)  # type: ignore
+    options: Any = {"task": jtrees.Classification(CLASSES), "inference": inference, "learning_rate": 0.1}
+    method = jtrees.methods.nongreedy(depth, 100.0, **options)
     optimizer = jtrees.training.lazy_momentum(0.1)
 
     @jax.jit
-    def begun(key: jax.Array) -> jtrees.training.TrainState:
+    def init(key: jax.Array) -> jtrees.training.TrainState:
         weights = jax.random.normal(key, (2**depth - 1, p)) / np.sqrt(p)
         tree = jtrees.ObliqueTree(weights, jnp.zeros(len(weights)), kinds.Logit(jnp.zeros((2**depth, CLASSES))))
-        return jtrees.training.begun(tree, data, key=key, optimizer=optimizer)
+        return jtrees.training.init_state(tree, data, key=key, optimizer=optimizer)
 
-    return method, optimizer, data, begun(jax.random.key(0))
+    return method, optimizer, data, init(jax.random.key(0))
 
 
 class Steps:

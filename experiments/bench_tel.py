@@ -40,7 +40,7 @@ def samples() -> jtrees.Batch:
 
 def method(depth: int, gamma: float, kind: str) -> tuple[jtrees.Method, optax.GradientTransformation]:
     """One of ``"lazy"``, ``"dense"`` (Adam on everything) and ``"logistic"``."""
-    options: dict[str, Any] = {"classes": 2, "step": "logistic" if kind == "logistic" else "smooth"}
+    options: dict[str, Any] = {"task": jtrees.Classification(2), "step": "logistic" if kind == "logistic" else "smooth"}
     rate = RATE if kind == "lazy" else None
     optimizer = jtrees.training.lazy_adam(RATE) if kind == "lazy" else optax.adam(RATE)
     return jtrees.methods.tel(depth, TREES, gamma, learning_rate=rate, **options), optimizer

@@ -2,9 +2,9 @@
 
 python -m experiments.bench_training [--data-dir FOLDER] [--depth 2 4 6 8 10] [--write]
 
-Three things are timed in one run: a step of ``jtrees.train``, in ``jtrees.training.multi_start`` of a start a device, two at
-least; what no step can avoid (the two matrix products and one sigmoid a node and sample); and a step of the authors'
-package, where ``make peers`` has installed it.
+Three things are timed in one run: a step of ``jtrees.train``, in ``jtrees.training.multi_start`` of a start a device,
+two at least; what no step can avoid (the two matrix products and one sigmoid a node and sample); and a step of the
+authors' package, where ``make peers`` has installed it.
 """
 
 import argparse

@@ -34,7 +34,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from experiments import benchmark, data, prepare
 from experiments.outcome import LEGEND, SMALL, Outcome, Row, as_tree, size
 import jtrees
-from jtrees.recipes import described
+from jtrees.search.run import described
 
 
 @dataclass(frozen=True)

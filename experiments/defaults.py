@@ -38,15 +38,15 @@ RECIPES = {
     "GET-linear": jtrees.GET(leaves="linear"),  # regression only
     "RADDT": jtrees.RADDT(),
     "DGT": jtrees.DGT(),
-    "PAT": jtrees.PAT(),
     "LatentTree": jtrees.LatentTree(),
     "TEL": jtrees.TEL(),
     "CO2": jtrees.CO2(),
     "NonGreedy": jtrees.NonGreedy(),
     "Bagged-DGT": jtrees.Bagged(jtrees.DGT()),
     "Polished-GET": jtrees.Polished(jtrees.GET()),
+    "BestOf-DGT": jtrees.BestOf(jtrees.DGT()),
 }
-# LatentClustering predicts features from other features, without y; Trained has no default: it needs a method.
+# LatentClustering predicts features from other features, without y; FromMethod has no default method.
 LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod)
 PARTS = ("baselines", *RECIPES)
 ROWS = 3000  # to train on, and to test on, at most

@@ -69,9 +69,10 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def _of_task(found: pieces.Found, task: str) -> str:
-    there = {name: [one["found"] for one in by.values()] for name, by in found.get(task, {}).items()}
-    if not there:
+    records = [one for by_seed in found.get(task, {}).values() for one in by_seed.values()]
+    if not records:
         return ""
+    there = {name: [one["found"] for one in by.values()] for name, by in found[task].items()}
     methods, rows, means = list(models(task, 0)), [], []
     for name, ones in there.items():
         seconds = [one["jtrees seconds"] for one in ones]
@@ -86,11 +87,9 @@ def _of_task(found: pieces.Found, task: str) -> str:
         f"jtrees is ahead of CART on {(scores[:, 2] > scores[:, 0]).sum()} of {len(scores)} sets, and on average "
         f"{(scores[:, 2] - scores[:, 1]).mean():+.2f} points from the random forest."
     )
-    of = models(task, 0)["jtrees"]
+    estimator, recipe = type(models(task, 0)["jtrees"]).__name__, records[0]["settings"]["recipe"]
     return (
-        f"## {task.capitalize()}: `{type(of).__name__}()`\n\n`{pieces.told(of.default_recipe)}`\n\n"
-        + benchmark.markdown(header, rows)
-        + f"\n{said}\n"
+        f"## {task.capitalize()}: `{estimator}()`\n\n`{recipe}`\n\n" + benchmark.markdown(header, rows) + f"\n{said}\n"
     )
 
 

@@ -112,9 +112,10 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
         sizes = [size(member, x) for member in model]
         return sum(leaves for leaves, _ in sizes), sum(numbers for _, numbers in sizes)
     if isinstance(model, jtrees.methods.EnsembleModel):
-        return int(np.prod(model.params.leaf_values.shape[:2])), model.num_parameters
+        return int(np.prod(model.network.params.leaf_values.shape[:2])), model.num_parameters
     # A LatentTree: a tree and a predictor on it.
-    return int((np.asarray(model.active[len(model.active) // 2 :]) > 0).sum()), model.num_parameters
+    active = np.asarray(model.network.active)
+    return int((active[len(active) // 2 :] > 0).sum()), model.num_parameters
 
 
 class Outcome:

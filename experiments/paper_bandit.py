@@ -25,9 +25,9 @@ import optax
 from experiments import benchmark, pieces
 from experiments.paper_dgt import REGRESSION, SETS, splits
 import jtrees
-from jtrees.methods.dgt import rmsprop
 from jtrees.data import Scaling, Table
 from jtrees.tasks import Classification, Regression
+from jtrees.training import rmsprop
 
 ROUNDS = {"pendigits": 50_000, "letter": 50_000, "mnist": 76_000, "abalone_dgt": 200_000, "ailerons": 200_000}
 ACTIONS, DEPTHS = {"pendigits": 10, "letter": 26, "mnist": 10}, {"letter": 8}  # 6 where it is not said
@@ -41,7 +41,7 @@ PARTS = ("tree", "linear", "vowpal", "tree-one-point", "linear-one-point")
 
 
 class Stream(NamedTuple):
-    """Contexts and targets, scaled; the rows that each seed meets, ``(seeds, rounds)``; and the test part."""
+    """Contexts and targets, scaled; the rows that each seed plays, ``(seeds, rounds)``; and the test part."""
 
     x: jax.Array
     y: jax.Array
@@ -52,15 +52,16 @@ class Stream(NamedTuple):
 
 @lru_cache(maxsize=1)
 def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scaling]:
-    """The stream of a set, and its scale: features as the recipes have them, regression targets in [0, 1]."""
+    """The stream of a set, and its scaling: features as the recipes have them, regression targets in [0, 1]."""
     x, y, x_test, y_test = splits(name, data_dir)[0]
     task = Regression() if name in REGRESSION else Classification(ACTIONS[name])
-    scale = Scaling.fit(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, task), 1.0)
+    scaling = Scaling.fit(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, task))
     rows = np.stack([np.random.default_rng(seed).integers(0, len(x), ROUNDS[name]) for seed in range(seeds)])
-    return Stream(*map(jnp.asarray, (scale.transform(x), scale.transform_y(y), rows, scale.transform(x_test), y_test))), scale
+    arrays = scaling.transform(x), scaling.transform_y(y), rows, scaling.transform(x_test), y_test
+    return Stream(*map(jnp.asarray, arrays)), scaling
 
 
-def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scale: Scaling) -> dict[str, Any]:
+def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scaling: Scaling) -> dict[str, Any]:
     """A learner on the streams of all seeds, in one program: curves of the held-out score and of the regret."""
     (seeds, rounds), every = data.rows.shape, data.rows.shape[1] // LOOKS
     side_by_side = max(1, 2**30 // (4 * rounds * data.x.shape[1]))  # as many as a gigabyte of contexts has room for
@@ -68,7 +69,7 @@ def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scale: Scali
     def score(params: Any, data: Stream) -> jax.Array:
         answers = learner.predict(params, data.test)
         if name in REGRESSION:
-            return SETS[name].unit * jnp.sqrt(jnp.square(scale.inverse(answers) - data.y_test).mean())
+            return SETS[name].unit * jnp.sqrt(jnp.square(scaling.inverse(answers) - data.y_test).mean())
         return 100 * (answers.argmax(1) == data.y_test).mean()
 
     def run(data: Stream, seed: jax.Array, rows: jax.Array) -> jtrees.methods.BanditRun:
@@ -77,8 +78,8 @@ def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scale: Scali
             loss = lambda i, action: jnp.square(action - targets[i])
         else:
             loss = lambda i, action: (action != targets[i]).astype(jnp.float32)
-        look = partial(score, data=data)
-        return jtrees.methods.run_bandit(learner, data.x[rows], loss, key=jax.random.key(seed), score=look, score_every=every)
+        how: Any = {"key": jax.random.key(seed), "score": partial(score, data=data), "score_every": every}
+        return jtrees.methods.run_bandit(learner, data.x[rows], loss, **how)
 
     @jax.jit
     def all_seeds(data: Stream) -> jtrees.methods.BanditRun:
@@ -117,11 +118,11 @@ def label(part: str, name: str) -> str:
 
 def made(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The best of the learners of a part, by the mean score over the last quarter of the looks."""
-    data, scale = stream(name, options.data_dir, options.seeds)
+    data, scaling = stream(name, options.data_dir, options.seeds)
     if part == "vowpal":
         return vowpal_wabbit(name, data)
     last = lambda found: np.mean(np.asarray(found["scores"])[:, -LOOKS // 4 :])
-    found = [played(name, learner(), data, scale) for learner in learners(part, name)]
+    found = [played(name, learner(), data, scaling) for learner in learners(part, name)]
     return (min if name in REGRESSION else max)(found, key=last)
 
 

@@ -1,4 +1,4 @@
-"""DGT's tables: trees (1 and 2), forests (4) and ablations (7), beside CART, a linear model and XGBoost.
+"""DGT's tables: trees (1 and 2), forests (4) and ablations (7), beside CART, a linear model, XGBoost and PAT.
 
 python -m experiments.paper_dgt --data-dir DATA [--seeds 10] [--datasets pendigits ...] [--parts trees ...]
 
@@ -28,9 +28,10 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from experiments import benchmark, data, pieces
 from experiments.pieces import spread
 import jtrees
-from jtrees import ops, routing
-from jtrees.methods.dgt import rmsprop
-from jtrees.data import Scaling, Table
+from jtrees import losses, ops, routing, training, validation as checks
+from jtrees.data import Scaling, Table, bucket
+from jtrees.search import Schedule
+from jtrees.tasks import Regression, Task
 
 SHUFFLES = "abalone_dgt"
 FIRST = {"ailerons": 7154, "mnist": 60_000}  # rows to train on where the file does not say: so many from the first
@@ -59,6 +60,7 @@ SETS = {
 REGRESSION = ("abalone_dgt", "ailerons")
 GRID = {"widths": ((), (240, 240)), "momentum": (0.0, 0.3, 0.8), "l2": (0.0, 1e-5)}
 LARGE = 10_000  # rows
+BATCH = 128
 TREES = 30
 ABLATIONS = ("sum, sign, L = 3", "sum, sign, L = 1", "product, sign, L = 3", "sum, annealed, L = 3")
 
@@ -157,8 +159,8 @@ def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
         out["linear"].append(beside["linear"])
         for seed in range(seeds):
             fit = fitted(name, split, seed, options)
-            out["test"].append(score(name, fit.tree.predict(split[2]), split[3]))
-            out["train"].append(score(name, fit.tree.predict(split[0]), split[1]))
+            out["test"].append(score(name, fit.predict(split[2]), split[3]))
+            out["train"].append(score(name, fit.predict(split[0]), split[1]))
             out["reached"].append(fit.report["reached"])
     return {"options": options, **out}
 
@@ -172,6 +174,55 @@ def forests_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
             forest = fitted(name, split, seed, options, TREES).model
             test.append(score(name, forest.predict(split[2]), split[3]))
     return {"options": options, "test": test, "boosted": boosted}
+
+
+def pat(depth: int, slope: training.Number, *, task: Task = Regression()) -> jtrees.Method:
+    """The probabilistic annealed tree, the paper's baseline: product form, sigmoids of a slope that grows.
+
+    The loss is that of the mean over the leaves, by the product of sigmoids; the score is that of the hard tree.
+    Parameters and hardening are those of DGT without over-parameterisation. The paper's schedules are
+    ``optax.linear_schedule(low, high, steps)`` and, logarithmic, ``optax.exponential_decay(low, steps, high / low)``,
+    low and high from 1..100 to 10..10000.
+
+    Args:
+      depth: depth of the tree, 1 to 16.
+      slope: factor of the scores, above 0: a number, a traced number, or an optax schedule of the step.
+      task: what is predicted.
+
+    Raises:
+      ValueError: for a depth or a slope out of range.
+    """
+    checks.check_positive("slope", slope)
+
+    def loss(params: Any, batch: jtrees.Batch, *, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        tree, (x, y, weight) = params.tree(), batch
+        steepness = training.at_step(slope, step)
+        soft = ops.soft(steepness * tree.weights, steepness * tree.bias, tree.leaves.values, x)
+        hard = tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
+        mean = lambda outputs: losses.weighted_mean(task.loss(outputs, y), weight)
+        return mean(soft), mean(hard)
+
+    return jtrees.methods.dgt(depth, task=task)._replace(loss=loss)
+
+
+def annealed(name: str, rows: int) -> jtrees.FromMethod:
+    """PAT as a recipe for a table of so many rows: the logarithm of the slope grows evenly, from 1 to 100."""
+    depth, epochs = SETS[name].depth, SETS[name].epochs
+    slope = optax.exponential_decay(1.0, Schedule.of(bucket(rows), epochs, BATCH).steps, 100.0)
+    options: Any = {"rule": training.rmsprop, "epochs": epochs, "batch_size": BATCH}
+    return jtrees.FromMethod(make=partial(pat, depth, slope), **options)
+
+
+def pat_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
+    """The product-form baseline of Tables 1 and 2, untuned."""
+    out: dict[str, list[float]] = {"test": [], "train": []}
+    for x, y, x_test, y_test in parts:
+        recipe = annealed(name, len(x))
+        for seed in range(seeds):
+            fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task=task(name))
+            out["test"].append(score(name, fit.predict(x_test), y_test))
+            out["train"].append(score(name, fit.predict(x), y))
+    return out
 
 
 def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
@@ -203,30 +254,30 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Table 7: every variant with the same plain options, scaled and trained alike."""
     out: dict[str, Any] = {kind: [] for kind in ABLATIONS}
     for x, y, x_test, y_test in parts:
-        scale = Scaling.fit(Table(x, y.astype(np.float64), None, jtrees.Regression()), 1.0)
-        batch = jtrees.Batch(jnp.asarray(scale.transform(x)), jnp.asarray(scale.transform_y(y)))
-        new = jnp.asarray(scale.transform(x_test))
-        steps = SETS[name].epochs * (len(x) // 128)
+        scaling = Scaling.fit(Table(x, y.astype(np.float64), None, Regression()))
+        batch = jtrees.Batch(jnp.asarray(scaling.transform(x)), jnp.asarray(scaling.transform_y(y)))
+        new = jnp.asarray(scaling.transform(x_test))
+        steps = SETS[name].epochs * (len(x) // BATCH)
         for kind in ABLATIONS:
             method = variant(kind, SETS[name].depth, steps)
             wave, third = optax.cosine_decay_schedule(0.01, -(-steps // 3)), -(-steps // 3)
-            optimizer = rmsprop(lambda step, wave=wave, third=third: wave(step % third), clip=0.01)
+            optimizer = training.rmsprop(lambda step, wave=wave, third=third: wave(step % third), clip=0.01)
 
             def run(key: jax.Array, batch=batch, new=new, method=method, optimizer=optimizer, n=steps):
-                result = jtrees.train(method, batch, key=key, optimizer=optimizer, steps=n, batch_size=128)
-                return method.predict(result.params, new)
+                result = jtrees.train(method, batch, key=key, optimizer=optimizer, steps=n, batch_size=BATCH)
+                return method.harden(result.params, batch).apply(new)
 
-            answers = jax.jit(partial(jtrees.training.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
-            out[kind] += [score(name, scale.inverse(np.asarray(one)), y_test) for one in answers]
+            answers = jax.jit(partial(training.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
+            out[kind] += [score(name, scaling.inverse(np.asarray(one)), y_test) for one in answers]
     return out
 
 
-PARTS = {"trees": trees_part, "forests": forests_part, "ablations": ablations_part}
+PARTS = {"trees": trees_part, "pat": pat_part, "forests": forests_part, "ablations": ablations_part}
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
     """One for all seeds; forests and ablations of regression alone."""
-    if part == "trees" or name in REGRESSION:
+    if part in ("trees", "pat") or name in REGRESSION:
         make = lambda: PARTS[part](name, splits(name, options.data_dir), options.seeds)
         yield pieces.Piece(part, name, make, {"seeds": options.seeds})
 
@@ -258,6 +309,9 @@ def report(found: pieces.Found, command: str) -> str:
             rows[-1] += [f"{piece['seconds']:.0f}"]
         header = ["set", "height", "DGT, test", "DGT, training", "CART", "linear", "nodes reached", "chosen", "epochs"]
         text.append("## Trees (Tables 1 and 2)\n\n" + benchmark.markdown([*header, "seconds, all"], rows))
+    if annealed_trees := there("pat"):
+        rows = [[n, spread(p["found"]["test"]), spread(p["found"]["train"])] for n, p in annealed_trees.items()]
+        text.append("## PAT, untuned\n\n" + benchmark.markdown(["set", "PAT, test", "PAT, training"], rows))
     if forests := there("forests"):
         rows = [
             [n, spread(p["found"]["test"]) + figure(SETS[n].forest), spread(p["found"]["boosted"])]

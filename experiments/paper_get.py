@@ -38,7 +38,7 @@ PAPER = {
     "space-ga": (42.14, 62.07, 62.07, 53.22),
 }
 FOREST_DEPTHS, FOREST_TREES = (10, 15, 20, 50), (50, 100, 200, 300, 400, 500)
-# Scaling factors to choose from: the paper's; and larger ones, from which the CART start goes further.
+# Scale factors to choose from: the paper's; and larger ones, from which the CART start goes further.
 SCALES = (((5.0, 25.0), (50.0, 150.0)), ((25.0, 75.0), (100.0, 300.0)))
 FIXED = {"alpha 1": ((1.0, 1.0),) * 2, "alpha 100": ((100.0, 100.0),) * 2, "annealed": SCALES[0]}  # Table 4
 ABLATION_DEPTHS = (4, 8)
@@ -101,7 +101,7 @@ def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any)
     final = recipe(options.final).replace(**chosen)
     final = jtrees.Polished(base=final, epochs=options.polish) if constant else final
     fit = jtrees.fit(final, x, y, key=keys[1])
-    return fit.tree, {**chosen, "chosen": fit.report["chosen"], "parameters": fit.tree.prune(x).num_parameters}
+    return fit.tree, {**chosen, "chosen": fit.report["chosen"], "parameters": fit.model.prune(x).num_parameters}
 
 
 def table_part(fit: Fit, split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -38,9 +38,9 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from experiments import benchmark, data, pieces
 from experiments.pieces import spread
 import jtrees
-from jtrees.methods import latent
-from jtrees.nn.latent_tree import activity
+from jtrees import routing
 from jtrees.data import Scaling, Table
+from jtrees.methods.latent import Architecture, scores_of
 from jtrees.tasks import Classification, Regression
 
 SETS = {  # passes over the data
@@ -143,11 +143,11 @@ def tables_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
         model = fitted(recipe(epochs=epochs, **options), (a, ya, b, yb), seed, classes).model
         out["LatentTree"].append(score(model.predict(x_test), y_test, classes))
         out["train"].append(score(model.predict(x), y, classes))
-        out["active"].append(100 * float((model.active > 0).mean()))
+        out["active"].append(100 * float((model.network.active > 0).mean()))
         # What is left if the tree has to answer alone.
         alone = recipe(epochs=epochs, **options | {"width": 0, "inputs": "z"})
-        alone = fitted(alone, (a, ya, b, yb), seed, classes).tree
-        out["tree"].append(score(alone.predict(x_test), y_test, classes))
+        tree: Any = fitted(alone, (a, ya, b, yb), seed, classes).tree
+        out["tree"].append(score(tree.predict(x_test), y_test, classes))
         for label, models in peers(classes, seed).items():
             if seed == 0:
                 scores = [score(m.fit(*part[:2]).predict(part[2]), part[3], classes) for m in models]
@@ -197,8 +197,8 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
     for seed in range(seeds):
         rows, rest = train_test_split(np.arange(len(table.x)), test_size=0.4, random_state=seed, stratify=table.y)
         validation, test = train_test_split(rest, test_size=0.5, random_state=seed)
-        clusters, judge = jtrees.LatentClustering(target_features=(0, 1)), (table.x[validation], table.y[validation])
-        fit = jtrees.tune(clusters, table.x[rows], key=jax.random.key(seed), grid=grid, validation=judge)
+        clusters, held_out = jtrees.LatentClustering(target_features=(0, 1)), (table.x[validation], table.y[validation])
+        fit: Any = jtrees.tune(clusters, table.x[rows], key=jax.random.key(seed), grid=grid, validation=held_out)
         picked.append(list(fit.report["chosen"].values()))
         means = hierarchical_kmeans(table.x[rows], table.x, fit.report["chosen"]["depth"], seed)
         nodes, parent = birch(table.x[rows], table.x)
@@ -219,14 +219,14 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     targets = jnp.asarray((table.x[:, :2] - table.x[:, :2].mean(0)) / table.x[:, :2].std(0))
     batch = jtrees.Batch(inputs, targets)
     steps = len(x) // PRUNING_BATCH
-    of = latent.Architecture(PRUNING_DEPTH, inputs="z")
+    of = Architecture(PRUNING_DEPTH, inputs="z")
     order = np.random.default_rng(0).permutation(len(x))  # the file is sorted by class, batches are not
     batches = inputs[order][: steps * PRUNING_BATCH].reshape(steps, PRUNING_BATCH, -1)
 
     def run(key: jax.Array, penalty: jax.Array, over: jax.Array) -> jax.Array:
         def active(params: Any) -> jax.Array:
-            scores = jax.vmap(latent.scores_of, (None, 0, None, None))(params, over, of, Regression(2))
-            return 100 * (jax.vmap(activity, (0, None))(scores, penalty) > 0).mean()
+            scores = jax.vmap(scores_of, (None, 0, None, None))(params, over, of, Regression(2))
+            return 100 * (jax.vmap(routing.activity, (0, None))(scores, penalty) > 0).mean()
 
         method, watch = jtrees.methods.latent(of, penalty, task=Regression(2)), {"score_every": steps, "score": active}
         how: Any = {"steps": PRUNING_EPOCHS * steps, "batch_size": PRUNING_BATCH, **watch}
@@ -287,15 +287,16 @@ def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
     for seed in range(seeds):
         (x, y, x_new, y_new), _, classes = parts_of(name, seed, data_dir)
         task = Classification(int(y.max()) + 1) if classes else Regression()
-        scale = Scaling.fit(Table(x, y if classes else y.astype(np.float64), None, task), 1.0)
-        batch, judge = (
-            jtrees.Batch(jnp.asarray(scale.transform(a)), jnp.asarray(scale.transform_y(b))) for a, b in ((x, y), (x_new, y_new))
+        scaling = Scaling.fit(Table(x, y if classes else y.astype(np.float64), None, task))
+        batch, validation = (
+            jtrees.Batch(jnp.asarray(scaling.transform(a)), jnp.asarray(scaling.transform_y(b)))
+            for a, b in ((x, y), (x_new, y_new))
         )
         method = jtrees.methods.latent(4, 0.1, task=task)
         for label, optimizer in (("QHAdam", qhadam(0.01)), ("Adam", optax.adam(0.01))):
             train = partial(jtrees.train, method, optimizer=optimizer, steps=50 * (len(x) // 128), batch_size=128)
             params = jax.jit(lambda key, train=train, batch=batch: train(batch, key=key).params)(jax.random.key(seed))
-            out[label].append(float(method.loss(params, judge, key=jax.random.key(0), step=0)[0]))
+            out[label].append(float(method.loss(params, validation, key=jax.random.key(0), step=0)[0]))
     return out
 
 

@@ -224,12 +224,12 @@ def seconds(split: Split, seed: int) -> dict[str, Any]:
             state = jtrees.training.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
             options: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
             advance = jax.jit(
-                lambda state, method=method, options=options: jtrees.training.advance(method, state, data_of, **options)[0]
+                lambda state, method=method, options=options: jtrees.training.advance(method, state, data_of, **options)
             )
             jax.block_until_ready(advance(state))
             start = time.perf_counter()
             for _ in range(50):
-                state = advance(state)
+                state, _ = advance(state)
             jax.block_until_ready(state)
             out[step].append(time.perf_counter() - start)
     return out
@@ -237,9 +237,10 @@ def seconds(split: Split, seed: int) -> dict[str, Any]:
 
 def _run(depth: int, gamma: float, classes: int, step: str) -> Any:
     rate = 0.1  # the paper's
-    options: Any = {"classes": classes, "step": step, "learning_rate": rate if step == "smooth" else None}
-    optimizer = jtrees.training.lazy_adam(rate) if step == "smooth" else optax.adam(rate)
-    return jtrees.methods.tel(depth, 10, gamma, **options), optimizer
+    of: Any = {"task": jtrees.Classification(classes), "step": step}
+    if step == "smooth":
+        return jtrees.methods.tel(depth, 10, gamma, **of, learning_rate=rate), jtrees.training.lazy_adam(rate)
+    return jtrees.methods.tel(depth, 10, gamma, **of), optax.adam(rate)
 
 
 def trees(split: Split, seed: int) -> dict[str, Any]:

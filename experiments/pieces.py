@@ -4,6 +4,7 @@ What the ``paper_*`` scripts share: the command line, the loop over what is miss
 """
 
 import argparse
+import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 import json
@@ -159,9 +160,21 @@ def read(piece: Piece, folder: Path) -> dict[str, Any] | None:
     record = json.loads(file.read_text())
     # Older files have their settings among the rest.
     record.setdefault("settings", {name: record[name] for name in piece.settings if name in record})
-    if (made := record["settings"]) != json.loads(json.dumps(piece.settings)):
+    made, settings = record["settings"], json.loads(json.dumps(piece.settings))
+    if _in_order(made) != _in_order(settings):
         raise SystemExit(f"{file} was made with {made}, not {piece.settings}: give the same settings, or another --out")
     return record
+
+
+def _in_order(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the options of their recipe in alphabetical order: the order of its fields may change."""
+    if "recipe" not in settings:
+        return settings
+    recipe = ast.parse(settings["recipe"], mode="eval")
+    for call in ast.walk(recipe):
+        if isinstance(call, ast.Call):
+            call.keywords.sort(key=lambda keyword: str(keyword.arg))
+    return settings | {"recipe": ast.unparse(recipe)}
 
 
 def machines(found: Found) -> str:

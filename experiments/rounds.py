@@ -1,4 +1,4 @@
-"""A job of train_large: what is trained on what, in rounds; the compiled programs, and the judge of what they learn."""
+"""A job of train_large: what is trained on what, in rounds; the compiled programs, and the evaluation of the model."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ import numpy as np
 from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
 from jtrees import training
-from jtrees.methods.one_run import OneRun
+from jtrees.data import Data, Scaling, Table
+from jtrees.search import Search, options as kinds
+from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import with_options
-from jtrees.recipes import Monitor
-from jtrees.data import Scaling, Table
 from jtrees.tasks import Classification, Regression, Task
 
-METHODS = {"dgt": jtrees.DGT, "pat": jtrees.PAT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
+# Recipes that are one run on mini-batches: the state of their search is a TrainState.
+METHODS = {"dgt": jtrees.DGT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
 SAMPLE = 2**16  # rows in memory: for moments, for the first parameters, for the leaves that a tree ends in
 
 
@@ -31,24 +32,42 @@ class Job(NamedTuple):
     Attributes:
       blocks: the table.
       order: of its blocks, of which the last are held out, pass after pass.
-      a_round: blocks in a round, of all processes.
-      rounds: how many are planned.
+      blocks_per_round: of all processes.
+      rounds: number of rounds that are planned.
       updates: steps in a round.
-      recipe: checked.
-      scale: of the data.
+      search: of the recipe, for as many steps as are planned.
+      scaling: of the data.
       sample: rows in memory, in the user's units.
-      judge: those held out.
+      validation: those held out.
     """
 
     blocks: Blocks
     order: Any
-    a_round: int
+    blocks_per_round: int
     rounds: int
     updates: int
-    recipe: Any
-    scale: Scaling
+    search: Search
+    scaling: Scaling
     sample: Table
-    judge: Table
+    validation: Table
+
+
+class RoundsOfBlocks(NamedTuple):
+    """Rounds of one size, as :class:`jtrees.search.Search` takes them: those of the blocks that are read.
+
+    Attributes:
+      size: steps of a round.
+    """
+
+    size: int
+
+    def steps_before(self, i: Any) -> Any:
+        """Steps before round i."""
+        return i * self.size
+
+    def steps_in(self, i: Any) -> Any:
+        """Steps of round i."""
+        return jnp.int32(self.size)
 
 
 # --- The job ---------------------------------------------------------------------------------------------------------
@@ -75,7 +94,7 @@ def source(options: argparse.Namespace) -> Blocks:
     return made
 
 
-def recipe_of(options: argparse.Namespace) -> OneRun:
+def recipe_of(options: argparse.Namespace) -> Any:
     """The recipe with its options."""
     pairs = [one.partition("=") for one in options.set]
     if taken := {"batch_size", "epochs"} & {name for name, _, _ in pairs}:
@@ -101,19 +120,18 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     Raises:
       DataError: for too few rows, blocks that the devices cannot share, batches that the rounds cannot.
     """
-    devices = jax.device_count()
-    a_round = options.blocks
-    if a_round % devices:
-        raise DataError(f"--blocks must be a multiple of the {devices} devices, got {a_round}")
-    if (rows := a_round * options.block) % options.batch or options.batch % devices:
+    devices, blocks_per_round = jax.device_count(), options.blocks
+    if blocks_per_round % devices:
+        raise DataError(f"--blocks must be a multiple of the {devices} devices, got {blocks_per_round}")
+    if (rows := blocks_per_round * options.block) % options.batch or options.batch % devices:
         said = f"--batch must divide {rows}, the rows of a round, and be a multiple of {devices}, the devices"
         raise DataError(f"{said}; got {options.batch}")
     count = len(blocks) - options.held_out
-    few = max(a_round, -(-SAMPLE // options.block))
-    if count < a_round:
+    few = max(blocks_per_round, -(-SAMPLE // options.block))
+    if count < blocks_per_round:
         raise DataError(
-            f"{len(blocks)} blocks of {options.block} rows are too few: {options.held_out} held out, {a_round} a round"
-            "; try a smaller --block"
+            f"{len(blocks)} blocks of {options.block} rows are too few: {options.held_out} held out, "
+            f"{blocks_per_round} a round; try a smaller --block"
         )
     order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat()
     seen = [blocks[order[i]] for i in range(min(few, count))]
@@ -123,14 +141,16 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     held_out = [blocks[i] for i in range(count, len(blocks))]
     for i, (_, y) in enumerate(held_out, count):
         _check_classes(blocks, i, y, task)
-    judge, sample = _table(held_out, task), _table(seen, task)
-    updates = a_round * options.block // options.batch
-    rounds = max(1, -(-options.epochs * count // a_round))
+    validation, sample = _table(held_out, task), _table(seen, task)
+    updates = rows // options.batch
+    rounds = max(1, -(-options.epochs * count // blocks_per_round))
+    # Schedules are made for the steps that are planned, and not for those that the rows in memory would take.
+    shape = -(-rounds * updates // options.epochs) * options.batch, sample.x.shape[1]
     try:
-        recipe = recipe_of(options).checked(sample)
+        search = kinds.checked(recipe_of(options)).search(task, shape)
     except ValueError as error:
         raise DataError(f"--set: {error}") from error
-    return Job(blocks, order, a_round, rounds, updates, recipe, scale_of(seen, task), sample, judge)
+    return Job(blocks, order, blocks_per_round, rounds, updates, search, scaling_of(seen, task), sample, validation)
 
 
 def _classes(seen: list[Block]) -> int:
@@ -152,8 +172,8 @@ def _table(parts: list[Block], task: Task) -> Table:
     return Table(x, y.astype(np.float64) if isinstance(task, Regression) else y, None, task)
 
 
-def scale_of(parts: Sequence[Block], task: Task) -> Scaling:
-    """The scale of a table by the moments of its parts, in double precision.
+def scaling_of(parts: Sequence[Block], task: Task) -> Scaling:
+    """The scaling of a table by the moments of its parts, in double precision.
 
     Rows are counted from the first of them, so that a constant column has a deviation of exactly 0.
     """
@@ -168,29 +188,29 @@ def scale_of(parts: Sequence[Block], task: Task) -> Scaling:
 
 
 def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
-    """Rows in the user's units, counted from the scale's origin in double precision; float32, classes as they are."""
-    origin = job.scale.origin
+    """Rows in the user's units, counted from the scaling's origin in double precision; float32, classes as they are."""
+    origin = job.scaling.origin
     if origin is not None:
         x, y = origin.transform(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
     y = y.astype(np.float32, copy=False) if isinstance(job.sample.task, Regression) else y
     return x.astype(np.float32, copy=False), y
 
 
-def scale_of_counted(scale: Scaling) -> Scaling:
-    """The scale of rows that are counted from this one's origin."""
-    if scale.origin is None:
-        return scale
-    low = None if scale.y_low is None else scale.y_low - scale.origin.y
-    return scale.replace(x_center=scale.x_center - scale.origin.x, y_low=low, origin=None)
+def scaling_of_counted(scaling: Scaling) -> Scaling:
+    """The scaling of rows that are counted from this one's origin."""
+    if scaling.origin is None:
+        return scaling
+    low = None if scaling.y_low is None else scaling.y_low - scaling.origin.y
+    return scaling.replace(x_center=scaling.x_center - scaling.origin.x, y_low=low, origin=None)
 
 
 def stream(job: Job) -> Any:
     """The rounds of this process as an iterator of Grain: its share of the blocks of each round, :func:`counted`."""
-    share = job.a_round // jax.process_count()
+    share = job.blocks_per_round // jax.process_count()
     first = jax.process_index() * share
 
     def read(k: int) -> Block:
-        numbers = [job.order[k * job.a_round + first + j] for j in range(share)]
+        numbers = [job.order[k * job.blocks_per_round + first + j] for j in range(share)]
         mine = [job.blocks[i] for i in numbers]
         for i, (_, y) in zip(numbers, mine, strict=True):
             _check_classes(job.blocks, i, y, job.sample.task)
@@ -206,16 +226,11 @@ def stream(job: Job) -> Any:
 
 
 def first_state(job: Job, key: jax.Array) -> training.TrainState:
-    """The state of a run that has not begun, the same on every device."""
-    rows = job.a_round * len(job.blocks[0][0])
-    unit = job.scale.batch(job.sample)
-    data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(unit.x, unit.y))
-    method, optimizer = method_of(job), optimizer_of(job)
-
-    def start(data: training.Batch, key: jax.Array) -> training.TrainState:
-        return training.start(method, data, key=key, optimizer=optimizer)
-
-    state = jax.jit(start)(data, key)
+    """The state of a run before its first step, the same on every device."""
+    rows = job.blocks_per_round * len(job.blocks[0][0])
+    scaled = job.scaling.batch(job.sample)
+    data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(scaled.x, scaled.y))
+    state = jax.jit(lambda data, key: job.search.init(None, data, key=key))(data, key)
     # Rounds take the place of the state before, in which nothing may be held twice.
     return jax.device_put(jax.tree.map(jnp.copy, state), _everywhere())
 
@@ -224,39 +239,26 @@ def _everywhere() -> NamedSharding:
     return NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
 
 
-def method_of(job: Job) -> training.Method:
-    """The recipe's, with schedules for all steps that are planned: it takes them from the number of rows of a pass."""
-    rows = job.rounds * job.updates // job.recipe.epochs * job.recipe.batch_size
-    return job.recipe.method(job.sample.replace(x=jax.ShapeDtypeStruct((rows, job.sample.x.shape[1]), np.float32)))
-
-
-def optimizer_of(job: Job) -> Any:
-    """The recipe's, for all steps that are planned."""
-    return job.recipe.optimizer(job.rounds * job.updates, max(1, job.rounds * job.updates // job.recipe.epochs))
-
-
 def round_of(job: Job) -> Any:
     """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows of :func:`stream`."""
-    method, optimizer = method_of(job), optimizer_of(job)
-    scale = scale_of_counted(job.scale)
+    scaling, rounds = scaling_of_counted(job.scaling), RoundsOfBlocks(job.updates)
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
-        data = training.Batch(scale.transform(x), scale.transform_y(y))
-        many: Any = {"steps": job.updates, "batch_size": job.recipe.batch_size}
-        state, history = training.advance(method, state, data, optimizer=optimizer, **many)
-        return state, history.losses.mean()
+        data = training.Batch(scaling.transform(x), scaling.transform_y(y))
+        state, losses = job.search.round(state.step // job.updates, state, data, None, rounds)
+        return state, losses.mean()
 
     return jax.jit(run, donate_argnums=0, out_shardings=_everywhere())
 
 
-class Judge:
-    """Hardens a state and judges the model on the rows held out; compiled once."""
+class Evaluator:
+    """Makes a model of a state and evaluates it on the validation set; compiled once."""
 
     def __init__(self, job: Job):
         """For a job."""
-        self._job, self._tables = job, tuple(job.scale.batch(table) for table in (job.sample, job.judge))
-        self.constant_loss = _constant_loss(job.sample, job.judge)
-        self._end = jax.jit(lambda state, table, judge: job.recipe.end(state, table, judge))
+        self._job, self._batches = job, tuple(job.scaling.batch(table) for table in (job.sample, job.validation))
+        self.constant_loss = _constant_loss(job.sample, job.validation)
+        self._result = jax.jit(job.search.result)
 
     def fit(self, state: training.TrainState) -> jtrees.FitResult:
         """The model, in the user's units.
@@ -267,14 +269,15 @@ class Judge:
         job, key = self._job, state.key
         held = jax.device_get(state.replace(key=jax.random.key_data(key)))
         held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
-        found = self._end(held, *self._tables)
-        of: Any = {"scale": job.scale, "key": jax.random.key(0), "watch": Monitor()}
-        return job.recipe.finish(jax.device_get(found), None, job.sample, job.judge, **of)
+        result = jax.device_get(self._result(held, *self._batches))
+        data = Data(job.sample, job.validation, job.scaling, self._batches[0])
+        done = job.search.finish(result, None, data, key=jax.random.key(0), monitor=Monitor())
+        return jtrees.FitResult(done.model, done.tree, done.loss, int(result.step), np.zeros(0), done.report)
 
     def score(self, fit: jtrees.FitResult) -> float:
-        """Accuracy, or R^2, on the validation rows; NaN for R^2 if their targets are all the same."""
-        judge = self._job.judge
-        return judge.task.score(np.asarray(fit.model.predict(judge.x)), judge.y, None)
+        """Accuracy, or R^2, on the validation set; NaN for R^2 if its targets are all the same."""
+        rows = self._job.validation
+        return rows.task.score(np.asarray(fit.model.predict(rows.x)), rows.y, None)
 
 
 def _constant_loss(train: Table, validation: Table) -> float:

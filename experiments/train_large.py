@@ -37,7 +37,7 @@ import numpy as np
 from experiments import benchmark
 from experiments.blocks import Blocks, DataError
 from experiments.checkpoints import CheckpointError, Checkpoints
-from experiments.rounds import METHODS, Job, Judge, first_state, prepared, round_of, source, stream
+from experiments.rounds import METHODS, Evaluator, Job, first_state, prepared, round_of, source, stream
 import jtrees
 from jtrees import sharding, training
 
@@ -112,7 +112,7 @@ class Run:
         if found is not None:
             before = self._go_on(*found)
             self.say(f"goes on at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
-        self.names, self.judge = NAMES[options.task], Judge(self.job)
+        self.names, self.evaluator = NAMES[options.task], Evaluator(self.job)
         self.log = Log(self.out / "metrics.jsonl", self.step, self.lead, self.names, before)
         self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
         stop.look()
@@ -173,10 +173,10 @@ class Run:
         ended = "all that was planned" if self.done == self.job.rounds else f"as far as {limit} allows"
         values = zip(self.names[1:], (self.fit.loss, self.log.score), strict=True)
         self.say(f"{self.step} steps, {ended}: {file}, {', '.join(f'{name} {value:.4g}' for name, value in values)}")
-        if not self.fit.loss <= self.judge.constant_loss:
-            said = f"the model is worse than a constant, with which {self.names[1]} is {self.judge.constant_loss:.4g}"
+        if not self.fit.loss <= (loss := self.evaluator.constant_loss):
             self.say(
-                f"{said}: try a smaller learning_rate or more steps, and check that the last rows are like the others"
+                f"the model is worse than a constant, with which {self.names[1]} is {loss:.4g}: "
+                "try a smaller learning_rate or more steps, and check that the last rows are like the others"
             )
         return finished
 
@@ -244,13 +244,13 @@ class Run:
         self.saved, self.takes["save"] = self.done, time.monotonic() - start
 
     def evaluate(self) -> None:
-        """Hardens the model and judges it, if there was a round since that was done."""
+        """Evaluates the model on the validation set, if there was a round since the last evaluation."""
         if self.fit is not None and not self.log.unsaid:
             return
         self._check_finite()
         start = time.monotonic()
-        self.fit = self.judge.fit(self.state)
-        self.log.write(self.step, self.fit.loss, self.judge.score(self.fit))
+        self.fit = self.evaluator.fit(self.state)
+        self.log.write(self.step, self.fit.loss, self.evaluator.score(self.fit))
         self.takes["evaluate"] = time.monotonic() - start
 
     def _is_late(self) -> bool:
@@ -317,18 +317,18 @@ def _changed(was: dict[str, Any], now: dict[str, Any]) -> str:
 def _notes(job: Job) -> list[str]:
     """What a user should know of the data."""
     notes = []
-    if constant := [name for name, same in zip(job.blocks.names, job.scale.constant, strict=True) if same]:
+    if constant := [name for name, same in zip(job.blocks.names, job.scaling.constant, strict=True) if same]:
         some = ", ".join(constant[:3]) + (", ..." if len(constant) > 3 else "")
         notes.append(f"constant in the first {len(job.sample.x)} rows, and not used: {some} ({len(constant)} in all)")
-    if not job.judge.task.varies(job.judge.y):
-        notes.append(f"the target is {job.judge.y[0]:.6g} in all validation rows: validation R2 is not defined")
+    if not job.validation.task.varies(job.validation.y):
+        notes.append(f"the target is {job.validation.y[0]:.6g} in all validation rows: validation R2 is not defined")
     return notes
 
 
 def _mark(job: Job) -> int:
     """A number that tells these data from others: of the rows in memory."""
     mark = 0
-    for rows in (part for a in (job.sample, job.judge) for b in (a.x, a.y) for part in np.array_split(b, 16)):
+    for rows in (part for a in (job.sample, job.validation) for b in (a.x, a.y) for part in np.array_split(b, 16)):
         mark = zlib.crc32(rows.astype(np.float64).tobytes(), mark)
     return mark
 

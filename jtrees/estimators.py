@@ -1,6 +1,6 @@
-"""Two scikit-learn estimators for all recipes, as Gaussian processes take kernels (``pip install "jtrees[sklearn]"``).
+"""Two scikit-learn estimators, which take any recipe as an argument (``pip install "jtrees[sklearn]"``).
 
-Shapes, labels and weights are scikit-learn's here; all else is :func:`jtrees.fit`'s.
+Shapes, labels and weights follow scikit-learn; everything else is as in :func:`jtrees.fit`.
 """
 
 from typing import Any, Self
@@ -32,7 +32,7 @@ except ImportError as error:
 
 
 class _Tree(BaseEstimator):
-    """What the two estimators share."""
+    """The common base of the two estimators."""
 
     default_recipe: Recipe
     _TASK: Any
@@ -55,14 +55,14 @@ class _Tree(BaseEstimator):
     # --- Parameters: those of the recipe are nested ------------------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name; ``deep``: with the options of the recipe, as ``recipe__depth``, and of its bases."""
+        """Returns parameters by name; if ``deep`` with options of the recipe, as ``recipe__depth``, and its bases."""
         return super().get_params(deep=False) | (_options("recipe", self._recipe()) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
-        """Sets parameters by name, options of the recipe as ``recipe__depth``.
+        """Sets parameters by name; options of the recipe as ``recipe__depth``.
 
         Raises:
-          ValueError: for a name that there is not.
+          ValueError: for an unknown name.
         """
         options = {name: value for name, value in params.items() if name.startswith("recipe__")}
         super().set_params(**{name: value for name, value in params.items() if name not in options})
@@ -73,10 +73,10 @@ class _Tree(BaseEstimator):
     def _recipe(self) -> Any:
         return self.default_recipe if self.recipe is None else self.recipe
 
-    # --- Learning ----------------------------------------------------------------------------------------------------
+    # --- Fitting -----------------------------------------------------------------------------------------------------
 
     def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> None:
-        """Learns classes 0..K-1, or targets ``(n,)`` or ``(n, k)``, that vary."""
+        """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         recipe = self._recipe()
         if isinstance(recipe, Recipe) and recipe.targets(x, y) is not y:
             raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
@@ -85,28 +85,28 @@ class _Tree(BaseEstimator):
         if self.validation_fraction is not None:
             by_class = y if self._TASK == "classification" else None
             options: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
-            rest, held = train_test_split(np.arange(len(x)), **options)
-            x, y, weight, validation = x[rest], y[rest], weight[rest], (x[held], y[held])
+            training, held_out = train_test_split(np.arange(len(x)), **options)
+            x, y, weight, validation = x[training], y[training], weight[training], (x[held_out], y[held_out])
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         options = {"task": self._TASK, "validation": validation}
         options |= {"max_seconds": self.max_seconds, "progress": self.progress}
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
-        found = fit(recipe, x, y, key=key, **options)
-        self.model_, self.tree_, self.loss_, self.report_ = found.model, found.tree, found.loss, found.report
-        if found.report["ended"] == "interrupted":
+        fitted = fit(recipe, x, y, key=key, **options)
+        self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
+        if fitted.report["ended"] == "interrupted":
             warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
 
     def _learn_nothing(self, features: int, of_leaf: Any) -> None:
-        """Constant targets: a tree with a single leaf."""
+        """Fits to constant targets a tree with a single leaf."""
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
         self.loss_, self.report_ = 0.0, {}
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
-        """X, or X and y, as scikit-learn checks them."""
+        """Returns X, or X and y, checked by scikit-learn."""
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
-        # It takes dates for numbers, and does not say which column it could not read.
+        # scikit-learn converts dates to numbers, and does not name an invalid column.
         if hasattr(X, "columns") or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         return validate_data(self, X, *y, dtype=(np.float64, np.float32), **options)
@@ -125,7 +125,7 @@ class _Tree(BaseEstimator):
         return self.tree_
 
     def apply(self, X: ArrayLike) -> np.ndarray:
-        """The leaf that each sample ends in, ``(n,)``: numbers of nodes, breadth first, with gaps, root 0.
+        """Returns the leaf of each sample, ``(n,)``: breadth-first indices of nodes, with gaps, root 0.
 
         Raises:
           AttributeError: if the model is not one tree.
@@ -135,7 +135,7 @@ class _Tree(BaseEstimator):
         return np.asarray(tree.leaf_index(x), np.int64) + topology.num_nodes(tree.depth)
 
     def decision_path(self, X: ArrayLike) -> Any:
-        """Which nodes each sample passes: a sparse matrix of 0 and 1, samples by nodes, numbered as by :meth:`apply`.
+        """Returns the nodes on each sample's path: a sparse 0/1 matrix, samples by nodes, numbered as in :meth:`apply`.
 
         Raises:
           AttributeError: if the model is not one tree.
@@ -147,7 +147,7 @@ class _Tree(BaseEstimator):
         return sparse.csr_matrix((np.ones(path.size, np.int64), path.ravel(), ends), shape=(len(path), nodes))
 
     def get_depth(self) -> int:
-        """The most splits that a sample can pass.
+        """Returns the largest number of splits on a path.
 
         Raises:
           AttributeError: if the model is not one tree.
@@ -159,7 +159,7 @@ class _Tree(BaseEstimator):
         return int(passed.max())
 
     def get_n_leaves(self) -> int:
-        """How many leaves some sample could reach.
+        """Returns the number of reachable leaves.
 
         Raises:
           AttributeError: if the model is not one tree.
@@ -168,47 +168,46 @@ class _Tree(BaseEstimator):
 
 
 class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
-    """A tree learnt by gradients for regression: any recipe as a scikit-learn estimator.
+    """A scikit-learn regressor for any recipe.
 
-    ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Answers are float64, of the shape of the targets; text
-    and gaps are for a pipeline's encoders and imputers.
+    ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Predictions are float64, in the shape of the targets.
+    Encode text and impute missing values in a pipeline.
 
-    The model is that of :func:`jtrees.fit` on the same rows. A row of weight 2 adds to the training loss what two equal
-    rows add. The two models can differ all the same, as they do after the rows were shuffled: mini-batches and
-    bootstrap samples are drawn from the rows as they come, and smoothed or shrunk leaves count uneven weights as fewer
-    samples.
+    The model is that of :func:`jtrees.fit` on the same rows. A row of weight 2 contributes as much to the training loss
+    as two equal rows, but the models can differ, as they do for shuffled rows: mini-batches and bootstrap samples are
+    drawn by row, and smoothed or shrunk leaves count uneven weights as fewer samples.
 
     Args:
-      recipe: what to do, such as ``jtrees.GET(depth=3)``, whose options are parameters, too: ``recipe__depth``, and of
-        its base ``recipe__base__depth``. None: ``default_recipe``, in regression one tree of GET of depth 5 with linear
-        leaves, over eight sets ahead of a random forest on average (``experiments.estimators``).
+      recipe: the recipe, such as ``jtrees.GET(depth=3)``, whose options are nested parameters: ``recipe__depth``, and
+        of its base ``recipe__base__depth``. None: ``default_recipe``, in regression one tree of GET of depth 5 with
+        linear leaves, on average over eight data sets better than a random forest (``experiments.estimators``).
       random_state: seed, generator, or None for another model at every fit.
-      validation_fraction: part of the rows that models are judged by and not trained on; None: none. Rows count alike
-        there, whatever their weights. The recipe says what it does with them.
-      max_seconds: when ``fit`` is to end, with the best until then.
-      progress: whether ``fit`` shows a bar with the loss and the time left. Without a recipe it takes 10 to 45 s.
+      validation_fraction: fraction of the rows held out as a validation set, unweighted; None: none. See the recipe for
+        its use.
+      max_seconds: deadline of ``fit``, which then returns the best model so far.
+      progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 45 s.
 
     Attributes:
-      model_: what answers, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`.
-      tree_: the one tree that it is, or None.
-      loss_: what it was chosen by, as in :class:`jtrees.Fit`.
-      report_: what else there is to say, likewise.
+      model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`.
+      tree_: the model if it is a single tree, else None.
+      loss_: loss of the model, as in :class:`jtrees.FitResult`.
+      report_: further results, as in :class:`jtrees.FitResult`.
       n_features_in_: number of features.
-      feature_names_in_: their names, where X had some.
+      feature_names_in_: their names, if X had any.
 
-    Many fits: leave ``n_jobs=1`` in a grid search, where equal structures compile once and a fit uses more than one
-    core; or set ``n_jobs=2`` with ``joblib.parallel_config(backend="threading")``. Processes compile each for
-    themselves, which takes longer than they save.
+    In a grid search keep ``n_jobs=1``, as equal static options compile once and a fit uses several cores; or set
+    ``n_jobs=2`` with ``joblib.parallel_config(backend="threading")``. Worker processes compile separately, which takes
+    longer than they save.
 
-    Ctrl-C ends ``fit`` with the best until then and a ``ConvergenceWarning``. :func:`jtrees.save` and
-    :func:`jtrees.load` keep a fitted estimator in one file.
+    Ctrl-C ends ``fit`` with the best model so far and a ``ConvergenceWarning``. :func:`jtrees.save` and
+    :func:`jtrees.load` store a fitted estimator in one file.
     """
 
     default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000)
     _TASK = "regression"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learns from a table.
+        """Fits the recipe to a table.
 
         Args:
           X: features, ``(n, p)``.
@@ -219,7 +218,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
           ValueError: naming the argument, what was expected and what came.
         """
         given = np.asarray(y)
-        if given.ndim and given.dtype.kind in "OSUmM":  # of text, too, scikit-learn does not say where it is
+        if given.ndim and given.dtype.kind in "OSUmM":  # scikit-learn does not locate invalid entries
             checks.as_numeric("y", y)
         options: Any = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         x, targets = self._checked(X, y, **options)
@@ -235,23 +234,23 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         return self
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """What the model answers, in float64, of the shape of the targets."""
-        answers = self._answers(X)
-        out = np.tile(self._first, (len(answers), 1))
+        """Returns predictions in float64, in the shape of the targets."""
+        predictions = self._answers(X)
+        out = np.tile(self._first, (len(predictions), 1))
         if self._varies.any():
-            out[:, self._varies] = answers
+            out[:, self._varies] = predictions
         return out.reshape(-1, *self._shape)
 
 
 class TreeClassifier(ClassifierMixin, _Tree):
-    """Trees learnt by gradients for classification: any recipe as a scikit-learn estimator.
+    """A scikit-learn classifier for any recipe.
 
-    ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels are of any kind; text and gaps are for a
-    pipeline's encoders and imputers. The model is that of :func:`jtrees.fit` on the same rows.
+    ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels are of any type; encode text features and
+    impute missing values in a pipeline. The model is that of :func:`jtrees.fit` on the same rows.
 
-    Parameters and attributes are those of :class:`TreeRegressor`, and ``classes_``, the labels in order. The default is
-    eight LatentTrees of depth 5 from bootstrap samples, over sixteen sets level with a random forest on average
-    (``experiments.estimators``); for one tree that can be read, name a recipe.
+    Parameters and attributes are those of :class:`TreeRegressor`, and ``classes_``, the sorted labels. The default is
+    eight bagged LatentTrees of depth 5, on average over sixteen data sets as good as a random forest
+    (``experiments.estimators``); pass a recipe for a single, interpretable tree.
     """
 
     default_recipe = Bagged(
@@ -260,11 +259,11 @@ class TreeClassifier(ClassifierMixin, _Tree):
     _TASK = "classification"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learns from a table.
+        """Fits the recipe to a table.
 
         Args:
           X: features, ``(n, p)``.
-          y: labels of any kind, ``(n,)``.
+          y: labels of any type, ``(n,)``.
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
         Raises:
@@ -279,7 +278,7 @@ class TreeClassifier(ClassifierMixin, _Tree):
         check_classification_targets(labels)
         self.classes_, labels = np.unique(labels, return_inverse=True)
         x, labels, weight = _weighed(x, labels, sample_weight)
-        self._present, labels = np.unique(labels, return_inverse=True)  # classes whose rows have weight
+        self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
             self._learn(x, labels, weight)
         else:
@@ -287,26 +286,26 @@ class TreeClassifier(ClassifierMixin, _Tree):
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Probabilities of the classes in the order of ``classes_``, in float64, ``(n, K)``."""
-        answers = self._answers(X)
-        out = np.zeros((len(answers), len(self.classes_)))
-        out[:, self._present] = answers / answers.sum(1, keepdims=True)
+        """Returns class probabilities in the order of ``classes_``, in float64, ``(n, K)``."""
+        predictions = self._answers(X)
+        out = np.zeros((len(predictions), len(self.classes_)))
+        out[:, self._present] = predictions / predictions.sum(1, keepdims=True)
         return out
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The most probable label of each sample."""
+        """Returns the most probable label of each sample."""
         most_probable = self.predict_proba(X).argmax(1)
         return self.classes_[most_probable]
 
 
 def _options(name: str, value: Any) -> dict[str, Any]:
-    """The options of a recipe and of its bases by name."""
-    own = {f"{name}__{option}": of for option, of in options_of(value).items()}
-    return {k: v for option, of in own.items() for k, v in {option: of, **_options(option, of)}.items()}
+    """Returns the options of a recipe and of its bases by name."""
+    own = {f"{name}__{option}": setting for option, setting in options_of(value).items()}
+    return {k: v for option, one in own.items() for k, v in {option: one, **_options(option, one)}.items()}
 
 
 def _weighed(x: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows that have weight, and that."""
+    """Returns the rows of positive weight, and their weights."""
     if sample_weight is None:
         return x, y, np.ones(len(x))
     weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)

@@ -1,4 +1,4 @@
-"""Many models that answer together."""
+"""Forest: an ensemble of models of one type."""
 
 from typing import Any, Literal
 
@@ -16,16 +16,16 @@ from jtrees.tree import ObliqueTree
 @io.model
 @struct.dataclass
 class Forest:
-    """Models of one kind and shape, trees above all, whose answers are combined.
+    """Models of one type and shape, usually trees, whose predictions are combined.
 
-    ``len(forest)`` says how many there are, ``forest[i]`` is one of them.
+    ``len(forest)`` is their number, ``forest[i]`` one of them.
 
     Attributes:
-      trees: an :class:`ObliqueTree` (or another model) with a leading axis over the trees on every array. Where they
-        count from an origin, all count from the same.
-      combine: ``"mean"`` of the answers; ``"sum"``; or ``"vote"``: the share of the trees that find a class the most
-        probable.
-      link: what becomes of the result: ``"identity"``, or ``"softmax"`` over the last axis.
+      trees: an :class:`ObliqueTree` (or another model) with a leading axis over the trees on every array. An origin is
+        common to all trees.
+      combine: ``"mean"`` or ``"sum"`` of the predictions; or ``"vote"``: the fraction of the trees for which a class is
+        the most probable.
+      link: applied to the result: ``"identity"``, or ``"softmax"`` over the last axis.
     """
 
     trees: Any
@@ -36,15 +36,15 @@ class Forest:
         return jax.tree.leaves(self.trees)[0].shape[0]
 
     def __getitem__(self, i: int) -> Any:
-        if not -len(self) <= i < len(self):  # what also ends a loop over the trees
+        if not -len(self) <= i < len(self):  # also ends iteration over the trees
             raise IndexError(f"the forest has {len(self)} trees, got index {i}")
         return jax.tree.map(lambda a: a[i], self.trees)
 
     def combined(self, answers: Float[Array, "trees n *k"]) -> Float[Array, "n *k"]:
-        """The answers of all trees as one.
+        """Returns the combined prediction of the trees' predictions.
 
         Raises:
-          ValueError: for votes of trees that answer one number, or an unknown option.
+          ValueError: for votes of trees with scalar predictions, or an unknown option.
         """
         checks.check_choice("combine", self.combine, ("mean", "sum", "vote"))
         checks.check_choice("link", self.link, ("identity", "softmax"))
@@ -54,22 +54,22 @@ class Forest:
         return jax.nn.softmax(out, axis=-1) if self.link == "softmax" else out
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """What the forest answers, as a pure function of arrays."""
+        """Returns predictions, as a pure function of arrays."""
         return self.combined(jax.vmap(lambda tree: tree.apply(x))(self.trees))
 
     def predict(self, x: ArrayLike) -> Any:
-        """What the forest answers: :meth:`apply`, checked, compiled and block by block.
+        """Returns predictions: :meth:`apply`, checked, compiled and block by block.
 
         Args:
-          x: samples, ``(n, p)``: NumPy (answered in NumPy) or JAX.
+          x: samples, ``(n, p)``, a NumPy or JAX array.
 
         Returns:
-          ``(n,)``, or ``(n, k)``.
+          Predictions of the same array type, ``(n,)`` or ``(n, k)``.
 
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        if self.combine == "sum" and self.link == "identity":  # where answers leave, they are those of one tree
+        if self.combine == "sum" and self.link == "identity":  # the scaling of predictions is that of one tree
             return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x)
 
@@ -80,16 +80,16 @@ class Forest:
 
     @property
     def scaling(self) -> Any:
-        """That of any one tree, as all have the same: see :func:`jtrees.prediction.predict`."""
+        """The common scaling of the trees: see :func:`jtrees.prediction.predict`."""
         return jax.tree.map(lambda a: a[0], self.trees.scaling)
 
     def without_scaling(self) -> "Forest":
-        """The forest of scaled data."""
+        """Returns the forest of scaled data."""
         return self.replace(trees=self.trees.without_scaling())
 
     def restored(self, scaling: Any) -> "Forest":
-        """A forest of scaled data whose outputs are summed, in the user's units: of what targets begin at, each tree
-        answers its share.
+        """Returns a forest of scaled data with summed outputs in the user's units; each tree predicts an equal share of
+        the offset of the targets.
         """
         trees = len(self)
         if scaling.y_low is not None:
@@ -102,7 +102,7 @@ class Forest:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that all of the trees need (host only)."""
+        """Total number of parameters of the trees (host only)."""
         return sum(self[i].num_parameters for i in range(len(self)))
 
     def __repr__(self) -> str:
@@ -113,10 +113,10 @@ class Forest:
 
 
 def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:
-    """A one for the class that each tree finds most probable.
+    """Returns the one-hot encoded class that is most probable for each tree.
 
     Raises:
-      ValueError: for trees that answer one number.
+      ValueError: for trees with scalar predictions.
     """
     if answers.ndim < 3:
         raise ValueError('combine must be "mean" or "sum" for trees that answer one number, got "vote"')

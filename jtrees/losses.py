@@ -1,4 +1,4 @@
-"""Losses of samples, as training and judging take them: what :mod:`optax.losses` lacks."""
+"""Losses of samples that :mod:`optax.losses` lacks."""
 
 from collections.abc import Callable
 
@@ -17,41 +17,41 @@ def squared_error(outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Flo
 
 
 def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
-    """``-log p_y`` of each sample; a probability of 0 is taken for the least normal number."""
+    """``-log p_y`` of each sample; probabilities are at least the smallest normal number."""
     chosen = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
     return -jnp.log(jnp.maximum(chosen, jnp.finfo(probabilities.dtype).tiny))
 
 
 def own_loss(loss: SampleLoss, outputs: Array, y: Array) -> Array:
-    """A loss of the user's own on each sample.
+    """Evaluates a user-defined loss on each sample.
 
     Raises:
-      ValueError: if it gives another shape than ``(n,)``.
+      ValueError: unless it returns shape ``(n,)``.
     """
-    lost = jnp.asarray(loss(outputs, y))
-    if lost.shape != y.shape[:1]:
-        raise ValueError(f"loss must give one number a sample, of shape {y.shape[:1]}, got shape {lost.shape}")
-    return lost
+    values = jnp.asarray(loss(outputs, y))
+    if values.shape != y.shape[:1]:
+        raise ValueError(f"loss must give one number a sample, of shape {y.shape[:1]}, got shape {values.shape}")
+    return values
 
 
 def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
-    """Checks that a loss is smallest where outputs equal targets, on some targets in [0, 1].
+    """Checks that a loss is smallest where outputs equal targets, at some targets in [0, 1].
 
-    A recipe scales targets linearly and scales the outputs back. So outputs must mean what targets mean; those of a
-    loss with a link (the Poisson loss of the logarithm of a mean, say) do not.
+    Recipes scale targets, and unscale outputs, linearly, so outputs must estimate targets; those of a loss with a link
+    (such as the Poisson loss of log means) do not.
 
     Args:
-      loss: of outputs and targets, ``(n, *columns)``, on each sample.
+      loss: loss of each sample, for outputs and targets ``(n, *columns)``.
       columns: shape of the target of a sample.
 
     Raises:
-      ValueError: if some other output has a lower loss, saying where.
+      ValueError: if another output has a lower loss, naming the target.
     """
     targets, steps = np.linspace(0, 1, 5, dtype=np.float32), np.array([-0.5, -0.1, 0.1, 0.5], np.float32)
     with jax.ensure_compile_time_eval():
         y = jnp.broadcast_to(targets.reshape(-1, *[1] * len(columns)), (len(targets), *columns))
         at_target, others = (np.asarray(a) for a in (loss(y, y), [loss(y + step, y) for step in steps]))
-    lower = others < at_target - 1e-3 * np.maximum(1e-3, np.abs(at_target))  # float32; NaN is no lower loss
+    lower = others < at_target - 1e-3 * np.maximum(1e-3, np.abs(at_target))  # tolerance of float32; NaN is not lower
     if lower.any():
         step, i = np.argwhere(lower)[0]
         raise ValueError(
@@ -62,8 +62,8 @@ def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
 
 
 def weighted_mean(lost: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:
-    """The mean of losses over samples whose weights have mean 1 over all of the data.
+    """Returns the weighted mean of losses; weights have mean 1 over the data set.
 
-    Not divided by the weights of a mini-batch: a heavy sample is to count as much in a light batch as in another.
+    It is not divided by the sum of weights, so that a sample's contribution does not depend on its mini-batch.
     """
     return lost.mean() if weight is None else (weight * lost).mean()

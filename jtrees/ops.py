@@ -11,7 +11,7 @@ and ``"tpu"``, ``"triton"`` or ``"interpret"`` the kernel, whose platform it mus
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,10 @@ from jtrees.routing.soft import leaf_weights
 import pallas_kernels as kernels
 
 LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]  # (leaves, x, y) -> (leaves, n)
-Route = Callable[[jax.Array], jax.Array]  # scores (nodes, n) -> probabilities of the leaves (leaves, n)
+# A soft routing: by a name, for which there are kernels; or any function, scores (nodes, n) -> probabilities of the
+# leaves (leaves, n), which XLA differentiates.
+Route = Literal["sigmoid", "violation"] | Callable[[jax.Array], jax.Array]
+_ROUTES = ("sigmoid", "violation")
 
 # Levels whose nodes are all scored before the path is followed. Measured on two CPU cores with 10^6 x 21 rows: from
 # depth 7 on, folding 5 or 6 levels and following the path below is the fastest: 17 M rows/s against 11 M for folding
@@ -42,7 +45,7 @@ def soft(
     bias: Float[Array, " nodes"],
     leaf_values: Float[Array, "leaves *k"],
     x: Float[Array, "n p"],
-    route: Route | None = None,
+    route: Route = "sigmoid",
     *,
     implementation: str | None = None,
 ) -> Float[Array, "n *k"]:
@@ -53,22 +56,22 @@ def soft(
       bias: split biases.
       leaf_values: what the leaves hold.
       x: samples.
-      route: scores ``(nodes, n)`` -> probabilities of the leaves ``(leaves, n)``, by default of sigmoids. There are
-        kernels for that and for :func:`jtrees.routing.violation`.
+      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores.
       implementation: XLA or a kernel: see above.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
         z = scores(weights, bias, x)
-        reach = routing.leaf_probabilities(jax.nn.sigmoid(z)) if route is None else route(z)
+        reach = _leaf_probabilities(route, z)
         return jnp.tensordot(reach, leaf_values, ((0,), (0,)), precision="highest")
 
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
         values = leaf_values.reshape(len(leaf_values), -1)
-        out = kernels.soft_routing(x, weights, bias, values, route=_ROUTES[route], implementation=how)
+        out = kernels.soft_routing(x, weights, bias, values, route=route, implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
-    able = leaf_values.ndim <= 2 and route in _ROUTES
+    _check_route(route)
+    able = leaf_values.ndim <= 2 and isinstance(route, str)
     how = _chosen("soft_routing", implementation, able, x, weights, bias, leaf_values)
     return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, rows=3)
 
@@ -187,9 +190,17 @@ def ensemble(
     return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype), rows=3)
 
 
-def own_losses(leaves: Any, x: Array, y: Array) -> Array:
-    """What leaves of a kind of :mod:`jtrees.leaves` lose by themselves: ``leaves.losses(x, y)``."""
-    return leaves.losses(x, y)
+def _leaf_probabilities(route: Route, z: Array) -> Array:
+    """Probabilities of the leaves, ``(leaves, n)``, from scores ``(nodes, n)``."""
+    if route == "sigmoid":
+        return routing.leaf_probabilities(jax.nn.sigmoid(z))
+    return routing.violation(z) if isinstance(route, str) else route(z)
+
+
+def _check_route(route: Any) -> None:
+    """Raises ``ValueError`` for neither a name nor a function."""
+    if not callable(route):
+        validation.check_choice("route", route, _ROUTES, "a function of the scores")
 
 
 def expected_loss(
@@ -200,8 +211,8 @@ def expected_loss(
     y: Array,
     *,
     weight: Float[Array, " n"] | None = None,
-    leaf_losses: LeafLosses = own_losses,
-    route: Route | None = None,
+    leaf_losses: LeafLosses | None = None,
+    route: Route = "sigmoid",
     implementation: str | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
     """Loss that a soft tree expects, and the leaf that each sample reaches when the routing is hard.
@@ -222,16 +233,17 @@ def expected_loss(
       y: targets, first axis n.
       weight: nonnegative weights of the samples, of mean 1 over all of the data (a mini-batch keeps those of its
         samples: a heavy one is to count as much in a light batch as in another); by default 1.
-      leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default what the leaves lose by themselves.
-      route: another soft routing than the sigmoid's: scores ``(nodes, n)`` -> probabilities of the leaves
-        ``(leaves, n)``. Its gradient is found by automatic differentiation, block by block too.
-      implementation: XLA or a kernel: see above. There are kernels for sigmoids and :func:`jtrees.routing.violation`,
-        and for leaves that answer values or logits.
+      leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
+      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. But for
+        sigmoids its gradient is found by automatic differentiation, block by block too.
+      implementation: XLA or a kernel: see above. There are kernels for both names, and for leaves that hold values or
+        logits and have losses of their own.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.
     """
-    able = route in _ROUTES and leaf_losses is own_losses and isinstance(leaves, (kinds.Constant, kinds.Logit))
+    _check_route(route)
+    able = isinstance(route, str) and leaf_losses is None and isinstance(leaves, (kinds.Constant, kinds.Logit))
     how = _chosen("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
@@ -266,7 +278,7 @@ def _visit_fused(route, how, weights, bias, leaves, x, y, share):
     def loss(weights, bias, leaves):
         values, classes = leaves.values, isinstance(leaves, kinds.Logit)
         flat, targets = values.reshape(len(values), -1), y if classes else y.reshape(len(y), -1)
-        options = {"loss": "log" if classes else "squared", "route": _ROUTES[route], "implementation": how}
+        options = {"loss": "log" if classes else "squared", "route": route, "implementation": how}
         return kernels.expected_loss(x, targets, weights, bias, flat, share=share, **options)
 
     (total, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(weights, bias, leaves)
@@ -275,13 +287,14 @@ def _visit_fused(route, how, weights, bias, leaves, x, y, share):
 
 def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     joined = jnp.concatenate([weights, bias[:, None]], axis=1)
+    losses_of = leaf_losses or (lambda leaves, x, y: leaves.losses(x, y))
 
     def by_sigmoid(share, x, y):
         with_one = _with_one(x)
         z = jnp.matmul(joined, with_one.T, precision="highest")
         right = jax.nn.sigmoid(z)
         reach = leaf_weights(right, share)
-        loss, pull_back = jax.vjp(lambda leaves: leaf_losses(leaves, x, y), leaves)
+        loss, pull_back = jax.vjp(lambda leaves: losses_of(leaves, x, y), leaves)
         lost, d_joined = reach * loss, []
         for s in reversed(topology.levels(right)):
             below = topology.pairs(lost)
@@ -293,12 +306,13 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     def by_route(share, x, y):
         def loss(joined, leaves):
             z = jnp.matmul(joined, _with_one(x).T, precision="highest")
-            return (share * route(z) * leaf_losses(leaves, x, y)).sum(), routing.leaf_index(z)
+            reach = _leaf_probabilities(route, z)
+            return (share * reach * losses_of(leaves, x, y)).sum(), routing.leaf_index(z)
 
         (value, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(joined, leaves)
         return (value, gradient), leaf
 
-    block = by_sigmoid if route is None else by_route
+    block = by_sigmoid if route == "sigmoid" else by_route
     block_size = blocking.block_size(weights.shape[0], x.shape[0])
     (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(block, share, x, y, block=block_size)
     return (loss, (d_joined[:, :-1], d_joined[:, -1], d_leaves)), leaf
@@ -317,8 +331,6 @@ _expected_loss.defvjp(_expected_loss_fwd, _expected_loss_bwd)
 
 
 # --- XLA or a kernel -------------------------------------------------------------------------------------------------
-
-_ROUTES = {None: "sigmoid", routing.violation: "violation"}
 
 
 def _chosen(kernel: str, implementation: str | None, able: bool, x: Array, weights: Array, *others: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Fitted models that are no hard trees: a network of scaled data, and the scaling around it."""
+"""Fitted models other than hard trees: a network on scaled data, and its scaling."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ import numpy as np
 from jtrees import prediction
 from jtrees.tasks import Task
 
-_MARGIN = 0.1  # of the range of the training targets, as for linear leaves
+_MARGIN = 0.1  # as a fraction of the range of the training targets, as for linear leaves
 
 
 @struct.dataclass
 class SoftModel:
-    """A network of scaled data, and the scaling between it and the user's units.
+    """A network on scaled data, with its scaling from the user's units.
 
     Attributes:
       network: a pytree with ``outputs(x)``, a pure function of scaled features, and the number of its ``features``.
-      scaling: between the user's units and scaled data, :class:`jtrees.data.Scaling`; None: x and outputs are scaled.
+      scaling: the :class:`jtrees.data.Scaling` of the training data; None: x and predictions are scaled.
       task: what is predicted.
-      bounded: whether predictions are kept between the least and the greatest training target, and a tenth of their
-        range beyond: a network that sees x has no bounds of its own, and what it makes of an outlier can be anything.
+      bounded: whether predictions are clipped to the range of the training targets, extended by a tenth: a network on x
+        is unbounded for outliers.
     """
 
     network: Any
@@ -33,13 +33,13 @@ class SoftModel:
     bounded: bool = struct.field(pytree_node=False, default=False)
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Predictions, as a pure function of arrays."""
+        """Returns predictions, as a pure function of arrays."""
         outputs = self.network.outputs(x if self.scaling is None else self.scaling.transform(x))
         predictions = self.task.link(near_targets(outputs) if self.bounded else outputs)
         return predictions if self.scaling is None else self.scaling.inverse(predictions)
 
     def predict(self, x: ArrayLike) -> Any:
-        """Predictions, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
+        """Returns predictions, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
 
         Raises:
           ValueError: for another rank or width, or values that are not finite.
@@ -53,15 +53,15 @@ class SoftModel:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that the network has learnt."""
+        """Number of parameters of the network."""
         return sum(np.size(a) for a in jax.tree.leaves(self.network.params))
 
     def without_scaling(self) -> "SoftModel":
-        """The model of scaled data."""
+        """Returns the model of scaled data."""
         return self.replace(scaling=None)
 
     def restored(self, scaling: Any) -> "SoftModel":
-        """The model of scaled data in the user's units."""
+        """Returns the model of scaled data in the user's units."""
         return self.replace(scaling=scaling)
 
     def __repr__(self) -> str:
@@ -69,5 +69,5 @@ class SoftModel:
 
 
 def near_targets(outputs: Array) -> Array:
-    """Outputs kept within the range of the training targets, which are scaled to [0, 1], and a tenth beyond."""
+    """Returns outputs clipped to the range of the training targets, [0, 1], extended by a tenth."""
     return jnp.clip(outputs, -_MARGIN, 1 + _MARGIN)

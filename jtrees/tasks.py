@@ -1,7 +1,7 @@
-"""What is predicted and how it is scored: a task checks targets, and gives losses, the link and scores.
+"""Tasks: what is predicted and how it is scored. A task checks targets, and has the losses, the link and scores.
 
-``outputs`` are what a model computes, ``predictions`` what it returns, ``link(outputs)``: class probabilities for
-logits, the same numbers in regression.
+A model computes ``outputs`` and returns ``predictions = link(outputs)``: class probabilities for logits, the outputs
+themselves in regression.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from jtrees import io, losses, validation as checks
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """Predict numbers, by squared error.
+    """Regression with squared error.
 
     Args:
-      outputs: number of targets of a sample, y is ``(n, outputs)``; None: one, y is ``(n,)``.
-      own_loss: ``(outputs, y) -> (n,)`` in place of squared error, on scaled targets.
+      outputs: number of targets, for y of shape ``(n, outputs)``; None: one target, y is ``(n,)``.
+      own_loss: user-defined loss ``(outputs, y) -> (n,)`` in place of squared error, on scaled targets.
 
     Raises:
-      ValueError: for an ``outputs`` that is neither None nor a whole number of at least 1.
+      ValueError: unless ``outputs`` is None or an integer of at least 1.
     """
 
     outputs: int | None = None
@@ -42,27 +42,27 @@ class Regression:
         return () if self.outputs is None else (self.outputs,)
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for targets to train on, possibly traced, of another shape."""
+        """Raises ``ValueError`` for training targets, possibly traced, of another shape."""
         if y.shape[1:] != self.shape:
             columns = "(n,)" if self.outputs is None else f"(n, {self.outputs})"
             repair = f"Regression(outputs={y.shape[1]})" if y.ndim == 2 else "Regression()"
             raise ValueError(f"y must have shape {columns} for {self}, got shape {y.shape}: use {repair}")
 
     def targets(self, y: Any, n: int) -> np.ndarray:
-        """Targets of n samples to train on, in float64.
+        """Returns the checked training targets of n samples, in float64.
 
         Raises:
-          ValueError: for another shape, values that are not finite numbers, fewer than two samples, or a constant.
+          ValueError: for another shape, values that are not finite, fewer than two samples, or constant targets.
         """
         y = np.asarray(checks.check_targets(y, n)).astype(np.float64, order="C")
         self.check(y)
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Targets of n samples to evaluate on: as :meth:`targets`, but they may be constant.
+        """Returns the checked evaluation targets of n samples: as :meth:`targets`, but they may be constant.
 
         Raises:
-          ValueError: for another shape, or values that are not finite numbers.
+          ValueError: for another shape, or values that are not finite.
         """
         y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
         checks.check_finite("y", y)
@@ -71,11 +71,11 @@ class Regression:
         return y
 
     def varies(self, y: np.ndarray) -> bool:
-        """Whether each column of targets takes two values at least, so that there is something to learn."""
+        """Whether no column of targets is constant."""
         return bool(np.ptp(y, axis=0).all())
 
     def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Squared error of each sample, of several targets the mean; or the user's own loss."""
+        """Squared error of each sample, of several targets the mean; or the user-defined loss."""
         return losses.squared_error(outputs, y) if self.own_loss is None else losses.own_loss(self.own_loss, outputs, y)
 
     def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
@@ -83,7 +83,7 @@ class Regression:
         return losses.squared_error(predictions, y)
 
     def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """The outputs as they are."""
+        """The identity."""
         return outputs
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
@@ -101,18 +101,18 @@ class Regression:
         return float(np.mean(1 - mean(np.square(y - predictions)) / mean(np.square(y - mean(y)))))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """What a linear model is fitted to: the targets, ``(n, k)``."""
+        """Targets of a linear model: y as ``(n, k)``."""
         return y.reshape(len(y), -1)
 
 
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """Predict classes, by log loss.
+    """Classification with log loss.
 
     Args:
       classes: number of classes K; y holds classes 0..K-1, outputs are logits ``(n, K)``, predictions probabilities.
-      own_loss: ``(outputs, y) -> (n,)`` in place of log loss.
+      own_loss: user-defined loss ``(outputs, y) -> (n,)`` in place of log loss.
 
     Raises:
       ValueError: for fewer than two classes.
@@ -127,7 +127,7 @@ class Classification:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of a sample: the classes."""
+        """Number of outputs of a sample, one for each class."""
         return self.classes
 
     @property
@@ -136,11 +136,11 @@ class Classification:
         return (self.classes,)
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for labels to train on, possibly traced, that are not whole numbers 0..K-1."""
+        """Raises ``ValueError`` for training labels, possibly traced, that are not integers 0..K-1."""
         checks.check_classes(y, self.classes)
 
     def targets(self, y: Any, n: int) -> np.ndarray:
-        """Labels of n samples to train on, in int32; not every class need occur.
+        """Returns the checked training labels of n samples, in int32; classes may be absent.
 
         Raises:
           ValueError: for labels that are not 0..K-1, or another number of them.
@@ -150,7 +150,7 @@ class Classification:
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Labels of n samples to evaluate on.
+        """Returns the checked evaluation labels of n samples.
 
         Raises:
           ValueError: for labels that are not 0..K-1, or another number of them.
@@ -161,11 +161,11 @@ class Classification:
         return y
 
     def varies(self, y: np.ndarray) -> bool:
-        """True: class frequencies can be fitted to labels of one class, too."""
+        """True, as class frequencies can be fitted to labels of a single class."""
         return True
 
     def loss(self, outputs: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
-        """Log loss of logits on each sample; or the user's own loss."""
+        """Log loss of logits on each sample; or the user-defined loss."""
         if self.own_loss is not None:
             return losses.own_loss(self.own_loss, outputs, y)
         return optax.losses.softmax_cross_entropy_with_integer_labels(outputs, y)
@@ -179,7 +179,7 @@ class Classification:
         return jax.nn.softmax(outputs, axis=1)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Log loss of each sample in double precision; a probability of 0 is taken for float32's least normal one."""
+        """Log loss of each sample in double precision; probabilities are at least float32's smallest normal number."""
         return -np.log(np.maximum(predictions[np.arange(len(y)), y], np.finfo(np.float32).tiny))
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
@@ -187,7 +187,7 @@ class Classification:
         return float(np.average(predictions.argmax(1) == y, weights=weight))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """What a linear model is fitted to: 1 for the class of a sample and 0 for the others, ``(n, K)``."""
+        """Targets of a linear model: one-hot encoded classes, ``(n, K)``."""
         return np.eye(self.classes)[y]
 
 
@@ -195,10 +195,10 @@ Task = Regression | Classification
 
 
 def with_loss(task: Task, loss: losses.SampleLoss | None) -> Task:
-    """The task with a loss of the user's own, ``(outputs, y) -> (n,)``; with None as it is.
+    """Returns the task with a user-defined loss, ``(outputs, y) -> (n,)``; unchanged for None.
 
     Raises:
-      ValueError: for a loss that is no function.
+      ValueError: unless the loss is a function.
     """
     if loss is None:
         return task
@@ -208,16 +208,16 @@ def with_loss(task: Task, loss: losses.SampleLoss | None) -> Task:
 
 
 def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]:
-    """The task, and the targets of n samples to train on.
+    """Returns the task, and the checked training targets of n samples.
 
     Args:
-      task: a task; or ``"regression"`` or ``"classification"``, whose outputs or classes are counted in y.
+      task: a task; or ``"regression"`` or ``"classification"``, whose outputs or classes are inferred from y.
       y: targets.
       n: number of samples.
 
     Raises:
-      ValueError: for another task, and for targets that do not fit it; where a class between 0 and the largest label
-        does not occur, unless the task says how many there are.
+      ValueError: for an unknown task, or targets that do not fit it; for an absent class below the largest label,
+        unless the task has the number of classes.
     """
     if isinstance(task, Task):
         return task, task.targets(y, n)

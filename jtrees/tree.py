@@ -1,4 +1,4 @@
-"""The hard oblique tree that every method ends in."""
+"""ObliqueTree, the hard tree of all methods."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,25 +18,25 @@ from jtrees.leaves.linear import linear_text
 @io.part
 @struct.dataclass
 class Origin:
-    """Where a tree counts features and answers from, for tables whose values are large against their spread.
+    """The origin of features and predictions of a tree, for tables whose values are large relative to their spread.
 
-    Differences from it are taken before anything is rounded: ``1e8 + 1`` and ``1e8 + 2`` are one number in float32.
-    Its own numbers are exact in float32.
+    It is subtracted before rounding to float32, in which ``1e8 + 1`` and ``1e8 + 2`` are equal. Its own values are
+    exact in float32.
 
     Attributes:
       x: subtracted from the features, ``(p,)``.
-      y: added to the answers, ``()`` or ``(k,)``; None where leaves hold class frequencies.
+      y: added to the predictions, ``()`` or ``(k,)``; None for class frequencies.
     """
 
     x: Float[Array, " p"]
     y: Float[Array, "*k"] | None
 
     def transform(self, x: Any) -> Any:
-        """Samples counted from here, NumPy arrays in double precision."""
+        """Returns samples relative to the origin, NumPy arrays in double precision."""
         return counted_from(self.x, x)
 
     def inverse(self, answers: Any) -> Any:
-        """Answers counted from zero again, those in NumPy in double precision."""
+        """Returns predictions relative to zero, NumPy arrays in double precision."""
         if self.y is None:
             return answers
         if isinstance(answers, jax.Array):
@@ -49,16 +49,15 @@ class Origin:
 class ObliqueTree:
     """A perfect binary tree of linear splits: a sample goes right at node ``j`` iff ``weights[j] @ x + bias[j] > 0``.
 
-    A node whose weights are all zero does not split: every sample goes the one way that the sign of its bias says.
-    That is how CART's missing nodes and pruned nodes are written, so that shapes depend on the depth alone. Nodes are
-    numbered breadth first, leaves from left to right. The tree is a pytree: it passes through ``jit``, ``vmap`` and
-    ``grad``, and is also what GET trains.
+    A node whose weights are all zero does not split: the sign of its bias decides for every sample. This represents
+    missing nodes of CART and pruned nodes, so that shapes depend on the depth alone. Nodes are numbered breadth first,
+    leaves from left to right. The tree is a pytree for ``jit``, ``vmap`` and ``grad``.
 
     Attributes:
       weights: ``(nodes, p)``.
       bias: ``(nodes,)``.
       leaves: a kind of :mod:`jtrees.leaves`.
-      origin: where features and answers are counted from, if not from zero; leaves see features counted from it too.
+      origin: origin of features (those of leaves, too) and predictions, or None for zero.
     """
 
     weights: Float[Array, "nodes p"]
@@ -67,13 +66,13 @@ class ObliqueTree:
     origin: Origin | None = None
 
     def refit(self, x: Any, y: Any, sample_weight: Any = None) -> "ObliqueTree":
-        """The tree with leaves set from its own hard routing of samples (GET, Algorithm 1: deterministic leaves).
+        """Returns the tree with leaves fitted to samples by hard routing (GET, Algorithm 1: deterministic leaves).
 
-        Pure: means of the targets in each leaf, smoothed class frequencies (of logits, too), or shrunk linear models,
-        by the kind of the leaves, whose values do not matter.
+        Pure. Depending on the kind of the leaves, whose values are ignored, fits means of the targets, smoothed class
+        frequencies (also for logits), or shrunk linear models.
 
         Args:
-          x: samples counted from the tree's origin, ``(n, p)``.
+          x: samples relative to the tree's origin, ``(n, p)``.
           y: targets, ``(n,)`` or ``(n, k)``, or classes.
           sample_weight: nonnegative weights, ``(n,)``.
         """
@@ -91,19 +90,19 @@ class ObliqueTree:
         return self.weights.shape[-1]
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """What the tree answers, as a pure function of arrays: the model of the leaf that each sample reaches."""
+        """Returns predictions, as a pure function of arrays: those of the leaf that each sample reaches."""
         x = x if self.origin is None else self.origin.transform(x)
-        answers = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
-        return answers if self.origin is None else self.origin.inverse(answers)
+        predictions = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
+        return predictions if self.origin is None else self.origin.inverse(predictions)
 
     def predict(self, x: ArrayLike) -> Any:
-        """What the tree answers: :meth:`apply`, checked, compiled and block by block.
+        """Returns predictions: :meth:`apply`, checked, compiled and block by block.
 
         Args:
-          x: samples, ``(n, p)``: NumPy (answered in NumPy, any n without a new compilation for each) or JAX.
+          x: samples, ``(n, p)``, a NumPy array (not recompiled for each n) or a JAX array.
 
         Returns:
-          ``(n,)``, or ``(n, k)`` for leaves with k outputs.
+          Predictions of the same array type, ``(n,)``, or ``(n, k)`` for leaves with k outputs.
 
         Raises:
           ValueError: for another rank or width, or values that are not finite.
@@ -111,13 +110,13 @@ class ObliqueTree:
         return prediction.predict(self._single(), x)
 
     def leaf_index(self, x: ArrayLike) -> Any:
-        """The leaf that each sample reaches.
+        """Returns the leaf that each sample reaches.
 
         Args:
-          x: samples, ``(n, p)``: NumPy (answered in NumPy, any n without a new compilation for each) or JAX.
+          x: samples, ``(n, p)``, a NumPy array (not recompiled for each n) or a JAX array.
 
         Returns:
-          Leaf numbers from 0, int32, ``(n,)``.
+          Leaf indices from 0, int32, ``(n,)``.
 
         Raises:
           ValueError: for another rank or width, or values that are not finite.
@@ -127,11 +126,11 @@ class ObliqueTree:
 
     @property
     def scaling(self) -> Origin | None:
-        """What samples go through before, and answers after: see :func:`jtrees.prediction.predict`."""
+        """The transform of samples and predictions: see :func:`jtrees.prediction.predict`."""
         return self.origin
 
     def without_scaling(self) -> "ObliqueTree":
-        """The tree that counts from zero."""
+        """Returns the tree without an origin."""
         return self if self.origin is None else self.replace(origin=None)
 
     def _single(self) -> "ObliqueTree":
@@ -141,51 +140,51 @@ class ObliqueTree:
         return self
 
     def decision_path(self, x: ArrayLike) -> Any:
-        """The nodes that each sample passes, root first, leaf last, in the numbering of the whole tree.
+        """Returns the nodes on the path of each sample, from the root to the leaf, numbered breadth first.
 
         Returns:
           ``(depth + 1, n)``, int32: level by level, samples last.
         """
-        node = self.leaf_index(x) + topology.num_leaves(self.depth)  # the root is 1 here: halving is going up
+        node = self.leaf_index(x) + topology.num_leaves(self.depth)  # numbered from 1, so that n // 2 is the parent
         up = np.arange(self.depth, -1, -1, dtype=np.int32)[:, None]
         return (node[None] >> up) - 1
 
     @property
     def splits(self) -> np.ndarray:
-        """Which internal nodes can be reached and do split: ``(nodes,)`` bool (host only)."""
+        """Whether each internal node is reachable and splits: ``(nodes,)`` bool (host only)."""
         self._single()
         return self._reachable()[: len(self.bias)] & np.any(np.asarray(self.weights) != 0, axis=1)
 
     @property
     def num_leaves(self) -> int:
-        """Number of leaves that some sample could reach (host only)."""
+        """Number of reachable leaves (host only)."""
         self._single()
         return int(self._reachable()[len(self.bias) :].sum())
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that the tree needs (host only).
+        """Number of parameters of the tree (host only).
 
-        Non-zero weights and one threshold for each split that can be reached, plus what its reachable leaves hold.
+        Counts non-zero weights and one threshold for each reachable split, and the parameters of reachable leaves.
         """
         weights = np.asarray(self.weights)[self.splits]
         return int(np.count_nonzero(weights) + len(weights)) + self.leaves.count(self._reachable()[len(self.bias) :])
 
     def _reachable(self) -> np.ndarray:
-        """Nodes of the whole tree that lie on no blocked side of a node that does not split: ``(2 nodes + 1,)``."""
+        """Returns whether each node and leaf is reachable; nodes of zero weights block one side: ``(2 nodes + 1,)``."""
         weights, bias = np.asarray(self.weights), np.asarray(self.bias)
         split = np.any(weights != 0, axis=1)
         reachable = np.ones(2 * len(bias) + 1, dtype=bool)
         for level in map(topology.level, range(self.depth)):
-            here, right = reachable[level], bias[level] > 0
-            below = np.stack([here & (split[level] | ~right), here & (split[level] | right)], axis=1)
+            parent, right = reachable[level], bias[level] > 0
+            below = np.stack([parent & (split[level] | ~right), parent & (split[level] | right)], axis=1)
             reachable[2 * level.start + 1 : 2 * level.stop + 1] = below.ravel()
         return reachable
 
     def prune(self, x: ArrayLike) -> "ObliqueTree":
-        """The same tree without the splits that do not divide ``x``: each becomes a node that sends all one way.
+        """Returns the tree without splits that do not divide ``x``; they become nodes of zero weights.
 
-        No prediction on ``x`` changes. Samples unlike any in ``x`` may be answered by another leaf.
+        No prediction on ``x`` changes. Other samples may reach another leaf.
 
         Args:
           x: samples, ``(n, p)``.
@@ -199,24 +198,27 @@ class ObliqueTree:
         return self._one_way(~(reached[1::2] & reached[2::2]), right=reached[2::2])
 
     def merged(self) -> "ObliqueTree":
-        """The same tree without the splits below which all leaves that can be reached are equal, bit for bit.
+        """Returns the tree without splits whose reachable leaves are all equal, bit for bit.
 
         No prediction changes.
         """
         self._single()
         rows = [np.asarray(a).reshape(len(self.bias) + 1, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
-        held = np.concatenate(rows, axis=1)
+        values = np.concatenate(rows, axis=1)
         split, goes_right = np.any(np.asarray(self.weights) != 0, axis=1), np.asarray(self.bias) > 0
-        chosen, only = np.zeros(len(self.bias), bool), np.arange(len(held))  # the one leaf below each node, or -1
+        chosen, only = (
+            np.zeros(len(self.bias), bool),
+            np.arange(len(values)),
+        )  # a leaf equal to all reachable ones below each node, or -1
         for level in map(topology.level, reversed(range(self.depth))):
             left, right = only[::2], only[1::2]
-            alike = (left >= 0) & (right >= 0) & (held[left] == held[right]).all(axis=1)
+            alike = (left >= 0) & (right >= 0) & (values[left] == values[right]).all(axis=1)
             only = np.where(split[level], np.where(alike, left, -1), np.where(goes_right[level], right, left))
             chosen[level] = only >= 0
         return self._one_way(chosen, right=goes_right & ~split)
 
     def _one_way(self, chosen: np.ndarray, *, right: np.ndarray) -> "ObliqueTree":
-        """The tree in which the chosen nodes send every sample one way."""
+        """Returns the tree in which the chosen nodes send every sample one way."""
         bias = np.where(right, 1.0, -1.0).astype(np.asarray(self.bias).dtype)
         weights = jnp.where(chosen[:, None], 0, self.weights)
         return self.replace(weights=weights, bias=jnp.where(chosen, bias, self.bias))
@@ -231,18 +233,18 @@ class ObliqueTree:
         y: ArrayLike | None = None,
         max_terms: int | None = None,
     ) -> str:
-        """The rules of the tree as indented text, without nodes that do not split.
+        """Returns the rules of the tree as indented text, without nodes that do not split.
 
-        Computed in float64, the rules with ``digits=17`` are the tree, up to what float32 rounds in the tree itself.
+        With ``digits=17`` the rules, evaluated in float64, equal the tree up to its own rounding in float32.
 
         Args:
           feature_names: names of the p columns, by default ``x0``, ``x1``, ...
-          digits: significant digits of weights, thresholds and leaves; the origin is always written exactly.
-          class_names: names of the K classes, in classification; each leaf then names the likeliest class first.
-          x: samples, ``(n, p)``, such as those of the training: each leaf says how many reach it.
-          y: their classes 0..K-1, ``(n,)``, in classification: each leaf says how many of each class reach it.
-          max_terms: terms of a condition or of a linear leaf, and classes of a leaf, at most: those of the largest
-            |weight| times standard deviation in x (without x, |weight|), and how many others there are. None: all.
+          digits: significant digits of weights, thresholds and leaves; the origin is always exact.
+          class_names: names of the K classes, in classification; each leaf then lists the most probable class first.
+          x: samples, ``(n, p)``, such as the training data, to count at each leaf.
+          y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf.
+          max_terms: maximum number of terms of a condition or a linear leaf, and of classes of a leaf: those of the
+            largest |weight| times standard deviation in x (without x, |weight|), and the number of others. None: all.
 
         Raises:
           ValueError: for another number of names than columns or classes, and for x or y that do not fit the tree.
@@ -250,18 +252,18 @@ class ObliqueTree:
         self._single()
         names = self.names(feature_names)
         deviations, rows = self.measured(x, y, class_names, max_terms)
-        shown: Any = {"max_terms": max_terms, "deviations": deviations}
+        options: Any = {"max_terms": max_terms, "deviations": deviations}
         lines: list[str] = []
 
         def render(node: int, indent: str) -> None:
             if (leaf := node - len(self.bias)) >= 0:
                 reached = f" ({'; '.join(rows[leaf])})" if rows[leaf] else ""
-                answer = self.describe_leaf(leaf, names, digits, class_names=class_names, **shown)
+                answer = self.describe_leaf(leaf, names, digits, class_names=class_names, **options)
                 lines.append(f"{indent}-> {answer}{reached}")
             elif not np.any(np.asarray(self.weights[node])):
                 render(2 * node + 1 + int(self.bias[node] > 0), indent)
             else:
-                lines.append(f"{indent}if {self.describe_split(node, names, digits, **shown)}:")
+                lines.append(f"{indent}if {self.describe_split(node, names, digits, **options)}:")
                 render(2 * node + 2, indent + "|   ")
                 lines.append(f"{indent}else:")
                 render(2 * node + 1, indent + "|   ")
@@ -270,7 +272,7 @@ class ObliqueTree:
         return "\n".join(lines)
 
     def names(self, feature_names: Sequence[str] | None) -> list[str]:
-        """Names of the features, by default ``x0``, ``x1``, ...
+        """Returns names of the features, by default ``x0``, ``x1``, ...
 
         Raises:
           ValueError: for another number of names than columns.
@@ -285,11 +287,11 @@ class ObliqueTree:
     def measured(
         self, x: Any, y: Any, class_names: Sequence[str] | None, max_terms: int | None
     ) -> tuple[np.ndarray | None, list[list[str]]]:
-        """What rules tell of a table: see :meth:`to_text`.
+        """Returns statistics of a table for the rules: see :meth:`to_text`.
 
         Returns:
-          The standard deviation of each feature, None without a table; and for each leaf the number of rows that reach
-          it, as ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, or nothing without a table.
+          The standard deviation of each feature, None without a table; and for each leaf its number of rows, as
+          ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, empty without a table.
 
         Raises:
           ValueError: as :meth:`to_text`.
@@ -312,11 +314,11 @@ class ObliqueTree:
             return deviations, rows
         y, classes = validation.check_labels(y, classes)
         validation.check_rows(y, len(leaf))
-        called = [f"class {i}" for i in range(classes)] if class_names is None else class_names
+        class_labels = [f"class {i}" for i in range(classes)] if class_names is None else class_names
         by_class = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
         for counts, texts in zip(by_class, rows, strict=True):
-            there = [f"{called[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
-            texts += [listed(there, max_terms)] if there else []
+            class_counts = [f"{class_labels[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
+            texts += [listed(class_counts, max_terms)] if class_counts else []
         return deviations, rows
 
     def describe_split(
@@ -328,10 +330,10 @@ class ObliqueTree:
         max_terms: int | None = None,
         deviations: np.ndarray | None = None,
     ) -> str:
-        """The condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``.
+        """Returns the condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``.
 
-        Of more than ``max_terms`` terms it has those of the largest weight times deviation of the feature, and says how
-        many others there are.
+        Of more than ``max_terms`` terms it has those of the largest |weight| times deviation of the feature, and the
+        number of others.
         """
         weights, bias = np.asarray(self.weights[node], np.float64), float(self.bias[node])
         return f"{linear_text(weights, self.counted(names), digits, max_terms, deviations)} > {0 - bias:.{digits}g}"
@@ -346,19 +348,19 @@ class ObliqueTree:
         deviations: np.ndarray | None = None,
         class_names: Sequence[str] | None = None,
     ) -> str:
-        """What a leaf answers, as text; terms are chosen as by :meth:`describe_split`."""
+        """Returns the prediction of a leaf as text; terms are chosen as by :meth:`describe_split`."""
         y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
-        shown: Any = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
-        return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
+        options: Any = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
+        return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **options)
 
     def counted(self, names: Sequence[str]) -> list[str]:
-        """Names of the features as the tree takes them: ``"(year - 2000)"`` where they are counted from an origin."""
+        """Returns names of the features relative to the origin, as ``"(year - 2000)"``."""
         if self.origin is None:
             return list(names)
-        counted = []
+        relative = []
         for name, zero in zip(names, np.asarray(self.origin.x), strict=True):
-            counted.append(f"({name} {'+' if zero < 0 else '-'} {exact_text(abs(zero))})" if zero else name)
-        return counted
+            relative.append(f"({name} {'+' if zero < 0 else '-'} {exact_text(abs(zero))})" if zero else name)
+        return relative
 
     def __repr__(self) -> str:
         kind = type(self.leaves).__name__
@@ -373,7 +375,7 @@ class ObliqueTree:
 
 
 def counted_from(zero: Any, x: Any) -> Any:
-    """``x - zero``, of which no more is rounded than the difference: NumPy arrays in double precision."""
+    """Returns ``x - zero`` with rounding only in the difference; NumPy arrays in double precision."""
     if not isinstance(x, jax.Array) and not validation.is_traced(zero):
         return x - np.asarray(zero, np.float64)
     x = jnp.asarray(x)
@@ -381,7 +383,7 @@ def counted_from(zero: Any, x: Any) -> Any:
     dtype = jnp.float32 if whole or short else x.dtype
     if not whole:
         return x.astype(dtype) - jnp.asarray(zero, dtype)
-    # Whole numbers beyond 2**24 may be more than float32 holds; their two parts are not.
+    # Integers beyond 2**24 may not be exact in float32, but their two parts are.
     x = x.astype(jnp.int32) if short else x
     low = x % 4096
     return ((x - low).astype(dtype) - jnp.asarray(zero, dtype)) + low.astype(dtype)

@@ -1,4 +1,4 @@
-"""A recipe that compiles in no time: a polynomial of the first feature, learnt by gradient descent."""
+"""A recipe that compiles in no time: a polynomial of the first feature, fitted by gradient descent."""
 
 from typing import Any
 
@@ -9,20 +9,24 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch, number, static
-from jtrees.data import Scaling, Table, mean_loss
+from jtrees.data import Data, Scaling
+from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, check_finite, options
+from jtrees.tasks import Task
+from jtrees.training import Batch
 
 
 @struct.dataclass
 class Polynomial:
-    """What is found."""
+    """The model."""
 
     coefficients: Any
-    scale: Scaling
+    scaling: Scaling
 
     def predict(self, x: Any) -> np.ndarray:
-        """Answers, ``(n,)``."""
-        return self.scale.inverse(np.asarray(values(np.asarray(self.coefficients), self.scale.transform(np.asarray(x)))))
+        """Predictions, ``(n,)``."""
+        return self.scaling.inverse(
+            np.asarray(values(np.asarray(self.coefficients), self.scaling.transform(np.asarray(x))))
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -31,7 +35,7 @@ class Polynomial:
 
 
 def values(coefficients: Any, x: Any) -> Any:
-    """A sum of Chebyshev's polynomials of the first feature, which gradient descent learns in some ten steps."""
+    """A sum of Chebyshev's polynomials of the first feature, which gradient descent fits in some ten steps."""
     x = x[:, 0] / 2
     before, now, out = x, 1 + 0 * x, 0 * x
     for coefficient in coefficients:
@@ -40,50 +44,47 @@ def values(coefficients: Any, x: Any) -> Any:
     return out
 
 
+def mse(coefficients: Any, batch: Batch) -> Array:
+    """Mean squared error on scaled data."""
+    return (batch.weight * jnp.square(values(coefficients, batch.x) - batch.y)).sum() / batch.weight.sum()
+
+
+def _checked_momentum(name: str, value: Any) -> Any:
+    """None for 0: without momentum there is one program."""
+    return None if value is None or not np.any(value) else options.as_scalar(name, value, checks.check_part)
+
+
 @struct.dataclass(kw_only=True)
 class Polynomials(Recipe):
     """``depth`` is the degree; so many updates, in rounds of at most so many."""
 
-    depth: int = static(default=2)
-    steps: int = static(default=103)
-    a_round: int = static(default=32)
-    learning_rate: float = 0.5
-    momentum: Any = None
+    depth: int = options.depth(2)
+    steps: int = options.count(103)
+    per_round: int = options.count(32)
+    learning_rate: float = options.positive(0.5)
+    momentum: Any = options.traced(None, _checked_momentum)
 
-    def checked(self, table: Table) -> "Polynomials":
-        rate = number("learning_rate", self.learning_rate, checks.check_number)
-        none = self.momentum is None or not np.any(self.momentum)
-        momentum = None if none else number("momentum", self.momentum, checks.check_part)
-        return self.replace(depth=checks.check_depth(self.depth), learning_rate=rate, momentum=momentum)
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        def init(start: None, batch: Batch, *, key: Array) -> Any:
+            first = jax.random.uniform(key, (self.depth + 1,))
+            return first, jnp.zeros_like(first), jnp.int32(0)
 
-    def rounds(self, shape: tuple[int, int], many: int = 1) -> Rounds:
-        return Rounds.of(self.steps, 2**25 // self.a_round)
+        def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
+            def step(at: Array, carry: Any) -> Any:
+                (now, speed, count), losses = carry
+                loss, slope = jax.value_and_grad(mse)(now, batch)
+                speed = (0 if self.momentum is None else self.momentum * speed) - self.learning_rate * slope
+                return (now + speed, speed, count + 1), losses.at[at].set(loss)
 
-    def begin(self, start: Any, table: Table, *, key: Array) -> Any:
-        first = jax.random.uniform(key, (self.depth + 1,))
-        return first, jnp.zeros_like(first), jnp.int32(0)
+            return jax.lax.fori_loop(0, rounds.steps_in(i), step, (state, jnp.full(rounds.size, jnp.nan)))
 
-    def mse(self, coefficients: Array, table: Table) -> Array:
-        """Mean squared error."""
-        return (table.weight * jnp.square(values(coefficients, table.x) - table.y)).sum() / table.weight.sum()
+        def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
+            score = mse(state[0], batch if validation is None else validation)
+            return SearchResult(state[0], score, jnp.isfinite(score), state[2])
 
-    def round(self, i: Array, state: Any, table: Table, judge: Table | None, rounds: Rounds) -> tuple[Any, Array]:
-        def step(at: Array, carry: Any) -> Any:
-            (now, speed, count), losses = carry
-            loss, slope = jax.value_and_grad(self.mse)(now, table)
-            speed = (0 if self.momentum is None else self.momentum * speed) - self.learning_rate * slope
-            return (now + speed, speed, count + 1), losses.at[at].set(loss)
+        def finish(result: SearchResult, start: None, data: Data, **_: Any) -> Finished:
+            check_finite(result)
+            model = Polynomial(result.model, data.scaling)
+            return Finished(model, None, data.loss(model), {})
 
-        return jax.lax.fori_loop(0, rounds.within(i), step, (state, jnp.full(rounds.size, jnp.nan)))
-
-    def end(self, state: Any, table: Table, judge: Table | None) -> Found:
-        score = self.mse(state[0], judge or table)
-        return Found(state[0], score, jnp.isfinite(score), state[2])
-
-    def finish(
-        self, found: Found, start: Any, table: Table, judge: Table | None, *, scale: Scaling, key: Array, watch: Watch
-    ) -> Fit:
-        if not found.finite:
-            raise FloatingPointError("the polynomial became non-finite")
-        model = Polynomial(found.model, scale)
-        return Fit(model, None, mean_loss(model, judge or table, scale), int(found.step), np.zeros(0), {})
+        return Search(task, Rounds(self.steps, 2**25 // self.per_round), init, one_round, result, finish)

@@ -4,7 +4,7 @@ import jtrees
 
 
 def get_of_depth_2(**options):
-    """A method of one's own."""
+    """A method of the user's own."""
     return jtrees.methods.get(2, **options)
 
 
@@ -15,12 +15,12 @@ QUICK = [_DGT]
 OTHERS = [
     _GET,
     jtrees.RADDT(depth=2, starts=1, epochs=10),
-    jtrees.PAT(depth=3, epochs=60),
     jtrees.LatentTree(depth=2, epochs=60),
     jtrees.TEL(depth=3, trees=5, epochs=60),
     jtrees.CO2(depth=3, epochs=20),
     jtrees.NonGreedy(depth=3, greedy_epochs=10, epochs=30),
     jtrees.Bagged(_DGT, trees=3),
+    jtrees.BestOf(_DGT, runs=2),
     jtrees.Polished(_GET, epochs=10),
 ]
 LINEAR = _GET.replace(leaves="linear")  # for regression
@@ -28,7 +28,7 @@ LINEAR = _GET.replace(leaves="linear")  # for regression
 # scikit-learn fits 12 different rows of 30 features, weighted by 0 to 4, and the same rows repeated and shuffled, and
 # expects equal answers.
 WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
-OTHERWISE = {
+EXPECTED_FAILURES = {
     WEIGHTS: "mini-batches and bootstrap samples are drawn from the rows as they come, and leaves that are smoothed or "
     "shrunk count uneven weights as fewer samples"
 }

@@ -1,6 +1,7 @@
 """Bagging: each tree from its own bootstrap sample, by any recipe."""
 
 import contextlib
+from functools import cache
 
 from flax import struct
 import jax
@@ -11,8 +12,11 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import training
-from jtrees.recipes import Rounds, Watch, run_rounds
+from jtrees import Batch, training
+from jtrees.data import Data, checked_table, without_padding
+from jtrees.search import Finished, Rounds, Search, SearchResult, options
+from jtrees.search.monitor import Monitor
+from jtrees.search.run import run_rounds
 
 SLOW = pytest.mark.slow
 N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140
@@ -24,38 +28,35 @@ def key(seed=0):
 
 @struct.dataclass
 class Stump(jtrees.Recipe):
-    """A recipe that finds at once what can be checked by hand: one split at the mean of the first column of the whole
-    table, and in each leaf the mean of the targets (or the class frequencies) of the samples that it is given.
+    """A recipe whose result can be checked by hand: one split at the mean of the first column of the whole table, and
+    in each leaf the mean of the targets (or the class frequencies) of the samples that it is given.
     """
 
-    offset: float = 0.0
+    def search(self, task, shape):
+        def prepare(batch, *, key):
+            return jnp.asarray(without_padding(batch).weight.sum(), jnp.float32)
 
-    def checked(self, table):
-        return self.replace(offset=jnp.float32(self.offset))
+        def init(start, batch, *, key):
+            x, y, weight = training.normalised(batch)
+            leaves = jtrees.leaves.kind_of("constant", task).empty(2, 0, task.shape)
+            tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), leaves)
+            return tree.refit(x, y, weight), start, batch.weight, jax.random.key_data(key)
 
-    def prepare(self, table, *, key):
-        return jnp.asarray(table.real().weight.sum(), jnp.float32)
+        def one_round(i, state, batch, validation, rounds):
+            return state, jnp.zeros(1)
 
-    def rounds(self, shape, many=1):
-        return Rounds(1, 1)
+        def result(state, batch, validation):
+            return SearchResult(state[0], jnp.zeros(()), jnp.ones((), bool), jnp.int32(7), state[1:])
 
-    def begin(self, start, table, *, key):
-        x, y, weight = training.normalised(table.batch)
-        tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), None)
-        empty = jtrees.leaves.kind_of("constant", table.task).empty(2, 0, table.task.shape)
-        return tree.replace(leaves=empty).refit(x, y, weight), start, table.weight, jax.random.key_data(key)
+        def finish(result, start, data, *, key, monitor):
+            leaves = data.scaling.restore_leaves(result.model.leaves)
+            tree = data.scaling.restore_splits(result.model).replace(leaves=leaves)
+            prepared, weight, key_data = map(np.asarray, result.extra)
+            rows = len(data.table.x)
+            report = {"rows": rows, "start": float(start), "prepared": prepared, "weight": weight, "key": key_data}
+            return Finished(tree, tree, float(rows), report)
 
-    def round(self, i, state, table, judge, rounds):
-        return state, jnp.zeros(1)
-
-    def end(self, state, table, judge):
-        return jtrees.search.SearchResult(state[0], jnp.zeros(()), jnp.ones((), bool), jnp.int32(7), state[1:])
-
-    def finish(self, found, start, table, judge, *, scale, key, watch):
-        tree = scale.restore_splits(found.model).replace(leaves=scale.restore_leaves(found.model.leaves))
-        prepared, weight, data = map(np.asarray, found.extra)
-        report = {"rows": len(table.x), "start": float(start), "prepared": prepared, "weight": weight, "key": data}
-        return jtrees.FitResult(tree, tree, float(len(table.x)), 7, np.zeros(0), report)
+        return Search(task, Rounds(1, 1), init, one_round, result, finish, prepare)
 
 
 def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
@@ -63,8 +64,17 @@ def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
     return jtrees.fit(bagged, x, y, key=key(seed), **options)
 
 
+def prepared(recipe, x, y, weight=None):
+    """The search of a recipe, the table, its scaling and its batch."""
+    table = checked_table(x, y, weight, "regression")
+    search = lambda shape: options.checked(recipe).search(table.task, shape)
+    scaling = search(x.shape).scaling(table)
+    batch = scaling.batch(table)
+    return search(batch.x.shape), table, scaling, batch
+
+
 def by_hand(x, y, in_bag, weight=None, classes=None):
-    """What each stump answers to every row, ``(trees, n)`` or ``(trees, n, k)``."""
+    """The prediction of each stump for every row, ``(trees, n)`` or ``(trees, n, k)``."""
     weight = np.ones(len(x)) if weight is None else weight
     leaf = (x[:, 0] > np.average(x[:, 0], weights=weight)).astype(int)
     found = []
@@ -106,10 +116,8 @@ def test_samples_hold_real_rows_and_never_padding(table):
 
 def test_drawn_evenly_with_replacement(table):
     x, y, _ = table
-    recipe = jtrees.Bagged(Stump(), trees=400)
-    raw = recipe.table(x[:20], y[:20], None, "regression")
-    recipe = recipe.checked(raw)
-    drawn = np.asarray(recipe.prepare(recipe.scale(raw).unit(raw), key=key()).drawn)
+    search, _, _, batch = prepared(jtrees.Bagged(Stump(), trees=400), x[:20], y[:20])
+    drawn = np.asarray(search.prepare(batch, key=key()).drawn)
     assert drawn.shape == (400, 32) and (drawn[:, 20:] == -1).all()  # as padded as the table
     drawn = drawn[:, :20]
     in_bag = np.stack([np.bincount(rows, minlength=20) for rows in drawn])
@@ -120,11 +128,10 @@ def test_drawn_evenly_with_replacement(table):
 
 def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
     x, y, _ = table
-    recipe = jtrees.Bagged(Stump(), trees=20)
-    raw = recipe.table(x, y, None, "regression")
+    search = jtrees.Bagged(Stump(), trees=20).search(jtrees.Regression(), x.shape)
     weight = np.ones(N, np.float32)
     weight[::3] = 0  # the last row has weight
-    bags = recipe.checked(raw).prepare(raw.replace(weight=weight), key=key())
+    bags = search.prepare(Batch(x, y, weight), key=key())
     drawn = np.asarray(bags.drawn)
     assert drawn.shape == (20, N)
     assert ((drawn >= 0).sum(1) == weight.sum()).all()
@@ -132,11 +139,11 @@ def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
     np.testing.assert_array_equal(bags.starts, np.full(20, weight.sum()))  # what a stump saw of its sample
 
 
-# --- What a forest answers -------------------------------------------------------------------------------------------
+# --- Predictions of a forest ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("targets", [1, pytest.param(2, marks=SLOW)])
-def test_regression_is_the_mean_of_what_each_sample_teaches(table, targets):
+def test_regression_is_the_mean_of_the_trees(table, targets):
     x, y, _ = table
     y = y if targets == 1 else np.stack([y, 100 * x[:, 2] - 7 * y], axis=1)
     result = stumps(x, y)
@@ -164,7 +171,7 @@ def test_classes_are_voted_for_or_averaged(table, combine):
 
 @pytest.mark.parametrize("kind", ["regression", "classification", pytest.param("several", marks=SLOW)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_out_of_bag_asks_only_trees_that_did_not_see_the_row(table, kind, weighted):
+def test_out_of_bag_predictions_are_of_trees_that_did_not_see_the_row(table, kind, weighted):
     x, y, labels = table
     y = {"regression": y, "several": np.stack([y, x[:, 2] ** 2], axis=1), "classification": labels}[kind]
     weight = np.random.default_rng(0).uniform(0.5, 2, N) if weighted else None
@@ -173,10 +180,10 @@ def test_out_of_bag_asks_only_trees_that_did_not_see_the_row(table, kind, weight
     report, each = result.report, np.ones(N) if weight is None else weight
     outputs = np.stack([tree.predict(x) for tree in result.model])
     outputs = np.eye(3)[outputs.argmax(-1)] if kind == "classification" else outputs
-    asked = [[t for t in range(TREES) if report["in_bag"][t, i] == 0] for i in range(N)]
-    rows = np.array([i for i in range(N) if asked[i]])
+    unseen = [[t for t in range(TREES) if report["in_bag"][t, i] == 0] for i in range(N)]
+    rows = np.array([i for i in range(N) if unseen[i]])
     assert 0 < len(rows) < N
-    mean = np.stack([outputs[asked[i], i].mean(0) for i in rows])
+    mean = np.stack([outputs[unseen[i], i].mean(0) for i in rows])
     np.testing.assert_allclose(report["out_of_bag"][rows], mean, rtol=1e-4, atol=1e-5)
     assert np.isnan(np.delete(report["out_of_bag"], rows, axis=0)).all()
     share = each[rows] / each[rows].sum()
@@ -187,7 +194,7 @@ def test_out_of_bag_asks_only_trees_that_did_not_see_the_row(table, kind, weight
     assert report["out_of_bag_score"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_weights_are_kept_and_rows_of_weight_zero_left_out(table):
+def test_weights_are_kept(table):
     x, y, _ = table
     weight = np.random.default_rng(0).uniform(0.5, 2, N)
     result = stumps(x, y, sample_weight=weight)
@@ -195,11 +202,6 @@ def test_weights_are_kept_and_rows_of_weight_zero_left_out(table):
     alone = np.stack([tree.predict(x) for tree in result.model])
     np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-3)
     assert result.loss == pytest.approx(np.average((result.model.predict(x) - y) ** 2, weights=weight), rel=1e-5)
-    # With three rows more that weigh nothing, the same forest.
-    longer = np.concatenate([x[:3] + 9, x]), np.concatenate([y[:3] - 9, y])
-    other = stumps(*longer, sample_weight=np.concatenate([np.zeros(3), weight]))
-    np.testing.assert_array_equal(other.report["in_bag"], result.report["in_bag"])
-    np.testing.assert_array_equal(other.model.predict(x), result.model.predict(x))
 
 
 @pytest.mark.parametrize("task", ["regression", pytest.param("classification", marks=SLOW)])
@@ -215,12 +217,6 @@ def test_two_rows_have_no_score_out_of_bag(task):
     assert 1 in unseen
 
 
-def test_validation_is_what_the_loss_is_of(table):
-    x, y, _ = table
-    result = stumps(x, y, validation=(x[150:], y[150:]))
-    assert result.loss == pytest.approx(np.mean((result.model.predict(x[150:]) - y[150:]) ** 2), rel=1e-5)
-
-
 @pytest.mark.slow
 def test_a_forest_of_forests(table):
     x, y, _ = table
@@ -232,18 +228,13 @@ def test_a_forest_of_forests(table):
 
 def test_search_is_pure_on_arrays_of_either_kind(table):
     x, y, _ = table
-    recipe = jtrees.Bagged(Stump(), trees=2)
-    raw = recipe.table(x, y, None, "regression")
-    recipe = recipe.checked(raw)
-    unit = recipe.scale(raw).unit(raw)
-    bags = recipe.prepare(unit, key=key())
-    shapes = [
-        jax.eval_shape(lambda table=table: recipe.search(bags, table, None, key=key()))
-        for table in (unit, jax.tree.map(jnp.asarray, unit), unit.replace(weight=None))
-    ]
-    assert (
-        jax.tree.map(jnp.shape, shapes[0]) == jax.tree.map(jnp.shape, shapes[1]) == jax.tree.map(jnp.shape, shapes[2])
+    search, _, _, batch = prepared(jtrees.Bagged(Stump(), trees=2), x, y)
+    bags = search.prepare(batch, key=key())
+    numpy, of_jax, without_weight = (
+        jax.tree.map(jnp.shape, jax.eval_shape(lambda batch=batch: search.run(bags, batch, key=key())))
+        for batch in (batch, jax.tree.map(jnp.asarray, batch), batch._replace(weight=None))
     )
+    assert numpy == of_jax == without_weight
 
 
 # --- By the recipes --------------------------------------------------------------------------------------------------
@@ -255,7 +246,6 @@ BASES = {
     "GET": GET,
     "GET without CART": GET.replace(cart=False),
     "linear GET": GET.replace(leaves="linear"),
-    "PAT": jtrees.PAT(depth=2, epochs=20, batch_size=35),
     "LatentTree": jtrees.LatentTree(depth=2, epochs=10, batch_size=35),
     "LatentTree that is a tree": jtrees.LatentTree(depth=2, epochs=30, batch_size=35, inputs="z", learning_rate=0.03),
 }
@@ -265,53 +255,45 @@ def bagged(base, **options):
     return jtrees.Bagged(base, **({"trees": TREES, "fraction": 0.7} | options))
 
 
-def alone(recipe, x, y, weight, task, i):
-    """What the base finds on the i-th bootstrap sample with the i-th key, and the losses of its steps."""
-    raw = recipe.table(x, y, weight, task)
-    recipe = recipe.checked(raw)
-    base, scale = recipe.base, recipe.scale(raw)
+def alone(recipe, x, y, weight, i):
+    """The base's fit to the i-th bootstrap sample with the i-th key, and the losses of its steps."""
+    recipe = options.checked(recipe)
+    search, table, scaling, batch = prepared(recipe, x, y, weight)
     prepare_key, search_key, finish_key = jax.random.split(key(), 3)
-    unit = scale.batch(raw)
-    drawn, _, starts = recipe.prepare(unit, key=prepare_key)
-    drawn = np.asarray(drawn)[i]
-    sample = unit.rows(drawn)
-    sample = sample.replace(weight=np.where(drawn >= 0, sample.weight, 0))
-    one = lambda tree: jax.tree.map(lambda a: a[i], tree)
-    found, history = run_rounds(base, one(starts), sample, None, jax.random.split(search_key, TREES)[i], Monitor())
-    rows, finish = raw.rows(drawn[drawn >= 0]), jax.random.fold_in(finish_key, i)
-    fit = base.finish(found, one(starts), rows, None, scale=scale, key=finish, watch=Monitor())
-    return fit, history, np.bincount(drawn[drawn >= 0], minlength=len(raw.x))
+    drawn, _, starts = search.prepare(batch, key=prepare_key)
+    drawn, start = np.asarray(drawn)[i], jax.tree.map(lambda a: a[i], starts)
+    bag = Batch(batch.x[drawn], batch.y[drawn], np.where(drawn >= 0, batch.weight[drawn], 0))
+    run_key = jax.random.split(search_key, TREES)[i]
+    result, history = run_rounds(recipe.base, table.task, start, bag, None, run_key, Monitor())
+    rows = table.rows(drawn[drawn >= 0])
+    data = Data(rows, None, scaling, scaling.batch(rows))
+    finish = recipe.base.search(table.task, bag.x.shape).finish
+    done = finish(result, start, data, key=jax.random.fold_in(finish_key, i), monitor=Monitor())
+    return done, history, np.bincount(drawn[drawn >= 0], minlength=len(table.x))
 
 
 @pytest.fixture
 def promotion(request):
     """GET and LatentTree run optax's Adam, which raises a float to an int32 power."""
-    adam = request.node.callspec.params["name"] not in ("DGT", "PAT")
+    adam = request.node.callspec.params["name"] != "DGT"
     with jax.numpy_dtype_promotion("standard") if adam else contextlib.nullcontext():
         yield
 
 
 @pytest.fixture(scope="module")
 def forests(table):
-    """Forests by each base, found when first asked for."""
+    """Forests by each base, fitted when first used, and the weights."""
     x, y, _ = table
-    found = {}
     weight = np.random.default_rng(0).uniform(0.5, 2, N)
-
-    def forest(name):
-        if name not in found:
-            found[name] = jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=weight)
-        return found[name], weight
-
-    return forest
+    return cache(lambda name: (jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=weight), weight))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
-def test_each_tree_is_what_the_base_finds_on_its_sample(table, forests, promotion, name):
+def test_each_tree_is_the_fit_of_the_base_to_its_sample(table, forests, promotion, name):
     x, y, _ = table
     result, weight = forests(name)
-    fit, history, in_bag = alone(bagged(BASES[name]), x, y, weight, "regression", i=1)
+    fit, history, in_bag = alone(bagged(BASES[name]), x, y, weight, i=1)
     np.testing.assert_array_equal(result.report["in_bag"][1], in_bag)
     # Two trees side by side add in another order than one, and the steps carry it on.
     np.testing.assert_allclose(result.history[1], history, rtol=1e-3, atol=1e-6)
@@ -334,34 +316,6 @@ def test_learns_better_than_chance_by_every_base(table, forests, promotion, name
     assert 0.3 < result.report["out_of_bag_score"] < 1
 
 
-def test_same_key_same_forest_and_no_compilation(table, forests, count_compilations):
-    x, y, _ = table
-    first, weight = forests("DGT")
-    other = DGT.replace(learning_rate=0.02)
-    moved = lambda: jtrees.fit(bagged(other), x[:-1], y[:-1], key=key(), sample_weight=weight[:-1]).model.predict(x)
-    assert count_compilations(moved) == 0  # another rate, one row fewer
-    # Whole numbers of NumPy are numbers.
-    numbers = bagged(DGT.replace(depth=np.int64(2)), trees=np.int32(TREES), fraction=np.float64(0.7))
-    again = []
-    assert count_compilations(lambda: again.append(jtrees.fit(numbers, x, y, key=key(), sample_weight=weight))) == 0
-    assert np.array_equal(first.model.trees.weights, again[0].model.trees.weights)
-    assert not np.array_equal(first.model.trees.weights[0], first.model.trees.weights[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["DGT", "GET", "PAT", "LatentTree that is a tree"])
-@pytest.mark.parametrize("kind", ["several", "classification"])
-def test_several_targets_and_classes_by_every_base(table, promotion, name, kind):
-    x, y, labels = table
-    y = np.stack([y, 3 * y + x[:, 1]], axis=1) if kind == "several" else labels
-    task = "classification" if kind == "classification" else "regression"
-    result = jtrees.fit(bagged(BASES[name]), x, y, key=key(), task=task)
-    alone = np.stack([tree.predict(x) for tree in result.model])
-    alone = np.eye(3)[alone.argmax(2)] if kind == "classification" else alone
-    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-4)
-    assert result.report["out_of_bag_score"] > 0.4  # R^2; of three classes a third is chance
-
-
 @pytest.mark.slow
 def test_better_than_its_trees_on_new_rows():
     rng = np.random.default_rng(1)
@@ -369,19 +323,8 @@ def test_better_than_its_trees_on_new_rows():
     y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * rng.normal(size=1000)).astype(np.float32)
     base = DGT.replace(depth=4, epochs=40, batch_size=40)
     forest = jtrees.fit(jtrees.Bagged(base, trees=10), x[:500], y[:500], key=key()).model
-    off = lambda answers: np.mean((answers - y[500:]) ** 2)
+    off = lambda predictions: np.mean((predictions - y[500:]) ** 2)
     assert off(forest.predict(x[500:])) < min(off(tree.predict(x[500:])) for tree in forest)
-
-
-@pytest.mark.slow
-def test_polished_trees_can_be_bagged(table, standard_promotion):
-    x, y, _ = table
-    result = jtrees.fit(bagged(jtrees.Polished(GET.replace(epochs=20), epochs=20), trees=2), x, y, key=key())
-    for tree, report in zip(result.model, result.report["fits"], strict=True):
-        assert (np.diff(report["polish"]) <= 0).all()
-        assert isinstance(tree, jtrees.ObliqueTree)
-    alone = np.stack([tree.predict(x) for tree in result.model])
-    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4)
 
 
 # --- Bad input -------------------------------------------------------------------------------------------------------
@@ -392,21 +335,16 @@ def test_polished_trees_can_be_bagged(table, standard_promotion):
     [
         ({"trees": 0}, "trees must be at least 1, got 0"),
         ({"trees": 2**40}, "trees must be at most"),
-        ({"trees": None}, "trees must be a whole number, got None"),
         ({"trees": 2.5}, "trees must be a whole number, got 2.5"),
         ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
         ({"fraction": 1.5}, "fraction must be above 0 and at most 1, got 1.5"),
-        ({"fraction": -1.0}, "fraction"),
         ({"fraction": float("nan")}, "fraction"),
-        ({"fraction": None}, "fraction must be a number, got None"),
         ({"fraction": [0.5]}, r"fraction must be a number, got \[0.5\]"),
-        ({"fraction": "half"}, "fraction must be a number, got 'half'"),
         ({"combine": "median"}, "combine must be one of 'mean', 'vote', got 'median'"),
         ({"combine": "vote"}, 'combine must be "mean" in regression, got "vote"'),
         ({"base": None}, "base must be a recipe, such as jtrees.DGT"),
         ({"base": jtrees.methods.dgt(2)}, "base must be a recipe"),
         ({"base": DGT.replace(depth=0)}, "depth"),
-        ({"base": DGT.replace(depth=None)}, "depth must be a whole number from 1 to 16, got None"),
         ({"base": DGT.replace(clip=-1.0)}, "clip"),
     ],
 )
@@ -415,16 +353,7 @@ def test_bad_arguments_are_refused(data, options, message):
         jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
 
 
-def test_tables_that_do_not_fit_are_refused(data):
-    x, y = data
-    with pytest.raises(ValueError, match="x and y must have the same number of rows, got 200 and 100"):
-        jtrees.fit(bagged(DGT), x, y[:100], key=key())
-    with pytest.raises(ValueError, match="validation: x must have 3 columns, got 2"):
-        jtrees.fit(bagged(DGT), x, y, key=key(), validation=(x[:, :2], y))
-
-
-def test_a_run_that_explodes_says_so(table, forests):
+def test_a_run_that_diverges_raises(table):
     x, y, _ = table
-    _, weight = forests("DGT")
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
-        jtrees.fit(bagged(DGT.replace(learning_rate=1e30)), x, y, key=key(), sample_weight=weight)
+        jtrees.fit(bagged(DGT.replace(learning_rate=1e30)), x, y, key=key())

@@ -1,4 +1,4 @@
-"""What a fit is held against, by scikit-learn's linear model; and that a fit which is behind says so."""
+"""The errors that a fit is compared with, by scikit-learn's linear model; and the warning of a fit that is behind."""
 
 import warnings
 
@@ -8,6 +8,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import jtrees
+from jtrees.data import Scaling, checked_table, held_out_table
 from jtrees.data.baselines import BehindBaselineWarning, baselines
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -21,7 +22,7 @@ STUMP = jtrees.GET(depth=1, starts=1, epochs=5, cart=False)
 
 
 class Zero:
-    """A model that answers 0."""
+    """A model that predicts 0."""
 
     def __init__(self, *columns):
         self.columns = columns
@@ -31,9 +32,9 @@ class Zero:
 
 
 def errors_of(x, y, *, validation=None, weight=None, task="regression", model=None):
-    table = STUMP.table(x, y, weight, task)
-    judge = None if validation is None else STUMP.judge(validation, table)
-    return baselines(model or Zero(*y.shape[1:]), table, judge, STUMP.scale(table))
+    table = checked_table(x, y, weight, task)
+    held_out = None if validation is None else held_out_table(*validation, table)
+    return baselines(model or Zero(*y.shape[1:]), table, held_out, Scaling.fit(table))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -42,11 +43,11 @@ def test_errors_on_a_validation_set_are_those_of_scikit_learn(weighted, several)
     y = np.stack([Y, X[:, 3] ** 2], 1) if several else Y
     weight = rng.uniform(0.1, 2, 150) if weighted else None
     errors = errors_of(X[:150], y[:150], weight=weight, validation=(X[150:], y[150:]))
-    answers = LinearRegression().fit(X[:150], y[:150], weight).predict(X[150:])
+    linear = LinearRegression().fit(X[:150], y[:150], weight).predict(X[150:])
     mean = np.average(y[:150], axis=0, weights=weight)
     variance = np.average((y[:150] - mean) ** 2, axis=0, weights=weight)
-    for name, answer in {"model": 0, "constant": mean, "linear": answers}.items():
-        assert errors[name] == pytest.approx(np.mean((answer - y[150:]) ** 2 / variance), rel=1e-6), name
+    for name, predictions in {"model": 0, "constant": mean, "linear": linear}.items():
+        assert errors[name] == pytest.approx(np.mean((predictions - y[150:]) ** 2 / variance), rel=1e-6), name
 
 
 def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
@@ -76,12 +77,12 @@ def test_many_rows_are_taken_evenly():
 
 
 @pytest.mark.parametrize(("task", "y"), [("regression", Y), ("classification", CLASS)])
-@pytest.mark.parametrize("judged", [False, True])
-def test_a_fit_that_is_behind_warns(task, y, judged):
+@pytest.mark.parametrize("validated", [False, True])
+def test_a_fit_that_is_behind_warns(task, y, validated):
     """A random stump of five steps on a linear function."""
-    where = "in the validation set" if judged else "in the training data"
+    where = "in the validation set" if validated else "in the training data"
     with pytest.warns(BehindBaselineWarning, match=rf"GET explains .* of y {where}, a linear model \d\d\.\d %"):
-        fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, validation=(X, y) if judged else None)
+        fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, validation=(X, y) if validated else None)
     errors = fit.report["baselines"]
     assert errors["linear"] < errors["model"] - 0.02
     truth = y if task == "regression" else np.eye(3)[y]
@@ -96,7 +97,7 @@ def test_a_fit_that_is_ahead_does_not_warn():
     assert fit.report["baselines"]["model"] < fit.report["baselines"]["linear"]
 
 
-def test_a_loss_of_ones_own_is_held_against_nothing():
+def test_a_loss_of_the_users_own_is_compared_with_nothing():
     absolute = lambda outputs, y: abs(outputs - y)
     recipe = jtrees.DGT(depth=1, epochs=6, loss=absolute)
     for each in (recipe, jtrees.Bagged(recipe, trees=2)):

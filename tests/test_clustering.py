@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jtrees
-from jtrees import dendrogram_purity
+from jtrees.methods import dendrogram_purity
 
 CHAIN_OF_THREE = [-1, 0, 0, 0, 1, 1]  # a root with three children, the first of which has two
 
@@ -97,11 +97,11 @@ def blobs():
     return np.column_stack([place, value, rng.normal(size=300)]).astype(np.float32), label
 
 
-# Two targets, so that a tree answers several; the second is noise. Held out: some rows, of which y is not asked.
-FOUND = jtrees.LatentClustering(target_features=(2, 3), depth=3, learning_rate=0.01, epochs=30)
+# Two targets, of which the second is noise; some rows are held out, without y.
+RECIPE = jtrees.LatentClustering(target_features=(2, 3), depth=3, learning_rate=0.01, epochs=30)
 
 
-def cluster(x, recipe=FOUND, *, seed=0, **options):
+def cluster(x, recipe=RECIPE, *, seed=0, **options):
     return jtrees.fit(recipe, x[:250], key=jax.random.key(seed), **{"validation": (x[250:], None)} | options)
 
 
@@ -115,22 +115,21 @@ def test_clusters_are_found(blobs):
         leaves = result.tree.leaf_index(x)
         purity.append(dendrogram_purity(leaves, label))
     assert np.mean(purity) > 0.7  # groups that meet at the root: 0.25
-    np.testing.assert_array_equal(result.tree.weights[:, 2:], 0)  # what is predicted is not looked at
+    np.testing.assert_array_equal(result.tree.weights[:, 2:], 0)  # the target features are not split on
     for leaf in np.unique(leaves[:250]):
         mean = x[:250, 2:][leaves[:250] == leaf].mean(0)
         np.testing.assert_allclose(result.tree.leaves.values[leaf], mean, rtol=1e-3, atol=1e-2)
     assert result.tree.predict(x).shape == result.model.predict(x).shape == (300, 2)
     assert result.report["active"].shape == (15,)
     assert result.history[-20:].mean() < result.history[:20].mean() / 1.5  # half of it is noise
-    # Judged by the rows held out, on targets of deviation 1.
+    # The loss on the rows held out, on targets of deviation 1.
     scaled = (result.model.predict(x[250:]) - x[250:, 2:]) / x[:250, 2:].std(0)
     assert result.loss == pytest.approx(np.mean(scaled**2), rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
-def test_rows_to_judge_by_need_not_vary(blobs):
-    """Five rows of one group with one value of a target; they are looked at by the program of the test above."""
+def test_a_validation_set_need_not_vary(blobs):
     x = blobs[0].copy()
     x[250:, 3] = 1
     assert np.isfinite(cluster(x).loss)
@@ -146,9 +145,6 @@ def test_rows_to_judge_by_need_not_vary(blobs):
         ((1, 1), {}, "target_features must be different"),
         (("a",), {}, "target_features must be different numbers"),
         (0, {}, "target_features must be different numbers of columns, got 0"),
-        ((0,), {"penalty": 0.0}, "penalty must be finite and above 0"),
-        ((0,), {"depth": 11}, "depth must be from 1 to 10"),
-        ((0,), {"inputs": "x"}, "inputs must be one of"),
         ((0,), {"split": "mlp"}, "split must be 'linear' in clustering, got 'mlp'"),
         ((0,), {"predictor": "mlp"}, "predictor must be 'linear' in clustering, got 'mlp'"),
         ((0,), {"loss": abs}, "loss must be None in clustering, got <built-in function abs>"),
@@ -170,7 +166,7 @@ def test_bad_options_of_clustering(target_features, change, message, blobs):
     ],
 )
 def test_bad_arguments_of_clustering(change, message, blobs):
-    """What is wrong with the rows to judge by is not said of those to learn from."""
+    """Errors of the validation set are told from those of the training data."""
     with pytest.raises(ValueError, match="^" + message):
         cluster(blobs[0], **change)
 

@@ -15,8 +15,9 @@ from sklearn.utils import Bunch
 
 from experiments import compare, data, outcome, prepare
 import jtrees
-from jtrees.plotting import plot_tree
 from jtrees.data import checked_table
+from jtrees.plotting import plot_tree
+from jtrees.search import options as kinds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -58,11 +59,25 @@ def houses(tmp_path):
     return tmp_path / "houses.csv"
 
 
+def main(tmp_path, *arguments):
+    """The exit status of the main job, whose results go under ``out``."""
+    return compare.main(["--out", str(tmp_path / "out"), *QUICK, *map(str, arguments)])
+
+
 def run(tmp_path, *arguments):
     """The main job; the folder that it wrote, and its table."""
-    assert compare.main(["--out", str(tmp_path / "out"), *QUICK, *map(str, arguments)]) == 0
+    assert main(tmp_path, *arguments) == 0
     (folder,) = (tmp_path / "out").iterdir()
     return folder, pd.read_csv(folder / "table.csv").set_index("method")
+
+
+def refusal(tmp_path, capsys, *arguments):
+    """The one line that a refused job prints."""
+    assert main(tmp_path, *arguments) == 2
+    assert not (tmp_path / "out").exists()
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("compare: ")
+    return error
 
 
 # --- What it tells and writes ----------------------------------------------------------------------------------------
@@ -283,11 +298,7 @@ def test_recipes_of_ones_own_are_rows(mine, folder, tmp_path, capsys):
     ],
 )
 def test_what_is_no_recipe_of_ones_own_is_one_line(mine, folder, tmp_path, capsys, given, said):
-    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "out")]
-    assert compare.main([*arguments, "--method", given]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+    assert said in refusal(tmp_path, capsys, "--data-dir", folder, "--dataset", "plane", "--method", given)
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -300,19 +311,19 @@ def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, method, task
         assert model.random_state == 3
         return
     assert isinstance(model, jtrees.Recipe)
-    table = checked_table(*parts.train, None, task)
+    table, checked = checked_table(*parts.train, None, task), kinds.checked(model)
+    assert getattr(checked, "base", checked).depth == 3
     if task == "classification" and method in compare.REGRESSION_ONLY:
         with pytest.raises(ValueError, match="leaves must be"):
-            model.checked(table)
-        return
-    checked = model.checked(table)
-    assert getattr(checked, "base", checked).depth == 3
+            checked.search(table.task, table.x.shape)
+    else:
+        checked.search(table.task, table.x.shape)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plane", "labels"])
 def test_every_method_runs(folder, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("jtrees.methods.one_run._UPDATES", 12)
+    monkeypatch.setattr("jtrees.search._minibatch._UPDATES", 12)
     written, table = run(tmp_path, "--data-dir", folder, "--dataset", name, "--methods", *compare.MODELS)
     methods = [m for m in compare.MODELS if name == "plane" or m not in compare.REGRESSION_ONLY]
     assert list(table.index) == ["baseline", *methods]
@@ -344,8 +355,8 @@ def test_defaults():
 
 
 def test_two_runs_within_a_second_keep_both(folder, tmp_path):
-    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--methods", "cart", "--out", str(tmp_path / "out")]
-    assert [compare.main(arguments), compare.main(arguments)] == [0, 0]
+    arguments = ["--data-dir", folder, "--dataset", "plane", "--methods", "cart"]
+    assert [main(tmp_path, *arguments), main(tmp_path, *arguments)] == [0, 0]
     assert len(os.listdir(tmp_path / "out")) == 2
 
 
@@ -364,8 +375,7 @@ def test_an_interruption_keeps_what_is_done(folder, tmp_path, capsys, monkeypatc
         return known(method, *rest)
 
     monkeypatch.setattr(compare, "measure", measure)
-    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--methods", "cart", "get", "forest", *QUICK]
-    assert compare.main([*arguments, "--out", str(tmp_path / "out")]) == 130
+    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", "cart", "get", "forest") == 130
     (written,) = (tmp_path / "out").iterdir()
     done = ["baseline", "cart", "get"] if where == "between" else ["baseline", "cart"]
     assert list(pd.read_csv(written / "table.csv")["method"]) == done
@@ -393,9 +403,8 @@ def test_nothing_is_kept_of_nothing(folder, tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compare, "measure", measure)
-    out = tmp_path / "out"
-    assert compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(out)]) == 130
-    assert os.listdir(out) == []
+    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane") == 130
+    assert os.listdir(tmp_path / "out") == []
     assert capsys.readouterr().out.splitlines()[-1] == "compare: interrupted; no row was finished"
 
 
@@ -404,18 +413,16 @@ def test_a_full_disk_is_one_line(folder, tmp_path, capsys, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(outcome.joblib, "dump", full)
-    out = tmp_path / "out"
-    assert compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(out), *QUICK]) == 2
+    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane") == 2
     said = capsys.readouterr()
     assert said.err == "compare: cannot write results: [Errno 28] No space left on device\n"
-    assert "baseline" in said.out and os.listdir(out) == []
+    assert "baseline" in said.out and os.listdir(tmp_path / "out") == []
 
 
 def test_the_place_for_the_results_is_tried_before_the_first_fit(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(compare, "measure", lambda *_: 1 / 0)
-    (tmp_path / "file").touch()
-    arguments = ["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "file")]
-    assert compare.main(arguments) == 2
+    (tmp_path / "out").touch()
+    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane") == 2
     error = capsys.readouterr().err
     assert "compare: cannot write results" in error and error.count("\n") == 1
 
@@ -423,7 +430,7 @@ def test_the_place_for_the_results_is_tried_before_the_first_fit(folder, tmp_pat
 def test_an_error_of_our_own_leaves_nothing_half_written(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(outcome.Outcome, "add", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        compare.main(["--data-dir", str(folder), "--dataset", "plane", "--out", str(tmp_path / "out"), *QUICK])
+        main(tmp_path, "--data-dir", folder, "--dataset", "plane")
     assert os.listdir(tmp_path / "out") == []
 
 
@@ -437,10 +444,7 @@ def test_an_error_of_our_own_leaves_nothing_half_written(folder, tmp_path, monke
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, arguments, said):
-    assert compare.main(["--data-dir", str(folder), "--out", str(tmp_path / "out"), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+    assert said in refusal(tmp_path, capsys, "--data-dir", folder, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -491,11 +495,7 @@ def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, ar
 )
 def test_files_that_cannot_be_used_get_one_line_that_helps(tmp_path, capsys, text, arguments, said):
     (tmp_path / "bad.csv").write_text(text)
-    out = tmp_path / "out"
-    assert compare.main(["--csv", str(tmp_path / "bad.csv"), "--out", str(out), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and error.startswith("compare: ")
-    assert not out.exists()
+    assert said in refusal(tmp_path, capsys, "--csv", tmp_path / "bad.csv", *arguments)
 
 
 def test_rare_classes_are_left_out_aloud(tmp_path):

@@ -1,4 +1,4 @@
-"""DGT: the chain, the method, the recipe and its door; PAT."""
+"""DGT: the chain, the method and the recipe. Its search: test_minibatch."""
 
 from functools import cache, partial
 import itertools
@@ -11,13 +11,12 @@ import oracles
 import pytest
 
 import jtrees
-from jtrees import blocking, recipes
 from jtrees.leaves import Constant, Logit
-from jtrees.methods.dgt import ChainedTree, falling, random_chain
+from jtrees.methods.dgt import ChainedTree, random_chain
 from jtrees.routing import mean_size, path_sum
+from jtrees.search import options
 from jtrees.tasks import Classification, Regression
 
-SLOW = pytest.mark.slow
 RECIPE = jtrees.DGT(depth=3, epochs=30, batch_size=50, widths=(16, 16))
 
 
@@ -25,9 +24,8 @@ def key(seed=0):
     return jax.random.key(seed)
 
 
-def fit(x, y, *, recipe=RECIPE, seed=0, task="regression", sample_weight=None, validation=None, **options):
-    known = {"task": task, "sample_weight": sample_weight, "validation": validation}
-    return jtrees.fit(recipe.replace(**options), x, y, key=key(seed), **known)
+def fit(x, y, *, recipe=RECIPE, seed=0, task="regression", validation=None, **changed):
+    return jtrees.fit(recipe.replace(**changed), x, y, key=key(seed), task=task, validation=validation)
 
 
 def chain(depth=3, p=4, widths=(7, 5), outputs=(), classes=None, seed=0):
@@ -62,15 +60,6 @@ def loss_and_gradient(method, params, batch):
 @cache
 def by_window(window):
     return jtrees.methods.dgt(3, window=window)
-
-
-@pytest.fixture(scope="module")
-def more(data):
-    """More rows of the same kind as ``data``."""
-    rng = np.random.default_rng(10)
-    x = rng.normal(size=(100, 3))
-    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 2] + 0.1 * rng.normal(size=100)
-    return x.astype(np.float32), y.astype(np.float32)
 
 
 # --- The chain -------------------------------------------------------------------------------------------------------
@@ -128,14 +117,12 @@ def test_loss_is_that_of_the_hard_tree(x64, outputs, classes):
     method = jtrees.methods.dgt(3, task=task_of(outputs, classes), l1=0.1, l2=0.01)
     loss, score = loss_and_score(method, params, jtrees.Batch(x, y))
     tree = params.tree()
-    answers = np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)]
+    predictions = np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)]
     if classes is None:
-        expected = np.mean((answers - y) ** 2)
-        np.testing.assert_allclose(method.predict(params, x), answers, rtol=1e-12)
+        expected = np.mean((predictions - y) ** 2)
     else:
-        odds = np.exp(answers)
+        odds = np.exp(predictions)
         expected = -np.mean(np.log(odds[np.arange(30), y] / odds.sum(1)))
-        np.testing.assert_allclose(method.predict(params, x), odds / odds.sum(1, keepdims=True), rtol=1e-12)
     assert score == pytest.approx(expected, rel=1e-12)
     w = np.asarray(tree.weights)
     assert float(loss - score) == pytest.approx(0.1 * np.abs(w).sum() + 0.01 * np.square(w).sum(), rel=1e-9)
@@ -176,8 +163,8 @@ huber = partial(optax.losses.huber_loss, delta=0.5)
 def test_other_losses(x64):
     (x, y), params = samples(seed=4), chain()
     tree = params.tree()
-    off = np.abs(np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)] - y)
-    for loss, expected in [(absolute, off), (huber, np.where(off <= 0.5, off**2 / 2, 0.5 * (off - 0.25)))]:
+    error = np.abs(np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)] - y)
+    for loss, expected in [(absolute, error), (huber, np.where(error <= 0.5, error**2 / 2, 0.5 * (error - 0.25)))]:
         got = loss_and_score(jtrees.methods.dgt(3, loss=loss), params, jtrees.Batch(x, y))[1]
         assert got == pytest.approx(expected.mean(), rel=1e-12)
 
@@ -238,30 +225,6 @@ def test_leaves_refitted_or_as_learnt(data, classes):
     np.testing.assert_allclose(refit.leaves.values, expected, rtol=1e-5)
 
 
-# --- The learning rate -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("steps", "cycles"), [(7, 1), (7, 3), (7, 7), (120, 3), (3_000_000, 1000)])
-def test_the_rate_falls_as_often_as_asked(steps, cycles):
-    """From the peak to almost zero, exactly so often: also where steps x cycles are more than 32 bits hold."""
-    first = [-(-steps * cycle // cycles) for cycle in range(cycles + 1)]
-    some = sorted(
-        {
-            min(max(s + d, 0), steps - 1)
-            for s in (first if cycles < 100 else first[:2] + first[-40:])
-            for d in (-1, 0, 1)
-        }
-    )
-    share = np.asarray(jax.jit(jax.vmap(falling(steps, cycles)))(np.int32(some)))
-    for step, got in zip(some, share, strict=True):
-        cycle = np.searchsorted(first, step, side="right") - 1
-        phase = (step - first[cycle]) / (first[cycle + 1] - first[cycle])
-        assert got == pytest.approx((1 + np.cos(np.pi * phase)) / 2, abs=1e-5)
-    assert share[0] == 1
-    if steps > 7 * cycles:
-        assert share[-1] < 0.01
-
-
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
@@ -270,109 +233,20 @@ def test_learns_better_than_chance_and_than_its_start(data):
     result = fit(x, y)
     assert result.history.shape == (30 * 4,)
     assert result.history[-20:].mean() < result.history[:20].mean() / 3
-    off = np.mean((result.tree.predict(x) - y) ** 2)
+    error = np.mean((result.tree.predict(x) - y) ** 2)
     # Four sign patterns of the signal and a linear third feature: a constant leaves 3.2, the best split 1.
-    assert off < 0.7
-    assert result.loss == pytest.approx(off, rel=1e-5)
-    assert result.history[-1] * np.ptp(y) ** 2 == pytest.approx(off, rel=0.5)  # of one batch, on scaled targets
+    assert error < 0.7
+    assert result.loss == pytest.approx(error, rel=1e-5)
+    assert result.history[-1] * np.ptp(y) ** 2 == pytest.approx(error, rel=0.5)  # of one batch, on scaled targets
     assert result.step == 120
+    assert not np.array_equal(result.tree.weights, fit(x, y, seed=1).tree.weights)
 
 
-def test_same_key_same_tree_and_no_compilation(data, count_compilations):
+def test_heavy_tails_do_not_ruin_it(data):
+    """The same signs, but a deviation that a few rows make: scores are mostly small, some of them very large."""
     x, y = data
-    first = fit(x, y)
-    assert count_compilations(lambda: fit(x, y, seed=1, learning_rate=0.02, l1=1e-3).tree) == 0
-    assert count_compilations(lambda: fit(x[:-5], y[:-5]).tree) == 0  # padded to as many rows
-    again, other = fit(x, y), fit(x, y, seed=1)
-    assert np.array_equal(first.tree.weights, again.tree.weights)
-    assert not np.array_equal(first.tree.weights, other.tree.weights)
-
-
-def test_numbers_of_numpy_are_numbers(data, count_compilations):
-    x, y = data
-    expected, found = fit(x, y), []
-    numbers = {"depth": np.int64(3), "epochs": np.int32(30), "batch_size": np.int64(50), "widths": np.array([16, 16])}
-    numbers |= {"cycles": np.int64(3), "learning_rate": np.float64(0.01), "clip": jnp.float32(0.01), "l1": np.int64(0)}
-    assert count_compilations(lambda: found.append(fit(x, y, **numbers))) == 0
-    np.testing.assert_array_equal(found[0].tree.weights, expected.tree.weights)
-
-
-def test_units_of_the_table_do_not_matter(data):
-    x, y = data  # powers of two change no digit of a float32
-    base, moved = fit(x, y), fit(4 * x, 8 * y)
-    np.testing.assert_array_equal(base.tree.leaf_index(x), moved.tree.leaf_index(4 * x))
-    np.testing.assert_allclose(8 * base.tree.predict(x), moved.tree.predict(4 * x), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_validation_keeps_the_best_epoch(data, more):
-    x, y = data
-    result = fit(x, y, validation=more)
-    assert result.step % 4 == 0  # four mini-batches of 50 an epoch
-    off = lambda tree: np.mean((tree.predict(more[0]) - more[1]) ** 2)
-    assert result.loss == pytest.approx(off(result.tree), rel=1e-5)
-    assert off(result.tree) <= off(fit(x, y).tree) * (1 + 1e-3)
-
-
-def off_one_hot(outputs, y):
-    """A loss that minds what is added to all logits."""
-    return jnp.square(outputs - jax.nn.one_hot(y, 3)).mean(1)
-
-
-def test_epochs_are_judged_by_the_loss_of_the_logits(data, more, monkeypatch):
-    monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements: 4)  # so that a round is an epoch
-    x, y = data[0], np.digitize(data[1], [-1, 1])
-    validation = more[0], np.digitize(more[1], [-1, 1])
-    recipe = jtrees.DGT(depth=2, epochs=12, batch_size=50, widths=(), learning_rate=0.1, loss=off_one_hot)
-    result = jtrees.fit(recipe, x, y, key=key(), task="classification", validation=validation)
-
-    # The same search, epoch by epoch.
-    table = recipe.table(x, y, None, "classification")
-    recipe, scale, judge = recipe.checked(table), recipe.scale(table), recipe.judge(validation, table)
-    judge, table = scale.batch(judge), scale.batch(table)
-    state = recipes._begin(recipe, None, table, jax.random.split(key(), 3)[1])
-    rounds, real, params = recipe.rounds(table.x.shape), judge.real(), [state.params]
-    for i in range(rounds.count):
-        state, _ = recipes._round(recipe, jnp.int32(i), state, table, judge, rounds)
-        params.append(state.params)
-    assert len(params) == 13
-    lost, normalised = [], []
-    for each in params:
-        joined, values = np.asarray(each.factors[0]), np.asarray(each.leaves.values, np.float64)
-        logits = values[oracles.walk(joined[:, :-1], joined[:, -1], real.x)]
-        probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        lost.append(np.mean((logits - np.eye(3)[real.y]) ** 2))
-        normalised.append(np.mean((np.log(probabilities) - np.eye(3)[real.y]) ** 2))
-    best = int(np.argmin(lost))
-    assert result.step == 4 * best
-    assert result.loss == pytest.approx(lost[best], rel=1e-4)
-    odds = np.exp(np.asarray(params[best].leaves.values))
-    np.testing.assert_allclose(result.tree.leaves.values, odds / odds.sum(1, keepdims=True), rtol=1e-5)
-    assert best != np.argmin(normalised)  # or nothing was tested
-
-
-def test_rows_of_weight_zero_do_not_count(data):
-    x, y = data
-    weight = np.concatenate([np.random.default_rng(0).uniform(0.5, 2, 200), np.zeros(50)])
-    longer = np.concatenate([x, x[:50] + 1]), np.concatenate([y, y[:50] - 3])
-    left_out = fit(*longer, sample_weight=weight)
-    without = fit(x, y, sample_weight=weight[:200])
-    np.testing.assert_array_equal(left_out.tree.weights, without.tree.weights)
-    # And only the ratios of the others do.
-    np.testing.assert_array_equal(fit(x, y, sample_weight=1024 * weight[:200]).tree.weights, without.tree.weights)
-    assert not np.array_equal(fit(x, y).tree.weights, without.tree.weights)
-
-
-def test_outliers_and_heavy_tails_do_not_ruin_it(data):
-    x, y = data
-    rows = np.arange(200) != 7
-    wild = x.astype(np.float64)
-    wild[7, 0] = 1e12
-    off = lambda features: np.mean((fit(features, y).tree.predict(features) - y)[rows] ** 2)
-    assert off(wild) < 0.9  # 0.7 without the outlier, 3.2 is a constant
-    # The same signs, but a deviation that a few rows make: scores are mostly small, some of them very large.
     tails = np.sign(x) * np.abs(x) ** 4
-    assert off(tails) < 1.5
+    assert np.mean((fit(tails, y).predict(tails) - y) ** 2) < 1.5  # a constant leaves 3.2
 
 
 DEEP = jtrees.DGT(depth=5, epochs=60, batch_size=1000, cycles=7, momentum=0.5, widths=(), refit=True)
@@ -385,13 +259,13 @@ def test_several_targets_with_momentum_in_one_batch(data):
     result = fit(x, y, recipe=DEEP)
     assert result.history.shape == (60,)
     assert np.isfinite(result.history).all()
-    answers = result.tree.predict(x)
-    off = ((answers - y) ** 2).mean(0)
-    assert answers.shape == (200, 2)
-    assert (off < 0.4 * y.var(0)).all()
-    assert result.loss == pytest.approx(np.mean(off / np.ptp(y, axis=0) ** 2), rel=1e-4)
+    predictions = result.tree.predict(x)
+    error = ((predictions - y) ** 2).mean(0)
+    assert predictions.shape == (200, 2)
+    assert (error < 0.4 * y.var(0)).all()
+    assert result.loss == pytest.approx(np.mean(error / np.ptp(y, axis=0) ** 2), rel=1e-4)
     leaf = result.tree.leaf_index(x)
-    np.testing.assert_allclose(answers, oracles.leaf_means(leaf, y, 32, 0.0)[leaf], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(predictions, oracles.leaf_means(leaf, y, 32, 0.0)[leaf], rtol=1e-4, atol=1e-3)
 
     w, b = np.asarray(result.tree.weights), np.asarray(result.tree.bias)
     passed = set()
@@ -403,7 +277,7 @@ def test_several_targets_with_momentum_in_one_batch(data):
     assert result.report["reached"] == len(passed) < 31
     pruned = result.tree.prune(x)
     assert pruned.splits.sum() <= result.report["reached"]
-    np.testing.assert_array_equal(pruned.predict(x), answers)
+    np.testing.assert_array_equal(pruned.predict(x), predictions)
 
 
 @pytest.mark.slow
@@ -412,14 +286,14 @@ def test_several_targets_with_momentum_in_one_batch(data):
 def test_loss_is_that_of_the_refitted_tree(data, task, validated):
     x, y = data
     y = y if task == "regression" else np.digitize(y, [-1, 1])
-    judge = (x[150:], y[150:]) if validated else (x[:150], y[:150])
-    options = {"validation": judge} if validated else {}
-    result = fit(x[:150], y[:150], refit=True, task=task, epochs=10, **options)
-    answers = result.tree.predict(judge[0])
+    train, held_out = (x[:150], y[:150]), (x[150:], y[150:])
+    result = fit(*train, refit=True, task=task, epochs=10, validation=held_out if validated else None)
+    x, y = held_out if validated else train
+    predictions = result.predict(x)
     if task == "regression":
-        expected = np.mean((answers - judge[1]) ** 2)
+        expected = np.mean((predictions - y) ** 2)
     else:
-        expected = -np.mean(np.log(answers[np.arange(len(answers)), judge[1]]))
+        expected = -np.mean(np.log(predictions[np.arange(len(y)), y]))
     assert result.loss == pytest.approx(expected, rel=1e-3)  # scaled in float32, and back
 
 
@@ -450,8 +324,8 @@ def test_the_mean_window_does_well_on_heavy_tails_and_the_unit_one_fails(data_di
     order = np.random.default_rng(0).permutation(len(table["X"]))
     (x, y), (x_new, y_new) = ((table["X"][rows], table["y"][rows]) for rows in (order[:2000], order[2000:]))
     recipe = jtrees.DGT(depth=3, epochs=30, widths=(64, 64))
-    off = lambda tree: np.sqrt(np.mean((tree.predict(x_new) - y_new) ** 2))
-    mean, unit = (off(fit(x, y, recipe=recipe, window=window).tree) for window in ("mean", "unit"))
+    error = lambda tree: np.sqrt(np.mean((tree.predict(x_new) - y_new) ** 2))
+    mean, unit = (error(fit(x, y, recipe=recipe, window=window).tree) for window in ("mean", "unit"))
     assert mean < 4.5  # 3.5 with three keys; the targets deviate by 18
     assert unit > 1.4 * mean  # 7 to 9
 
@@ -463,60 +337,32 @@ def test_digits():
     train, test = slice(0, 1300), slice(1300, None)
     recipe = jtrees.DGT(depth=6, epochs=40)
     result = fit(x[train], y[train], recipe=recipe, task="classification")
-    answers = result.tree.predict(x[test].astype(np.float32))
-    np.testing.assert_allclose(answers.sum(1), 1, rtol=1e-5)
+    predictions = result.tree.predict(x[test].astype(np.float32))
+    np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
     # A CART of any depth reaches 0.79 on these rows, a forest 0.92; this tree 0.90 with three keys, give or take 0.015.
-    assert np.mean(answers.argmax(1) == y[test]) > 0.85
+    assert np.mean(predictions.argmax(1) == y[test]) > 0.85
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depth": 0}, "depth"),
-        ({"depth": None}, "depth must be a whole number from 1 to 16, got None"),
-        ({"depth": 2.5}, "depth must be a whole number from 1 to 16, got 2.5"),
-        ({"widths": (0,)}, "widths"),
-        ({"widths": 8}, r"widths must be whole numbers, one a hidden layer, such as \(240, 240\), got 8"),
-        ({"widths": None}, "widths must be whole numbers, one a hidden layer"),
-        ({"widths": (2.5,)}, "widths must be a whole number, got 2.5"),
-        ({"window": "round"}, "window must be one of 'mean', 'unit', got 'round'"),
-        ({"window": None}, "window must be one of"),
-        ({"refit": "mean"}, "refit must be True or False, got 'mean'"),
-        ({"refit": None}, "refit must be True or False, got None"),
-        ({"epochs": 0}, "epochs"),
-        ({"epochs": "many"}, "epochs must be a whole number, got 'many'"),
-        ({"batch_size": 0}, "batch_size"),
         ({"cycles": 1000}, "cycles must be at most the number of updates, 120, got 1000"),
-        ({"cycles": None}, "cycles must be a whole number, got None"),
         ({"cycles": 50, "epochs": 2}, r"cycles must be at most the number of updates, \d, got 50"),
-        ({"epochs": 2**40}, r"epochs must be at most \d+, .*, got 1099511627776"),
-        ({"widths": (2**40,)}, "widths must be at most"),
+        ({"widths": (2**30,)}, "widths must be at most"),
         ({"widths": (2**20, 2**20)}, "widths must be at most"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"learning_rate": np.sqrt}, "learning_rate must be a number"),
-        ({"learning_rate": [0.1, 0.2]}, "learning_rate must be one number"),
-        ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
-        ({"learning_rate": None}, "learning_rate must be"),
         ({"momentum": 1.0}, "momentum must be a number from 0 up to but not including 1, got"),
         ({"momentum": [0.5]}, "momentum must be"),
-        ({"clip": -1.0}, "clip"),
-        ({"clip": np.sqrt}, "clip must be a number"),
-        ({"clip": [1.0]}, "clip must be one number"),
-        ({"clip": None}, "clip must be"),
-        ({"l1": -1.0}, "l1"),
-        ({"l1": np.sqrt}, "l1 must be a number"),
-        ({"l1": [0.0]}, "l1 must be one number"),
-        ({"l1": None}, "l1 must be"),
-        ({"l2": -1.0}, "l2"),
-        ({"loss": "squared"}, "loss must be a function"),
-        ({"task": "ranking"}, "task"),
-        ({"sample_weight": -np.ones(200)}, "sample_weight"),
-        ({"validation": (np.zeros((5, 2), np.float32), np.zeros(5))}, "validation: x must have 3 columns"),
     ],
 )
-def test_bad_arguments_are_refused(data, options, message):
+def test_bad_options_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         fit(*data, **options)
+
+
+def test_no_momentum_is_a_momentum_of_zero():
+    """The optimiser then keeps one copy of the parameters less."""
+    structure = lambda momentum: jax.tree.structure(options.checked(RECIPE.replace(momentum=momentum)))
+    assert structure(None) == structure(0) == structure(jnp.zeros(())) != structure(0.5)
 
 
 @pytest.mark.parametrize(
@@ -529,96 +375,8 @@ def test_bad_arguments_are_refused(data, options, message):
         (lambda: jtrees.methods.dgt(2, l1=-1.0), "l1"),
         (lambda: jtrees.methods.dgt(2, l2=-1.0), "l2"),
         (lambda: jtrees.methods.dgt(2, loss="squared"), "loss must be a function"),
-        (lambda: jtrees.pat(2, 0.0), "slope"),
-        (lambda: jtrees.pat(17, 1.0), "depth"),
     ],
 )
 def test_bad_methods_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_bad_labels_are_refused(data):
-    x, y = data
-    one_class, gap = np.zeros(200, int), np.where(y > 0, 2, 0)
-    for labels, message in [(one_class, "at least two classes"), (gap, "no sample of class 1"), (y, "whole numbers")]:
-        with pytest.raises(ValueError, match=message):
-            fit(x, labels, task="classification")
-    method = jtrees.methods.dgt(2, task=Classification(2))
-    for labels, message in [
-        (gap, "y must hold classes 0..1, got labels from 0 to 2"),
-        (y, "y must hold whole numbers"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            jtrees.training.start(method, jtrees.Batch(x, labels), key=key(), optimizer=optax.sgd(0.1))
-
-
-def test_a_run_that_explodes_says_so(data):
-    with pytest.raises(FloatingPointError, match="smaller learning_rate"):
-        fit(*data, learning_rate=1e30)
-
-
-# --- PAT -------------------------------------------------------------------------------------------------------------
-
-
-def test_pat_is_the_product_form(x64):
-    (x, y), params = samples(20, seed=6), chain(widths=())
-    loss, score = loss_and_score(jtrees.pat(3, 2.0), params, jtrees.Batch(x, y))
-    tree, values = params.tree(), np.asarray(params.leaves.values)
-    z = np.asarray(tree.weights) @ x.T + np.asarray(tree.bias)[:, None]
-    reach = oracles.leaf_probabilities(oracles.sigmoid(2 * z))
-    assert loss == pytest.approx(np.mean((values @ reach - y) ** 2), rel=1e-10)
-    hard = values[oracles.walk(tree.weights, tree.bias, x)]
-    assert score == pytest.approx(np.mean((hard - y) ** 2), rel=1e-10)
-
-
-def test_pat_anneals_to_the_hard_tree(data):
-    method = jtrees.pat(2, optax.exponential_decay(1.0, 100, 1e4))  # a hundredfold every 50 steps
-    params = jax.tree.map(jnp.float32, chain(2, 3, ()))
-    batch = jtrees.Batch(*map(jnp.asarray, data))
-    at = jax.jit(lambda step: method.loss(params, batch, key=key(), step=step))
-    gap = [abs(float(at(step)[0] - at(step)[1])) for step in (0, 50, 100)]
-    assert gap[0] > gap[1] > gap[2]
-    assert gap[2] < 1e-2 * float(at(0)[1])
-
-
-PAT = jtrees.PAT(depth=2, epochs=40, batch_size=50, slopes=(5.0, 50.0), learning_rate=0.05)
-
-
-def test_pat_in_classification(data):
-    x, y = data[0], (data[1] > 0).astype(np.int32)
-    result = fit(x, y, recipe=PAT, task="classification")
-    assert result.history.shape == (160,)
-    assert result.history[-4:].mean() < 0.7 * result.history[:4].mean()
-    answers = result.tree.predict(x)
-    np.testing.assert_allclose(answers.sum(1), 1, rtol=1e-5)
-    assert np.mean(answers.argmax(1) == y) > 0.85
-    assert result.loss == pytest.approx(-np.mean(np.log(answers[np.arange(200), y])), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_pat_is_trained_by_any_optimiser(data):
-    x, y = jnp.asarray(data[0]), jnp.asarray((data[1] > 0).astype(np.int32))
-    method = jtrees.pat(2, 5.0, task=Classification(2))
-    run = lambda batch: jtrees.train(method, batch, key=key(), optimizer=optax.sgd(1.0), steps=100)
-    result = jax.jit(run)(jtrees.Batch(x, y))
-    assert result.losses[-1] < 0.7 * result.losses[0]
-    tree = method.harden(result.params, jtrees.Batch(x, y))
-    assert jnp.mean(tree.predict(x).argmax(1) == y) > 0.85
-
-
-@pytest.mark.parametrize("slopes", [None, 5.0, (1.0,), (0.0, 1.0), (1.0, np.inf), ("a", "b"), np.sqrt, (1.0, 2.0, 3.0)])
-def test_bad_slopes_are_refused(data, slopes):
-    with pytest.raises(ValueError, match="slopes must be"):
-        fit(*data, recipe=PAT, slopes=slopes)
-
-
-def test_updates_without_epochs(data, monkeypatch):
-    """As many whole epochs as make 2000 updates, and at least 12, the same for all lengths of a bucket."""
-    recipe = jtrees.DGT(epochs=None)
-    assert [recipe.updates(n) for n in (100, 128 * 10, 1000, 10**6)] == [2000, 2000, 2002, 12 * 7812]
-    assert jtrees.DGT(epochs=2).updates(1000) == 14
-    monkeypatch.setattr("jtrees.methods.one_run._UPDATES", 24)
-    x, y = data
-    fit = jtrees.fit(jtrees.DGT(depth=2, widths=(), epochs=None), x, y, key=jax.random.key(0))
-    assert fit.step == len(fit.history) == 24

@@ -138,7 +138,7 @@ def test_the_tree_of_cart(data):
 def test_a_forest_is_no_tree(data):
     model = TreeRegressor(jtrees.Bagged(DGT, trees=2), random_state=0).fit(*data)
     assert model.tree_ is None and isinstance(model.model_, jtrees.Forest)
-    with pytest.raises(AttributeError, match="one tree, and Bagged found Forest"):
+    with pytest.raises(AttributeError, match="this needs a single tree; this model is a Forest"):
         model.get_depth()
 
 
@@ -316,7 +316,7 @@ def test_validation_fraction(classes, monkeypatch):
         asked.update(options, x=x, y=y)
         return jtrees.fit(recipe, x, y, **options)
 
-    monkeypatch.setattr(estimators.recipes, "fit", fit)
+    monkeypatch.setattr(estimators, "fit", fit)
     x, y = classes
     TreeClassifier(DGT, random_state=0, validation_fraction=0.2, max_seconds=100).fit(x, y)
     held, labels = asked["validation"]
@@ -342,7 +342,7 @@ def test_interrupted(data, monkeypatch):
         found = jtrees.fit(*args, **options)
         return found.replace(report=found.report | {"ended": "interrupted"})
 
-    monkeypatch.setattr(estimators.recipes, "fit", fit)
+    monkeypatch.setattr(estimators, "fit", fit)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = TreeRegressor(DGT).fit(*data)
     assert np.isfinite(model.predict(data[0])).all()

@@ -8,6 +8,8 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import oracles
 import pytest
 from sklearn.linear_model import Ridge
 
@@ -96,6 +98,13 @@ def test_pieces_made_with_other_settings_are_refused_before_anything_is_spent(lo
         with pytest.raises(SystemExit, match=r"b-three-0\.json was made with .*'budget': 1.*not .*'budget': 2"):
             run("--budget", "2", *more)
     assert made == ["b-three-0"] and (tmp_path / "x.md").read_text() == before
+
+
+def test_the_order_of_the_options_of_a_recipe_does_not_count():
+    of = lambda recipe: pieces._in_order({"rows": 9, "recipe": recipe})
+    settings = of("Bagged(base=GET(depth=5, leaves='linear', ranges=((5.0, 25.0),)), trees=3)")
+    assert settings == of("Bagged(trees=3, base=GET(ranges=((5.0, 25.0),), depth=5, leaves='linear'))")
+    assert settings != of("Bagged(base=GET(depth=3, leaves='linear', ranges=((5.0, 25.0),)), trees=5)")
 
 
 def test_a_piece_that_fails_leaves_nothing_and_those_before_it_stay(long_run, tmp_path):
@@ -217,6 +226,46 @@ def test_product_form_teaches_the_nodes_on_the_path_alone(data):
     assert len(learns["sum, sign, L = 1"] - path) > 0
 
 
+def test_pat_is_the_product_form(x64):
+    rng, params = np.random.default_rng(6), random_chain(jax.random.key(0), 3, 3, (), (), jnp.float64)
+    x, y = rng.normal(size=(20, 3)), rng.normal(size=20)
+    batch, of = jtrees.Batch(jnp.asarray(x), jnp.asarray(y)), {"key": jax.random.key(0), "step": jnp.int32(0)}
+    loss, score = paper_dgt.pat(3, 2.0).loss(params, batch, **of)
+    tree, values = params.tree(), np.asarray(params.leaves.values)
+    z = np.asarray(tree.weights) @ x.T + np.asarray(tree.bias)[:, None]
+    reach = oracles.leaf_probabilities(oracles.sigmoid(2 * z))
+    assert loss == pytest.approx(np.mean((values @ reach - y) ** 2), rel=1e-10)
+    hard = values[oracles.walk(tree.weights, tree.bias, x)]
+    assert score == pytest.approx(np.mean((hard - y) ** 2), rel=1e-10)
+    for depth, slope, message in ((3, 0.0, "slope"), (17, 1.0, "depth")):
+        with pytest.raises(ValueError, match=message):
+            paper_dgt.pat(depth, slope)
+
+
+def test_pat_anneals_to_the_hard_tree(data):
+    method = paper_dgt.pat(2, optax.exponential_decay(1.0, 100, 1e4))  # a hundredfold every 50 steps
+    params = random_chain(jax.random.key(0), 2, 3, (), (), jnp.float32)
+    batch = jtrees.Batch(*map(jnp.asarray, data))
+    at = jax.jit(lambda step: method.loss(params, batch, key=jax.random.key(0), step=step))
+    gap = [abs(float(at(step)[0] - at(step)[1])) for step in (0, 50, 100)]
+    assert gap[0] > gap[1] > gap[2]
+    assert gap[2] < 1e-2 * float(at(0)[1])
+
+
+def test_pat_as_a_recipe(data, monkeypatch):
+    """Its slope is 100 after the last update."""
+    x, y = data[0], (data[1] > 0).astype(np.int32)
+    monkeypatch.setitem(paper_dgt.SETS, "segmentation", paper_dgt.Setting(2, 400))
+    recipe = paper_dgt.annealed("segmentation", len(x))
+    fit = jtrees.fit(recipe, x, y, key=jax.random.key(0), task="classification")
+    assert fit.tree.depth == 2 and fit.history[-4:].mean() < 0.7 * fit.history[:4].mean()
+    chances = fit.predict(x)
+    assert np.mean(chances.argmax(1) == y) > 0.85
+    assert fit.loss == pytest.approx(-np.mean(np.log(chances[np.arange(200), y])), rel=1e-4)
+    slope = recipe.make.args[1]
+    assert slope(len(fit.history)) == pytest.approx(100, rel=1e-5)
+
+
 # --- Bandits ---------------------------------------------------------------------------------------------------------
 
 
@@ -259,15 +308,19 @@ def folder(tmp_path):
     return tmp_path
 
 
+def report_of(script, folder, *names, seeds=1, more=()):
+    """The report of a whole script on these sets, its pieces in ``folder/pieces``."""
+    command = ["--data-dir", folder, "--datasets", *names, "--seeds", seeds, *more, "--out", folder / "pieces"]
+    pieces.main(script.SCRIPT, [*map(str, command)])
+    return (folder / "pieces.md").read_text()
+
+
 @pytest.mark.slow
 def test_every_part_of_get_runs(folder, monkeypatch):
     monkeypatch.setattr(paper_get, "SWEEP_DEPTHS", (2,))
     monkeypatch.setattr(paper_get, "ABLATION_DEPTHS", (2,))
-    budget = ["--tuning", "1", "3", "--final", "2", "3", "--polish", "3", "--seeds", "1"]
-    pieces.main(
-        paper_get.SCRIPT, ["--data-dir", str(folder), "--datasets", "kin8nm", *budget, "--out", str(folder / "get")]
-    )
-    text = (folder / "get.md").read_text()
+    budget = ["--tuning", "1", "3", "--final", "2", "3", "--polish", "3"]
+    text = report_of(paper_get, folder, "kin8nm", more=budget)
     assert "| kin8nm | 1 |" in text and "(79.82)" in text
     assert "Table 4" in text and "at every depth" in text
 
@@ -279,10 +332,8 @@ def test_every_part_of_dgt_runs(folder, monkeypatch):
     monkeypatch.setitem(paper_dgt.FIRST, "ailerons", 200)
     monkeypatch.setattr(paper_dgt, "GRID", {"widths": ((8, 8),), "momentum": (0.0, 0.3), "l2": (0.0,)})
     monkeypatch.setattr(paper_dgt, "TREES", 3)
-    names = ["--datasets", "ailerons", "segmentation"]
-    pieces.main(paper_dgt.SCRIPT, ["--data-dir", str(folder), *names, "--seeds", "2", "--out", str(folder / "dgt")])
-    text = (folder / "dgt.md").read_text()
-    assert "| segmentation | 2 |" in text and "DGT-Forest of 3" in text and "Table 7" in text
+    text = report_of(paper_dgt, folder, "ailerons", "segmentation", seeds=2)
+    assert "| segmentation | 2 |" in text and "PAT" in text and "DGT-Forest of 3" in text and "Table 7" in text
 
 
 @pytest.mark.slow
@@ -291,13 +342,9 @@ def test_every_part_of_latent_runs(folder, monkeypatch):
     monkeypatch.setattr(paper_latent, "GRID", {"depth": (2,), "width": (8,), "learning_rate": (0.001, 0.01)})
     monkeypatch.setattr(paper_latent, "CLUSTERING", ((2,), (0.1, 1.25), (0.01,)))
     monkeypatch.setattr(paper_latent, "PRUNING_DEPTH", 2)
-    names = ["--datasets", "kin8nm", "glass"]
-    pieces.main(
-        paper_latent.SCRIPT, ["--data-dir", str(folder), *names, "--seeds", "1", "--out", str(folder / "latent")]
-    )
-    text = (folder / "latent.md").read_text()
+    text = report_of(paper_latent, folder, "kin8nm", "glass")
     assert "| kin8nm | R² | 1 |" in text and "Table 3" in text and "epoch 59" in text and "QHAdam" in text
-    assert (folder / "latent.png").exists()
+    assert (folder / "pieces.png").exists()
 
 
 @pytest.mark.slow
@@ -309,9 +356,7 @@ def test_every_part_of_the_forests_runs(folder, monkeypatch):
     monkeypatch.setattr(paper_forest, "UPDATES", 20)
     if not (benchmark.installed("optuna") and benchmark.installed("xgboost")):
         monkeypatch.setitem(paper_forest.PARTS, "boosting", paper_forest.random_forest)
-    arguments = ["--data-dir", str(folder), "--datasets", "kin8nm", "--seeds", "1", "--out", str(folder / "forests")]
-    pieces.main(paper_forest.SCRIPT, arguments)
-    text = (folder / "forests.md").read_text()
+    text = report_of(paper_forest, folder, "kin8nm")
     assert "| kin8nm | " in text and "30 trees of GET-Linear - XGBoost: " in text and "ahead on" in text
 
 
@@ -320,10 +365,7 @@ def test_every_part_of_the_estimators_runs(folder, monkeypatch):
     tree = jtrees.DGT(depth=2, epochs=3, widths=())
     for kind in (estimators.TreeRegressor, estimators.TreeClassifier):
         monkeypatch.setattr(kind, "default_recipe", tree)
-    names = ["--datasets", "kin8nm", "segmentation"]
-    arguments = ["--data-dir", str(folder), *names, "--seeds", "2", "--out", str(folder / "estimators")]
-    pieces.main(estimators.SCRIPT, arguments)
-    text = (folder / "estimators.md").read_text()
+    text = report_of(estimators, folder, "kin8nm", "segmentation", seeds=2)
     assert "| kin8nm | 225 x 5 |" in text and "| segmentation | 225 x 5 |" in text
     assert text.count("jtrees is ahead of CART on") == 2
 
@@ -338,12 +380,10 @@ def test_every_part_of_tel_runs(folder, monkeypatch):
     monkeypatch.setattr(paper_tel, "ROUTING", jtrees.TEL(trees=2, depth=2, epochs=2))
     monkeypatch.setattr(paper_tel, "DEPTHS", (2, 3))
     monkeypatch.setattr(paper_tel, "TREES", (1, 2))
-    arguments = ["--data-dir", str(folder), "--datasets", "churn", "--seeds", "1", "--out", str(folder / "tel")]
-    pieces.main(paper_tel.SCRIPT, arguments)
-    text = (folder / "tel.md").read_text()
+    text = report_of(paper_tel, folder, "churn")
     for part in ("Table 2", "Table 3", "Figure 2", "Figure 3", "Figure 4"):
         assert f"({part})" in text
-    assert "| churn | smooth |" in text and (folder / "tel.png").exists()
+    assert "| churn | smooth |" in text and (folder / "pieces.png").exists()
 
 
 @pytest.mark.slow
@@ -356,13 +396,11 @@ def test_every_part_of_nongreedy_runs(folder, monkeypatch):
     monkeypatch.setattr(paper_nongreedy, "OC1_SETS", ("letter",))
     monkeypatch.setattr(paper_nongreedy, "PRUNED", ("letter",))
     monkeypatch.setattr(paper_nongreedy, "PRUNED_DEPTHS", {"letter": (2,)})
-    arguments = ["--data-dir", str(folder), "--datasets", "letter", "--seeds", "1", "--out", str(folder / "ng")]
-    pieces.main(paper_nongreedy.SCRIPT, arguments)
-    text = (folder / "ng.md").read_text()
+    text = report_of(paper_nongreedy, folder, "letter")
     for label in (*paper_nongreedy.CURVES.values(), "Figure 3"):
         assert label in text
-    assert "of 2 depths" in text and (folder / "ng.png").exists()
-    lines = (folder / "ng.csv").read_text().splitlines()
+    assert "of 2 depths" in text and (folder / "pieces.png").exists()
+    lines = (folder / "pieces.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 5 + 6 and lines[0].startswith("figure,set,method,depth")
 
 
@@ -425,6 +463,7 @@ def test_estimators_are_held_against_cart_and_a_forest():
     record = lambda cart, forest, ours: {
         "found": {"rows": 9, "features": 2, "CART": cart, "random forest": forest, "jtrees": ours, "jtrees seconds": 7},
         "machine": "a machine",
+        "settings": {"recipe": "GET(depth=5)"},
     }
     by_name = {"kin8nm": {0: record(40, 70, 80), 1: record(50, 80, 70)}, "abalone": {0: record(60, 50, 55)}}
     text = estimators.report({"regression": by_name}, "a command")
@@ -441,7 +480,7 @@ def test_every_recipe_is_measured_with_its_defaults_or_left_out():
     assert measured | {*defaults.LEFT_OUT, jtrees.Recipe} == exported
     assert not measured & set(defaults.LEFT_OUT)
     plain = [recipe for name, recipe in defaults.RECIPES.items() if name == type(recipe).__name__]
-    assert len(plain) == 8 and all(recipe == type(recipe)() for recipe in plain)
+    assert len(plain) == 7 and all(recipe == type(recipe)() for recipe in plain)
 
 
 def test_made_tables_are_what_they_are_said_to_be():
@@ -501,19 +540,17 @@ def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_r
 @pytest.mark.slow
 def test_every_recipe_runs_with_its_defaults(folder, monkeypatch):
     monkeypatch.setattr(defaults, "ROWS", 100)
-    names = ["--datasets", "segmentation", "made-collinear"]
-    arguments = ["--data-dir", str(folder), *names, "--seeds", "1", "--out", str(folder / "defaults")]
-    pieces.main(defaults.SCRIPT, [*arguments, "--max-seconds", "0.5"])
-    text = (folder / "defaults.md").read_text()
+    names = "segmentation", "made-collinear"
+    text = report_of(defaults, folder, *names, more=["--max-seconds", 0.5])
     for row in ("made-collinear | 100 + 100 x 20", "segmentation | 100 + 100 x 5"):
         [line] = [line for line in text.splitlines() if line.startswith(f"| {row} |")]
         assert " - " not in line and "nan" not in line
-    assert len(list((folder / "defaults").iterdir())) == 2 * 12 - 1  # linear leaves are for regression
-    found = json.loads((folder / "defaults" / "Polished-GET-segmentation-0.json").read_text())["found"]
+    assert len(list((folder / "pieces").iterdir())) == 2 * 12 - 1  # linear leaves are for regression
+    found = json.loads((folder / "pieces" / "Polished-GET-segmentation-0.json").read_text())["found"]
     assert found["ended"] == "max_seconds" and found["parameters"] > 0 and found["seconds"] > 0
-    before = sorted(file.stat().st_mtime_ns for file in (folder / "defaults").iterdir())
-    pieces.main(defaults.SCRIPT, [*arguments, "--max-seconds", "0.5", "--recipes", "TEL"])
-    assert sorted(file.stat().st_mtime_ns for file in (folder / "defaults").iterdir()) == before
+    before = sorted(file.stat().st_mtime_ns for file in (folder / "pieces").iterdir())
+    report_of(defaults, folder, *names, more=["--max-seconds", 0.5, "--recipes", "TEL"])
+    assert sorted(file.stat().st_mtime_ns for file in (folder / "pieces").iterdir()) == before
 
 
 def test_recipes_and_sets_can_be_chosen(tmp_path):

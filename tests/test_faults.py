@@ -43,9 +43,9 @@ def test_twenty_kills(uninterrupted, tmp_path):
 
 PHASES = {
     "before": (train_large, "source"),
-    "reading": (rounds, "scale_of"),
+    "reading": (rounds, "scaling_of"),
     "compiling": (train_large, "round_of"),
-    "evaluating": (train_large.Judge, "fit"),
+    "evaluating": (train_large.Evaluator, "fit"),
     "saving": (Checkpoints, "save"),
     "training": (train_large.Log, "round"),
 }

@@ -36,13 +36,13 @@ def expected_loss(kind, route, w, b, values, x, implementation=None):
 
 OPS = {
     "soft": ops.soft,
-    "soft by violation": lambda *a, **how: ops.soft(*a, routing.violation, **how),
+    "soft by violation": lambda *a, **how: ops.soft(*a, "violation", **how),
     "soft, one number a leaf": lambda w, b, v, x, **how: ops.soft(w, b, v[:, 0], x, **how),
     "path_sum": ops.path_sum,
     "path_sum, a window of the scores": lambda *a, **how: ops.path_sum(*a, routing.mean_size, **how),
     "ensemble": lambda w, b, v, x, **how: ops.ensemble(w[None], b[None], v[None], x, 1.0, **how),
-    "expected_loss": partial(expected_loss, Constant, None),
-    "expected_loss, violation, classes": partial(expected_loss, Logit, routing.violation),
+    "expected_loss": partial(expected_loss, Constant, "sigmoid"),
+    "expected_loss, violation, classes": partial(expected_loss, Logit, "violation"),
 }
 FEW = ("soft by violation", "path_sum", "ensemble", "expected_loss")
 

@@ -1,6 +1,7 @@
 """A table gives the same model, bit for bit, however it lies in memory, and whatever holds it."""
 
 import jax
+from nasty import LAYOUTS as IN_MEMORY
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,51 +16,41 @@ GET = jtrees.GET(depth=2, starts=2, epochs=10)
 LINEAR = GET.replace(leaves="linear")
 DGT = jtrees.DGT(depth=2, epochs=4, widths=())
 BAGGED = jtrees.Bagged(DGT, trees=2)
+CLUSTERING = jtrees.LatentClustering(target_features=(1,), depth=2, epochs=4, batch_size=32)
 NAMES = ["flag", "size", "age"]
 
 # A first column of 0 and 1, others of many values, all of them exact in float32.
 _rng = np.random.default_rng(0)
 X = np.column_stack([_rng.integers(0, 2, 128), _rng.normal(size=(128, 2))]).astype(np.float32).astype(np.float64)
 Y = np.round(X[:, 1] + np.where(X[:, 0] > 0, X[:, 2], -X[:, 2]), 1)
-BOTH = np.stack([Y, np.round(X[:, 2] ** 2, 1)], axis=1)
 WEIGHT = _rng.integers(1, 4, 128).astype(float)
 
 
-def memory_mapped(x, tmp_path):
-    mapped = np.memmap(tmp_path / "x", x.dtype, "w+", shape=x.shape)
-    mapped[:] = x
-    mapped.flush()
-    return np.memmap(tmp_path / "x", x.dtype, "r", shape=x.shape)
-
-
-def read_only(x, tmp_path):
-    x = x.copy()
-    x.flags.writeable = False
-    return x
-
-
 def framed(dtypes):
-    return lambda x, _: pd.DataFrame({name: x[:, i] for i, name in enumerate(NAMES)}).astype(dtypes)
+    return lambda x: pd.DataFrame({name: x[:, i] for i, name in enumerate(NAMES)}).astype(dtypes)
 
 
-LAYOUTS = {
-    "columns first": lambda x, _: np.asfortranarray(x),
-    "strided rows": lambda x, _: np.repeat(x, 2, axis=0)[::2],
-    "strided columns": lambda x, _: np.repeat(x, 3, axis=1)[:, 1::3],
-    "backwards": lambda x, _: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
-    "float32": lambda x, _: x.astype(np.float32),
-    "float32, columns first": lambda x, _: np.asfortranarray(x, np.float32),
-    "the other byte order": lambda x, _: x.astype(x.dtype.newbyteorder()),
-    "read-only": read_only,
-    "memory-mapped": memory_mapped,
-    "masked, nothing missing": lambda x, _: np.ma.masked_array(x, mask=np.zeros(x.shape, bool)),
-    "frame": framed(float),
-    "frame of one block": lambda x, _: pd.DataFrame(x, columns=NAMES),
+LAYOUTS = IN_MEMORY | {
+    "strided columns": lambda x: np.repeat(x, 3, axis=1)[:, 1::3],
+    "float32": lambda x: x.astype(np.float32),
+    "float32, columns first": lambda x: np.asfortranarray(x, np.float32),
+    "masked, nothing missing": lambda x: np.ma.masked_array(x, mask=np.zeros(x.shape, bool)),
+    "frame of one block": lambda x: pd.DataFrame(x, columns=NAMES),
     "frame of several dtypes": framed({"flag": np.int8, "size": np.float32, "age": np.float64}),
     "nullable frame": framed({"flag": "boolean", "size": "Float32", "age": "Float64"}),
     "Arrow frame": framed({"flag": "int8[pyarrow]", "size": "float[pyarrow]", "age": "double[pyarrow]"}),
 }
-layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+FITS = {
+    "fit": lambda x, y, w: jtrees.fit(LINEAR, x, y, key=KEY, sample_weight=w),
+    "fit, validation": lambda x, y, w: jtrees.fit(DGT, x, y, key=KEY, validation=(x, y)),
+    "tune": lambda x, y, w: jtrees.tune(DGT, x, y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, validation=0.5),
+    "sweep": lambda x, y, w: jtrees.sweep(DGT, x, y, key=KEY, seeds=2, validation=2, sample_weight=w).fit,
+    "bagged": lambda x, y, w: jtrees.fit(BAGGED, x, y, key=KEY),
+    "clustering": lambda x, y, w: jtrees.fit(CLUSTERING, x, key=KEY, sample_weight=w),
+    "regressor": lambda x, y, w: TreeRegressor(GET, random_state=0).fit(x, y, sample_weight=w),
+    "classifier": lambda x, y, w: TreeClassifier(DGT, random_state=0).fit(x, y > 0),
+}
 
 
 def same(one, other):
@@ -70,88 +61,36 @@ def same(one, other):
         np.testing.assert_array_equal(a, b)
 
 
-def cached(make):
-    """A model by name, made once."""
-    models = {}
-
-    def of(*args):
-        if args not in models:
-            models[args] = make(*args)
-        return models[args]
-
-    return of
+@pytest.fixture(scope="module")
+def plain():
+    """The fit to the table as it is, by name."""
+    with jax.numpy_dtype_promotion("standard"):
+        return {name: fit(X, Y, WEIGHT) for name, fit in FITS.items()}
 
 
-@cached
-def estimator(kind, recipe):
-    return kind(recipe, random_state=0).fit(X, Y > 0 if kind is TreeClassifier else Y)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FITS)
+def test_features(name, layout, plain, tmp_path):
+    x = LAYOUTS[layout](X)
+    fit = FITS[name](x, Y, WEIGHT)
+    same(fit, plain[name])
+    np.testing.assert_array_equal(fit.predict(x), plain[name].predict(X))
+    jtrees.save(fit, tmp_path / "fit.jtrees")
+    np.testing.assert_array_equal(jtrees.load(tmp_path / "fit.jtrees").predict(x), plain[name].predict(X))
 
 
-@cached
-def function(name):
-    return FUNCTIONS[name](X, Y, WEIGHT)
-
-
-FUNCTIONS = {
-    "fit": lambda x, y, w: jtrees.fit(LINEAR, x, y, key=KEY, sample_weight=w),
-    "fit, validation": lambda x, y, w: jtrees.fit(DGT, x, y, key=KEY, validation=(x, y)),
-    "tune": lambda x, y, w: jtrees.tune(DGT, x, y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, validation=0.5),
-    "sweep": lambda x, y, w: jtrees.sweep(DGT, x, y, key=KEY, seeds=2, validation=2, sample_weight=w).fit,
-    "bagged": lambda x, y, w: jtrees.fit(BAGGED, x, y, key=KEY),
-}
-
-
-@layouts
-@pytest.mark.parametrize(
-    ("kind", "recipe"),
-    [(TreeRegressor, GET), (TreeRegressor, LINEAR), (TreeClassifier, DGT), (TreeClassifier, BAGGED)],
-    ids=["GET", "GET, linear", "DGT", "Bagged"],
-)
-def test_estimators(kind, recipe, layout, tmp_path):
-    x = LAYOUTS[layout](X, tmp_path)
-    plain, model = estimator(kind, recipe), kind(recipe, random_state=0)
-    model.fit(x, Y > 0 if kind is TreeClassifier else Y)
-    same(model, plain)
-    np.testing.assert_array_equal(model.predict(x), plain.predict(X))
-
-
-@layouts
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(name, layout, tmp_path):
-    x = LAYOUTS[layout](X, tmp_path)
-    fit = FUNCTIONS[name](x, Y, WEIGHT)
-    same(fit, function(name))
-    np.testing.assert_array_equal(fit.model.predict(x), function(name).model.predict(X))
-
-
-@pytest.mark.parametrize("layout", ["columns first", "strided columns", "backwards", "frame", "Arrow frame"])
-def test_targets_and_weights(layout, tmp_path):
+@pytest.mark.parametrize("layout", ["Fortran", "strided columns", "backwards", "frame", "Arrow frame"])
+def test_targets_and_weights(layout):
     """Of several targets the mean is taken, too."""
-    far = 1e6 + BOTH
-    y, weight = np.stack([far, far], 2)[..., 0] if layout == "strided columns" else np.asfortranarray(far), WEIGHT
-    if layout == "backwards":
-        y, weight = np.ascontiguousarray(far[::-1, ::-1])[::-1, ::-1], WEIGHT[::-1].copy()[::-1]
+    far = 1e6 + np.stack([Y, np.round(X[:, 2] ** 2, 1)], axis=1)
     if "frame" in layout.lower():
         dtype = "double[pyarrow]" if layout == "Arrow frame" else float
-        y, weight = (pd.DataFrame({"a": far[:, 0], "b": far[:, 1]}).astype(dtype), pd.Series(WEIGHT).astype(dtype))
-    plain = jtrees.fit(GET, X, far, key=KEY, sample_weight=WEIGHT)
-    same(jtrees.fit(GET, X, y, key=KEY, sample_weight=weight), plain)
+        y, weight = pd.DataFrame(far, columns=["a", "b"]).astype(dtype), pd.Series(WEIGHT).astype(dtype)
+    else:
+        y, weight = LAYOUTS[layout](far), LAYOUTS["backwards" if layout == "backwards" else "every other row"](WEIGHT)
+    same(jtrees.fit(GET, X, y, key=KEY, sample_weight=weight), jtrees.fit(GET, X, far, key=KEY, sample_weight=WEIGHT))
     of = lambda y, weight: TreeRegressor(GET, random_state=0).fit(X, y, sample_weight=weight)
     same(of(y, weight), of(far, WEIGHT))
-
-
-@pytest.mark.filterwarnings("ignore:X has feature names, but")
-@layouts
-def test_a_saved_model(layout, tmp_path):
-    x = LAYOUTS[layout](X, tmp_path)
-    jtrees.save(function("fit"), tmp_path / "it.jtrees")
-    loaded = jtrees.load(tmp_path / "it.jtrees")
-    np.testing.assert_array_equal(loaded.predict(x), function("fit").predict(X))
-    for kind, recipe in ((TreeRegressor, GET), (TreeClassifier, DGT)):
-        jtrees.save(estimator(kind, recipe), tmp_path / "it.jtrees")
-        np.testing.assert_array_equal(
-            jtrees.load(tmp_path / "it.jtrees").predict(x), estimator(kind, recipe).predict(X)
-        )
 
 
 # --- Every row counts ------------------------------------------------------------------------------------------------

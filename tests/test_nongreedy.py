@@ -1,6 +1,7 @@
-"""Non-greedy trees: the bound and its gradient, steps in the rows that are touched, CO2 and the recipe."""
+"""Non-greedy trees: the surrogate loss and its gradient, steps in the rows that are touched, CO2 and the recipe."""
 
 from functools import cache, partial
+import importlib
 import itertools
 
 from hypothesis import given, strategies as st
@@ -13,11 +14,14 @@ from sklearn.tree import DecisionTreeClassifier
 import sweeps
 
 import jtrees
-from jtrees import Batch, leaves as kinds, splitting
-from jtrees.methods import bound, co2, nongreedy
-from jtrees.methods.nongreedy.surrogate import into_ball
-from jtrees.methods.nongreedy.lazy_rows import touched
+from jtrees import Batch, leaves as kinds
 from jtrees.tasks import Classification, Regression
+
+# ``jtrees.methods.nongreedy`` is the function.
+co2, lazy_rows, nongreedy, splitting, surrogate = (
+    importlib.import_module(f"jtrees.methods.nongreedy.{name}")
+    for name in ("co2", "lazy_rows", "nongreedy", "splitting", "surrogate")
+)
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -38,28 +42,33 @@ def tree(depth, seed=0, classes=True, dtype=np.float32, size=1.0):
     return jtrees.ObliqueTree(size * draw(2**depth - 1, P), size * draw(2**depth - 1), leaves)
 
 
+def method_of(depth, inference, classes, nu=1e6, **changed):
+    task = Classification(K) if classes else Regression()
+    return jtrees.methods.nongreedy(depth, nu, task=task, inference=inference, **changed)
+
+
 @cache
-def bounds_of(depth, inference, classes=True):
-    """Compiled: the bound, and the loss of the hard tree."""
-    method = jtrees.methods.nongreedy(depth, 1e6, task=Classification(K) if classes else Regression(), inference=inference)
+def losses_of(depth, inference, classes=True):
+    """Compiled: the surrogate loss, and the loss of the hard tree."""
+    method = method_of(depth, inference, classes)
     return jax.jit(lambda params, batch: method.loss(params, batch, key=None, step=0))
 
 
-# --- The bound -------------------------------------------------------------------------------------------------------
+# --- The surrogate loss ----------------------------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 10**6), size=st.floats(0.01, 30))
 @pytest.mark.parametrize("classes", [True, False])
-def test_exact_bound_is_above_fast_bound_is_above_loss(classes, seed, size):
+def test_exact_surrogate_is_above_fast_one_is_above_loss(classes, seed, size):
     params, batch = tree(3, seed, classes, size=size), samples(seed, classes)
-    exact, loss = bounds_of(3, "exact", classes)(params, batch)
-    fast, also = bounds_of(3, "fast", classes)(params, batch)
+    exact, loss = losses_of(3, "exact", classes)(params, batch)
+    fast, also = losses_of(3, "fast", classes)(params, batch)
     assert float(loss) == pytest.approx(float(also), rel=1e-5)
     slack = 1e-5 * float(exact)  # float32
     assert exact >= fast - slack and fast >= loss - slack
     assigned = batch._replace(y=(batch.y, jnp.asarray(np.random.default_rng(seed).integers(0, 8, N), jnp.int32)))
     for kind, plain in (("exact", exact), ("fast", fast)):
-        assert bounds_of(3, kind, classes)(params, assigned)[0] >= plain - slack
+        assert losses_of(3, kind, classes)(params, assigned)[0] >= plain - slack
 
 
 def test_the_loss_is_that_of_the_hard_tree():
@@ -69,28 +78,28 @@ def test_the_loss_is_that_of_the_hard_tree():
         held = np.asarray(params.leaves.values, np.float64)[leaf]
         if classes:
             chances = np.exp(held) / np.exp(held).sum(1, keepdims=True)
-            lost = -np.log(chances[np.arange(N), np.asarray(batch.y)])
+            losses = -np.log(chances[np.arange(N), np.asarray(batch.y)])
         else:
-            lost = (held - np.asarray(batch.y)) ** 2
-        assert float(bounds_of(3, "fast", classes)(params, batch)[1]) == pytest.approx(lost.mean(), rel=1e-5)
+            losses = (held - np.asarray(batch.y)) ** 2
+        assert float(losses_of(3, "fast", classes)(params, batch)[1]) == pytest.approx(losses.mean(), rel=1e-5)
 
 
 @given(seed=st.integers(0, 10**6), larger=st.floats(1.01, 10))
-def test_the_bound_tightens_as_splits_are_scaled_up(seed, larger):
+def test_the_surrogate_tightens_as_splits_are_scaled_up(seed, larger):
     """Proposition 1."""
     batch, params = samples(seed), tree(3, seed)
     scaled = params.replace(weights=larger * params.weights, bias=larger * params.bias)
     for kind in ("exact", "fast"):
-        wide, tight = (bounds_of(3, kind)(which, batch) for which in (params, scaled))
+        wide, tight = (losses_of(3, kind)(which, batch) for which in (params, scaled))
         assert tight[0] <= wide[0] * (1 + 1e-5)
         assert float(tight[1]) == pytest.approx(float(wide[1]), rel=1e-5)
 
 
-def test_assigned_to_the_leaves_that_they_reach_it_is_the_plain_bound():
+def test_assigned_to_the_leaves_that_samples_reach_it_is_the_plain_surrogate():
     params, batch = tree(4), samples()
     own = batch._replace(y=(batch.y, jnp.asarray(params.leaf_index(batch.x))))
     for kind in ("exact", "fast"):
-        plain, stable = (bounds_of(4, kind)(params, data) for data in (batch, own))
+        plain, stable = (losses_of(4, kind)(params, data) for data in (batch, own))
         np.testing.assert_allclose(plain, stable, rtol=1e-6)
 
 
@@ -102,7 +111,7 @@ def test_gradients_are_finite_differences(x64, kind, classes, stable):
     batch = batch._replace(weight=jnp.asarray(np.linspace(0.5, 1.5, N)))
     if stable:
         batch = batch._replace(y=(batch.y, jnp.asarray(np.arange(N) % 8)))
-    method = jtrees.methods.nongreedy(3, 1e6, task=Classification(K) if classes else Regression(), inference=kind)
+    method = method_of(3, kind, classes)
     both = jax.jit(jax.value_and_grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))
     slopes, step = both(params)[1], 1e-6
     for get, put in [
@@ -112,19 +121,19 @@ def test_gradients_are_finite_differences(x64, kind, classes, stable):
     ]:
         direction = jnp.asarray(np.random.default_rng(2).normal(size=get(params).shape))
         up, down = (both(put(params, get(params) + sign * step * direction))[0] for sign in (1, -1))
-        # The bound is piecewise linear in the splits: no sample changes its piece within so small a step.
+        # The surrogate is piecewise linear in the splits: no sample changes its piece within so small a step.
         assert float((up - down) / (2 * step)) == pytest.approx(float((get(slopes) * direction).sum()), rel=1e-5)
 
 
 def test_the_gradient_is_g_minus_h_times_x(x64):
     params, batch = tree(2, 3, dtype=np.float64), samples(3, dtype=np.float64)
-    method = jtrees.methods.nongreedy(2, 1e6, task=Classification(K), inference="exact")
+    method = method_of(2, "exact", True)
     slopes = jax.jit(jax.grad(lambda params: method.loss(params, batch, key=None, step=0)[0]))(params)
     expected = np.zeros((3, P))
     for x, y in zip(np.asarray(batch.x), np.asarray(batch.y), strict=True):
         z = np.asarray(params.weights) @ x + np.asarray(params.bias)
-        lost = -np.asarray(jax.nn.log_softmax(params.leaves.values))[:, y]
-        values = [lost[leaf] - 2 * v for leaf, v in enumerate(oracles.path_violations(z))]
+        losses = -np.asarray(jax.nn.log_softmax(params.leaves.values))[:, y]
+        values = [losses[leaf] - 2 * v for leaf, v in enumerate(oracles.path_violations(z))]
         for node, right in oracles.path_to(int(np.argmax(values)), 2):
             expected[node] += ((1 if right else -1) - (1 if z[node] > 0 else -1)) * x / N
     np.testing.assert_allclose(slopes.weights, expected, atol=1e-12)
@@ -133,9 +142,9 @@ def test_the_gradient_is_g_minus_h_times_x(x64):
 # --- Steps -----------------------------------------------------------------------------------------------------------
 
 
-def test_touched_rows_are_found_once_with_the_sum_of_their_slopes():
+def test_touched_rows_are_listed_once_with_the_sum_of_their_slopes():
     rows, slopes = jnp.asarray([[3, 3, 9, 4], [3, 1, 1, 2]]), jnp.asarray([[2.0, 1, 0, 5], [-2, 4, 1, 0]])
-    once, shares = touched(rows, slopes, 10)
+    once, shares = lazy_rows.touched(rows, slopes, 10)
     assert once.tolist() == [1, 3, 4, 10, 10, 10, 10, 10]
     np.testing.assert_array_equal(shares[:3], [[0, 4, 1, 0], [0, 1, 0, 0], [0, 0, 0, 5]])
 
@@ -155,33 +164,38 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
     made = {}
     for deepest in (0, 20):
         monkeypatch.setattr(nongreedy, "_SCORED", 2**deepest)
-        monkeypatch.setattr(bound, "_MOVED_WHOLE", deepest)
-        of = {"task": Classification(K) if classes else Regression(), "inference": inference}
-        method = jtrees.methods.nongreedy(depth, nu, learning_rate=rate, momentum=momentum, **of)
-        how = {"optimizer": jtrees.training.lazy_momentum(rate, momentum), "key": jax.random.key(0)}
-        run = jtrees.training.start(method, data, params=params, **how)
-        advance = partial(jtrees.training.advance, method, data=data, optimizer=how["optimizer"], steps=10, batch_size=20)
+        monkeypatch.setattr(surrogate, "_MOVED_WHOLE", deepest)
+        method = method_of(depth, inference, classes, nu, learning_rate=rate, momentum=momentum)
+        optimizer = jtrees.training.lazy_momentum(rate, momentum)
+        run = jtrees.training.start(method, data, params=params, key=jax.random.key(0), optimizer=optimizer)
+        options = {"data": data, "optimizer": optimizer, "steps": 10, "batch_size": 20}
+        advance = partial(jtrees.training.advance, method, **options)
         run, history = jax.jit(lambda run, advance=advance: advance(run))(run)
         made[deepest] = run.params, run.opt_state, history.losses, history.scores
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), made[0], made[20])
-    found = made[0][0]
-    norms = np.square(found.weights).sum(1) + np.square(found.bias)
+    result = made[0][0]
+    norms = np.square(result.weights).sum(1) + np.square(result.bias)
     assert norms.max() <= nu * (1 + 1e-9) and np.sum(norms > 0.99 * nu) > 0
-    assert np.any(found.weights != params.weights)
+    assert np.any(result.weights != params.weights)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("watch", [0, 5])
-def test_steps_of_a_deep_tree_copy_nothing_of_its_size(watch):
-    """By the compiler's account of what is made on the way; the best seen is kept in place, too."""
+@pytest.mark.parametrize("score_every", [0, 5])
+def test_steps_of_a_deep_tree_copy_nothing_of_its_size(score_every):
+    """By the compiler's account of its memory; the best so far is kept in place, too."""
     p, data = 60, Batch(jnp.zeros((64, 60)), jnp.zeros(64, jnp.int32))
-    method, optimizer = jtrees.methods.nongreedy(14, task=Classification(2), learning_rate=0.1), jtrees.training.lazy_momentum(0.1)
-    of = {"score_every": watch, "score": lambda params: params.weights.sum() + params.bias.sum(), "batch_size": 16}
+    method = jtrees.methods.nongreedy(14, task=Classification(2), learning_rate=0.1)
+    optimizer = jtrees.training.lazy_momentum(0.1)
+    of = {
+        "score_every": score_every,
+        "score": lambda params: params.weights.sum() + params.bias.sum(),
+        "batch_size": 16,
+    }
     run = lambda state: jtrees.training.advance(method, state, data, optimizer=optimizer, steps=10, **of)[0]
     state = jax.eval_shape(lambda: jtrees.training.start(method, data, key=jax.random.key(0), optimizer=optimizer))
     memory = jax.jit(run, donate_argnums=0).lower(state).compile().memory_analysis()
     splits = 4 * p * 2**14
-    assert memory.alias_size_in_bytes > 3 * splits  # parameters, velocity, the best: the last is not looked at
+    assert memory.alias_size_in_bytes > 3 * splits  # parameters, velocity, the best
     assert memory.temp_size_in_bytes < 0.1 * splits
 
 
@@ -196,19 +210,9 @@ def test_plain_steps_by_optax_stay_in_the_ball():
 
 def test_into_ball_moves_only_what_is_outside():
     weights, bias = np.float32([[3, 4], [0.3, 0.4], [0, 0]]), np.float32([0, 0, 2])
-    inside = into_ball((weights, bias), 1.0)
+    inside = surrogate.into_ball((weights, bias), 1.0)
     np.testing.assert_allclose(inside[0], [[0.6, 0.8], [0.3, 0.4], [0, 0]], rtol=1e-6)
     np.testing.assert_allclose(inside[1], [0, 0, 1], rtol=1e-6)
-
-
-def test_a_number_without_a_gradient_rests():
-    optimizer = jtrees.training.lazy_momentum(0.1, 0.5)
-    params, state = jnp.ones(2), optimizer.init(jnp.ones(2))
-    for gradient in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]):
-        moved, state = optimizer.update(jnp.asarray(gradient), state)
-        params = params + moved
-    np.testing.assert_allclose(state.velocity, [1.5, 1.5])
-    np.testing.assert_allclose(params, 1 - 0.1 * np.array([2.5, 2.5]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_a_number_without_a_gradient_rests():
         ({"inference": "slow"}, "inference must be"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         jtrees.methods.nongreedy(**{"depth": 3, **options})
 
@@ -256,26 +260,26 @@ def test_greedy_and_joint_trees_find_oblique_splits():
     greedy, joint = (fit(recipe, x, y) for recipe in (GREEDY, JOINT))
     assert accuracy(greedy.model, *test) > cart + 0.03
     assert accuracy(joint.model, *test) > cart + 0.05
-    for found in (greedy, joint):
-        assert isinstance(found.model, jtrees.ObliqueTree) and found.model is found.tree
-        assert found.report["active_leaves"] <= found.model.num_leaves <= 8
-        lost = -np.log(found.model.predict(x)[np.arange(len(y)), y])
-        assert found.loss == pytest.approx(lost.mean(), rel=1e-5)
-    # The joint search begins with the greedy one, step by step.
+    for result in (greedy, joint):
+        assert isinstance(result.model, jtrees.ObliqueTree) and result.model is result.tree
+        assert result.report["active_leaves"] <= result.model.num_leaves <= 8
+        losses = -np.log(result.model.predict(x)[np.arange(len(y)), y])
+        assert result.loss == pytest.approx(losses.mean(), rel=1e-5)
+    # The joint search starts with the greedy one, step by step.
     np.testing.assert_array_equal(joint.history[: len(greedy.history)], greedy.history)
     assert joint.step == len(joint.history) == len(greedy.history) + 300
 
 
 @pytest.mark.parametrize(
     "learning_rate", sweeps.quick([1e-6, 1e4], [1e4])
-)  # splits that hardly move, and splits that are of no use
+)  # splits that hardly move, and useless splits
 def test_a_level_keeps_its_axis_aligned_splits_unless_it_betters_them(learning_rate):
     x = np.round(2 * table()[0]) / 2  # few values: every threshold is the edge of a bin
     y = (x[:, 0] > 0.5).astype(int) + (x[:, 1] > 0) * (x[:, 0] <= 0.5)
     cart = DecisionTreeClassifier(max_depth=2, criterion="entropy", random_state=0).fit(x, y)
-    found = fit(GREEDY.replace(depth=2, learning_rate=learning_rate, nu=1.0), x, y)
-    assert accuracy(found.model, x, y) == cart.score(x, y) == 1.0
-    splits = found.tree.weights[found.tree.splits]
+    result = fit(GREEDY.replace(depth=2, learning_rate=learning_rate, nu=1.0), x, y)
+    assert accuracy(result.model, x, y) == cart.score(x, y) == 1.0
+    splits = result.tree.weights[result.tree.splits]
     assert np.abs(splits).max(1).tolist() == pytest.approx(np.abs(splits).sum(1).tolist(), rel=1e-2)
 
 
@@ -287,10 +291,10 @@ def test_targets_and_their_units(several_too):
     several = np.stack([y, x[:, 1]], 1)
     for targets in (y, several) if several_too else (y,):
         one, scaled = (fit(JOINT, x, c * targets, task="regression") for c in (1.0, 1000.0))
-        answers = one.model.predict(x)
-        r2 = 1 - np.square(answers - targets).mean(0) / targets.var(0)
+        predictions = one.model.predict(x)
+        r2 = 1 - np.square(predictions - targets).mean(0) / targets.var(0)
         assert np.min(r2) > (0.75 if targets is y else 0.5)
-        np.testing.assert_allclose(1000 * answers, scaled.model.predict(x), rtol=1e-3, atol=1e-2)
+        np.testing.assert_allclose(1000 * predictions, scaled.model.predict(x), rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.slow
@@ -303,7 +307,7 @@ def test_a_small_ball_prunes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"stable": False}, {"inference": "exact"}])
-def test_other_bounds_learn_too(options):
+def test_other_surrogates_learn_too(options):
     x, y = table()
     assert accuracy(fit(JOINT.replace(**options), x, y).model, *table(1)) > 0.85
 
@@ -313,22 +317,22 @@ def test_validation_chooses_among_the_passes_and_the_greedy_tree():
     x, y = table()
     validation = table(2, 300)
     wild = JOINT.replace(learning_rate=300.0, momentum=0.0)
-    found = fit(wild, x, y, validation=validation)
-    lost = -np.log(found.model.predict(validation[0])[np.arange(300), validation[1]])
-    assert found.loss == pytest.approx(lost.mean(), rel=1e-5)
-    assert found.step >= 300 and (found.step - 300) % 10 == 0
+    result = fit(wild, x, y, validation=validation)
+    losses = -np.log(result.model.predict(validation[0])[np.arange(300), validation[1]])
+    assert result.loss == pytest.approx(losses.mean(), rel=1e-5)
+    assert result.step >= 300 and (result.step - 300) % 10 == 0
     last = fit(wild, x, y)
-    assert found.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
+    assert result.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
 
 
-def test_the_joint_stage_ends_in_nothing_worse_than_it_began_from():
-    """Here steps so large that every split is thrown about: the greedy tree is the better."""
+def test_the_joint_stage_never_ends_in_a_worse_tree_than_it_starts_from():
+    """With steps so large that the greedy tree is the better one."""
     x, y = table()
     wild = JOINT.replace(learning_rate=300.0, momentum=0.0)
     greedy = fit(jtrees.CO2(**SMALL, epochs=10, learning_rate=300.0, momentum=0.0), x, y)
-    found = fit(wild, x, y)
-    assert found.loss == pytest.approx(greedy.loss, rel=1e-6) and found.step == wild.greedy_steps(1024)
-    np.testing.assert_array_equal(found.model.predict(x), greedy.model.predict(x))
+    result = fit(wild, x, y)
+    assert result.loss == pytest.approx(greedy.loss, rel=1e-6) and result.step == len(greedy.history)
+    np.testing.assert_array_equal(result.model.predict(x), greedy.model.predict(x))
     assert fit(JOINT, x, y).loss < greedy.loss
 
 
@@ -341,47 +345,34 @@ def test_the_default_learning_rate_suits_wide_tables():
 
 
 @pytest.mark.slow
-def test_a_search_that_is_broken_off_has_the_levels_so_far():
+def test_a_search_that_is_stopped_has_the_levels_so_far():
     x, y = table()
     recipe = JOINT.replace(depth=8, greedy_epochs=200)
-    found = fit(recipe, x, y, max_seconds=1e-3)
-    assert found.report["ended"] == "max_seconds" and len(found.history) < recipe.greedy_steps(1024)
-    assert accuracy(found.model, x, y) > 0.55
+    result = fit(recipe, x, y, max_seconds=1e-3)
+    assert (
+        result.report["ended"] == "max_seconds" and len(result.history) < 8 * 200 * 10
+    )  # ten mini-batches in each epoch of a level
+    assert accuracy(result.model, x, y) > 0.55
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"depth": 0}, "depth must be from 1 to 20"),
-        ({"nu": -1.0}, "nu must be"),
-        ({"momentum": 1.0}, "momentum must be"),
-        ({"bins": 1}, "bins must be at least 2"),
-        ({"inference": "none"}, "inference must be"),
-        ({"greedy_epochs": 0}, "greedy_epochs must be at least 1"),
-        ({"stable": "yes"}, "stable must be"),
-    ],
-)
-def test_bad_recipes_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fit(JOINT.replace(**options), *table())
-
-
-# --- Where a level begins --------------------------------------------------------------------------------------------
+# --- The start of a level --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_axis_aligned_splits_begin_at_the_length_at_which_a_part_of_their_samples_push(weighted):
+def test_axis_aligned_splits_start_at_the_length_at_which_a_part_of_their_samples_push(weighted):
     rng = np.random.default_rng(0)
     x, local = rng.normal(size=(60, 3)), rng.integers(0, 4, 60)
     local[local == 3] = 2  # node 3 has no samples
     suits, weight = rng.normal(size=60), rng.integers(0, 3, 60) if weighted else np.ones(60, int)
     suits[local == 1] = -1  # and node 1 none that is suited
-    begun = splitting.Thresholds(np.array([0, 1, 2, 0]), np.array([0.1, 0, -0.4, 0]), np.ones(4))
-    made = co2._lengths(jax.tree.map(jnp.asarray, begun), jnp.asarray(x), jnp.asarray(local), suits, weight * 1.0)
+    thresholds = splitting.Thresholds(np.array([0, 1, 2, 0]), np.array([0.1, 0, -0.4, 0]), np.ones(4))
+    made = co2._lengths(jax.tree.map(jnp.asarray, thresholds), jnp.asarray(x), jnp.asarray(local), suits, weight * 1.0)
     for node in (0, 2):
         rows = np.repeat(np.arange(60), weight)  # a weight is a repetition
         rows = rows[(local[rows] == node) & (suits[rows] > 0)]
-        score = np.abs(x[rows, begun.feature[node]] - begun.threshold[node]) / np.hypot(1, begun.threshold[node])
+        score = np.abs(x[rows, thresholds.feature[node]] - thresholds.threshold[node]) / np.hypot(
+            1, thresholds.threshold[node]
+        )
         pushing = lambda length, rows=rows, score=score: np.mean(2 * length * score < suits[rows])
         longest = made[node] / 0.999  # at which the last of them would push
         assert pushing(longest * 1.0001) <= co2._PUSHING < pushing(longest * 0.9999) + 1 / len(rows) + 1e-9
@@ -396,8 +387,8 @@ def test_a_split_of_features_of_two_values_gets_away_from_the_axis():
     x = np.where(rng.random((2000, 15)) < 0.7, y[:, None], 1 - y[:, None]).astype(np.float32)
     fit = jtrees.fit(jtrees.CO2(depth=1), x, y, key=jax.random.key(0), task="classification")
     one, all_ = x[:, 0] == y, (x.mean(1) > 0.5) == y
-    found = np.mean(fit.model.predict(x).argmax(1) == y)
-    assert one.mean() < 0.75 and found > all_.mean() - 0.03  # the best that a split can do, but for sampling
+    result = np.mean(fit.model.predict(x).argmax(1) == y)
+    assert one.mean() < 0.75 and result > all_.mean() - 0.03  # the best that a split can do, but for sampling
 
 
 def test_rounding_decides_nothing_at_the_start_of_a_split():

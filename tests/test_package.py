@@ -52,9 +52,7 @@ def test_public_methods_have_docstrings():
 
 
 def test_no_private_module_is_public_by_accident():
-    assert {"GET", "get", "fit", "train", "multi_start", "ObliqueTree", "leaves", "losses", "ops", "routing"} <= set(
-        PUBLIC
-    )
+    assert {"GET", "fit", "train", "methods", "ObliqueTree", "leaves", "losses", "ops", "routing", "search"} <= set(PUBLIC)
     assert not {"jax", "jnp", "np", "optax", "Any"} & set(PUBLIC)
 
 

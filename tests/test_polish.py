@@ -1,6 +1,5 @@
 """Subtree polish: never worse, whatever the tree; and side by side the same as one subtree after the other."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from flax import struct
@@ -13,11 +12,11 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 import sweeps
 
 import jtrees
-from jtrees.leaves import Constant, Frequency
-from jtrees.search._restarts import advanced, begun, best_so_far
+from jtrees.data import Data, Scaling, checked_table
 from jtrees.ensembles.polished import subtree_nodes
-from jtrees.recipes import Fit, Found, Recipe, Rounds, Watch
-from jtrees.data import Scaling, Table, checked_table
+from jtrees.leaves import Constant, Frequency
+from jtrees.search import Finished, Rounds, Search, SearchResult, options as kinds
+from jtrees.search.monitor import Monitor
 from jtrees.warmstart import cart_regressor, from_sklearn
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -33,11 +32,12 @@ class Result(NamedTuple):
 
 
 def polish(tree, x, y, *, seed=0, task="regression", sample_weight=None, **options):
-    """The polish of a tree that is there, as the recipe does it to the tree of its base."""
+    """The polish of a given tree, as the recipe does it to the tree of its base."""
     table = checked_table(x, y, sample_weight, task)
-    recipe = jtrees.Polished(BASE, **{"epochs": EPOCHS, **options}).checked(table)
-    scale = Scaling.fit(table, 3.0)
-    return Result(*recipe.polish(tree, table, scale, key=jax.random.key(seed), watch=Monitor()))
+    recipe = kinds.checked(jtrees.Polished(BASE, **{"epochs": EPOCHS, **options}))
+    scaling = Scaling.fit(table, 3.0)
+    data = Data(table, None, scaling, scaling.batch(table))
+    return Result(*recipe._polish(tree, data, jax.random.key(seed), Monitor()))
 
 
 def random_tree(seed, classes=None, depth=DEPTH):
@@ -126,15 +126,9 @@ def test_classes(data, depth):
             result = polish(tree, x, labels, task="classification")
             check(result, log_loss(tree, x, y, 3), log_loss(result.tree, x, y, 3))
             assert result.losses[-1] < 0.95 * result.losses[0]
-            answers = result.tree.predict(x)
-            np.testing.assert_allclose(answers.sum(1), 1, rtol=1e-5)
-            assert result.losses[-1] == pytest.approx(-np.log(answers[np.arange(len(y)), y]).mean(), rel=1e-5)
-
-
-def test_same_key_same_tree_and_no_compilation(data, count_compilations):
-    first, again = polish(random_tree(0), *data), []
-    assert count_compilations(lambda: again.append(polish(random_tree(0), *data))) == 0
-    assert jax.tree.all(jax.tree.map(np.array_equal, first.tree, again[0].tree))
+            predictions = result.tree.predict(x)
+            np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
+            assert result.losses[-1] == pytest.approx(-np.log(predictions[np.arange(len(y)), y]).mean(), rel=1e-5)
 
 
 def test_a_perfect_tree_stays_as_it_is(data):
@@ -195,15 +189,6 @@ def test_nodes_of_a_subtree(root, depth):
     assert subtree_nodes(root, depth).tolist() == walk_below(root, depth)
 
 
-@partial(jax.jit, static_argnames="depth")
-def one_start(first, alphas, table, depth):
-    """The best splits of GET's Algorithm 1 from one start, all rounds in one program."""
-    recipe = jtrees.GET(depth=depth, epochs=EPOCHS, starts=1).checked(table)
-    rounds = recipe.rounds(table.x.shape)
-    body = lambda i, run: advanced(recipe, i, run, table, None, rounds)[0]
-    return best_so_far(jax.lax.fori_loop(0, rounds.count, body, begun(recipe, first, alphas, table))).params
-
-
 def polish_one_by_one(tree, x, y, key):
     """Subtree polish as documented, without a batch and without padding. Returns the tree and its losses."""
     losses = [squared_loss(tree, x, y)]
@@ -211,20 +196,19 @@ def polish_one_by_one(tree, x, y, key):
         depth = tree.depth - level
         reached = np.asarray(tree.decision_path(x))[level]
         roots = [r for r in range(2**level - 1, 2 ** (level + 1) - 1) if len(np.unique(y[reached == r])) > 1]
-        drawn = jax.random.uniform(jax.random.fold_in(key, level), (len(roots), 2))
-        scales = jnp.asarray([5.0, 50.0]) + jnp.asarray([20.0, 100.0]) * drawn
-        for root, alphas in zip(roots, scales, strict=True):
+        recipe = kinds.checked(jtrees.GET(depth=depth, epochs=EPOCHS, starts=2))
+        for root, of_root in zip(roots, jax.random.split(jax.random.fold_in(key, level), len(roots)), strict=True):
             here, nodes = reached == root, walk_below(root, depth)
             low, span = x[here].astype(np.float64).mean(0), 3 * x[here].astype(np.float64).std(0)
             x01 = ((x[here] - low) / span).astype(np.float32)
             y01 = (y[here] - y[here].min()) / np.ptp(y[here])
             grown = cart_regressor(x01, y01, depth).replace(leaves=None)
             w, b = np.asarray(tree.weights, np.float64)[nodes], np.asarray(tree.bias, np.float64)[nodes]
-            now = [jnp.asarray(a, jnp.float32) for a in (w * span, b + w @ low)]
-            found = [grown]
-            for first in (grown, jtrees.ObliqueTree(*now, None)):
-                found.append(one_start(first, alphas, Table(x01, y01, None, jtrees.Regression()), depth))
-            for candidate in found:
+            now = jtrees.ObliqueTree(*(jnp.asarray(a, jnp.float32) for a in (w * span, b + w @ low)), None)
+            starts = jax.tree.map(lambda *arrays: jnp.stack(arrays), grown, now)
+            batch = jtrees.Batch(x01, y01.astype(np.float32), np.ones(len(x01), np.float32))
+            trained = recipe.search(jtrees.Regression(), x01.shape).run(starts, batch, key=of_root).model
+            for candidate in (grown, trained):
                 w, b = np.array(tree.weights), np.array(tree.bias)
                 w[nodes] = np.asarray(candidate.weights) / span
                 b[nodes] = np.asarray(candidate.bias) - (np.asarray(candidate.weights, np.float64) / span) @ low
@@ -253,35 +237,25 @@ def test_side_by_side_is_one_after_the_other(data):
 
 
 @struct.dataclass
-class Given(Recipe):
-    """A recipe that finds a tree that is there."""
+class Given(jtrees.Recipe):
+    """A recipe that returns a given tree."""
 
     tree: Any
 
-    def ends_in_constants(self) -> bool:
-        return True
-
-    def checked(self, table):
-        return self
-
-    def rounds(self, shape, many=1):
-        return Rounds(1, 1)
-
-    def begin(self, start, table, *, key):
-        return jnp.zeros(())
-
-    def round(self, i, state, table, judge, rounds):
-        return state, jnp.zeros(1)
-
-    def end(self, state, table, judge):
-        return Found((), state, jnp.ones((), bool), jnp.int32(7))
-
-    def finish(self, found, start, table, judge, *, scale, key, watch):
-        return Fit(self.tree, self.tree, 99.0, int(found.step), np.zeros(0), {"own": "report"})
+    def search(self, task, shape):
+        return Search(
+            task=task,
+            rounds=Rounds(1, 1),
+            init=lambda start, batch, *, key: jnp.zeros(()),
+            round=lambda i, state, *_: (state, jnp.zeros(1)),
+            result=lambda state, *_: SearchResult((), state, jnp.ones((), bool), jnp.int32(7)),
+            finish=lambda *_, key, monitor: Finished(self.tree, self.tree, 99.0, {"own": "report"}),
+            yields_constant_tree=True,
+        )
 
 
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_recipe_polishes_what_its_base_finds(data, alone):
+def test_the_recipe_polishes_the_tree_of_its_base(data, alone):
     x, y = data
     key, recipe = jax.random.key(0), jtrees.Polished(BASE, epochs=EPOCHS)
     fit = jtrees.fit(recipe, x, y, key=key)
@@ -296,8 +270,8 @@ def test_the_recipe_polishes_what_its_base_finds(data, alone):
     assert fit.model is fit.tree
 
 
-def test_the_recipe_says_what_the_tree_loses_on_validation(data):
-    """Trained on the others alone."""
+def test_the_loss_reported_is_that_on_validation(data):
+    """The tree is trained on the other rows alone."""
     x, y = data
     held_out = x[:50], -y[:50]
     fit = jtrees.fit(
@@ -322,21 +296,21 @@ def test_several_targets(data):
     assert result.losses[-1] == pytest.approx(np.mean(((means[leaf] - both) / np.ptp(both, axis=0)) ** 2), rel=1e-4)
 
 
-def test_bad_arguments_are_refused(data):
-    x, y = data
-    for bad, options, message in [
-        (jtrees.Polished(BASE, epochs=0), {}, "epochs must be at least 1"),
-        (jtrees.Polished(BASE, learning_rate=0.0), {}, "learning_rate must be"),
-        (jtrees.Polished(BASE, alpha_ranges=(5.0, 25.0)), {}, "alpha_ranges must be"),
-        (jtrees.Polished(BASE), {"sample_weight": np.full(len(y), -1.0)}, "sample_weight must not be negative"),
-        (jtrees.Polished(3), {}, "base must be a recipe"),
-        (jtrees.Polished(jtrees.GET(depth=0)), {}, "depth must be from 1"),
-        (jtrees.Polished(jtrees.GET(leaves="linear")), {}, "base must .*constant leaves"),
-        (jtrees.Polished(jtrees.LatentTree()), {}, "base must .*constant leaves"),
-        (jtrees.Polished(jtrees.Bagged(BASE)), {}, "base must .*constant leaves"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            jtrees.fit(bad, x, y, key=jax.random.key(0), **options)
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (jtrees.Polished(BASE, epochs=0), "epochs must be at least 1"),
+        (jtrees.Polished(BASE, learning_rate=0.0), "learning_rate must be"),
+        (jtrees.Polished(BASE, alpha_ranges=(5.0, 25.0)), "alpha_ranges must be"),
+        (jtrees.Polished(jtrees.GET(depth=0)), "depth must be from 1"),
+        (jtrees.Polished(jtrees.GET(leaves="linear")), "base must .*constant leaves"),
+        (jtrees.Polished(jtrees.LatentTree()), "base must .*constant leaves"),
+        (jtrees.Polished(jtrees.Bagged(BASE)), "base must .*constant leaves"),
+    ],
+)
+def test_bad_options_are_refused(data, recipe, message):
+    with pytest.raises(ValueError, match=message):
+        jtrees.fit(recipe, *data, key=jax.random.key(0))
 
 
 @pytest.mark.slow

@@ -1,25 +1,24 @@
-"""RADDT: routing by violation, centred thresholds, and the recipe."""
+"""RADDT: routing by violation, centred thresholds, its sharpnesses. Its search: test_restarts."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracles
 import pytest
-from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
+from jtrees import Classification, Regression
 from jtrees.leaves import Constant
 from jtrees.methods.raddt import centre_thresholds
+from jtrees.search import options
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 DEPTH = 2
-SMALL = {"depth": DEPTH, "starts": 2, "epochs": 30}  # one program
 centred_by = jax.jit(centre_thresholds)
-
-
-def fit(x, y, *, seed=0, **options):
-    return jtrees.fit(jtrees.RADDT(**{**SMALL, **options}), x, y, key=jax.random.key(seed))
 
 
 def random_tree(depth, seed, leaves=True):
@@ -32,14 +31,14 @@ def random_tree(depth, seed, leaves=True):
 # --- The method ------------------------------------------------------------------------------------------------------
 
 
-def expected_loss(weights, bias, outputs, x, y, scale):
-    """Of one sample after the other: softmin of the scaled violations of each path, and what each leaf then loses."""
+def expected_loss(weights, bias, outputs, x, y, sharpness):
+    """Sample by sample: softmin of the sharpened violations of each path, and what each leaf then loses."""
     depth, total = len(outputs).bit_length() - 1, 0.0
     for i, sample in enumerate(x):
         z = weights @ sample + bias
         paths = [oracles.path_to(leaf, depth) for leaf in range(2**depth)]
         violations = np.array([sum(max(-z[j] if right else z[j], 0) for j, right in path) for path in paths])
-        chance = np.exp(-scale * violations)
+        chance = np.exp(-sharpness * violations)
         total += (chance / chance.sum() * (y[i] - outputs[:, i]) ** 2).sum()
     return total / len(x)
 
@@ -50,19 +49,40 @@ def test_loss_is_what_softmin_of_violations_expects(data):
     weights, bias, values = (np.asarray(a, np.float64) for a in jax.tree.leaves(params))
     outputs = values[:, None] + np.zeros(len(y))
     batch = jtrees.Batch(*map(jnp.asarray, data))
-    value = jax.jit(lambda scale, l1: jtrees.methods.raddt(3, scale, l1=l1).loss(params, batch, key=None, step=0))
-    for scale in (0.5, 20.0):
-        loss, score = value(scale, 0.0)
-        assert float(loss) == pytest.approx(expected_loss(weights, bias, outputs, x, y, scale), rel=1e-4)
+    method = partial(jtrees.methods.raddt, 3)
+    value = jax.jit(lambda sharpness, l1: method(sharpness, l1=l1).loss(params, batch, key=None, step=0))
+    for sharpness in (0.5, 20.0):
+        loss, score = value(sharpness, 0.0)
+        assert float(loss) == pytest.approx(expected_loss(weights, bias, outputs, x, y, sharpness), rel=1e-4)
         means = oracles.leaf_means(leaf := oracles.walk(weights, bias, x), y, 8, 0)
         assert float(score) == pytest.approx(np.mean((y - means[leaf]) ** 2), rel=1e-4)
-        assert float(value(scale, 0.5)[0] - loss) == pytest.approx(0.5 * np.abs(weights).sum(), rel=1e-4)
+        assert float(value(sharpness, 0.5)[0] - loss) == pytest.approx(0.5 * np.abs(weights).sum(), rel=1e-4)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
-def test_bad_scales_are_refused(scale):
-    with pytest.raises(ValueError, match="scale must be"):
-        jtrees.methods.raddt(2, scale)
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, np.nan, np.inf])
+def test_a_bad_sharpness_is_refused(sharpness):
+    with pytest.raises(ValueError, match="sharpness must be"):
+        jtrees.methods.raddt(2, sharpness)
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(Regression(), marks=pytest.mark.slow), Classification(3)], ids=["constant", "classes"]
+)
+def test_training_lowers_the_loss_and_its_score_is_that_of_the_hardened_tree(data, task):
+    x, y = data
+    y = y if task == Regression() else np.digitize(y, [-1.0, 1.0])
+    method, batch = jtrees.methods.raddt(DEPTH, 10.0, task=task), jtrees.Batch(*map(jnp.asarray, (x, y)))
+
+    @jax.jit
+    def run(key):
+        result = jtrees.train(method, batch, key=key, optimizer=optax.adam(0.03), steps=60, score_every=1)
+        return result, method.harden(result.params, batch)
+
+    result, hard = run(jax.random.key(0))
+    assert result.finite
+    assert result.score < result.scores[0]
+    assert result.losses[-1] < result.losses[0]
+    assert np.mean(task.host_losses(hard.predict(x), y, 1)) == pytest.approx(float(result.score), rel=1e-4)
 
 
 # --- Thresholds ------------------------------------------------------------------------------------------------------
@@ -122,42 +142,26 @@ def test_samples_of_weight_zero_do_not_hold_thresholds(data):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_never_worse_than_cart_and_reported_as_it_is(data, seed):
-    rng = np.random.default_rng(seed)
-    x, y = data[0], (data[1] + seed * rng.normal(size=len(data[1]))).astype(np.float32)
-    tree, report = (result := fit(x, y, seed=seed)).tree, result.report
-    cart = np.mean((DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y).predict(x) - y) ** 2)
-    assert report["cart_loss"] == pytest.approx(cart, rel=1e-5)
-    assert result.loss <= report["cart_loss"]
-    assert result.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
-    np.testing.assert_allclose(report["sharpness"], np.tile(2 * 50 ** (np.arange(5) / 4), (2, 1)), rtol=1e-5)
-    assert report["losses"].shape == report["steps"].shape == (2, 5)
-    assert report["dropped"] == 0
-    # Every tree that is looked at goes on from thresholds in the middle, and is returned with them there.
-    np.testing.assert_allclose(centred_by(tree.replace(leaves=None), x).bias, tree.bias, atol=1e-4)
+def test_the_tree_has_centred_thresholds_and_each_start_the_same_sharpnesses(data):
+    result = jtrees.fit(jtrees.RADDT(depth=DEPTH, starts=2, epochs=30), *data, key=jax.random.key(0))
+    np.testing.assert_allclose(result.report["sharpness"], np.tile(2 * 50 ** (np.arange(5) / 4), (2, 1)), rtol=1e-5)
+    tree = result.tree
+    np.testing.assert_allclose(centred_by(tree.replace(leaves=None), data[0]).bias, tree.bias, atol=1e-4)
 
 
-def test_beats_cart_clearly_on_an_oblique_signal(data):
-    found = fit(*data)
-    assert found.loss < 0.85 * found.report["cart_loss"]
-
-
-def test_trees_deeper_than_8_have_scales_beyond():
-    for depth, last in [(8, [100]), (9, [100, 130, 170, 200])]:
-        recipe = jtrees.RADDT(depth=depth)
-        scales = recipe.scales(jnp.zeros((3, recipe.stages())))
-        np.testing.assert_allclose(scales[:, 4:], np.tile(last, (3, 1)), rtol=1e-5)
+def test_trees_deeper_than_8_go_on_under_larger_sharpnesses():
+    x = np.random.default_rng(0).normal(size=(8, 2))
+    recipe = options.checked(jtrees.RADDT(depth=9, starts=3, epochs=1))
+    search = recipe.search(Regression(), x.shape)
+    batch = jtrees.Batch(jnp.asarray(x, jnp.float32), jnp.arange(8.0))
+    sharpness = jax.eval_shape(partial(search.init, None), batch, key=jax.random.key(0)).sharpness
+    assert sharpness.shape == (3, 8) and search.rounds.stages == 8
+    assert recipe.replace(depth=8).search(Regression(), x.shape).rounds.stages == 5
 
 
 @pytest.mark.slow
-def test_deep_trees_go_on_under_larger_scales():
+def test_the_sharpnesses_of_deep_trees():
     x = np.random.default_rng(0).normal(size=(8, 2))
-    report = fit(x, np.arange(8.0), depth=9, starts=1, epochs=1).report
+    recipe = jtrees.RADDT(depth=9, starts=1, epochs=1)
+    report = jtrees.fit(recipe, x, np.arange(8.0), key=jax.random.key(0)).report
     np.testing.assert_allclose(report["sharpness"][0, 4:], [100, 130, 170, 200], rtol=1e-5)
-
-
-def test_same_key_same_tree_and_no_compilation(data, count_compilations):
-    first = fit(*data)
-    assert count_compilations(lambda: fit(*data, l1=1e-3)) == 0
-    assert jax.tree.all(jax.tree.map(np.array_equal, first.tree, fit(*data).tree))

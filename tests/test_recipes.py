@@ -1,7 +1,8 @@
-"""A fit from the door to the report: rounds, Ctrl-C, time, progress, what is refused. The recipes: test_battery."""
+"""A fit from the arguments to the report: rounds, Ctrl-C, deadlines, progress, errors. The recipes: test_battery."""
 
 import builtins
 import contextlib
+from functools import partial
 import itertools
 import os
 import signal
@@ -9,18 +10,20 @@ import threading
 import time
 import types
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from polynomials import Polynomials
+from polynomials import Polynomials, mse
 import pytest
 
 import jtrees
-from jtrees import recipes
-from jtrees.recipes import Rounds, Watch
+from jtrees.data import Scaling, checked_table
+from jtrees.search import Rounds, monitor, options, run
+from jtrees.search.monitor import Monitor
 
 KEY = jax.random.key(0)
-FOR_EVER = Polynomials(steps=10_000_000)
+ENDLESS = Polynomials(steps=10_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +43,37 @@ def fit(table, recipe=None, **options):
 @pytest.mark.parametrize("steps", [1, 2, 3, 255, 256, 257, 997])
 @pytest.mark.parametrize(("elements", "stages"), [(1, 1), (2**18, 3), (2**19 + 1, 1), (2**20, 3), (2**40, 2)])
 def test_rounds_cover_every_step_of_every_stage_once(steps, elements, stages):
-    rounds = Rounds.of(steps, elements, stages)
-    within = [int(rounds.within(i)) for i in range(rounds.count)]
-    seen = [(i // rounds.a_stage, rounds.before(i) + step) for i, size in enumerate(within) for step in range(size)]
-    assert seen == [(stage, step) for stage in range(stages) for step in range(steps)]
-    assert max(within) <= min(256, max(2, 2**25 // elements))  # about half a second
-    assert min(within) > max(within) - rounds.a_stage  # of about equal size: nobody waits for a last step by itself
+    rounds = Rounds(steps, elements, stages)
+    sizes = [int(rounds.steps_in(i)) for i in range(rounds.count)]
+    covered = [
+        (i // rounds.rounds_per_stage, rounds.steps_before(i) + step)
+        for i, size in enumerate(sizes)
+        for step in range(size)
+    ]
+    assert covered == [(stage, step) for stage in range(stages) for step in range(steps)]
+    assert max(sizes) <= min(256, max(2, 2**25 // elements))  # about half a second
+    assert min(sizes) > max(sizes) - rounds.rounds_per_stage  # of about equal size: nobody waits for one last step
 
 
-def test_rounds_say_the_same_of_traced_numbers():
-    rounds = Rounds.of(997, 2**22, 2)
+def test_rounds_are_the_same_of_traced_numbers():
+    rounds = Rounds(997, 2**22, 2)
     i = jnp.arange(rounds.count)
-    within, before = jax.jit(jax.vmap(lambda i: (rounds.within(i), rounds.before(i))))(i)
-    np.testing.assert_array_equal(within, [int(rounds.within(i)) for i in range(rounds.count)])
-    np.testing.assert_array_equal(before, [rounds.before(i) for i in range(rounds.count)])
+    sizes, before = jax.jit(jax.vmap(lambda i: (rounds.steps_in(i), rounds.steps_before(i))))(i)
+    np.testing.assert_array_equal(sizes, [int(rounds.steps_in(i)) for i in range(rounds.count)])
+    np.testing.assert_array_equal(before, [rounds.steps_before(i) for i in range(rounds.count)])
 
 
 # --- A fit -----------------------------------------------------------------------------------------------------------
 
 
-search = jax.jit(lambda recipe, table, key: recipe.search(None, table, None, key=key))
+@jax.jit
+def search(recipe, batch, key):
+    return recipe.search(jtrees.Regression(), batch.x.shape).run(None, batch, key=key)
+
+
+def batch_of(table):
+    checked = checked_table(*table, None, "regression")
+    return Scaling.fit(checked).batch(checked)
 
 
 def test_a_fit_in_rounds_is_the_pure_search(table):
@@ -68,25 +82,23 @@ def test_a_fit_in_rounds_is_the_pure_search(table):
     assert result.step == 103 and result.report["ended"] == "finished"
     assert result.report["recipe"]["name"] == "Polynomials"
     assert result.history.shape == (103,) and np.isfinite(result.history).all()  # no tail of NaN
-    whole = recipe.table(*table, None, "regression")
-    unit = recipe.scale(whole).unit(whole)
-    found = search(recipe.checked(whole), unit, jax.random.split(KEY, 3)[1])
+    batch, recipe = batch_of(table), options.checked(recipe)
+    _, key, _ = jax.random.split(KEY, 3)
     # Float32: two programs, in which a sum may be rounded otherwise.
-    np.testing.assert_allclose(found.model, result.model.coefficients, rtol=1e-5)
-    # The history is of losses before each update: the first is that of the start.
-    first = recipe.begin(None, unit, key=jax.random.split(KEY, 3)[1])[0]
-    np.testing.assert_allclose(result.history[0], recipe.mse(first, unit), rtol=1e-6)
-    assert result.loss == pytest.approx(np.mean((result.model.predict(table[0]) - table[1]) ** 2), rel=1e-12)
+    np.testing.assert_allclose(search(recipe, batch, key).model, result.model.coefficients, rtol=1e-5)
+    # The history is of losses before each update: the first is that of the first state.
+    first = recipe.search(jtrees.Regression(), batch.x.shape).init(None, batch, key=key)[0]
+    np.testing.assert_allclose(result.history[0], mse(first, batch), rtol=1e-6)
+    np.testing.assert_array_equal(result.predict(table[0]), result.model.predict(table[0]))
+    assert result.loss == pytest.approx(np.mean((result.predict(table[0]) - table[1]) ** 2), rel=1e-12)
 
 
 def test_a_search_is_vmapped_over_numbers_keys_and_weights(table):
-    recipe = Polynomials()
-    whole = recipe.table(*table, None, "regression")
-    unit = recipe.scale(whole).unit(whole)
+    recipe, batch = Polynomials(), batch_of(table)
     rates, keys = jnp.asarray([0.1, 0.5]), jax.random.split(KEY, 2)
     weights = jnp.stack([jnp.ones(64), jnp.arange(64.0) % 2])
 
-    of = lambda rate, key, weight: (recipe.replace(learning_rate=rate), unit.replace(weight=weight), key)
+    of = lambda rate, key, weight: (recipe.replace(learning_rate=rate), batch._replace(weight=weight), key)
     together = jax.jit(jax.vmap(lambda *one: search(*of(*one))))(rates, keys, weights)
     for i, one in enumerate(zip(rates, keys, weights, strict=True)):
         np.testing.assert_allclose(together.model[i], search(*of(*one)).model, rtol=1e-5)  # float32, a hundred updates
@@ -96,8 +108,8 @@ def test_a_second_fit_of_other_numbers_compiles_nothing(table, count_compilation
     fit(table)
     again = lambda: fit(table, Polynomials(learning_rate=0.1)).model.coefficients
     assert count_compilations(again) == 0
-    whole = lambda: fit((table[0][:63], table[1][:63]), Polynomials(learning_rate=0.2)).model.coefficients
-    assert count_compilations(whole) == 0  # 63 rows are padded to 64
+    shorter = lambda: fit((table[0][:63], table[1][:63]), Polynomials(learning_rate=0.2)).model.coefficients
+    assert count_compilations(shorter) == 0  # 63 rows are padded to 64
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -125,31 +137,31 @@ def test_ctrl_c_ends_a_fit_with_the_best_so_far(table):
     with handler_of_ours() as (ours, got):
 
         def press():
-            while signal.getsignal(signal.SIGINT) is ours:  # the fit has not begun to listen
+            while signal.getsignal(signal.SIGINT) is ours:  # the fit does not listen yet
                 time.sleep(0.01)
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGINT)
 
         presses = threading.Thread(target=press)
         presses.start()
-        result = fit(table, FOR_EVER)
+        result = fit(table, ENDLESS)
         presses.join()
         assert signal.getsignal(signal.SIGINT) is ours
         assert not got
     assert result.report["ended"] == "interrupted"
-    assert 0 < result.step == len(result.history) < FOR_EVER.steps
+    assert 0 < result.step == len(result.history) < ENDLESS.steps
     assert np.isfinite(result.history).all()
     assert result.loss < 0.3 * np.var(table[1])  # after one round it is far below
 
 
 @in_main_thread
-def test_ctrl_c_twice_breaks_off():
-    watch = Monitor()
+def test_a_second_ctrl_c_raises():
+    watched = Monitor()
     with handler_of_ours() as (ours, got):
-        with pytest.raises(KeyboardInterrupt), watch.listening():
+        with pytest.raises(KeyboardInterrupt), watched.listening():
             signal.raise_signal(signal.SIGINT)
-            assert watch.ended == "interrupted"
-            assert not watch.goes_on()
+            assert watched.ended == "interrupted"
+            assert not watched.has_time()
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is ours
         signal.raise_signal(signal.SIGINT)
@@ -176,42 +188,38 @@ def test_fits_run_in_other_threads(table):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_fit_predicts_as_its_model_does(table):
-    result = fit(table)
-    np.testing.assert_array_equal(result.predict(table[0]), result.model.predict(table[0]))
-
-
 # --- Time ------------------------------------------------------------------------------------------------------------
 
 
 def test_max_seconds_end_a_fit_with_the_best_so_far(table, monkeypatch):
-    """By a clock that ticks a second at each look: at the start of the fit, of the search, and after each round."""
+    """By a clock that ticks a second each time it is read: at the start of the fit, of the rounds, and after each."""
     ticks = itertools.count()
-    monkeypatch.setattr(recipes, "time", types.SimpleNamespace(monotonic=lambda: float(next(ticks))))
-    result = fit(table, FOR_EVER, max_seconds=10)
+    for module in (run, monitor):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    result = fit(table, ENDLESS, max_seconds=10)
     assert result.report["ended"] == "max_seconds"
     assert result.step == len(result.history) == 9 * 32  # half of a tenth round would have been late
     assert result.loss < 1e-2 * np.var(table[1])
 
 
 def test_the_shortest_time_gives_a_model(table):
-    result = fit(table, FOR_EVER, max_seconds=1e-6)
+    result = fit(table, ENDLESS, max_seconds=1e-6)
     assert result.report["ended"] == "max_seconds"
     assert len(result.history) == 32
 
 
-def test_time_enough_is_said_to_be(table):
+def test_a_fit_that_has_time_enough_is_finished(table):
     result = fit(table, max_seconds=600)
     assert result.report["ended"] == "finished"
     assert len(result.history) == Polynomials().steps
 
 
 def test_the_last_round_is_not_late():
-    """Whoever has done all is finished, however long it took."""
-    watch = Monitor(deadline=time.monotonic() - 1)
-    with watch.over(1):
-        assert not watch.seen(0, np.ones(3))
-    assert watch.ended == "finished"
+    """What is done is finished, however long it took."""
+    late = Monitor(deadline=time.monotonic() - 1)
+    with late.over(1):
+        assert not late.should_stop(0, np.ones(3))
+    assert late.ended == "finished"
 
 
 # --- Progress --------------------------------------------------------------------------------------------------------
@@ -226,7 +234,7 @@ def test_progress_without_rich_is_some_lines(table, capsys, monkeypatch):
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    result = fit(table, Polynomials(a_round=2), progress=True)  # 52 rounds
+    result = fit(table, Polynomials(per_round=2), progress=True)  # 52 rounds
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
     assert lines[-1] == f"Polynomials: round 52 of 52, loss {result.history[-1]:.4g}"
@@ -248,87 +256,100 @@ def test_progress_in_a_terminal_is_a_bar_with_the_loss(table, capsys, monkeypatc
     assert "round 4 of 4" not in out
 
 
-def test_without_progress_nothing_is_said(table, capsys):
+def test_without_progress_nothing_is_printed(table, capsys):
     fit(table)
     assert capsys.readouterr().out == ""
 
 
-# --- What is refused -------------------------------------------------------------------------------------------------
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+GRID = {"depth": (1, 2)}
+RUNS = {"fit": jtrees.fit, "tune": partial(jtrees.tune, grid=GRID), "sweep": partial(jtrees.sweep, grid=GRID)}
+
+DATES = np.full(64, "2020", "M8[D]")
 
 
+def masked(shape):
+    """Whole numbers, those below 3 masked."""
+    return np.ma.masked_less(np.arange(float(np.prod(shape))).reshape(shape), 3)
+
+
+def refused(run, table, change, message):
+    arguments = {"recipe": Polynomials(), "x": table[0], "y": table[1], "key": KEY} | change
+    with pytest.raises(ValueError, match=message):
+        RUNS[run](**arguments)
+
+
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"recipe": 3}, r"recipe must be a recipe, such as jtrees.GET\(depth=4\), got 3"),
         ({"recipe": Polynomials}, "recipe must be a recipe"),
-        ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
-        ({"max_seconds": -1}, "max_seconds must be finite and above 0, got -1"),
-        ({"max_seconds": "soon"}, "max_seconds must be a number above 0, got 'soon'"),
-        ({"max_seconds": [1.0]}, r"max_seconds must be one number above 0, got \[1\.0\]"),
-        ({"key": jax.random.split(KEY, 2)}, r"key must be one random key, got keys of shape \(2,\)"),
-        ({"x": np.full((64, 2), "2020", "M8[D]")}, r"x must be numeric, got values of type datetime64\[D\]: make"),
-        (
-            {"y": np.full(64, "2020", "M8[D]")},
-            r"y must be numeric, got values of type datetime64\[D\]: make numbers of",
-        ),
-        (
-            {"sample_weight": np.full(64, 3, "m8[s]")},
-            r"sample_weight must be numeric, got values of type timedelta64\[",
-        ),
-        (
-            {"validation": (np.array([[1, "a"]], object), [1])},
-            r"validation: x must be numeric, .* 'a' at \(0, 1\): enc",
-        ),
-        ({"validation": (np.ones((2, 2)), ["a", "b"])}, "validation: y must be numeric, got values of type <U1"),
-        ({"y": None}, "y must hold the targets to learn, got None"),
-        (
-            {"task": "ranking"},
-            "task must be one of 'regression', 'classification', or a task such as .*, got 'ranking'",
-        ),
-        ({"validation": 0.3}, r"validation must be a pair \(x, y\), got float"),
-        ({"validation": np.ones((2, 2))}, r"validation must be a pair \(x, y\), got ndarray"),
-        ({"validation": (np.ones((3, 2)),)}, r"validation must be a pair \(x, y\), got tuple"),
-        ({"validation": (np.ones((3, 9)), np.ones(3))}, "validation: x must have 2 columns, got 9"),
-        ({"validation": (np.ones((3, 2)), None)}, "validation: y must hold the targets to judge by, got None"),
-        ({"validation": (np.ones((3, 2)), np.ones(4))}, r"validation: y must have shape \(3,\), got \(4,\)"),
-        ({"validation": (np.full((3, 2), 1e300), np.ones(3))}, "validation: x must be within the range of float32"),
-        ({"validation": (np.full((3, 2), np.nan), np.ones(3))}, "validation: x must be finite"),
-        (
-            {"x": np.ma.masked_less(np.arange(128.0).reshape(64, 2), 3)},
-            "x must have no masked values, got 3, the first",
-        ),
-        ({"y": np.ma.masked_less(np.arange(64.0), 3)}, r"y must have no masked values, got 3, the first at \(0,\)"),
-        ({"sample_weight": np.ma.masked_less(np.arange(64.0), 3)}, "sample_weight must have no masked values, got 3"),
-        ({"validation": (np.ma.masked_less(np.ones((2, 2)), 3), [1, 2])}, "validation: x must have no masked values"),
-        ({"validation": (np.ones((2, 2)), np.ma.masked_less([1, 2], 2))}, "validation: y must have no masked values"),
-        ({"sample_weight": np.ones(3)}, r"sample_weight must have shape \(64,\)"),
         ({"recipe": Polynomials(learning_rate=jnp.ones(2))}, r"learning_rate must be one number, got shape \(2,\)"),
         ({"recipe": Polynomials(learning_rate="fast")}, "learning_rate must be a number, got 'fast'"),
         ({"recipe": Polynomials(learning_rate=None)}, "learning_rate must be a number above 0, got None"),
+        ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
+        ({"key": jax.random.split(KEY, 2)}, r"key must be one random key, got keys of shape \(2,\)"),
+        ({"x": DATES[:, None]}, r"x must be numeric, got values of type datetime64\[D\]: make"),
+        ({"x": masked((64, 2))}, "x must have no masked values, got 3, the first"),
+        ({"y": None}, "y must hold the targets to learn, got None"),
+        ({"y": np.ones(3)}, "x and y must have the same number of rows, got 64 and 3"),
+        ({"y": DATES}, r"y must be numeric, got values of type datetime64\[D\]: make numbers of"),
+        ({"y": masked(64)}, r"y must have no masked values, got 3, the first at \(0,\)"),
+        ({"sample_weight": np.ones(3)}, r"sample_weight must have shape \(64,\)"),
+        ({"sample_weight": DATES - DATES}, r"sample_weight must be numeric, got values of type timedelta64\["),
+        ({"sample_weight": masked(64)}, "sample_weight must have no masked values, got 3"),
+        (
+            {"task": "ranking"},
+            "task must be one of 'regression', 'classification', or a task .*, got 'ranking'",
+        ),
+        ({"validation": (np.ones((3, 2)),)}, r"validation must be a pair \(x, y\), got tuple"),
+        ({"validation": (np.ones((3, 9)), np.ones(3))}, "validation: x must have 2 columns, got 9"),
+        ({"validation": (np.full((3, 2), 1e300), np.ones(3))}, "validation: x must be within the range of float32"),
+        ({"validation": (np.full((3, 2), np.nan), np.ones(3))}, "validation: x must be finite"),
+        ({"validation": (np.array([[1, "a"]], object), [1])}, r"validation: x must be numeric, .* 'a' at \(0, 1\): en"),
+        ({"validation": (masked((2, 2)), [1, 2])}, "validation: x must have no masked values"),
+        ({"validation": (np.ones((3, 2)), None)}, "validation: y must hold the targets to evaluate on, got None"),
+        ({"validation": (np.ones((3, 2)), np.ones(4))}, r"validation: y must have shape \(3,\), got \(4,\)"),
+        ({"validation": (np.ones((2, 2)), ["a", "b"])}, "validation: y must be numeric, got values of type <U1"),
+        ({"validation": (np.ones((2, 2)), masked(2))}, "validation: y must have no masked values"),
     ],
 )
-def test_bad_arguments(table, change, message):
-    options = {"recipe": Polynomials(), "x": table[0], "y": table[1], "key": KEY} | change
-    with pytest.raises(ValueError, match=message):
-        jtrees.fit(**options)
+def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message):
+    refused(run, table, change, message)
 
 
-@pytest.mark.parametrize("run", [jtrees.tune, jtrees.sweep])
-@pytest.mark.parametrize("name", ["x", "y", "sample_weight"])
-def test_masked_values_are_refused_in_tune_and_sweep(table, run, name):
-    options = {"x": table[0], "y": table[1], "sample_weight": np.ones(64), "grid": {"depth": (1, 2)}, "key": KEY}
-    options[name] = np.ma.masked_array(options[name], np.arange(options[name].size).reshape(options[name].shape) == 3)
-    with pytest.raises(ValueError, match=f"{name} must have no masked values, got 1"):
-        run(Polynomials(), **options)
+@pytest.mark.parametrize("run", ["fit", "tune"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "max_seconds must be finite and above 0, got -1"),
+        ("soon", "max_seconds must be a number above 0, got 'soon'"),
+        ([1.0], r"max_seconds must be one number above 0, got \[1\.0\]"),
+    ],
+)
+def test_a_bad_deadline(table, run, value, message):
+    refused(run, table, {"max_seconds": value}, message)
+
+
+@pytest.mark.parametrize("value", [0.3, np.ones((2, 2))])
+def test_fit_takes_no_part_for_validation(table, value):
+    message = rf"validation must be a pair \(x, y\), got {type(value).__name__}"
+    refused("fit", table, {"validation": value}, message)
+
+
+@struct.dataclass
+class Nothing(jtrees.Recipe):
+    """A recipe without a search."""
 
 
 def test_the_base_class_says_what_a_recipe_needs(table):
     with pytest.raises(NotImplementedError):
-        jtrees.fit(recipes.Recipe(), *table, key=KEY)
+        fit(table, Nothing())
 
 
 @pytest.mark.parametrize("value", ["0.1", 1 + 0j, np.complex64(1), np.datetime64("2020-01-01"), [0.1, [0.2]], {}])
-def test_numbers_of_another_kind_are_refused(value):
+def test_numbers_of_another_kind_are_refused(table, value):
     """Not read as text, nor without their imaginary part."""
-    with pytest.raises(ValueError, match="learning_rate must be a number, got"):
-        jtrees.fit(jtrees.DGT(depth=1, learning_rate=value), np.eye(4), np.arange(4.0), key=jax.random.key(0))
+    refused("fit", table, {"recipe": Polynomials(learning_rate=value)}, "learning_rate must be a number, got")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from jtrees import splitting
+from jtrees.methods.nongreedy import splitting
 
 
 @partial(jax.jit, static_argnames=("nodes", "classes"))
@@ -76,7 +76,7 @@ def test_samples_without_weight_do_not_count():
     jax.tree.map(np.testing.assert_array_equal, among, alone)
 
 
-def test_edges_lie_half_way_between_values_and_share_the_samples_out():
+def test_edges_lie_half_way_between_values_and_in_even_parts():
     x = np.stack([np.arange(1000) % 3, np.arange(1000) ** 2, np.full(1000, 7)], 1).astype(np.float32)
     edges = splitting.edges_of(x, 8)
     assert edges.shape == (3, 7)

@@ -1,4 +1,4 @@
-"""Many runs in one program: each is the run alone."""
+"""Many runs in one program: each is the run alone. Grids and validation, of sweep and of tune."""
 
 from functools import partial
 import importlib
@@ -13,10 +13,12 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees.recipes import Monitor
+from jtrees.data import checked_table
+from jtrees.search import run
+from jtrees.search.monitor import Monitor
 
 KEY = jax.random.key(3)
-module = importlib.import_module("jtrees.sweep")  # jtrees.sweep is the function
+module = importlib.import_module("jtrees.selection.sweep")  # jtrees.selection.sweep is the function
 
 rng = np.random.default_rng(0)
 X = rng.uniform(-2, 2, (96, 2))
@@ -33,7 +35,7 @@ def sweep(recipe=DGT, y=Y, **options):
 
 
 def same(a, b, **tolerance):
-    """Two fits, bit for bit or as near as told."""
+    """Two fits, bit for bit or up to a tolerance."""
     check = partial(np.testing.assert_allclose, **tolerance) if tolerance else np.testing.assert_array_equal
     assert a.step == b.step
     jax.tree.map(check, (a.loss, a.history, a.model), (b.loss, b.history, b.model))
@@ -44,7 +46,7 @@ def same(a, b, **tolerance):
 ROUNDED = {"rtol": 2e-4, "atol": 1e-5}
 
 
-# --- What it finds ---------------------------------------------------------------------------------------------------
+# --- Runs ------------------------------------------------------------------------------------------------------------
 
 
 WAYS = itertools.product(("regression", "classification"), (True, False))
@@ -52,9 +54,9 @@ WAYS = itertools.product(("regression", "classification"), (True, False))
 
 @pytest.mark.parametrize("way", sweeps.quick(WAYS, [("regression", True)]), ids=str)
 def test_each_run_is_the_fit_alone(way):
-    task, judged = way
+    task, validated = way
     y = Y if task == "regression" else CLASS
-    validation = (X[:30], y[:30]) if judged else None
+    validation = (X[:30], y[:30]) if validated else None
     result = sweep(y=y, task=task, validation=validation, seeds=(0, 5), grid=RATES | {"depth": (2, 3)})
     assert result.options == [{"learning_rate": a, "depth": d} for a in (0.01, 0.1) for d in (2, 3)]
     assert result.fits.shape == (4, 2, 1)
@@ -69,7 +71,7 @@ def test_each_run_is_the_fit_alone(way):
 
 
 @pytest.mark.slow
-def test_starts_of_its_own_for_each_seed():
+def test_each_seed_has_its_own_bootstrap_samples():
     """What is prepared on the host depends on the key."""
     bagged = jtrees.Bagged(DGT, trees=2)
     result = sweep(bagged, grid={"base__learning_rate": (0.01, 0.1)}, seeds=2)
@@ -88,27 +90,49 @@ def test_batches_change_nothing(batch):
         same(a, b)
 
 
-def test_folds_are_weights():
-    """A fold's rows teach nothing, and judge; every row is left out once."""
+ORDER = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))  # in which rows are left out
+FOLDS = np.array_split(ORDER, 3)
+
+
+def test_every_row_is_evaluated_once_by_a_run_that_did_not_see_it():
     result = sweep(validation=3, seeds=2)
     assert result.losses.shape == (2, 2, 3)
-    order = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))
-    for fold, rows in enumerate(np.array_split(order, 3)):
+    for fold, rows in enumerate(FOLDS):
         fit = result.fits[1, 1, fold]
         assert result.losses[1, 1, fold] == pytest.approx(np.mean((fit.model.predict(X[rows]) - Y[rows]) ** 2))
-    part = sweep(validation=1 / 3)
+    rows, part = ORDER[:32], sweep(validation=1 / 3)
     assert part.losses.shape == (2, 1, 1)
-    rows = order[:32]
     assert part.losses[0, 0, 0] == pytest.approx(np.mean((part.fits[0, 0, 0].model.predict(X[rows]) - Y[rows]) ** 2))
+
+
+def test_a_part_left_out_is_not_there():
+    """Its targets may be anything: not even the scaling knows them."""
+    other = Y.copy()
+    other[ORDER[:32]] = 1e6
+    of = {"validation": 1 / 3, "samples": [{}], "grid": None}
+    np.testing.assert_array_equal(*(sweep(y=y, **of).fit.model.predict(X) for y in (Y, other)))
+
+
+@pytest.mark.parametrize("validation", [1 / 3, 0.1, np.float32(0.5), 2, np.int64(5)])
+def test_rows_left_out(validation):
+    table = checked_table(X, Y, np.arange(1, 97), "regression")
+    split = module.split_of(DGT, table, validation, KEY)
+    folds = int(validation) if validation >= 2 else 1
+    assert split.validation is None and len(split.left_out) == len(split.held_out) == folds
+    x = np.concatenate([held_out.x for held_out in split.held_out])
+    assert len(x) == len(np.unique(x, axis=0)) == (96 if folds > 1 else round(float(validation) * 96))
+    for left_out, held_out in zip(split.left_out, split.held_out, strict=True):
+        kept = split.table if left_out is None else split.table.rows(np.setdiff1d(np.arange(96), left_out))
+        both = np.concatenate([kept.weight, held_out.weight])
+        np.testing.assert_allclose(np.sort(both), np.arange(1, 97) / 96)  # rows keep their weights
 
 
 def test_reports_count_the_rows_that_were_trained_on():
     """And not those that a fold leaves out, which are in the program with weight 0."""
     result = sweep(DGT.replace(depth=10), validation=3)
-    order = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))
     nodes = lambda fit, x: np.unique(fit.tree.decision_path(x)[:-1])
     differ = []
-    for fold, rows in enumerate(np.array_split(order, 3)):
+    for fold, rows in enumerate(FOLDS):
         fit, rest = result.fits[0, 0, fold], np.setdiff1d(np.arange(96), rows)
         assert fit.report["reached"] == len(nodes(fit, X[rest]))
         differ.append(len(nodes(fit, X)) != len(nodes(fit, X[rest])))
@@ -124,13 +148,13 @@ def test_bags_of_a_fold_hold_rows_that_were_trained_on():
         np.testing.assert_array_equal(np.isnan(report["out_of_bag"]), report["in_bag"].all(0))
 
 
-def test_rows_left_out_teach_nothing():
-    """Their targets in another order (the range of all, by which targets are scaled, stays what it is)."""
-    rows, other = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))[:32], Y.copy()
+def test_a_run_does_not_depend_on_the_targets_of_its_fold():
+    """In another order (the range of all, by which targets are scaled, stays what it is)."""
+    rows, other = FOLDS[0], Y.copy()
     other[rows] = Y[rows][::-1]
     fits = [sweep(y=y, validation=3, samples=[{}], grid=None).fits[0, 0] for y in (Y, other)]
     np.testing.assert_array_equal(fits[0][0].model.predict(X), fits[1][0].model.predict(X))
-    assert np.any(fits[0][1].model.predict(X) != fits[1][1].model.predict(X))  # which the other folds do
+    assert np.any(fits[0][1].model.predict(X) != fits[1][1].model.predict(X))  # those of other folds do
 
 
 def test_the_best_and_ties(monkeypatch):
@@ -138,7 +162,7 @@ def test_the_best_and_ties(monkeypatch):
     assert result.fit is result.fits[*result.best, 0]
     assert result.losses[result.best].mean() == result.losses.min()
     # Equal losses: the smaller model.
-    monkeypatch.setattr(module, "_loss", lambda *_: 1.0)
+    monkeypatch.setattr(module.Run, "loss", 1.0)
     assert sweep(Polynomials(), grid={"depth": (5, 1, 3)}).best == (1, 0)
 
 
@@ -150,7 +174,7 @@ def test_what_diverges_is_marked_and_not_fatal():
         sweep(Polynomials(depth=3), grid={"learning_rate": (1e29, 1e30)})
 
 
-def test_it_is_told_as_a_table():
+def test_frame_and_repr():
     result = sweep(seeds=(2, 1))
     frame = result.frame()
     assert list(frame.columns) == ["learning_rate", "seed", "loss", "size", "finite"]
@@ -161,90 +185,116 @@ def test_it_is_told_as_a_table():
     same(again.fit, result.fit)
 
 
-# --- How it is found -------------------------------------------------------------------------------------------------
+# --- Programs, memory and interrupts ---------------------------------------------------------------------------------
 
 
-def test_one_program_for_a_structure(count_compilations):
-    """Of four combinations and four seeds as of two and two, and not one more for other values."""
-    of = {"seeds": 4, "grid": {"learning_rate": (0.01, 0.02, 0.03, 0.04)}}
-    sweep(**of)
-    again = {"seeds": (7, 8, 9, 10), "grid": {"learning_rate": (0.1, 0.2, 0.3, 0.4)}}
-    assert count_compilations(lambda: sweep(**again).losses) == 0
+def test_one_program_for_each_combination_of_static_options(count_compilations):
+    """Of four combinations of numbers and four seeds as of two and two, and not one more for other values."""
+    of = lambda seeds, *rates: {"grid": {"depth": (2, 3), "learning_rate": rates}, "seeds": seeds}
+    losses = lambda *numbers: sweep(Polynomials(), **of(*numbers)).losses
+    losses(4, 0.1, 0.2, 0.3, 0.4)
+    assert count_compilations(losses, (7, 8, 9, 10), 0.15, 0.25, 0.35, 0.5) == 0
+    # How many runs there are is a shape: three programs (initialise, a round, the result) for each depth.
+    assert 0 < count_compilations(losses, 4, 0.1, 0.2, 0.4) <= 6
+    assert count_compilations(losses, 4, 0.1, 0.3, 0.5) == 0
 
 
-def test_what_does_not_fit_is_split(monkeypatch):
-    sizes, whole, run = [], sweep(seeds=8), module.run_rounds
+def test_runs_that_do_not_fit_into_memory_are_split(monkeypatch):
+    sizes, whole, run_rounds = [], sweep(seeds=8), run.run_rounds
 
-    def counted(recipe, *args):
+    def counted(recipe, *args, **options):
         sizes.append(len(recipe.fold))
-        return run(recipe, *args)
+        return run_rounds(recipe, *args, **options)
 
-    monkeypatch.setattr(module, "run_rounds", counted)
+    monkeypatch.setattr(run, "run_rounds", counted)
     sweep(seeds=8)
     assert sizes == [16]
-    monkeypatch.setattr(module, "memory_of_round", lambda stacked, *_: 1000 * len(stacked.fold))
-    monkeypatch.setattr(module, "_memory", lambda device: 6500 / module._ROOM)
+    monkeypatch.setattr(run, "_memory_of_round", lambda stacked, *_: 1000 * len(stacked.fold))
+    monkeypatch.setattr(run, "_memory", lambda device: 6500 / run._MEMORY_SHARE)
     parts = sweep(seeds=8)
     assert sizes[1:] == [6, 6, 6]  # three times as even as can be, and not 6, 6, 4
     for a, b in zip(whole.fits.ravel(), parts.fits.ravel(), strict=True):
         same(a, b)
-    monkeypatch.setattr(module, "_memory", lambda device: 1)
+    monkeypatch.setattr(run, "_memory", lambda device: 1)
     assert sweep(seeds=2, samples=[{}], grid=None).fits.all() and sizes[4:] == [1, 1]  # never less than one
 
 
-def test_an_interrupt_keeps_what_there_is(monkeypatch):
-    goes = iter([True, False])
-    monkeypatch.setattr(Watch, "goes_on", lambda self: next(goes, False))
+def test_an_interrupted_sweep_keeps_its_fits(monkeypatch):
+    has_time = iter([True, False])
+    monkeypatch.setattr(Monitor, "has_time", lambda self: next(has_time, False))
     result = sweep(seeds=6, samples=[{}], grid=None, batch=2)
     assert [fit is not None for fit in result.fits.ravel()] == [True] * 4 + [False] * 2
     assert np.isfinite(result.losses.ravel()[:4]).all() and np.isinf(result.losses.ravel()[4:]).all()
 
 
-def test_ended_before_any_combination_has_its_folds(monkeypatch):
+def test_a_sweep_that_ended_before_any_combination_had_its_folds(monkeypatch):
     """The fits that there are decide."""
-    monkeypatch.setattr(Watch, "goes_on", ended)
+
+    def no_time(monitor):
+        monitor.ended = "max_seconds"
+        return False
+
+    monkeypatch.setattr(Monitor, "has_time", no_time)
     result = sweep(validation=3, batch=2, grid={"learning_rate": (0.01,)})
     assert [fit is not None for fit in result.fits.ravel()] == [True, True, False]
     assert result.best == (0, 0) and result.fit is result.fits[0, 0, 0]
 
 
-def ended(watch):
-    watch.ended = "max_seconds"
-    return False
+# --- Errors ----------------------------------------------------------------------------------------------------------
 
 
-# --- Bad input -------------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("function", [jtrees.sweep, jtrees.tune])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"grid": {}}, "grid must hold values by name"),
         ({"grid": {"depth": ()}}, "grid must hold values by name"),
-        ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are "),
-        ({"grid": {"depth": jnp.arange(1, 3)}}, "grid: depth is structure, of which each value is a program"),
+        ({"grid": {"depth": 3}}, "grid must hold values by name"),
+        ({"grid": [3]}, "grid must hold values by name"),
+        ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are depth, epochs, .*, got 'deep'"),
+        ({"grid": {"base__depth": (1, 2)}}, "grid: options of DGT are .*, got 'base'"),
+        ({"grid": {"depth": jnp.arange(1, 3)}}, "grid: depth is static, each value is a program: give Python values"),
+        ({"grid": {"depth": (1, "two")}}, "depth must be a whole number from 1 to 16, got 'two'"),
+        ({"grid": {"depth": (1, 99)}}, "depth must be from 1 to 16, got 99"),
+        ({"grid": {"learning_rate": (0.1, -1)}}, "learning_rate must be finite and above 0"),
+        (
+            {"recipe": jtrees.LatentClustering(), "grid": {"target_features": ((0,), (1,))}},
+            "grid must hold options, and not what is to be learnt, got 'target_features'",
+        ),
+        ({"validation": 0.0}, "validation must be a part between 0 and 1, or a whole number of folds, got 0.0"),
+        ({"validation": 1.0}, "validation must be a part between 0 and 1"),
+        ({"validation": np.nan}, "validation must be a part between 0 and 1"),
+        ({"validation": 1}, "validation must be at least 2 folds and at most 96, a row each, got 1"),
+        ({"validation": 97}, "validation must be at least 2 folds"),
+        ({"validation": True}, r"validation must be a pair \(x, y\), a part or a number of folds, got True"),
+        ({"validation": "third"}, "validation must be a pair"),
+    ],
+)
+def test_bad_grids_and_validation_are_refused(function, options, message):
+    with pytest.raises(ValueError, match=message):
+        function(**{"recipe": DGT, "x": X, "y": Y, "key": KEY, "grid": RATES} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"samples": []}, "samples must hold combinations"),
         ({"samples": [3]}, "samples must hold combinations"),
-        ({"samples": [{"deep": 3}], "grid": None}, "samples: options of DGT are "),
-        ({"samples": [{"depth": 3}]}, "grid and samples exclude each other"),
+        ({"samples": [{"deep": 3}]}, "samples: options of DGT are "),
+        ({"samples": [{"depth": 3}], "grid": RATES}, "grid and samples exclude each other"),
         ({"seeds": 0}, "seeds must be"),
         ({"seeds": ()}, "seeds must hold at least one seed"),
         ({"seeds": (1, -2)}, "seeds must be"),
-        ({"folds": 1}, "folds must be at least 2 and at most 96"),
-        ({"folds": 97}, "folds must be at least 2 and at most 96"),
-        ({"folds": 3, "validation": 0.3}, "folds and validation exclude each other"),
-        ({"folds": 3, "validation": (X, Y)}, "folds and validation exclude each other"),
-        ({"validation": 1.5}, "validation must be a pair"),
-        ({"validation": 3}, "validation must be a pair"),
         ({"batch": 0}, "batch must be"),
         ({"batch": "some"}, "batch must be"),
-        ({"recipe": "DGT"}, "recipe must be a recipe"),
-        ({"y": Y[:3]}, "y must"),
     ],
-    ids=lambda value: None if isinstance(value, str) else ",".join(value),
 )
-def test_bad_input_is_named(options, message):
-    options = {"grid": None} | options if "samples" in options and len(options["samples"] or [0]) < 2 else options
-    options = options | ({"grid": RATES} if message.startswith("grid and samples") else {})
+def test_bad_samples_seeds_and_batches_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        sweep(**options)
+        sweep(**{"grid": None} | options)
+
+
+def test_rows_that_do_not_vary_once_some_are_left_out():
+    x, y = np.arange(8.0)[:, None], np.array([0.0, 0, 0, 0, 0, 0, 0, 1])
+    with pytest.raises(ValueError, match=r"y must vary in the 7 rows drawn to train on: give validation as a pair"):
+        jtrees.sweep(DGT, x, y, key=KEY, validation=8)

@@ -1,4 +1,4 @@
-"""From the user's rows to the scaled batch that a search sees, and back."""
+"""Tables of the user's rows, and their scaling to the batches that searches work on, and back."""
 
 from jtrees.data.scaling import (
     Data as Data,

@@ -1,4 +1,4 @@
-"""Whether a model does better than a constant and a linear model: a fit that does not says so."""
+"""Baselines: errors of a constant and a linear model, and a warning for fits that are worse."""
 
 from typing import Any
 import warnings
@@ -8,8 +8,8 @@ import numpy as np
 from jtrees.data.scaling import Scaling
 from jtrees.data.table import Table
 
-_ROWS = 10_000  # at most, of which a linear model takes less time than any search
-_BEHIND = 0.02  # of the variance of the targets
+_ROWS = 10_000  # at most: least squares then takes less time than any search
+_BEHIND = 0.02  # tolerance, as a part of the variance of the targets
 
 
 class BehindBaselineWarning(UserWarning):
@@ -17,36 +17,35 @@ class BehindBaselineWarning(UserWarning):
 
 
 def baselines(model: Any, table: Table, validation: Table | None, scaling: Scaling) -> dict[str, float]:
-    """Mean squared errors in units of the variance of the targets, of classes those of their indicators (the Brier
-    score); of several outputs the mean.
+    """Returns mean squared errors, relative to the variance of the targets, of a model, a linear model and a constant.
 
-    On the validation set, or else on the training data. There the linear model is charged for its degrees of freedom
-    (generalised cross-validation), the model is not: it is behind only if it underfits. Of large tables some rows are
-    taken, evenly.
+    Classes are scored by their indicators (the Brier score), several outputs by the mean. Errors are those on the
+    validation set, or else on the training data; there the linear model is corrected for its degrees of freedom
+    (generalised cross-validation) and the model is not, so that only underfitting counts. Large tables are subsampled.
 
     Args:
-      model: what was fitted.
-      table: to train on, in the user's units.
-      validation: or None.
-      scaling: of the features.
+      model: the fitted model.
+      table: the training data, in the user's units.
+      validation: the validation set, or None.
+      scaling: scaling of the features.
 
     Returns:
       ``model``, ``linear`` (least squares) and ``constant`` (the mean of the training targets).
     """
-    by = table if validation is None else validation
-    outputs = np.asarray(model.predict(by.x), np.float64).reshape(len(by.x), -1)[_some(len(by.x))]
-    (x, y, weight), (x_by, y_by, weight_by) = (_of_some_rows(each, scaling) for each in (table, by))
+    evaluated = table if validation is None else validation
+    outputs = np.asarray(model.predict(evaluated.x), np.float64).reshape(len(evaluated.x), -1)[_some(len(evaluated.x))]
+    (x, y, weight), (x_eval, y_eval, weight_eval) = (_of_some_rows(each, scaling) for each in (table, evaluated))
     mean = np.average(y, axis=0, weights=weight)
     deviation = np.sqrt(np.average(np.square(y - mean), axis=0, weights=weight))
     unit = np.where(deviation > 0, deviation, 1)
-    error = lambda outputs: float(np.average(np.square((outputs - y_by) / unit).mean(1), weights=weight_by))
+    error = lambda outputs: float(np.average(np.square((outputs - y_eval) / unit).mean(1), weights=weight_eval))
 
     root = np.sqrt(weight / weight.sum())[:, None]
     slopes, _, rank, _ = np.linalg.lstsq(root * x, root * (y - mean), rcond=1e-6)
-    linear = error(mean + x_by @ slopes)
+    linear = error(mean + x_eval @ slopes)
     if validation is None:
-        left = 1 - rank / len(x)
-        linear = linear / float(left) ** 2 if left > 0 else np.inf
+        degrees = 1 - rank / len(x)
+        linear = linear / float(degrees) ** 2 if degrees > 0 else np.inf
     return {"model": error(outputs), "linear": linear, "constant": error(mean)}
 
 
@@ -55,7 +54,7 @@ def _some(n: int) -> slice:
 
 
 def _of_some_rows(table: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scaled features and a column of ones, targets or indicators of classes ``(n, k)``, weights."""
+    """Returns scaled features with a column of ones, targets or class indicators ``(n, k)``, and weights."""
     table = table.rows(_some(len(table.x)))
     y = table.task.indicators(table.y)
     weight = np.ones(len(y)) if table.weight is None else table.weight
@@ -64,7 +63,7 @@ def _of_some_rows(table: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarra
 
 
 def warn_if_behind(errors: dict[str, float], name: str, where: str) -> None:
-    """Warns with :class:`BehindBaselineWarning` if a model of this recipe is behind its baselines on these rows."""
+    """Warns with :class:`BehindBaselineWarning` if the model of the recipe ``name`` is worse than its baselines."""
     best = "linear" if errors["linear"] < errors["constant"] else "constant"
     if errors["model"] > errors[best] + _BEHIND:
         share = lambda which: f"{100 * (1 - errors[which]):.1f} %"

@@ -1,4 +1,4 @@
-"""Scaling: the map between the user's units and the scaled data that searches see, and models carried back."""
+"""Scaling: the map between the user's units and the scaled data of searches, and of models back."""
 
 from typing import Any, NamedTuple
 import warnings
@@ -13,34 +13,32 @@ from jtrees.data.table import Table, bucket
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 
-# Deviations from zero, beyond which a column is counted from its mean: float32 would lose three bits and more.
+# A column whose mean is more deviations from zero is taken relative to its mean: float32 would lose three bits or more.
 _FAR = 8.0
-# Deviations from the mean, beyond which a value tells nothing of the others and is taken for this far away. Of 24 real
-# sets one has such a value, one of them; at 30 deviations the tails of several are cut off, and with them what they
-# tell.
+# Deviations from the mean at which values are clipped. Of 24 real data sets one has a single value beyond it; at 30
+# deviations the informative tails of several would be clipped.
 _OUTLIER = 100.0
-_RARE = 1e-3  # part of a column that outliers can be at once, or two values
-_TINY = 1e-30  # a deviation that squares and quotients in float32 could not bear
+_RARE = 1e-3  # largest part of a column that can be outliers (or two values)
+_TINY = 1e-30  # deviations below it underflow in squares and overflow in quotients of float32
 
 
 @io.part
 @struct.dataclass
 class Scaling:
-    """The map from the user's units to scaled data, and of models back.
+    """The map from the user's units to scaled data, and of models back to the user's units.
 
-    Features become their distance from the mean in units of so many standard deviations. Smallest and largest value,
-    which GET's authors scale by, leave the bulk of a heavy-tailed column in a corner that no random hyperplane cuts.
-    Targets are scaled to [0, 1], each column by itself, classes not at all. What is subtracted is subtracted in double
-    precision.
+    Features are standardised, in units of a given number of standard deviations. (GET's authors scale by the minimum
+    and maximum, which leaves the bulk of a heavy-tailed column in a corner that no random hyperplane cuts.) Each target
+    is scaled to [0, 1]; classes are not scaled. Centres are subtracted in double precision.
 
     Attributes:
       x_center: subtracted from the features, ``(p,)``.
-      x_unit: what they are then divided by, ``(p,)``.
-      x_most: largest size of a scaled feature; larger ones are clipped.
-      constant: columns that are taken for constant, and scaled to 0, ``(p,)`` bool.
-      y_low: least target, ``()`` or ``(k,)``; None in classification.
+      x_unit: divides the centred features, ``(p,)``.
+      x_most: absolute value at which scaled features are clipped.
+      constant: columns treated as constant, and scaled to 0, ``(p,)`` bool.
+      y_low: smallest target, ``()`` or ``(k,)``; None in classification.
       y_unit: range of the targets, likewise.
-      origin: where trees count from, or None.
+      origin: origin of trees in the user's units, or None.
     """
 
     x_center: np.ndarray
@@ -53,7 +51,7 @@ class Scaling:
 
     @classmethod
     def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":
-        """The scaling of a table: features in units of so many standard deviations."""
+        """Returns the scaling of a table: features in units of ``deviations`` standard deviations."""
         share = np.ones(len(table.x)) if table.weight is None else table.weight
         mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
@@ -66,7 +64,7 @@ class Scaling:
     def from_moments(
         cls, mean: Any, deviation: Any, deviations: float, y_low: Any, y_unit: Any, y_mean: Any
     ) -> "Scaling":
-        """The scaling with this mean and deviation of features, and this least value, unit and mean of targets."""
+        """Returns the scaling for the moments of the features and the smallest value, unit and mean of the targets."""
         constant = deviation < _TINY
         center, unit = np.where(constant, 0, mean), np.where(constant, 1, deviations * deviation)
         x_zero: Any = np.where(np.abs(center) > _FAR * deviation, center, 0).astype(np.float32)
@@ -75,21 +73,21 @@ class Scaling:
         return cls(center, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
 
     def transform(self, x: Any) -> Any:
-        """Scaled features, in float32; JAX arrays are scaled in the precision that they come in."""
+        """Returns scaled features in float32; JAX arrays are scaled in their own precision."""
         zero = np.float32(0) if self.origin is None else self.origin.x
         x = counted_from(zero, x)
         xp: Any = jnp if isinstance(x, jax.Array) else np
         center, unit = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit))
-        # A constant column is 0, whatever new samples hold there.
+        # A constant column is 0 in new samples, too.
         scaled = xp.where(self.constant, 0, (x - center) / unit)
         return xp.clip(scaled, -self.x_most, self.x_most).astype(np.float32)
 
     def transform_y(self, y: Any) -> np.ndarray:
-        """Targets in [0, 1], in float32; classes as they are."""
+        """Returns targets scaled to [0, 1], in float32; classes unchanged."""
         return y if self.y_low is None else ((y - self.y_low) / self.y_unit).astype(np.float32)
 
     def inverse(self, outputs: Any) -> Any:
-        """Predictions of scaled targets, in the user's units; class probabilities as they are."""
+        """Returns predictions of scaled targets in the user's units; class probabilities unchanged."""
         if self.y_low is None:
             return outputs
         xp, dtype = (jnp, outputs.dtype) if isinstance(outputs, jax.Array) else (np, np.float64)
@@ -98,11 +96,11 @@ class Scaling:
 
     @property
     def loss_unit(self) -> float:
-        """The user's units of loss in one of ours; for several targets, whose units differ, losses stay scaled."""
+        """A scaled loss of 1 in the user's units; 1 for several targets, whose losses stay scaled."""
         return 1.0 if self.y_low is None or np.size(self.y_unit) > 1 else float(np.sum(self.y_unit)) ** 2
 
     def batch(self, table: Table) -> Batch:
-        """The table scaled, in NumPy, and padded by its last row with weight 0."""
+        """Returns the scaled table in NumPy, padded with copies of its last row of weight 0."""
         n = len(table.x)
         pad = lambda a: np.pad(a, [(0, bucket(n) - n)] + [(0, 0)] * (a.ndim - 1), mode="edge")
         weight = np.ones(n) if table.weight is None else table.weight
@@ -111,20 +109,20 @@ class Scaling:
         return Batch(*arrays)
 
     def restore_splits(self, tree: ObliqueTree, origin: Any = "own") -> ObliqueTree:
-        """The same splits in the user's units, counted from the scaling's origin or from another; leaves as they are."""
+        """Returns the splits in the user's units, relative to the scaling's or another origin; leaves unchanged."""
         origin = self.origin if isinstance(origin, str) else origin
-        # Scaled, a constant column is 0; raw, it might drown the others.
+        # A column that is 0 in scaled data might dominate the score in raw data.
         weights = np.where(self.constant, 0, np.asarray(tree.weights, np.float64) / self.x_unit)
         zero = 0 if origin is None else np.asarray(origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) - weights @ (self.x_center - zero)
         size = np.abs(weights).max(-1)
-        # A split is the same in any unit: one that float32 holds.
+        # The scale of a split is free: choose one within the range of float32.
         unit = np.where((size > 0) & ((size > 1 / _TINY) | (size < _TINY)), size, 1)
         weights, bias = (jnp.asarray(a, jnp.float32) for a in (weights / unit[..., None], bias / unit))
         return ObliqueTree(weights, bias, tree.leaves, origin)
 
     def transform_splits(self, tree: ObliqueTree) -> ObliqueTree:
-        """The same splits on scaled features; leaves as they are."""
+        """Returns the same splits on scaled features; leaves unchanged."""
         weights = np.asarray(tree.weights, np.float64)
         zero = 0 if tree.origin is None else np.asarray(tree.origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) + weights @ (self.x_center - zero)
@@ -132,40 +130,40 @@ class Scaling:
         return ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), tree.leaves)
 
     def restore_leaves(self, leaves: Any) -> Any:
-        """The same leaves in the user's units, counted from the origin."""
+        """Returns the same leaves in the user's units, relative to the origin."""
         if self.y_low is None:  # classes
             return leaves
         x_zero, y_zero = (0, 0) if self.origin is None else (self.origin.x, self.origin.y)
         return leaves.rescaled(self.x_center - x_zero, self.x_unit, self.y_low - y_zero, self.y_unit)
 
     def restore(self, model: Any) -> Any:
-        """A model of scaled data in the user's units; of a tree, splits whose leaves are equal are merged."""
+        """Returns a model of scaled data in the user's units; in a tree, splits between equal leaves are merged."""
         if not isinstance(model, ObliqueTree):
             return model.restored(self)
         return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves)).merged()
 
 
 def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
-    """Loss of a model on each row, in double precision: squared error (of several targets the mean, on targets scaled
-    to [0, 1]), or log loss.
+    """Returns the loss of a model on each row in double precision: squared error (of several targets, scaled to [0, 1],
+    the mean), or log loss.
     """
     predictions = np.asarray(model.predict(table.x), np.float64)
     return table.task.host_losses(predictions, table.y, scaling.y_unit)
 
 
 def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:
-    """Mean loss of a model, by weight."""
+    """Returns the weighted mean loss of a model."""
     return float(np.average(losses_of(model, table, scaling), weights=table.weight))
 
 
 class Data(NamedTuple):
-    """What a search was run on, for whoever carries its result to the user's units.
+    """The data of a search, from which its result is restored to the user's units.
 
     Attributes:
-      table: the rows trained on, in the user's units.
-      validation: the rows that models are chosen by, or None.
-      scaling: fitted on the table.
-      batch: the table scaled, in NumPy.
+      table: the training data, in the user's units.
+      validation: the validation set, or None.
+      scaling: the scaling fitted on the table.
+      batch: the scaled table, in NumPy.
     """
 
     table: Table
@@ -174,15 +172,15 @@ class Data(NamedTuple):
     batch: Batch
 
     def loss(self, model: Any) -> float:
-        """Mean loss of a model in the user's units: on ``validation``, or else on the rows trained on."""
+        """Returns the mean loss of a model in the user's units on ``validation``, or else on the training data."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
 
     def refit(self, splits: ObliqueTree, leaves: Any) -> tuple[ObliqueTree, float]:
-        """A tree with its leaves set from its own routing of the table, and the criterion of its leaves.
+        """Returns a tree with its leaves refitted to the table, and the criterion of its leaves.
 
         Args:
-          splits: the tree, in the user's units; its leaves do not matter.
-          leaves: of the kind to set.
+          splits: the tree, in the user's units; its leaves are ignored.
+          leaves: leaves of the kind to fit.
 
         Returns:
           The tree in the user's units, and the criterion in the user's units of loss.
@@ -200,7 +198,7 @@ def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
 
 
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
-    """Of columns, by number, that are taken for constant although they vary, and not in rows of hardly any weight."""
+    """Warns of columns treated as constant that do vary, and not only in rows of negligible weight."""
     even = np.ones(len(x))
     tiny = [str(j) for j in constant if np.ptp(x[:, j]) > 0 and _mean_and_deviation(x[:, j], even)[1] < _TINY]
     if tiny:
@@ -212,28 +210,28 @@ def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
 
 
 def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:
-    """Of a column ``(n,)`` by weight, without its outliers, unless they are all that varies in it."""
+    """Returns the weighted moments of a column ``(n,)`` without its outliers, unless nothing else varies."""
     x = x.astype(np.float64)
     middle = np.median(x)
-    x -= middle  # what most rows hold alike is now exactly 0
+    x -= middle  # the value of most rows, if there is one, is now exactly 0
 
-    def moments(of: np.ndarray | bool) -> tuple[float, float]:
-        part = share * of
+    def moments(mask: np.ndarray | bool) -> tuple[float, float]:
+        part = share * mask
         part /= part.sum()
         mean = part @ x
         return mean, np.sqrt(part @ np.square(x - mean))
 
-    # Whether a value is an outlier is asked of the others: one of few makes nearly all of the deviation. A far one
-    # hides nearer ones, so again and again.
+    # Outliers are detected by moments without the rare extremes, which would dominate the deviation; repeated, as a far
+    # outlier masks nearer ones.
     distance, rare = np.abs(x), max(2, int(_RARE * len(x)))
-    inside, left = np.ones(len(x), bool), distance
-    while len(left) > 2 * rare:
-        mean, deviation = moments(inside & (distance <= np.partition(left, -1 - rare)[-1 - rare]))
+    inside, remaining = np.ones(len(x), bool), distance
+    while len(remaining) > 2 * rare:
+        mean, deviation = moments(inside & (distance <= np.partition(remaining, -1 - rare)[-1 - rare]))
         far = inside & (np.abs(x - mean) > _OUTLIER * deviation)
         if deviation == 0 or not far.any():
             break
         inside &= ~far
-        left = distance[inside]
+        remaining = distance[inside]
     mean, deviation = moments(inside)
     mean, deviation = (mean, deviation) if deviation > 0 else moments(True)
     return middle + mean, deviation

@@ -1,4 +1,4 @@
-"""A table in the user's units, checked."""
+"""Checked tables in the user's units."""
 
 import math
 from typing import Any
@@ -12,12 +12,12 @@ from jtrees.training import Batch
 
 @struct.dataclass
 class Table:
-    """Rows in the user's units, on the host, checked: to train on, or to evaluate on.
+    """Checked rows in the user's units, on the host: a training or a validation set.
 
     Attributes:
       x: features, ``(n, p)``.
       y: targets, ``(n,)`` or ``(n, k)``, or classes in int32.
-      weight: weights above 0, ``(n,)``, of which only the ratios matter; None: all alike.
+      weight: weights above 0, ``(n,)``, of which only the ratios matter; None: equal weights.
       task: what is predicted.
     """
 
@@ -27,12 +27,12 @@ class Table:
     task: tasks.Task = struct.field(pytree_node=False)
 
     def rows(self, chosen: Any) -> "Table":
-        """Some of the rows."""
+        """Returns a subset of the rows."""
         return Table(self.x[chosen], self.y[chosen], None if self.weight is None else self.weight[chosen], self.task)
 
 
 def without_padding(batch: Batch) -> Batch:
-    """The rows that have weight, in NumPy."""
+    """Returns the rows of positive weight, in NumPy."""
     x, y, weight = (None if a is None else np.asarray(a) for a in batch)
     if x is None or y is None or weight is None:
         return Batch(x, y, weight)  # type: ignore[arg-type]
@@ -40,17 +40,17 @@ def without_padding(batch: Batch) -> Batch:
 
 
 def bucket(n: int) -> int:
-    """The number of rows that n are padded to: at most a sixteenth more, and at least 32.
+    """Returns the number of rows that n rows are padded to: at most a sixteenth more, and at least 32.
 
-    So that tables of nearly the same length, the folds of a cross-validation above all, share one compiled program; and
-    a multiple of the parts in which devices share rows, if they do.
+    Tables of similar length, such as the folds of a cross-validation, then share one compiled program. The number is a
+    multiple of the number of devices that rows are sharded over.
     """
     step = math.lcm(max(1, 2 ** (n.bit_length() - 5)), sharding.parts())
     return -(-max(32, n) // step) * step
 
 
 def checked_table(x: Any, y: Any, sample_weight: Any, task: str | tasks.Task) -> Table:
-    """The rows to train on; those of weight 0 are left out.
+    """Returns the checked training data, without rows of weight 0.
 
     Raises:
       ValueError: naming the argument, what was expected and what came.
@@ -64,14 +64,14 @@ def checked_table(x: Any, y: Any, sample_weight: Any, task: str | tasks.Task) ->
         weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)
         x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0] / weight.max()
         if not task.varies(y):
-            checks.check_targets(y, len(x))  # says which column is constant
+            checks.check_targets(y, len(x))  # names the constant column
     table = Table(x, y, weight, task)
     _check_range(table)
     return table
 
 
 def held_out_table(x: Any, y: Any, table: Table) -> Table:
-    """Rows to evaluate on, like those that are trained on.
+    """Returns a checked validation set for the table that is trained on.
 
     Raises:
       ValueError: for rows of another width, or targets of another kind.
@@ -85,13 +85,13 @@ def held_out_table(x: Any, y: Any, table: Table) -> Table:
 
 
 def _rows(x: Any) -> np.ndarray:
-    """Features row by row, as numbers of this machine: sums round alike, however x lay in memory."""
+    """Returns features in C order and native byte order, so that sums round alike for any memory layout."""
     x = np.asarray(x)
     return np.ascontiguousarray(x, x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.float64)
 
 
 def _check_range(table: Table) -> None:
-    """Finite in the precision of the trees, too."""
+    """Raises ``ValueError`` for values outside the range of float32, the precision of the trees."""
     for name, values in (("x", table.x), ("y", table.y)):
         if values.dtype.itemsize > 4 and (large := np.abs(values).max()) > np.finfo(np.float32).max:
             raise ValueError(f"{name} must be within the range of float32, got {large:.3g}")

@@ -1,4 +1,4 @@
-"""Bagging over any recipe: many models, each from a bootstrap sample, side by side in one compiled program."""
+"""Bagging of any recipe: models of bootstrap samples, trained side by side in one compiled program."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -17,12 +17,12 @@ from jtrees.training import Batch, map_starts
 
 
 class Bags(NamedTuple):
-    """What is prepared for the bags.
+    """The bootstrap samples (bags) and the preparation of the base for each.
 
     Attributes:
-      drawn: the rows that each bag holds, ``(trees, m)``, -1 for padding.
-      numbers: the same rows, counted among those that have weight.
-      starts: what the base prepares for each bag.
+      drawn: indices of the rows of each bag, ``(trees, m)``, -1 for padding.
+      numbers: the same as indices among the rows of positive weight.
+      starts: results of the base's ``prepare`` for each bag.
     """
 
     drawn: Any
@@ -32,21 +32,21 @@ class Bags(NamedTuple):
 
 @struct.dataclass(kw_only=True)
 class Bagged(Recipe):
-    """Many models by one recipe, each from a bootstrap sample (bagging, Breiman 1996), as DGT-Forest is.
+    """Bagging (Breiman 1996): many models of one recipe, each fitted to a bootstrap sample, as in DGT-Forest.
 
-    Rows are drawn evenly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The report
-    has, for the n rows that have weight, ``in_bag``, how often each tree's sample holds each, ``(trees, n)``, and
-    ``out_of_bag``, what the trees that did not see a row answer for it, ``(n,)`` or ``(n, k)``, NaN where all did;
-    ``out_of_bag_score``, R^2 (of several targets the mean) or accuracy of that, by weight, over the rows that some tree
-    did not see, NaN where those are fewer than two or all alike; ``scores``, the base's own loss of each tree;
-    ``fits``, the report of each tree.
+    Rows are drawn uniformly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The
+    report has, for the n rows of positive weight, ``in_bag``, how often each tree's sample contains each row,
+    ``(trees, n)``, and ``out_of_bag``, the prediction for each row by the trees not trained on it, ``(n,)`` or
+    ``(n, k)``, NaN if there is none; ``out_of_bag_score``, weighted R^2 (of several targets the mean) or accuracy of
+    these, NaN for fewer than two rows or constant targets; ``scores``, the base's loss of each tree; ``fits``, the
+    report of each tree.
 
     Attributes:
       base: any recipe.
       trees: number of trees.
       fraction: size of a bootstrap sample as a part of n, above 0 and up to 1; drawn with replacement.
-      combine: ``"mean"`` of answers, ``"vote"`` for the class that most trees find the most probable; None: votes in
-        classification, as the paper has it, and else the mean.
+      combine: ``"mean"`` of predictions, or ``"vote"`` of the trees' most probable classes; None: votes in
+        classification, as in the paper, and the mean in regression.
     """
 
     base: Recipe = struct.field(kw_only=False, metadata={"check": options.checked_base})
@@ -69,9 +69,9 @@ class Bagged(Recipe):
             n = len(batch.x)
             real = np.arange(n) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
             draw_key, base_key = jax.random.split(key)
-            rng = np.random.default_rng(np.asarray(jax.random.key_data(draw_key)))  # on the host: nothing to compile
+            rng = np.random.default_rng(np.asarray(jax.random.key_data(draw_key)))  # on the host: no compilation
             drawn = rng.choice(real, (self.trees, size(n))).astype(np.int32)
-            drawn[:, size(len(real)) :] = -1  # a bag of a padded batch is as padded
+            drawn[:, size(len(real)) :] = -1  # the bag of a padded batch is padded alike
             numbers = np.where(drawn < 0, -1, np.searchsorted(real, drawn)).astype(np.int32)
             keys = (jax.random.fold_in(base_key, i) for i in range(self.trees))
             starts = [base.prepare(_bag(batch, rows), key=k) for rows, k in zip(drawn, keys, strict=True)]
@@ -89,24 +89,24 @@ class Bagged(Recipe):
             return map_starts(one, *state)
 
         def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-            found = map_starts(lambda drawn, one: base.result(one, _bag(batch, drawn), validation), *state)
-            return SearchResult(found, found.score.mean(), found.finite.all(), found.step.max())
+            results = map_starts(lambda drawn, one: base.result(one, _bag(batch, drawn), validation), *state)
+            return SearchResult(results, results.score.mean(), results.finite.all(), results.step.max())
 
         def finish(result: SearchResult, start: Bags, data: Data, *, key: Array, **of_run: Any) -> Finished:
             result, start = jax.device_get((result, start))
             bags = [rows[rows >= 0] for rows in start.numbers]
-            done = []
+            fitted = []
             for i, rows in enumerate(bags):
-                found, began = jax.tree.map(lambda a, i=i: jnp.asarray(a[i]), (result.model, start.starts))
+                results, prepared = jax.tree.map(lambda a, i=i: jnp.asarray(a[i]), (result.model, start.starts))
                 table = data.table.rows(rows)
                 bag = data._replace(table=table, batch=data.scaling.batch(table))
-                done.append(base.finish(found, began, bag, key=jax.random.fold_in(key, i), **of_run))
-            models = [one.model for one in done]
+                fitted.append(base.finish(results, prepared, bag, key=jax.random.fold_in(key, i), **of_run))
+            models = [one.model for one in fitted]
             forest = Forest(jax.tree.map(_stacked, *models), combine)
             in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
             out_of_bag = _out_of_bag(models, combine, data.table, in_bag)
             report = {"in_bag": in_bag, "out_of_bag": out_of_bag, "out_of_bag_score": _score(out_of_bag, data.table)}
-            report |= {"scores": np.array([one.loss for one in done]), "fits": [one.report for one in done]}
+            report |= {"scores": np.array([one.loss for one in fitted]), "fits": [one.report for one in fitted]}
             return Finished(forest, None, data.loss(forest), report)
 
         functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
@@ -114,7 +114,7 @@ class Bagged(Recipe):
 
 
 def _bag(batch: Batch, drawn: Any) -> Batch:
-    """The rows drawn, those of number -1 with weight 0: on the host, or traced."""
+    """Returns the drawn rows, those of index -1 with weight 0; on the host, or traced."""
     xp: Any = np if isinstance(drawn, np.ndarray) else jnp
     batch = jax.tree.map(xp.asarray, batch)
     batch = batch if xp is np else sharding.keep_rows(batch)
@@ -124,22 +124,22 @@ def _bag(batch: Batch, drawn: Any) -> Batch:
 
 
 def _stacked(*arrays: Any) -> Any:
-    """One array of several; those of NumPy, which may be in double precision, stay there."""
-    together = np.stack(arrays)
-    return jnp.asarray(together) if isinstance(arrays[0], jax.Array) else together
+    """Stacks arrays; NumPy arrays, which may be in double precision, stay NumPy arrays."""
+    stacked = np.stack(arrays)
+    return jnp.asarray(stacked) if isinstance(arrays[0], jax.Array) else stacked
 
 
 def _out_of_bag(models: list[Any], combine: str, table: Table, in_bag: np.ndarray) -> np.ndarray:
-    """The mean of what the trees that did not see a row answer for it."""
-    answers = np.stack([model.predict(table.x) for model in models])
-    answers = np.asarray(votes(jnp.asarray(answers)) if combine == "vote" else answers, np.float64)
-    asked = (in_bag == 0).reshape(*in_bag.shape, *[1] * (answers.ndim - 2))
-    count = asked.sum(0)
-    return np.where(count > 0, np.where(asked, answers, 0).sum(0) / np.maximum(count, 1), np.nan)
+    """Returns the mean prediction for each row of the trees that were not trained on it."""
+    predictions = np.stack([model.predict(table.x) for model in models])
+    predictions = np.asarray(votes(jnp.asarray(predictions)) if combine == "vote" else predictions, np.float64)
+    left_out = (in_bag == 0).reshape(*in_bag.shape, *[1] * (predictions.ndim - 2))
+    count = left_out.sum(0)
+    return np.where(count > 0, np.where(left_out, predictions, 0).sum(0) / np.maximum(count, 1), np.nan)
 
 
 def _score(answers: np.ndarray, table: Table) -> float:
-    """R^2 or accuracy over the rows that have an answer."""
-    there = np.isfinite(answers.reshape(len(answers), -1)[:, 0])
-    y, answers, weight = table.y[there], answers[there], None if table.weight is None else table.weight[there]
+    """Returns R^2 or accuracy over the rows with out-of-bag predictions."""
+    finite = np.isfinite(answers.reshape(len(answers), -1)[:, 0])
+    y, answers, weight = table.y[finite], answers[finite], None if table.weight is None else table.weight[finite]
     return float("nan") if len(y) < 2 else table.task.score(answers, y, weight)

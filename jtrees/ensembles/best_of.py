@@ -1,4 +1,4 @@
-"""The best of several runs of a recipe, which differ in their keys alone."""
+"""The best of several runs of a recipe that differ only in their keys."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ from jtrees.training import Batch, map_starts
 
 @struct.dataclass(kw_only=True)
 class BestOf(Recipe):
-    """Several runs of a recipe side by side; the model is that of the lowest loss, on ``validation`` or else in training.
+    """Several runs of a recipe side by side; the model is that of the run with the lowest loss.
 
-    What a run finds depends on its key, for some recipes by much: of four keys of DGT on a table of computer activity,
-    the worst has one and a half times the test error of the best.
+    The loss is that on ``validation``, or else the training loss. Some recipes depend strongly on the key: of four runs
+    of DGT on a table of computer activity, the worst has one and a half times the test error of the best.
 
-    The report is that of the chosen run, and ``scores``, the loss of each run on scaled data, ``(runs,)``, infinite
-    where it was not finite; ``run``, the number of the chosen one.
+    The report is that of the chosen run, with ``scores``, the loss of each run on scaled data, ``(runs,)``, infinite if
+    not finite, and ``run``, the index of the chosen run.
 
     Attributes:
       base: any recipe.
@@ -50,17 +50,17 @@ class BestOf(Recipe):
             return map_starts(lambda state: base.round(i, state, batch, validation, rounds), state)
 
         def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-            found = map_starts(lambda state: base.result(state, batch, validation), state)
-            scores = jnp.where(found.finite & jnp.isfinite(found.score), found.score, jnp.inf)
+            results = map_starts(lambda state: base.result(state, batch, validation), state)
+            scores = jnp.where(results.finite & jnp.isfinite(results.score), results.score, jnp.inf)
             run = jnp.argmin(scores)
-            chosen = jax.tree.map(lambda a: a[run], found)
+            chosen = jax.tree.map(lambda a: a[run], results)
             return chosen._replace(extra=(chosen.extra, run, scores))
 
         def finish(result: SearchResult, start: Any, data: Data, **of_run: Any) -> Finished:
             extra, run, scores = jax.device_get(result.extra)
-            began = jax.tree.map(lambda a: a[int(run)], start)
-            done = base.finish(result._replace(extra=extra), began, data, **of_run)
-            return done._replace(report=done.report | {"scores": np.asarray(scores), "run": int(run)})
+            prepared = jax.tree.map(lambda a: a[int(run)], start)
+            finished = base.finish(result._replace(extra=extra), prepared, data, **of_run)
+            return finished._replace(report=finished.report | {"scores": np.asarray(scores), "run": int(run)})
 
         functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
         return base._replace(rounds=base.rounds.shared_by(self.runs), **functions)

@@ -1,7 +1,7 @@
-"""Subtree polish (GET, Mao & Cao 2024, Algorithm 2): every subtree of a tree is fitted again to the samples that reach it.
+"""Subtree polish (GET, Mao & Cao 2024, Algorithm 2): every subtree is refitted to the samples that reach it.
 
-Subtrees whose roots are on one level share no sample, so a level is polished side by side in one compiled program: the
-samples of each are padded to a common number, with weight 0.
+Subtrees rooted at one level share no sample, so they are polished side by side in one compiled program, their samples
+padded to a common number with weight 0.
 """
 
 from typing import Any, NamedTuple
@@ -23,26 +23,26 @@ from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
 from jtrees.tree import ObliqueTree
 
-_LEVELS = 5  # subtrees are polished whose roots are on the first five levels, as the authors' program does
+_LEVELS = 5  # roots of polished subtrees are on the first five levels, as in the authors' code
 
 
 @struct.dataclass(kw_only=True)
 class Polished(Recipe):
-    """Subtree polish of the tree that another recipe finds, one with constant leaves or class frequencies.
+    """Subtree polish of the tree of another recipe, with constant leaves or class frequencies.
 
-    Level by level from the root, every subtree is learnt again by GET's Algorithm 1 from two starts, CART on the
-    samples that reach it and the subtree itself, on those samples alone and scaled among themselves. A subtree is
-    replaced where that lowers the loss of the hard tree on its samples; the training loss of the whole tree never
-    rises. Leaves are set to the means (or smoothed class frequencies) of the training data first. CART and the sizes
-    of the subtrees are affairs of the host, so the pure ``search`` is that of the base.
+    Level by level from the root, every subtree is refitted to the samples that reach it, scaled by themselves, with
+    GET's Algorithm 1 from two starts: CART on these samples, and the subtree itself. A subtree is replaced where that
+    lowers the loss of the hard tree on its samples, so the training loss of the whole tree never rises. Leaves are
+    first set to the means (or smoothed class frequencies) of the training data. The polish runs on the host in
+    ``finish``, as sizes of subtrees depend on the data; the pure ``search`` is that of the base.
 
-    The report is the base's, and ``polish``: hard training loss before, and after each level, ``(levels + 1,)``; and
-    ``accepted``: number of subtrees replaced on each level, ``(levels,)``.
+    The report is the base's, with ``polish``, the hard training loss before the polish and after each level,
+    ``(levels + 1,)``, and ``accepted``, the number of subtrees replaced on each level, ``(levels,)``.
 
     Attributes:
-      base: a recipe that ends in a tree.
-      epochs: updates under each scale factor.
-      alpha_ranges: ranges from which the scale factors are drawn, in the order of use.
+      base: a recipe whose model is a tree.
+      epochs: updates under each sharpness.
+      alpha_ranges: ranges from which the sharpnesses are drawn, in the order of use.
       learning_rate: peak learning rate.
     """
 
@@ -61,12 +61,12 @@ class Polished(Recipe):
 
         def finish(result: SearchResult, start: Any, data: Data, *, key: Array, monitor: Monitor) -> Finished:
             base_key, polish_key = jax.random.split(key)
-            done = base.finish(result, start, data, key=base_key, monitor=monitor)
-            assert done.tree is not None
-            tree, losses, accepted = self._polish(done.tree, data, polish_key, monitor)
+            finished = base.finish(result, start, data, key=base_key, monitor=monitor)
+            assert finished.tree is not None
+            tree, losses, accepted = self._polish(finished.tree, data, polish_key, monitor)
             tree = tree.merged()
             loss = losses[-1] if data.validation is None else data.loss(tree)
-            report = done.report | {"polish": losses, "accepted": accepted}
+            report = finished.report | {"polish": losses, "accepted": accepted}
             return Finished(tree, tree, float(loss), report)
 
         return base._replace(finish=finish)
@@ -74,7 +74,7 @@ class Polished(Recipe):
     def _polish(
         self, tree: ObliqueTree, data: Data, key: Array, monitor: Monitor
     ) -> tuple[ObliqueTree, np.ndarray, np.ndarray]:
-        """The tree polished, its losses before and after each level, and how many subtrees were replaced."""
+        """Returns the polished tree, its losses before and after each level, and the numbers of subtrees replaced."""
         table, task = data.table, data.table.task
         empty = kinds.kind_of("constant", task).empty(topology.num_leaves(tree.depth), table.x.shape[1], task.shape)
         training_loss = lambda tree: mean_loss(tree, table, data.scaling)
@@ -92,9 +92,9 @@ class Polished(Recipe):
         return tree, np.array(losses), np.array(accepted)
 
     def _polish_level(self, tree: ObliqueTree, level: int, data: Data, key: Array, monitor: Monitor, empty: Any):
-        """The tree with every subtree of a level replaced that could be bettered, and how many that were."""
+        """Returns the tree with every improved subtree of a level replaced, and their number."""
         table, task, depth = data.table, data.table.task, tree.depth - level
-        by = options.checked(
+        recipe = options.checked(
             GET(
                 depth=depth,
                 starts=2,
@@ -114,29 +114,29 @@ class Polished(Recipe):
         starts = jax.tree.map(lambda *a: jnp.stack(a), *(one.starts() for one in subtrees))
         width = 1 << (max(len(one.table.x) for one in subtrees) - 1).bit_length()
         batches = jax.tree.map(lambda *a: np.stack(a), *(one.padded(width) for one in subtrees))
-        found, _ = run_rounds(_Level(by=by), task, starts, batches, None, key, monitor)
-        splits, finite = jax.tree.map(np.asarray, found.model), np.asarray(found.finite)
+        result, _ = run_rounds(_Level(by=recipe), task, starts, batches, None, key, monitor)
+        splits, finite = jax.tree.map(np.asarray, result.model), np.asarray(result.finite)
 
-        # Chosen as parts of the whole tree, so that what is accepted is exactly what is predicted. Replacing a subtree
-        # moves no sample of another, so all are evaluated at once: one whole tree for each kind of candidate.
+        # Candidates are evaluated within the whole tree, whose predictions count. Replacing a subtree moves no sample
+        # of another, so one whole tree evaluates all candidates of a kind.
         refit = lambda splits: data.refit(splits, empty)[0]
         trained = [jax.tree.map(lambda a, i=i: a[i], splits) for i in range(len(subtrees))]
         candidates = [[None] * len(subtrees), [one.cart for one in subtrees], trained]
-        certain, lost = np.ones(len(subtrees), bool), []
+        certain, losses = np.ones(len(subtrees), bool), []
         weights = np.ones(len(table.x)) if table.weight is None else table.weight
-        for some, sound in zip(candidates, [certain, certain, finite], strict=True):
-            each = weights * losses_of(refit(_grafted(tree, subtrees, some)), table, data.scaling)
-            lost.append(
-                [each[reached == one.root].sum() if ok else np.inf for one, ok in zip(subtrees, sound, strict=True)]
+        for kind, valid in zip(candidates, [certain, certain, finite], strict=True):
+            each = weights * losses_of(refit(_grafted(tree, subtrees, kind)), table, data.scaling)
+            losses.append(
+                [each[reached == one.root].sum() if ok else np.inf for one, ok in zip(subtrees, valid, strict=True)]
             )
-        best = np.argmin(lost, axis=0)  # the first of equals: the subtree as it is
+        best = np.argmin(losses, axis=0)  # a tie keeps the subtree
         chosen = [candidates[b][i] for i, b in enumerate(best)]
         return refit(_grafted(tree, subtrees, chosen)), int((best > 0).sum())
 
 
 @struct.dataclass(kw_only=True)
 class _Level(Recipe):
-    """The searches of the subtrees of a level side by side, each on a batch of its own, ``(subtrees, n, ...)``."""
+    """Side-by-side searches of the subtrees of a level, each with its own batch, ``(subtrees, n, ...)``."""
 
     by: GET
 
@@ -159,12 +159,12 @@ class _Level(Recipe):
 
 
 def subtree_nodes(root: int, depth: int) -> np.ndarray:
-    """Numbers, in the whole tree, of the internal nodes of a subtree of the given depth, breadth first."""
+    """Returns the indices in the whole tree of the internal nodes of a subtree of a given depth, breadth first."""
     return np.concatenate([(root + 1) * 2**i - 1 + np.arange(2**i) for i in range(depth)])
 
 
 class _Subtree(NamedTuple):
-    """A subtree to be polished: where it is, its samples and their scaling, and its two starts, on scaled features."""
+    """A subtree to polish: its nodes, its samples with their scaling, and its two starts on scaled features."""
 
     root: int
     nodes: np.ndarray
@@ -181,19 +181,19 @@ class _Subtree(NamedTuple):
         return cls(root, nodes, table, scaling, cart, now)
 
     def starts(self) -> ObliqueTree:
-        """CART and the subtree as it is."""
+        """Returns the two starts, stacked: CART and the subtree itself."""
         return jax.tree.map(lambda *a: jnp.stack(a), self.cart, self.now)
 
     def padded(self, width: int) -> Batch:
-        """The scaled samples, padded to a number of them by the last one, with weight 0."""
+        """Returns the scaled samples, padded to ``width`` with copies of the last one of weight 0."""
         x, y, weight = without_padding(self.scaling.batch(self.table))
-        pad = lambda a, **how: np.pad(a, [(0, width - len(x))] + [(0, 0)] * (a.ndim - 1), **how)
+        pad = lambda a, **options: np.pad(a, [(0, width - len(x))] + [(0, 0)] * (a.ndim - 1), **options)
         arrays: Any = pad(x, mode="edge"), pad(y, mode="edge"), pad(weight)
         return Batch(*arrays)
 
 
 def _grafted(tree: ObliqueTree, subtrees: list[_Subtree], candidates: list[ObliqueTree | None]) -> ObliqueTree:
-    """The tree with candidates, on the scaled features of their subtrees, in place of these (None: as it is)."""
+    """Returns the tree with subtrees replaced by candidates on their scaled features (None: unchanged)."""
     weights, bias = np.array(tree.weights), np.array(tree.bias)
     for one, candidate in zip(subtrees, candidates, strict=True):
         if candidate is not None:

@@ -1,9 +1,9 @@
-"""Kinds of leaves, and how each is fitted from a hard routing: constants, class frequencies, linear models.
+"""Kinds of leaves, and how each is fitted by a hard routing: constants, class frequencies, linear models.
 
-Every kind knows the same few things: what a leaf answers (``at``), what every leaf would answer (``outputs``) and lose
-(``losses``), itself set anew from a hard routing (``refit``) and what the tree is then judged by (``criterion``), the
-parameters to train it from (``trainable``), itself in other units (``rescaled``), the numbers that it holds (``count``)
-and how it reads (``describe``). The axis over the leaves comes first in every array.
+Every kind has the same methods: predictions of the leaf of each sample (``at``), outputs (``outputs``) and losses
+(``losses``) of every leaf, fitting by a hard routing (``refit``) and the criterion of the fit (``criterion``), trainable
+leaves (``trainable``), a change of units (``rescaled``), the number of parameters (``count``) and a description
+(``describe``). The axis over the leaves comes first in every array.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ KINDS = ("constant", "linear")
 
 
 def kind_of(leaves: str, task: Task) -> Any:
-    """The kind of leaves that is trained under a name: :class:`Constant`, :class:`Linear`, or in classification
+    """Returns the class of trainable leaves for a name: :class:`Constant`, :class:`Linear`, or in classification
     :class:`Logit`.
 
     Args:
@@ -36,7 +36,7 @@ def kind_of(leaves: str, task: Task) -> Any:
       task: what is predicted.
 
     Raises:
-      ValueError: for another name, and for linear leaves in classification.
+      ValueError: for an unknown name, and for linear leaves in classification.
     """
     check_choice("leaves", leaves, KINDS)
     if not isinstance(task, Classification):

@@ -1,4 +1,4 @@
-"""Leaves that answer one thing whatever the sample: a number or several, logits, class frequencies."""
+"""Constant leaves: numbers, logits, class frequencies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,29 +11,29 @@ import numpy as np
 
 from jtrees import io
 
-# --- Fitting: segment sums over the samples --------------------------------------------------------------------------
+# --- Fitting ---------------------------------------------------------------------------------------------------------
 
 
 def mid_range(y: Float[Array, "n *k"]) -> Float[Array, "*k"]:
-    """Half way between the smallest and the largest target: GET's value for a leaf that no sample reaches."""
+    """Returns the mean of the smallest and the largest target, GET's value of an empty leaf."""
     return (y.min(0) + y.max(0)) / 2
 
 
 def floating(y: Array) -> Array:
-    """Targets as floating numbers."""
+    """Returns targets in a floating dtype."""
     return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
 
 
 def ones_or(sample_weight: Array | None, n: int, dtype: Any) -> Float[Array, " n"]:
-    """The weights given, or ones."""
+    """Returns the weights, or ones for None."""
     return jnp.ones(n, dtype) if sample_weight is None else jnp.asarray(sample_weight, dtype)
 
 
 def effective(sample_weight: Array | None) -> Array | None:
-    """Weights, of which only the ratios matter, as numbers of samples.
+    """Returns weights rescaled to effective numbers of samples; only their ratios matter.
 
-    They then sum to the number of equally weighted samples that would tell as much (Kish), so that whatever takes a
-    weight for a number of samples, as cross-validation and smoothing do, is not too sure.
+    They sum to Kish's effective sample size, so that methods that treat a weight as a number of samples, such as
+    cross-validation and smoothing, are not overconfident.
     """
     if sample_weight is None:
         return None
@@ -53,13 +53,13 @@ def fit_constant(
     default: float | Array | None = None,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves *k"]:
-    """The mean of the targets in each leaf (GET, Algorithm 1: deterministic leaves).
+    """Returns the mean of the targets in each leaf (GET, Algorithm 1: deterministic leaves).
 
     Args:
       leaf_index: leaf of each sample.
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves.
-      default: value of a leaf without samples (or without weight); by default the mid-range of ``y``.
+      default: value of a leaf without samples (or weight); by default the mid-range of ``y``.
       sample_weight: nonnegative weights.
 
     Returns:
@@ -68,7 +68,7 @@ def fit_constant(
     y = floating(y)
     weight = ones_or(sample_weight, y.shape[0], y.dtype)
     default = jnp.asarray(mid_range(y) if default is None else default, y.dtype)
-    # Sums of deviations from the default, not of y itself: what is summed is then no larger than the spread of y.
+    # Sums deviations from the default, which are no larger than the range of y.
     total = jax.ops.segment_sum(_expand(weight, y) * (y - default), leaf_index, num_leaves)
     count = jax.ops.segment_sum(weight, leaf_index, num_leaves)
     return default + total / _expand(jnp.where(count > 0, count, 1), total)
@@ -81,7 +81,7 @@ def constant_fit_error(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Mean squared error that :func:`fit_constant` would leave on the same samples, without a second look at them.
+    """Returns the mean squared error of :func:`fit_constant` on the same samples, in one pass.
 
     ``(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i`` with ``S_l`` and ``N_l`` weighted sum and total weight of
     the (centred) targets in a leaf; of several outputs the mean.
@@ -90,7 +90,7 @@ def constant_fit_error(
     weight = ones_or(sample_weight, y.shape[0], y.dtype)
     total = jnp.asarray(y.shape[0], y.dtype) if sample_weight is None else weight.sum()
     y = y - jnp.matmul(weight, y, precision="highest") / total
-    # One scatter of rows costs less than one for the weights and one for each output.
+    # One scatter of rows is cheaper than one for the weights and one for each output.
     sums = jax.ops.segment_sum(
         weight[:, None] * jnp.pad(y, ((0, 0), (1, 0)), constant_values=1), leaf_index, num_leaves
     )
@@ -106,7 +106,7 @@ def class_counts(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Weight of the samples of each class in each leaf."""
+    """Returns the total weight of each class in each leaf."""
     dtype = jnp.float32 if sample_weight is None else sample_weight.dtype
     weight = ones_or(sample_weight, y.shape[0], dtype)
     return jax.ops.segment_sum(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
@@ -121,19 +121,18 @@ def fit_frequencies(
     smoothing: float | Array = 1.0,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Class frequencies in each leaf, with Laplace smoothing: ``(N_lk + s q_k) / (N_l + s)``.
+    """Returns class frequencies in each leaf with Laplace smoothing: ``(N_lk + s q_k) / (N_l + s)``.
 
-    ``q`` are the frequencies among all samples and one more of each class (so none is 0): ``smoothing`` is a number of
-    samples drawn from them that is added to every leaf; a leaf without samples answers ``q``. (With ``q_k = 1 / k``
-    and ``s = k`` this would be Laplace's rule of one more sample of each class, which drowns small leaves where there
-    are many classes.)
+    ``q`` are the frequencies among all samples and one more of each class (so none is 0), to which empty leaves are
+    set. (``q_k = 1 / k`` and ``s = k`` would be Laplace's rule of one more sample of each class, which dominates small
+    leaves if there are many classes.)
 
     Args:
       leaf_index: leaf of each sample.
       y: classes from 0 to ``classes - 1``.
       num_leaves: number of leaves.
       classes: number of classes, k.
-      smoothing: the number s of samples added to every leaf, above 0.
+      smoothing: weight s of the prior q in samples, above 0.
       sample_weight: nonnegative weights; a weight counts as that many samples.
 
     Returns:
@@ -156,7 +155,7 @@ def frequencies_fit_error(
     smoothing: float | Array = 1.0,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Mean log loss that :func:`fit_frequencies` would leave on the same samples, without a second look at them."""
+    """Returns the mean log loss of :func:`fit_frequencies` on the same samples, in one pass."""
     counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
     return -jax.scipy.special.xlogy(counts, _smoothed(counts, smoothing)).sum() / counts.sum()
 
@@ -165,63 +164,61 @@ def frequencies_fit_error(
 
 
 def uniform_targets(key: Array, num_leaves: int, y: Array, dtype: Any) -> Float[Array, "leaves *k"]:
-    """U(min y, max y) of each output, as GET starts."""
+    """Returns draws from U(min y, max y) for each output, the initialisation of GET."""
     low, high = y.min(0).astype(dtype), y.max(0).astype(dtype)
     return low + (high - low) * jax.random.uniform(key, (num_leaves, *y.shape[1:]), dtype)
 
 
 def squared_losses(outputs: Float[Array, "leaves n *k"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
-    """Squared error of every leaf's answer to every sample; of several outputs the mean."""
+    """Returns the squared error of every leaf's output for every sample; of several outputs the mean."""
     error = jnp.square(outputs - y)
     return error if y.ndim == 1 else error.mean(-1)
 
 
 def number_text(value: float, digits: int, zero: float = 0.0) -> str:
-    """``zero + value``, the value rounded to so many significant digits; ``zero`` is never rounded."""
+    """Returns ``zero + value`` as text, with the value rounded to significant digits, but not ``zero``."""
     rounded = f"{value:.{digits}g}"
     return exact_text(zero + float(rounded)) if zero else rounded
 
 
 def exact_text(value: Any) -> str:
-    """The shortest text that reads back as this number in float64. That of a float32 would name another number."""
+    """Returns the shortest text that parses as this number in float64 (that of a float32 is less precise)."""
     return np.format_float_positional(np.float64(value), trim="-")
 
 
 def listed(classes: Sequence[str], most: int | None) -> str:
-    """What there is to say of each class, of so many classes at most."""
+    """Returns the texts of up to ``most`` classes joined, and the number of others."""
     more = len(classes) - len(classes[:most])
     return ", ".join([*classes[:most], *([f"{more} more class{'' if more == 1 else 'es'}"] if more else [])])
 
 
 class _Values:
-    """What the kinds with one array of values share."""
+    """The common part of kinds with one array of values."""
 
     values: Any
 
     def count(self, reached: np.ndarray) -> int:
-        """How many numbers the leaves that are reached, ``(leaves,)`` bool, hold."""
+        """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool."""
         return int(np.asarray(self.values)[reached].size)
 
     def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0, **_: Any) -> str:
-        """What a leaf answers, as text; ``y_zero`` is added to it. What there is to say of terms and classes concerns
-        other kinds.
-        """
+        """Returns the value of a leaf plus ``y_zero`` as text; other options do not apply to constants."""
         answer = np.reshape(np.asarray(self.values, np.float64)[leaf], -1)
         return ", ".join(number_text(v, digits, zero) for v, zero in zip(answer, y_zero + 0 * answer, strict=True))
 
     def trainable(self) -> Any:
-        """Parameters to go on from."""
+        """Returns leaves with trainable parameters."""
         return self
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> Any:
-        """The same leaves on ``x_zero + x_unit x``, answering ``y_zero + y_unit`` times what they do."""
+        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the current ones."""
         return self
 
 
 @io.part
 @struct.dataclass
 class Constant(_Values):
-    """One constant a leaf, or k of them.
+    """Leaves of one constant, or of k.
 
     Attributes:
       values: ``(leaves,)``, or ``(leaves, k)`` for k outputs.
@@ -231,47 +228,47 @@ class Constant(_Values):
 
     @classmethod
     def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Constant":
-        """Random leaves to train from."""
+        """Returns random initial leaves."""
         return cls(uniform_targets(key, num_leaves, y, x.dtype))
 
     @classmethod
     def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Constant":
-        """Leaves of this shape, to be refitted."""
+        """Returns zero leaves of this shape, to be refitted."""
         return cls(jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """What the given leaf answers for each sample."""
+        """Returns the output of the given leaf for each sample."""
         return self.values.at[leaf_index].get(mode="promise_in_bounds")
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
-        """What every leaf would answer for every sample."""
-        # A product with a row of ones, not a broadcast: its transpose is then a matrix product too, several times
-        # faster on a CPU than a sum over samples.
+        """Returns the output of every leaf for every sample."""
+        # A product with ones, not a broadcast, so that its transpose is a matrix product, too, on a CPU several times
+        # faster than a sum over samples.
         ones = jnp.ones((1, x.shape[0]), self.values.dtype)
         flat = jnp.matmul(self.values.reshape(-1, 1), ones, precision="highest")
         return jnp.moveaxis(flat.reshape(*self.values.shape, -1), -1, 1)
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
-        """What every leaf would lose on every sample: squared error, of several outputs the mean."""
+        """Returns the squared error of every leaf on every sample; of several outputs the mean."""
         return squared_losses(self.outputs(x), y)
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Constant":
-        """Means of the targets in each leaf."""
+        """Returns leaves of the means of their targets."""
         return Constant(fit_constant(leaf_index, y, len(self.values), sample_weight=sample_weight))
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
-        """What hard trees are chosen by: the mean squared error that :meth:`refit` leaves."""
+        """Returns the criterion of hard trees: the mean squared error after :meth:`refit`."""
         return constant_fit_error(leaf_index, y, len(self.values), sample_weight=sample_weight)
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Constant":
-        """The same leaves, answering ``y_zero + y_unit`` times what they do."""
+        """Returns the leaves for outputs ``y_zero + y_unit`` times the current ones."""
         return Constant(jnp.asarray(y_zero + y_unit * np.asarray(self.values, np.float64), jnp.float32))
 
 
 @io.part
 @struct.dataclass
 class Logit(_Values):
-    """The logits of k classes in each leaf, as they are trained; the answer is their softmax.
+    """Trainable leaves of the logits of k classes, whose output is their softmax.
 
     Attributes:
       values: ``(leaves, k)``.
@@ -281,43 +278,43 @@ class Logit(_Values):
 
     @classmethod
     def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Logit":
-        """Random leaves to train from."""
+        """Returns random initial leaves."""
         return cls(jax.random.uniform(key, (num_leaves, *outputs), x.dtype, -1, 1))
 
     @classmethod
     def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Logit":
-        """Leaves of this shape, to be refitted."""
+        """Returns zero leaves of this shape, to be refitted."""
         return cls(jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n k"]:
-        """Class probabilities in the given leaf of each sample."""
+        """Returns class probabilities in the given leaf of each sample."""
         return self.frequencies().at(leaf_index, x)
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n k"]:
-        """Class probabilities in every leaf for every sample."""
+        """Returns class probabilities in every leaf for every sample."""
         return self.frequencies().outputs(x)
 
     def losses(self, x: Float[Array, "n p"], y: Int[Array, " n"]) -> Float[Array, "leaves n"]:
-        """Log loss of every leaf on every sample."""
-        # A product with one-hot rows, not a gather: its transpose is then a product too, not a scatter.
+        """Returns the log loss of every leaf on every sample."""
+        # A product with one-hot rows, not a gather, so that its transpose is not a scatter.
         one_hot = jax.nn.one_hot(y, self.values.shape[1], axis=0, dtype=self.values.dtype)
         return -jnp.matmul(jax.nn.log_softmax(self.values, axis=1), one_hot, precision="highest")
 
     def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0, **shown: Any) -> str:
-        """What a leaf answers, as text: see :meth:`Frequency.describe`."""
+        """Returns the probabilities of a leaf as text: see :meth:`Frequency.describe`."""
         return self.frequencies().describe(leaf, names, digits, y_zero, **shown)
 
     def frequencies(self) -> "Frequency":
-        """The probabilities that the logits stand for."""
+        """Returns leaves of the class probabilities."""
         return Frequency(jax.nn.softmax(self.values, axis=1))
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Frequency":
-        """Smoothed class frequencies in each leaf, uneven weights counting as fewer samples."""
+        """Returns leaves of smoothed class frequencies; uneven weights count as fewer samples."""
         weight = ones_or(effective(sample_weight), y.shape[0], self.values.dtype)
         return Frequency(fit_frequencies(leaf_index, y, *self.values.shape, sample_weight=weight))
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
-        """What hard trees are chosen by: the mean log loss that :meth:`refit` leaves."""
+        """Returns the criterion of hard trees: the mean log loss after :meth:`refit`."""
         weight = ones_or(effective(sample_weight), y.shape[0], self.values.dtype)
         return frequencies_fit_error(leaf_index, y, *self.values.shape, sample_weight=weight)
 
@@ -325,7 +322,7 @@ class Logit(_Values):
 @io.part
 @struct.dataclass
 class Frequency(_Values):
-    """Class frequencies in each leaf: what hard trees answer in classification.
+    """Leaves of class frequencies, those of hard trees in classification.
 
     Attributes:
       values: ``(leaves, k)``, each row summing to one.
@@ -336,11 +333,11 @@ class Frequency(_Values):
     at, outputs = Constant.at, Constant.outputs
 
     def losses(self, x: Float[Array, "n p"], y: Int[Array, " n"]) -> Float[Array, "leaves n"]:
-        """Log loss of every leaf on every sample."""
+        """Returns the log loss of every leaf on every sample."""
         return self.trainable().losses(x, y)
 
     def trainable(self) -> Logit:
-        """The logits to go on from; a frequency of 0 is taken for the least normal number."""
+        """Returns leaves of logits; frequencies are at least the smallest normal number."""
         return Logit(jnp.log(jnp.maximum(self.values, jnp.finfo(self.values.dtype).tiny)))
 
     refit, criterion = Logit.refit, Logit.criterion
@@ -356,7 +353,7 @@ class Frequency(_Values):
         deviations: np.ndarray | None = None,
         class_names: Sequence[str] | None = None,
     ) -> str:
-        """The probabilities of a leaf as text: in order, or by name, the likeliest ``max_terms`` first."""
+        """Returns the probabilities of a leaf as text: in order, or by name, the ``max_terms`` most probable first."""
         if class_names is None:
             return super().describe(leaf, names, digits)
         chances = np.asarray(self.values)[leaf]

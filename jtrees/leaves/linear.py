@@ -1,4 +1,4 @@
-"""Linear leaves: a model of the features in each."""
+"""Linear leaves: a linear model of the features in each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +16,13 @@ from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
 @io.part
 @struct.dataclass
 class Linear:
-    """One linear model a leaf, ``x @ coefficients + intercept``, kept between bounds where it has them; or k of them.
+    """Leaves of one linear model, ``x @ coefficients + intercept``, clipped to bounds if there are any; or of k.
 
     Attributes:
       coefficients: ``(leaves, p)``, or ``(leaves, p, k)`` for k outputs.
       intercept: ``(leaves,)``, or ``(leaves, k)``.
-      lower: the least that a leaf answers, of the shape of the intercept, or None: no bounds.
-      upper: the most that a leaf answers, likewise.
+      lower: lower bound of the output, of the shape of the intercept; None: no bounds.
+      upper: upper bound, likewise.
     """
 
     coefficients: Float[Array, "leaves p *k"]
@@ -32,53 +32,53 @@ class Linear:
 
     @classmethod
     def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Linear":
-        """Random leaves to train from: constants."""
+        """Returns initial leaves: random constants."""
         intercept = uniform_targets(key, num_leaves, y, x.dtype)
         return cls(jnp.zeros((num_leaves, x.shape[1], *outputs), x.dtype), intercept)
 
     @classmethod
     def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Linear":
-        """Leaves of this shape, to be refitted."""
+        """Returns zero leaves of this shape, to be refitted."""
         return cls(jnp.zeros((num_leaves, features, *outputs), dtype), jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """What the given leaf answers for each sample."""
-        answer = jnp.einsum("np...,np->n...", self.coefficients[leaf_index], x, precision="highest")
-        answer += self.intercept[leaf_index]
+        """Returns the output of the given leaf for each sample."""
+        out = jnp.einsum("np...,np->n...", self.coefficients[leaf_index], x, precision="highest")
+        out += self.intercept[leaf_index]
         if self.lower is None or self.upper is None:
-            return answer
-        return jnp.clip(answer, self.lower[leaf_index], self.upper[leaf_index])
+            return out
+        return jnp.clip(out, self.lower[leaf_index], self.upper[leaf_index])
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
-        """What every leaf would answer for every sample."""
+        """Returns the output of every leaf for every sample."""
         if self.intercept.ndim == 1:
-            answer = jnp.matmul(self.coefficients, x.T, precision="highest") + self.intercept[:, None]
+            out = jnp.matmul(self.coefficients, x.T, precision="highest") + self.intercept[:, None]
         else:
-            answer = jnp.einsum("lpk,np->lnk", self.coefficients, x, precision="highest") + self.intercept[:, None]
+            out = jnp.einsum("lpk,np->lnk", self.coefficients, x, precision="highest") + self.intercept[:, None]
         if self.lower is None or self.upper is None:
-            return answer
-        return jnp.clip(answer, self.lower[:, None], self.upper[:, None])
+            return out
+        return jnp.clip(out, self.lower[:, None], self.upper[:, None])
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
-        """What every leaf would lose on every sample: squared error, of several outputs the mean."""
+        """Returns the squared error of every leaf on every sample; of several outputs the mean."""
         return squared_losses(self.outputs(x), y)
 
     def trainable(self) -> "Linear":
-        """Parameters to go on from: without bounds, beyond which there would be no gradient."""
+        """Returns leaves without bounds, beyond which there is no gradient."""
         return Linear(self.coefficients, self.intercept)
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Linear":
-        """Models that shrink towards those of their ancestors (:func:`jtrees.leaves.fit_shrunk`), uneven weights
-        counting as fewer samples.
+        """Returns leaves shrunk towards the models of their ancestors (:func:`jtrees.leaves.fit_shrunk`); uneven
+        weights count as fewer samples.
         """
         return Linear(*fit_shrunk(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight)))
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
-        """What hard trees are chosen by: the mean squared error to be expected on new samples."""
+        """Returns the criterion of hard trees: the mean squared error expected on new samples."""
         return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
-        """The same leaves on ``x_zero + x_unit x``, answering ``y_zero + y_unit`` times what they do."""
+        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the current ones."""
         wide = lambda a: np.asarray(a, np.float64)
         per_unit = 1 / wide(x_unit)
         slopes = wide(self.coefficients) * wide(y_unit) * per_unit.reshape(-1, *[1] * (self.coefficients.ndim - 2))
@@ -88,8 +88,8 @@ class Linear:
         return Linear(jnp.asarray(slopes, jnp.float32), jnp.asarray(intercept, jnp.float32), *bounds)
 
     def count(self, reached: np.ndarray) -> int:
-        """How many numbers the leaves that are reached, ``(leaves,)`` bool, hold: coefficients that are not 0, the
-        intercept and the bounds.
+        """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool: non-zero coefficients, intercepts
+        and bounds.
         """
         others = sum(np.asarray(a)[reached].size for a in (self.intercept, self.lower, self.upper) if a is not None)
         return int(np.count_nonzero(np.asarray(self.coefficients)[reached]) + others)
@@ -105,19 +105,21 @@ class Linear:
         deviations: np.ndarray | None = None,
         class_names: None = None,
     ) -> str:
-        """What a leaf answers, as text; ``y_zero`` is added to it. Terms are chosen as by :func:`linear_text`."""
+        """Returns the model of a leaf plus ``y_zero`` as text; terms are chosen as by :func:`linear_text`."""
         slopes = np.atleast_2d(np.asarray(self.coefficients, np.float64)[leaf].T)
-        of_leaf: Any = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
-        bounds = zip(of_leaf(self.lower), of_leaf(self.upper), strict=True)
-        each = zip(slopes, of_leaf(self.intercept), bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
+        entries: Any = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
+        bounds = zip(entries(self.lower), entries(self.upper), strict=True)
+        each = zip(slopes, entries(self.intercept), bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
         terms = lambda slope: linear_text(slope, names, digits, max_terms, deviations) if slope.any() else None
-        return "; ".join(_described(terms(slope), at_0, both, zero, digits) for slope, at_0, both, zero in each)
+        return "; ".join(
+            _described(terms(slope), intercept, limits, zero, digits) for slope, intercept, limits, zero in each
+        )
 
 
 def _described(terms: str | None, intercept: float, bounds: tuple[Any, Any], y_zero: float, digits: int) -> str:
     number = lambda value: number_text(value, digits, y_zero)
     bounded = None not in bounds
-    if terms is None:  # a constant needs no bounds said: it keeps them
+    if terms is None:  # a constant is within its bounds
         return number(np.clip(intercept, *bounds) if bounded else intercept)
     constant = number(intercept)
     text = f"{terms} - {constant[1:]}" if constant.startswith("-") else f"{terms} + {constant}"
@@ -127,12 +129,12 @@ def _described(terms: str | None, intercept: float, bounds: tuple[Any, Any], y_z
 def largest_terms(
     weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None
 ) -> tuple[np.ndarray, int]:
-    """The terms of a sum that vary most over a table, as indices in order, and how many others there are.
+    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of others.
 
     Args:
-      weights: ``(p,)``; a weight of 0 makes no term.
-      max_terms: how many terms at most; None: all.
-      deviations: standard deviations of the features, ``(p,)``; None: all alike.
+      weights: ``(p,)``; zero weights are no terms.
+      max_terms: maximum number of terms; None: all.
+      deviations: standard deviations of the features, ``(p,)``; None: equal ones.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
@@ -141,7 +143,7 @@ def largest_terms(
 
 
 def smaller_terms(number: int) -> str:
-    """The text for terms that are left out."""
+    """Returns the text for omitted terms."""
     return f"+ {number} smaller term{'' if number == 1 else 's'}"
 
 
@@ -152,9 +154,9 @@ def linear_text(
     max_terms: int | None = None,
     deviations: np.ndarray | None = None,
 ) -> str:
-    """A sum of features with weights, as ``"1.2 age - 0.5 bmi"``, those of weight 0 left out.
+    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
 
-    Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are written.
+    Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are included.
     """
     shown, left_out = largest_terms(weights, max_terms, deviations)
     if not len(shown):

@@ -1,4 +1,4 @@
-"""Means and second moments of samples, leaf by leaf, merged upwards or over blocks of data without cancellation."""
+"""Means and second moments of samples by leaf, merged upwards or over blocks of data without cancellation."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from jtrees.leaves.constant import fit_constant
 
 
 class Moments(NamedTuple):
-    """Of each of m nodes; rows are p features and k targets.
+    """Moments of m nodes; rows are p features and k targets.
 
     Attributes:
       count: weight of the samples, ``(m,)``.
-      mean: of the rows, ``(m, p + k)``.
-      second: centred second moments, sums and not means, ``(m, p + k, p + k)``.
-      low: least target, ``(m, k)``; infinite where there are no samples.
-      high: greatest, likewise.
+      mean: mean of the rows, ``(m, p + k)``.
+      second: sums of centred second moments, ``(m, p + k, p + k)``.
+      low: smallest target, ``(m, k)``; infinite without samples.
+      high: largest target, likewise.
     """
 
     count: Float[Array, " m"]
@@ -29,11 +29,11 @@ class Moments(NamedTuple):
 
 
 def merge(children: Moments) -> Moments:
-    """Moments of samples together from those of two parts, ``(m, 2, ...)`` -> ``(m, ...)``, without cancellation."""
+    """Returns the moments of the union of two sets, ``(m, 2, ...)`` -> ``(m, ...)``, without cancellation."""
     count = children.count.sum(1)
     share = children.count / jnp.where(count > 0, count, 1)[:, None]
-    apart = children.mean[:, 1] - children.mean[:, 0]
-    between = (count * share[:, 0] * share[:, 1])[:, None, None] * apart[:, :, None] * apart[:, None, :]
+    difference = children.mean[:, 1] - children.mean[:, 0]
+    between = (count * share[:, 0] * share[:, 1])[:, None, None] * difference[:, :, None] * difference[:, None, :]
     mean, second = (share[..., None] * children.mean).sum(1), children.second.sum(1) + between
     return Moments(count, mean, second, children.low.min(1), children.high.max(1))
 
@@ -41,24 +41,24 @@ def merge(children: Moments) -> Moments:
 def of_leaves(
     rows: Float[Array, "n r"], p: int, weight: Float[Array, " n"], leaf_index: Int[Array, " n"], num_leaves: int
 ) -> Moments:
-    """Moments of the samples of each leaf; ``rows`` are p features and the targets."""
+    """Returns the moments of the samples of each leaf; ``rows`` are p features and the targets."""
     centre = fit_constant(leaf_index, rows, num_leaves, default=0.0, sample_weight=weight)
 
-    def of_block(weight, row, leaf):
+    def block_sums(weight, row, leaf):
         row = row - centre[leaf]
         outer = weight[:, None, None] * row[:, :, None] * row[:, None, :]
         return (jax.ops.segment_sum(outer, leaf, num_leaves), jax.ops.segment_sum(weight, leaf, num_leaves)), leaf
 
     block = blocking.block_size(rows.shape[1] ** 2, len(rows))
-    (second, count), _ = blocking.sum_over_blocks(of_block, weight, rows, leaf_index, block=block)
-    there, y = (weight > 0)[:, None], rows[:, p:]
-    low = jax.ops.segment_min(jnp.where(there, y, jnp.inf), leaf_index, num_leaves)
-    high = jax.ops.segment_max(jnp.where(there, y, -jnp.inf), leaf_index, num_leaves)
+    (second, count), _ = blocking.sum_over_blocks(block_sums, weight, rows, leaf_index, block=block)
+    positive, y = (weight > 0)[:, None], rows[:, p:]
+    low = jax.ops.segment_min(jnp.where(positive, y, jnp.inf), leaf_index, num_leaves)
+    high = jax.ops.segment_max(jnp.where(positive, y, -jnp.inf), leaf_index, num_leaves)
     return Moments(count, centre, second, low, high)
 
 
 def of_levels(leaves: Moments) -> list[Moments]:
-    """Moments of the nodes of every level of a tree, the root's first, from those of its leaves."""
+    """Returns the moments of the nodes of every level, from the root down, from those of the leaves."""
     levels = [leaves]
     while levels[0].count.shape[0] > 1:
         levels.insert(0, merge(jax.tree.map(topology.pairs, levels[0])))

@@ -1,6 +1,6 @@
-"""Linear leaves that shrink towards the models of their ancestors, each by as much as cross-validation finds best.
+"""Linear leaves shrunk towards the models of their ancestors by generalised cross-validation.
 
-One decomposition for each node, all in one batched call; there is no loop over leaves or samples.
+One batched call decomposes a matrix for each node; there is no loop over leaves or samples.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from jtrees.leaves import moments
 from jtrees.leaves.constant import floating, ones_or
 from jtrees.leaves.moments import Moments
 
-# The model of a node is that of its parent plus a correction, fitted to what the parent leaves there. Centred within
+# The model of a node is that of its parent plus a correction, fitted to the parent's residuals. Centred within
 # the node, with A = sum w x x', c = sum w x y, e the mean residual, the correction of slopes d and level m e loses
 #
 #     RSS(d, m) = RSS_0 - 2 d.(c - A b) + d.A d + n (1 - m)**2 e**2,      b the parent's slopes,
@@ -30,22 +30,22 @@ from jtrees.leaves.moments import Moments
 # candidates. df counts the correction; of the degrees of freedom that the node's share of its ancestors' fits holds,
 # the part that the correction leaves alone, 1 - own / (p + 1) of it; and, for any correction or mean of its own,
 # those of the split that cut the node out and was fitted to the same samples, at the root the 1 of the mean of all
-# targets. A split holds p + 1 numbers and is charged twice as many, because it was chosen among many (MARS charges 2
-# to 3 a knot, Friedman 1991). Uncharged, leaves of a deep tree follow its noise; charged once, they still do where
-# the truth is a noisy plane (tests/test_get.py holds them to a linear regression there). Everything comes from
-# moments of the leaves, merged upwards pair by pair; the samples are visited once.
+# targets. A split has p + 1 parameters and is charged twice as many, because it was chosen among many (MARS charges 2
+# to 3 per knot, Friedman 1991). Uncharged, leaves of a deep tree fit the noise; charged once, they still do for data
+# from a noisy plane (tests/test_get.py compares with a linear regression there). Everything is computed from moments of
+# the leaves, merged upwards pair by pair, in one pass over the samples.
 
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
 _LEVELS = np.array([np.inf, 30.0, 10.0, 3.0, 0.0])  # t, in samples
-_COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 numbers
-_LEAST_FREE = 0.1  # of a node's samples: with fewer degrees of freedom left the quotient 0 / 0 of GCV means nothing
+_COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 parameters
+_LEAST_FREE = 0.1  # fraction of a node's samples: with fewer residual degrees of freedom GCV approaches 0 / 0
 
 
 class _Models(NamedTuple):
-    """Of nodes of a level: the model, its degrees of freedom, what it loses by GCV, and the range that bounds it.
+    """Models of the nodes of a level, with their degrees of freedom, GCV losses, and ranges of targets.
 
-    ``low`` and ``high`` are those of the node that the model was fitted in: its own, or the nearest ancestor whose
-    model it answers with.
+    ``low`` and ``high`` are those of the node that the model was fitted in: the node itself, or the nearest ancestor
+    whose model it shares.
     """
 
     slopes: Array
@@ -58,28 +58,27 @@ class _Models(NamedTuple):
 
 
 def _standardise(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """``(x, y)`` side by side, centred, features of unit variance (constant ones 0); mean and scale."""
+    """Returns ``(x, y)`` joined and centred, features with unit variance (constant ones 0), and their mean and scale."""
     joined = jnp.concatenate([x, y], axis=1)
     mean = jnp.matmul(weight, joined, precision="highest") / weight.sum()
     variance = jnp.matmul(weight, jnp.square(joined - mean), precision="highest") / weight.sum()
-    rounding = jnp.square(16 * jnp.finfo(x.dtype).eps * mean)  # what a constant column may vary by
+    rounding = jnp.square(16 * jnp.finfo(x.dtype).eps * mean)  # variance of a constant column by rounding
     scale = jnp.where(variance > rounding, jnp.sqrt(variance), jnp.inf).at[x.shape[1] :].set(1)
     return (joined - mean) / scale, mean, scale
 
 
 def _of_output(nodes: Moments, p: int, j: Array) -> Moments:
-    """The moments of the features and one of the targets."""
+    """Returns the moments of the features and one target."""
     kept = jnp.append(jnp.arange(p), p + j)
     second = nodes.second[:, kept[:, None], kept]
     return Moments(nodes.count, nodes.mean[:, kept], second, nodes.low[:, j], nodes.high[:, j])
 
 
 def _decomposed(matrices: Array) -> tuple[Array, Array]:
-    """Eigenvalues and eigenvectors of symmetric matrices ``(nodes, p, p)``.
+    """Returns eigenvalues and eigenvectors of symmetric matrices ``(nodes, p, p)``.
 
-    On a CPU one by one, whoever maps over them: a batch is shared out by a worker of XLA's pool that then waits for the
-    others, and where all of them wait, as those of two devices do at some time, the program stands still for ever
-    (jaxlib 0.10.2: ``ParallelBatchMap``).
+    On a CPU one by one, even under ``vmap``: a worker of XLA's thread pool distributes a batch and waits for the other
+    workers, which deadlocks if all of them wait, as can happen with two devices (jaxlib 0.10.2: ``ParallelBatchMap``).
     """
     decomposed = lambda a: tuple(jnp.linalg.eigh(a))
     each = lambda all_: jax.lax.map(jax.custom_batching.sequential_vmap(decomposed), all_)
@@ -87,13 +86,13 @@ def _decomposed(matrices: Array) -> tuple[Array, Array]:
 
 
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
-    """Models of the leaves, outputs first; ``rows`` are p features and k targets, standardised."""
+    """Returns models of the leaves, outputs first; ``rows`` are p standardised features and k targets."""
     levels = moments.of_levels(moments.of_leaves(rows, p, weight, leaf_index, num_leaves))
     joint: Moments = jax.tree.map(lambda *parts: jnp.concatenate(parts), *levels)
     values, vectors = _decomposed(joint.second[:, :p, :p])
 
-    # A compiled loop over levels, in which every leaf looks at its own ancestor: nodes near the root are worked on many
-    # times, which costs little, and the program does not grow with the depth, which costs seconds of compilation.
+    # A compiled loop over levels, in which every leaf evaluates its own ancestor: repeating nodes near the root costs
+    # little, and the program does not grow with the depth, which would cost seconds of compilation.
     depth = len(levels) - 1
     ancestor = np.arange(num_leaves) >> np.arange(depth, -1, -1)[:, None]
     ancestor = jnp.asarray(ancestor + 2 ** np.arange(depth + 1)[:, None] - 1)
@@ -114,7 +113,7 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
 
 
 class _Candidates(NamedTuple):
-    """Corrections of every node of a level, with each pair of strengths, and last its own mean: ``(nodes, all)``."""
+    """Candidate corrections ``(nodes, all)`` of a level: each pair of strengths, and last the node's own mean."""
 
     loss: Array  # n times GCV
     df: Array
@@ -123,8 +122,8 @@ class _Candidates(NamedTuple):
 
 
 def _candidates(nodes: Moments, values: Array, g: Array, left: Array, offset: Array, share: Array, split: Array):
-    """What every candidate loses. ``left`` is what the parent's slopes lose, ``share`` the parent's degrees of freedom
-    that fall on the node.
+    """Returns the candidates with their losses; ``left`` is the residual sum of squares of the parent's slopes,
+    ``share`` the node's share of the parent's degrees of freedom.
     """
     count, alone, p = nodes.count, nodes.second[:, -1, -1], values.shape[1]
     solve = 1 / (values[:, None] + jnp.asarray(_SLOPES, count.dtype)[:, None])  # 0 where the strength is infinite
@@ -138,18 +137,18 @@ def _candidates(nodes: Moments, values: Array, g: Array, left: Array, offset: Ar
     df = own + share[:, None, None] * (1 - own / (p + 1))
     flat = lambda table, last: jnp.concatenate([table.reshape(len(table), -1), last[:, None]], axis=1)
     rss, df = flat(rss, alone), flat(df, jnp.ones_like(alone)).at[:, 1:].add(split.astype(count.dtype))
-    rss = jnp.maximum(rss, jnp.finfo(count.dtype).eps * alone[:, None])  # below lies rounding
+    rss = jnp.maximum(rss, jnp.finfo(count.dtype).eps * alone[:, None])  # the rounding error
     free = count[:, None] - df
     enough = free >= _LEAST_FREE * count[:, None]
-    # The quotient first: squares of small weights are 0 in float32.
+    # Divide before squaring: squares of small weights underflow in float32.
     loss = jnp.where(enough, jnp.square(count[:, None] / jnp.where(enough, free, 1)) * rss, jnp.inf)
-    # Where nothing else is left, and in an empty node, the first candidate stands: the parent's model as it is.
+    # Without an alternative, and in an empty node, choose the first candidate, the parent's model unchanged.
     loss = loss.at[:, 0].min(jnp.finfo(count.dtype).max)
     return _Candidates(jnp.where(count[:, None] > 0, loss, loss.at[:, 1:].set(jnp.inf)), df, solve, moved)
 
 
 def _corrected(nodes: Moments, values: Array, vectors: Array, parents: _Models, *, split: Array) -> _Models:
-    """Models of one level, from its moments, their eigenvectors, and the parent's model of each node."""
+    """Returns the models of one level from its moments, their eigenvectors, and the parents' models."""
     p = values.shape[1]
     c, x_mean, y_mean = nodes.second[:, :p, p], nodes.mean[:, :p], nodes.mean[:, p]
     residual = c - jnp.einsum("lpq,lq->lp", nodes.second[:, :p, :p], parents.slopes, precision="highest")
@@ -157,24 +156,24 @@ def _corrected(nodes: Moments, values: Array, vectors: Array, parents: _Models, 
     offset = y_mean - (parents.slopes * x_mean).sum(1) - parents.intercept
     values = jnp.maximum(values, 0)
     g = jnp.einsum("lpq,lp->lq", vectors, residual, precision="highest")
-    bound = jnp.sqrt(values * left[:, None])  # Cauchy-Schwarz, which rounding may break where A is nearly singular
+    bound = jnp.sqrt(values * left[:, None])  # Cauchy-Schwarz, which rounding may violate for nearly singular A
     g = jnp.clip(g, -bound, bound)
 
-    among = _candidates(nodes, values, g, left, offset, _share(parents, nodes.count), split)
-    chosen = jnp.argmin(among.loss, axis=1)
-    kept, own_mean = chosen == 0, chosen == among.loss.shape[1] - 1
+    candidates = _candidates(nodes, values, g, left, offset, _share(parents, nodes.count), split)
+    chosen = jnp.argmin(candidates.loss, axis=1)
+    kept, own_mean = chosen == 0, chosen == candidates.loss.shape[1] - 1
     pick = lambda table, index: jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
-    s, t = jnp.divmod(jnp.minimum(chosen, among.loss.shape[1] - 2), len(_LEVELS))
-    solve = jnp.take_along_axis(among.solve, s[:, None, None], axis=1)[:, 0]
+    s, t = jnp.divmod(jnp.minimum(chosen, candidates.loss.shape[1] - 2), len(_LEVELS))
+    solve = jnp.take_along_axis(candidates.solve, s[:, None, None], axis=1)[:, 0]
     slopes = parents.slopes + jnp.einsum("lpq,lq->lp", vectors, solve * g, precision="highest")
     slopes = jnp.where(own_mean[:, None], 0, slopes)
-    # At the node's mean the answer moves from the parent's towards the mean of the targets.
-    at_mean = y_mean - jnp.where(own_mean, 0, 1 - pick(among.moved, t)) * offset
+    # The output at the node's mean moves from the parent's towards the mean of the targets.
+    at_mean = y_mean - jnp.where(own_mean, 0, 1 - pick(candidates.moved, t)) * offset
     return _Models(
         slopes=slopes,
         intercept=jnp.where(kept, parents.intercept, at_mean - (slopes * x_mean).sum(1)),
-        df=pick(among.df, chosen),
-        error=jnp.where(nodes.count > 0, pick(among.loss, chosen), 0),
+        df=pick(candidates.df, chosen),
+        error=jnp.where(nodes.count > 0, pick(candidates.loss, chosen), 0),
         count=nodes.count,
         low=jnp.where(kept, parents.low, nodes.low),
         high=jnp.where(kept, parents.high, nodes.high),
@@ -182,12 +181,12 @@ def _corrected(nodes: Moments, values: Array, vectors: Array, parents: _Models, 
 
 
 def _share(parents: _Models, count: Array) -> Array:
-    """The part of the parents' degrees of freedom that falls on each node, by the weight of its samples."""
+    """Returns each node's share of its parent's degrees of freedom, by the weight of its samples."""
     return parents.df * count / jnp.where(parents.count > 0, parents.count, 1)
 
 
 class Shrunk(NamedTuple):
-    """Linear models of the leaves, kept between bounds: see :class:`jtrees.leaves.Linear`."""
+    """Linear models of the leaves with bounds: see :class:`jtrees.leaves.Linear`."""
 
     coefficients: Float[Array, "leaves p *k"]
     intercept: Float[Array, "leaves *k"]
@@ -196,7 +195,7 @@ class Shrunk(NamedTuple):
 
 
 def _prepared(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
-    """Standardised rows, weights, and the mean and scale of the columns: what no gradient flows through."""
+    """Returns standardised rows, weights, and mean and scale of the columns; stops gradients."""
     x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
     y, weight = floating(y).astype(x.dtype).reshape(len(x), -1), ones_or(sample_weight, len(x), x.dtype)
     rows, mean, scale = _standardise(x, y, weight)
@@ -211,10 +210,8 @@ def shrunk_fit_error(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Mean squared error to be expected on *new* samples of :func:`fit_shrunk`, by generalised cross-validation; of
-    several outputs the mean.
-
-    A choice among models: no gradient flows through it.
+    """Returns the mean squared error of :func:`fit_shrunk` expected on *new* samples, by generalised cross-validation;
+    of several outputs the mean. No gradient flows through it.
     """
     rows, weight, _, _ = _prepared(x, y, sample_weight)
     error = _fit_shrunk(rows, x.shape[1], weight, leaf_index, num_leaves).error
@@ -230,18 +227,18 @@ def fit_shrunk(
     margin: float = 0.1,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Shrunk:
-    """Linear leaves that shrink towards their ancestors' models, each by as much as cross-validation finds best.
+    """Returns linear leaves shrunk towards the models of their ancestors by generalised cross-validation.
 
-    The root gets a ridge regression, every other node its parent's model and a ridge correction to it, down to the
-    leaves; the strength of each correction is chosen by generalised cross-validation (Golub, Heath & Wahba 1979), no
-    correction and a plain mean among the choices, for each output by itself. A leaf with few samples so answers as its
-    ancestors do, one without any exactly as its parent.
+    The root has a ridge regression, every other node its parent's model plus a ridge correction, down to the leaves.
+    The strength of each correction is chosen by generalised cross-validation (Golub, Heath & Wahba 1979), for each
+    output separately, with no correction and the node's mean among the candidates. So a leaf with few samples predicts
+    nearly as its ancestors, an empty one exactly as its parent.
 
     Costs one decomposition of a ``(p, p)`` matrix for each of the ``2 leaves - 1`` nodes, and memory of a few times
-    ``leaves p**2`` numbers an output. No gradient flows through it.
+    ``leaves p**2`` numbers per output. No gradient flows through it.
 
-    Answers are clamped to the range of the training targets in the node that the leaf's model was fitted in (the leaf
-    itself, or the nearest ancestor whose model it shares), widened on both sides by ``margin`` of that range.
+    Outputs are clipped to the range of the training targets in the node that the leaf's model was fitted in (the leaf
+    itself, or the nearest ancestor whose model it shares), extended on both sides by ``margin`` of that range.
 
     Args:
       leaf_index: leaf of each sample.

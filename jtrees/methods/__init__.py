@@ -1,4 +1,4 @@
-"""One paper each: its method, for :func:`jtrees.train`, and its recipe."""
+"""One module for each paper, with its method for :func:`jtrees.train` and its recipe."""
 
 from jtrees.methods.bandit import (
     Bandit as Bandit,

@@ -1,9 +1,9 @@
-"""DGT-Bandit: a tree learnt from a stream in which only the loss of what was played is seen (Karthikeyan et al., TMLR
+"""DGT-Bandit: a tree trained online from bandit feedback, the loss of the chosen action alone (Karthikeyan et al., TMLR
 2022, Algorithm 1).
 
-Two learners, each a small tuple of pure functions: ``bandit_classifier`` plays one of K actions, ``bandit_regressor``
-a number (or two of them). ``run_bandit`` plays a whole stream in one compiled program. At depth 0 both are the linear
-learner that the paper compares with.
+Two learners, each a small tuple of pure functions: the actions of ``bandit_classifier`` are K classes, those of
+``bandit_regressor`` numbers (or pairs). ``run_bandit`` runs a whole stream in one compiled program. At depth 0 both are
+the paper's linear baseline.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ from jtrees.tree import ObliqueTree
 @io.state
 @struct.dataclass
 class BanditState:
-    """All that a learner knows: a pytree, to be saved and loaded as a whole. Another learner refuses it.
+    """The whole state of a learner: a pytree that can be saved and loaded. Other learners raise an error for it.
 
     Attributes:
-      params: what is learnt: an :class:`ObliqueTree`, or ``(weights, bias)`` of the linear learner.
-      opt_state: of the optimiser.
-      gradient: sum of the gradients of the rounds since the last update of ``params``.
-      rounds: rounds seen.
-      skipped: those of them whose loss or context was not finite, and which taught nothing.
+      params: an :class:`ObliqueTree`, or ``(weights, bias)`` of the linear learner.
+      opt_state: state of the optimiser.
+      gradient: sum of the gradients since the last update of ``params``.
+      rounds: number of rounds.
+      skipped: number of rounds skipped because the loss or context was not finite.
     """
 
     params: Any
@@ -49,10 +49,10 @@ class Bandit(NamedTuple):
 
     Attributes:
       init: ``(p, *, key) -> state`` for contexts of p features, of mean 0 and deviation 1.
-      act: ``(state, x, *, key) -> (action, propensity)``: what is played for a context ``(p,)``, and the probability
-        with which it was drawn, for off-policy evaluation. Where two points are played, both are in the action.
-      update: ``(state, x, action, propensity, loss) -> state``. The action must be one that ``act`` gave for this state
-        or for one with the same params. A loss that is not finite changes nothing but the counts.
+      act: ``(state, x, *, key) -> (action, propensity)``: the action (with two-point feedback a pair) for a context
+        ``(p,)``, and the probability with which it was drawn, for off-policy evaluation.
+      update: ``(state, x, action, propensity, loss) -> state``. The action must be from ``act`` for this state or for
+        one with the same params. A loss that is not finite changes only the counts.
       predict: ``(params, x) -> (n,) or (n, K)``, without exploration: numbers, or scores of the actions.
     """
 
@@ -70,19 +70,19 @@ def bandit_classifier(
     optimizer: optax.GradientTransformation | None = None,
     accumulate: int = 4,
 ) -> Bandit:
-    """Discrete actions: epsilon-greedy play, and the paper's estimate of the gradient.
+    """Returns a learner for discrete actions, with epsilon-greedy exploration and the paper's gradient estimate.
 
-    ``p(k) = (1 - delta) 1[k = best] + delta / K`` (eq. 7). With ``s`` the sigmoid of the score of the action played,
-    that score, and through it the tree, receives ``2 (loss - (1 - s)) s (1 - s) / p`` (eq. 8): the gradient of the
-    squared distance of s to what the loss, from 0 to 1, says it should be, by inverse propensity.
+    ``p(k) = (1 - delta) 1[k = best] + delta / K`` (eq. 7). With ``s`` the sigmoid of the score of the chosen action,
+    the gradient of that score is estimated as ``2 (loss - (1 - s)) s (1 - s) / p`` (eq. 8): that of the squared
+    distance of s to ``1 - loss``, the loss in [0, 1], by inverse propensity weighting.
 
     Args:
       depth: depth of the tree, 1 to 16; 0 for one linear score an action.
       actions: number K of actions, at least 2.
       exploration: delta, above 0 and at most 1: a number or a traced one.
       optimizer: any optax transformation; by default :func:`two_rates`, 0.001 for splits and 0.3 for leaves (the paper
-        has 0.001 for both, with which leaves, each met by a few of the samples only, do not keep up).
-      accumulate: rounds, without those skipped, whose gradients are averaged for an update.
+        has 0.001 for both, which is too slow for leaves, as each is reached by few samples).
+      accumulate: number of rounds, without those skipped, whose gradients are averaged for an update.
 
     Raises:
       ValueError: for a number out of range.
@@ -124,18 +124,18 @@ def bandit_regressor(
     optimizer: optax.GradientTransformation | None = None,
     accumulate: int = 4,
 ) -> Bandit:
-    """Numbers as actions: play beside the prediction, and learn from what that loses.
+    """Returns a learner for real-valued actions, which are perturbed predictions.
 
-    One point: ``prediction + delta u`` with ``u = +-1`` drawn is played, and the slope of the loss estimated as
-    ``loss u / delta`` (eq. 9). Two points: ``prediction + delta`` and ``prediction - delta``, and the slope is
-    ``(loss_+ - loss_-) / (2 delta)`` (eq. 10), exact for a quadratic. Meant for targets in about [0, 1].
+    One-point feedback: the action is ``prediction + delta u`` for a random sign ``u``, and the slope of the loss is
+    estimated as ``loss u / delta`` (eq. 9). Two-point feedback: the actions are ``prediction +- delta``, and the slope
+    is ``(loss_+ - loss_-) / (2 delta)`` (eq. 10), exact for a quadratic. Assumes targets in about [0, 1].
 
     Args:
       depth: depth of the tree, 1 to 16; 0 for one linear prediction.
       feedback: ``"one-point"``, or ``"two-point"``: the action is then an array of two, upper first, and the loss too.
-      delta: distance of what is played from the prediction, above 0 and at most 1: a number or a traced one.
+      delta: distance of the action from the prediction, above 0 and at most 1: a number or a traced one.
       optimizer: any optax transformation; by default RMSprop with learning rate 0.001.
-      accumulate: rounds, without those skipped, whose gradients are averaged for an update.
+      accumulate: number of rounds, without those skipped, whose gradients are averaged for an update.
 
     Raises:
       ValueError: for a number out of range or an unknown feedback.
@@ -165,7 +165,7 @@ def bandit_regressor(
         if not checks.is_traced((state, x, action, width)):
             played = _answer(state.params, x) + (width if one_point else jnp.stack([width, -width]))
             away = jnp.abs(action - played) if not one_point else jnp.abs(jnp.abs(action - played + width) - width)
-            # Prediction and sum may be rounded otherwise than when they were played, by some units in the last place.
+            # Prediction and sum may be rounded differently than in `act`, by some units in the last place.
             if not bool(jnp.all(away <= 64 * jnp.finfo(x.dtype).eps * (width + jnp.abs(played)))):
                 raise ValueError(f"action must be what act gave for this state, beside its prediction, got {action}")
         return learner.learn(state, x, slope)
@@ -174,9 +174,9 @@ def bandit_regressor(
 
 
 def two_rates(splits: Any, leaves: Any) -> optax.GradientTransformation:
-    """RMSprop with a learning rate (or a schedule) for splits, and one for leaves.
+    """Returns RMSprop with separate learning rates (or schedules) for splits and leaves.
 
-    A split learns from every sample, a leaf from those that reach it alone. The linear learner has splits only.
+    A split is trained by every sample, a leaf only by those that reach it. The linear learner has splits only.
     """
 
     def kinds(params: Any) -> Any:
@@ -186,12 +186,12 @@ def two_rates(splits: Any, leaves: Any) -> optax.GradientTransformation:
     return optax.partition({"splits": rmsprop(splits), "leaves": rmsprop(leaves)}, kinds)
 
 
-# --- What is learnt: a tree, or one linear score an action ------------------------------------------------------------
+# --- The model: a tree, or one linear score per action ----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Learner:
-    """What the two learners share: a tree or, at depth 0, linear scores, of so many outputs, ``()`` or ``(K,)``."""
+    """The common part of the learners: a tree or, at depth 0, linear scores, with outputs ``()`` or ``(K,)``."""
 
     depth: int
     outputs: tuple[int, ...]
@@ -218,7 +218,7 @@ class _Learner:
         return params.predict(x) if self.depth else jax.vmap(_answer, (None, 0))(params, x)
 
     def context(self, state: BanditState, x: Any) -> Array:
-        """A context that fits a state of this learner, in its precision."""
+        """Returns the checked context, in the precision of the state."""
         _check_state(state, self.init)
         weights = jax.tree.leaves(state.params)[0]
         if np.shape(x) != weights.shape[-1:]:
@@ -227,11 +227,11 @@ class _Learner:
         return x
 
     def learn(self, state: BanditState, x: Array, slope: Callable[[Array], Array]) -> BanditState:
-        """The state after a round; ``slope`` is the estimated derivative of the loss in the answer."""
+        """Returns the state after a round; ``slope`` estimates the derivative of the loss by the prediction."""
         answer, pull_back = jax.vjp(lambda params: _answer(params, x), state.params)
         at = slope(answer)
-        finite = jnp.isfinite(at).all() & jnp.isfinite(x).all()  # a loss that is not leaves no finite slope
-        # Nothing of a skipped round may get in: not its gradient, no update that its place in the count would bring.
+        finite = jnp.isfinite(at).all() & jnp.isfinite(x).all()  # a loss that is not finite has no finite slope
+        # A skipped round must neither add a gradient nor trigger an update by its count.
         add = lambda total, new: total + jnp.where(finite, new, 0)
         gradient = jax.tree.map(add, state.gradient, pull_back(jnp.where(finite, at, 0))[0])
         rounds, skipped = state.rounds + 1, state.skipped + (~finite).astype(jnp.int32)
@@ -248,14 +248,14 @@ class _Learner:
 
 @jax.jit
 def _answer(params: Any, x: Array) -> Array:
-    """What is said of one context, ``()`` or ``(K,)``, with DGT's gradient."""
+    """Returns the prediction for one context, ``()`` or ``(K,)``, with DGT's gradient."""
     if not isinstance(params, ObliqueTree):
         return jnp.matmul(params[0], x, precision="highest") + params[1]
     return ops.path_sum(params.weights, params.bias, params.leaves.values, x[None], routing.mean_size)[0]
 
 
 def _check_state(state: Any, init: Callable[..., BanditState]) -> None:
-    """Raises ``ValueError`` for a state that is none of the learner with this ``init``."""
+    """Raises ``ValueError`` for a state from another learner than the one with this ``init``."""
     if not isinstance(state, BanditState):
         raise ValueError(f"state must be a BanditState, from the learner's init, got {type(state).__name__}")
     p = next((np.shape(a)[-1] for a in jax.tree.leaves(state.params) if np.ndim(a)), 1)
@@ -271,18 +271,18 @@ def _check_state(state: Any, init: Callable[..., BanditState]) -> None:
 
 @struct.dataclass
 class BanditRun:
-    """What a stream left.
+    """The result of a run over a stream.
 
     Attributes:
-      state: the learner after the last round; ``state.skipped`` counts the rounds whose loss was not finite.
-      actions: what was played, ``(n,)`` or ``(n, 2)``.
-      propensities: with which probability, ``(n,)``.
-      losses: what it lost, ``(n,)``, the mean of the two where two points were played; NaN in skipped rounds.
-      cumulative_loss: their sum up to each round, skipped rounds left out.
-      regret: that less the sum of ``best_losses`` over the same rounds.
-      skipped: which rounds were, ``(n,)``.
-      queries: rounds of this run after which ``score`` was looked at, ``(looks,)``.
-      scores: the score there.
+      state: state after the last round; ``state.skipped`` counts the rounds whose loss was not finite.
+      actions: the actions, ``(n,)`` or ``(n, 2)``.
+      propensities: their probabilities, ``(n,)``.
+      losses: their losses, ``(n,)``, with two-point feedback the mean; NaN in skipped rounds.
+      cumulative_loss: sum of losses up to each round, without skipped rounds.
+      regret: cumulative loss minus the sum of ``best_losses`` over the same rounds.
+      skipped: which rounds were skipped, ``(n,)``.
+      queries: rounds of this run after which ``score`` was evaluated, ``(looks,)``.
+      scores: scores after these rounds, ``(looks,)``.
     """
 
     state: BanditState
@@ -307,22 +307,22 @@ def run_bandit(
     score: Callable[[Any], Array] | None = None,
     score_every: int = 1000,
 ) -> BanditRun:
-    """Plays a stream, round by round, as one scan.
+    """Runs a learner over a stream, as one scan over rounds.
 
-    Pure: compile it, ``vmap`` it over keys and over the learner's numbers. The randomness of a round depends on the key
-    and on the number of rounds that the state has seen; so a stream that is cut in two, the second part with the state
-    of the first and the same key, goes on exactly as it would have.
+    Pure: compile it, ``vmap`` it over keys and over numeric options of the learner. The randomness of a round depends
+    on the key and on ``state.rounds``, so a stream split in two, the second part run from the state of the first with
+    the same key, has exactly the result of the whole stream.
 
     Args:
-      learner: who plays.
-      contexts: one context a round.
-      loss_fn: ``(round, action) -> loss``: what the environment takes for an action in a round, numbered from 0 in
-        ``contexts``; called once for each of two points. Other losses than the one asked about stay unseen.
-      key: for exploration, and for the first state.
-      state: where to go on from; by default a new one.
-      best_losses: the least that could be lost in each round, for the regret; by default 0.
-      score: ``params -> scalar`` to watch (a held-out score, say).
-      score_every: rounds between looks at the score.
+      learner: the learner.
+      contexts: one context per round.
+      loss_fn: ``(round, action) -> loss``: the loss of an action in a round, numbered from 0 in ``contexts``; called
+        once for each of two points. No other loss is observed.
+      key: key for exploration, and for the initial state.
+      state: state to continue from; by default a new one.
+      best_losses: smallest possible loss of each round, for the regret; by default 0.
+      score: ``params -> scalar`` to evaluate during the run, such as a held-out score.
+      score_every: rounds between evaluations of the score.
 
     Raises:
       ValueError: for contexts that are not finite numbers (n, p), a state of another learner, or counts out of range.
@@ -334,15 +334,15 @@ def run_bandit(
     state = learner.init(p, key=init_key) if state is None else state
     _check_state(state, learner.init)
 
-    def play(state: BanditState, now: tuple[Array, Array]) -> tuple[BanditState, Any]:
-        i, x = now
+    def play(state: BanditState, inputs: tuple[Array, Array]) -> tuple[BanditState, Any]:
+        i, x = inputs
         action, propensity = learner.act(state, x, key=jax.random.fold_in(play_key, state.rounds))
-        loss = jnp.stack([_losses(loss_fn(i, one), (), dtype) for one in action.reshape(-1)]).reshape(action.shape)
-        after, seen = learner.update(state, x, action, propensity, loss), jnp.zeros((), dtype)
+        loss = jnp.stack([_losses(loss_fn(i, point), (), dtype) for point in action.reshape(-1)]).reshape(action.shape)
+        after, score_value = learner.update(state, x, action, propensity, loss), jnp.zeros((), dtype)
         if score is not None:
-            look = lambda params, of=score: jnp.asarray(of(params)).astype(dtype)
-            seen = jax.lax.cond((i + 1) % score_every == 0, look, lambda _: seen, after.params)
-        return after, (action, propensity, loss.mean(), after.skipped > state.skipped, seen)
+            evaluate = lambda params, score_fn=score: jnp.asarray(score_fn(params)).astype(dtype)
+            score_value = jax.lax.cond((i + 1) % score_every == 0, evaluate, lambda _: score_value, after.params)
+        return after, (action, propensity, loss.mean(), after.skipped > state.skipped, score_value)
 
     state, (actions, propensities, losses, skipped, scores) = jax.lax.scan(play, state, (jnp.arange(n), contexts))
     queries = score_every * jnp.arange(1, 1 if score is None else n // score_every + 1)
@@ -361,11 +361,11 @@ def run_bandit(
     )
 
 
-# --- The door ---------------------------------------------------------------------------------------------------------
+# --- Checks -----------------------------------------------------------------------------------------------------------
 
 
 def _checked_stream(learner: Any, contexts: Any, loss_fn: Any, best_losses: Any) -> Array:
-    """The contexts of a stream that can be played."""
+    """Returns the contexts of a checked stream."""
     if not isinstance(learner, Bandit):
         raise ValueError(f"learner must be a jtrees.Bandit, such as jtrees.bandit_regressor(4), got {learner!r}")
     if not callable(loss_fn):

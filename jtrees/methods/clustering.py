@@ -22,21 +22,32 @@ def _checked_numbers(name: str, value: Any) -> tuple[int, ...]:
 
 @struct.dataclass(kw_only=True)
 class LatentClustering(LatentTree):
-    """Clusters samples without labels: a tree is learnt that helps to predict some features from the others.
+    """Clusters unlabelled samples by a tree trained to predict some features from the others.
 
-    ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)``: linear splits, a linear predictor, squared
-    error; y is not asked for, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and deviation
-    1. The others are centred and divided by one number: which of them are large matters, as in any clustering by
-    distances; scale them first if their units differ.
+    ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)`` uses linear splits, a linear predictor and
+    squared error; y is not needed, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and
+    deviation 1. The others are centred and divided by a common number, so their relative scales matter, as in
+    distance-based clustering; scale them first if their units differ.
 
-    The fit's tree takes raw x, all features (weights of the target features are 0); inactive nodes do not split. Its
-    leaves are the clusters, and hold the means of the target features, ``(leaves, targets)``. ``tree.leaf_index(x)``
-    says to which cluster a sample belongs, ``tree.decision_path(x)`` to which larger ones. The report has ``active``,
-    the activity of the nodes of the whole tree, ``(2**(depth + 1) - 1,)``; 0: pruned. See :class:`LatentTree` for the
-    other options.
+    The fit's tree takes all features (weights of the target features are 0); inactive nodes do not split. Its leaves
+    are the clusters, with the means of the target features, ``(leaves, targets)``. ``tree.leaf_index(x)`` returns the
+    cluster of each sample, ``tree.decision_path(x)`` also the larger clusters that contain it. The report has
+    ``active``, the activity of all nodes, ``(2**(depth + 1) - 1,)``; 0: pruned.
 
     Attributes:
       target_features: columns to predict from the others: at least one, and not all.
+      depth: depth of the tree, 1 to 10.
+      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      learning_rate: initial learning rate.
+      penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
+      loss: None: clustering is by squared error.
+      split: ``"linear"``.
+      predictor: ``"linear"``.
+      inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
+      hidden: not used.
+      dropout: not used.
+      patience: epochs without a lower loss before the learning rate is reduced.
     """
 
     target_features: tuple[int, ...] = options.static((0,), _checked_numbers)
@@ -59,7 +70,7 @@ class LatentClustering(LatentTree):
         for name, only in (("split", "linear"), ("predictor", "linear"), ("loss", None)):
             if getattr(self, name) != only:
                 raise ValueError(f"{name} must be {only!r} in clustering, got {getattr(self, name)!r}")
-        # The hierarchy is a tree, whatever the predictor sees beside it.
+        # The hierarchy is a tree, whatever the inputs of the predictor.
         more: Any = {"scaling": self._scaling, "yields_constant_tree": True}
         return latent_search(self, task, shape, bounded=False, **more)
 
@@ -69,7 +80,7 @@ class LatentClustering(LatentTree):
         deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))
         targets = _checked_columns(self.target_features, x.shape[1])
         y_mean, y_deviation = mean[targets], deviation[targets]
-        # One number for all the others; 0 for what is to be predicted, which the tree is not to see.
+        # A common scale for the other features; 0 for the target features, which hides them from the tree.
         others = np.setdiff1d(np.flatnonzero(np.ptp(x, axis=0) > 0), targets)
         common = np.sqrt(np.square(deviation[others]).mean()) if len(others) else 0.0
         deviation = np.where(np.isin(np.arange(x.shape[1]), others), common, 0)
@@ -86,25 +97,25 @@ def _checked_columns(target_features: Any, p: int) -> np.ndarray:
 
 
 def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike | None = None) -> float:
-    """How well a hierarchy keeps classes together (Heller & Ghahramani, 2005): over all pairs of samples of one class,
-    the mean part of that class among the samples below their lowest common ancestor.
+    """Returns the dendrogram purity of a hierarchy (Heller & Ghahramani, 2005): over all pairs of samples of one class,
+    the mean fraction of that class among the samples below their lowest common ancestor.
 
-    Pairs are never listed: those of a class that meet at a node are those below it less those below its children, so
-    that the work is O(n + nodes x classes).
+    Pairs of a class that meet at a node are counted as those below it minus those below its children, in
+    O(n + nodes x classes).
 
     Args:
-      leaves: where each sample ends, ``(n,)``: leaf numbers of a perfect binary tree, from 0; or, with ``parent``,
-        numbers of nodes.
-      labels: class of each sample, ``(n,)``, of any kind.
-      parent: parent of each node of another tree, with any number of children, -1 for the root; children have larger
-        numbers than their parents.
+      leaves: leaf of each sample, ``(n,)``: indices of leaves of a perfect binary tree, from 0; or, with ``parent``,
+        indices of nodes.
+      labels: class of each sample, ``(n,)``, of any type.
+      parent: parent of each node of an arbitrary tree, -1 for the root; children have larger indices than their
+        parents.
 
     Returns:
-      Between 0 and 1.
+      The purity, between 0 and 1.
 
     Raises:
-      ValueError: for shapes that differ, numbers out of range, parents that are no such tree, or no two samples of the
-        same class.
+      ValueError: for shapes that differ, indices out of range, an invalid ``parent``, or no two samples of the same
+        class.
     """
     ends, labels = np.asarray(leaves), np.asarray(labels)
     if ends.ndim != 1 or labels.shape != ends.shape or ends.dtype.kind not in "iu" or (ends < 0).any():
@@ -124,9 +135,9 @@ def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike
             raise ValueError("parent must hold -1 first, and for every later node the number of an earlier one")
         if largest >= len(above):
             raise ValueError(f"leaves must be nodes 0..{len(above) - 1} of parent, got {largest}")
-    classes, of = np.unique(labels, return_inverse=True)
+    classes, class_index = np.unique(labels, return_inverse=True)
     below = np.zeros((len(above), len(classes)))
-    np.add.at(below, (ends, of), 1)
+    np.add.at(below, (ends, class_index), 1)
     for node in range(len(above) - 1, 0, -1):
         below[above[node]] += below[node]
     pairs = below * (below - 1) / 2

@@ -1,7 +1,7 @@
 """DGT: dense gradients through hard trees (Karthikeyan et al., "Learning Accurate Decision Trees with Bandit Feedback
 via Quantized Gradient Descent", TMLR 2022, Algorithms 2 and 3).
 
-``dgt`` is the method for :func:`jtrees.train` and ``DGT`` the paper's recipe.
+``dgt`` is the method for :func:`jtrees.train`; ``DGT`` is the paper's recipe.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ WINDOWS = ("mean", "unit")
 @io.model
 @struct.dataclass
 class ChainedTree:
-    """A tree whose splits are a product of matrices, and are trained as its factors.
+    """A tree whose splits are parametrised as a product of matrices.
 
     ``W = factors[-1] @ ... @ factors[0]`` has shape ``(nodes, p + 1)`` and acts on ``[x; 1]``: linear
-    over-parameterisation, which changes what gradient descent finds but not what can be found (paper, section 4).
+    over-parameterisation, which changes the optimisation but not the set of trees (paper, section 4).
 
     Attributes:
-      factors: the first is ``(width, p + 1)``, the last ``(nodes, width)``; of one factor it is W itself.
+      factors: the first is ``(width, p + 1)``, the last ``(nodes, width)``; a single factor is W itself.
       leaves: :class:`jtrees.leaves.Constant`, in classification :class:`jtrees.leaves.Logit`.
     """
 
@@ -42,13 +42,13 @@ class ChainedTree:
     leaves: Any
 
     def collapsed(self) -> Float[Array, "nodes p1"]:
-        """The product, multiplied out in the cheapest order: nothing of it grows with the number of samples."""
+        """Returns the product W, multiplied in the cheapest order; the cost is independent of the number of samples."""
         if len(self.factors) == 1:
             return self.factors[0]
         return jnp.linalg.multi_dot(self.factors[::-1], precision="highest")
 
     def tree(self) -> ObliqueTree:
-        """The same tree with its splits multiplied out."""
+        """Returns the same tree with collapsed splits."""
         joined = self.collapsed()
         return ObliqueTree(joined[:, :-1], joined[:, -1], self.leaves)
 
@@ -68,10 +68,10 @@ def dgt(
     l2: float | Array = 0.0,
     implementation: str | None = None,
 ) -> training.Method:
-    """DGT: train the hard tree itself, by the dense gradient of :func:`jtrees.routing.path_sum`.
+    """Returns the DGT method, which trains the hard tree by the dense gradient of :func:`jtrees.routing.path_sum`.
 
     Parameters are a :class:`ChainedTree`. The loss is that of the hard tree, so the score is the loss without the
-    penalty. Meant for features of mean 0 and deviation 1, and regression targets, ``(n,)`` or ``(n, k)``, in [0, 1].
+    penalty. Assumes features of mean 0 and deviation 1, and regression targets, ``(n,)`` or ``(n, k)``, in [0, 1].
 
     Args:
       depth: depth of the tree, 1 to 16 (the paper's height).
@@ -79,14 +79,13 @@ def dgt(
       loss: ``(outputs, y) -> (n,)``, such as ``optax.losses.huber_loss``; by default squared error (of several targets
         the mean), or the log loss of logits in classification.
       widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
-      window: in which scores pass gradients: ``"unit"``, by the paper's straight-through rule ``1[|z| <= 1]``, which
-        fails on heavy-tailed features, whose scores are seldom of size one; or ``"mean"``, the same in units of the
-        mean of ``|z|`` over the batch and the nodes, so that neither the size of the features, nor that of the weights
-        or of their updates can close the window.
-      refit: whether hardening sets leaves to means of targets or to class frequencies, or keeps what was learnt.
-      l1: strength of ``sum |w|`` over the split weights (multiplied out, biases left out).
-      l2: strength of ``sum w^2`` over the same.
-      implementation: XLA or a kernel for the outputs and their gradient: see :mod:`jtrees.ops`.
+      window: scores that pass gradients: ``"unit"``, the paper's straight-through rule ``1[|z| <= 1]``, which fails on
+        heavy-tailed features, whose scores are rarely near 1; or ``"mean"``, the same in units of the mean of ``|z|``
+        over the batch and the nodes, so that the scale of features, weights or updates cannot close the window.
+      refit: whether hardening refits the leaves (means of targets or class frequencies) or keeps the trained ones.
+      l1: strength of ``sum |w|`` over the collapsed split weights, without biases.
+      l2: strength of ``sum w^2`` over the same weights.
+      implementation: implementation of the outputs and their gradient, XLA or a kernel: see :mod:`jtrees.ops`.
 
     Raises:
       ValueError: for a depth, a width or a penalty out of range, or an unknown option.
@@ -123,11 +122,11 @@ def _init(depth: int, task: Task, widths: tuple[int, ...]) -> Any:
 def random_chain(
     key: Array, depth: int, p: int, widths: Sequence[int], outputs: tuple[int, ...], dtype: Any
 ) -> ChainedTree:
-    """Factors from U(-1, 1) / sqrt(inputs), leaves of so many outputs from U(0, 1)."""
+    """Returns random factors from U(-1, 1) / sqrt(inputs), and leaves ``(leaves, *outputs)`` from U(0, 1)."""
     sizes = [p + 1, *widths, topology.num_nodes(depth)]
     shapes = [*((rows, columns) for columns, rows in itertools.pairwise(sizes)), (topology.num_leaves(depth), *outputs)]
     ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
-    drawn = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])  # at once: each draw costs compilation
+    drawn = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])  # one draw: each costs compile time
     *uniform, values = (part.reshape(shape) for part, shape in zip(drawn, shapes, strict=True))
     factors = tuple((2 * part - 1) / np.sqrt(part.shape[1]).astype(dtype) for part in uniform)
     return ChainedTree(factors, kinds.Constant(values))
@@ -140,7 +139,7 @@ def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
 
 
 def _checked_momentum(name: str, value: Any) -> Any:
-    """Without momentum the optimiser keeps one copy of the parameters less."""
+    """Returns None for zero momentum, which saves the optimiser a copy of the parameters."""
     none = not checks.is_traced(value) and not np.any(value)
     return None if none else options.as_scalar(name, value, checks.check_part)
 
@@ -152,32 +151,30 @@ def _checked_momentum(name: str, value: Any) -> Any:
 class DGT(Recipe):
     """DGT's recipe (Algorithm 3).
 
-    Mini-batches, RMSprop, a learning rate that falls by a cosine and starts again, gradients clipped by their norm. The
-    tree is that of the last update or, with ``validation``, the one with the lowest loss there, evaluated once an
-    epoch. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. Where ``loss`` is given, the loss of the
-    fit is that, on scaled targets.
+    Trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The tree is
+    that of the last update or, with ``validation``, of the epoch with the lowest loss there. Features are scaled to
+    mean 0 and deviation 1, targets to [0, 1]. A user-defined ``loss``, on scaled targets, is also the loss of the fit.
 
     The report has ``reached``, the number of internal nodes that at least one training sample reaches (paper, appendix
-    C.2); the others can be pruned: ``tree.prune(x)``.
+    C.2); ``tree.prune(x)`` removes the others.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
-      epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
-      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
-      learning_rate: its peak.
+      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      learning_rate: peak learning rate.
       widths: hidden widths of the over-parameterised splits; ``()`` for none. The paper has two that grow with depth,
         (1008, 1008) at depth 6.
       window: scores that pass gradients, ``"mean"`` or ``"unit"``: see :func:`jtrees.methods.dgt`.
-      refit: whether leaves are set to means of targets or to class frequencies at the end.
-      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a function of a module compiles once. By default
-        squared error, or log loss.
-      momentum: of RMSprop, 0 up to but not including 1; None: none.
-      cycles: how often the learning rate falls from its peak to zero, 3 times by default, or once in each update where
-        there are fewer.
-      clip: greatest norm of a gradient.
+      refit: whether leaves are finally refitted to means of targets or class frequencies.
+      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a module-level function, to compile once.
+        Default: squared error, or log loss.
+      momentum: momentum of RMSprop, in [0, 1); None: none.
+      cycles: number of decays of the learning rate from its peak to zero, 3 by default, at most the number of updates.
+      clip: maximum norm of the gradient.
       l1: strength of the L1 penalty on split weights (of scaled data).
-      l2: strength of the L2 penalty on the same.
-      implementation: of the training step, None for what is fastest: see :mod:`jtrees.ops`.
+      l2: strength of the L2 penalty on split weights.
+      implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 
     depth: int = options.depth(4)
@@ -201,7 +198,7 @@ class DGT(Recipe):
         cycles = self._cycles(schedule)
         sizes = (p + 1, *self.widths, topology.num_nodes(self.depth))
         self._check_sizes(sizes)
-        of: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
+        options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
         rate = training.cosine_cycles(schedule.steps, cycles)
 
         def outputs(params: ChainedTree, batch: Batch, x: Array) -> Array:
@@ -211,7 +208,7 @@ class DGT(Recipe):
 
         return minibatch(
             task,
-            dgt(self.depth, task=task, implementation=self.implementation, **of),
+            dgt(self.depth, task=task, implementation=self.implementation, **options),
             training.rmsprop(lambda step: self.learning_rate * rate(step), self.momentum, self.clip),
             schedule,
             elements_per_sample=4 * sizes[-1] + sum(a * b for a, b in itertools.pairwise(sizes)) // 8,

@@ -1,4 +1,4 @@
-"""GET: a scaled sigmoid, annealed; hard leaves; many starts (Mao & Cao, "Can a Single Tree Outperform an Entire
+"""GET: annealed scaled sigmoids, hard leaves, many starts (Mao & Cao, "Can a Single Tree Outperform an Entire
 Forest?", 2024, Algorithm 1).
 
 ``get`` is the method for :func:`jtrees.train`; ``GET`` is the paper's recipe.
@@ -25,11 +25,11 @@ def get(
     l1: float | Array = 0.0,
     implementation: str | None = None,
 ) -> training.Method:
-    """GET: minimise the loss that a tree of scaled sigmoids expects (eq. 7).
+    """Returns the GET method, which minimises the expected loss of a tree with scaled sigmoids (eq. 7).
 
-    Parameters are an :class:`ObliqueTree`; hardening sets its leaves from the hard routing, and ``score`` is what the
-    hard tree is then chosen by: mean squared error for constant leaves, that expected on new samples
-    (:func:`jtrees.leaves.shrunk_fit_error`) for linear ones, log loss for classes. Meant for x and regression targets
+    Parameters are an :class:`ObliqueTree`; hardening refits its leaves by hard routing. The ``score`` is that of the
+    hard tree: mean squared error for constant leaves, its expectation on new samples
+    (:func:`jtrees.leaves.shrunk_fit_error`) for linear ones, log loss for classes. Assumes x and regression targets
     scaled to about [0, 1]; targets are ``(n,)`` or ``(n, k)``.
 
     Args:
@@ -37,38 +37,37 @@ def get(
       alpha: sharpness, the factor of the scores in the sigmoid, above 0: a number, a traced number, or an optax
         schedule of the step.
       leaves: ``"constant"``, or ``"linear"`` for GET-Linear.
-      task: what is predicted. In classification leaves hold logits while training, hardened class frequencies.
+      task: what is predicted. In classification leaves hold logits, after hardening class frequencies.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
-      implementation: XLA or a kernel for the loss and its gradient: see :mod:`jtrees.ops`.
+      implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
 
     Raises:
       ValueError: for a depth or an alpha out of range, an unknown kind of leaves, or linear leaves in classification.
     """
-    of: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
-    return soft_method(depth, alpha, name="alpha", route=None, **of)
+    options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
+    return soft_method(depth, alpha, name="alpha", route="sigmoid", **options)
 
 
 @struct.dataclass(kw_only=True)
 class GET(Recipe):
-    """GET's recipe (Algorithm 1): many starts under ever steeper sigmoids, CART the first of them.
+    """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
-    Each start trains under each of its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine), going
-    on from the hard tree before. Hard trees are evaluated on the way, and the best is chosen by
+    Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay); a stage
+    is initialised with the hard tree of the previous one. Hard trees are evaluated during training and chosen by
 
     - the mean squared error on the training data, for constant leaves;
-    - the mean squared error expected on new data by generalised cross-validation, for linear leaves, which shrink by
-      as much as that finds best (:func:`jtrees.leaves.fit_shrunk`; the paper has least squares in each leaf by itself,
-      and the training error); what is reported is no less than the mean squared error on the training data;
+    - the mean squared error expected on new data, for linear leaves, by generalised cross-validation, which also
+      chooses their shrinkage (:func:`jtrees.leaves.fit_shrunk`; the paper has least squares in each leaf, and the
+      training error); the reported loss is at least the mean squared error on the training data;
     - the mean log loss on the training data, for classes;
-    - the mean squared error or log loss on ``validation``, where that is given.
+    - the mean squared error or log loss on ``validation``, if given.
 
-    Start 0 is a CART tree of the same depth (for linear leaves, of what a linear regression leaves); if nothing beats
-    CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, where the paper has the range [0, 1].
+    Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression); if no start
+    beats CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
 
-    The report has ``sharpness``, ``losses`` and ``steps``: of each start the sharpnesses, the loss of the best hard
-    tree under each and the epoch at which it was seen, ``(starts, stages)``; ``cart_loss``, that of CART, or NaN;
-    ``chosen``, the start that the tree came from, -1 if CART was not beaten; ``dropped``, the number of starts that
-    became non-finite.
+    The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the
+    loss of the best hard tree under each, and its epoch; ``cart_loss``, the loss of CART, or NaN; ``chosen``, the index
+    of the best start, -1 if none beats CART; ``dropped``, the number of starts that became non-finite.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
@@ -78,8 +77,8 @@ class GET(Recipe):
       learning_rate: peak learning rate.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
       l1: strength of the L1 penalty on split weights (of scaled data).
-      cart: whether start 0 is CART (needs scikit-learn); without it nothing is promised about CART.
-      implementation: of the training step, None for what is fastest: see :mod:`jtrees.ops`.
+      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
+      implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 
     depth: int = options.depth(4)
@@ -93,7 +92,7 @@ class GET(Recipe):
     implementation: str | None = options.static(None)
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        of: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
+        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
 
         def sharpness(drawn: Array) -> Array:
             low, high = jnp.asarray(self.alpha_ranges, drawn.dtype).T
@@ -102,7 +101,7 @@ class GET(Recipe):
         return restarts(
             task,
             shape,
-            method=lambda alpha: get(self.depth, alpha, **of),
+            method=lambda alpha: get(self.depth, alpha, **options),
             stages=len(self.alpha_ranges),
             sharpness=sharpness,
             depth=self.depth,

@@ -1,8 +1,8 @@
-"""LatentTree: a tree and what it is for, learnt together by differentiating an argmin (Zantedeschi et al., "Learning
+"""LatentTree: a tree and a predictor, trained jointly by differentiating an argmin (Zantedeschi et al., "Learning
 Binary Decision Trees by Argmin Differentiation", ICML 2021, Algorithm 2).
 
-``latent`` is the method for :func:`jtrees.train`; ``LatentTree`` is the recipe from a table to a fitted model. The
-layer for larger networks is :class:`jtrees.nn.LatentTree`.
+``latent`` is the method for :func:`jtrees.train`; ``LatentTree`` is the recipe. The layer for larger networks is
+:class:`jtrees.nn.LatentTree`.
 """
 
 from functools import lru_cache, partial
@@ -36,13 +36,13 @@ from jtrees.tasks import Regression, Task, with_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_WIDEST = 2**15  # hidden layers: two of them make a matrix of 2**30 numbers
+_WIDEST = 2**15  # hidden layers: the matrix between two of them has 2**30 numbers
 PREDICTORS, INPUTS = ("linear", "mlp"), ("z", "xz")
 
 
 @io.part
 class Architecture(NamedTuple):
-    """What a model is made of, apart from its parameters: fields of :class:`LatentTree`."""
+    """Static options of a network: fields of :class:`LatentTree`."""
 
     depth: int
     split: Any = "linear"
@@ -53,7 +53,7 @@ class Architecture(NamedTuple):
 
 
 class Network(nnx.Module):
-    """Split functions, their biases, and the predictor on what the tree makes of a sample."""
+    """Split functions, their biases, and the predictor on the traversal of a sample."""
 
     def __init__(self, features: int, of: Architecture, task: Task, *, dtype: Any, rngs: nnx.Rngs):
         nodes = topology.num_nodes(of.depth)
@@ -66,11 +66,11 @@ class Network(nnx.Module):
         self.of, self.task = of, task
 
     def scores(self, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
-        """Right iff above 0."""
+        """Returns the scores of all splits: right iff above 0."""
         return split_scores(self.split, x, len(self.bias)) + self.bias[...][:, None]
 
     def answer(self, x: Float[Array, "n p"], z: Float[Array, "all_nodes n"], key: Array | None) -> Float[Array, "n *k"]:
-        """What the predictor says; a key lets units drop out."""
+        """Returns the outputs of the predictor; a key enables dropout."""
         out = z.T if self.of.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
         *hidden, last = self.layers
         for i, layer in enumerate(hidden):
@@ -83,7 +83,7 @@ class Network(nnx.Module):
 
 @lru_cache(maxsize=128)
 def _graph(features: int, of: Architecture, task: Task, dtype: Any) -> tuple[nnx.GraphDef, Any]:
-    """The network without its parameters, and the structure of these."""
+    """Returns the graph of the network, and the tree structure of its parameters."""
     abstract = nnx.eval_shape(lambda: Network(features, of, task, dtype=dtype, rngs=nnx.Rngs(0)))
     graph, state, others = nnx.split(abstract, nnx.Param, ...)
     if jax.tree.leaves(others):
@@ -97,7 +97,7 @@ def _network(params: Any, x: Array, of: Architecture, task: Task) -> Network:
 
 
 def scores_of(params: Any, x: Float[Array, "n p"], of: Architecture, task: Task) -> Float[Array, "nodes n"]:
-    """Scores of all splits."""
+    """Returns the scores of all splits."""
     return _network(params, x, of, task).scores(x)
 
 
@@ -111,7 +111,7 @@ def outputs_of(
     *,
     key: Array | None = None,
 ) -> Float[Array, "n *k"]:
-    """What the predictor says, in a tree as active as told, or (None) as it is on these samples under a penalty."""
+    """Returns the outputs for nodes of this activity; None: their activity on this batch under the penalty."""
     network = _network(params, batch.x, of, task)
     scores = network.scores(batch.x)
     active = routing.activity(scores, penalty, batch.weight) if active is None else active
@@ -125,23 +125,23 @@ def latent(
     task: Task = Regression(),
     loss: losses.SampleLoss | None = None,
 ) -> training.Method:
-    """LatentTree: minimise the loss of a predictor on ``[x ; z]``, z the traversals of a tree that is pruned meanwhile.
+    """Returns the LatentTree method: minimises the loss of a predictor on ``[x ; z]``, z traversals of a pruned tree.
 
-    Parameters are those of a flax module. The loss is that of the soft traversal, and is its own score. A model
-    fitted by the recipe keeps the activity that the nodes had on the training data. ``harden`` gives an
-    :class:`ObliqueTree` where the tree says everything, that is for linear splits and ``inputs="z"`` with a linear
-    predictor: its splits, nodes below an inactive one pruned, a constant in each leaf set from x and y; else None.
-    Meant for features of mean 0 and deviation 1. Samples of more weight count for more in the pruning, too.
+    Parameters are those of a flax module. The loss is that of the soft traversal, and also the score. A model fitted by
+    the recipe keeps the activity of the nodes on the training data. ``harden`` returns an :class:`ObliqueTree` if the
+    tree determines the prediction, that is for linear splits and a linear predictor with ``inputs="z"``: its splits,
+    pruned below inactive nodes, with constant leaves fitted to x and y; else None. Assumes features of mean 0 and
+    deviation 1. Sample weights also affect the pruning.
 
     Args:
-      of: what the model is made of; a whole number stands for ``Architecture(depth)``.
-      penalty: price of an active node *per sample*, above 0: the paper's lambda divided by the size of its batch. So
-        the same penalty prunes alike whatever the number of samples. A number or a traced one.
+      of: the architecture; an integer stands for ``Architecture(depth)``.
+      penalty: penalty of an active node *per sample*, above 0: the paper's lambda divided by its batch size, so that
+        pruning does not depend on the number of samples. May be traced.
       task: what is predicted. In classification outputs are logits.
       loss: ``(outputs, y) -> (n,)``; by default squared error (of several targets the mean), or the log loss of logits.
 
     Raises:
-      ValueError: for a depth, a penalty, a count or a part out of range, or an unknown option.
+      ValueError: for an option out of range, or an unknown one.
     """
     of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
     checks.check_number("penalty", penalty)
@@ -169,12 +169,12 @@ def latent(
 
 
 def is_tree(of: Architecture) -> bool:
-    """Whether the splits say everything."""
+    """Whether the tree alone determines the prediction."""
     return (of.split, of.predictor, of.inputs) == ("linear", "linear", "z")
 
 
 def checked_architecture(of: Architecture) -> Architecture:
-    """The same, checked; ``ValueError`` if it cannot be built."""
+    """Returns the checked architecture; raises ``ValueError`` if it is invalid."""
     check_split(of.split)
     checks.check_choice("predictor", of.predictor, PREDICTORS)
     checks.check_choice("inputs", of.inputs, INPUTS)
@@ -184,7 +184,7 @@ def checked_architecture(of: Architecture) -> Architecture:
 
 
 def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, " nodes"]:
-    """Biases by which every split passes through the mean of the scores of the samples that reach its node."""
+    """Returns biases that centre the scores of each split on the samples that reach its node."""
     inside, biases = jnp.ones_like(raw[:1], dtype=bool), []
     each = jnp.ones_like(raw[0]) if weight is None else weight
     for score in topology.levels(raw):
@@ -196,7 +196,7 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
 
 
 def hard_tree(params: Any, batch: Batch, active: Array, of: Architecture, task: Task) -> ObliqueTree:
-    """The hard tree of linear splits in which inactive nodes do not split, with constant leaves set from the batch."""
+    """Returns the hard tree of linear splits, none at inactive nodes, with constant leaves fitted to the batch."""
     network = _network(params, batch.x, of, task)
     splits = active[: topology.num_nodes(of.depth)] > 0
     weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
@@ -214,9 +214,9 @@ class LatentNetwork:
     """A trained tree and its predictor, on scaled data.
 
     Attributes:
-      params: of the network: a dict of arrays.
-      active: activity of the nodes of the whole tree on the training data, ``(2**(depth + 1) - 1,)``; 0: pruned.
-      architecture: what the network is made of.
+      params: parameters of the network, a dict of arrays.
+      active: activity of all nodes on the training data, ``(2**(depth + 1) - 1,)``; 0: pruned.
+      architecture: static options of the network.
       features: number of features, p.
       task: what is predicted.
     """
@@ -228,27 +228,27 @@ class LatentNetwork:
     task: Task = struct.field(pytree_node=False)
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """What the predictor says."""
+        """Returns the outputs of the predictor."""
         return outputs_of(self.params, Batch(x, None), self.architecture, self.task, self.active)
 
     def position(self, x: Float[Array, "n p"]) -> Float[Array, "n all_nodes"]:
-        """How far each sample is at each node: z."""
+        """Returns the traversal z of each sample."""
         scores = scores_of(self.params, x, self.architecture, self.task)
         return routing.position(routing.rewards(scores), self.active).T
 
     def __str__(self) -> str:
-        of = self.architecture
-        parts = f"split={of.split!r}, predictor={of.predictor!r}, inputs={of.inputs!r}"
-        return f"depth={of.depth}, features={self.features}, {parts}"
+        architecture = self.architecture
+        parts = f"split={architecture.split!r}, predictor={architecture.predictor!r}, inputs={architecture.inputs!r}"
+        return f"depth={architecture.depth}, features={self.features}, {parts}"
 
 
 @io.model
-@struct.dataclass
+@struct.dataclass(repr=False)
 class LatentModel(SoftModel):
     """A fitted LatentTree: its network is a :class:`LatentNetwork`."""
 
     def traverse(self, x: ArrayLike) -> Any:
-        """How far each sample is at each node of the whole tree: z, ``(nodes, n)``.
+        """Returns the traversal z of each sample at all nodes, ``(nodes, n)``.
 
         Raises:
           ValueError: as :meth:`predict`.
@@ -262,35 +262,35 @@ class LatentModel(SoftModel):
 
 @struct.dataclass(kw_only=True)
 class LatentTree(Recipe):
-    """LatentTree's recipe: a tree and a predictor that sees how far a sample gets in it.
+    """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
-    Mini-batches, Adam (the paper's quasi-hyperbolic Adam was no better on two sets: ``experiments.paper_latent``), a
-    learning rate divided by ten when the training loss of an epoch has not fallen for some time, split biases from the
-    means of the samples that reach each node. The model is that of the last update or, with ``validation``, the one
-    with the lowest loss there, evaluated once an epoch; its activity is solved for on the whole training part. Features
-    are scaled to mean 0 and deviation 1, targets to [0, 1]. Defaults are for tables of some thousand rows; for half a
-    million the paper has batches of 512, a learning rate of 0.001, a patience of 2.
+    Trains on mini-batches with Adam (the paper's quasi-hyperbolic Adam was no better on two data sets:
+    ``experiments.paper_latent``); the learning rate is divided by ten when the training loss of an epoch reaches a
+    plateau; split biases are initialised to the means of the samples that reach each node. The model is that of the
+    last update or, with ``validation``, of the epoch with the lowest loss there; its activity is computed on the whole
+    training data. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. Defaults suit thousands of rows;
+    for half a million the paper has batches of 512, a learning rate of 0.001 and a patience of 2.
 
-    The fit's ``tree`` is the :class:`ObliqueTree` that the model stands for, where it stands for one: linear splits,
-    and a linear predictor that sees z alone. Its leaves are constants or class frequencies set from the training data.
-    Else it is None: predictions need the predictor. Where ``loss`` is given, the loss of the fit is that, on scaled
-    targets. The report has ``active``, the activity of the nodes of the whole tree; 0: pruned.
+    The fit's ``tree`` is an :class:`ObliqueTree` for linear splits and a linear predictor on z alone; its leaves are
+    constants or class frequencies fitted to the training data. Otherwise it is None, as predictions need the predictor.
+    A user-defined ``loss``, on scaled targets, is also the loss of the fit. The report has ``active``, the activity of
+    all nodes; 0: pruned.
 
     Attributes:
       depth: depth of the tree, 1 to 10.
-      epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
-      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
-      learning_rate: at the start.
-      penalty: price of an active node, per sample: the paper's lambda over its batch.
-      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a function of a module compiles once. By default
-        squared error, or log loss.
-      split: how nodes score samples: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"`` with one hidden layer, or
+      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      learning_rate: initial learning rate.
+      penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
+      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a module-level function, to compile once.
+        Default: squared error, or log loss.
+      split: split function: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"`` with one hidden layer, or
         ``(features, nodes, rngs) -> module`` from ``(n, features)`` to ``(n, nodes)``.
       predictor: ``"linear"``, or ``"mlp"``: two hidden layers, ELU.
-      inputs: what the predictor sees, ``"z"`` or ``"xz"``.
+      inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
       hidden: width of hidden layers.
-      dropout: part of the units of the predictor's hidden layers left out in training, 0 up to but not including 1.
-      patience: epochs without a lower loss before the learning rate falls.
+      dropout: dropout rate of the predictor's hidden layers, in [0, 1).
+      patience: epochs without a lower loss before the learning rate is reduced.
     """
 
     depth: int = options.depth(4, MAX_DEPTH)
@@ -313,37 +313,37 @@ class LatentTree(Recipe):
 
 
 def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bounded: bool, **more: Any) -> Search:
-    """The search of a LatentTree.
+    """Returns the search of a LatentTree recipe.
 
     Args:
-      recipe: its options.
+      recipe: the recipe.
       task: what is predicted.
-      shape: of the features.
-      bounded: whether predictions are kept near the training targets.
+      shape: shape of the features.
+      bounded: whether predictions are clipped to near the training targets.
       **more: other fields of the :class:`Search`.
     """
     n, p = shape
-    of = checked_architecture(
+    architecture = checked_architecture(
         Architecture(recipe.depth, recipe.split, recipe.predictor, recipe.inputs, recipe.hidden, recipe.dropout)
     )
-    _graph(p, of, task, jnp.dtype(jnp.float32))  # refuses splits with a state of their own
+    _graph(p, architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
     schedule = Schedule.of(n, recipe.epochs, recipe.batch_size)
     patience: Any = {"patience": recipe.patience, "accumulation_size": schedule.steps_per_epoch}
     plateau = optax.contrib.reduce_on_plateau(factor=0.1, **patience)
 
     def active(params: Any, batch: Batch) -> Array:
         weight = None if batch.weight is None else training.normalised(batch).weight
-        return routing.activity(scores_of(params, batch.x, of, task), recipe.penalty, weight)
+        return routing.activity(scores_of(params, batch.x, architecture, task), recipe.penalty, weight)
 
     def outputs(params: Any, batch: Batch, x: Array) -> Array:
-        out = outputs_of(params, Batch(x, None), of, task, active(params, batch))
+        out = outputs_of(params, Batch(x, None), architecture, task, active(params, batch))
         return near_targets(out) if bounded else out
 
     def model(params: Any, batch: Batch) -> LatentNetwork:
-        return LatentNetwork(params, active(params, batch), of, p, task)
+        return LatentNetwork(params, active(params, batch), architecture, p, task)
 
     def tree(params: Any, batch: Batch) -> ObliqueTree | None:
-        return hard_tree(params, batch, active(params, batch), of, task) if is_tree(of) else None
+        return hard_tree(params, batch, active(params, batch), architecture, task) if is_tree(architecture) else None
 
     def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         check_finite(result)
@@ -353,13 +353,15 @@ def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bou
         report = {"active": np.asarray(network.active)}
         return Finished(model, tree, loss_of(result, model, data, task), report)
 
-    inner = of.hidden * (of.hidden + p) if "mlp" in (of.split, of.predictor) else 0
+    inner = (
+        architecture.hidden * (architecture.hidden + p) if "mlp" in (architecture.split, architecture.predictor) else 0
+    )
     return minibatch(
         task,
-        latent(of, recipe.penalty, task=task),
+        latent(architecture, recipe.penalty, task=task),
         optax.chain(optax.adam(recipe.learning_rate), plateau),
         schedule,
-        elements_per_sample=32 * topology.num_nodes(of.depth) + inner // 8,
+        elements_per_sample=32 * topology.num_nodes(architecture.depth) + inner // 8,
         outputs=outputs,
         model=model,
         extra=tree,

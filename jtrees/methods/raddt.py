@@ -1,8 +1,8 @@
-"""RADDT: routing by how much a path is violated, ever harder (the system that GET's authors published next: see
+"""RADDT: annealed routing by the violation of paths (the later system of GET's authors: see
 CITATION.cff).
 
-``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, GET's own but for the routing, the
-sharpnesses, and thresholds that are centred between them.
+``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, which differs from GET's in the routing, the
+sharpnesses, and the centring of thresholds between stages.
 """
 
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import ops, routing, topology, training
+from jtrees import ops, topology, training
 from jtrees.search import Recipe, Search, options, restarts
 from jtrees.search._restarts import soft_method
 from jtrees.tasks import Regression, Task
@@ -33,10 +33,10 @@ def raddt(
     l1: float | Array = 0.0,
     implementation: str | None = None,
 ) -> training.Method:
-    """RADDT: minimise the loss that a tree expects which routes by ``softmin(sharpness * violations)`` of its paths.
+    """Returns the RADDT method: minimises the expected loss of routing by ``softmin(sharpness * violations)`` of paths.
 
-    As :func:`jtrees.methods.get`, but for the routing (:func:`jtrees.routing.violation`): probabilities are normalised once,
-    over all paths, instead of at every split. At depth 1 both are the same.
+    As :func:`jtrees.methods.get`, except for the routing (:func:`jtrees.routing.violation`): probabilities are
+    normalised once over all paths instead of at every split, which at depth 1 is the same.
 
     Args:
       depth: depth of the tree, 1 to 16.
@@ -44,22 +44,22 @@ def raddt(
       leaves: ``"constant"`` or ``"linear"``.
       task: what is predicted.
       l1: strength of an L1 penalty on the split weights.
-      implementation: XLA or a kernel for the loss and its gradient: see :mod:`jtrees.ops`.
+      implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
 
     Raises:
       ValueError: as :func:`jtrees.methods.get`.
     """
-    of: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
-    return soft_method(depth, sharpness, name="sharpness", route=routing.violation, **of)
+    options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
+    return soft_method(depth, sharpness, name="sharpness", route="violation", **options)
 
 
 @struct.dataclass(kw_only=True)
 class RADDT(Recipe):
-    """RADDT's recipe: many starts under five sharpnesses from 2 to 100, evenly spaced in their logarithm.
+    """RADDT's recipe: many starts under five logarithmically spaced sharpnesses from 2 to 100.
 
-    Trees deeper than 8 go on under 130, 170 and 200. Between them every threshold is moved to the middle of the gap
-    between the samples on its two sides (:func:`centre_thresholds`). All else, and the report, is as for
-    :class:`jtrees.GET`.
+    Trees deeper than 8 continue under 130, 170 and 200. After each stage every threshold is moved to the middle of the
+    gap between the samples on its two sides (:func:`centre_thresholds`). Everything else, including the report, is as
+    for :class:`jtrees.GET`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
@@ -68,8 +68,8 @@ class RADDT(Recipe):
       epochs: updates under each sharpness.
       learning_rate: peak learning rate.
       l1: strength of the L1 penalty on split weights (of scaled data).
-      cart: whether start 0 is CART (needs scikit-learn); without it nothing is promised about CART.
-      implementation: of the training step, None for what is fastest: see :mod:`jtrees.ops`.
+      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
+      implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 
     depth: int = options.depth(4)
@@ -82,12 +82,12 @@ class RADDT(Recipe):
     implementation: str | None = options.static(None)
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        of: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
+        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
         levels = _SHARPNESS + (_SHARPNESS_DEEP if self.depth > _DEEP else ())
         return restarts(
             task,
             shape,
-            method=lambda sharpness: raddt(self.depth, sharpness, **of),
+            method=lambda sharpness: raddt(self.depth, sharpness, **options),
             stages=len(levels),
             sharpness=lambda drawn: jnp.broadcast_to(jnp.asarray(levels, drawn.dtype), drawn.shape),
             depth=self.depth,
@@ -101,23 +101,23 @@ class RADDT(Recipe):
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:
-    """Moves each threshold to the middle of the gap between the samples that it sends left and right.
+    """Returns the tree with each threshold in the middle of the gap between the samples on its two sides.
 
-    No sample of ``x`` changes its leaf (but for gaps as narrow as rounding). A node that does not divide the samples
-    it sees stays as it is.
+    No sample of ``x`` changes its leaf (except for gaps within rounding error). A node that does not divide its samples
+    is unchanged.
 
     Args:
-      tree: the tree; its leaves are not looked at.
+      tree: the tree; its leaves are not used.
       x: samples, ``(n, p)``.
-      sample_weight: samples of weight 0 do not count.
+      sample_weight: samples of weight 0 are ignored.
     """
     nodes = tree.weights.shape[0]
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
     score = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
-    own = jax.lax.map(score, path)  # level by level: the scores of all nodes would not fit for deep trees
+    own = jax.lax.map(score, path)  # level by level, as scores of all nodes of deep trees do not fit into memory
     if sample_weight is not None:
         own = jnp.where(sample_weight > 0, own, jnp.nan)
-    # Comparisons with NaN are false: those samples are on neither side.
+    # Comparisons with NaN are false, so ignored samples are on neither side.
     right = jax.ops.segment_min(jnp.where(own > 0, own, jnp.inf).ravel(), path.ravel(), nodes)
     left = jax.ops.segment_max(jnp.where(own <= 0, own, -jnp.inf).ravel(), path.ravel(), nodes)
     divides = jnp.isfinite(right) & jnp.isfinite(left)

@@ -1,4 +1,4 @@
-"""Trees as layers of flax (nnx) models, trained end to end with what is before and behind them."""
+"""Trees as layers of flax (nnx) models, trained end to end."""
 
 from jtrees.nn.latent_tree import LatentTree as LatentTree
 from jtrees.nn.tree_ensemble import TreeEnsemble as TreeEnsemble

@@ -21,16 +21,16 @@ Split = Literal["linear", "elu", "mlp"] | MakeSplit
 
 
 def check_split(split: Any) -> None:
-    """A name, or a function; ``ValueError`` if it is neither."""
+    """Raises ``ValueError`` unless a split is a known name or a function."""
     if not callable(split):
         validation.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
 
 
 def split_scores(split: Callable[[Array], Array], x: Float[Array, "n p"], nodes: int) -> Float[Array, "nodes n"]:
-    """What split functions say, without the biases.
+    """Returns the outputs of split functions, without biases.
 
     Raises:
-      ValueError: for a module of one's own that gives another shape.
+      ValueError: if a user-defined module returns another shape.
     """
     raw = split(x)
     if raw.shape != (x.shape[0], nodes):
@@ -39,7 +39,7 @@ def split_scores(split: Callable[[Array], Array], x: Float[Array, "n p"], nodes:
 
 
 def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: Any, rngs: nnx.Rngs) -> Any:
-    """Split functions of all nodes as one module: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"``, or one's own.
+    """Returns a module of all split functions: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"``, or user-defined.
 
     Raises:
       ValueError: for an unknown name.
@@ -55,16 +55,16 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
 
 
 class LatentTree(nnx.Module):
-    """How far each sample gets at every node of a tree that is pruned while it is learnt (Zantedeschi et al. 2021).
+    """A layer that maps samples to their traversals of a tree that is pruned during training (Zantedeschi et al. 2021).
 
     ``(..., features) -> (..., nodes)``: z of :func:`jtrees.routing.traverse`, between 0 and the activity of the node,
-    over the ``2**(depth + 1) - 1`` nodes of the whole tree. As with batch normalisation, the activity of the nodes is
-    solved for on the batch in training, and its running mean is used in evaluation (``model.train()``,
-    ``model.eval()``), so that an answer does not depend on the batch.
+    over the ``2**(depth + 1) - 1`` nodes of the whole tree. As in batch normalisation, training uses the activity of
+    the nodes on the batch, and evaluation its running mean (``model.train()``, ``model.eval()``), so that outputs do
+    not depend on the batch.
 
     Attributes:
-      split: the split functions, as given.
-      bias: of the splits, ``(2**depth - 1,)``.
+      split: module of the split functions.
+      bias: biases of the splits, ``(2**depth - 1,)``.
       active: running mean of the activity.
     """
 
@@ -81,18 +81,18 @@ class LatentTree(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        """A layer with random splits.
+        """Initialises a layer with random splits.
 
         Args:
-          features: size of the last axis of what comes in.
+          features: size of the last axis of the input.
           depth: depth of the tree, 1 to 10.
-          penalty: price of an active node per sample, above 0, as for :func:`jtrees.latent`.
-          split: as for :func:`jtrees.latent`.
+          penalty: penalty of an active node per sample, above 0, as for :func:`jtrees.methods.latent`.
+          split: as for :class:`jtrees.LatentTree`.
           hidden: width of the hidden layer of ``split="mlp"``.
-          momentum: of the running mean.
-          use_running_average: whether to use that rather than the batch, as ``model.eval()`` sets it.
-          dtype: of the parameters.
-          rngs: for the parameters.
+          momentum: momentum of the running mean.
+          use_running_average: whether to use the running mean, as ``model.eval()`` sets it.
+          dtype: dtype of the parameters.
+          rngs: random streams for the parameters.
 
         Raises:
           ValueError: for a count, a penalty, a momentum or a depth out of range, or an unknown split.
@@ -105,7 +105,7 @@ class LatentTree(nnx.Module):
         nodes = topology.num_nodes(depth)
         self.split = make_split(split, features, nodes, hidden=hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
-        # Of at least 32 bits: with fewer, a running mean stands still where its steps are below the rounding.
+        # At least 32 bits: with fewer, small steps of a running mean are lost to rounding.
         self.active = nnx.BatchStat(jnp.ones(2 * nodes + 1, jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype))
         self.features, self.penalty = features, penalty
         self.momentum, self.use_running_average = momentum, use_running_average
@@ -113,15 +113,14 @@ class LatentTree(nnx.Module):
     def __call__(
         self, x: Float[Array, "*n features"], *, use_running_average: bool | None = None
     ) -> Float[Array, "*n nodes"]:
-        """Traversals.
+        """Returns traversals.
 
         Args:
           x: samples, any leading axes.
-          use_running_average: instead of what the layer is set to.
+          use_running_average: overrides the setting of the layer.
 
         Raises:
-          ValueError: for another last axis than ``features``, no samples, or a split that gives another shape than it
-            should.
+          ValueError: for another last axis than ``features``, no samples, or a split of the wrong shape.
         """
         flat = validation.flat_samples(x, self.features)
         scores = split_scores(self.split, flat, len(self.bias)) + self.bias[...][:, None]
@@ -130,6 +129,6 @@ class LatentTree(nnx.Module):
         else:
             active = routing.activity(scores, self.penalty)
             mean = self.active[...]
-            now = jax.lax.stop_gradient(active).astype(mean.dtype)
-            self.active[...] = self.momentum * mean + (1 - self.momentum) * now
+            current = jax.lax.stop_gradient(active).astype(mean.dtype)
+            self.active[...] = self.momentum * mean + (1 - self.momentum) * current
         return routing.position(routing.rewards(scores), active).T.reshape(*x.shape[:-1], -1)

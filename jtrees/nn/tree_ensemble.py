@@ -12,27 +12,27 @@ from jtrees import ops, routing, topology, validation
 from jtrees.routing import conditional
 
 COMBINATIONS = ("sum", "concatenate")
-_START = 0.01  # splits and leaves begin uniform between this and its negative (paper, appendix)
+_START = 0.01  # bound of the uniform initialisation of splits and leaves (paper, appendix)
 Initializer = Callable[..., Array]
 zeros = nnx.initializers.zeros_init()
 
 
 def small_uniform(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """U(-0.01, 0.01), the paper's start."""
+    """Draws from U(-0.01, 0.01), the paper's initialisation."""
     return jax.random.uniform(key, shape, dtype, -_START, _START)
 
 
 class TreeEnsemble(nnx.Module):
-    """Soft trees with smooth-step routing, ``(..., features) -> (..., out_features)``, in place of a dense layer.
+    """A layer of soft trees with smooth-step routing, ``(..., features) -> (..., out_features)``.
 
-    All trees are one computation, forwards and backwards, that visits only what samples reach where trees are deep
-    (:func:`jtrees.routing.conditional_ensemble`). The paper puts ``nnx.BatchNorm`` before it: scores then begin near
-    zero, where splits are uncertain and learn.
+    All trees are one computation, for deep trees conditional on what samples reach, forwards and backwards
+    (:func:`jtrees.routing.conditional_ensemble`). The paper has ``nnx.BatchNorm`` before it, which makes initial scores
+    near zero, where splits have gradients.
 
     Attributes:
-      weights: of the splits, ``(num_trees, 2**depth - 1, features)``; right iff ``weights x + bias > 0``.
-      bias: of the splits, ``(num_trees, 2**depth - 1)``.
-      leaf_values: ``(num_trees, 2**depth, out_features)``.
+      weights: weights of the splits, ``(num_trees, 2**depth - 1, features)``; right iff ``weights x + bias > 0``.
+      bias: biases of the splits, ``(num_trees, 2**depth - 1)``.
+      leaf_values: values of the leaves, ``(num_trees, 2**depth, out_features)``.
       gamma: width of the uncertain region of a split's score.
     """
 
@@ -53,22 +53,23 @@ class TreeEnsemble(nnx.Module):
         implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
-        """A layer with random trees.
+        """Initialises a layer with random trees.
 
         Args:
-          features: size of the last axis of what comes in.
-          num_trees: how many trees.
-          depth: of the trees, 1 to 16.
-          out_features: outputs of each tree.
-          gamma: above 0; the smaller, the fewer leaves a sample reaches.
-          combine: ``"sum"`` of the trees, or ``"concatenate"``: their outputs side by side, ``num_trees out_features``.
-          width: room for paths, as for :func:`jtrees.routing.conditional_ensemble`; None: what was measured.
+          features: size of the last axis of the input.
+          num_trees: number of trees.
+          depth: depth of the trees, 1 to 16.
+          out_features: number of outputs of each tree.
+          gamma: width of the uncertain region, above 0; a smaller one reaches fewer leaves.
+          combine: ``"sum"`` of the trees, or ``"concatenate"`` of their outputs, ``num_trees out_features``.
+          width: capacity of the frontier of paths, as for :func:`jtrees.routing.conditional_ensemble`; None: a measured
+            default.
           split_init: ``(key, shape, dtype) -> array`` for the weights.
-          bias_init: for the biases.
-          leaf_init: for the leaves.
-          dtype: of the parameters.
-          implementation: XLA or a kernel, None for what is fastest: see :mod:`jtrees.ops`.
-          rngs: for the parameters.
+          bias_init: likewise for the biases.
+          leaf_init: likewise for the leaves.
+          dtype: dtype of the parameters.
+          implementation: XLA or a kernel, None for the fastest: see :mod:`jtrees.ops`.
+          rngs: random streams for the parameters.
 
         Raises:
           ValueError: for a count, a depth or gamma out of range, or an unknown combination.
@@ -86,7 +87,7 @@ class TreeEnsemble(nnx.Module):
         self.width, self.implementation = width, implementation
 
     def __call__(self, x: Float[Array, "*n features"]) -> Float[Array, "*n out"]:
-        """The sum of the trees, or their outputs side by side.
+        """Returns the sum of the trees, or their concatenated outputs.
 
         Args:
           x: samples, any leading axes.
@@ -96,19 +97,19 @@ class TreeEnsemble(nnx.Module):
         """
         flat = validation.flat_samples(x, self.features)
         trees = self.weights[...], self.bias[...], self.leaf_values[...]
-        answers = lambda weights, bias, leaf_values: ops.ensemble(
+        ensemble = lambda weights, bias, leaf_values: ops.ensemble(
             weights, bias, leaf_values, flat, self.gamma, width=self.width, implementation=self.implementation
         )
         if self.combine == "sum":
-            out = answers(*trees)
+            out = ensemble(*trees)
         else:
-            alone = jax.tree.map(lambda a: a[:, None], trees)  # ensembles of one tree
-            each = jax.lax.map(lambda tree: answers(*tree), alone)
-            out = jnp.moveaxis(each, 0, 1).reshape(len(flat), -1)
+            single = jax.tree.map(lambda a: a[:, None], trees)  # ensembles of one tree
+            outputs = jax.lax.map(lambda tree: ensemble(*tree), single)
+            out = jnp.moveaxis(outputs, 0, 1).reshape(len(flat), -1)
         return out.reshape(*x.shape[:-1], -1)
 
     def reachable_leaves(self, x: Float[Array, "*n features"]) -> tuple[Array, Array]:
-        """How many leaves each sample reaches in each tree, ``(num_trees, *n)``; and whether there was no room."""
+        """Returns the number of leaves that each sample reaches, ``(num_trees, *n)``; and whether ``width`` overflows."""
         weights, bias = self.weights[...], self.bias[...]
         count, overflow = routing.reachable_leaves(
             validation.flat_samples(x, self.features), weights, bias, self.gamma, width=self.width

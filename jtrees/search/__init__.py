@@ -1,4 +1,4 @@
-"""Searches: how recipes find a model on scaled data, in rounds; and the driver that runs them."""
+"""Recipes, the searches over scaled data that they define, and the driver that runs them in rounds."""
 
 from jtrees.search.recipe import (
     Finished as Finished,

@@ -17,11 +17,11 @@ _UPDATES, _PASSES = 2000, 12  # at least, unless epochs are given
 
 
 class Schedule(NamedTuple):
-    """How a run goes through its samples.
+    """The number and size of the mini-batches of a run.
 
     Attributes:
-      steps: updates in all, whole epochs.
-      steps_per_epoch: updates in a pass over the samples.
+      steps: total number of updates, in whole epochs.
+      steps_per_epoch: updates of one pass over the samples.
       batch_size: samples in a mini-batch.
     """
 
@@ -35,8 +35,8 @@ class Schedule(NamedTuple):
 
         Args:
           n: number of samples.
-          epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
-          batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
+          epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+          batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
 
         Raises:
           ValueError: for more updates than a counter of 32 bits holds.
@@ -50,7 +50,7 @@ class Schedule(NamedTuple):
 
 
 def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
-    """The mean loss of a model's outputs on a scaled batch."""
+    """Returns the mean loss of a model's outputs on a scaled batch."""
     return losses.weighted_mean(task.loss(outputs, by.y), training.normalised(by).weight)
 
 
@@ -68,27 +68,29 @@ def minibatch(
     finish: Callable[..., Finished] | None = None,
     **more: Any,
 ) -> Search:
-    """A run on mini-batches; with a validation set the parameters with the lowest loss there, evaluated once an epoch.
+    """Returns the search of one mini-batch run; a validation set, evaluated once an epoch, chooses the parameters.
 
     Args:
       task: what is predicted.
-      method: what is trained.
-      optimizer: what by.
-      schedule: for how long.
-      elements_per_sample: about how many numbers a step works on, for each sample.
-      outputs: ``(params, batch, x) -> outputs`` on x of the model that the parameters become after training on batch.
+      method: the method to train.
+      optimizer: its optimizer.
+      schedule: number and size of the mini-batches.
+      elements_per_sample: approximate size of a step's arrays, per sample.
+      outputs: ``(params, batch, x) -> outputs`` at x of the model that ``model`` makes of the parameters and the batch.
       model: ``(params, batch) -> model`` of scaled data; by default ``method.harden``.
-      extra: ``(params, batch) ->`` what else ``finish`` needs.
+      extra: ``(params, batch) ->`` further values for ``finish``.
       score: ``(params, batch) -> scalar`` in place of the task's loss of the outputs.
-      finish: as for :class:`Search`; by default for a model that is a tree.
+      finish: as for :class:`Search`; the default expects the model to be a tree.
       **more: other fields of the :class:`Search`.
     """
 
     def evaluate(params: Any, batch: Batch, by: Batch) -> Array:
         if score is not None:
             return score(params, training.normalised(by))
-        assert outputs is not None
-        return evaluated(task, outputs(params, batch, by.x), by)
+        if outputs is not None:
+            return evaluated(task, outputs(params, batch, by.x), by)
+        predictions, weight = method.harden(params, batch).apply(by.x), training.normalised(by).weight
+        return losses.weighted_mean(task.prediction_loss(predictions, by.y), weight)
 
     def init(start: Any, batch: Batch, *, key: Array) -> training.TrainState:
         return training.start(method, batch, key=key, optimizer=optimizer)
@@ -111,18 +113,11 @@ def minibatch(
     def result(state: training.TrainState, batch: Batch, validation: Batch | None) -> SearchResult:
         by = batch if validation is None else validation
         best = training.best(method, state, batch, score=lambda params: evaluate(params, batch, by))
-        found = (method.harden if model is None else model)(best.params, batch)
-        return SearchResult(found, best.score, jnp.isfinite(best.score), best.step, extra(best.params, batch))
+        trained_model = (method.harden if model is None else model)(best.params, batch)
+        return SearchResult(trained_model, best.score, jnp.isfinite(best.score), best.step, extra(best.params, batch))
 
     def finish_tree(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         return finished_tree(result, data, task)
 
     rounds = Rounds(schedule.steps, schedule.batch_size * elements_per_sample)
     return Search(task, rounds, init, one_round, result, finish or finish_tree, **more)
-
-
-def finish_soft_model(result: SearchResult, data: Data, task: Task) -> Finished:
-    """A model that is no tree, in the user's units."""
-    check_finite(result)
-    model = data.scaling.restore(result.model)
-    return Finished(model, None, loss_of(result, model, data, task), {})

@@ -1,7 +1,7 @@
-"""A search of many starts, CART the first of them, each trained under ever sharper routings.
+"""A search over many starts, the first from CART, each trained under increasingly sharp routings.
 
-GET and RADDT are this search: a paper adds its soft routing (a :class:`jtrees.Method` of a sharpness) and its
-sharpnesses. The best hard tree of all is returned, and CART itself where nothing beats it.
+GET and RADDT use this search; each adds its soft routing (a :class:`jtrees.Method` for a sharpness) and its schedule of
+sharpnesses. The result is the best hard tree of all starts, or CART itself if none is better.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ from jtrees.tree import ObliqueTree
 
 _WARM_UP = 10  # linear warm-up steps
 _LAST_LEARNING_RATE = 1e-4  # of the peak: 1e-6 for the paper's 0.01
-_WEIGHT_DECAY = 1e-2  # AdamW's usual decay, which the paper leaves as it is
-# The unit of features: about the spread that uniform numbers have in [0, 1], for which the paper's learning rate,
-# sharpness and random starts are meant.
+_WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the paper keeps
+# Unit of the features, in standard deviations: about the range of a uniform variable. The paper's learning rate,
+# sharpnesses and random initialisation assume features in [0, 1].
 DEVIATIONS = 3.0
-# Slopes of linear leaves in the user's units: float32 holds them and their products with parts of a deviation.
+# Slopes of linear leaves in the user's units for which products with fractions of a deviation stay in float32's range.
 _FLATTEST, _STEEPEST = 1e-37, 1e36
-_DECOMPOSITION = 2  # of a matrix (p, p), in elements of a step for each of p**3
-_NONE_EXPECTED = 1e30  # of targets in [0, 1]: what stands for an expected error that there is none of
-_EVALUATIONS = 20  # of a score that costs more than a step, under each sharpness
+_DECOMPOSITION = 2  # cost of decomposing a (p, p) matrix, in elements of a step per p**3
+_NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
+_EVALUATIONS = 20  # evaluations of an expensive score, per sharpness
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def soft_method(
     sharpness: training.Number,
     *,
     name: str,
-    route: ops.Route | None,
+    route: ops.Route,
     leaves: str,
     task: Task,
     l1: float | Array,
@@ -83,15 +83,15 @@ def soft_method(
 
 
 class Run(NamedTuple):
-    """A start on its way through its stages, one for each sharpness.
+    """The state of a start, which trains in one stage for each sharpness.
 
     Attributes:
-      splits: those that the stage began with; after the last, those that it ended with (``leaves`` is None).
-      training: the run of this stage.
+      splits: the initial splits of the stage; after the last stage, its final ones (``leaves`` is None).
+      training: the training state of the stage.
       best: the best splits of the stages so far.
-      sharpness: of each stage, ``(stages,)``.
-      scores: the best score in each, infinite where there is none, ``(stages,)``.
-      steps: the epoch at which it was seen, ``(stages,)``.
+      sharpness: sharpness of each stage, ``(stages,)``.
+      scores: best score of each stage, infinite if not finite or not run, ``(stages,)``.
+      steps: epoch of the best score, ``(stages,)``.
     """
 
     splits: ObliqueTree
@@ -117,30 +117,30 @@ def restarts(
     cart: bool,
     between: Callable[[ObliqueTree, Batch], ObliqueTree] | None = None,
 ) -> Search:
-    """Many starts under ever sharper routings.
+    """Returns the search over many starts under increasingly sharp routings.
 
-    Each start trains under each of its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine), going
-    on from the hard tree before. Hard trees are evaluated on the way and the best is kept (at every epoch for constant
-    leaves and classes, 20 times or a few more in each stage where an evaluation costs more).
+    Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay); a stage
+    is initialised with the hard tree of the previous one. Hard trees are evaluated during training and the best is kept
+    (every epoch for constant leaves and classes, about 20 times in a stage where an evaluation costs more).
 
-    The start of the search is None, or splits with a leading axis, ``(m, nodes, p)``: those of the first m starts.
+    ``prepare`` returns None, or splits with a leading axis, ``(m, nodes, p)``: those of the first m starts.
 
     Args:
       task: what is predicted.
-      shape: of the features.
-      method: of a sharpness.
+      shape: shape of the features.
+      method: ``sharpness -> Method``.
       stages: number of sharpnesses.
-      sharpness: numbers drawn from U(0, 1), ``(starts, stages)`` -> the sharpness of each start in each stage.
-      depth: of the tree.
+      sharpness: maps draws from U(0, 1), ``(starts, stages)``, to the sharpness of each start in each stage.
+      depth: depth of the tree.
       leaves: kind of leaves.
       starts: number of starts.
       epochs: updates in each stage.
-      learning_rate: its peak.
+      learning_rate: peak learning rate.
       cart: whether start 0 is CART.
-      between: what is done to the splits after each stage, given the batch; or None.
+      between: ``(splits, batch) -> splits``, applied after each stage; or None.
 
     Raises:
-      ValueError: for linear leaves in classification, and for more starts than arrays of 32-bit sizes hold.
+      ValueError: for linear leaves in classification, and for more starts than 32-bit array sizes allow.
     """
     kind, (n, p), nodes, num_leaves = kinds.kind_of(leaves, task), shape, topology.num_nodes(depth), 2**depth
     checks.check_count("starts", starts, most=checks.MAX_NUMBERS // (nodes * (p + 1)))
@@ -149,79 +149,79 @@ def restarts(
     optimizer = optax.adamw(lambda step: learning_rate * rate(step), weight_decay=_WEIGHT_DECAY)
 
     def stage_of(params: ObliqueTree, sharpness: Array, batch: Batch) -> TrainState:
-        """The run of a stage before its first step."""
-        # Full batch, and nothing random in the loss.
-        of_method: Any = {"key": jax.random.key(0), "optimizer": optimizer, "params": params}
-        state = training.start(method(sharpness), batch, **of_method)
-        return state.replace(order=state.order[:1])  # of the samples: there is but one batch
+        """Returns the initial training state of a stage."""
+        # Any key: the batch is full, and the loss not random.
+        arguments: Any = {"key": jax.random.key(0), "optimizer": optimizer, "params": params}
+        state = training.start(method(sharpness), batch, **arguments)
+        return state.replace(order=state.order[:1])  # unused, as there is one batch
 
-    def begin(splits: ObliqueTree, sharpness: Array, batch: Batch) -> Run:
-        """A start before its first stage."""
-        none = jnp.full(sharpness.shape, jnp.inf, batch.x.dtype)
-        best = Best(splits, none[0], jnp.zeros((), jnp.int32))
-        # The first round makes the run anew: here only its shapes count.
+    def init_run(splits: ObliqueTree, sharpness: Array, batch: Batch) -> Run:
+        """Returns the initial state of a start."""
+        infinite = jnp.full(sharpness.shape, jnp.inf, batch.x.dtype)
+        best = Best(splits, infinite[0], jnp.zeros((), jnp.int32))
+        # Only the shapes of this state matter: the first round replaces it.
         params = splits.replace(leaves=kind.empty(num_leaves, p, task.shape, batch.x.dtype).trainable())
         state = stage_of(params, sharpness[0], batch)
-        return Run(splits, state, best, sharpness, none, jnp.zeros(sharpness.shape, jnp.int32))
+        return Run(splits, state, best, sharpness, infinite, jnp.zeros(sharpness.shape, jnp.int32))
 
     def init(start: ObliqueTree | None, batch: Batch, *, key: Array) -> Run:
-        # All in one draw: draws take longer to compile than all else here.
+        # One draw for all, as draws dominate the compile time of this function.
         drawn = jax.random.uniform(key, (starts, stages + nodes * (p + 1)), batch.x.dtype)
         splits = 2 * drawn[:, stages:].reshape(starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
         if start is not None:
-            given = len(start.bias)
-            weights, bias = weights.at[:given].set(start.weights), bias.at[:given].set(start.bias)
-        one = lambda splits, sharpness: begin(splits, sharpness, batch)
+            m = len(start.bias)
+            weights, bias = weights.at[:m].set(start.weights), bias.at[:m].set(start.bias)
+        one = lambda splits, sharpness: init_run(splits, sharpness, batch)
         return jax.vmap(one)(ObliqueTree(weights, bias, None), sharpness(drawn[:, :stages]))
 
     def evaluate(params: ObliqueTree, batch: Batch, by: Batch) -> Array:
-        """What the hard tree loses on other samples."""
+        """Returns the loss of the hard tree, refitted to the batch, on other samples."""
         predictions, weight = params.refit(*batch).apply(by.x), training.normalised(by).weight
         return losses.weighted_mean(task.prediction_loss(predictions, by.y), weight)
 
     def advanced(i: Array, run: Run, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Run, Array]:
-        """One start after round i, and the losses of its steps; i is one for all starts."""
+        """Returns one start after round i (the same for all starts), and the losses of its steps."""
         stage = i // rounds.rounds_per_stage
         first, last = i % rounds.rounds_per_stage == 0, (i + 1) % rounds.rounds_per_stage == 0
         score = None if validation is None else lambda params: evaluate(params, batch, validation)
-        # The criterion of constant leaves falls out of a step; other scores cost as much as one, or many.
+        # The criterion of constant leaves is a by-product of a step; other scores cost as much as a step or more.
         free = validation is None and leaves == "constant"
         every = 1 if free else max(1, epochs // _EVALUATIONS)
-        now = run.sharpness[stage]
-        once = training.one_step(method(now), batch, optimizer, score_every=every, score=score, last=epochs)
+        current = run.sharpness[stage]
+        one_step = training.one_step(method(current), batch, optimizer, score_every=every, score=score, last=epochs)
 
-        def fresh() -> TrainState:
+        def init_stage() -> TrainState:
             empty = kind.empty(num_leaves, p, task.shape, batch.x.dtype)
             hard = run.splits.replace(leaves=empty).refit(*batch)
             params = hard.replace(leaves=hard.leaves.trainable())
-            return stage_of(params, now, batch).replace(finite=run.training.finite)
+            return stage_of(params, current, batch).replace(finite=run.training.finite)
 
-        state = jax.lax.cond(first, fresh, lambda: run.training)
-        # After the last step of a stage one more, for what it sees: another evaluation would be as long a program again.
+        state = jax.lax.cond(first, init_stage, lambda: run.training)
+        # One step more after the last of a stage, for its score: a separate evaluation would double the program.
         steps = rounds.steps_in(i)
         count, step = steps + last.astype(jnp.int32), rounds.steps_before(i)
-        state, history = training.advance_up_to(once, state, count, rounds.size + 1, step=step)
-        lost = jnp.where(jnp.arange(rounds.size) < steps, history.losses[:-1], jnp.nan)
+        state, history = training.advance_up_to(one_step, state, count, rounds.size + 1, step=step)
+        losses_of_steps = jnp.where(jnp.arange(rounds.size) < steps, history.losses[:-1], jnp.nan)
 
         def next_stage() -> Run:
-            own, value = state.best.params.replace(leaves=None), state.best.score
-            splits = own if between is None else between(own, batch)
-            # What is done between is meant to leave training samples where they are, but not others.
+            stage_splits, value = state.best.params.replace(leaves=None), state.best.score
+            splits = stage_splits if between is None else between(stage_splits, batch)
+            # `between` may change the routing of other samples than the training samples.
             if score is not None and between is not None:
-                leaves_of = splits.replace(leaves=state.best.params.leaves)
-                value = jnp.where(jnp.isfinite(value), score(leaves_of), jnp.inf)
+                hard_tree = splits.replace(leaves=state.best.params.leaves)
+                value = jnp.where(jnp.isfinite(value), score(hard_tree), jnp.inf)
             value = jnp.where(state.finite, value, jnp.inf)
             better = Best(splits, value, state.best.step)
             best = jax.tree.map(lambda old, new: jnp.where(value < run.best.score, new, old), run.best, better)
             finite = jnp.isfinite(value)
-            # What is kept of the run is only whether it was finite: its best has been seen to.
+            # Its best is in `best` already; of the finished stage only `finite` is still needed.
             spent = state.replace(best=state.best.replace(score=jnp.full_like(value, jnp.inf)), finite=finite)
             scores, steps = run.scores.at[stage].set(value), run.steps.at[stage].set(state.best.step)
             return Run(splits, spent, best, run.sharpness, scores, steps)
 
         run = jax.lax.cond(last, next_stage, lambda: run._replace(training=state))
-        return run, lost
+        return run, losses_of_steps
 
     def one_round(i: Array, state: Run, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Run, Array]:
         return map_starts(lambda run: advanced(i, run, batch, validation, rounds), state)
@@ -253,21 +253,21 @@ def restarts(
         empty, loss_unit = kind.empty(num_leaves, p, task.shape), data.scaling.loss_unit
 
         def finished(splits: ObliqueTree) -> tuple[ObliqueTree, float]:
-            """A tree in the user's units with leaves set there, and the loss it is chosen by."""
+            """Returns the tree refitted in the user's units, and the loss it is chosen by."""
             tree, criterion = data.refit(splits, empty)
             loss = data.loss(tree)
             if data.validation is not None or leaves == "constant":
                 return tree, loss
-            # No less than the tree's own loss, which is the greater where outliers, clipped in the scaled data, are
-            # predicted; and that alone where the weight is in so few rows that nothing is expected of new ones.
+            # At least the tree's training loss, which exceeds the criterion where outliers are clipped in scaled data;
+            # the training loss alone where too few rows have weight for an expected error.
             return tree, max(criterion if criterion < _NONE_EXPECTED * loss_unit else 0.0, loss)
 
         tree, loss, chosen, cart_loss = None, np.inf, int(result.extra["start"]), float("nan")
         if result.finite:
             tree, loss = finished(data.scaling.restore_splits(result.model))
         if cart and start is not None:
-            # CART's own tolerances are absolute, and its thresholds exact on raw features only; so the CART not to
-            # fall behind is the better of the two, grown on scaled and (where float32 holds them) on raw features.
+            # CART's tolerances are absolute and its thresholds exact on raw features only, so compare with the better
+            # of two, grown on scaled features and (where float32 represents them) on raw ones.
             carts = [data.scaling.restore_splits(jax.tree.map(lambda a: a[0], start))]
             if data.scaling.origin is None:
                 table = data.table
@@ -283,7 +283,7 @@ def restarts(
         return Finished(tree, tree, loss, report)
 
     elements = nodes * n
-    if leaves == "linear":  # an evaluation decomposes a matrix (p, p) for each node of the whole tree
+    if leaves == "linear":  # an evaluation decomposes a (p, p) matrix for each node and leaf
         elements += (2 * nodes + 1) * _DECOMPOSITION * p**3 * min(1, _EVALUATIONS / epochs)
     return Search(
         task=task,
@@ -299,14 +299,14 @@ def restarts(
 
 
 def _best_so_far(run: Run) -> Best:
-    """The best splits of a start, those of a stage that was broken off included."""
-    now = run.training.best
-    now = now.replace(params=now.params.replace(leaves=None))
-    return jax.tree.map(lambda old, new: jnp.where(now.score < run.best.score, new, old), run.best, now)
+    """Returns the best splits of a start, including those of an interrupted stage."""
+    current = run.training.best
+    current = current.replace(params=current.params.replace(leaves=None))
+    return jax.tree.map(lambda old, new: jnp.where(current.score < run.best.score, new, old), run.best, current)
 
 
 def _check_slopes(scaling: Scaling) -> None:
-    """Raises ``ValueError`` if targets per unit of a feature are numbers that float32 does not hold."""
+    """Raises ``ValueError`` if slopes in the user's units are outside the range of float32."""
     varying = np.flatnonzero(~scaling.constant)
     slopes = np.atleast_1d(scaling.y_unit)[:, None] / scaling.x_unit[varying]
     if len(bad := np.argwhere((slopes < _FLATTEST) | (slopes > _STEEPEST))):
@@ -319,7 +319,7 @@ def _check_slopes(scaling: Scaling) -> None:
 
 
 def grown_cart(rows: Batch, task: Task, depth: int, leaves: str = "constant") -> ObliqueTree:
-    """The splits of CART of a depth; where leaves are linear, grown on what a linear regression leaves of the targets."""
+    """Returns the splits of CART of a depth; with linear leaves, CART of the residuals of a linear regression."""
     x, y, weight = rows
     if isinstance(task, Classification):
         return warmstart.cart_classifier(x, y, depth, sample_weight=weight).replace(leaves=None)

@@ -1,4 +1,4 @@
-"""Any method that ends in a tree, one of your own above all, as a recipe."""
+"""A recipe for any method that hardens to a tree, user-defined methods above all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,20 +20,20 @@ from jtrees.tree import ObliqueTree
 
 @struct.dataclass(kw_only=True)
 class FromMethod(Recipe):
-    """A :class:`jtrees.Method` trained on mini-batches: so it fits tables, and is tuned, swept and bagged.
+    """Trains a :class:`jtrees.Method` on mini-batches, so that it can be fitted to tables, tuned, swept and bagged.
 
-    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The model is the tree that the parameters harden
-    to: those of the last update or, with ``validation``, those of the lowest ``score`` there, evaluated once an epoch.
-    The report has ``reached``, the number of internal nodes that at least one training sample reaches.
+    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The model is the hardened tree of the last
+    update or, with ``validation``, of the epoch with the lowest ``score`` there. The report has ``reached``, the number
+    of internal nodes that at least one training sample reaches.
 
     Attributes:
-      make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. A program is compiled for
-        each function: keep one ``partial``, and not a new one for each fit.
-      options: numbers that it is given, by name; each may be traced. In a grid ``"options__alpha"``.
-      rule: ``learning_rate -> optax transformation``; the rate falls to zero by a cosine.
-      epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
-      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
-      learning_rate: at the start.
+      make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. Every function
+        compiles its own program: reuse one ``partial`` for all fits.
+      options: numeric arguments of ``make`` by name; each may be traced. In a grid ``"options__alpha"``.
+      rule: ``learning_rate -> optax transformation``; the learning rate follows a cosine decay to zero.
+      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      learning_rate: initial learning rate.
     """
 
     make: Callable[..., training.Method] = struct.field(pytree_node=False, metadata={"check": kinds.check_function})
@@ -50,8 +50,8 @@ class FromMethod(Recipe):
         schedule = Schedule.of(n, self.epochs, self.batch_size)
         last = jnp.asarray(schedule.steps, jnp.int32)
 
-        def score(params: Any, by: Batch) -> Array:
-            return method.loss(params, by, key=jax.random.key(0), step=last)[1]
+        def score(params: Any, validation: Batch) -> Array:
+            return method.loss(params, validation, key=jax.random.key(0), step=last)[1]
 
         return minibatch(
             task,
@@ -64,7 +64,7 @@ class FromMethod(Recipe):
 
 
 def _check_hardens(method: Any, task: Task, shape: tuple[int, int]) -> None:
-    """Raises ``ValueError`` for anything but a method that hardens to a tree."""
+    """Raises ``ValueError`` unless ``method`` is a method that hardens to a tree."""
     if not isinstance(method, training.Method):
         raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
     labels = isinstance(task, Classification)

@@ -10,34 +10,34 @@ import numpy as np
 
 
 class Monitor:
-    """Looks after a search between its rounds: shows a bar, and stops it at the deadline or on Ctrl-C.
+    """Shows the progress of a search between rounds, and stops it at a deadline or on Ctrl-C.
 
-    ``ended`` says how it ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
+    ``ended`` is the reason for the end: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
     """
 
     def __init__(self, progress: bool = False, deadline: float | None = None):
-        """``deadline`` is a time of ``time.monotonic``."""
+        """``deadline`` is in the time of ``time.monotonic``."""
         self.progress, self.deadline, self.ended = progress, deadline, "finished"
 
     @contextlib.contextmanager
     def listening(self) -> Any:
-        """A context in which Ctrl-C stops the search, and a second one raises KeyboardInterrupt.
+        """Context in which Ctrl-C stops the search, and a second one raises KeyboardInterrupt.
 
-        Signals reach Python's main thread alone; where Ctrl-C is ignored, it still is.
+        Only Python's main thread receives signals. Where Ctrl-C is ignored, it stays ignored.
         """
-        before = signal.getsignal(signal.SIGINT)
-        if before in (None, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
+        handler = signal.getsignal(signal.SIGINT)
+        if handler in (None, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
             yield
             return
         signal.signal(signal.SIGINT, self._interrupt)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
     @contextlib.contextmanager
     def over(self, rounds: int, name: str = "") -> Any:
-        """A context for so many rounds of a recipe of this name."""
+        """Context of a search of ``rounds`` rounds by the recipe ``name``."""
         with _bar(rounds, name) if self.progress else contextlib.nullcontext(lambda done, loss: None) as self._bar:
             self._last, self._rounds = time.monotonic(), rounds
             yield
@@ -48,19 +48,19 @@ class Monitor:
         self.ended = "interrupted"
 
     def has_time(self) -> bool:
-        """Whether there is time for another search."""
+        """Whether another search may start."""
         if self.ended == "finished" and self.deadline is not None and time.monotonic() > self.deadline:
             self.ended = "max_seconds"
         return self.ended == "finished"
 
     def should_stop(self, i: int, losses: np.ndarray) -> bool:
-        """Whether to stop after round i, which had these losses."""
+        """Whether to stop after round i, whose losses are ``losses``."""
         finite = losses[np.isfinite(losses)]
         self._bar(i + 1, float(finite.min()) if finite.size else float("nan"))
         now = time.monotonic()
-        # The first round was compiled, too, and says nothing about the next.
-        took, self._last = now - self._last if i else 0.0, now
-        late = self.deadline is not None and now + took / 2 > self.deadline and i + 1 < self._rounds
+        # The first round includes compilation, so its time does not predict the next.
+        seconds, self._last = now - self._last if i else 0.0, now
+        late = self.deadline is not None and now + seconds / 2 > self.deadline and i + 1 < self._rounds
         if self.ended == "finished" and late:
             self.ended = "max_seconds"
         return self.ended != "finished"
@@ -68,7 +68,7 @@ class Monitor:
 
 @contextlib.contextmanager
 def _bar(rounds: int, name: str) -> Any:
-    """A bar, by rich where it is installed and can draw one; else ten lines."""
+    """Yields a function that updates a bar of rich, or prints ten lines where rich is missing or cannot draw."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -1,10 +1,10 @@
-"""Kinds of options: each carries its default, whether it is static or may be traced, its check and its message.
+"""Kinds of options: each declares a default, a check with its message, and whether it is static or may be traced.
 
     depth: int = options.depth(4)
     learning_rate: float = options.positive(0.01)
 
-Static options are part of the compiled program; numbers are arguments of it, so that another number compiles nothing
-and ``vmap`` goes over many. :func:`checked` checks all options of a recipe.
+Static options are part of the compiled program. Numeric options are its arguments: a new value does not recompile, and
+``vmap`` maps over them. :func:`checked` checks all options of a recipe.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,26 +22,24 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.search.recipe import Recipe
 
-Check = Callable[
-    [str, Any], Any
-]  # (name, value) -> the value as the recipe is to hold it; ValueError naming the option
+Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueError naming the option
 
 
 def checked(recipe: Any) -> Any:
-    """The recipe with every option checked, and numbers as float32 arrays.
+    """Returns the recipe with every option checked, and numbers as float32 arrays.
 
     Raises:
       ValueError: naming the option, what was expected and what came.
     """
-    held = {}
+    values = {}
     for field in dataclasses.fields(recipe):
         if (check := field.metadata.get("check")) is not None:
-            held[field.name] = check(field.name, getattr(recipe, field.name))
-    return recipe.replace(**held)
+            values[field.name] = check(field.name, getattr(recipe, field.name))
+    return recipe.replace(**values)
 
 
 def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:
-    """A number, checked, as a float32 array: ``0`` and ``0.0`` would be two programs.
+    """Returns a checked number as a float32 array, as ``0`` and ``0.0`` would compile to two programs.
 
     Raises:
       ValueError: naming the option.
@@ -62,7 +60,7 @@ def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array
 
 
 def static(default: Any, check: Check | None = None) -> Any:
-    """A static option of any kind."""
+    """A static option with any check."""
     return struct.field(default=default, pytree_node=False, metadata={"check": check})
 
 
@@ -80,30 +78,30 @@ def depth(default: int, most: int = checks.MAX_DEPTH) -> Any:
 
 
 def count(default: int | None, minimum: int = 1, most: int | None = None) -> Any:
-    """A whole number of at least ``minimum``; None where the default is None."""
+    """An integer of at least ``minimum``; None where the default is None."""
     return static(default, partial(checked_count, minimum=minimum, most=most))
 
 
 def optional_count(default: int | None, minimum: int = 1) -> Any:
-    """A whole number of at least ``minimum``, or None."""
+    """An integer of at least ``minimum``, or None."""
     check = partial(checked_count, minimum=minimum)
     return static(default, lambda name, value: None if value is None else check(name, value))
 
 
 def checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """A whole number; the most by default leaves room for one more in a counter of 32 bits."""
+    """Returns a checked integer; by default at most one less than the largest 32-bit counter."""
     return checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1 if most is None else most)
 
 
 def counts(*default: int) -> Any:
-    """Whole numbers of at least 1, such as widths of layers."""
+    """Integers of at least 1, such as widths of layers."""
     return static(default, checked_counts)
 
 
 def checked_counts(name: str, value: Any) -> tuple[int, ...]:
-    """A tuple of whole numbers of at least 1."""
+    """Returns a checked tuple of integers of at least 1."""
     try:
-        return tuple(checks.check_count(name, one) for one in value)
+        return tuple(checks.check_count(name, item) for item in value)
     except TypeError:
         raise ValueError(
             f"{name} must be whole numbers, one a hidden layer, such as (240, 240), got {value!r}"
@@ -111,7 +109,7 @@ def checked_counts(name: str, value: Any) -> tuple[int, ...]:
 
 
 def check_function(name: str, value: Any) -> Any:
-    """A function."""
+    """Returns a checked function."""
     if not callable(value):
         raise ValueError(f"{name} must be a function, got {value!r}")
     return value
@@ -123,7 +121,7 @@ def flag(default: bool) -> Any:
 
 
 def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
-    """One of some names; or None, where it is optional."""
+    """One of several names, or None if ``optional``."""
 
     def check(name: str, value: Any) -> Any:
         if not (optional and value is None):
@@ -134,7 +132,7 @@ def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
 
 
 def loss() -> Any:
-    """A loss of the user's own, ``(outputs, y) -> (n,)``, or None."""
+    """A user-defined loss, ``(outputs, y) -> (n,)``, or None."""
 
     def check(name: str, value: Any) -> Any:
         if value is not None and not callable(value):
@@ -157,7 +155,7 @@ def share(default: float) -> Any:
     return static(default, check)
 
 
-# --- Numbers ---------------------------------------------------------------------------------------------------------
+# --- Numeric options -------------------------------------------------------------------------------------------------
 
 
 def positive(default: float) -> Any:
@@ -176,7 +174,7 @@ def not_negative(default: float) -> Any:
 
 
 def part(default: float) -> Any:
-    """A number from 0 up to but not including 1."""
+    """A number in [0, 1)."""
     return traced(default, partial(as_scalar, check=checks.check_part))
 
 
@@ -187,18 +185,18 @@ def numbers() -> Any:
         if not isinstance(value, Mapping):
             raise ValueError(f"{name} must be numbers by name, got {value!r}")
         finite = lambda name, value: checks.check_finite(name, jnp.atleast_1d(value))
-        return FrozenDict({one: as_scalar(f"{name}__{one}", of, finite) for one, of in value.items()})
+        return FrozenDict({key: as_scalar(f"{name}__{key}", number, finite) for key, number in value.items()})
 
     return struct.field(default=FrozenDict(), metadata={"check": check})
 
 
 def ranges(*default: tuple[float, float]) -> Any:
-    """Pairs (low, high) of numbers above 0, at least one pair."""
+    """At least one pair (low, high) of positive numbers."""
     return traced(default, checked_ranges)
 
 
 def checked_ranges(name: str, value: Any) -> Array:
-    """Pairs as a float32 array ``(pairs, 2)``."""
+    """Returns checked pairs as a float32 array ``(pairs, 2)``."""
     pairs: Any = value
     try:
         if not isinstance(pairs, jax.Array):
@@ -218,7 +216,7 @@ def checked_ranges(name: str, value: Any) -> Array:
 
 
 def checked_base(name: str, value: Any) -> Recipe:
-    """A recipe, with its options checked."""
+    """Returns the recipe with its options checked."""
     if not isinstance(value, Recipe):
         raise ValueError(f"{name} must be a recipe, such as jtrees.DGT(), got {value!r}")
     return checked(value)

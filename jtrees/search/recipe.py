@@ -1,4 +1,4 @@
-"""Recipe and Search: a paper's procedure as data, and the functions that carry it out on scaled data."""
+"""Recipe and Search: a paper's procedure as data, and the functions that run it on scaled data."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ from jtrees.tree import ObliqueTree
 
 
 class SearchResult(NamedTuple):
-    """What a search ends in, on scaled data: a pytree.
+    """The result of a search on scaled data: a pytree.
 
     Attributes:
       model: the model, or its splits.
-      score: what it was chosen by (lower is better); infinite if the search was not finite.
-      finite: whether it was.
-      step: number of updates that the model had seen.
-      extra: what else ``finish`` needs.
+      score: the score it was chosen by (lower is better); infinite if the search was not finite.
+      finite: whether the search was finite.
+      step: number of updates before the model was evaluated.
+      extra: further values for ``finish``.
     """
 
     model: Any
@@ -37,10 +37,10 @@ class Finished(NamedTuple):
     """The result of a search in the user's units.
 
     Attributes:
-      model: with ``predict(x)``.
-      tree: the :class:`jtrees.ObliqueTree` that it is, or None.
-      loss: what it was chosen by.
-      report: what else there is to say, by name.
+      model: the model, with ``predict(x)``.
+      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
+      loss: the loss it was chosen by.
+      report: further results by name.
     """
 
     model: Any
@@ -50,11 +50,11 @@ class Finished(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """A search cut into rounds: stages of so many steps each, in rounds of one size, a stage's last perhaps shorter.
+    """The division of a search into stages of equal length, and of stages into rounds of equal length but the last.
 
     Attributes:
-      steps: in a stage.
-      elements: of the array that a step works on, which decides how many steps are a round.
+      steps: number of steps of a stage.
+      elements: size of the array that a step works on, which determines the steps of a round.
       stages: number of stages.
     """
 
@@ -63,27 +63,27 @@ class Rounds(NamedTuple):
     stages: int = 1
 
     def shared_by(self, runs: int) -> "Rounds":
-        """The rounds of so many runs side by side."""
+        """The rounds of ``runs`` runs side by side."""
         return self._replace(elements=self.elements * runs)
 
     @property
     def rounds_per_stage(self) -> int:
-        """How many rounds are in a stage."""
+        """Number of rounds of a stage."""
         return -(-self.steps // self.size)
 
     @property
     def size(self) -> int:
-        """Steps of a round, but for the last of a stage."""
+        """Steps of every round but the last of a stage."""
         fewest = -(-self.steps // blocking.steps_in_a_round(self.elements))
         return -(-self.steps // fewest)
 
     @property
     def count(self) -> int:
-        """How many rounds there are in all."""
+        """Total number of rounds."""
         return self.stages * self.rounds_per_stage
 
     def steps_before(self, i: Any) -> Any:
-        """Steps of the stage before round i."""
+        """Steps of the current stage before round i."""
         return i % self.rounds_per_stage * self.size
 
     def steps_in(self, i: Any) -> Any:
@@ -98,28 +98,28 @@ def check_finite(result: SearchResult) -> None:
 
 
 def loss_of(result: SearchResult, model: Any, data: Data, task: Task) -> float:
-    """The loss to report for a model in the user's units: by a loss of the user's own it is the score, on scaled data."""
+    """The loss to report for a model in the user's units; for a user-defined loss the score, on scaled data."""
     return float(result.score) if task.own_loss is not None else data.loss(model)
 
 
 class Search(NamedTuple):
-    """An optimisation over a scaled batch, cut into rounds, for one task and one shape of the features.
+    """An optimisation over a scaled batch, in rounds, for one task and one shape of the features.
 
-    The state of a search holds no clock: the number of the round is an argument, one for all searches side by side, so
-    that what happens now and then is computed only then.
+    The state does not count rounds: the round is an argument, shared by all searches side by side, so that a branch
+    taken in some rounds only stays a branch under ``vmap``.
 
     Attributes:
-      task: what is predicted; by a loss of the user's own, if the recipe has one.
-      rounds: of a search by itself.
+      task: what is predicted, with the recipe's user-defined loss if there is one.
+      rounds: the rounds of a single search.
       init: ``(start, batch, *, key) -> state``, pure.
       round: ``(i, state, batch, validation, rounds) -> (state, losses)``: the state after round i of these rounds, and
         the losses of its steps, steps last, NaN where it had fewer. Pure. ``validation`` is a batch or None.
       result: ``(state, batch, validation) -> SearchResult``: the best so far. Pure.
-      finish: ``(result, start, data, *, key, monitor) -> Finished``: on the host; ``FloatingPointError`` if nothing
-        finite was found.
-      prepare: ``(batch, *, key) -> start``: what is done before on the host, with the batch in NumPy; a pytree or None.
+      finish: ``(result, start, data, *, key, monitor) -> Finished``: on the host; ``FloatingPointError`` if the search
+        was not finite.
+      prepare: ``(batch, *, key) -> start``: preparation on the host, from a NumPy batch; a pytree or None.
       scaling: ``table -> Scaling``.
-      yields_constant_tree: whether it ends in one tree with constant leaves or class frequencies.
+      yields_constant_tree: whether the model is one tree with constant leaves or class frequencies.
     """
 
     task: Task
@@ -133,13 +133,13 @@ class Search(NamedTuple):
     yields_constant_tree: bool = False
 
     def run(self, start: Any, batch: Batch, validation: Batch | None = None, *, key: Array) -> SearchResult:
-        """The whole search as one pure function: ``vmap`` it over the numbers of the recipe, over keys, over weights.
+        """Runs the whole search as one pure function, to ``vmap`` over numeric options, keys or weights.
 
         Args:
-          start: from ``prepare``.
+          start: result of ``prepare``.
           batch: scaled data, such as ``Scaling.fit(table).batch(table)``.
-          validation: scaled data to choose by instead, or None.
-          key: for everything random.
+          validation: scaled validation set, or None.
+          key: random key.
         """
         batch, validation = jax.tree.map(jnp.asarray, (batch, validation))
         body = lambda i, state: self.round(i, state, batch, validation, self.rounds)[0]
@@ -150,7 +150,7 @@ class Search(NamedTuple):
 class Recipe:
     """A paper's whole procedure as data: a frozen dataclass that is a pytree, with its options as fields.
 
-    Options that are numbers may be traced, the others are static: see :mod:`jtrees.search.options`.
+    Numeric options may be traced, the others are static: see :mod:`jtrees.search.options`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -158,7 +158,7 @@ class Recipe:
         io.part(cls)
 
     def search(self, task: Task, shape: Any) -> Search:
-        """The search for a task, on features of this shape; options must be checked.
+        """Returns the search for a task and a shape of the features; options must be checked.
 
         Raises:
           ValueError: for options that do not fit the task or the shape.
@@ -166,16 +166,16 @@ class Recipe:
         raise NotImplementedError
 
     def targets(self, x: Any, y: Any) -> Any:
-        """What is predicted: y, unless the recipe makes it from x."""
+        """Returns the targets: y, unless the recipe derives them from x."""
         return y
 
     def replace(self, **options: Any) -> Any:
-        """The recipe with other options; from flax."""
+        """Returns the recipe with other options (provided by flax)."""
         raise NotImplementedError
 
 
 def finished_tree(result: SearchResult, data: Data, task: Task) -> Finished:
-    """A hard tree of scaled data in the user's units.
+    """Returns a hard tree of scaled data in the user's units.
 
     The report has ``reached``, the number of internal nodes that at least one training row reaches.
     """

@@ -1,7 +1,7 @@
-"""The driver: one run, or many side by side, from a table to models in the user's units.
+"""The driver of searches: one run, or many side by side, from a table to models in the user's units.
 
-Every search is cut into rounds of about half a second, each a compiled program; between them progress is shown, and
-deadlines and Ctrl-C are seen to.
+Every search runs in compiled rounds of about half a second; between them the driver shows progress and checks for
+deadlines and Ctrl-C.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +27,9 @@ from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, map_starts
 from jtrees.tree import ObliqueTree
 
-# Runs at once on a CPU, for each device: it works on one after the other, so that more only make rounds shorter.
+# Concurrent runs per CPU device, which runs them one after the other: more would only shorten the rounds.
 _AT_ONCE_CPU = 16
-_MEMORY_SHARE = 0.5  # of the device, for runs side by side
+_MEMORY_SHARE = 0.5  # of the device's memory, for runs side by side
 
 
 @io.model
@@ -38,13 +38,13 @@ class FitResult:
     """What :func:`fit` returns, in the user's units.
 
     Attributes:
-      model: ``model.predict(x)`` takes raw x and returns raw y, or class probabilities ``(n, K)``.
-      tree: the :class:`jtrees.ObliqueTree` that it is, or None.
-      loss: what the model was chosen by: mean squared error (of several targets on targets scaled to [0, 1]) or mean
-        log loss, on ``validation`` where that was given, else on the training data; each recipe says where it differs.
-      step: number of updates that the model had seen.
+      model: ``model.predict(x)`` maps x to y, or to class probabilities ``(n, K)``.
+      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
+      loss: the loss the model was chosen by: mean squared error (of several targets on targets scaled to [0, 1]) or
+        mean log loss, on ``validation`` if given, else on the training data; recipes document exceptions.
+      step: number of updates before the model was evaluated.
       history: training loss before each update, on scaled data, steps last.
-      report: further results by name: see the recipe. Always there: ``recipe``, its name and options as plain data;
+      report: further results by name: see the recipe. Always present: ``recipe``, its name and options as plain data;
         ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. From :func:`fit`, where the loss is squared
         error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
         :func:`jtrees.data.baselines.baselines`).
@@ -62,13 +62,13 @@ class FitResult:
         return self.model.predict(x)
 
     def to_save(self) -> "FitResult":
-        """The fit with the options that were tuned as they can be saved: functions by their names."""
+        """Returns the fit with its tuned options in a form that can be saved: functions by their names."""
         report = dict(self.report)
         if isinstance(report.get("chosen"), dict):
             report["chosen"] = _plain_options(report["chosen"])
         if isinstance(report.get("tuning"), list):
-            of_trial = lambda trial: trial._replace(options=_plain_options(trial.options))
-            report["tuning"] = [of_trial(one) if hasattr(one, "options") else one for one in report["tuning"]]
+            saved = lambda trial: trial._replace(options=_plain_options(trial.options))
+            report["tuning"] = [saved(trial) if hasattr(trial, "options") else trial for trial in report["tuning"]]
         return self.replace(report=report)
 
     def __repr__(self) -> str:
@@ -98,20 +98,20 @@ def fit(
     """Fits a model to a table of numbers.
 
     The search runs in rounds of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current round with
-    the best found so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
+    the best result so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
 
     Args:
       recipe: what to fit, such as ``jtrees.GET(depth=4)``.
       x: features, ``(n, p)``, finite.
-      y: targets, ``(n,)`` or ``(n, k)``, finite and not constant; in classification whole numbers 0..K-1, every class
+      y: targets, ``(n,)`` or ``(n, k)``, finite and not constant; in classification integers 0..K-1, every class
         present.
-      key: for everything random.
+      key: random key.
       task: ``"regression"`` or ``"classification"``, or a task: ``jtrees.Classification(3)`` allows classes without a
         sample.
       sample_weight: nonnegative weights, ``(n,)``; only their ratios matter, rows of weight 0 are left out. Uneven
-        weights count as fewer samples (Kish's effective number) where leaves are regularised or smoothed.
-      validation: a validation set ``(x, y)``: models are chosen by the loss there, and not trained on it.
-      progress: whether to show a bar with the loss and the time left.
+        weights count as fewer samples (Kish's effective sample size) where leaves are regularised or smoothed.
+      validation: a validation set ``(x, y)``, which is not trained on: models are chosen by their loss there.
+      progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now.
 
     Warns:
@@ -121,7 +121,7 @@ def fit(
     Raises:
       ValueError: naming the argument, what was expected and what came.
       ImportError: if the recipe needs a package that is missing, saying which extra has it.
-      FloatingPointError: if nothing finite was found.
+      FloatingPointError: if the search was not finite.
     """
     began = time.monotonic()
     checks.check_key(key)
@@ -150,7 +150,7 @@ def check_recipe(recipe: Any) -> None:
 
 
 def table_of(recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
-    """The rows to train a recipe on, checked.
+    """Returns the checked table that a recipe is trained on.
 
     Raises:
       ValueError: naming the argument, what was expected and what came.
@@ -159,7 +159,7 @@ def table_of(recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: str | Tas
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
-    """A validation set ``(x, y)``, checked to be like the table that is trained on.
+    """Returns a validation set ``(x, y)``, checked against the table that is trained on.
 
     Raises:
       ValueError: naming the argument, what was expected and what came.
@@ -168,19 +168,23 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")
     x, y = validation
     try:
-        return held_out_table(x, recipe.targets(checks.check_x(x, features=table.x.shape[1]), y), table)
+        x = checks.check_x(x, features=table.x.shape[1])
+        if y is None:  # targets that the recipe makes from x need not vary here: training rows are appended for them
+            targets = recipe.targets(np.concatenate([x, table.x]), None)
+            return held_out_table(x, None if targets is None else targets[: len(x)], table)
+        return held_out_table(x, recipe.targets(x, y), table)
     except ValueError as error:
         raise ValueError(f"validation: {error}") from None
 
 
 def described(recipe: Recipe) -> dict[str, Any]:
-    """Name and options of a recipe as plain data; a function by its name."""
+    """Returns the name and options of a recipe as plain data."""
     fields = dataclasses.fields(recipe)  # pyright: ignore[reportArgumentType]
     return {"name": type(recipe).__name__} | {field.name: plain(getattr(recipe, field.name)) for field in fields}
 
 
 def plain(value: Any) -> Any:
-    """A value as plain data: a recipe by its name and options, a function by its name."""
+    """Returns a value as plain data: a recipe by its name and options, a function by its name."""
     if isinstance(value, Recipe):
         return described(value)
     if isinstance(value, Mapping):
@@ -197,7 +201,7 @@ def plain(value: Any) -> Any:
 # --- One search ------------------------------------------------------------------------------------------------------
 
 
-# The recipe's static options are part of its type: another depth is another program, another learning rate is not.
+# Static options are part of the recipe's tree structure: a new depth recompiles, a new learning rate does not.
 def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) -> Any:
     return recipe.search(task, batch.x.shape).init(start, batch, key=key)
 
@@ -225,16 +229,16 @@ def run_rounds(
     *,
     name: str | None = None,
 ) -> tuple[SearchResult, np.ndarray]:
-    """The search of a checked recipe on scaled data, round by round: its result, and the losses of its steps."""
-    if np.ndim(batch.x) == 2:  # else several batches, each of a run of its own
-        batch, validation = sharding.put_rows(batch), sharding.put_rows(validation)  # once, and not in each round
+    """Runs the search of a checked recipe on scaled data; returns its result and the losses of its steps."""
+    if np.ndim(batch.x) == 2:  # else one batch per run
+        batch, validation = sharding.put_rows(batch), sharding.put_rows(validation)  # once for all rounds
     rounds = recipe.search(task, batch.x.shape).rounds
     state, losses = _init(recipe, task, start, batch, key), []
     with monitor.over(rounds.count, name or type(recipe).__name__):
         for i in range(rounds.count):
             step = _round(recipe, task, jnp.int32(i), state, batch, validation, rounds)
-            state, of_round = jax.block_until_ready(step)
-            losses.append(np.asarray(of_round)[..., : int(rounds.steps_in(i))])
+            state, round_losses = jax.block_until_ready(step)
+            losses.append(np.asarray(round_losses)[..., : int(rounds.steps_in(i))])
             if monitor.should_stop(i, losses[-1]):
                 break
     history = np.concatenate(losses, axis=-1)
@@ -242,7 +246,7 @@ def run_rounds(
 
 
 def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:
-    """Bytes that a round takes, as the compiler reports; the program is compiled once for this and for the search."""
+    """Returns the memory of a round in bytes, as reported by the compiler; the compiled program is reused."""
     state = jax.eval_shape(lambda *args: _init(recipe, task, *args), None, batch, None)
     rounds = recipe.search(task, batch.x.shape).rounds
     program = _round.lower(recipe, task, jnp.int32(0), state, batch, validation, rounds).compile()
@@ -255,17 +259,17 @@ def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch
 
 @struct.dataclass(kw_only=True)
 class _Stacked(Recipe):
-    """Runs of recipes of one structure as one search.
+    """Many runs of recipes with the same static options as one search.
 
     Attributes:
-      recipes: their numbers stacked, ``(runs,)``.
-      keys: data of the keys of the searches, ``(runs, ...)``.
-      starts: what was prepared for them, stacked.
-      start: which of these each run begins from, ``(runs,)``.
-      weights: of the rows of a batch, for each fold ``(folds, n)``; None: the batch's own.
-      fold: which of these each run has, ``(runs,)``.
+      recipes: the recipe of each run, stacked, ``(runs,)``.
+      keys: key data of each run, ``(runs, ...)``.
+      starts: results of ``prepare``, stacked.
+      start: index into ``starts`` of each run, ``(runs,)``.
+      weights: weights of the rows in each fold, ``(folds, n)``; None: those of the batch.
+      fold: index into ``weights`` of each run, ``(runs,)``.
       first: the first of the recipes.
-      impl: of the keys.
+      impl: implementation of the keys.
     """
 
     recipes: Any
@@ -278,41 +282,41 @@ class _Stacked(Recipe):
     impl: str = struct.field(pytree_node=False)
 
     def search(self, task: Task, shape: tuple[int, ...]) -> Search:
-        def each(run: Callable[..., Any], *of_runs: Any) -> Any:
+        def each(run: Callable[..., Any], *args: Any) -> Any:
             one_by_one = 1 if jax.default_backend() == "cpu" else None
-            return map_starts(run, self.recipes, self.fold, *of_runs, batch_size=one_by_one)
+            return map_starts(run, self.recipes, self.fold, *args, batch_size=one_by_one)
 
-        def of_fold(batch: Batch, fold: Array) -> Batch:
+        def fold_batch(batch: Batch, fold: Array) -> Batch:
             return batch if self.weights is None else batch._replace(weight=self.weights[fold])
 
         def init(start: None, batch: Batch, *, key: None) -> Any:
             def one(recipe: Any, fold: Array, key: Array, start: Array) -> Any:
-                began = jax.tree.map(lambda a: a[start], self.starts)
+                prepared = jax.tree.map(lambda a: a[start], self.starts)
                 key = jax.random.wrap_key_data(key, impl=self.impl)
-                return recipe.search(task, shape).init(began, of_fold(batch, fold), key=key)
+                return recipe.search(task, shape).init(prepared, fold_batch(batch, fold), key=key)
 
             return each(one, self.keys, self.start)
 
         def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
             def one(recipe: Any, fold: Array, state: Any) -> Any:
-                return recipe.search(task, shape).round(i, state, of_fold(batch, fold), validation, rounds)
+                return recipe.search(task, shape).round(i, state, fold_batch(batch, fold), validation, rounds)
 
             return each(one, state)
 
         def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
             def one(recipe: Any, fold: Array, state: Any) -> SearchResult:
-                return recipe.search(task, shape).result(state, of_fold(batch, fold), validation)
+                return recipe.search(task, shape).result(state, fold_batch(batch, fold), validation)
 
             return each(one, state)
 
-        of_first = self.first.search(task, shape)
-        return of_first._replace(
-            rounds=of_first.rounds.shared_by(len(self.fold)), init=init, round=one_round, result=result
+        search = self.first.search(task, shape)
+        return search._replace(
+            rounds=search.rounds.shared_by(len(self.fold)), init=init, round=one_round, result=result
         )
 
 
 class _Start(NamedTuple):
-    """What runs with the same key and fold share, whatever their recipe."""
+    """The result of ``prepare`` and the keys that all recipes share for one key and fold."""
 
     start: Any
     fold: int
@@ -329,23 +333,23 @@ def fits_of(
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
 ) -> Iterator[tuple[FitResult | FloatingPointError, Data, Search]]:
-    """The fits of recipes that make one program, with all keys and all folds, in this order.
+    """Yields the fits of recipes that share one program, for each recipe, key and fold, in this order.
 
-    Where nothing finite was found there is the error instead. Ends early where there is no time for more.
+    A search that was not finite yields its error instead. Ends early if the monitor stops it.
 
     Args:
-      recipes: of one structure.
-      keys: as :func:`fit` takes them.
-      left_out: the rows that each fold leaves out, None: none.
-      table: to train on.
-      validation: what fits choose their best by, or None.
-      monitor: of it all.
-      batch: runs at once.
+      recipes: recipes with the same static options.
+      keys: keys as for :func:`fit`.
+      left_out: the rows that each fold leaves out; None: none.
+      table: the rows to train on.
+      validation: the validation set of all fits, or None.
+      monitor: the monitor of all runs.
+      batch: number of concurrent runs.
 
     Yields:
-      The fit, the data that it was fitted to, and its search.
+      The fit, the data it was fitted to, and its search.
     """
-    given, recipes = recipes, [options.checked(recipe) for recipe in recipes]
+    unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
     first, task = recipes[0], table.task
     search = first.search(task, table.x.shape)
     check_link(search.task, table)
@@ -357,15 +361,15 @@ def fits_of(
     data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
     device, device_validation = sharding.put_rows(scaled), sharding.put_rows(scaled_validation)
     runs = [(i, start) for i in range(len(recipes)) for start in starts]
-    held = jax.tree.map(_stack, *(one.start for one in starts))
+    stacked_starts = jax.tree.map(_stack, *(one.start for one in starts))
 
     def stacked(low: int, count: int) -> _Stacked:
-        numbers = np.minimum(np.arange(low, low + count), len(runs) - 1)  # padded: fewer would be another program
+        numbers = np.minimum(np.arange(low, low + count), len(runs) - 1)  # padded, as another size would recompile
         some = [runs[i] for i in numbers]
         return _Stacked(
             recipes=jax.tree.map(_stack, *(recipes[i] for i, _ in some)),
             keys=_stack(*(jax.random.key_data(start.search_key) for _, start in some)),
-            starts=held,
+            starts=stacked_starts,
             start=(numbers % len(starts)).astype(np.int32),
             weights=weights,
             fold=np.array([start.fold for _, start in some], np.int32),
@@ -378,8 +382,9 @@ def fits_of(
             one = starts[0]
             yield run_rounds(first, task, one.start, device, device_validation, one.search_key, monitor)
             return
-        of: Any = {"name": type(first).__name__}
-        results, history = run_rounds(stacked(low, count), task, None, device, device_validation, None, monitor, **of)
+        named: Any = {"name": type(first).__name__}
+        search = stacked(low, count)
+        results, history = run_rounds(search, task, None, device, device_validation, None, monitor, **named)
         results = jax.device_get(results)
         for i in range(min(count, len(runs) - low)):
             yield jax.tree.map(lambda a, i=i: a[i], results), history[i]
@@ -390,20 +395,20 @@ def fits_of(
         if low and not monitor.has_time():
             return
         for (i, start), (result, history) in zip(runs[low:], searched(low, at_once), strict=False):
-            of_recipe = recipes[i].search(task, table.x.shape)
+            own_search = recipes[i].search(task, table.x.shape)
             try:
-                of_run: Any = {"key": start.finish_key, "monitor": monitor}
-                done = of_recipe.finish(result, start.start, data[start.fold], **of_run)
+                arguments: Any = {"key": start.finish_key, "monitor": monitor}
+                finished = own_search.finish(result, start.start, data[start.fold], **arguments)
             except FloatingPointError as error:
-                yield error, data[start.fold], of_recipe
+                yield error, data[start.fold], own_search
                 continue
-            report = done.report | {"recipe": described(given[i]), "ended": monitor.ended}
-            fitted = FitResult(done.model, done.tree, done.loss, int(result.step), history, report)
-            yield fitted, data[start.fold], of_recipe
+            report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
+            fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
+            yield fitted, data[start.fold], own_search
 
 
 def check_link(task: Task, table: Table) -> None:
-    """Raises ``ValueError`` for a loss of the user's own with a link, unless targets range from exactly 0 to 1."""
+    """Raises ``ValueError`` for a user-defined loss with a link, unless targets range from exactly 0 to 1."""
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
     if isinstance(task, Regression) and task.own_loss is not None and not as_given:
         losses.check_without_link(task.loss, task.shape)
@@ -421,12 +426,12 @@ def _starts(
 
 
 def _stack(*arrays: Any) -> np.ndarray:
-    """On the host: nothing is compiled."""
+    """Stacks arrays on the host, without compilation."""
     return np.stack([np.asarray(one) for one in arrays])
 
 
 def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:
-    """The table without the rows that each fold leaves out; and weights, 0 there, for the scaled and padded one."""
+    """Returns each fold's table, and the weights ``(folds, n)`` of the padded batch, 0 for rows left out."""
     if left_out[0] is None:
         return [table], None
     weights = np.tile(np.asarray(scaled.weight), (len(left_out), 1))
@@ -436,19 +441,19 @@ def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tu
 
 
 def _at_once(needed: Callable[[int], int], count: int, batch: int | Literal["auto"]) -> int:
-    """How many of so many runs to work on at once, evenly shared out; ``needed`` are bytes for so many."""
+    """Returns the number of concurrent runs of ``count``, in batches of equal size; ``needed(runs)`` is in bytes."""
     if batch == "auto":
         devices = jax.local_devices()
         most = min(count, _AT_ONCE_CPU * len(devices)) if devices[0].platform == "cpu" else count
-        room = _MEMORY_SHARE * _memory(devices[0])
-        while most > 1 and (bytes_ := needed(most)) > room:
-            most = max(1, min(most - 1, int(most * room / bytes_)))
+        limit = _MEMORY_SHARE * _memory(devices[0])
+        while most > 1 and (bytes_ := needed(most)) > limit:
+            most = max(1, min(most - 1, int(most * limit / bytes_)))
     else:
         most = min(batch, count)
     return -(-count // -(-count // most))
 
 
 def _memory(device: Any) -> int:
-    """Of a device, in bytes."""
+    """Returns the memory of a device in bytes."""
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

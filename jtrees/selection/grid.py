@@ -1,4 +1,4 @@
-"""Options of recipes by name, and grids of them."""
+"""Options of recipes by name, and grids of options."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -12,7 +12,7 @@ from jtrees.search import Recipe, options as kinds
 
 
 def options_of(recipe: Any) -> dict[str, Any]:
-    """The options of a recipe, or of a mapping, by name, not those of its base; of anything else none."""
+    """Returns the options of a recipe or mapping by name, excluding those of its base; empty for other objects."""
     if isinstance(recipe, Mapping):
         return dict(recipe)
     fields: Any = dataclasses.fields(recipe) if isinstance(recipe, Recipe) else ()  # pyright: ignore[reportArgumentType]
@@ -20,10 +20,10 @@ def options_of(recipe: Any) -> dict[str, Any]:
 
 
 def with_options(recipe: Any, options: dict[str, Any]) -> Any:
-    """The recipe with these options, by name; those of a base as ``"base__depth"``.
+    """Returns the recipe with these options, by name; those of a base as ``"base__depth"``.
 
     Raises:
-      ValueError: for a name that is no option, saying which there are.
+      ValueError: for an unknown name, listing the options.
     """
     for name, value in options.items():
         first, _, rest = name.partition("__")
@@ -36,10 +36,10 @@ def with_options(recipe: Any, options: dict[str, Any]) -> Any:
 
 
 def checked_grid(recipe: Any, grid: Any) -> list[dict[str, Any]]:
-    """All combinations of a grid.
+    """Returns all combinations of a grid.
 
     Raises:
-      ValueError: if it is empty, or has names that are no options of the recipe.
+      ValueError: if it is empty, or has names that are not options of the recipe.
     """
     message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {grid!r}'
     try:
@@ -53,7 +53,7 @@ def checked_grid(recipe: Any, grid: Any) -> list[dict[str, Any]]:
 
 
 def check_options(what: str, recipe: Any, options: dict[str, Any]) -> None:
-    """Raises ``ValueError`` for names that are no options, or that are not to be chosen."""
+    """Raises ``ValueError`` for unknown options, and for options that must not be tuned."""
     if any(name.split("__")[-1] == "target_features" for name in options):
         raise ValueError(f"{what} must hold options, and not what is to be learnt, got 'target_features'")
     try:
@@ -66,7 +66,7 @@ def check_options(what: str, recipe: Any, options: dict[str, Any]) -> None:
 
 
 def is_static(recipe: Any, name: str) -> bool:
-    """Whether an option is static, and not a number that may be traced."""
+    """Whether an option is static, as opposed to a number that may be traced."""
     first, _, rest = name.partition("__")
     if isinstance(recipe, Mapping):
         return False
@@ -77,9 +77,9 @@ def is_static(recipe: Any, name: str) -> bool:
 
 
 def groups_of(recipe: Any, combinations: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """Numbers of the combinations that make one program each, as they differ in numbers alone."""
+    """Returns the indices of combinations by compiled program: those of a group differ in traced options only."""
     groups: dict[Any, list[int]] = {}
     for i, options in enumerate(combinations):
-        leaves, structure = jax.tree.flatten(kinds.checked(with_options(recipe, options)))
-        groups.setdefault((structure, tuple(jnp.shape(leaf) for leaf in leaves)), []).append(i)
+        leaves, static = jax.tree.flatten(kinds.checked(with_options(recipe, options)))
+        groups.setdefault((static, tuple(jnp.shape(leaf) for leaf in leaves)), []).append(i)
     return list(groups.values())

@@ -1,4 +1,4 @@
-"""Many runs of a recipe, seeds and options, side by side in one compiled program for each structure."""
+"""Sweeps: many seeds and options of a recipe side by side, with one compiled program for each set of static options."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import itertools
@@ -20,16 +20,16 @@ from jtrees.tasks import Classification, Task
 
 
 class SweepResult(NamedTuple):
-    """What a sweep found: of C combinations of options, S seeds, and F folds (1 where there are none).
+    """The result of a sweep over C combinations of options, S seeds and F folds (1 without folds).
 
     Attributes:
-      options: of each combination, by name.
+      options: options of each combination, by name.
       seeds: the seeds.
-      fits: of each run, ``(C, S, F)``; None where nothing finite was found, or where the sweep was ended before.
-      losses: of each run, ``(C, S, F)``: the mean loss (as that of a :class:`jtrees.FitResult`) on rows that
-        it was not trained on, where such were asked for, else on the training data; infinite where there is no fit.
-      sizes: numbers that each model holds, ``(C, S, F)``; NaN where there is none.
-      best: the combination and the seed with the lowest mean loss over the folds, of equal ones that of the smallest
+      fits: fit of each run, ``(C, S, F)``; None if the run was not finite or the sweep ended before it.
+      losses: loss of each run, ``(C, S, F)``: the mean loss (as in :class:`jtrees.FitResult`) on held-out rows if there
+        are any, else on the training data; infinite without a fit.
+      sizes: number of parameters of each model, ``(C, S, F)``; NaN without a fit.
+      best: indices of the combination and the seed with the lowest mean loss over the folds; ties go to the smallest
         model.
     """
 
@@ -42,12 +42,12 @@ class SweepResult(NamedTuple):
 
     @property
     def fit(self) -> FitResult:
-        """The best fit; of several folds the first that there is."""
+        """The best fit; with several folds the fit of the first that has one."""
         return next(fit for fit in self.fits[self.best] if fit is not None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each combination and seed: its options, ``seed``, ``loss`` and ``size`` (of several folds the mean),
-        and ``finite``, whether all of its folds found something.
+        """Returns a row for each combination and seed: options, ``seed``, ``loss`` and ``size`` (means over folds), and
+        ``finite``, whether all folds have finite losses.
         """
         cells = itertools.product(range(len(self.options)), range(len(self.seeds)))
         return [
@@ -58,10 +58,10 @@ class SweepResult(NamedTuple):
         ]
 
     def frame(self) -> Any:
-        """The same as a table of pandas, the best first.
+        """Returns :meth:`rows` as a pandas DataFrame, the best first.
 
         Raises:
-          ImportError: where pandas is not installed.
+          ImportError: if pandas is not installed.
         """
         import pandas as pd
 
@@ -90,37 +90,36 @@ def sweep(
     sample_weight: ArrayLike | None = None,
     progress: bool = False,
 ) -> SweepResult:
-    """Fits a recipe with many options, and many seeds each.
+    """Fits a recipe for many combinations of options and many seeds.
 
-    Combinations that differ in numbers alone are one compiled program, whatever their number; each combination of
-    static options (depth, widths, epochs) is one more. Run (c, s) is ``jtrees.fit(recipe with options c, ...,
-    key=fold_in(key, seed s))``. Of folds, the rows left out keep their place in the program, with weight 0.
+    Each combination of static options (depth, widths, epochs) is compiled once, for all values of the others. Run
+    (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))``. Rows that a fold leaves out stay in
+    the batch, with weight 0.
 
-    On a CPU the runs of a program go one after the other on each device; ``jax_num_cpu_devices`` says how many devices
-    there are. Elsewhere as many go side by side as fit into memory. Ctrl-C ends the sweep after the current runs, with
-    the results until then.
+    On CPUs each device (``jax_num_cpu_devices``) runs one fit after another. Other devices run as many side by side as
+    fit into memory. Ctrl-C ends the sweep after the current runs and keeps their results.
 
     Args:
-      recipe: the recipe, with the options that are the same for all; of a method :class:`jtrees.FromMethod`.
+      recipe: the recipe, with the options common to all runs; for a method :class:`jtrees.FromMethod`.
       x: features, as for :func:`jtrees.fit`.
       y: targets.
-      key: for everything random.
+      key: random key.
       grid: values by the name of the option, of which all combinations are fitted:
         ``{"depth": range(2, 7), "learning_rate": (0.01, 0.03)}``; those of a base as ``"base__depth"``.
-      samples: or combinations themselves, such as a sampler draws: ``[{"learning_rate": 0.013}, ...]``.
-      seeds: how many, 0, 1, ...; or which.
-      validation: rows that runs are evaluated on: a number of folds, each of which is left out once; a part of the
-        rows between 0 and 1, drawn; or a pair ``(x, y)``, by which every fit chooses its best epoch as well, so that
-        losses on it are too good by a little. None: runs are evaluated on the rows that they were trained on.
-      batch: runs at once; ``"auto"`` asks the compiled program how much memory it takes.
+      samples: combinations to fit instead of a grid, such as random draws: ``[{"learning_rate": 0.013}, ...]``.
+      seeds: the number of seeds 0, 1, ..., or the seeds.
+      validation: rows to evaluate on: a number of folds for cross-validation; a fraction of the rows between 0 and 1,
+        drawn at random; or a pair ``(x, y)``, by which every fit also chooses its best epoch, so that losses are
+        slightly optimistic. None: runs are evaluated on their training data.
+      batch: number of concurrent runs; ``"auto"`` chooses by the memory of the compiled program.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       progress: whether to show a bar for each batch of runs.
 
     Raises:
-      ValueError: for a grid that is empty or has unknown names, arrays where an option is static; and as
+      ValueError: for a grid that is empty or has unknown names, arrays for static options; and as
         :func:`jtrees.fit`.
-      FloatingPointError: if no run found anything finite.
+      FloatingPointError: if no run was finite.
     """
     checks.check_key(key)
     check_recipe(recipe)
@@ -151,15 +150,15 @@ def sweep(
 
 
 def _mean_over_folds(losses: np.ndarray, ended: str) -> np.ndarray:
-    """Mean losses ``(C, S)``, infinite where a fold has none; but where the sweep was ended before any combination had
-    all of its folds, the means of those with the most.
+    """Returns mean losses ``(C, S)``, infinite where a fold has none; if the sweep ended before any combination had all
+    folds, the means of those with the most.
     """
-    mean, has = losses.mean(2), np.isfinite(losses)
+    mean, finite = losses.mean(2), np.isfinite(losses)
     if ended == "finished" or np.isfinite(mean).any():
         return mean
-    count = has.sum(2)
+    count = finite.sum(2)
     return np.where(
-        (count > 0) & (count == count.max()), np.where(has, losses, 0).sum(2) / np.maximum(count, 1), np.inf
+        (count > 0) & (count == count.max()), np.where(finite, losses, 0).sum(2) / np.maximum(count, 1), np.inf
     )
 
 
@@ -183,17 +182,17 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
     return tuple(checks.check_count("seeds", int(seed) if seed == int(seed) else seed, minimum=0) for seed in seeds)
 
 
-# --- Runs and the rows that they are evaluated on --------------------------------------------------------------------
+# --- Runs and their evaluation ---------------------------------------------------------------------------------------
 
 
 class Split(NamedTuple):
-    """Rows to train on and rows to evaluate on.
+    """Training and evaluation rows of each fold.
 
     Attributes:
-      table: the rows to train on, of all folds.
-      validation: what every fit chooses its best epoch by, or None.
-      left_out: numbers of the rows that each fold leaves out; None: none.
-      held_out: the rows that each fold is evaluated on; None: those that it was trained on.
+      table: the rows of all folds.
+      validation: the validation set by which every fit chooses its best epoch, or None.
+      left_out: indices of the rows that each fold leaves out; None: none.
+      held_out: the rows that each fold is evaluated on; None: its training data.
     """
 
     table: Table
@@ -203,10 +202,10 @@ class Split(NamedTuple):
 
 
 def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split:
-    """A table split as asked for by ``validation``: a pair, a part, a number of folds, or None.
+    """Returns the split of a table for a ``validation``: a pair, a fraction, a number of folds, or None.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: for an invalid ``validation``.
     """
     if validation is None:
         return Split(table, None, [None], [None])
@@ -240,10 +239,9 @@ class Run(NamedTuple):
     """One run.
 
     Attributes:
-      fit: None where nothing finite was found.
-      rows: its loss on each row that it is evaluated on, infinite where nothing finite was found; none where it is
-        evaluated on the rows that it was trained on.
-      weights: of these rows.
+      fit: the fit, None if it was not finite.
+      rows: loss on each held-out row, infinite if the fit was not finite; empty without held-out rows.
+      weights: weights of these rows.
     """
 
     fit: FitResult | None
@@ -252,7 +250,7 @@ class Run(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Mean loss."""
+        """The mean loss on the held-out rows, or else the loss of the fit."""
         if len(self.rows):
             return float(np.average(self.rows, weights=self.weights))
         return np.inf if self.fit is None else self.fit.loss
@@ -261,7 +259,7 @@ class Run(NamedTuple):
 def runs_of(
     recipes: list[Any], keys: list[Array], split: Split, monitor: Monitor, batch: int | Literal["auto"] = "auto"
 ) -> Iterator[Run]:
-    """Runs of recipes that make one program, with all keys and all folds, in this order."""
+    """Yields the runs of recipes that share one program, for each recipe, key and fold, in this order."""
     folds = itertools.cycle(split.held_out)
     fits = fits_of(recipes, keys, split.left_out, split.table, split.validation, monitor, batch)
     for (fit, data, search), held_out in zip(fits, folds, strict=False):
@@ -277,7 +275,7 @@ def runs_of(
 
 
 def row_losses(task: Task, model: Any, rows: Table, scaling: Scaling) -> np.ndarray:
-    """The loss of a model on each row; by a loss of the user's own, on scaled targets, if there is one in regression."""
+    """Returns the loss of a model on each row; in regression a user-defined loss is that on scaled targets."""
     if task.own_loss is None or isinstance(task, Classification):
         return losses_of(model, rows, scaling)
     predictions = np.asarray(model.predict(rows.x), np.float64)

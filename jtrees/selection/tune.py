@@ -1,4 +1,4 @@
-"""Options of a recipe chosen by rows that were not trained on."""
+"""Tuning: options of a recipe chosen on held-out rows."""
 
 from collections.abc import Sequence
 import itertools
@@ -17,8 +17,8 @@ from jtrees.search.run import FitResult, check_recipe, fit, table_of
 from jtrees.selection.grid import checked_grid, groups_of, with_options
 from jtrees.selection.sweep import Run, Split, runs_of, split_of
 
-_PATIENCE = 2  # depths in a row without an improvement, after which deeper trees are not tried
-_KEPT = 0.25  # of max_seconds, for the fit to all rows
+_PATIENCE = 2  # consecutive depths without an improvement after which deeper trees are not tried
+_KEPT = 0.25  # fraction of max_seconds for the fit to all rows
 _OF_FIT = ("task", "sample_weight", "progress", "max_seconds")
 
 
@@ -27,11 +27,10 @@ class Trial(NamedTuple):
     """One combination of options.
 
     Attributes:
-      options: by name.
-      loss: mean loss on the rows that it was not trained on (as that of a :class:`jtrees.FitResult`); infinite if the search
-        was not finite.
-      error: standard error of the difference between its losses and those of the best, row by row.
-      size: numbers that its models hold (of several folds the mean).
+      options: the options by name.
+      loss: mean loss on held-out rows (as in :class:`jtrees.FitResult`); infinite if the search was not finite.
+      error: standard error of the paired difference between its losses and those of the best.
+      size: number of parameters of its models (mean over folds).
     """
 
     options: dict[str, Any]
@@ -50,36 +49,35 @@ def tune(
     validation: tuple[ArrayLike, ArrayLike] | float | int = 1 / 3,
     **options: Any,
 ) -> FitResult:
-    """Chooses options of a recipe by a :func:`jtrees.sweep`, and fits it with them to all rows.
+    """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe with them to all rows.
 
-    Every combination of the grid is fitted to a part of the rows and evaluated on the others; all of them on the same
-    rows and with the same key, so that what differs is the options. Where the grid has ``depth``, the sweep stops after
-    two depths in a row that improve on the best before by no more than the standard error of the difference. Of the
-    combinations that are worse than the best by no more than that error, the one with the smallest model is chosen (the
-    one-standard-error rule).
+    Every combination of the grid is fitted to the same training rows with the same key, and evaluated on the same
+    held-out rows. If the grid has ``depth``, the sweep stops after two consecutive depths that improve on the best by
+    no more than the standard error of the difference. Of the combinations within one standard error of the best, the
+    one with the smallest model is chosen (the one-standard-error rule).
 
-    Ctrl-C ends the trials, and the fit to all rows follows. A combination that was interrupted is chosen only where
-    there is no other.
+    Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if there is
+    no other.
 
     Args:
-      recipe: the recipe, with the options that are not to be chosen.
+      recipe: the recipe, with the options that are not tuned.
       x: features, as for :func:`jtrees.fit`.
       y: targets.
-      key: for everything random.
+      key: random key.
       grid: values to choose from, by the name of the option: ``{"depth": range(1, 9), "l1": (0, 1e-4)}``; those of a
         base as ``"base__depth"``.
-      validation: rows to evaluate on, as for :func:`jtrees.sweep`: a part of them (the paper's third by default), a
+      validation: rows to evaluate on, as for :func:`jtrees.sweep`: a fraction (by default a third, as in the paper), a
         number of folds, or a pair ``(x, y)``.
-      **options: of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all fits
-        together, the last quarter for the fit to all rows).
+      **options: arguments of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all
+        fits together, the last quarter for the fit to all rows).
 
     Returns:
-      The fit to all rows with the options chosen. Its report has ``tuning``, a list of :class:`Trial`, and ``chosen``,
-      the options.
+      The fit to all rows with the chosen options. Its report has ``tuning``, a list of :class:`Trial`, and ``chosen``,
+      the chosen options.
 
     Raises:
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
-      FloatingPointError: if no combination found anything finite.
+      FloatingPointError: if no combination was finite.
     """
     began = time.monotonic()
     checks.check_key(key)
@@ -110,7 +108,7 @@ def tune(
 
 
 class _Evaluated(NamedTuple):
-    """What a combination lost on each row that it was evaluated on, and its size."""
+    """A combination, its loss on each held-out row, and its size."""
 
     options: dict[str, Any]
     losses: np.ndarray
@@ -120,7 +118,7 @@ class _Evaluated(NamedTuple):
 def _evaluated(
     recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
 ) -> list[_Evaluated]:
-    """All combinations, shallow trees first, until deeper ones bring nothing or the time is up."""
+    """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed."""
     names = [name for name in combinations[0] if name.split("__")[-1] == "depth"]
     depth_of: Any = lambda options: options[names[0]] if names else None
     groups = [[combinations[i] for i in group] for group in groups_of(recipe, combinations)]
@@ -135,9 +133,9 @@ def _evaluated(
             if trials and monitor.ended != "finished":
                 return trials
             trials += of_group
-        now = min(trials, key=lambda trial: trial.losses.mean())
-        improved = best is None or _difference(best.losses, now.losses) > _error(best.losses, now.losses)
-        best, since = (now, 0) if improved else (best, since + 1)
+        current = min(trials, key=lambda trial: trial.losses.mean())
+        improved = best is None or _difference(best.losses, current.losses) > _error(best.losses, current.losses)
+        best, since = (current, 0) if improved else (best, since + 1)
         if depth is not None and since >= _PATIENCE:
             break
     return trials
@@ -146,14 +144,14 @@ def _evaluated(
 def _of_group(
     recipe: Recipe, group: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
 ) -> list[_Evaluated]:
-    """The combinations that make one program; where the time ended early, those with the most folds."""
+    """Evaluates combinations that share one program; after a deadline, keeps those with the most folds."""
     folds = len(split.left_out)
     runs: list[list[Run]] = [[] for _ in group]
     for i, run in enumerate(runs_of([with_options(recipe, one) for one in group], [key], split, monitor)):
         runs[i // folds].append(run)
     most = max(map(len, runs))
     weights = [run.weights for run in runs[0][:most]]
-    mean = np.concatenate(weights).mean()  # a heavy row counts as much in a light fold as in another
+    mean = np.concatenate(weights).mean()  # not by fold: a row counts by its own weight in every fold
     evaluated = []
     for options, some in zip(group, runs, strict=True):
         if len(some) == most:
@@ -167,20 +165,20 @@ def _of_group(
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean difference of the losses a and b."""
+    """Returns the mean difference of the losses a and b."""
     return float(a.mean()) - float(b.mean())
 
 
 def _error(a: np.ndarray, b: np.ndarray) -> float:
-    """Standard error of that, from the rows' differences; 0 where there is but one, or a is infinite."""
+    """Returns the standard error of that difference, paired by rows; 0 for a single row or infinite a."""
     return float(np.std(a - b, ddof=1) / np.sqrt(len(a))) if len(a) > 1 and np.isfinite(a).all() else 0.0
 
 
 def _chosen(trials: list[_Evaluated]) -> tuple[list[Trial], dict[str, Any]]:
-    """All trials, and the options of the smallest model within the error of the best."""
+    """Returns all trials, and the options of the smallest model within one standard error of the best."""
     best = min((trial.losses for trial in trials), key=np.mean)
     if not np.isfinite(best).all():
         raise FloatingPointError("no combination of the grid found anything finite: try a smaller learning_rate")
-    found = [Trial(one.options, float(one.losses.mean()), _error(one.losses, best), one.size) for one in trials]
-    near = [trial for trial in found if trial.loss - float(best.mean()) <= trial.error]
-    return found, min(near, key=lambda trial: (trial.size, trial.loss)).options
+    summaries = [Trial(one.options, float(one.losses.mean()), _error(one.losses, best), one.size) for one in trials]
+    near = [trial for trial in summaries if trial.loss - float(best.mean()) <= trial.error]
+    return summaries, min(near, key=lambda trial: (trial.size, trial.loss)).options

@@ -1,4 +1,4 @@
-"""The training loop: a method, a run that advances, many runs at once, and optimisers that optax lacks."""
+"""The training loop: methods, resumable runs, many runs at once, and optimisers that optax lacks."""
 
 from jtrees.training.loop import (
     Batch as Batch,

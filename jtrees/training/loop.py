@@ -1,8 +1,8 @@
-"""Method, and the one training loop: a state that advances, compiled, to be vmapped over seeds and hyper-parameters.
+"""Method, and the compiled training loop: a state that advances, to be vmapped over seeds and hyperparameters.
 
-A method is a small tuple of pure functions, as an optimiser is in optax. A run is a :class:`TrainState`: ``start``
-makes it, ``advance`` takes it so many steps further, ``best`` is what it has found; ``train`` is the three in one.
-``multi_start`` makes a run (or anything that answers like one) from many starts and picks the best.
+A method is a small tuple of pure functions, like an optimiser in optax. A run is a :class:`TrainState`: ``start``
+initialises it, ``advance`` takes steps, ``best`` returns the best parameters; ``train`` does all three. ``multi_start``
+runs many starts and chooses the best.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or 
 
 
 def at_step(value: Number, step: Array | int) -> Any:
-    """The value of a hyper-parameter at a step: a schedule is asked, a number stays as it is."""
+    """Returns the value of a hyperparameter at a step: a schedule is evaluated, a number is unchanged."""
     return value(step) if callable(value) else value
 
 
 class Batch(NamedTuple):
-    """What a step sees: samples first in all of it.
+    """The data of a step, with samples on the first axis.
 
     Attributes:
       x: samples, ``(n, p)``.
       y: targets, any pytree of arrays whose first axis is n.
-      weight: nonnegative weights of the samples, ``(n,)``, or None: all alike.
+      weight: nonnegative weights of the samples, ``(n,)``; None: equal weights.
     """
 
     x: Float[Array, "n p"]
@@ -41,21 +41,21 @@ class Batch(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What a paper adds to the training loop.
+    """The functions that a paper adds to the training loop.
 
     Attributes:
       init: ``(batch, *, key) -> params``.
-      loss: ``(params, batch, *, key, step) -> (loss, score)``. ``loss`` is the weighted mean over samples that training
-        minimises (weights have mean 1 over all of the data). ``score`` is the loss of the *hardened* model on the same
-        samples, which keep-best watches; most methods have it at hand once they have the loss, and where nobody asks
-        for it the compiler leaves it out. A method without such a thing returns its loss twice.
-      harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree that the parameters stand for, leaves
-        refitted on the batch; can be compiled.
-      project: ``params -> params``, at the start and after each step of the optimiser (norm balls, ...); a method with
-        an ``update`` of its own projects there.
-      update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``: a step of its own, in
-        place of the gradient of ``loss`` and the optimiser, where those would touch more than the method means to; the
-        optimiser given only makes the first ``opt_state``.
+      loss: ``(params, batch, *, key, step) -> (loss, score)``. ``loss`` is the weighted mean over samples to minimise
+        (weights have mean 1 over the data set). ``score`` is the loss of the *hardened* model on the same samples, by
+        which the best parameters are chosen; it is often a by-product of the loss, and the compiler removes it where it
+        is not used. A method without a score returns its loss twice.
+      harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree of the parameters, with leaves refitted
+        on the batch; can be compiled.
+      project: ``params -> params``, applied initially and after each step of the optimiser (norm balls, ...); an
+        ``update`` has to project by itself.
+      update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``: replaces the gradient
+        of ``loss`` and the optimiser's step, for instance by a sparse update; the optimiser then only initialises
+        ``opt_state``.
     """
 
     init: Callable[..., Params]
@@ -67,12 +67,12 @@ class Method(NamedTuple):
 
 @struct.dataclass
 class Best:
-    """The parameters with the lowest score that were seen.
+    """The parameters with the lowest score so far.
 
     Attributes:
       params: the parameters.
-      score: their score (lower is better); infinite if nothing was looked at yet.
-      step: the number of updates that they had seen.
+      score: their score (lower is better); infinite before the first evaluation.
+      step: number of updates before it was evaluated.
     """
 
     params: Params
@@ -83,16 +83,16 @@ class Best:
 @io.state
 @struct.dataclass
 class TrainState:
-    """All that a run is.
+    """The whole state of a run.
 
     Attributes:
-      params: the parameters now.
-      opt_state: of the optimiser.
-      order: of the samples in this epoch, ``(n,)``.
-      step: updates so far. Where states are vmapped, keep it one number for all (``in_axes=None``), or what is looked
-        at now and then is computed at every step.
-      key: of the run.
-      best: the best that was looked at.
+      params: the current parameters.
+      opt_state: state of the optimiser.
+      order: order of the samples in this epoch, ``(n,)``.
+      step: number of updates. Under ``vmap`` keep it unbatched (``in_axes=None``), or scores are evaluated at every
+        step.
+      key: key of the run.
+      best: the best parameters evaluated so far.
       finite: whether every loss so far was finite.
     """
 
@@ -106,22 +106,22 @@ class TrainState:
 
 
 class History(NamedTuple):
-    """Of each step: the loss before the update, and the score before it (NaN where it was not looked at)."""
+    """Loss and score before each update; the score is NaN where it was not evaluated."""
 
     losses: Float[Array, " steps"]
     scores: Float[Array, " steps"]
 
 
 class TrainResult(NamedTuple):
-    """What one run of training leaves.
+    """The result of a training run.
 
     Attributes:
-      params: the best parameters by score if they were watched (``score_every``), else the last.
+      params: the parameters with the best score if scores were evaluated (``score_every``), else the last.
       score: their score on the whole training data (lower is better); infinite if the run is not finite.
-      step: the number of updates that they had seen.
+      step: number of updates before they were evaluated.
       finite: whether every loss of the run, and the score of its last parameters, was finite.
       losses: the loss before each update, ``(steps,)``.
-      scores: the score before each update, ``(steps,)``; NaN where it was not looked at.
+      scores: the score before each update, ``(steps,)``; NaN where it was not evaluated.
     """
 
     params: Params
@@ -138,32 +138,32 @@ class TrainResult(NamedTuple):
 def start(
     method: Method, data: Batch, *, key: Array, optimizer: optax.GradientTransformation, params: Params | None = None
 ) -> TrainState:
-    """A run that has not begun.
+    """Returns the initial state of a run.
 
     Args:
       method: what to train.
       data: samples, targets and weights.
-      key: for the initial parameters, the order of samples, and whatever the method draws.
+      key: key for the initial parameters, the order of samples, and random draws of the method.
       optimizer: any optax transformation.
-      params: where to start, by default ``method.init``.
+      params: initial parameters, by default those of ``method.init``.
 
     Raises:
-      ValueError: for shapes or dtypes that do not fit, a method or an optimiser that is none, a key that is none, or
+      ValueError: for shapes or dtypes that do not fit, a ``method``, ``optimizer`` or ``key`` of the wrong type, or
         parameters of another structure than the method's.
     """
     data = _checked(data)
     validation.check_key(key)
     _check_method(method, optimizer)
-    fresh = lambda: method.init(data, key=_keys(key)[0])
+    initial = lambda: method.init(data, key=_keys(key)[0])
     if params is not None:
-        expected, came = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (fresh, lambda: params))
-        if expected != came:
-            raise ValueError(f"params must be like those of the method, {expected}, got {came}")
-    return init_state(method.project(fresh() if params is None else params), data, key=key, optimizer=optimizer)
+        expected, given = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (initial, lambda: params))
+        if expected != given:
+            raise ValueError(f"params must be like those of the method, {expected}, got {given}")
+    return init_state(method.project(initial() if params is None else params), data, key=key, optimizer=optimizer)
 
 
 def init_state(params: Params, data: Batch, *, key: Array, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state of a run before its first step, from parameters as they are."""
+    """Returns the initial state of a run for given parameters."""
     zero, n = jnp.zeros((), jnp.int32), data.x.shape[0]
     best = Best(params, jnp.asarray(jnp.inf, data.x.dtype), zero)
     order = jnp.arange(n, dtype=jnp.int32)
@@ -181,31 +181,30 @@ def advance(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
 ) -> tuple[TrainState, History]:
-    """A run, so many steps further: ``advance`` twice by k steps is bit for bit ``advance`` by 2 k.
+    """Takes training steps: two calls with k steps give bit for bit the state of one call with 2 k.
 
     Pure: ``jit`` it, ``vmap`` it.
 
     Args:
-      method: what is trained.
-      state: of the run, from :func:`start` or from here.
+      method: the method to train.
+      state: state of the run, from :func:`start` or :func:`advance`.
       data: samples, targets and weights.
-      optimizer: as given to :func:`start`; one that looks at the loss (``reduce_on_plateau``) is given it.
+      optimizer: as for :func:`start`; it gets the loss as ``value`` (for ``reduce_on_plateau``).
       steps: number of updates.
-      batch_size: samples in a mini-batch; shuffled anew in each epoch, those left over rest until the next. None
-        takes all samples at once, in order.
-      score_every: look at the score every so many steps, and keep the best parameters seen. 0: do not.
-      score: ``params -> scalar`` to watch instead of the method's own (a validation loss, say); lower is better.
+      batch_size: samples in a mini-batch, shuffled in each epoch, without the remainder. None: full batch, in order.
+      score_every: number of steps between evaluations of the score, by which the best parameters are kept. 0: none.
+      score: ``params -> scalar`` in place of the method's score, such as a validation loss; lower is better.
 
     Raises:
-      ValueError: for shapes or dtypes that do not fit, steps < 1, a batch size that is not between 1 and n, or other
-        rows than the run began with.
+      ValueError: for shapes or dtypes that do not fit, steps < 1, a batch size that is not between 1 and n, or another
+        number of rows than initially.
     """
     validation.check_count("steps", steps)
     data = _checked(data)
     if batch_size is not None and state.order.shape != data.x.shape[:1]:
         raise ValueError(f"data must have the {len(state.order)} rows that the run began with, got {len(data.x)}")
-    once = one_step(method, data, optimizer, batch_size=batch_size, score_every=score_every, score=score)
-    state, history = jax.lax.scan(lambda state, _: once(state), state, length=steps)
+    step = one_step(method, data, optimizer, batch_size=batch_size, score_every=score_every, score=score)
+    state, history = jax.lax.scan(lambda state, _: step(state), state, length=steps)
     return state, History(*history)
 
 
@@ -217,23 +216,23 @@ def advance_up_to(
     *,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
-    """``count`` steps, a traced number up to ``most``: as :func:`advance`, with a history of ``most`` entries of which
-    those that were not reached are NaN.
+    """Takes ``count`` steps, a traced number up to ``most``: as :func:`advance`, with a history of ``most`` entries,
+    padded with NaN.
 
     Args:
       once: a step, from :func:`one_step`.
-      state: of the run.
+      state: state of the run.
       count: number of steps.
       most: length of the history.
-      step: the number of the first step, where that is known: one for all runs side by side, so that what happens at
-        some steps is computed at these steps alone.
+      step: number of the first step, shared by all runs side by side so that branches on it stay branches under
+        ``vmap``; None: ``state.step``.
     """
     state = state if step is None else state.replace(step=jnp.asarray(step, jnp.int32))
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
         state, history = carry
-        state, now = once(state)
-        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), history, History(*now))
+        state, entry = once(state)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), history, History(*entry))
 
     empty = jnp.full(most, jnp.nan, state.best.score.dtype)
     return jax.lax.fori_loop(0, count, body, (state, History(empty, empty)))
@@ -249,10 +248,9 @@ def one_step(
     score: Callable[[Params], Array] | None = None,
     last: int | None = None,
 ) -> Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]]:
-    """One step of :func:`advance` as a function of the state: the state after it, the loss and the score before it.
+    """Returns a step of :func:`advance` as a function ``state -> (state, (loss, score))``.
 
-    The score is evaluated before step ``last``, too, whatever ``score_every``. In place of a method its ``update`` will
-    do, where no score is evaluated.
+    The score is also evaluated before step ``last``. Without scores, ``method`` may be the ``update`` of a method.
     """
     n, dtype = data.x.shape[0], data.x.dtype
     validation.check_count("score_every", score_every, minimum=0)
@@ -263,7 +261,7 @@ def one_step(
             f"batch_size must be a multiple of the {sharding.parts(n)} parts of the rows, got {batch_size}"
         )
     data = sharding.keep_rows(normalised(data))
-    with_value = optax.with_extra_args_support(optimizer)  # some look at the loss, too
+    with_value = optax.with_extra_args_support(optimizer)  # some use the loss
     free = score_every == 1 and batch_size is None and score is None
 
     update = method.update if isinstance(method, Method) else method
@@ -279,66 +277,69 @@ def one_step(
 
     def once(state: TrainState) -> tuple[TrainState, tuple[Array, Array]]:
         _, order_key, loss_key = _keys(state.key)
-        now, seen, step = jnp.full((), jnp.nan, dtype), state.best, state.step
+        score_value, best_so_far, step = jnp.full((), jnp.nan, dtype), state.best, state.step
         if score_every and not free:
             due = step % score_every == 0
             due = due if last is None else due | (step == last)
 
-            # A branch: out of a loop of one step or none, the compiler would take what the loop does not change, and
-            # evaluate the score in every step. The branch gives one number, so that it copies no parameters.
+            # A branch, as the compiler would move the score out of a loop of at most one step and evaluate it in every
+            # step. It returns a scalar, so that no parameters are copied.
             score_now = lambda: _score(method, state, data, score).astype(dtype)  # type: ignore[arg-type]
-            now = jax.lax.cond(due, score_now, lambda: now)
+            score_value = jax.lax.cond(due, score_now, lambda: score_value)
 
-            def look(held: tuple[Best, Array]) -> tuple[Best, Array]:
-                return _better(held[0], Best(state.params, now, state.step)), held[1] + 1
+            def keep_better(carry: tuple[Best, Array]) -> tuple[Best, Array]:
+                return _better(carry[0], Best(state.params, score_value, state.step)), carry[1] + 1
 
-            seen, looks = apply_in_place_if(due, look, (seen, jnp.zeros_like(step)))
-            # The same number; but the update, which is for this step, now waits for the look. Else it could come first,
-            # and the compiler would copy all parameters in every step, for the look to read.
-            step = step + looks - due.astype(step.dtype)
+            best_so_far, evaluations = apply_in_place_if(due, keep_better, (best_so_far, jnp.zeros_like(step)))
+            # The same number, but it makes the update depend on this evaluation. Otherwise the update might come first,
+            # and the compiler would copy all parameters in every step for the evaluation to read.
+            step = step + evaluations - due.astype(step.dtype)
         batch, order = data, state.order
         if batch_size is not None:
             batch, order = _batch(data, order, order_key, step, batch_size)
         key = jax.random.fold_in(loss_key, step)
         params, opt_state, (loss, batch_score) = updated(state.replace(step=step), batch, key)
         if free:
-            now = batch_score.astype(dtype)  # the batch is all there is: the score comes with the loss
-            seen = _better(seen, Best(state.params, now, step))
+            score_value = batch_score.astype(dtype)  # full batch: the score is a by-product of the loss
+            best_so_far = _better(best_so_far, Best(state.params, score_value, step))
         finite = state.finite & jnp.isfinite(loss)
         params = method.project(params) if isinstance(method, Method) and update is None else params
-        return TrainState(params, opt_state, order, state.step + 1, state.key, seen, finite), (loss.astype(dtype), now)
+        return TrainState(params, opt_state, order, state.step + 1, state.key, best_so_far, finite), (
+            loss.astype(dtype),
+            score_value,
+        )
 
     return once
 
 
 def _better(old: Best, new: Best) -> Best:
-    """The one with the lower score, of equal ones the old."""
+    """Returns the one with the lower score; ties keep the old."""
     lower = new.score < old.score
     return jax.tree.map(lambda a, b: jnp.where(lower, b, a), old, new)
 
 
 def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
-    """What is changed if the flag is set. A loop of one step or none changes arrays in place; a branch copies them."""
+    """Returns ``change(state)`` if the flag is set, by a loop of at most one step: a branch would copy the arrays."""
     return jax.lax.fori_loop(0, flag.astype(jnp.int32), lambda _, state: change(state), state)
 
 
 def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Params], Array] | None = None) -> Best:
-    """The best that a run has seen, its last parameters included; the last where none were looked at.
+    """Returns the best parameters of a run, including its last; the last if none were evaluated.
 
     Args:
-      method: what was trained.
-      state: of the run.
-      data: as given to :func:`advance`.
-      score: as given to :func:`advance`.
+      method: the trained method.
+      state: state of the run.
+      data: as for :func:`advance`.
+      score: as for :func:`advance`.
 
     Returns:
-      Its score is infinite if the run is not finite.
+      The best parameters; their score is infinite if the run is not finite.
     """
-    now = _score(method, state, normalised(_checked(data)), score).astype(state.best.score.dtype)
-    last = Best(state.params, now, state.step)
-    keep = jnp.isfinite(state.best.score) & ~(now < state.best.score)
-    found = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state.best, last)
-    return found.replace(score=jnp.where(state.finite & jnp.isfinite(now), found.score, jnp.inf))
+    last_score = _score(method, state, normalised(_checked(data)), score).astype(state.best.score.dtype)
+    last = Best(state.params, last_score, state.step)
+    keep = jnp.isfinite(state.best.score) & ~(last_score < state.best.score)
+    chosen = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state.best, last)
+    return chosen.replace(score=jnp.where(state.finite & jnp.isfinite(last_score), chosen.score, jnp.inf))
 
 
 def train(
@@ -352,34 +353,33 @@ def train(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
 ) -> TrainResult:
-    """A whole run: :func:`start`, one :func:`advance`, and the :func:`best` of it.
+    """Runs :func:`start`, :func:`advance` and :func:`best`.
 
-    Pure: ``jit`` it, ``vmap`` it over keys and over every hyper-parameter that is a number. Under ``jit`` equal shapes
-    compile once.
+    Pure: ``jit`` it, ``vmap`` it over keys and numeric hyperparameters. Under ``jit`` equal shapes compile once.
 
     Args:
       method: what to train.
       data: samples, targets and weights.
-      key: for the initial parameters, the order of samples, and whatever the method draws.
+      key: key for the initial parameters, the order of samples, and random draws of the method.
       optimizer: any optax transformation.
       steps: number of updates.
       batch_size: as for :func:`advance`.
-      score_every: look at the score every so many steps, and return the best parameters seen. 0: return the last.
+      score_every: steps between evaluations of the score, by which the best parameters are returned. 0: the last are.
       score: as for :func:`advance`.
 
     Raises:
       ValueError: as :func:`start` and :func:`advance`.
     """
     state = start(method, data, key=key, optimizer=optimizer)
-    watch: Any = {"batch_size": batch_size, "score_every": score_every, "score": score}
-    state, history = advance(method, state, data, optimizer=optimizer, steps=steps, **watch)
-    found = best(method, state, data, score=score)
-    finite = jnp.isfinite(found.score)
-    return TrainResult(found.params, found.score, found.step, finite, *history)
+    options: Any = {"batch_size": batch_size, "score_every": score_every, "score": score}
+    state, history = advance(method, state, data, optimizer=optimizer, steps=steps, **options)
+    chosen = best(method, state, data, score=score)
+    finite = jnp.isfinite(chosen.score)
+    return TrainResult(chosen.params, chosen.score, chosen.step, finite, *history)
 
 
 def normalised(data: Batch) -> Batch:
-    """The same data with weights of mean 1: the one place where weights are normalised. A mini-batch is not again."""
+    """Returns the data with weights of mean 1; mini-batches are not normalised again."""
     if data.weight is None:
         return data
     weight = jnp.asarray(data.weight, data.x.dtype)
@@ -388,26 +388,26 @@ def normalised(data: Batch) -> Batch:
 
 
 def _keys(key: Array) -> Array:
-    """For the start, for the order of samples, and for the loss."""
+    """Returns keys for the initial parameters, the order of samples, and the loss."""
     return jax.random.split(key, 3)
 
 
 def _score(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
     if score is not None:
-        own = jnp.asarray(score(state.params))
-        if own.shape != ():
-            raise ValueError(f"score must give one number, got shape {own.shape}")
-        return own
+        value = jnp.asarray(score(state.params))
+        if value.shape != ():
+            raise ValueError(f"score must give one number, got shape {value.shape}")
+        return value
     return _pair(method.loss(state.params, data, key=_keys(state.key)[2], step=state.step))[1]
 
 
 def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
-    """One mini-batch, and the order of samples, drawn anew where an epoch begins."""
+    """Returns a mini-batch, and the order of samples, which is shuffled at the start of an epoch."""
     n, parts = order.shape[0], sharding.parts(order.shape[0])
-    per_epoch, of_part = n // batch_size, batch_size // parts
+    per_epoch, per_part = n // batch_size, batch_size // parts
     epoch, i = step // per_epoch, step % per_epoch
 
-    # Where rows are shared out among devices, each shuffles its own, and a batch takes as many of each: none moves.
+    # Each device shuffles its shard of the rows, and batches take equally many of each, so that no row moves.
     def shuffle() -> Array:
         drawn = jax.random.fold_in(key, epoch)
         if parts == 1:
@@ -420,7 +420,7 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
         chosen = jax.lax.dynamic_slice_in_dim(order, i * batch_size, batch_size)
         return jax.tree.map(lambda a: a[chosen], data), order
     within = sharding.keep_rows(order.reshape(parts, n // parts))
-    chosen = jax.lax.dynamic_slice_in_dim(within, i * of_part, of_part, axis=1)
+    chosen = jax.lax.dynamic_slice_in_dim(within, i * per_part, per_part, axis=1)
 
     def pick(a: Array) -> Array:
         picked = jax.vmap(lambda rows, chosen: rows[chosen])(a.reshape(parts, -1, *a.shape[1:]), chosen)
@@ -429,7 +429,7 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
     return jax.tree.map(pick, data), order
 
 
-# --- The door --------------------------------------------------------------------------------------------------------
+# --- Checks ----------------------------------------------------------------------------------------------------------
 
 
 def _checked(data: Any) -> Batch:

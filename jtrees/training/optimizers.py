@@ -1,4 +1,4 @@
-"""Optimisers that optax lacks: lazy ones, which move only what a batch touched, and DGT's RMSprop and its schedule."""
+"""Optimisers that optax lacks: lazy ones, which update only what a batch touches, and DGT's RMSprop and schedule."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,41 +10,41 @@ import optax
 
 from jtrees.training.loop import Number, at_step
 
-_DECAY = 0.99  # of RMSprop's mean square, as DGT's authors have it
+_DECAY = 0.99  # decay of RMSprop's mean square in DGT's code
 
 
 def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax.GradientTransformation:
-    """RMSprop with the authors' decay, after clipping by the norm of the whole gradient; momentum as optax has it, on
-    updates that the learning rate has been applied to.
+    """Returns RMSprop with the decay of DGT's authors, after clipping by the global norm; as in optax, momentum applies
+    to updates that include the learning rate.
     """
     update = optax.rmsprop(learning_rate, decay=_DECAY, eps=1e-8, eps_in_sqrt=False, momentum=momentum)
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
 
 
 def cosine_cycles(steps: int, cycles: int) -> Callable[[Array | int], Array]:
-    """The learning rate at a step as a part of its peak: a cosine from 1 to almost 0, exactly ``cycles`` times."""
-    # No product of steps and cycles is taken where integers have 32 bits.
+    """Returns the schedule of the learning rate relative to its peak: ``cycles`` cosine decays from 1 to nearly 0."""
+    # Computed on the host, as the product of steps and cycles may exceed 32 bits.
     first = jnp.asarray([-(-cycle * steps // cycles) for cycle in range(cycles + 1)], jnp.int32)
 
-    def share(step: Array | int) -> Array:
+    def fraction(step: Array | int) -> Array:
         cycle = jnp.clip(jnp.searchsorted(first, step, side="right") - 1, 0, cycles - 1)
         phase = (step - first[cycle]).astype(jnp.float32) / (first[cycle + 1] - first[cycle]).astype(jnp.float32)
         return jnp.asarray(optax.cosine_decay_schedule(1.0, 1)(phase))
 
-    return share
+    return fraction
 
 
-# --- Lazy Adam ---------------------------------------------------------------------------------------------------------
+# --- Lazy Adam --------------------------------------------------------------------------------------------------------
 
 
 class LazyAdamState(NamedTuple):
-    """Moments of the gradient, in the shapes of the parameters, and room for a gradient, zero between steps.
+    """Moments of the gradient in the shapes of the parameters, and a buffer for a gradient, zero between steps.
 
     Attributes:
-      count: steps so far.
-      mean: of the gradient.
-      square: of its square.
-      room: zeros, to add the gradient of a batch up in, so that no array of its size is made anew in each step.
+      count: number of steps.
+      mean: mean of the gradient.
+      square: mean of its square.
+      room: zeros, in which the gradient of a batch is accumulated without allocating such an array in each step.
     """
 
     count: Int[Array, ""]
@@ -54,11 +54,11 @@ class LazyAdamState(NamedTuple):
 
 
 def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
-    """Adam in which a number whose gradient is exactly zero rests: neither it nor its moments move.
+    """Returns Adam that updates neither a parameter nor its moments where the gradient is exactly zero.
 
-    Dense Adam moves every number in every step by what it remembers, so that a row of weights that one sample in a
-    thousand meets goes on drifting long after. Here it moves only when it is met. Its moments are means over the steps
-    that met it, corrected for their start by the count of all steps, as in TensorFlow's LazyAdam.
+    Dense Adam updates every parameter in every step by its moments, so a row of weights that one sample in a thousand
+    touches keeps drifting long after. Here moments are means over the steps that touch a parameter, with bias
+    correction by the count of all steps, as in TensorFlow's LazyAdam.
 
     Args:
       learning_rate: a number, a traced one, or an optax schedule of the step.
@@ -77,33 +77,33 @@ def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
 
 
 def adam_step(gradient: Any, mean: Any, square: Any, count: Array, learning_rate: Any) -> tuple[Any, Any, Any]:
-    """What is added to parameters, and their moments after it; of all of them, or of some rows."""
-    now: Any = optax.ScaleByAdamState(count, mean, square)
-    step, now = optax.scale_by_adam().update(gradient, now)
+    """Returns the updates and the new moments; for all parameters, or for some rows."""
+    adam: Any = optax.ScaleByAdamState(count, mean, square)
+    step, adam = optax.scale_by_adam().update(gradient, adam)
     rate = learning_rate(count) if callable(learning_rate) else learning_rate
-    met = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
+    select = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
     moved = jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, step)
-    return moved, met(now.mu, mean), met(now.nu, square)
+    return moved, select(adam.mu, mean), select(adam.nu, square)
 
 
-# --- Lazy momentum -----------------------------------------------------------------------------------------------------
+# --- Lazy momentum ----------------------------------------------------------------------------------------------------
 
 
 class LazyMomentumState(NamedTuple):
-    """Steps so far, and the velocity, in the shapes of the parameters."""
+    """Number of steps, and the velocity in the shapes of the parameters."""
 
     count: Int[Array, ""]
     velocity: Any
 
 
 def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.GradientTransformation:
-    """Gradient descent with momentum in which a number whose gradient is exactly zero rests, and its velocity too.
+    """Returns momentum SGD that updates neither a parameter nor its velocity where the gradient is exactly zero.
 
-    So a step is work in proportion to what it touched; with plain momentum every number moves in every step.
+    So a step costs only what it touches; plain momentum updates every parameter in every step.
 
     Args:
       learning_rate: a number, a traced one, or an optax schedule of the step.
-      decay: what is left of the velocity in a step that touches it, 0 to less than 1.
+      decay: decay of the velocity in a step that touches it, in [0, 1).
     """
 
     def init(params: Any) -> LazyMomentumState:
@@ -118,13 +118,13 @@ def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.Gr
 
 
 def momentum_step(gradient: Any, velocity: Any, rate: Any, decay: Any) -> tuple[Any, Any]:
-    """What is added to parameters, and their velocity after it; of all of them, or of some rows."""
+    """Returns the updates and the new velocity; for all parameters, or for some rows."""
 
-    def now(g: Array, v: Array) -> Array:
+    def accumulate(g: Array, v: Array) -> Array:
         return jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
 
     def move(g: Array, v: Array) -> Array:
         return jnp.where(g != 0, -jnp.asarray(rate, v.dtype) * v, 0)
 
-    velocity = jax.tree.map(now, gradient, velocity)
+    velocity = jax.tree.map(accumulate, gradient, velocity)
     return jax.tree.map(move, gradient, velocity), velocity

@@ -1,4 +1,4 @@
-"""Many runs at once: seeds, starting points, hyper-parameters, over the devices that jax has."""
+"""Many runs at once (seeds, starting points, hyperparameters) over the devices of JAX."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +15,13 @@ from jtrees import sharding, validation as checks
 
 @struct.dataclass
 class MultiStart:
-    """What many starts leave.
+    """The results of many starts.
 
     Attributes:
       candidates: the result of every start, stacked along a leading axis.
       best: the result of the best start.
-      index: which start that was.
-      dropped: number of starts that became non-finite. They never are the best (unless all are).
+      index: index of the best start.
+      dropped: number of starts that became non-finite; the best is not one of them, unless all are.
     """
 
     candidates: Any
@@ -31,19 +31,18 @@ class MultiStart:
 
 
 def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> Any:
-    """``run(*start)`` for every start, results stacked.
+    """Returns ``run(*start)`` for every start, stacked.
 
-    The starts are shared out among the devices that jax has (on a CPU those asked for by the option
-    ``jax_num_cpu_devices``) or, where there is a mesh in context, over its axis ``starts``; each works through its
-    share.
+    The starts are distributed over the devices of JAX (on a CPU ``jax_num_cpu_devices``) or, if there is a mesh in
+    context, over its axis ``starts``.
 
     Args:
       run: a pure function of one start.
-      *starts: pytrees of arrays with one leading axis over the starts (keys, parameters, hyper-parameters).
-      batch_size: starts worked on side by side on a device. By default all, but on a CPU, where caches are small, one
-        if there are several CPU devices, and two if there is one. Measured on two cores: two side by side are up to 1.4
-        times faster a start than one at depth 4 and as fast at depth 10; two devices with one each are 1.3 to 1.45
-        times faster than that at depth 4 to 8.
+      *starts: pytrees of arrays with one leading axis over the starts (keys, parameters, hyperparameters).
+      batch_size: number of starts side by side on a device. By default all, but on CPUs, whose caches are small, one
+        for several devices and two for a single one. Measured on two cores: two side by side are up to 1.4 times faster
+        per start than one at depth 4 and as fast at depth 10; two devices with one each are another 1.3 to 1.45 times
+        faster at depths 4 to 8.
 
     Raises:
       ValueError: if the leading axes differ or are empty, or for a batch size < 1.
@@ -56,45 +55,46 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
     count = sizes.pop()
     if batch_size is not None:
         checks.check_count("batch_size", batch_size)
-    # Inside a program that is shared out already, every device minds its own.
-    devices, of_mesh = jax.local_devices(), sharding.share_of_starts()
-    shares = min(len(devices), count) if of_mesh is None else of_mesh
+    # In a program sharded over starts already, each device maps its own share.
+    devices, mesh_shares = jax.local_devices(), sharding.share_of_starts()
+    shares = min(len(devices), count) if mesh_shares is None else mesh_shares
     share = -(-count // shares)
     if batch_size is None:
         batch_size = share if devices[0].platform != "cpu" else 2 if shares == 1 else 1
     side_by_side = min(batch_size, share)
-    # Filled up with repeats of the last start to whole batches: a smaller last batch would be a second program, which
-    # takes as long to compile as the first.
-    rest = -count % (shares * side_by_side)
-    full = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], rest, axis=0)]) if rest else a, starts)
-    # One at a time is no batch of one, whose products may round otherwise than those of a run by itself.
+    # Padded with repeats of the last start to full batches: a smaller last batch would compile a second program.
+    padding = -count % (shares * side_by_side)
+    padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], padding, axis=0)]) if padding else a, starts)
+    # Single starts are not batched, as products in a batch of one may round differently.
     batches = side_by_side if side_by_side > 1 else None
-    each = lambda mine: jax.lax.map(lambda start: run(*start), mine, batch_size=batches)
+    each = lambda shard: jax.lax.map(lambda start: run(*start), shard, batch_size=batches)
     if shares > 1:
         mesh, split = Mesh(np.array(devices[:shares]), (sharding.STARTS,)), PartitionSpec(sharding.STARTS)
-        where: Any = {"mesh": mesh} if of_mesh is None else {"axis_names": sharding.axes_of_starts()}
-        each = jax.shard_map(each, in_specs=split, out_specs=split, check_vma=False, **where)
-    return jax.tree.map(lambda a: a[:count] if rest else a, each(full))
+        placement: Any = {"mesh": mesh} if mesh_shares is None else {"axis_names": sharding.axes_of_starts()}
+        each = jax.shard_map(each, in_specs=split, out_specs=split, check_vma=False, **placement)
+    return jax.tree.map(lambda a: a[:count] if padding else a, each(padded))
 
 
 def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> MultiStart:
-    """Runs ``run(*start)`` for every start and picks the result with the lowest ``score``.
+    """Runs ``run(*start)`` for every start and chooses the result with the lowest ``score``.
 
     Args:
-      run: one start -> a pytree with attributes ``score`` (infinite or NaN if the run is not to be chosen) and
-        ``finite``, such as :class:`jtrees.TrainResult`.
+      run: a function of one start whose result is a pytree with attributes ``score`` (infinite or NaN if the run must
+        not be chosen) and ``finite``, such as :class:`jtrees.TrainResult`.
       *starts: as for :func:`map_starts`.
       batch_size: as for :func:`map_starts`.
 
     Raises:
-      ValueError: as :func:`map_starts`, and for a run that gives no single score.
+      ValueError: as :func:`map_starts`, and for a run without a scalar score.
     """
     candidates = map_starts(run, *starts, batch_size=batch_size)
     count = jax.tree.leaves(starts)[0].shape[0]
     shapes = [np.shape(getattr(candidates, name, ())) for name in ("score", "finite")]
     if shapes != [(count,)] * 2:
-        found = jax.tree.map(lambda a: a.shape[1:], candidates)
-        raise ValueError(f"run must give a result with a score and a finite, one number each, got shapes {found}")
+        result_shapes = jax.tree.map(lambda a: a.shape[1:], candidates)
+        raise ValueError(
+            f"run must give a result with a score and a finite, one number each, got shapes {result_shapes}"
+        )
     index = jnp.argmin(jnp.where(jnp.isnan(candidates.score), jnp.inf, candidates.score)).astype(jnp.int32)
     chosen = jax.tree.map(lambda a: a[index], candidates)
     return MultiStart(candidates, chosen, index, count - candidates.finite.sum())

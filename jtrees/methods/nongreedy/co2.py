@@ -1,5 +1,5 @@
-"""CO2: oblique splits learnt greedily, level by level, by the bound of a tree of depth one (Norouzi, Collins, Fleet and
-Kohli, "CO2 Forest", 2015): what non-greedy trees begin from (Norouzi et al., NeurIPS 2015).
+"""CO2: oblique splits trained greedily, level by level, on the surrogate loss of a tree of depth one (Norouzi, Collins,
+Fleet and Kohli, "CO2 Forest", 2015), the initial tree of non-greedy trees (Norouzi et al., NeurIPS 2015).
 """
 
 from collections.abc import Callable
@@ -23,27 +23,27 @@ from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree
 
-# A split is pushed away from a sample that is on the side which suits it (the other leaf would lose it more) if that
-# sample is near: ``2 |score| < loss there - loss here``. An axis-aligned split as long as the ball allows may have no
-# sample so near, above all where features have few values, and would stay as it is for ever. So it begins at the length
-# at which this part of its suited samples push it; of 0.1, 0.3 and 0.6, tried on four sets, none is the best on all.
+# The surrogate pushes a split away from a correctly routed sample (one with a larger loss at the other leaf) that is
+# near it: ``2 |score| < difference of the losses``. An axis-aligned split of maximal norm may have no sample so near,
+# above all for features with few values, and would never be updated. So its initial norm is the one at which this
+# fraction of its correctly routed samples are near; of 0.1, 0.3 and 0.6, none was best on all of four data sets.
 _PUSHING = 0.3
-# The learning rate, unless it is given: a step moves the score of a sample by the rate times its squared norm, which is
-# the number of features, on average. Of rates tried on eight sets of 8 to 784 features these are the best or nearly so.
+# Default learning rate: a step moves the score of a sample by the rate times its squared norm, on average the number of
+# features. Best or nearly so of the rates tried on eight data sets of 8 to 784 features.
 _RATE, _RATE_OF_SCORES = 0.5, 8.0
 
 
 @struct.dataclass
 class Growing:
-    """The state of a greedy tree that grows level by level.
+    """The state of a greedy tree, which grows level by level.
 
     Attributes:
-      run: of the level that grows: the tree, its velocity, the order of samples.
-      level: which that is.
-      place: the node of that level where each sample is.
-      axis: the axis-aligned splits that the nodes of the level began with, ``(leaves / 2,)``.
-      length: the norms that these began with, bias included.
-      edges: of the bins of each feature, ``(p, bins - 1)``.
+      run: training state of the current level: the tree, its velocity, the order of samples.
+      level: the current level.
+      place: the node of each sample on this level.
+      axis: the initial axis-aligned splits of the level, ``(leaves / 2,)``.
+      length: their initial norms, bias included.
+      edges: edges of the bins of each feature, ``(p, bins - 1)``.
     """
 
     run: TrainState
@@ -56,15 +56,15 @@ class Growing:
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Greedy growth: pure functions for one task, with the options that they share.
+    """Greedy growth: pure functions for one task, and their options.
 
     Attributes:
-      depth: of the tree.
+      depth: depth of the tree.
       task: what is predicted.
       nu: squared radius of the ball of a split.
-      momentum: of the steps.
-      learning_rate: at the start of each level; it falls to zero.
-      level: the schedule of a level.
+      momentum: momentum of the steps.
+      learning_rate: initial learning rate of each level, which decays to zero.
+      level: schedule of the mini-batches of a level.
     """
 
     depth: int
@@ -76,21 +76,21 @@ class Greedy:
 
     @property
     def steps(self) -> int:
-        """Steps on all levels."""
+        """Total number of steps of all levels."""
         return self.depth * self.level.steps
 
     def rate(self, steps: int) -> Callable[[Any], Any]:
-        """The learning rate that falls to zero in so many steps."""
+        """Returns the schedule of the learning rate, which decays to zero in ``steps`` steps."""
         share = optax.cosine_decay_schedule(1.0, steps)
         return lambda count: self.learning_rate * share(count)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """Of a level."""
+        """The optimiser of a level."""
         return training.lazy_momentum(self.rate(self.level.steps), self.momentum)
 
     def standardised(self, batch: Batch) -> Batch:
-        """Targets in units of their deviation, so that losses are as large for all data."""
+        """Returns the batch with standardised targets, which make losses comparable between data sets."""
         if isinstance(self.task, Classification):
             return batch
         weight = _weight(batch)
@@ -100,7 +100,7 @@ class Greedy:
         return batch._replace(y=(batch.y - mean) / deviation)
 
     def init(self, edges: Array, batch: Batch, *, key: Array) -> Growing:
-        """The first level, with its axis-aligned splits; ``edges`` are those of the bins."""
+        """Returns the state of the first level with axis-aligned splits; ``edges`` are those of the bins."""
         n, p = batch.x.shape
         nodes, root = topology.num_nodes(self.depth), jnp.zeros(n, jnp.int32)
         splits = ObliqueTree(jnp.zeros((nodes, p), batch.x.dtype), jnp.full(nodes, -1, batch.x.dtype), None)
@@ -110,30 +110,30 @@ class Greedy:
         return self._init_level(run, root[0], root, jnp.asarray(edges), batch)
 
     def step(self, state: Growing, step: Array, data: Batch, batch: Batch) -> tuple[Growing, Array]:
-        """A step on the level, the first of a level after what begins it, and the surrogate loss before it.
+        """Takes a step on the level, initialising it if needed; returns the state and the previous surrogate loss.
 
         Args:
-          state: of the growth.
-          step: its number, over all levels.
-          data: the batch, standardised.
+          state: the state.
+          step: number of the step, over all levels.
+          data: the batch with standardised targets.
           batch: scaled data.
         """
         n = len(batch.x)
-        begins = (step > 0) & (step % self.level.steps == 0)
-        state = training.apply_in_place_if(begins, lambda state: self._next_level(state, batch), state)
+        level_starts = (step > 0) & (step % self.level.steps == 0)
+        state = training.apply_in_place_if(level_starts, lambda state: self._next_level(state, batch), state)
         data = data._replace(y=(data.y, state.place))
-        of: Any = {"task": self.task, "momentum": self.momentum}
-        update = stump_step(self.depth, state.level, self.nu, rate=self.rate(self.level.steps), **of)
-        once = training.one_step(update, data, self.optimizer, batch_size=min(self.level.batch_size, n))
-        run, (lost, _) = once(state.run.replace(step=jnp.asarray(step, jnp.int32)))
-        return state.replace(run=run), lost
+        options: Any = {"task": self.task, "momentum": self.momentum}
+        update = stump_step(self.depth, state.level, self.nu, rate=self.rate(self.level.steps), **options)
+        one_step = training.one_step(update, data, self.optimizer, batch_size=min(self.level.batch_size, n))
+        run, (loss, _) = one_step(state.run.replace(step=jnp.asarray(step, jnp.int32)))
+        return state.replace(run=run), loss
 
     def _next_level(self, state: Growing, batch: Batch) -> Growing:
         tree, place = self.finished_level(state, batch)
         return self._init_level(state.run.replace(params=tree), state.level + 1, place, state.edges, batch)
 
     def _init_level(self, run: TrainState, level: Array, place: Array, edges: Array, batch: Batch) -> Growing:
-        """A level whose nodes have their axis-aligned splits, and two leaves each."""
+        """Returns the state of a level whose nodes have axis-aligned splits and two leaves each."""
         half, local = topology.num_leaves(self.depth) // 2, place - _first(level)
         statistics, impurity = self._statistics(batch)
         axis = splitting.best_thresholds(batch.x, edges, statistics, local, half, impurity)
@@ -141,36 +141,36 @@ class Greedy:
         own, other = leaf_below(2 * place + 1 + jnp.stack([right, 1 - right]), level + 1, self.depth)
         data = self.standardised(batch)
         tree = with_leaves(run.params, own, data, self.task)
-        lost = lambda leaf: self.task.loss(tree.leaves.values[leaf], data.y)
-        length = _lengths(axis, batch.x, local, lost(other) - lost(own), _weight(batch))
+        leaf_loss = lambda leaf: self.task.loss(tree.leaves.values[leaf], data.y)
+        length = _lengths(axis, batch.x, local, leaf_loss(other) - leaf_loss(own), _weight(batch))
         length = jnp.minimum(length, jnp.sqrt(self.nu))
         tree = _with_rows(tree, _rows(level, half), _axis_rows(axis, length, batch.x.shape[1]))
         return Growing(self.at_rest(run, tree), level, place, axis, length, edges)
 
     def at_rest(self, run: TrainState, tree: Any) -> TrainState:
-        """The run with another tree, and no velocity."""
+        """Returns the run with another tree, and zero velocity."""
         return run.replace(params=tree, opt_state=self.optimizer.init(tree))
 
     def finished_level(self, state: Growing, batch: Batch) -> tuple[ObliqueTree, Array]:
-        """The tree with the better of its two splits in each node of the level, and the nodes below where samples
-        are.
+        """Returns the tree with the better of the initial and the trained split in each node of the level, and the
+        child that each sample reaches.
         """
         tree, place = state.run.params, state.place
         half, local = topology.num_leaves(self.depth) // 2, place - _first(state.level)
-        own = routing.scores_at(tree.weights, tree.bias, batch.x, place[None])[0]
-        trained = (own > 0).astype(jnp.int32)
-        began = _goes_right(state.axis, batch.x, local)
+        scores = routing.scores_at(tree.weights, tree.bias, batch.x, place[None])[0]
+        trained = (scores > 0).astype(jnp.int32)
+        initial = _goes_right(state.axis, batch.x, local)
         statistics, impurity = self._statistics(batch)
 
-        def left_over(right: Array) -> Array:
-            held = jax.ops.segment_sum(statistics, 2 * local + right, 2 * half)
-            return topology.pairs(impurity(held)).sum(1)
+        def remaining_impurity(right: Array) -> Array:
+            sums = jax.ops.segment_sum(statistics, 2 * local + right, 2 * half)
+            return topology.pairs(impurity(sums)).sum(1)
 
-        better, rows = left_over(trained) < left_over(began), _rows(state.level, half)
-        now = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), (tree.weights, tree.bias))
+        better, rows = remaining_impurity(trained) < remaining_impurity(initial), _rows(state.level, half)
+        trained_rows = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), (tree.weights, tree.bias))
         axis = _axis_rows(state.axis, state.length, batch.x.shape[1])
-        kept = jnp.where(better[:, None], now[0], axis[0]), jnp.where(better, now[1], axis[1])
-        below = 2 * place + 1 + jnp.where(better[local], trained, began)
+        kept = jnp.where(better[:, None], trained_rows[0], axis[0]), jnp.where(better, trained_rows[1], axis[1])
+        below = 2 * place + 1 + jnp.where(better[local], trained, initial)
         return _with_rows(tree, rows, kept), below
 
     def _statistics(self, batch: Batch) -> tuple[Array, splitting.Impurity]:
@@ -182,21 +182,21 @@ class Greedy:
     # --- The result ---
 
     def evaluate(self, tree: ObliqueTree, batch: Batch, validation: Batch | None) -> Array:
-        """The loss of the tree with leaves set from the batch, on a validation set or else on the batch."""
+        """Returns the loss of the tree, refitted to the batch, on a validation set or else on the batch."""
         tree = with_leaves(tree, ops.hard(tree.weights, tree.bias, batch.x), batch, self.task)
-        by = batch if validation is None else validation
-        return evaluated(self.task, tree.leaves.values[ops.hard(tree.weights, tree.bias, by.x)], by)
+        data = batch if validation is None else validation
+        return evaluated(self.task, tree.leaves.values[ops.hard(tree.weights, tree.bias, data.x)], data)
 
     def result(self, tree: ObliqueTree, run: TrainState, batch: Batch, validation: Batch | None) -> SearchResult:
-        """The tree with its leaves refitted."""
+        """Returns the result: the refitted tree and its score."""
         score = self.evaluate(tree, batch, validation)
         return SearchResult(tree.refit(*batch), score, run.finite & jnp.isfinite(score), run.step)
 
     def finish(self, result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
-        """The tree in the user's units; the report has the number of leaves that training rows reach, too."""
-        done = finished_tree(result, data, self.task)
-        active = len(np.unique(done.model.leaf_index(data.table.x)))
-        return done._replace(report=done.report | {"active_leaves": active})
+        """Returns the tree in the user's units; the report also has the number of leaves that training rows reach."""
+        finished = finished_tree(result, data, self.task)
+        active = len(np.unique(finished.model.leaf_index(data.table.x)))
+        return finished._replace(report=finished.report | {"active_leaves": active})
 
 
 def _weight(batch: Batch) -> Array:
@@ -204,15 +204,15 @@ def _weight(batch: Batch) -> Array:
 
 
 def stepwise(step: Callable[..., tuple[Any, Array]], greedy: Greedy) -> Callable[..., tuple[Any, Array]]:
-    """The ``round`` of a search from one step, ``(state, number, data, batch, validation) -> (state, loss)``."""
+    """Returns the ``round`` of a search with steps ``(state, number, data, batch, validation) -> (state, loss)``."""
 
     def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Any, Array]:
         data = greedy.standardised(batch)
 
         def body(j: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
             state, history = carry
-            state, lost = step(state, rounds.steps_before(i) + j, data, batch, validation)
-            return state, history.at[j].set(lost)
+            state, loss = step(state, rounds.steps_before(i) + j, data, batch, validation)
+            return state, history.at[j].set(loss)
 
         empty = jnp.full(rounds.size, jnp.nan, batch.x.dtype)
         return jax.lax.fori_loop(0, rounds.steps_in(i), body, (state, empty))
@@ -221,37 +221,37 @@ def stepwise(step: Callable[..., tuple[Any, Array]], greedy: Greedy) -> Callable
 
 
 def rate_of(learning_rate: Any, p: int) -> Any:
-    """The learning rate, by default the one for p features."""
+    """Returns the learning rate, by default the one for p features."""
     return min(_RATE, _RATE_OF_SCORES / p) if learning_rate is None else learning_rate
 
 
 def edges(bins: int) -> Callable[..., np.ndarray]:
-    """The ``prepare`` of a search: edges of so many bins of each feature."""
+    """Returns the ``prepare`` of a search, which computes the edges of bins of each feature."""
     return lambda batch, *, key: splitting.edges_of(np.asarray(without_padding(batch).x), bins)
 
 
 @struct.dataclass(kw_only=True)
 class CO2(Recipe):
-    """CO2: a greedy oblique tree, all nodes of a level side by side.
+    """CO2's recipe: a greedy oblique tree, with all nodes of a level trained side by side.
 
-    From the root down, each node begins with the axis-aligned split of the greatest information gain (of targets: the
-    greatest fall of the squared deviation) on the samples that reach it. Then stochastic gradient descent on the
-    surrogate loss of a tree of depth one, whose two leaves the node has to itself; rows of splits stay in the ball
-    ``|w|^2 <= nu``, bias included. A split is kept if its gain is greater than that of the one it began with. The
-    learning rate falls to zero on each level. At the end leaves get their means or smoothed class frequencies.
+    From the root down, each node is initialised with the axis-aligned split of the largest information gain (in
+    regression variance reduction) on the samples that reach it. It is then trained by stochastic gradient descent on
+    the surrogate loss of a tree of depth one with two leaves of its own; rows of splits stay in the ball
+    ``|w|^2 <= nu``, bias included. The trained split is kept if its gain exceeds that of the initial one. The learning
+    rate decays to zero on each level. Finally leaves are set to means or smoothed class frequencies.
 
-    Features and targets are scaled to mean 0 and deviation 1, so that nu means much the same for all data. The report
+    Features and targets are scaled to mean 0 and deviation 1, so that nu is comparable between data sets. The report
     has ``reached``, the number of internal nodes that at least one training sample reaches, and ``active_leaves``, that
     of leaves.
 
     Attributes:
       depth: depth of the tree, 1 to 20.
-      epochs: passes over the data for each level; None: as many as make 2000 updates, and at least 12.
-      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
-      learning_rate: at the start; None: 0.5, or 8 over the number of features where that is less.
+      epochs: passes over the data for each level; None: enough for 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      learning_rate: initial learning rate; None: 0.5, or 8 divided by the number of features if that is less.
       nu: squared radius of the ball, above 0.
-      momentum: of the steps, 0 up to but not including 1 (see :func:`jtrees.training.lazy_momentum`).
-      bins: number of bins of a feature, between which axis-aligned splits are looked for.
+      momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
+      bins: number of bins of a feature, whose edges are the thresholds of axis-aligned splits.
     """
 
     depth: int = options.depth(8, MAX_DEPTH)
@@ -288,7 +288,7 @@ class CO2(Recipe):
 
 
 def leaf_below(node: Array, level: Array, depth: int) -> Array:
-    """The leftmost leaf below nodes of a level: it stands for the leaf that they are while the tree ends there."""
+    """Returns the leftmost leaf below nodes of a level, which holds their value while the tree ends there."""
     return (node - _first(level)) << (depth - level)
 
 
@@ -297,7 +297,7 @@ def _first(level: Array) -> Array:
 
 
 def _rows(level: Array, half: int) -> Array:
-    """The nodes of a level, of the deepest ``half``; those of levels that have fewer are filled up beyond all nodes."""
+    """Returns the nodes of a level, padded to ``half`` with an index beyond all nodes."""
     local = jnp.arange(half)
     return jnp.where(local <= _first(level), _first(level) + local, 2 * half)
 
@@ -308,36 +308,36 @@ def _with_rows(tree: ObliqueTree, rows: Array, new: tuple[Array, Array]) -> Obli
 
 
 def _goes_right(axis: Thresholds, x: Array, local: Array) -> Array:
-    """Whether each sample goes right at the split that its node begins with, 0 or 1."""
-    own = jnp.take_along_axis(x, axis.feature[local][:, None], axis=1)[:, 0]
-    return ((axis.gain[local] > 0) & (own > axis.threshold[local])).astype(jnp.int32)
+    """Returns whether each sample goes right at the initial split of its node, 0 or 1."""
+    feature = jnp.take_along_axis(x, axis.feature[local][:, None], axis=1)[:, 0]
+    return ((axis.gain[local] > 0) & (feature > axis.threshold[local])).astype(jnp.int32)
 
 
 def _lengths(axis: Thresholds, x: Array, local: Array, suits: Array, weight: Array) -> Float[Array, " half"]:
-    """The norm, bias included, at which axis-aligned splits are pushed by a part of their samples; infinite where no
-    sample is suited. ``suits`` says by how much the other leaf would lose each sample more.
+    """Returns the norms, bias included, at which a fraction of their samples push axis-aligned splits; infinite if no
+    ``suits``, the loss of a sample at the other leaf minus that at its own, is positive.
     """
-    threshold, total = axis.threshold[local], lambda of: jax.ops.segment_sum(of, local, len(axis.gain))
-    own = jnp.take_along_axis(x, axis.feature[local][:, None], axis=1)[:, 0]
-    # Score at length 1, of which up to ``suits / 2`` is near.
-    score = jnp.abs(own - threshold) / jnp.sqrt(1 + jnp.square(threshold))
+    threshold, total = axis.threshold[local], lambda values: jax.ops.segment_sum(values, local, len(axis.gain))
+    feature = jnp.take_along_axis(x, axis.feature[local][:, None], axis=1)[:, 0]
+    # Score at norm 1; a score below ``suits / 2`` is near.
+    score = jnp.abs(feature - threshold) / jnp.sqrt(1 + jnp.square(threshold))
     suited = (suits > 0) & (weight > 0)
     longest = jnp.where(suited, suits / (2 * score), 0)
-    # Node by node, in front the samples that push the longest splits; of the weight of a node's suited samples the part
-    # lies in front of one, whose own is the length.
+    # Sorts samples by node and descending norm up to which they push; the norm is that of the first sample with the
+    # fraction of its node's correctly routed weight before it.
     order = jnp.lexsort((-longest, local))
     node, rows = local[order], total(jnp.ones_like(local))
     first, sums = rows.cumsum() - rows, jnp.where(suited, weight, 0)[order].cumsum()
-    before = jnp.where(first > 0, sums[first - 1], 0)
-    part = sums - before[node] <= _PUSHING * total(jnp.where(suited, weight, 0))[node]
-    at = first + jax.ops.segment_sum(part.astype(first.dtype), node, len(first))
-    # A little less than the length of that sample, at which rounding would decide whether it pushes.
-    length = 0.999 * longest[order][jnp.minimum(at, len(x) - 1)]
+    weight_before = jnp.where(first > 0, sums[first - 1], 0)
+    part = sums - weight_before[node] <= _PUSHING * total(jnp.where(suited, weight, 0))[node]
+    position = first + jax.ops.segment_sum(part.astype(first.dtype), node, len(first))
+    # Slightly below that sample's norm, at which rounding would decide whether it pushes.
+    length = 0.999 * longest[order][jnp.minimum(position, len(x) - 1)]
     return jnp.where(total(suited.astype(jnp.int32)) > 0, length, jnp.inf)
 
 
 def _axis_rows(axis: Thresholds, length: Array, p: int) -> tuple[Array, Array]:
-    """Axis-aligned splits of these norms; one that divides nothing sends all to the left."""
+    """Returns axis-aligned splits of these norms; a split without gain sends all samples left."""
     divides = axis.gain > 0
     threshold = jnp.where(divides, axis.threshold, 1)
     size = length / jnp.sqrt(jnp.where(divides, 1 + jnp.square(threshold), 1))
@@ -354,33 +354,33 @@ def stump_step(
     rate: Callable[[Any], Any],
     momentum: Any,
 ) -> Callable[..., Any]:
-    """The step (``update`` of a :class:`jtrees.Method`) for one level of a tree, each of its nodes a tree of depth one;
-    ``y`` are targets and nodes.
+    """Returns the ``update`` of a :class:`jtrees.Method` for one level, whose nodes are trees of depth one; ``y`` of
+    the batch is a pair of targets and nodes.
 
     Args:
-      depth: of the whole tree.
-      level: which, traced.
+      depth: depth of the whole tree.
+      level: the level, traced.
       nu: squared radius of the ball.
       task: what is predicted.
       rate: learning rate at a step of the level.
-      momentum: of the steps.
+      momentum: momentum of the steps.
     """
 
     def surrogate(params: ObliqueTree, batch: Batch) -> Surrogate:
         y, node = batch.y
-        own = routing.scores_at(params.weights, params.bias, batch.x, node[None])
-        right = (own[0] > 0).astype(jnp.int32)
-        here, there = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, depth)
-        reached, flipped = (task.loss(params.leaves.values[leaf], y) for leaf in (here, there))
-        turned = flipped - 2 * jnp.abs(own[0]) > reached
-        slopes = jnp.where(turned, flip_slope(own), 0)
-        return Surrogate(jnp.where(turned, there, here), node[None], own, slopes, reached)
+        scores = routing.scores_at(params.weights, params.bias, batch.x, node[None])
+        right = (scores[0] > 0).astype(jnp.int32)
+        own_leaf, other_leaf = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, depth)
+        reached, flipped = (task.loss(params.leaves.values[leaf], y) for leaf in (own_leaf, other_leaf))
+        flips = flipped - 2 * jnp.abs(scores[0]) > reached
+        slopes = jnp.where(flips, flip_slope(scores), 0)
+        return Surrogate(jnp.where(flips, other_leaf, own_leaf), node[None], scores, slopes, reached)
 
     def update(
         params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array
     ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-        found, batch = surrogate(params, batch), batch._replace(y=batch.y[0])
-        of: Any = {"rate": rate(state.count), "decay": momentum, "nu": nu, "task": task}
-        return surrogate_step(params, state, batch, found, **of)
+        surrogate_losses, batch = surrogate(params, batch), batch._replace(y=batch.y[0])
+        options: Any = {"rate": rate(state.count), "decay": momentum, "nu": nu, "task": task}
+        return surrogate_step(params, state, batch, surrogate_losses, **options)
 
     return update

@@ -1,4 +1,4 @@
-"""Steps of lazy momentum in the rows that a batch touches: for trees of whose splits a sample touches a few."""
+"""Steps of lazy momentum on the rows that a batch touches, for trees in which a sample touches few splits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +13,22 @@ from jtrees.training import momentum_step
 def touched(
     rows: Int[Array, "r n"], slopes: Float[Array, "r n"], count: int
 ) -> tuple[Int[Array, " u"], Float[Array, "u n"]]:
-    """The different rows that samples touch, and by how much each sample does.
+    """Returns the distinct rows that samples touch, and the coefficient of each sample in each row.
 
     Args:
-      rows: of an array of ``count`` rows, r for each sample.
-      slopes: by how much it touches them; where this is 0, it does not.
-      count: number of rows.
+      rows: row indices, r for each sample.
+      slopes: coefficients of the samples in these rows; rows of coefficient 0 are not touched.
+      count: number of rows of the array.
 
     Returns:
-      Each row once, filled up with ``count``; and the sums of slopes, so that their product with what the samples hold
-      is the gradient in these rows.
+      The distinct rows, padded with ``count``; and the summed coefficients, whose product with the features of the
+      samples is the gradient of these rows.
     """
     rows = jnp.where(slopes != 0, rows, count).ravel()
-    once, at = jnp.unique(rows, size=min(rows.size, count + 1), fill_value=count, return_inverse=True)
+    distinct, position = jnp.unique(rows, size=min(rows.size, count + 1), fill_value=count, return_inverse=True)
     sample = jnp.broadcast_to(jnp.arange(slopes.shape[1]), slopes.shape).ravel()
-    shares = jnp.zeros((len(once), slopes.shape[1]), slopes.dtype)
-    return once, shares.at[at.ravel(), sample].add(slopes.ravel())
+    shares = jnp.zeros((len(distinct), slopes.shape[1]), slopes.dtype)
+    return distinct, shares.at[position.ravel(), sample].add(slopes.ravel())
 
 
 def move_rows(
@@ -40,18 +40,18 @@ def move_rows(
     decay: Any,
     project: Callable[[Any], Any] = lambda rows: rows,
 ) -> tuple[Any, Any]:
-    """Arrays, and their velocity, after a step of :func:`jtrees.training.lazy_momentum` that touched the given rows alone.
+    """Returns arrays and velocities after a step of :func:`jtrees.training.lazy_momentum` on these rows alone.
 
     Args:
       params: a pytree of arrays ``(count, ...)``.
-      velocity: the same of velocities.
-      rows: numbers of rows, each once; those that are no row are left out.
-      gradient: the same of gradients in these rows, ``(u, ...)``.
+      velocity: their velocities, a pytree of the same structure.
+      rows: distinct row indices; indices out of range are ignored.
+      gradient: gradients of these rows, ``(u, ...)``, a pytree of the same structure.
       rate: learning rate.
-      decay: of the velocity.
-      project: of the rows, after they have moved.
+      decay: decay of the velocity.
+      project: projection of the updated rows.
     """
-    of_rows = lambda tree: jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), tree)
-    into = lambda tree, new: jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), tree, new)
-    moved, now = momentum_step(gradient, of_rows(velocity), rate, decay)
-    return into(params, project(jax.tree.map(jnp.add, of_rows(params), moved))), into(velocity, now)
+    gather = lambda tree: jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), tree)
+    scatter = lambda tree, new: jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), tree, new)
+    updates, new_velocity = momentum_step(gradient, gather(velocity), rate, decay)
+    return scatter(params, project(jax.tree.map(jnp.add, gather(params), updates))), scatter(velocity, new_velocity)

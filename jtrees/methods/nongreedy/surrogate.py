@@ -1,5 +1,5 @@
-"""The surrogate loss that CO2 and non-greedy trees descend, an upper bound of the loss of the hard tree, and a step that
-touches only what its batch does.
+"""The surrogate loss of CO2 and non-greedy trees, an upper bound of the loss of the hard tree, and an update of the
+rows that a batch touches.
 """
 
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ from jtrees.training import Batch, LazyMomentumState, momentum_step
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
-# All splits are moved in each step, most of them by nothing, where there are at most so many for each that a batch may
-# touch: measured on two cores with 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
+# Steps are dense in trees with at most this many splits per split that a batch may touch: measured on two cores with
+# 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
 _MOVED_WHOLE = 2
 
 
@@ -24,11 +24,11 @@ class Surrogate(NamedTuple):
     """The surrogate loss of each sample, ``loss at leaf + sum of slopes * scores``.
 
     Attributes:
-      leaf: where it takes the loss from.
-      nodes: splits whose scores it holds, ``(r, n)``.
-      scores: their scores.
-      slopes: of the bound by them: 0, 2 or -2 each.
-      reached: the loss at the leaf that the sample reaches.
+      leaf: the leaf of its loss term, ``(n,)``.
+      nodes: splits whose scores enter it, ``(r, n)``.
+      scores: their scores, ``(r, n)``.
+      slopes: derivatives of the bound by the scores: 0, 2 or -2, ``(r, n)``.
+      reached: loss at the leaf that the sample reaches, ``(n,)``.
     """
 
     leaf: Int[Array, " n"]
@@ -39,18 +39,18 @@ class Surrogate(NamedTuple):
 
 
 def flip_slope(scores: Array) -> Array:
-    """The slope of ``-2 |score|``: that of a decision turned over."""
+    """Returns the slope of ``-2 |score|``, the term of a flipped decision."""
     return jnp.where(scores > 0, -2, 2).astype(scores.dtype)
 
 
 def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> ObliqueTree:
-    """The tree with leaves to train from: the means or (as logits) smoothed class frequencies of the samples there."""
+    """Returns the tree with initial trainable leaves: means of targets, or smoothed class frequencies as logits."""
     empty = kinds.kind_of("constant", task).empty(topology.num_leaves(tree.depth), 0, task.shape, batch.x.dtype)
     return tree.replace(leaves=empty.refit(leaf, *batch).trainable())
 
 
 def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
-    """Split weights ``(m, p)`` and biases ``(m,)`` with ``|w|^2 + b^2 <= nu``, the nearest in each row."""
+    """Returns split weights ``(m, p)`` and biases ``(m,)`` projected to ``|w|^2 + b^2 <= nu`` row by row."""
     weights, bias = rows
     square = jnp.square(weights).sum(1) + jnp.square(bias)
     shrunk = jnp.sqrt(nu / jnp.where(square > nu, square, nu)).astype(bias.dtype)
@@ -68,28 +68,28 @@ def surrogate_step(
     nu: Any,
     task: Task,
 ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-    """Parameters and state after a step of lazy momentum; surrogate loss and loss before it.
+    """Takes a step of lazy momentum; returns parameters, state, and the previous surrogate loss and loss.
 
     Args:
       params: the tree.
-      state: of the optimiser.
+      state: state of the optimiser.
       batch: samples, whose ``y`` are targets.
-      surrogate: theirs.
+      surrogate: surrogate loss of the samples.
       rate: learning rate.
-      decay: of the velocity.
+      decay: decay of the velocity.
       nu: squared radius of the ball of a split.
       task: what is predicted.
     """
     n = len(batch.x)
     share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
-    lost = lambda values: (share * task.loss(values, batch.y)).sum()
-    at_leaf, d_values = jax.value_and_grad(lost)(params.leaves.values[surrogate.leaf])
+    leaf_loss = lambda values: (share * task.loss(values, batch.y)).sum()
+    at_leaf, d_values = jax.value_and_grad(leaf_loss)(params.leaves.values[surrogate.leaf])
     step = _step_in_all if len(params.bias) <= _MOVED_WHOLE * surrogate.nodes.size else _step_in_rows
-    moved, velocity = step(
+    updated, velocity = step(
         params, state.velocity, batch.x, surrogate, share * surrogate.slopes, d_values, rate, decay, nu
     )
     value = at_leaf + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
-    return moved, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
+    return updated, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
 
 
 def _step_in_all(params, velocity, x, surrogate, slopes, d_values, rate, decay, nu):
@@ -104,14 +104,14 @@ def _step_in_all(params, velocity, x, surrogate, slopes, d_values, rate, decay, 
 
 
 def _step_in_rows(params, velocity, x, surrogate, slopes, d_values, rate, decay, nu):
-    product = lambda shares, held: jnp.tensordot(shares, held, ((1,), (0,)), precision="highest")
-    of: Any = {"rate": rate, "decay": decay}
+    product = lambda shares, rows_of_samples: jnp.tensordot(shares, rows_of_samples, ((1,), (0,)), precision="highest")
+    rates: Any = {"rate": rate, "decay": decay}
     rows, shares = touched(surrogate.nodes, slopes, len(params.bias))
     gradient = product(shares, x), shares.sum(1)
     splits, speed = (params.weights, params.bias), (velocity.weights, velocity.bias)
-    splits, speed = move_rows(splits, speed, rows, gradient, project=lambda rows: into_ball(rows, nu), **of)
-    values, of_values = params.leaves.values, velocity.leaves.values
+    splits, speed = move_rows(splits, speed, rows, gradient, project=lambda rows: into_ball(rows, nu), **rates)
+    values, leaf_velocity = params.leaves.values, velocity.leaves.values
     rows, shares = touched(surrogate.leaf[None], jnp.ones_like(slopes[:1]), len(values))
-    values, of_values = move_rows(values, of_values, rows, product(shares, d_values), **of)
+    values, leaf_velocity = move_rows(values, leaf_velocity, rows, product(shares, d_values), **rates)
     tree = lambda splits, values: ObliqueTree(splits[0], splits[1], params.leaves.replace(values=values))
-    return tree(splits, values), tree(speed, of_values)
+    return tree(splits, values), tree(speed, leaf_velocity)

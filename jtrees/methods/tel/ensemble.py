@@ -1,4 +1,4 @@
-"""An ensemble of soft trees as parameters: what it answers, how it begins, and the hard trees that it stands for."""
+"""The parameters of an ensemble of soft trees: outputs, initialisation and hardening."""
 
 import math
 from typing import Any
@@ -17,18 +17,18 @@ from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_REFIT_STEPS = 100  # of conjugate gradients or L-BFGS, in which leaves are refitted
-_RIDGE = 1.0  # what holds a leaf where it was, in samples
+_REFIT_STEPS = 100  # iterations of conjugate gradients or L-BFGS that refit the leaves
+_RIDGE = 1.0  # strength of the ridge penalty on changes of a leaf, in samples
 
 
 @io.model
 @struct.dataclass
 class Ensemble:
-    """Trees whose answers add up: what is trained.
+    """Parameters of trees whose outputs are summed.
 
     Attributes:
-      weights: of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
-      bias: of the splits, ``(trees, nodes)``.
+      weights: weights of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
+      bias: biases of the splits, ``(trees, nodes)``.
       leaf_values: ``(trees, leaves)``, or k numbers a leaf, ``(trees, leaves, k)``; logits in classification.
     """
 
@@ -39,7 +39,7 @@ class Ensemble:
     def outputs(
         self, x: Float[Array, "n p"], gamma: Any, *, step: str = "smooth", width: int | None = None
     ) -> Float[Array, "n *k"]:
-        """The sum over the trees of the mean over leaves."""
+        """Returns the sum over trees of the expected leaf values."""
         if step == "smooth":
             values = self.leaf_values.reshape(*self.leaf_values.shape[:2], -1)
             outputs = ops.ensemble(self.weights, self.bias, values, x, gamma, width=width)
@@ -50,66 +50,66 @@ class Ensemble:
         return jax.vmap(tree)(self.weights, self.bias, self.leaf_values).sum(0)
 
     def hard_leaves(self, x: Float[Array, "n p"]) -> Array:
-        """The leaf of each tree that each sample reaches as gamma goes to 0, ``(trees, n)``."""
+        """Returns the leaf of each sample in each tree as gamma goes to 0, ``(trees, n)``."""
         return jax.vmap(lambda weights, bias: ops.hard(weights, bias, x))(self.weights, self.bias)
 
 
 def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[int, ...], dtype: Any) -> Ensemble:
-    """Splits and leaves from U(-0.01, 0.01), biases 0; so many outputs, ``()`` or ``(k,)``."""
+    """Returns splits and leaves from U(-0.01, 0.01) and zero biases; ``outputs`` is ``()`` or ``(k,)``."""
     nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
     splits, shape = trees * nodes * p, (trees, leaves, *outputs)
-    # At once: each draw costs compilation.
+    # One draw: each costs compile time.
     drawn = small_uniform(key, (splits + math.prod(shape),), dtype)
     weights = drawn[:splits].reshape(trees, nodes, p)
     return Ensemble(weights, jnp.zeros((trees, nodes), dtype), drawn[splits:].reshape(shape))
 
 
 def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
-    """The ensemble as gamma goes to 0, its leaves refitted jointly on a batch: a forest whose answers are summed.
+    """Returns the ensemble as gamma goes to 0, with leaves refitted jointly on a batch: a forest of summed trees.
 
-    The leaf values of all trees are one ridge regression on the indicators of the leaves reached, in classification one
-    multinomial logistic regression, drawn to what was learnt as if by one sample a leaf (uneven weights count as fewer
-    samples): a leaf that no sample of the batch reaches keeps its values. By conjugate gradients, or L-BFGS. Costs the
-    accuracy that soft decisions bring.
+    The leaf values of all trees solve one ridge regression on the indicators of the leaves reached (by conjugate
+    gradients), in classification one multinomial logistic regression (by L-BFGS). They are shrunk towards the trained
+    values with the weight of one sample per leaf (uneven weights count as fewer samples), so that an empty leaf keeps
+    its values. The accuracy gained by soft decisions is lost.
 
     Args:
-      params: what was trained.
-      batch: samples to set the leaves from.
+      params: trained parameters.
+      batch: samples to refit the leaves on.
       task: what is predicted.
 
     Returns:
-      Of trees with constant leaves: logits in classification, whose link is a softmax.
+      A forest of trees with constant leaves: in classification logits with a softmax link.
     """
     x, y, weight = jax.tree.map(jnp.asarray, batch)
     reached, values = params.hard_leaves(x), params.leaf_values
     share = ones_or(effective(weight), len(x), x.dtype)
-    of_samples = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
+    outputs = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
     if not isinstance(task, Classification):
-        spread = jax.linear_transpose(of_samples, values)
+        spread = jax.linear_transpose(outputs, values)
         weighted = lambda of: share.reshape(-1, *[1] * (of.ndim - 1)) * of
-        normal = lambda change: spread(weighted(of_samples(change)))[0] + _RIDGE * change
-        error = weighted(y - of_samples(values))
+        normal = lambda change: spread(weighted(outputs(change)))[0] + _RIDGE * change
+        error = weighted(y - outputs(values))
         change, _ = jax.scipy.sparse.linalg.cg(normal, spread(error)[0], maxiter=_REFIT_STEPS)
     else:
 
-        def lost(change: Array) -> Array:
-            each = task.loss(of_samples(values + change), y)
+        def penalised_loss(change: Array) -> Array:
+            each = task.loss(outputs(values + change), y)
             return ((share * each).sum() + _RIDGE / 2 * jnp.square(change).sum()) / len(x)
 
-        change = _minimised(lost, jnp.zeros_like(values))
+        change = _minimised(penalised_loss, jnp.zeros_like(values))
     trees = ObliqueTree(params.weights, params.bias, kinds.Constant(values + change))
     return Forest(trees, "sum", "softmax" if isinstance(task, Classification) else "identity")
 
 
 def _minimised(fn: Any, start: Array) -> Array:
-    """Where a convex function is least, by L-BFGS."""
+    """Returns the minimiser of a convex function, by L-BFGS."""
     optimizer = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(fn)
 
-    def step(_: Any, now: Any) -> Any:
-        at, state = now
-        value, gradient = value_and_grad(at, state=state)
-        updates, state = optimizer.update(gradient, state, at, value=value, grad=gradient, value_fn=fn)
-        return optax.apply_updates(at, updates), state
+    def step(_: Any, carry: Any) -> Any:
+        point, state = carry
+        value, gradient = value_and_grad(point, state=state)
+        updates, state = optimizer.update(gradient, state, point, value=value, grad=gradient, value_fn=fn)
+        return optax.apply_updates(point, updates), state
 
     return jax.lax.fori_loop(0, _REFIT_STEPS, step, (start, optimizer.init(start)))[0]

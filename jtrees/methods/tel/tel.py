@@ -1,8 +1,8 @@
 """TEL: an ensemble of soft trees that are trained jointly, with conditional computation (Hazimeh et al., "The Tree
 Ensemble Layer: Differentiability meets Conditional Computation", ICML 2020).
 
-``tel`` is the method for :func:`jtrees.train`; ``TEL`` is the recipe from a table to a fitted ensemble. The layer for
-larger networks is :class:`jtrees.nn.TreeEnsemble`.
+``tel`` is the method for :func:`jtrees.train`; ``TEL`` is the recipe. The layer for larger networks is
+:class:`jtrees.nn.TreeEnsemble`.
 """
 
 from typing import Any, Literal
@@ -50,24 +50,24 @@ def tel(
     learning_rate: training.Number | None = None,
     width: int | None = None,
 ) -> training.Method:
-    """TEL: minimise the loss of the sum of soft trees. Parameters are an :class:`Ensemble`.
+    """Returns the TEL method, which minimises the loss of a sum of soft trees. Parameters are an :class:`Ensemble`.
 
-    ``harden`` makes gamma 0 and refits the leaves of all trees jointly (see :func:`hardened`): a
-    ``Forest(combine="sum")``. Meant for features of mean 0 and deviation 1 (the paper has batch normalisation before
-    the layer, for the same), and regression targets of size one.
+    ``harden`` returns a ``Forest(combine="sum")`` for gamma 0, with the leaves of all trees refitted jointly (see
+    :func:`hardened`). Assumes features of mean 0 and deviation 1 (in the paper by batch normalisation), and regression
+    targets of order 1.
 
     Args:
       depth: depth of the trees, 1 to 16.
-      trees: how many.
+      trees: number of trees.
       gamma: width of the uncertain region of a split's score, above 0 (the paper: 0.0001 to 1).
       task: what is predicted. In classification leaves hold logits.
       loss: ``(outputs, y) -> (n,)``; by default squared error (of several targets the mean), or the log loss of logits.
-      step: ``"smooth"``, TEL's; or ``"logistic"`` of the same size, without conditional computation, to compare with.
+      step: ``"smooth"``, TEL's; or ``"logistic"`` of the same width, without conditional computation, for comparison.
       l2: strength of ``sum w^2`` over the split weights.
-      learning_rate: where given, the method takes steps of its own, lazy Adam at this rate (a number or a schedule),
-        in rows of splits and leaves that the batch meets alone: work that does not grow with the ensemble. The penalty
-        then moves only weights that have a gradient. The optimiser must be ``lazy_adam(learning_rate)``, whose state is
-        used. None: gradients of everything, for any optimiser.
+      learning_rate: if given, a number or a schedule, the method updates only rows of splits and leaves that the batch
+        touches, by lazy Adam: the cost does not grow with the ensemble. The penalty then applies only to weights with
+        a gradient. The optimiser must be ``lazy_adam(learning_rate)``, whose state is used. None: dense gradients, for
+        any optimiser.
       width: as for :func:`jtrees.routing.conditional_ensemble`.
 
     Raises:
@@ -96,10 +96,10 @@ def tel(
     def update(
         params: Ensemble, opt_state: LazyAdamState, batch: Batch, *, key: Array, step: Array
     ) -> tuple[Ensemble, LazyAdamState, tuple[Array, Array]]:
-        of_outputs = lambda outputs: lost(outputs, batch)
+        loss_of_outputs = lambda outputs: lost(outputs, batch)
         options: Any = {"gamma": gamma, "width": width, "l2": l2, "learning_rate": learning_rate}
-        moved = lazy_step(params, opt_state, batch.x, of_outputs, **options)
-        return *moved[:2], (moved[2], moved[2])
+        result = lazy_step(params, opt_state, batch.x, loss_of_outputs, **options)
+        return *result[:2], (result[2], result[2])
 
     kind = step
 
@@ -126,7 +126,7 @@ class SoftEnsemble:
     step: str = struct.field(pytree_node=False)
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """The sum over the trees."""
+        """Returns the sum of the trees' outputs."""
         return self.params.outputs(x, self.gamma, step=self.step)
 
     @property
@@ -140,12 +140,12 @@ class SoftEnsemble:
 
 
 @io.model
-@struct.dataclass
+@struct.dataclass(repr=False)
 class EnsembleModel(SoftModel):
     """Fitted soft trees, whose outputs add up: its network is a :class:`SoftEnsemble`.
 
-    Of trees deeper than some seven levels, the last bits of a prediction may depend on which samples come with it:
-    whether a block of them is followed on its way or scored whole (:func:`jtrees.routing.conditional_ensemble`).
+    For trees deeper than about seven levels, the last bits of a prediction may depend on the other samples of its
+    block, which decide whether conditional computation is used (:func:`jtrees.routing.conditional_ensemble`).
     """
 
 
@@ -156,28 +156,28 @@ class EnsembleModel(SoftModel):
 class TEL(Recipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 
-    Mini-batches and Adam. The model is that of the last update or, with ``validation``, the one with the lowest loss
-    there, evaluated once an epoch. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report has
-    ``reachable_leaves``, how many leaves a training sample reaches in a tree, on average, and ``overflows``, whether
-    the training samples together need more than ``width``. Where ``loss`` is given, the loss of the fit is that, on
-    scaled targets.
+    Trains on mini-batches with Adam. The model is that of the last update or, with ``validation``, of the epoch with
+    the lowest loss there. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report has
+    ``reachable_leaves``, the mean number of leaves that a training sample reaches in a tree, and ``overflows``, whether
+    the training samples together exceed ``width``. A user-defined ``loss``, on scaled targets, is also the loss of the
+    fit.
 
     Attributes:
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
-      epochs: passes over the data; None: as many as make 2000 updates, and at least 12.
-      batch_size: samples in a mini-batch; n if that is less. Those left over in a pass rest until the next.
-      learning_rate: of Adam.
-      gamma: width of the uncertain region of a split's score, above 0: the smaller, the fewer leaves a sample reaches.
-      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a function of a module compiles once. By default
-        squared error, or log loss.
+      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      learning_rate: learning rate of Adam.
+      gamma: width of the uncertain region of a split's score, above 0; a smaller one reaches fewer leaves.
+      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a module-level function, to compile once.
+        Default: squared error, or log loss.
       l2: strength of the L2 penalty on split weights (of scaled data).
-      step: ``"smooth"``, or ``"logistic"``: the same ensemble with sigmoids of the same size, to compare with.
-      lazy: whether a step moves only what its batch met, which keeps deep trees cheap (see :func:`jtrees.methods.tel`);
-        else all.
+      step: ``"smooth"``, or ``"logistic"``: sigmoids of the same width, for comparison.
+      lazy: whether a step updates only rows touched by its batch, which keeps deep trees cheap (see
+        :func:`jtrees.methods.tel`).
       hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).
-      width: number of paths that are followed at once, as for :func:`jtrees.routing.conditional_ensemble`; None: what
-        was measured.
+      width: capacity of the frontier of paths, as for :func:`jtrees.routing.conditional_ensemble`; None: a measured
+        default.
     """
 
     depth: int = options.depth(4)
@@ -196,12 +196,12 @@ class TEL(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         task, (n, p) = with_loss(task, self.loss), shape
         schedule = Schedule.of(n, self.epochs, self.batch_size)
-        a_tree = topology.num_leaves(self.depth) * (p + (task.outputs or 1))
-        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // a_tree)
-        lazy = self.lazy and self.step == "smooth"  # under logistic steps a batch meets everything
-        of: Any = {"step": self.step, "l2": self.l2, "width": self.width}
+        tree_size = topology.num_leaves(self.depth) * (p + (task.outputs or 1))
+        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
+        lazy = self.lazy and self.step == "smooth"  # under logistic steps a batch touches all rows
+        options: Any = {"step": self.step, "l2": self.l2, "width": self.width}
         method = tel(
-            self.depth, self.trees, self.gamma, task=task, learning_rate=self.learning_rate if lazy else None, **of
+            self.depth, self.trees, self.gamma, task=task, learning_rate=self.learning_rate if lazy else None, **options
         )
         optimizer = training.lazy_adam(self.learning_rate) if lazy else optax.adam(self.learning_rate)
 
@@ -212,7 +212,7 @@ class TEL(Recipe):
             return hardened(params, batch, task) if self.hard else SoftEnsemble(params, self.gamma, self.step)  # type: ignore[arg-type]
 
         def reached(params: Ensemble, batch: Batch) -> tuple[Array, Array]:
-            """Leaves that a sample reaches in a tree, and whether all need more than ``width``."""
+            """Returns the mean number of leaves that a sample reaches in a tree, and whether ``width`` overflows."""
             if self.step != "smooth":
                 return jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool)
             splits = params.weights, params.bias
@@ -228,7 +228,7 @@ class TEL(Recipe):
             loss = data.loss(model) if self.hard else loss_of(result, model, data, task)
             return Finished(model, None, loss, report)
 
-        # Where paths are followed it may be much less work; a round is then shorter than it might be.
+        # An upper estimate: conditional computation may need much less, which makes rounds shorter than half a second.
         elements: Any = {"elements_per_sample": 4 * self.trees * topology.num_nodes(min(self.depth, 10))}
         functions: Any = {"outputs": outputs, "model": model, "extra": reached, "finish": finish}
         return minibatch(task, method, optimizer, schedule, **elements, **functions)

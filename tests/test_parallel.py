@@ -17,7 +17,7 @@ from jtrees.training import Batch, Method
 
 
 class Score(NamedTuple):
-    """The least that a run must give."""
+    """The least that a run must return."""
 
     score: jax.Array
     finite: jax.Array
@@ -33,9 +33,7 @@ def plane_loss(params, batch, *, key, step):
     return loss, loss
 
 
-PLANE = Method(
-    lambda batch, *, key: jax.random.normal(key, (2,)), plane_loss, lambda params, x: x @ params, lambda *_: None
-)
+PLANE = Method(lambda batch, *, key: jax.random.normal(key, (2,)), plane_loss, lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +58,8 @@ def of(tree, i):
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_a_start_that_diverges_is_dropped_and_touches_no_other(plane, batch_size):
-    """Three starts, by default two of them side by side: the last batch is filled up."""
+def test_a_start_that_diverges_is_dropped_and_changes_no_other(plane, batch_size):
+    """Three starts, by default two of them side by side: the last batch is padded."""
     starts = jax.random.split(jax.random.key(3), 3), jnp.asarray([0.01, 1e30, 0.05])
     one = jax.jit(partial(run, plane))
     found = jax.jit(lambda *s: jtrees.training.multi_start(partial(run, plane), *s, batch_size=batch_size))(*starts)
@@ -80,7 +78,7 @@ def test_a_start_that_diverges_is_dropped_and_touches_no_other(plane, batch_size
     ("scores", "index"),
     [
         ([3.0, 1.0, 2.0], 1),
-        ([np.nan, 4.0, np.inf], 1),  # what is not to be chosen says so by its score
+        ([np.nan, 4.0, np.inf], 1),
         ([np.inf, np.nan, 5.0], 2),
         ([2.0, 1.0, 1.0], 1),  # the first of equals
         ([-np.inf, np.nan, -1.0], 0),
@@ -145,7 +143,7 @@ def table():
 
 
 def starts():
-    """What a share of the starts could spoil, by name: in this process, or in one of two devices."""
+    """What sharing out the starts could change, by name: in this process, or in one of two devices."""
     x = table()[0]
     pick = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), jnp.isfinite(x).all(), x)))
     picked = pick(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
@@ -159,7 +157,7 @@ def fit():
     fit = jtrees.fit(jtrees.GET(depth=1, starts=3, epochs=12, cart=False), *table(), key=jax.random.key(0))
     assert (fit.report["steps"] > 0).any()  # the trees have been trained
     found = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss}
-    found |= {name: fit.report[name] for name in ("scales", "losses", "steps", "chosen")}
+    found |= {name: fit.report[name] for name in ("sharpness", "losses", "steps", "chosen")}
     return found | {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
 
 
@@ -179,16 +177,16 @@ import numpy as np
 
 warnings.filterwarnings("ignore", ".* explains .* of the variance of y")  # a fit of a few steps
 jax.config.update("jax_num_cpu_devices", 2)
-import test_starts
+import test_parallel
 
-np.savez(sys.argv[1], **getattr(test_starts, sys.argv[2])())
+np.savez(sys.argv[1], **getattr(test_parallel, sys.argv[2])())
 """
 
 
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
 @pytest.mark.parametrize("what", [starts, pytest.param(fit, marks=pytest.mark.slow)])
 def test_two_devices_find_what_one_finds(tmp_path, what):
-    """Of three or of five starts, a share is filled up, too."""
+    """Of three or of five starts, a share is padded, too."""
     file = tmp_path / "two.npz"
     command = [sys.executable, "-c", TWO_DEVICES, str(file), what.__name__]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as other:
@@ -205,7 +203,7 @@ def test_two_devices_find_what_one_finds(tmp_path, what):
 
 @pytest.mark.slow
 def test_decompositions_on_two_devices_do_not_wait_for_each_other(tmp_path):
-    """They did, for ever, where those of a device were one batch."""
+    """They did, for ever, when those of a device were one batch."""
     command = [sys.executable, "-c", TWO_DEVICES, str(tmp_path / "two.npz"), "linear"]
     subprocess.run(command, timeout=200, check=True, cwd=Path(__file__).parent)
     assert np.isfinite(np.load(tmp_path / "two.npz")["loss"])

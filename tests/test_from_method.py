@@ -1,4 +1,4 @@
-"""Methods of one's own as recipes."""
+"""Methods of the user's own as recipes."""
 
 from flax.core import FrozenDict
 import jax
@@ -27,7 +27,7 @@ def test_a_method_fits_a_table_in_its_own_units():
     assert fit.report["recipe"]["options"] == {"alpha": 20.0}
 
 
-def test_classes_are_told_to_the_method():
+def test_the_method_is_given_the_task():
     fit = jtrees.fit(RECIPE, X, CLASS, key=KEY, task="classification")
     assert np.mean(fit.model.predict(X).argmax(1) == CLASS) > 0.95
 
@@ -43,8 +43,8 @@ def test_the_best_pass_by_validation_is_kept():
 @pytest.mark.slow
 def test_numbers_of_the_method_are_one_program(count_compilations):
     grid = {"options__alpha": (5.0, 20.0), "learning_rate": (0.01, 0.03)}
-    found = jtrees.sweep(RECIPE.replace(epochs=5), X, Y, grid=grid, key=KEY)
-    assert len({float(loss) for loss in found.losses.ravel()}) == 4
+    result = jtrees.sweep(RECIPE.replace(epochs=5), X, Y, grid=grid, key=KEY)
+    assert len({float(loss) for loss in result.losses.ravel()}) == 4
     other = {"options__alpha": (6.0, 21.0), "learning_rate": (0.02, 0.04)}
     assert count_compilations(lambda: jtrees.sweep(RECIPE.replace(epochs=5), X, Y, grid=other, key=KEY).losses) == 0
     tuned = jtrees.tune(RECIPE.replace(epochs=5), X, Y, grid={"options__alpha": (5.0, 20.0)}, key=KEY)
@@ -71,12 +71,12 @@ def no_tree(**_):
         ({"options": {"alpha": np.ones(2)}}, "options__alpha must be one number"),
     ],
 )
-def test_bad_input_is_named(options, message):
+def test_bad_options_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         jtrees.fit(RECIPE.replace(**options), X, Y, key=KEY)
 
 
-def test_options_that_there_are_not():
+def test_unknown_options():
     with pytest.raises(ValueError, match="options of dict are alpha, got 'beta'"):
         jtrees.tune(RECIPE, X, Y, key=KEY, grid={"options__beta": (1.0,)})
     with pytest.raises(ValueError, match="options of FrozenDict are alpha, got 'beta'"):

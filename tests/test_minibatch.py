@@ -1,0 +1,151 @@
+"""The search that is one run on mini-batches: its schedule, the best epoch by validation, losses of the user's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import jtrees
+from jtrees import Regression, blocking
+from jtrees.data import Scaling, checked_table, held_out_table, without_padding
+from jtrees.search import Schedule, options, run
+from jtrees.search.monitor import Monitor
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+KEY = jax.random.key(0)
+DGT = jtrees.DGT(depth=3, epochs=30, batch_size=50, widths=(16, 16))
+
+
+@pytest.fixture(scope="module")
+def noise():
+    """Targets that are noise, of which 60 rows can be learnt by heart; and as many rows to evaluate on."""
+    rng = np.random.default_rng(3)
+    return tuple((rng.normal(size=(60, 4)), rng.normal(size=60)) for _ in range(2))
+
+
+def mse(model, x, y):
+    return np.mean((model.predict(x) - y.astype(np.float64)) ** 2)
+
+
+# --- The schedule ----------------------------------------------------------------------------------------------------
+
+
+def test_without_epochs_there_are_2000_updates_and_at_least_12_epochs(data, monkeypatch):
+    """Whole epochs, the same for all numbers of rows in a bucket."""
+    steps = lambda n, epochs: Schedule.of(n, epochs, 128).steps
+    assert [steps(n, None) for n in (100, 128 * 10, 1000, 10**6)] == [2000, 2000, 2002, 12 * 7812]
+    assert steps(1000, 2) == 14 and Schedule.of(100, 2, 128) == Schedule(2, 1, 100)
+    monkeypatch.setattr("jtrees.search._minibatch._UPDATES", 24)
+    fit = jtrees.fit(jtrees.DGT(depth=2, widths=(), epochs=None), *data, key=KEY)
+    assert fit.step == len(fit.history) == 24
+
+
+def test_more_updates_than_32_bits_count_are_refused(data):
+    with pytest.raises(ValueError, match=r"epochs must be at most 536870911, .* got 2147483646"):
+        jtrees.fit(DGT.replace(epochs=2**31 - 2), *data, key=KEY)  # 4 mini-batches an epoch
+
+
+# --- Validation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        DGT,
+        pytest.param(jtrees.LatentTree(depth=3, batch_size=50, epochs=60), marks=pytest.mark.slow),
+        jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03),
+    ],
+    ids=lambda recipe: type(recipe).__name__,
+)
+def test_the_best_epoch_by_validation_is_kept(noise, recipe):
+    train, held_out = noise
+    result, last = (jtrees.fit(recipe, *train, key=KEY, validation=some) for some in (held_out, None))
+    assert 0 < result.step < recipe.epochs == last.step == len(last.history)  # one mini-batch an epoch
+    assert result.loss == pytest.approx(mse(result.model, *held_out), rel=1e-5)
+    assert last.loss == pytest.approx(mse(last.model, *train), rel=1e-5)
+    assert mse(result.model, *held_out) < mse(last.model, *held_out)
+    np.testing.assert_array_equal(result.history, last.history)  # not trained on
+
+
+def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, monkeypatch):
+    monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements: 20)  # four mini-batches an epoch
+    x, y = data
+    fit = lambda: jtrees.fit(DGT, x, y, key=KEY, validation=(x[::2], -y[::2]))
+    whole, losses = fit(), []
+    for rounds in range(1, 4):
+        monkeypatch.setattr(Monitor, "should_stop", lambda monitor, i, losses, last=rounds: i + 1 == last)
+        result = fit()
+        assert result.step % 4 == 0 and result.step <= 20 * rounds == len(result.history)
+        np.testing.assert_array_equal(result.history, whole.history[: 20 * rounds])
+        losses.append(result.loss)
+    assert losses == sorted(losses, reverse=True) and losses[-1] >= whole.loss
+
+
+def off_one_hot(outputs, y):
+    """A loss that changes with what is added to all logits."""
+    return jnp.square(outputs - jax.nn.one_hot(y, 3)).mean(1)
+
+
+def test_epochs_are_chosen_by_the_loss_of_the_logits(data, monkeypatch):
+    monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements: 4)  # so that a round is an epoch
+    rng = np.random.default_rng(10)
+    x_new = rng.normal(size=(100, 3))
+    y_new = np.where(x_new[:, 0] + x_new[:, 1] > 0, 2.0, -1.0) + x_new[:, 2] + 0.1 * rng.normal(size=100)
+    x, y, y_new = data[0], np.digitize(data[1], [-1, 1]), np.digitize(y_new, [-1, 1])
+    recipe = jtrees.DGT(depth=2, epochs=12, batch_size=50, widths=(), learning_rate=0.1, loss=off_one_hot)
+    result = jtrees.fit(recipe, x, y, key=KEY, task="classification", validation=(x_new, y_new))
+
+    # The same search, epoch by epoch.
+    table, recipe = checked_table(x, y, None, "classification"), options.checked(recipe)
+    scaling = Scaling.fit(table)
+    batch, validation = scaling.batch(table), scaling.batch(held_out_table(x_new, y_new, table))
+    state = run._init(recipe, table.task, None, batch, jax.random.split(KEY, 3)[1])
+    rounds, real, params = recipe.search(table.task, x.shape).rounds, without_padding(validation), [state.params]
+    for i in range(rounds.count):
+        state, _ = run._round(recipe, table.task, jnp.int32(i), state, batch, validation, rounds)
+        params.append(state.params)
+    assert len(params) == 13
+    losses, normalised = [], []
+    for each in params:
+        joined, values = np.asarray(each.factors[0]), np.asarray(each.leaves.values, np.float64)
+        logits = values[oracles.walk(joined[:, :-1], joined[:, -1], real.x)]
+        probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        losses.append(np.mean((logits - np.eye(3)[real.y]) ** 2))
+        normalised.append(np.mean((np.log(probabilities) - np.eye(3)[real.y]) ** 2))
+    best = int(np.argmin(losses))
+    assert result.step == 4 * best
+    assert result.loss == pytest.approx(losses[best], rel=1e-4)
+    odds = np.exp(np.asarray(params[best].leaves.values))
+    np.testing.assert_allclose(result.tree.leaves.values, odds / odds.sum(1, keepdims=True), rtol=1e-5)
+    assert best != np.argmin(normalised)  # or nothing was tested
+
+
+# --- What goes wrong -------------------------------------------------------------------------------------------------
+
+RECIPES = [jtrees.DGT(widths=()), jtrees.LatentTree(depth=2), jtrees.TEL(depth=2, trees=2)]
+each = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
+
+
+@each
+def test_a_learning_rate_that_is_too_large_is_named(data, recipe):
+    with pytest.raises(FloatingPointError, match="smaller learning_rate"):
+        jtrees.fit(recipe.replace(learning_rate=1e30, epochs=4), *data, key=KEY)
+
+
+@each
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
+        (lambda outputs, y: jnp.abs(outputs - y).mean(), r"\(\)"),
+        (lambda outputs, y: jnp.abs(outputs[:, None] - y), r"\(\d+, \d+\)"),
+        (lambda outputs, y: jnp.abs(outputs - y)[:, None], r"\(\d+, 1\)"),
+    ],
+)
+def test_losses_of_another_shape_are_refused(data, recipe, loss, shape):
+    """A scalar, or a row too many, would be averaged without a word."""
+    recipe = options.checked(recipe.replace(loss=loss))
+    batch = jtrees.Batch(*map(jnp.asarray, data))
+    with pytest.raises(ValueError, match=rf"loss must give one number a sample, .* got shape {shape}"):
+        jax.eval_shape(lambda: recipe.search(Regression(), data[0].shape).run(None, batch, key=KEY))

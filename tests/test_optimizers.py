@@ -1,0 +1,53 @@
+"""Optimisers that optax lacks, and the schedule of the learning rate in cycles."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jtrees.training import cosine_cycles, lazy_adam, lazy_momentum
+
+
+@pytest.mark.parametrize(("steps", "cycles"), [(7, 1), (7, 3), (7, 7), (120, 3), (3_000_000, 1000)])
+def test_the_rate_falls_in_every_cycle(steps, cycles):
+    """From the peak to almost zero, exactly so often: also where steps x cycles are more than 32 bits hold."""
+    first = [-(-steps * cycle // cycles) for cycle in range(cycles + 1)]
+    some = first if cycles < 100 else first[:2] + first[-40:]
+    some = sorted({min(max(step + d, 0), steps - 1) for step in some for d in (-1, 0, 1)})
+    share = np.asarray(jax.jit(jax.vmap(cosine_cycles(steps, cycles)))(np.int32(some)))
+    for step, got in zip(some, share, strict=True):
+        cycle = np.searchsorted(first, step, side="right") - 1
+        phase = (step - first[cycle]) / (first[cycle + 1] - first[cycle])
+        assert got == pytest.approx((1 + np.cos(np.pi * phase)) / 2, abs=1e-5)
+    assert share[0] == 1
+    if steps > 7 * cycles:
+        assert share[-1] < 0.01
+
+
+def test_lazy_adam_is_adam_but_for_zero_gradients(standard_promotion):
+    """What has no gradient rests, and so do its moments."""
+    params = {"a": jnp.array([1.0, -2.0, 3.0]), "b": jnp.ones(2)}
+    lazy, dense = lazy_adam(optax.constant_schedule(0.1)), optax.adam(0.1)
+    states = lazy.init(params), dense.init(params)
+    gradient = {"a": jnp.array([1.0, 2.0, -1.0]), "b": jnp.array([0.5, 0.1])}
+    for _ in range(3):
+        ours, one = lazy.update(gradient, states[0], params)
+        theirs, other = dense.update(gradient, states[1], params)
+        states = one, other
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), ours, theirs)
+    moved, after = lazy.update(gradient | {"b": jnp.array([0.0, 1.0])}, states[0], params)
+    assert moved["b"][0] == 0 != moved["b"][1]
+    assert after.mean["b"][0] == states[0].mean["b"][0] and after.square["b"][0] == states[0].square["b"][0]
+
+
+def test_lazy_momentum_is_momentum_but_for_zero_gradients():
+    optimizer = lazy_momentum(0.1, 0.5)
+    params, state = jnp.ones(2), optimizer.init(jnp.ones(2))
+    for gradient in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0]):
+        moved, state = optimizer.update(jnp.asarray(gradient), state)
+        params = params + moved
+    np.testing.assert_allclose(state.velocity, [1.5, 1.5])
+    np.testing.assert_allclose(params, 1 - 0.1 * np.array([2.5, 2.5]), rtol=1e-6)

@@ -1,0 +1,459 @@
+"""The search of GET and RADDT: many starts under ever sharper routings, CART the first of them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+import jtrees
+from jtrees import Classification, Regression
+from jtrees.data import Data, Scaling, checked_table
+from jtrees.search import Rounds, options, run
+from jtrees.search._restarts import DEVIATIONS
+from jtrees.search.monitor import Monitor
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train with AdamW
+
+DEPTH = 2
+# One program for the fits of this file that share the options and the number of rows (193 to 200 are one bucket).
+GET = jtrees.GET(depth=DEPTH, starts=2, epochs=60)
+RADDT = jtrees.RADDT(depth=DEPTH, starts=2, epochs=30)
+LINEAR = jtrees.GET(depth=1, starts=1, epochs=20, leaves="linear")
+
+
+def fit(x, y, *, seed=0, recipe=GET, sample_weight=None, validation=None, task="regression", **changed):
+    given = {"sample_weight": sample_weight, "validation": validation, "task": task}
+    return jtrees.fit(recipe.replace(**changed), x, y, key=jax.random.key(seed), **given)
+
+
+def walked_mse(tree, x, y):
+    """Mean squared error of a tree by a walk in float64."""
+    leaf = oracles.walk(tree.weights, tree.bias, np.asarray(x, np.float32))
+    return np.mean((np.asarray(y, np.float64) - np.asarray(tree.leaves.values, np.float64)[leaf]) ** 2)
+
+
+def cart_mse(x, y, depth):
+    return np.mean((DecisionTreeRegressor(max_depth=depth, random_state=0).fit(x, y).predict(x) - y) ** 2)
+
+
+def same(a, b):
+    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+@pytest.fixture(scope="module")
+def base(data):
+    """What most tests compare with."""
+    with jax.numpy_dtype_promotion("standard"):
+        return fit(*data)
+
+
+# --- A fit and its report --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "recipe",
+    [GET, RADDT, pytest.param(GET.replace(depth=4), marks=pytest.mark.slow)],
+    ids=["GET", "RADDT", "GET of depth 4"],
+)
+def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, seed):
+    rng = np.random.default_rng(seed)
+    x, y = data[0], (data[1] + seed * rng.normal(size=len(data[1]))).astype(np.float32)
+    result = fit(x, y, recipe=recipe, seed=seed)
+    tree, report = result.tree, result.report
+    assert result.loss <= report["cart_loss"]
+    assert report["cart_loss"] == pytest.approx(cart_mse(x, y, recipe.depth), rel=1e-5)
+    # float64 scores of the walk may send a sample that lies on a hyperplane the other way: no more than one does.
+    assert result.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
+    assert result.loss == pytest.approx(walked_mse(tree, x, y), rel=2e-2)
+    stages = 2 if isinstance(recipe, jtrees.GET) else 5
+    sharpness, losses, steps = (report[name] for name in ("sharpness", "losses", "steps"))
+    assert sharpness.shape == losses.shape == steps.shape == (2, stages)
+    assert (steps >= 0).all() and (steps <= recipe.epochs).all()
+    assert report["dropped"] == 0 and report["ended"] == "finished"
+    if report["chosen"] >= 0:
+        assert report["chosen"] == int(np.argmin(losses.min(1)))
+        assert result.loss == pytest.approx(losses.min(), rel=1e-3)  # evaluated on scaled data, in float32
+        assert result.loss < report["cart_loss"]
+        assert result.step in steps[report["chosen"]]
+    else:
+        assert result.loss == report["cart_loss"]
+    # Of each start the losses in its stages, one after the other, on scaled targets.
+    assert result.history.shape == (2, stages * recipe.epochs)
+    assert (result.history > 0).all() and (result.history < 1).all()
+
+
+@pytest.mark.parametrize("recipe", [GET, RADDT], ids=["GET", "RADDT"])
+def test_beats_cart_clearly_on_an_oblique_signal(data, recipe):
+    result = fit(*data, recipe=recipe)
+    assert result.loss < 0.85 * result.report["cart_loss"]
+
+
+@pytest.mark.slow
+def test_beats_cart_clearly_on_diabetes():
+    x, y = load_diabetes(return_X_y=True)
+    result = fit(x, y, depth=3, starts=4, epochs=300)
+    assert result.report["cart_loss"] == pytest.approx(cart_mse(x.astype(np.float32), y, 3), rel=1e-5)
+    assert result.loss < 0.8 * result.report["cart_loss"]
+    assert walked_mse(result.tree, x, y) < 0.8 * result.report["cart_loss"]
+
+
+@pytest.mark.slow
+def test_beats_cart_clearly_on_kin8nm(data_dir):
+    table = np.load(data_dir / "kin8nm.npz")
+    x, y = table["X"][:1500], table["y"][:1500]
+    result = fit(x, y, depth=4, starts=2, epochs=200)
+    assert result.loss < 0.7 * cart_mse(x, y, 4)
+    assert walked_mse(result.tree, x, y) == pytest.approx(result.loss, rel=1e-2)
+
+
+def test_never_worse_than_cart_with_a_large_offset():
+    # Years, ids and timestamps: scaled thresholds mapped back would move samples across the splits.
+    rng = np.random.default_rng(0)
+    x = (1.7e6 + rng.integers(0, 2000, size=(200, 3))).astype(np.float32)
+    y = np.sin(x[:, 0] / 100) + 0.1 * rng.normal(size=200)
+    result = fit(x, y, learning_rate=1e-8)  # so small that CART is all there is
+    # In float32 a mean of 200 squares is exact to a few units in the last place.
+    cart = cart_mse(x, y, DEPTH)
+    np.testing.assert_allclose(result.report["cart_loss"], cart, rtol=1e-5)
+    assert result.loss <= cart * (1 + 1e-5)
+
+
+def test_two_samples_are_enough_and_another_depth_is_one_more_program(base):
+    programs = run._init, run._round, run._result
+    before = [program._cache_size() for program in programs]
+    for rate in (0.01, 0.02):
+        result = fit([[0.0], [1.0]], [3.0, 5.0], depth=1, starts=1, epochs=5, learning_rate=rate)
+        assert result.tree.predict([[0.0], [1.0]]).tolist() == [3, 5]
+        assert [program._cache_size() for program in programs] == [size + 1 for size in before]
+
+
+def test_more_starts_than_an_array_holds_are_refused(data):
+    with pytest.raises(ValueError, match=r"starts must be at most .*, got 1073741824"):
+        fit(*data, starts=2**30)
+
+
+# Powers of two change no digit of a float32: the same table in other units must give the same tree in other units.
+@pytest.mark.parametrize("factor", [2.0**13, 2.0**-10, 2.0**-30, 2.0**40, 2.0**66])
+@pytest.mark.parametrize("which", ["x", "y"])
+def test_units_do_not_matter(data, base, which, factor):
+    x, y = data
+    a, b = (np.float32(factor if which == name else 1) for name in "xy")
+    moved = fit(a * x, b * y)
+    unit = float(b) ** 2
+    assert moved.report["cart_loss"] / unit == pytest.approx(base.report["cart_loss"], rel=1e-6)
+    assert moved.loss / unit == pytest.approx(base.loss, rel=1e-6)
+    np.testing.assert_allclose(moved.report["losses"] / unit, base.report["losses"], rtol=1e-5)
+    np.testing.assert_allclose(moved.predict(a * x), base.predict(x) * b, rtol=1e-5)
+
+
+# --- Round by round --------------------------------------------------------------------------------------------------
+
+
+def search_of(data):
+    """GET's search, and the data that it is run on."""
+    table = checked_table(*data, None, "regression")
+    scaling = Scaling.fit(table, DEVIATIONS)
+    return options.checked(GET).search(table.task, table.x.shape), Data(table, None, scaling, scaling.batch(table))
+
+
+def state_after_rounds(data, change=lambda state: state, rounds=None):
+    """The state and the losses after each round, as ``fit`` does them; ``change`` is made to the first state."""
+    (search, of), recipe = search_of(data), options.checked(GET)
+    prepare_key, key, _ = jax.random.split(jax.random.key(0), 3)
+    start = search.prepare(of.batch, key=prepare_key)
+    state = change(run._init(recipe, Regression(), start, of.batch, key))
+    rounds, after = rounds or search.rounds, []
+    for i in range(rounds.count):
+        state, losses = run._round(recipe, Regression(), jnp.int32(i), state, of.batch, None, rounds)
+        after.append((state, np.asarray(losses)))
+    return after
+
+
+def result_of(data, state):
+    return run._result(options.checked(GET), Regression(), state, search_of(data)[1].batch, None)
+
+
+def with_finite(state, *finite):
+    """The state, its starts as finite as said."""
+    return state._replace(training=state.training.replace(finite=jnp.asarray(finite)))
+
+
+@pytest.fixture(scope="module")
+def last_state(data):
+    with jax.numpy_dtype_promotion("standard"):
+        return state_after_rounds(data)[-1][0]
+
+
+def test_a_start_that_diverges_is_dropped_and_touches_no_other(data, last_state):
+    spoilt = lambda state: state._replace(splits=state.splits.replace(bias=state.splits.bias.at[1].set(jnp.nan)))
+    result, sound = result_of(data, state_after_rounds(data, spoilt)[-1][0]), result_of(data, last_state)
+    assert int(result.extra["start"]) == 0 and int(result.extra["dropped"]) == 1
+    assert np.isinf(result.extra["losses"][1]).all()
+    np.testing.assert_array_equal(result.extra["losses"][0], sound.extra["losses"][0])
+    assert result.score == result.extra["losses"][0].min()
+    assert bool(result.finite) and np.isfinite(result.model.bias).all()
+
+
+def test_a_start_that_was_not_finite_in_one_stage_stays_so(data):
+    result = result_of(data, state_after_rounds(data, lambda state: with_finite(state, True, False))[-1][0])
+    assert int(result.extra["dropped"]) == 1 and int(result.extra["start"]) == 0
+    assert np.isinf(result.extra["losses"][1]).all()
+
+
+def test_what_a_start_reached_before_it_diverged_does_not_count(data, last_state):
+    """Whatever its score: ``finite`` alone decides."""
+    result = result_of(data, last_state)
+    best = int(result.extra["start"])
+    other = result_of(data, with_finite(last_state, best != 0, best != 1))
+    assert int(other.extra["start"]) == 1 - best and int(other.extra["dropped"]) == 1
+    assert other.score == last_state.best.score[1 - best] > result.score
+    none = result_of(data, with_finite(last_state, False, False))
+    assert not none.finite and np.isinf(none.score) and int(none.extra["dropped"]) == 2
+
+
+def test_rounds_of_any_size_give_the_same_result(data, base):
+    """Rounds of 9 steps, the last of each stage of 6; after each of them there is a result."""
+    after = state_after_rounds(data, rounds=Rounds(60, 2**25 // 9, 2))
+    lost = [losses for _, losses in after]
+    assert [np.isfinite(losses).sum(-1).tolist() for losses in lost] == [*[[9, 9]] * 6, [6, 6]] * 2
+    history = np.concatenate(lost, axis=-1)
+    np.testing.assert_allclose(history[np.isfinite(history)].reshape(2, -1), base.history, rtol=1e-4)
+    results = [result_of(data, state) for state, _ in after]
+    for name in ("losses", "steps"):
+        expected = base.report[name] if name == "steps" else base.report[name] / np.ptp(data[1]) ** 2
+        np.testing.assert_allclose(results[-1].extra[name], expected, rtol=1e-4)
+    scores = np.array([one.score for one in results])
+    assert np.isfinite(scores).all() and (np.diff(scores) <= 0).all() and scores[-1] < scores[0]
+    assert scores[-1] == np.min(results[-1].extra["losses"])
+    # Stopped in its second stage, a start has what it reached in the first.
+    assert np.isinf(results[7].extra["losses"][:, 1]).all() and scores[7] <= results[7].extra["losses"][:, 0].min()
+    assert all(np.isfinite(one.model.bias).all() and bool(one.finite) for one in results)
+
+
+def test_where_all_starts_diverge_the_result_is_cart(data, base):
+    result = fit(*data, learning_rate=1e30)
+    assert result.report["chosen"] == -1 and result.report["dropped"] == 2
+    assert result.loss == result.report["cart_loss"] == base.report["cart_loss"]
+    assert not np.isfinite(result.report["losses"]).any()
+
+
+def test_without_cart_nothing_is_reported_of_it(data, last_state):
+    """``cart=False`` is another program; its ``finish`` is this."""
+    search, of = search_of(data)
+    result = jax.device_get(result_of(data, last_state))
+    finish = partial(search.finish, start=None, data=of, key=jax.random.key(0), monitor=Monitor())
+    done = finish(result)
+    assert np.isnan(done.report["cart_loss"]) and done.report["chosen"] == int(result.extra["start"])
+    assert done.loss == pytest.approx(done.report["losses"].min(), rel=1e-3)
+    with pytest.raises(FloatingPointError, match="all 2 starts became non-finite: try a smaller learning_rate"):
+        finish(result._replace(finite=np.bool_(False)))
+
+
+@pytest.mark.slow
+def test_without_cart(data):
+    result = fit(*data, cart=False)
+    assert np.isnan(result.report["cart_loss"]) and result.report["chosen"] >= 0
+    assert result.loss == pytest.approx(result.report["losses"].min(), rel=1e-3)
+    with pytest.raises(FloatingPointError, match="all 2 starts became non-finite: try a smaller learning_rate"):
+        fit(*data, cart=False, learning_rate=1e30)
+
+
+# --- Weights and validation ------------------------------------------------------------------------------------------
+
+
+def test_whole_weights_are_repeated_samples(data, base):
+    """Weights 0, 1 and 8 that sum to the number of samples, so that repeated samples share the program."""
+    x, y = data
+    table = np.column_stack([x, y])
+    inner = np.flatnonzero(((table > table.min(0)) & (table < table.max(0))).all(1))
+    error = np.abs(DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y).predict(x) - y)[inner]
+    weight, order = np.ones(len(y)), inner[np.argsort(error)]  # the heavy one is that which CART predicts worst
+    weight[order[-1]], weight[order[-9:-2]] = 8, 0
+    weighted = fit(x, y, sample_weight=weight)
+    repeated = fit(*(np.repeat(a, weight.astype(int), axis=0) for a in data))
+    assert weighted.report["cart_loss"] == pytest.approx(repeated.report["cart_loss"], rel=1e-5)
+    assert weighted.report["cart_loss"] != pytest.approx(base.report["cart_loss"], rel=1e-2)
+    # The same descent, but sums are taken in another order, and hundreds of updates add to what that changes.
+    np.testing.assert_allclose(weighted.report["losses"], repeated.report["losses"], rtol=2e-2)
+    assert not np.allclose(weighted.report["losses"], base.report["losses"], rtol=2e-2)
+    assert weighted.loss <= weighted.report["cart_loss"]
+    loss = np.average((weighted.predict(x) - y) ** 2, weights=weight)
+    assert weighted.loss == pytest.approx(loss, rel=1e-5)
+    leaf = weighted.tree.leaf_index(x)
+    means = oracles.leaf_means(leaf, y, 4, np.nan, weight)
+    np.testing.assert_allclose(weighted.predict(x)[weight > 0], means[leaf][weight > 0], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def steps(data):
+    """A step and much noise, so that one split is all there is to learn; and as many samples again."""
+    rng = np.random.default_rng(1)
+    x, new = data[0], rng.normal(size=(200, 3)).astype(np.float32)
+    step = lambda x: np.where(x[:, 0] - x[:, 1] > 0, 1.0, -1.0) + rng.normal(size=200)
+    return x, step(x).astype(np.float32), new, step(new).astype(np.float32)
+
+
+def test_trees_are_chosen_by_the_validation_loss(steps):
+    x, y, x_new, y_new = steps
+    result = fit(x, y, validation=(x_new, y_new), starts=1, epochs=20)
+    tree, report = result.tree, result.report
+    assert result.loss == pytest.approx(np.mean((tree.predict(x_new) - y_new) ** 2, dtype=np.float64), rel=1e-5)
+    cart = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y)
+    assert report["cart_loss"] == pytest.approx(np.mean((cart.predict(x_new) - y_new) ** 2), rel=1e-5)
+    assert result.loss < report["cart_loss"]  # the border is oblique
+    assert result.loss == pytest.approx(report["losses"].min(), rel=1e-3)
+    # Not trained on: leaves are the means of the training samples alone, whatever the targets there.
+    leaf = tree.leaf_index(x)
+    means = oracles.leaf_means(leaf, y, 4, (y.min() + y.max()) / 2)
+    np.testing.assert_allclose(tree.predict(x), means[leaf], rtol=1e-4)
+
+
+def test_among_equal_starts_validation_decides(steps):
+    # Against targets of the other sign the best tree is the one that predicts the least.
+    x, y, *_ = steps
+    fair, turned = (fit(x, y, validation=(x, target), starts=1, epochs=20) for target in (y, -y))
+    error = lambda result, target: np.mean((result.predict(x) - target) ** 2)
+    assert error(fair, y) < error(turned, y)
+    assert error(turned, -y) < error(fair, -y)
+
+
+# --- Classes ---------------------------------------------------------------------------------------------------------
+
+
+def in_three(y):
+    return np.digitize(y, [-1.0, 1.0])
+
+
+@pytest.fixture(scope="module", params=["three classes", pytest.param("two classes", marks=pytest.mark.slow)])
+def table(request, data):
+    """Train and test."""
+    if request.param == "two classes":
+        x, y = load_breast_cancer(return_X_y=True)
+        return x[:400], y[:400], x[400:], y[400:]
+    rng = np.random.default_rng(1)
+    x_new = rng.normal(size=(150, 3))
+    y_new = np.where(x_new[:, 0] + x_new[:, 1] > 0, 2.0, -1.0) + x_new[:, 2] + 0.1 * rng.normal(size=150)
+    return data[0], in_three(data[1]), x_new, in_three(y_new)
+
+
+def fit_classes(x, y, **changed):
+    return fit(x, y, task="classification", **{"epochs": 100, **changed})
+
+
+@pytest.fixture(scope="module")
+def fitted(table):
+    with jax.numpy_dtype_promotion("standard"):  # as in every test of the module
+        return fit_classes(*table[:2])
+
+
+def frequencies(leaf, y, leaves, classes, weight=None):
+    """As documented: one sample more in each leaf, from the frequencies among all (and one more of each class)."""
+    weight = np.ones(len(y)) if weight is None else weight
+    return oracles.class_frequencies(leaf, y, leaves, classes, 1.0, weight)[1]
+
+
+def log_loss(tree, x, y):
+    return np.mean(-np.log(tree.predict(x)[np.arange(len(y)), y].astype(np.float64)))
+
+
+def test_a_tree_of_classes_and_its_report(table, fitted):
+    x, y, x_new, y_new = table
+    k = y.max() + 1
+    tree, report = fitted.tree, fitted.report
+    cart = DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(x, y)
+    assert np.mean(tree.predict(x_new).argmax(1) == y_new) > cart.score(x_new, y_new) + 0.02
+    np.testing.assert_allclose(tree.leaves.values, frequencies(tree.leaf_index(x), y, 4, k), rtol=1e-5)
+    predictions = tree.predict(x_new)
+    assert predictions.shape == (len(x_new), k)
+    assert (predictions > 0).all()
+    np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-6)
+    assert fitted.loss == pytest.approx(log_loss(tree, x, y), rel=1e-6)
+    assert fitted.loss < 0.95 * report["cart_loss"]
+    # In the search x is scaled, and a sample beside a hyperplane may change side.
+    assert fitted.loss == pytest.approx(report["losses"].min(), rel=5e-2)
+    smoothed = frequencies(cart.apply(x), y, cart.tree_.node_count, k)
+    assert report["cart_loss"] == pytest.approx(-np.log(smoothed[cart.apply(x), y]).mean(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_many_classes():
+    x, y = load_digits(return_X_y=True)
+    result = fit_classes(x[:1000], y[:1000], depth=4)
+    tree = result.tree
+    cart = DecisionTreeClassifier(max_depth=4, random_state=0).fit(x[:1000], y[:1000])
+    assert np.mean(tree.predict(x[1000:]).argmax(1) == y[1000:]) > cart.score(x[1000:], y[1000:]) + 0.1
+    assert tree.leaves.values.shape == (16, 10)
+    expected = frequencies(tree.leaf_index(x[:1000]), y[:1000], 16, 10)
+    np.testing.assert_allclose(tree.leaves.values, expected, rtol=1e-5, atol=1e-7)
+    assert result.loss == pytest.approx(log_loss(tree, x[:1000], y[:1000]), rel=1e-5)
+    assert result.loss < 0.8 * result.report["cart_loss"]
+
+
+def test_other_names_for_the_classes_change_nothing_else(table, fitted):
+    x, y, *_ = table
+    turned = fit_classes(x, y.max() - y)
+    assert turned.report["cart_loss"] == pytest.approx(fitted.report["cart_loss"], rel=1e-5)
+    # The same descent, its leaves in another order: sums of float32 in another order, through 200 updates.
+    assert turned.loss == pytest.approx(fitted.loss, rel=5e-2)
+
+
+def test_weights_and_validation_of_classes(table):
+    x, y, x_new, y_new = table
+    weight = np.where(y == 1, 3.0, 0.5)
+    weight[::7] = 0
+    result = fit_classes(x, y, sample_weight=weight, validation=(x_new, y_new), starts=1)
+    tree = result.tree
+    # Weights count as the number of equal ones that would tell as much.
+    counted = weight * weight.sum() / (weight**2).sum()
+    leaf, k = tree.leaf_index(x), y.max() + 1
+    np.testing.assert_allclose(tree.predict(x), frequencies(leaf, y, 4, k, counted)[leaf], rtol=1e-4)
+    assert not np.allclose(tree.predict(x), frequencies(leaf, y, 4, k, weight)[leaf], rtol=1e-3)
+    assert result.loss == pytest.approx(log_loss(tree, x_new, y_new), rel=1e-6)
+
+
+# --- Linear leaves ---------------------------------------------------------------------------------------------------
+
+
+def test_linear_leaves_are_refused_for_classes(table):
+    with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
+        fit_classes(*table[:2], leaves="linear")
+    for method in (jtrees.methods.get, jtrees.methods.raddt):
+        with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
+            method(2, 1.0, leaves="linear", task=Classification(3))
+
+
+def plane_and_steps():
+    x = np.random.default_rng(0).normal(size=(100, 3))
+    return x, np.where(x[:, 0] > 0, 2 * x[:, 1], -1)
+
+
+@pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-33), (1, 1e34), (1e10, 1e-20), (1e-20, 1e10)])
+def test_linear_leaves_in_units_far_from_one(of_x, of_y):
+    x, y = plane_and_steps()
+    alone, far = (fit(a * x, b * y, recipe=LINEAR) for a, b in ((1, 1), (of_x, of_y)))
+    np.testing.assert_allclose(far.predict(of_x * x) / of_y, alone.predict(x), rtol=1e-3, atol=1e-4)
+    assert far.loss / of_y**2 == pytest.approx(alone.loss, rel=1e-3)
+
+
+@pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)])
+def test_slopes_that_float32_does_not_hold_are_refused(of_x, of_y):
+    """They would be 0, and the loss reported that of a model with slopes."""
+    x, y = plane_and_steps()
+    with pytest.raises(ValueError, match="units in which linear leaves have slopes that float32 holds, got a range of"):
+        fit(of_x * x, of_y * y, recipe=LINEAR)
+
+
+def test_rounds_count_what_linear_leaves_cost():
+    """An evaluation of wide tables takes longer than all steps of a round otherwise."""
+
+    def size(p, leaves):
+        return jtrees.GET(depth=4, leaves=leaves, epochs=1000).search(Regression(), (3000, p)).rounds.size
+
+    assert size(784, "linear") == 2
+    assert size(5, "linear") == size(5, "constant")

@@ -1,0 +1,363 @@
+"""Scaling: how features and targets are scaled, and that models come back right in the user's units."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import jtrees
+from jtrees import ObliqueTree
+from jtrees.data import Data, Scaling, Table, losses_of, mean_loss
+from jtrees.leaves import Constant, Frequency, Linear
+from jtrees.tasks import Classification, Regression
+
+N = 200
+rng = np.random.default_rng(0)
+X = rng.normal(size=(N, 3))
+Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2] + 0.1 * rng.normal(size=N)
+LABELS = (Y > 0).astype(np.int32)
+
+
+def table(x=X, y=Y, weight=None, task=None):
+    return Table(x, y, weight, task or (Classification(2) if y.dtype == np.int32 else Regression()))
+
+
+def scaled(column, weight=None, deviations=1.0):
+    """A column as training sees it."""
+    x = np.asarray(column)[:, None]
+    return Scaling.fit(table(x, np.arange(len(x), dtype=float), weight), deviations).transform(x)[:, 0]
+
+
+# --- Features --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deviations", [1.0, 1 / 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_features_have_mean_zero_and_so_many_deviations(weighted, deviations):
+    weight = np.random.default_rng(2).uniform(0, 1, N) if weighted else np.ones(N)
+    for shift, size in ((0, 1), (1e6, 1), (-1e8, 1e-3), (1e37, 1e36), (0, 1e-20)):
+        column = scaled(shift + size * X[:, 0], weight if weighted else None, deviations)
+        mean = np.average(column, weights=weight)
+        # A deviation of a thousandth at 1e8 has five digits in double precision.
+        assert mean == pytest.approx(0, abs=1e-4)
+        assert np.sqrt(np.average((column - mean) ** 2, weights=weight)) * deviations == pytest.approx(1, rel=1e-4)
+        np.testing.assert_allclose(np.corrcoef(column, X[:, 0])[0, 1], 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 1e30, -1e-40])
+def test_constant_columns_are_zero_whatever_new_samples_hold(value):
+    scaling = Scaling.fit(table(np.full((N, 1), value)))
+    assert scaling.constant.all()
+    assert not scaling.transform(np.array([[value], [3.0], [-1e30]])).any()
+
+
+def test_columns_too_small_to_square_are_constant():
+    with pytest.warns(UserWarning, match="x varies too little in column 0, by less than 1e-30, .*: multiply it"):
+        assert not scaled(1e-40 * X[:, 0]).any()
+    assert scaled(1e-25 * X[:, 0]).std() == pytest.approx(1, rel=1e-5)
+
+
+def test_a_column_that_varies_too_little_is_named():
+    outlier = np.where(np.arange(N) == 7, 1.0, 1e-35 * X[:, 1])
+    x = np.column_stack([X[:, 0], np.full(N, 3.0), 1e-35 * X[:, 1], 1e-320 * X[:, 2], outlier])
+    with pytest.warns(UserWarning, match=r"x varies too little in columns 2, 3, 4, by less than 1e-30"):
+        jtrees.fit(jtrees.DGT(depth=2, epochs=4, widths=()), x, Y, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("n", [12, N, 5000])
+@pytest.mark.parametrize(
+    "outliers",
+    [[1e12], [-1e20], [1e12, 1e12], [1e12, -1.5e12], [1e15, 1e6], [1e20, -1e3]],
+    ids=["one", "one below", "two", "two like ones", "a far one and a near one", "a near one below"],
+)
+def test_outliers_leave_the_others_their_resolution(n, outliers):
+    column = np.random.default_rng(0).normal(size=n)
+    plain = scaled(column)
+    column[: len(outliers)] = outliers
+    found = scaled(column)
+    rest = slice(len(outliers), None)
+    # As without them, but for how little their own two rows say of mean and deviation.
+    slope, _ = np.polyfit(plain[rest], found[rest], 1)
+    assert slope == pytest.approx(1, abs=0.4 if n < 100 else 0.02)
+    assert len(np.unique(found[rest])) >= 0.999 * len(np.unique(plain[rest]))
+    assert np.array_equal(found[: len(outliers)], 100 * np.sign(outliers).astype(np.float32))
+
+
+def test_no_outliers_where_they_are_all_that_varies():
+    for n in (12, N, 5000):
+        rare = np.zeros(n)
+        rare[3] = 1
+        found = scaled(rare)
+        assert len(np.unique(found)) == 2
+        assert found[3] == pytest.approx(min(np.sqrt(n - 1), 100), rel=1e-5)  # its distance in deviations
+        few = np.zeros(n)
+        few[:4] = [1, 2, 3, 4]
+        assert len(np.unique(scaled(few))) >= 4
+
+
+def test_heavy_tails_are_no_outliers_of_many_samples():
+    column = np.exp(np.random.default_rng(0).normal(size=5000))
+    found = scaled(column)
+    assert found.std() == pytest.approx(1, rel=1e-4)
+    assert np.array_equal(np.argsort(found, kind="stable"), np.argsort(column, kind="stable"))
+
+
+@pytest.mark.parametrize("tiny", [1e-50, 1e-100])
+@pytest.mark.parametrize("value", [0.1, 0.0, 1e6])
+def test_a_row_of_hardly_any_weight_may_be_all_that_varies(tiny, value):
+    weight, column = np.ones(N), np.full(N, value)
+    weight[7], column[7] = tiny, value + 3
+    found = scaled(column, weight)
+    assert np.isfinite(found).all()
+    assert np.abs(np.delete(found, 7)).max() < 1e-6
+
+
+def test_jax_arrays_are_scaled_as_numpy_arrays_are():
+    x = np.round(X * [1, 1000, 10]) + np.array([1e6, 0, 300])
+    scaling = Scaling.fit(table(x))
+    expected = scaling.transform(x)
+    compiled = jax.jit(scaling.transform)
+    for dtype in (jnp.float32, jnp.int32):
+        np.testing.assert_allclose(compiled(jnp.asarray(x, dtype)), expected, rtol=1e-5, atol=1e-5)
+
+
+# --- Targets ---------------------------------------------------------------------------------------------------------
+
+
+def test_targets_are_scaled_each_by_itself():
+    y = np.stack([Y, 1e8 + 5 * Y], axis=1)
+    scaling = Scaling.fit(table(y=y))
+    found = scaling.transform_y(y)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose([found.min(0), found.max(0)], [[0, 0], [1, 1]], atol=1e-7)
+    np.testing.assert_allclose(found[:, 0], found[:, 1], atol=1e-7)
+    assert scaling.inverse(found).dtype == np.float64
+    np.testing.assert_allclose(scaling.inverse(found), y, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(scaling.inverse)(found), y, rtol=1e-7, atol=1e-6)
+    assert scaling.loss_unit == 1  # units differ: losses stay scaled
+    assert Scaling.fit(table(y=3 * Y)).loss_unit == pytest.approx(9 * np.ptp(Y) ** 2)
+    assert Scaling.fit(table(y=LABELS)).loss_unit == 1
+
+
+def test_losses_of_a_model_on_each_sample():
+    class Model:
+        def __init__(self, predictions):
+            self.predict = lambda x: predictions
+
+    def found(predictions, rows):
+        return losses_of(Model(predictions), rows, Scaling.fit(rows))
+
+    np.testing.assert_allclose(found(Y + 2, table()), 4.0)
+    y = np.stack([Y, 10 * Y], 1)
+    np.testing.assert_allclose(found(y + np.array([1, 10]), table(y=y)), 1 / np.ptp(Y) ** 2)
+    rng = np.random.default_rng(0)
+    labels, frequencies = rng.integers(0, 3, N), rng.dirichlet(np.ones(3), N)
+    labels[0], frequencies[0] = 0, [0, 0.5, 0.5]
+    expected = -np.log(np.maximum(frequencies[np.arange(N), labels], np.finfo(np.float32).tiny))
+    rows = table(y=labels, weight=rng.uniform(size=N), task=Classification(3))
+    np.testing.assert_allclose(found(frequencies, rows), expected)
+    weighted = mean_loss(Model(frequencies), rows, Scaling.fit(rows))
+    assert weighted == pytest.approx(np.average(expected, weights=rows.weight))
+
+
+# --- Trees restored --------------------------------------------------------------------------------------------------
+
+SHIFTS = {"near": [0, 0, 0], "far": [1e6, -1e8, 0], "farther": [1e12, 0, -1e11]}
+
+
+def random_tree(kind, seed=4):
+    """A tree on scaled features, of depth 2."""
+    rng = np.random.default_rng(seed)
+    leaves = {
+        "constant": Constant(rng.uniform(size=4)),
+        "two outputs": Constant(rng.uniform(size=(4, 2))),
+        "linear": Linear(rng.normal(size=(4, 3)), rng.normal(size=4), -np.ones(4), 2 * np.ones(4)),
+        "frequency": Frequency(rng.dirichlet(np.ones(2), 4)),
+    }[kind]
+    tree = ObliqueTree(rng.normal(size=(3, 3)), rng.normal(size=3), leaves)
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)
+
+
+def margin(tree, x):
+    """How far each sample is from the nearest split."""
+    weights, bias = (np.asarray(a, np.float64) for a in (tree.weights, tree.bias))
+    return np.abs(weights @ x.T + bias[:, None]).min(0)
+
+
+@pytest.mark.parametrize("kind", ["constant", "two outputs", "linear", "frequency"])
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_a_tree_predicts_the_same_in_the_users_units(shift, kind):
+    x = X * [1, 100, 1] + SHIFTS[shift]
+    y = {"two outputs": np.stack([Y, 1e8 - Y], 1), "frequency": LABELS}.get(kind, Y + 1e9)
+    scaling, tree = Scaling.fit(table(x, y), 1 / 3), random_tree(kind)
+    raw = scaling.restore(tree)
+    x_scaled = scaling.transform(x)
+    closest = margin(tree, x_scaled)
+    near = closest < 1e-3  # so near to a split that rounding may decide
+    predictions = np.asarray(tree.predict(x_scaled), np.float64)
+    expected = predictions if kind == "frequency" else scaling.y_low + scaling.y_unit * predictions
+    # Scaled targets and leaves are float32. So is the origin: at 1e12 it is up to 32768 from the centre, and what is
+    # counted from it is held to 0.004.
+    tolerance = 1e-6 if kind == "frequency" else 1e-5 * np.max(scaling.y_unit) + 1e-6
+    if shift == "farther":
+        near, tolerance = closest < 0.01, 0.05 if kind == "linear" else tolerance
+    assert near.mean() < 0.05
+    np.testing.assert_allclose(raw.predict(x)[~near], expected[~near], rtol=1e-12, atol=tolerance)
+    assert np.array_equal(raw.leaf_index(x)[~near], oracles.walk(tree.weights, tree.bias, x_scaled)[~near])
+    # And back: the same splits on scaled features.
+    again = scaling.transform_splits(raw)
+    np.testing.assert_allclose(again.weights, tree.weights, rtol=1e-5)
+    np.testing.assert_allclose(again.bias, tree.bias, rtol=1e-4, atol=1e-3 if shift == "farther" else 1e-4)
+
+
+def test_there_is_an_origin_only_where_it_is_needed():
+    scaling = Scaling.fit(table())
+    assert scaling.origin is None
+    assert scaling.restore(random_tree("constant")).origin is None
+    origin = Scaling.fit(table(X + np.array([0, 100, 0]))).origin
+    assert origin.x[1] == pytest.approx(100, abs=0.5) and not origin.x[[0, 2]].any()
+    assert origin.y == 0
+    assert Scaling.fit(table(X + 100, LABELS)).origin.y is None
+
+
+def test_a_split_on_another_trees_origin_is_the_same_split():
+    rows = table(X + np.array([1e6, 0, 0]))
+    scaling, tree = Scaling.fit(rows), random_tree("constant")
+    part = Scaling.fit(rows.rows(X[:, 0] > 0.5))  # another centre
+    assert part.origin.x[0] != scaling.origin.x[0]
+    raw = part.restore_splits(tree, scaling.origin)
+    assert raw.origin is scaling.origin
+    x_scaled = part.transform(rows.x)
+    clear = margin(tree, x_scaled) > 1e-3
+    assert np.array_equal(raw.leaf_index(rows.x)[clear], oracles.walk(tree.weights, tree.bias, x_scaled)[clear])
+
+
+@pytest.mark.parametrize("size", [1e37, 1e-28])
+def test_splits_on_features_of_any_size_are_finite(size):
+    x = size * X / 10
+    scaling, tree = Scaling.fit(table(x), 1 / 3), random_tree("linear")
+    raw = scaling.restore(tree)
+    assert all(np.isfinite(a).all() for a in (raw.weights, raw.bias))
+    clear = margin(raw, x) > 0
+    expected = oracles.walk(tree.weights, tree.bias, scaling.transform(x))
+    assert np.mean(raw.leaf_index(x)[clear] == expected[clear]) > 0.99
+
+
+def test_equal_leaves_are_merged():
+    tree = random_tree("constant").replace(leaves=Constant(jnp.asarray([0.5, 0.5, 0.1, 0.5])))
+    assert Scaling.fit(table()).restore(tree).splits.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_leaves_are_set_from_the_routing_of_raw_samples(weighted):
+    x, y = X + np.array([1e6, 0, 0]), Y + 1e7
+    weight = np.random.default_rng(2).uniform(0.1, 1, N) if weighted else None
+    rows = table(x, y, weight)
+    scaling = Scaling.fit(rows)
+    data = Data(rows, None, scaling, scaling.batch(rows))
+    splits = scaling.restore_splits(random_tree("constant"))
+    tree, criterion = data.refit(splits, Constant(jnp.zeros(4)))
+    leaf = splits.leaf_index(x)
+    means = oracles.leaf_means(leaf, y, 4, np.nan, weight)
+    np.testing.assert_allclose(tree.predict(x), means[leaf], rtol=0, atol=1e-5)
+    assert criterion == pytest.approx(np.average((y - means[leaf]) ** 2, weights=weight), rel=1e-5)
+    assert data.loss(tree) == pytest.approx(criterion, rel=1e-5)
+    held_out = table(x[:20], y[:20] + 3)
+    error = np.square(tree.predict(x[:20]) - held_out.y).mean()
+    assert data._replace(validation=held_out).loss(tree) == pytest.approx(error, rel=1e-6)
+
+
+# --- Whole fits ------------------------------------------------------------------------------------------------------
+
+RECIPE = jtrees.GET(depth=2, starts=2, epochs=100)  # one program for all of these: shapes are equal
+
+
+@pytest.fixture(scope="module")
+def plain_fit():
+    with jax.numpy_dtype_promotion("standard"):
+        return jtrees.fit(RECIPE, X, Y, key=jax.random.key(0))
+
+
+TIME = 1_700_000_000_000_000_000  # nanoseconds
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "unit"),
+    [
+        (X + 1e6, Y, 1),
+        (X + 1e8, Y, 1),
+        (X * [1, 1e3, 1e-3] + [1e8, -1e6, 5], Y - 1e8, 1),
+        (1e6 * X + 1e7, Y, 1),
+        (1e-3 * X + 5, Y, 1),
+        (X, Y + 1e9, 1),
+        (X, 1e6 * Y + 1e7, 1e6),
+        (X, 1e-3 * Y + 5, 1e-3),
+        (X, TIME + (1e9 * Y).astype(np.int64), 1e9),
+        (X, TIME // 10**9 + (100 * Y).astype(np.int64), 100),
+        ((TIME + 1e9 * X).astype(np.int64), Y, 1),
+        (1e36 * X, Y, 1),
+    ],
+    ids=[
+        "x + 1e6",
+        "x + 1e8",
+        "all far",
+        "1e6 x + 1e7",
+        "x / 1000 + 5",
+        "y + 1e9",
+        "1e6 y + 1e7",
+        "y / 1000 + 5",
+        "y in ns",
+        "y in s",
+        "x in ns",
+        "x of 1e36",
+    ],
+)
+def test_a_fit_is_as_good_wherever_the_data_lie(standard_promotion, plain_fit, x, y, unit):
+    fit = jtrees.fit(RECIPE, x, y, key=jax.random.key(0))
+    # Where digits of x or y itself are rounded away (times in 256 ns), another start may win; losses stay alike.
+    assert fit.loss / unit**2 == pytest.approx(plain_fit.loss, rel=1e-2)
+    # Far from zero features are rounded otherwise, so a sample beside a hyperplane may change side.
+    assert fit.report["chosen"] >= 0 and fit.loss == pytest.approx(fit.report["losses"].min(), rel=5e-2)
+    zero = y.mean() if y.dtype.kind == "f" else y.min()  # differences in whole numbers are exact
+    of_targets = lambda predictions: predictions.astype(np.longdouble) - zero
+    predictions, targets = of_targets(fit.predict(x)), (y - zero).astype(np.longdouble)
+    assert float(np.mean((predictions - targets) ** 2)) == pytest.approx(fit.loss, rel=1e-3)
+    anywhere = of_targets(fit.predict(x.max() + 10.0 * (x - x.mean())))
+    rounding = np.spacing(np.float32(np.abs(y).max()))
+    assert targets.min() - rounding <= anywhere.min() <= anywhere.max() <= targets.max() + rounding
+
+
+def test_an_outlier_in_a_column_costs_a_fit_hardly_anything(standard_promotion, plain_fit):
+    """Scaled by it, the others of its column would be one number, and CART the best that is left."""
+    x = X.copy()
+    x[0, 2], x[1, 0] = 1e12, -1e9
+    fit = jtrees.fit(RECIPE, x, Y, key=jax.random.key(0))
+    assert fit.loss <= 1.1 * plain_fit.loss < fit.report["cart_loss"]
+    assert plain_fit.report["chosen"] >= 0 and fit.report["chosen"] >= 0
+
+
+def test_a_row_of_hardly_any_weight_is_no_reason_to_fail(standard_promotion, plain_fit):
+    """In float32 its weight is nothing: the column is then a constant."""
+    x, weight = X.copy(), np.ones(N)
+    x[:, 1], weight[5] = 0, 1e-50
+    x[5, 1] = 2
+    fit = jtrees.fit(RECIPE, x, Y, sample_weight=weight, key=jax.random.key(0))
+    assert fit.loss <= fit.report["cart_loss"]
+    assert np.isfinite(fit.predict(x)).all()
+
+
+@pytest.mark.parametrize("constant", [0.0, 7.0, 1e6, 1e8])
+def test_a_constant_column_does_no_harm(standard_promotion, constant):
+    x = np.column_stack([X[:, :2], np.full(N, constant)])
+    fit = jtrees.fit(RECIPE, x, Y, key=jax.random.key(0))
+    assert fit.report["chosen"] >= 0
+    # The tree returned takes raw x, and must be as good there as it was on the scaled data.
+    assert fit.loss == pytest.approx(fit.report["losses"].min(), rel=1e-2)
+    assert fit.loss == pytest.approx(np.mean((fit.predict(x) - Y) ** 2), rel=1e-4)
+
+
+def test_truth_values_are_targets_too(standard_promotion):
+    fit = jtrees.fit(RECIPE, X, Y > 0, key=jax.random.key(0))
+    assert fit.loss < 0.5 * np.var(Y > 0)
+    assert fit.loss == jtrees.fit(RECIPE, X, (Y > 0).astype(float), key=jax.random.key(0)).loss
