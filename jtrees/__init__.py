@@ -1,4 +1,4 @@
-"""Decision trees learnt by gradients: a small set of pure functions that compose, compile and vmap."""
+"""Decision trees trained by gradient descent: a small set of pure functions that compose, compile and vmap."""
 
 from jtrees import (
     data as data,

@@ -1,7 +1,7 @@
-"""How many samples are worked on at once: the one place that decides it, and the loop that does it.
+"""Sizes of blocks of samples, and loops over blocks.
 
-An array over nodes and samples is as large as the data times the tree. Working through the samples in blocks keeps
-such arrays in the cache of a CPU, and bounds the memory of a run everywhere.
+Arrays over nodes and samples are as large as the data times the tree. Blocks of samples keep such arrays in the cache
+of a CPU, and bound the memory of a run on all devices.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ import numpy as np
 from jtrees import sharding
 
 # Elements of a (nodes, block) array. CPU: measured with experiments/bench_training.py on two cores at depth 4 to 10;
-# 2 MB arrays leave their neighbours in cache and still amortise the cost of starting a loop. Elsewhere only memory
-# matters, and many runs may be vmapped: 64 MB arrays a run (a guess until it is measured there).
+# 2 MB arrays leave cache for others and amortise the overhead of a loop. Elsewhere only memory matters, and many runs
+# may be vmapped: 64 MB arrays per run (not measured).
 _ELEMENTS_CPU = 2**19
 _ELEMENTS_ACCELERATOR = 2**24
-# Rows gathered by themselves, on a CPU: experiments/bench_isotonic.py is no faster with two or four times as many.
+# Elements gathered at once on a CPU: experiments/bench_isotonic.py is no faster with two or four times as many.
 _GATHERED_CPU = 2**16
 
 
 def block_size(nodes: int, n: int) -> int:
-    """Samples in a block, so that ``n`` samples make the fewest blocks of equal size within the limit.
+    """Returns the samples in a block, for the fewest blocks of equal size within the limit.
 
-    Where rows are shared out among devices, each goes through its own in blocks of this size.
+    If rows are sharded over devices, each device loops over its own in blocks of this size.
     """
     limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
     n //= sharding.parts(n)
@@ -35,55 +35,54 @@ def block_size(nodes: int, n: int) -> int:
 
 
 def chunk_of_rows(rows: int, n: int) -> int:
-    """Rows of ``n`` entries that are gathered at once out of ``rows``, when only some of them are needed."""
+    """Returns how many of ``rows`` rows of ``n`` entries to gather at once."""
     limit = _GATHERED_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
     return max(1, min(rows, limit // n))
 
 
 def trees_at_once(trees: int, elements: int) -> int:
-    """Trees of an ensemble in a group, when each works on an array of so many elements: groups are equally large."""
+    """Returns the trees of an ensemble in each of equally large groups, for arrays of ``elements`` per tree."""
     limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
     groups = -(-trees // max(1, limit // elements))
     return -(-trees // groups)
 
 
 def paths_at_once(paths: int) -> tuple[int, int]:
-    """Of the paths of a frontier, how many are moved at once, and how many begin at once.
+    """Returns how many paths of a frontier to move at once, and how many to append at once.
 
-    Few of those that are moved begin another. CPU: tried by hand on two cores at depth 6 to 14, where half as many, or
-    twice as many that begin, were about as fast. Elsewhere a guess.
+    Few of the moved paths add another. CPU: tried on two cores at depth 6 to 14, where half as many, or twice as many
+    appended, are about as fast. Elsewhere not measured.
     """
     many, few = (1024, 128) if jax.default_backend() == "cpu" else (2**18, 2**14)
     return min(many, paths), min(few, paths)
 
 
 def samples_on_paths(trees: int) -> int:
-    """Samples whose paths through so many trees are followed together: more than a batch, and bounded."""
+    """Returns how many samples have their paths through ``trees`` trees in one frontier: more than a mini-batch."""
     return max(1, 2**16 // trees)
 
 
 def prediction_block(n: int) -> int:
-    """Samples in a block when a model is evaluated on n samples.
+    """Returns the samples in a block for the evaluation of a model on n samples.
 
-    On a CPU always the same (measured on two cores with 10^6 x 21 rows: 256 to 1024 are equally fast): every call is
-    cut into blocks of this size, the last one padded, so that a row is scored by the same program, in the same order of
-    additions, however many come with it.
+    Constant on a CPU (measured on two cores with 10^6 x 21 rows: 256 to 1024 are equally fast): blocks of one size, the
+    last padded, evaluate a row by the same program, in the same order of additions, for every n.
     """
     return 256 if jax.default_backend() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
 
 
 def steps_in_a_round(elements: int) -> int:
-    """Training steps between two looks of the host, when a step works on an array of so many elements.
+    """Returns the training steps of a round, for steps that work on arrays of ``elements`` elements.
 
-    About half a second of work on a CPU (where an element, a split's score of a sample, takes some ten operations),
-    and never so few that handing over the state is felt.
+    A round is about half a second on a CPU (where an element, a split's score of a sample, takes about ten operations),
+    and long enough to amortise the transfer of the state.
     """
     rate = 2**26 if jax.default_backend() == "cpu" else 2**32  # elements a second
     return int(np.clip(rate // (2 * max(1, elements)), 2, 256))
 
 
 def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:
-    """Arrays ``(n, ...)`` -> ``(blocks, block, ...)``, the last block padded, by its last sample unless told."""
+    """Arrays ``(n, ...)`` -> ``(blocks, block, ...)``, the last block padded, by default with its last sample."""
 
     def split(a: jax.Array) -> jax.Array:
         blocks = -(-a.shape[0] // block)
@@ -94,26 +93,26 @@ def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:
 
 
 def map_over_blocks(fn: Callable[[jax.Array], Any], x: jax.Array, block: int) -> Any:
-    """``fn(x)``, with a row for each sample, a block at a time."""
+    """Returns ``fn(x)``, which has a row for each sample, computed block by block."""
     n, parts = len(x), sharding.parts(len(x))
 
     def in_blocks(x: jax.Array) -> Any:
-        found = jax.lax.map(fn, into_blocks(x, block))
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(x)], found)
+        out = jax.lax.map(fn, into_blocks(x, block))
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(x)], out)
 
     if parts == 1:
         return in_blocks(x)
-    found = jax.vmap(in_blocks)(sharding.keep_rows(x.reshape(parts, n // parts, *x.shape[1:])))
-    return jax.tree.map(lambda a: a.reshape(n, *a.shape[2:]), found)
+    out = jax.vmap(in_blocks)(sharding.keep_rows(x.reshape(parts, n // parts, *x.shape[1:])))
+    return jax.tree.map(lambda a: a.reshape(n, *a.shape[2:]), out)
 
 
 def sum_over_blocks(
     fn: Callable[..., tuple[Any, jax.Array]], weight: jax.Array, *arrays: jax.Array, block: int
 ) -> tuple[Any, jax.Array]:
-    """``fn(weight, *arrays)`` a block at a time: its first result summed over blocks, its second joined.
+    """Returns ``fn(weight, *arrays)`` computed block by block: its first result summed, its second concatenated.
 
-    ``fn`` must be additive over samples, and must give zero for samples of weight zero: the padding repeats the last
-    sample with that weight, so that nothing is asked about samples that could not be.
+    ``fn`` must be additive over samples, and zero for samples of weight zero, such as the padding, which repeats the
+    last sample.
 
     Args:
       fn: maps arrays ``(block, ...)`` to ``(sums, per_sample)`` with ``per_sample: (block, ...)``.
@@ -127,7 +126,7 @@ def sum_over_blocks(
         return fn(weight, *arrays)
     if parts == 1:
         return _sum_over_blocks(fn, block, weight, *arrays)
-    # Side by side a block of each part, so that no row leaves its device, and sums meet but once.
+    # One block of each shard side by side, so that no row leaves its device, and sums are reduced once.
     split = [sharding.keep_rows(a.reshape(parts, n // parts, *a.shape[1:])) for a in (weight, *arrays)]
     totals, per_sample = jax.vmap(partial(_sum_over_blocks, fn, block))(*split)
     return jax.tree.map(lambda a: a.sum(0), totals), per_sample.reshape(n, *per_sample.shape[2:])
@@ -138,8 +137,8 @@ def _sum_over_blocks(fn: Any, block: int, weight: jax.Array, *arrays: jax.Array)
     sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
-    def body(total: Any, one: Any) -> tuple[Any, jax.Array]:
-        part, per_sample = fn(*one)
+    def body(total: Any, arrays_of_block: Any) -> tuple[Any, jax.Array]:
+        part, per_sample = fn(*arrays_of_block)
         return jax.tree.map(jnp.add, total, part), per_sample
 
     total, per_sample = jax.lax.scan(body, zeros, blocks)

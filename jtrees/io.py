@@ -61,7 +61,8 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
 
     Args:
       what: a tree, a forest, another model, a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
-        ``TreeClassifier``, with its parameters; a :class:`jtrees.BanditState` or a :class:`jtrees.TrainState`.
+        ``TreeClassifier``, with its parameters; a :class:`jtrees.methods.BanditState` or a
+        :class:`jtrees.training.TrainState`.
       path: path of the file, usually with the extension ``.jtrees``.
       feature_names: names of the columns, stored in the header; None: those of an estimator, if it has some.
 
@@ -211,17 +212,17 @@ def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
     if not hasattr(estimator, "model_"):
         raise ValueError(f"what must be fitted to be saved, got {estimator!r} before its fit")
     try:
-        held = [[name, _encoded(value, f".{name}", arrays)] for name, value in vars(estimator).items()]
+        attributes = [[name, _encoded(value, f".{name}", arrays)] for name, value in vars(estimator).items()]
     except ValueError as error:
         raise ValueError(f"{error}; jtrees.save(estimator.model_, path) saves the model alone") from None
-    return {"dict": held}
+    return {"dict": attributes}
 
 
-def _estimator(kind: str, held: dict[str, Any]) -> Any:
+def _estimator(kind: str, attributes: dict[str, Any]) -> Any:
     from jtrees import estimators
 
     estimator = getattr(estimators, kind)()
-    vars(estimator).update(held)
+    vars(estimator).update(attributes)
     return estimator
 
 
@@ -250,8 +251,8 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
     name = type(value).__name__
     if _CLASSES.get(name) is not type(value):
         raise ValueError(f"{where or 'it'} cannot be saved: {value!r}: {_INSTEAD}")
-    held = {name: _encoded(getattr(value, name), f"{where}.{name}", arrays) for name in _fields(type(value))}
-    return {"class": name, "fields": held}
+    encoded = {name: _encoded(getattr(value, name), f"{where}.{name}", arrays) for name in _fields(type(value))}
+    return {"class": name, "fields": encoded}
 
 
 def _fields(cls: Any) -> list[str]:
@@ -274,9 +275,7 @@ def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
         array = array.astype(str) if dtype_kind == "O" else array
         if (kind == "scalar" and len(value) != len(array.item())) or (dtype_kind == "O" and (array != value).any()):
             instead = f"{value!r}, of whose text NumPy cuts off null characters at the end: make it a str"
-    elif dtype_kind == "V" and jnp.issubdtype(
-        array.dtype, np.number
-    ):  # such as bfloat16, which NumPy's format does not support
+    elif dtype_kind == "V" and jnp.issubdtype(array.dtype, np.number):  # such as bfloat16, not in NumPy's format
         array = array.view(f"u{array.dtype.itemsize}")
     elif dtype_kind not in "biufcmM":
         instead = f"an array of {array.dtype}: make it numbers or text, or a dict of such arrays"
@@ -327,15 +326,14 @@ def _header(path: Path) -> dict[str, Any]:
 
 def _arrays(path: Path, contents: dict[str, Any]) -> list[Any]:
     """Returns the arrays of a file in their original types."""
-    double = [
-        dtype for kind, dtype in contents["arrays"] if kind == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype
-    ]
+    entries = contents["arrays"]
+    double = [dtype for kind, dtype in entries if kind == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype]
     if double:
         raise ValueError(f"{path} has {double[0]}: set the option jax_enable_x64 to load it")
     with open(path, "rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
-        members = (io.BytesIO(archive.read(f"{i}.npy")) for i in range(len(contents["arrays"])))
+        members = (io.BytesIO(archive.read(f"{i}.npy")) for i in range(len(entries)))
         loaded = [np.lib.format.read_array(member, allow_pickle=False) for member in members]
-        return [_as_it_was(array, *description) for array, description in zip(loaded, contents["arrays"], strict=True)]
+        return [_as_it_was(array, *description) for array, description in zip(loaded, entries, strict=True)]
 
 
 def _as_it_was(array: np.ndarray, kind: str, dtype: str) -> Any:

@@ -1,8 +1,8 @@
 """Isotonic projections ordered by a tree: no node above its parent.
 
 ``prune`` is LatentTree's pruning layer (Zantedeschi et al., "Learning Binary Decision Trees by Argmin Differentiation",
-ICML 2021, eq. 4), solved exactly and in parallel; ``prune_pav`` is the same by the paper's Algorithm 1, one merge after
-the other, to be compared with; ``tree_isotonic`` is weighted least squares under the order of any tree.
+ICML 2021, eq. 4), solved exactly and in parallel; ``prune_pav`` is the paper's sequential Algorithm 1, for comparison;
+``tree_isotonic`` is weighted least squares under the order of any tree.
 
 The solution of each is constant on groups of nodes. Its derivative averages over the group, so the tangent is linear in
 the tangents of the inputs, and forward mode, reverse mode and second derivatives all follow from one rule.
@@ -21,11 +21,11 @@ from jtrees import blocking, topology, validation
 
 
 class Pruning(NamedTuple):
-    """What :func:`prune_with_groups` finds.
+    """The result of :func:`prune_with_groups`.
 
     Attributes:
-      values: a, ``(nodes,)``, between 0 and 1.
-      group: of each node, the topmost node of its group, ``(nodes,)`` int32.
+      values: the activity a, ``(nodes,)``, between 0 and 1.
+      group: the topmost node of each node's group, ``(nodes,)`` int32.
       support: which entries of q pull their group's value up, ``q > a - 1/2`` where ``0 < a < 1``; the values have no
         derivative with respect to the others.
     """
@@ -38,25 +38,25 @@ class Pruning(NamedTuple):
 def prune(
     q: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
 ) -> Float[Array, " nodes"]:
-    """How active each node of a tree is: LatentTree's pruning layer.
+    """Returns the activity of each node of a tree: LatentTree's pruning layer.
 
     The minimiser over ``0 <= a <= 1`` with ``a_t <= a_parent(t)`` of
 
         sum_t  penalty / 2  a_t^2  +  1/2 sum_i weight_i max(q_ti + 1/2 - a_t, 0)^2        (eq. 4, where weights are 1)
 
-    exact up to rounding, relative to each value however small, and never above its parent. Differentiable with respect
-    to q, penalty and weight, in both modes and repeatedly; at ties and at the ends of [0, 1] the derivative is the
-    paper's (one element of Clarke's), and with respect to a weight of 0 it is that to the right.
+    with small relative error even for tiny values, and never above its parent. Differentiable with respect to q,
+    penalty and weight, in both modes and repeatedly; at ties and at the ends of [0, 1] the derivative is the paper's
+    (an element of Clarke's), and with respect to a weight of 0 it is the right derivative.
 
     Args:
       q: rewards of sending each sample to each node of the *whole* tree, leaves included, breadth first: ``nodes`` is
-        ``2**(depth + 1) - 1``. Of any floating dtype; those of less than 32 bits are worked on in 32.
-      penalty: price of an active node, above 0; a number or a traced one.
-      weight: of each sample, at least 0; by default 1 each. A sample of weight 2 counts as two, one of 0 as none.
+        ``2**(depth + 1) - 1``. Of any floating dtype; computed in at least 32 bits.
+      penalty: penalty of an active node, above 0; may be traced.
+      weight: weight of each sample, at least 0; by default 1.
 
     Raises:
-      ValueError: for a shape that is no tree's, values that are not finite, a penalty that is not above 0, or weights
-        that are negative or not one a sample.
+      ValueError: for a shape that is not that of a tree, values that are not finite, a penalty that is not above 0, or
+        weights that are negative or of another length.
     """
     dtype, *given = _checked(q, penalty, weight)
     return _prune(*given)[0].astype(dtype)
@@ -65,7 +65,7 @@ def prune(
 def prune_with_groups(
     q: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
 ) -> Pruning:
-    """:func:`prune`, of the same arguments, with the groups of equal value and the support that its derivative averages
+    """Returns the result of :func:`prune` with the groups of equal value, and the support that its derivative averages
     over.
 
     Raises:
@@ -78,7 +78,7 @@ def prune_with_groups(
 
 
 def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Array | None]:
-    """The dtype of q, and all three in that which is worked in."""
+    """Returns the dtype of q, and all three arguments in the dtype of the computation."""
     q = jnp.asarray(q)
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"q must be of a floating dtype, got {q.dtype}")
@@ -107,12 +107,12 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
 
 
 def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`prune` by the paper's Algorithm 1: pool adjacent violators, the largest first, one after the other.
+    """Computes :func:`prune` by the paper's Algorithm 1, which pools adjacent violators, the largest first.
 
-    In NumPy and float64: what the parallel solver is held against. Its arguments are those of :func:`prune`.
+    In NumPy and float64, as a reference for the parallel solver. Arguments are those of :func:`prune`.
 
     Returns:
-      The values, ``(nodes,)``, and of each node the topmost node of its group.
+      The values, ``(nodes,)``, and the topmost node of each node's group.
 
     Raises:
       ValueError: as :func:`prune`.
@@ -121,7 +121,7 @@ def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> 
     raised = np.asarray(q, np.float64) + 0.5
     weight = np.ones(raised.shape[1]) if weight is None else np.asarray(weight, np.float64)
     node = np.arange(len(raised))
-    group, above = node.copy(), np.maximum(node - 1, 0) // 2  # the root, above itself, violates nothing
+    group, above = node.copy(), np.maximum(node - 1, 0) // 2  # the root is its own parent, so never violates
     entries, value = map(list, zip(*(_pooled(np.stack([row, weight]), penalty) for row in raised), strict=True))
     value = np.array(value)
     while True:
@@ -129,17 +129,17 @@ def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> 
         top = int(np.argmax(violating))
         if violating[top] == -np.inf:
             return np.clip(value[group], 0, 1), group
-        into = int(group[above[top]])
-        group[group == top] = into
-        both = np.hstack([entries[into], entries[top]])
-        entries[into], value[into] = _pooled(both, penalty * (group == into).sum())
+        target = int(group[above[top]])
+        group[group == top] = target
+        merged = np.hstack([entries[target], entries[top]])
+        entries[target], value[target] = _pooled(merged, penalty * (group == target).sum())
 
 
 def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
-    """A group's entries and their weights, ``(2, entries)``, the largest first, and its value (Proposition 2): the k
-    largest pull, for the first k that leaves none above.
+    """Returns a group's entries and weights, ``(2, entries)``, in descending order, and its value (Proposition 2), to
+    which the k largest contribute, for the smallest k that leaves none above it.
     """
-    entries = entries[:, np.argsort(-entries[0], kind="stable")]  # quick where two runs are in order already
+    entries = entries[:, np.argsort(-entries[0], kind="stable")]  # fast for two sorted runs
     value, weight = entries
     pooled = np.cumsum(np.append(0, weight * value)) / (penalty + np.cumsum(np.append(0, weight)))
     return entries, float(pooled[np.argmax(pooled >= np.append(value, -np.inf))])
@@ -150,7 +150,7 @@ def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
 # Let g_t'(a) = penalty a - sum_i w_i max(q_ti + 1/2 - a, 0) be the derivative of node t's own function, and
 #     H_t'(a) = g_t'(a) + sum over children c of min(H_c'(a), 0)
 # that of the best value of the whole subtree below t when a_t = a: a child follows its parent down, never up. H_t' is
-# continuous, increasing and concave, and r_t, its root, is what t would be without anything above it. So the solution
+# continuous, increasing and concave, and r_t, its root, is the value of t without its ancestors. So the solution
 # is a running minimum of r from the root. By concavity the tangent at any point lies above H_t', hence
 #   (1) a Newton step from anywhere ends at or below the root, and from there on the steps climb to it, in finitely many
 #       because H_t' is made of finitely many lines;
@@ -186,33 +186,33 @@ def _prune_jvp(primals, tangents) -> Any:
 
 
 def _over_groups(per_node: Array, group: Array) -> Array:
-    """For every node the sum over its group."""
+    """Returns for every node the sum over its group."""
     return jax.ops.segment_sum(per_node, group, len(group))[group]
 
 
 def _excess(q: Array, level: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """For each row, how much of ``q + 1/2`` lies above its level, and how many entries do; or both by weight."""
+    """Returns the (weighted) sum of the excess of ``q + 1/2`` over the level of each row, and its number of terms."""
     above = (q + 0.5) - level[:, None]
-    over = above > 0
+    positive = above > 0
     if weight is None:
-        return jnp.where(over, above, 0).sum(1), over.sum(1, dtype=q.dtype)
-    return (jnp.where(over, above, 0) * weight).sum(1), jnp.where(over, weight, 0).sum(1)
+        return jnp.where(positive, above, 0).sum(1), positive.sum(1, dtype=q.dtype)
+    return (jnp.where(positive, above, 0) * weight).sum(1), jnp.where(positive, weight, 0).sum(1)
 
 
 def _just_above(a: Array) -> Array:
-    """What is up to here counts as equal to a: rounding alone, of equal rows of q say, is not to merge nodes."""
+    """Returns the largest value treated as equal to a, so that rounding alone does not merge nodes."""
     return a * (1 + 4 * jnp.finfo(a.dtype).eps)
 
 
 def _climb(state: tuple[Array, ...], penalty: Array, sums: Callable[[Array, Array], tuple[Array, ...]]) -> Any:
-    """Newton's method for many nodes at once, each with the group that it would lead.
+    """Runs Newton's method for many nodes at once, each with the group that it would lead.
 
-    A step starts just above the level that is reached, which (1) allows, and the last is the one that does not get
-    beyond its start: the root is between. Stopping at small steps instead would be wrong: many entries that tie just
-    above the level make a step small however far the root is.
+    A step starts just above the current level, which (1) allows, and the last step is the one that does not exceed its
+    start, so that the root is in between. Small steps are no criterion: many entries tied just above the level make a
+    step small even far from the root.
 
-    ``state``: levels to climb from, slopes of the tangents with these roots, which nodes climb, rows of q that were
-    read. ``sums(height, busy)``: excess, count and size of each group at a height, rows read.
+    ``state``: initial levels, slopes of the tangents with these roots, active nodes, number of rows of q read.
+    ``sums(height, busy)``: excess, count and size of each group at a height, rows read.
     """
 
     def step(at):
@@ -228,21 +228,21 @@ def _climb(state: tuple[Array, ...], penalty: Array, sums: Callable[[Array, Arra
 
 
 class _Merged(NamedTuple):
-    """What is known when all levels below some level are done.
+    """The state when all levels below some level are done.
 
-    ``lowest`` is, for each node, the least root on its path from that level; ``leads`` the topmost node to have it;
-    ``slope`` that of a tangent of H' of its group's leader with the same root.
+    ``lowest`` is, for each node, the smallest root on its path from that level; ``leads`` the topmost node with that
+    root; ``slope`` that of a tangent of H' of its group's leader with the same root.
     """
 
     lowest: Array
     leads: Array
     slope: Array
-    rows: Array  # of q that were read
+    rows: Array  # number of rows of q read
 
 
 @jax.jit
 def _solve(q: Array, penalty: Array, weight: Array | None = None) -> tuple[Array, Array, Array]:
-    """Values (not clipped to 1), groups, and how often all of q was read."""
+    """Returns values (not clipped to 1), groups, and the number of passes over q."""
     nodes, one, zero = q.shape[0], jnp.ones((), q.dtype), jnp.zeros(q.shape[0], q.dtype)
     each = lambda height, busy: (*_excess(q, height, weight), one, nodes * one)
     level, slope, _, rows = _climb((zero, zero + penalty, jnp.ones(nodes, bool), 0 * one), penalty, each)
@@ -255,47 +255,47 @@ def _solve(q: Array, penalty: Array, weight: Array | None = None) -> tuple[Array
     fall = lambda _, lowest: jnp.minimum(lowest, lowest[parent])
     keep = lambda state: state._replace(lowest=jax.lax.fori_loop(0, depth, fall, state.lowest))
     alone = _Merged(level, jnp.arange(nodes, dtype=jnp.int32), slope, rows)
-    found = jax.lax.cond((level > _just_above(level[parent])).any(), merge, keep, alone)
-    return found.lowest, found.leads, found.rows / nodes
+    solution = jax.lax.cond((level > _just_above(level[parent])).any(), merge, keep, alone)
+    return solution.lowest, solution.leads, solution.rows / nodes
 
 
 def _merge_level(q: Array, penalty: Array, weight: Array | None, state: _Merged, depth: Array) -> _Merged:
-    """The roots of the nodes of one depth, those below being known."""
+    """Returns the state with the roots of one level, from those of the levels below."""
     nodes = q.shape[0]
     node = jnp.arange(nodes, dtype=jnp.int32)
     left, right = jnp.minimum(2 * node + 1, nodes - 1), jnp.minimum(2 * node + 2, nodes - 1)
     further = np.log2(np.arange(1, nodes + 1)).astype(np.int32) - depth
-    here, below = further == 0, further > 0
-    top = jnp.where(below, ((node + 1) >> jnp.maximum(further, 0)) - 1, node)  # counted from 1, a step up is a half
+    on_level, below = further == 0, further > 0
+    top = jnp.where(below, ((node + 1) >> jnp.maximum(further, 0)) - 1, node)  # numbered from 1, n // 2 is the parent
 
-    # Where to start: the root of the sum of the tangents of the node and of those children that pull it up.
+    # Starts from the root of the sum of the tangents of the node and of the children that pull it up.
     level, slope = state.lowest, state.slope
     larger = jnp.where(level[left] >= level[right], left, right)
-    pulled = here & (level[larger] > _just_above(level))
+    pulled = on_level & (level[larger] > _just_above(level))
     for child in (larger, left + right - larger):
-        pull = jnp.where(here & (state.lowest[child] > _just_above(level)), state.slope[child], 0)
+        pull = jnp.where(on_level & (state.lowest[child] > _just_above(level)), state.slope[child], 0)
         slope += pull
         level += pull * (state.lowest[child] - level) / slope
 
     def sums(height: Array, busy: Array) -> tuple[Array, ...]:
-        member = busy[top] & (here | (below & (state.lowest > height[top])))
+        member = busy[top] & (on_level | (below & (state.lowest > height[top])))
         return *_over_subtrees(_excess_of(q, height[top], weight, member)).T, member.sum(dtype=q.dtype)
 
     level, slope, _, rows = _climb((level, slope, pulled, state.rows), penalty, sums)
     root = level[top]
-    lowest = jnp.where(here, root, jnp.minimum(state.lowest, root))
+    lowest = jnp.where(on_level, root, jnp.minimum(state.lowest, root))
     leads = jnp.where(below & (state.lowest > _just_above(root)), top, state.leads)
-    return _Merged(lowest, leads, jnp.where(here, slope, state.slope), rows)
+    return _Merged(lowest, leads, jnp.where(on_level, slope, state.slope), rows)
 
 
 def _excess_of(q: Array, level: Array, weight: Array | None, member: Array) -> Array:
-    """:func:`_excess` of the rows that are members, and 1; 0 for others, which are not read: ``(nodes, 3)``."""
+    """Returns :func:`_excess` of the member rows, and 1; 0 for others, which are not read: ``(nodes, 3)``."""
     nodes, n = q.shape
     chunk = blocking.chunk_of_rows(nodes, n)
     rows = jnp.sort(jnp.where(member, jnp.arange(nodes), nodes))
 
     def read(i: Array, out: Array) -> Array:
-        row = jax.lax.dynamic_slice_in_dim(rows, i * chunk, chunk)  # the last one may read some rows again
+        row = jax.lax.dynamic_slice_in_dim(rows, i * chunk, chunk)  # the last chunk may overlap the previous one
         excess, count = _excess(q.at[row].get(mode="clip"), level.at[row].get(mode="clip"), weight)
         return out.at[row].set(jnp.stack([excess, count, jnp.ones_like(count)], axis=1), mode="drop")
 
@@ -304,11 +304,11 @@ def _excess_of(q: Array, level: Array, weight: Array | None, member: Array) -> A
 
 
 def _over_subtrees(per_node: Array) -> Array:
-    """For every node the sum over its subtree, by pairs: rounding grows with the depth, not with the nodes."""
+    """Returns for every node the sum over its subtree, by pairs: rounding grows with depth, not number of nodes."""
     *upper, total = topology.levels(per_node)
     out = [total]
-    for here in reversed(upper):
-        total = here + topology.pairs(total).sum(1)
+    for level in reversed(upper):
+        total = level + topology.pairs(total).sum(1)
         out.append(total)
     return jnp.concatenate(out[::-1])
 
@@ -319,20 +319,20 @@ def _over_subtrees(per_node: Array) -> Array:
 def tree_isotonic(
     weights: Float[Array, " nodes"], targets: Float[Array, " nodes"], *, parent: ArrayLike | None = None
 ) -> Float[Array, " nodes"]:
-    """The minimiser of ``sum_t weights_t (a_t - targets_t)^2`` with no node above its parent.
+    """Returns the minimiser of ``sum_t weights_t (a_t - targets_t)^2`` with no node above its parent.
 
-    Isotonic regression on a tree (Pardalos & Xue, 1999), or a forest; on a chain it is the usual one, falling. Exact:
+    Isotonic regression on a tree (Pardalos & Xue, 1999), or a forest; on a chain it is the usual decreasing one. Exact:
     violators are pooled, the largest first, in one compiled loop of at most ``nodes`` rounds of O(nodes) work.
     Differentiable with respect to weights and targets, in both modes and repeatedly.
 
     Args:
-      weights: above 0.
-      targets: what the values should be near.
-      parent: number of each node's parent, -1 for a root; known when compiling. ``np.arange(nodes) - 1`` is a chain. By
-        default the perfect binary tree, breadth first.
+      weights: weights above 0.
+      targets: targets of the values.
+      parent: parent of each node, -1 for a root; a static array. ``np.arange(nodes) - 1`` is a chain. By default the
+        perfect binary tree, breadth first.
 
     Raises:
-      ValueError: for shapes that differ, weights not above 0, targets that are not finite, or parents that are no tree.
+      ValueError: for shapes that differ, weights not above 0, targets that are not finite, or an invalid ``parent``.
     """
     targets = jnp.asarray(targets)
     if targets.ndim != 1 or not len(targets) or not jnp.issubdtype(targets.dtype, jnp.floating):
@@ -343,7 +343,7 @@ def tree_isotonic(
         raise ValueError(f"weights must have the shape of targets, {targets.shape}, got {weights.shape}")
     validation.check_finite("targets", targets)
     validation.check_number("weights", weights)
-    weights = jnp.maximum(weights, jnp.finfo(work).tiny)  # smaller ones may be flushed to zero
+    weights = jnp.maximum(weights, jnp.finfo(work).tiny)  # subnormals may be flushed to zero
     return _pool(weights, targets.astype(work), _checked_parent(parent, len(targets)))[0].astype(targets.dtype)
 
 
@@ -354,7 +354,7 @@ def _checked_parent(parent: Any, nodes: int) -> np.ndarray:
     if above.shape != (nodes,) or above.dtype.kind not in "iu" or (above < -1).any() or (above >= nodes).any():
         raise ValueError(f"parent must hold a number from -1 to {nodes - 1} for each of {nodes} nodes, got {parent!r}")
     climbing = above
-    for _ in range(nodes.bit_length()):  # doubling the steps: after them every path has ended, or there is a circle
+    for _ in range(nodes.bit_length()):  # pointer doubling: then every path has ended, or there is a cycle
         climbing = np.where(climbing >= 0, climbing[climbing], -1)
     if (climbing >= 0).any():
         raise ValueError(f"parent must be a tree, got a circle through node {int(np.argmax(climbing >= 0))}")
@@ -364,10 +364,10 @@ def _checked_parent(parent: Any, nodes: int) -> np.ndarray:
 @jax.custom_jvp
 @jax.jit
 def _pool(weights: Array, targets: Array, parent: Array) -> tuple[Array, Array]:
-    """Values and groups."""
+    """Returns values and groups."""
     node = jnp.arange(len(targets), dtype=jnp.int32)
-    # Only their ratios matter: the largest is brought to where sums just do not overflow, to leave room below. In two
-    # steps, for its factor may be out of range itself.
+    # Only ratios matter: the largest weight is scaled to just below overflow of sums, so that small ones stay normal.
+    # In two steps, as the factor may be out of range.
     scale = jnp.sqrt(jnp.finfo(weights.dtype).max / (2 * len(targets))) / jnp.sqrt(weights.max())
     weights = jnp.maximum(weights * scale * scale, jnp.finfo(weights.dtype).tiny)
 
@@ -379,17 +379,17 @@ def _pool(weights: Array, targets: Array, parent: Array) -> tuple[Array, Array]:
     def merge(state):
         group, weight, value = state
         _, top = violation(state)
-        into = group[parent[top]]
-        total = weight[into] + weight[top]
-        mean = weight[into] / total * value[into] + weight[top] / total * value[top]
-        return jnp.where(group == top, into, group), weight.at[into].set(total), value.at[into].set(mean)
+        target = group[parent[top]]
+        total = weight[target] + weight[top]
+        mean = weight[target] / total * value[target] + weight[top] / total * value[top]
+        return jnp.where(group == top, target, group), weight.at[target].set(total), value.at[target].set(mean)
 
     group, _, value = jax.lax.while_loop(lambda state: violation(state)[0], merge, (node, weights, targets))
     return value[group], group
 
 
-# The value of a group is the mean of its targets by weight: da = sum_G (w dy + (y - a) dw) / sum_G w. Weights relative
-# to the largest of the group, whatever they are, neither overflow nor vanish when they are summed.
+# The value of a group is the weighted mean of its targets: da = sum_G (w dy + (y - a) dw) / sum_G w. Weights relative
+# to the largest of the group neither overflow nor vanish in sums.
 @_pool.defjvp
 def _pool_jvp(primals, tangents) -> Any:
     (weights, targets, parent), (dweights, dtargets, _) = primals, tangents

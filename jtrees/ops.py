@@ -67,7 +67,7 @@ def soft(
 
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
         values = leaf_values.reshape(len(leaf_values), -1)
-        out = kernels.soft_routing(x, weights, bias, values, route=route, implementation=how)
+        out = kernels.soft_routing(x, weights, bias, values, route=str(route), implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
     _check_route(route)

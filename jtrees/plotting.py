@@ -1,4 +1,4 @@
-"""Drawings of trees (needs ``pip install "jtrees[plots]"``)."""
+"""Plots of trees (needs ``pip install "jtrees[plots]"``)."""
 
 from collections.abc import Sequence
 import re
@@ -11,8 +11,8 @@ import numpy as np
 from jtrees.leaves.linear import Linear, largest_terms, smaller_terms
 from jtrees.tree import ObliqueTree
 
-_POINTS = 10  # size of all text
-_WIDTH = 18  # of the text of a leaf, in characters
+_POINTS = 10  # font size
+_WIDTH = 18  # width of the text of a leaf in characters
 
 
 def plot_tree(
@@ -27,18 +27,18 @@ def plot_tree(
     max_depth: int = 4,
     digits: int = 2,
 ) -> Any:
-    """Draws the splits of a tree down to a depth: at each node the largest terms, right where the condition holds.
+    """Plots the splits of a tree to a depth: the condition at each node by its largest terms, right if it holds.
 
     Args:
-      tree: the tree; nodes that do not split are left out.
-      ax: matplotlib axes, by default new ones, as large as the text needs.
+      tree: the tree; nodes that do not split are omitted.
+      ax: matplotlib axes, by default new ones, sized to fit the text.
       feature_names: names of the columns, by default ``x0``, ``x1``, ...
-      class_names: names of the K classes, in classification; each leaf then names the likeliest class first.
-      x: samples, ``(n, p)``, such as those of the training: each leaf says how many reach it.
-      y: their classes 0..K-1, ``(n,)``, in classification: each leaf says how many of each class reach it.
-      max_terms: terms of a condition at most: those of the largest |weight| times standard deviation in x (without x,
-        |weight|), and how many others there are. None: all. A leaf has two lines more at most, and no bounds.
-      max_depth: splits below this many drawn levels are shown as an ellipsis.
+      class_names: names of the K classes, in classification; each leaf then lists the most probable class first.
+      x: samples, ``(n, p)``, such as the training data, to count at each leaf.
+      y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf.
+      max_terms: maximum number of terms of a condition: those of the largest |weight| times standard deviation in x
+        (without x, |weight|), and the number of others. None: all. A leaf has up to two lines more, and no bounds.
+      max_depth: maximum number of levels; splits below them are an ellipsis.
       digits: significant digits.
 
     Returns:
@@ -64,27 +64,27 @@ def plot_tree(
         while node < len(bias) and not splits[node]:
             node = 2 * node + 1 + int(bias[node] > 0)
         if node >= len(bias) or level == max_depth:
-            here = (float(next(next_x)), float(-level))
-            _box(ax, here, leaf_text(node - len(bias)) if node >= len(bias) else "...", "#e8f1e4")
-            return here
+            position = (float(next(next_x)), float(-level))
+            _box(ax, position, leaf_text(node - len(bias)) if node >= len(bias) else "...", "#e8f1e4")
+            return position
         left, right = draw(2 * node + 1, level + 1), draw(2 * node + 2, level + 1)
-        here = ((left[0] + right[0]) / 2, float(-level))
+        position = ((left[0] + right[0]) / 2, float(-level))
         for child, label in ((left, "no"), (right, "yes")):
-            ax.plot(*zip(here, child, strict=True), color="0.6", lw=1, zorder=0)
-            middle = np.add(here, child) / 2
+            ax.plot(*zip(position, child, strict=True), color="0.6", lw=1, zorder=0)
+            middle = np.add(position, child) / 2
             ax.text(*middle, label, fontsize=_POINTS, color="0.4", ha="center")
-        shown, left_out = largest_terms(weights[node], max_terms, deviations)
-        parts = [f"{weights[node][i]:+.{digits}g} {counted[i]}" for i in shown]
+        terms, left_out = largest_terms(weights[node], max_terms, deviations)
+        parts = [f"{weights[node][i]:+.{digits}g} {counted[i]}" for i in terms]
         parts += [smaller_terms(left_out)] if left_out else []
-        _box(ax, here, "\n".join([*parts, f"> {0 - bias[node]:.{digits}g}"]), "#e4ecf5")
-        return here
+        _box(ax, position, "\n".join([*parts, f"> {0 - bias[node]:.{digits}g}"]), "#e4ecf5")
+        return position
 
     def leaf_text(leaf: int) -> str:
         shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
         return "\n".join(_filled(text, max_terms) for text in [_answer(tree, leaf, names, digits, shown), *rows[leaf]])
 
     draw(0, 0)
-    # The boxes are larger than the points that matplotlib sees.
+    # Matplotlib's limits ignore the size of the boxes.
     ax.margins(x=0.08)
     ax.set_ylim(min(text.get_position()[1] for text in ax.texts) - 0.5, 0.5)
     ax.axis("off")
@@ -94,7 +94,7 @@ def plot_tree(
 
 
 def inches(ax: Any) -> tuple[float, float]:
-    """Width and height in which the boxes that :func:`plot_tree` drew on these axes do not overlap."""
+    """Returns a width and height in inches for which the boxes of :func:`plot_tree` do not overlap."""
     boxes = [text for text in ax.texts if text.get_bbox_patch()]
     ends = 1 + max(text.get_position()[0] for text in boxes)
     levels = 1 - min(text.get_position()[1] for text in boxes)
@@ -103,11 +103,11 @@ def inches(ax: Any) -> tuple[float, float]:
 
 
 def _answer(tree: ObliqueTree, leaf: int, names: list[str], digits: int, shown: dict[str, Any]) -> str:
-    """What a leaf answers, the largest terms first: what is cut off then matters least. Bounds are not drawn."""
+    """Returns the text of a leaf without bounds, with the largest terms first, as text may be truncated."""
     if isinstance(tree.leaves, Linear):
         slopes, origin, deviations = np.asarray(tree.leaves.coefficients), tree.origin, shown["deviations"]
         size = np.abs(slopes[leaf]).reshape(len(names), -1)
-        tree = tree.replace(leaves=tree.leaves.trainable()) if size.any(0).all() else tree  # a constant keeps them
+        tree = tree.replace(leaves=tree.leaves.trainable()) if size.any(0).all() else tree  # constants stay bounded
         order = np.argsort(-size.max(1) * (1 if deviations is None else deviations), kind="stable")
         origin = None if origin is None else origin.replace(x=np.asarray(origin.x)[order])
         tree = tree.replace(leaves=tree.leaves.replace(coefficients=slopes[:, order]), origin=origin)
@@ -117,7 +117,7 @@ def _answer(tree: ObliqueTree, leaf: int, names: list[str], digits: int, shown: 
 
 
 def _filled(text: str, max_terms: int | None) -> str:
-    """Lines of a box; a sign or a number is not parted from what follows it."""
+    """Returns the wrapped lines of a box, without breaks after signs or numbers."""
     lines = None if max_terms is None else max_terms + 2
     text = re.sub(r"(?<=[-+:\d]) (?![-+])", "\xa0", text)
     return textwrap.fill(text, _WIDTH, max_lines=lines, placeholder=" …").replace("\xa0", " ")

@@ -1,9 +1,9 @@
-"""Many devices: a mesh with the axes ``starts`` and ``data``, and rows laid out over ``data``.
+"""Many devices: a mesh with the axes ``starts`` and ``data``, and rows sharded over ``data``.
 
-With such a mesh in context (``with jax.set_mesh(sharding.mesh(...))``) the functions of this library share out runs
-over ``starts`` and rows over ``data``. Which numbers go where is the compiler's affair: what is written for one device
-holds for all, and only loops over samples and kernels look here. A loop over blocks of rows that are shared out must
-take a block of each part at once, and a kernel is a stranger to the compiler.
+With such a mesh in context (``with jax.set_mesh(sharding.mesh(...))``) the functions of this library shard runs over
+``starts`` and rows over ``data``. The compiler partitions everything except loops over samples and kernels, which use
+this module: a loop over blocks of sharded rows must take a block of each shard at once, and the compiler cannot
+partition a kernel.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ STARTS, DATA = "starts", "data"
 
 
 def mesh(starts: int = 1, data: int | None = None) -> Mesh:
-    """All devices, of all processes, as a mesh.
+    """Returns a mesh of all devices of all processes.
 
     Args:
-      starts: devices, or groups of them, that work on runs of their own: seeds, configurations, trees of a forest.
-      data: devices in each of these groups, which share the rows; None: as many as there are.
+      starts: number of groups of devices that work on different runs: seeds, configurations, trees of a forest.
+      data: number of devices in each group, over which rows are sharded; None: all others.
 
     Raises:
-      ValueError: if the devices cannot be shared out so.
+      ValueError: unless starts x data is the number of devices.
     """
     count = jax.device_count()
     data = count // starts if data is None and starts > 0 else data
@@ -34,9 +34,9 @@ def mesh(starts: int = 1, data: int | None = None) -> Mesh:
 
 
 def put_rows(tree: Any) -> Any:
-    """Arrays ``(n, ...)``, the same in every process, as device arrays with their rows over ``data``.
+    """Puts arrays ``(n, ...)``, equal in all processes, on devices with their rows sharded over ``data``.
 
-    Without a mesh in context they go to the default device, as ever.
+    Without a mesh in context they are put on the default device.
 
     Raises:
       ValueError: if n is not a multiple of the size of ``data``.
@@ -48,11 +48,11 @@ def put_rows(tree: Any) -> Any:
 
 
 def join_rows(tree: Any) -> Any:
-    """Arrays ``(m, ...)``, of which each process has its own rows, as one array ``(processes x m, ...)`` over ``data``.
+    """Joins the rows ``(m, ...)`` of each process into one array ``(processes x m, ...)`` sharded over ``data``.
 
     Raises:
-      ValueError: without a mesh in context; if processes share parts of ``data``, as they do where ``starts`` lies
-        across processes; and if the rows cannot be shared out among the devices of the process.
+      ValueError: without a mesh in context; if processes share parts of ``data``, as they do if ``starts`` spans
+        processes; and if the rows cannot be sharded evenly over the devices of the process.
     """
     if _without_data():
         raise ValueError("a mesh with the axis data must be in context: with jax.set_mesh(sharding.mesh()), got none")
@@ -69,8 +69,8 @@ def join_rows(tree: Any) -> Any:
 
 
 def parts(n: int | None = None) -> int:
-    """Into how many parts rows are laid out: the size of ``data`` in the mesh in context, 1 where there is none; and
-    for n rows that are no multiple of it, which are not laid out.
+    """Returns the number of shards of rows: the size of ``data`` in the mesh in context, 1 without a mesh; and 1 for n
+    rows that are not a multiple of it, which are not sharded.
     """
     context = jax.sharding.get_abstract_mesh()
     if DATA not in context.axis_names or DATA in context.manual_axes:
@@ -82,7 +82,7 @@ def parts(n: int | None = None) -> int:
 
 
 def share_of_starts() -> int | None:
-    """Among how many the mesh in context shares out runs: 1 if it does not; None where there is no mesh at all."""
+    """Returns the number of shards of runs in the mesh in context, 1 if it does not shard them; None without a mesh."""
     context = jax.sharding.get_abstract_mesh()
     if context.empty:
         return None
@@ -90,14 +90,14 @@ def share_of_starts() -> int | None:
 
 
 def axes_of_starts() -> set[str]:
-    """The axes along which each device minds its own runs: ``starts``, and ``data`` where no rows are shared out."""
+    """Returns the axes over which runs are sharded: ``starts``, and ``data`` unless rows are sharded over it."""
     return {STARTS} if parts() > 1 else set(jax.sharding.get_abstract_mesh().axis_names)
 
 
 def keep_rows(tree: Any, axis: int = 0) -> Any:
-    """The same arrays, of which this axis, of parts or of rows, stays laid out over ``data``. Within a program.
+    """Constrains an axis of rows or of their shards to be sharded over ``data``, within a program.
 
-    Within what is shared out over ``starts``, arrays from outside have to go through here before they are indexed.
+    In code sharded over ``starts``, arrays from outside must be constrained before they are indexed.
     """
     if not {STARTS, DATA} & set(jax.sharding.get_abstract_mesh().axis_names):
         return tree
@@ -107,24 +107,24 @@ def keep_rows(tree: Any, axis: int = 0) -> Any:
 
 
 def each_part(fn: Callable[..., tuple[Any, Any]], *arrays: Any, rows: tuple[int, ...]) -> tuple[Any, Any]:
-    """``fn(*arrays)`` on each device along ``data`` with its own rows: for what the compiler cannot share out itself,
-    such as a kernel. Differentiable.
+    """Runs ``fn(*arrays)`` on each device along ``data`` with its own rows, for functions that the compiler cannot
+    partition, such as kernels. Differentiable.
 
     Args:
-      fn: gives sums over its rows, which are summed over the devices, and results with a row for each.
+      fn: returns sums over its rows, which are summed over the devices, and results by row.
       *arrays: pytrees.
-      rows: which of them have rows.
+      rows: indices of the arrays that have rows.
     """
     if parts(jax.tree.leaves(arrays[rows[0]])[0].shape[0]) == 1:
         return fn(*arrays)
 
-    def mine(*arrays: Any) -> tuple[Any, Any]:
-        sums, of_rows = fn(*arrays)
-        return jax.lax.psum(sums, DATA), of_rows
+    def shard(*arrays: Any) -> tuple[Any, Any]:
+        sums, by_row = fn(*arrays)
+        return jax.lax.psum(sums, DATA), by_row
 
     over, everywhere = PartitionSpec(DATA), PartitionSpec()
     specs = tuple(over if i in rows else everywhere for i in range(len(arrays)))
-    each = jax.shard_map(mine, in_specs=specs, out_specs=(everywhere, over), axis_names={DATA}, check_vma=False)
+    each = jax.shard_map(shard, in_specs=specs, out_specs=(everywhere, over), axis_names={DATA}, check_vma=False)
     return each(*arrays)
 
 

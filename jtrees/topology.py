@@ -1,9 +1,9 @@
-"""Index arithmetic of the perfect binary tree; nothing else.
+"""Index arithmetic of the perfect binary tree.
 
 A tree of depth ``D`` has ``2**D - 1`` internal nodes (splits) and ``2**D`` leaves. Internal nodes are numbered
 breadth first from the root 0; the children of node ``i`` are ``2 i + 1`` (left) and ``2 i + 2`` (right), and level
 ``l`` is the contiguous slice ``[2**l - 1, 2**(l + 1) - 1)``. In the numbering of the *whole* tree leaf ``k`` is node
-``2**D - 1 + k``. Whatever is indexed by node or leaf has that axis first.
+``2**D - 1 + k``. Arrays over nodes or leaves have that axis first.
 """
 
 from jax import Array
@@ -33,7 +33,7 @@ def depth_of(nodes: int) -> int:
 
 
 def level(depth_of_level: int) -> slice:
-    """The slice of the node axis that holds one level."""
+    """Slice of the node axis for one level."""
     return slice(2**depth_of_level - 1, 2 ** (depth_of_level + 1) - 1)
 
 
@@ -43,8 +43,8 @@ def levels(per_node: Array) -> list[Array]:
 
 
 def ancestors(leaf_index: Array, depth: int) -> Array:
-    """Leaf numbers ``(n,)`` -> the internal nodes on the way to them, root first, ``(depth, n)``."""
-    node = leaf_index + num_leaves(depth)  # the root is 1 here: halving is going up
+    """Leaf indices ``(n,)`` -> the internal nodes on the paths to them, root first, ``(depth, n)``."""
+    node = leaf_index + num_leaves(depth)  # numbered from 1, so that n // 2 is the parent
     return (node[None] >> jnp.arange(depth, 0, -1, dtype=node.dtype)[:, None]) - 1
 
 

@@ -206,10 +206,7 @@ class ObliqueTree:
         rows = [np.asarray(a).reshape(len(self.bias) + 1, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
         values = np.concatenate(rows, axis=1)
         split, goes_right = np.any(np.asarray(self.weights) != 0, axis=1), np.asarray(self.bias) > 0
-        chosen, only = (
-            np.zeros(len(self.bias), bool),
-            np.arange(len(values)),
-        )  # a leaf equal to all reachable ones below each node, or -1
+        chosen, only = np.zeros(len(self.bias), bool), np.arange(len(values))  # the value below each node, or -1
         for level in map(topology.level, reversed(range(self.depth))):
             left, right = only[::2], only[1::2]
             alike = (left >= 0) & (right >= 0) & (values[left] == values[right]).all(axis=1)
@@ -258,8 +255,8 @@ class ObliqueTree:
         def render(node: int, indent: str) -> None:
             if (leaf := node - len(self.bias)) >= 0:
                 reached = f" ({'; '.join(rows[leaf])})" if rows[leaf] else ""
-                answer = self.describe_leaf(leaf, names, digits, class_names=class_names, **options)
-                lines.append(f"{indent}-> {answer}{reached}")
+                prediction = self.describe_leaf(leaf, names, digits, class_names=class_names, **options)
+                lines.append(f"{indent}-> {prediction}{reached}")
             elif not np.any(np.asarray(self.weights[node])):
                 render(2 * node + 1 + int(self.bias[node] > 0), indent)
             else:

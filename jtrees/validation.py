@@ -1,7 +1,6 @@
-"""Checks at the door: what public entry points require of their arguments, said in one way.
+"""Checks of arguments of public functions, with uniform messages.
 
-Values are looked at only where there are values: under ``jit`` and ``vmap`` shapes are checked and the rest is the
-caller's affair.
+Values are checked only if they are concrete: under ``jit`` and ``vmap`` only shapes are checked.
 """
 
 from collections.abc import Sequence
@@ -13,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 MAX_DEPTH = 16
-MAX_NUMBERS = 2**31 - 1  # in one array: simple, and far from what a memory holds; and of steps, counted in 32 bits
+MAX_NUMBERS = 2**31 - 1  # limit of elements of an array, and of steps, for 32-bit sizes and counters
 
 
 def is_traced(*values: Any) -> bool:
-    """Whether any of the values (or leaves of pytrees) is a tracer, that is, has no value to look at."""
+    """Whether any of the values (or leaves of pytrees) is a tracer."""
     return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
 
 
 def check_depth(depth: Any, most: int = MAX_DEPTH) -> int:
-    """The depth as an int between 1 and ``most``, by default 16.
+    """Returns the depth as an int between 1 and ``most``, by default 16.
 
     Raises:
-      ValueError: if it is not a whole number in that range.
+      ValueError: unless it is an integer in that range.
     """
     try:
         value = operator.index(depth)
@@ -37,7 +36,7 @@ def check_depth(depth: Any, most: int = MAX_DEPTH) -> int:
 
 
 def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """A whole number of at least ``minimum``, and at most ``most`` (beyond which sizes or counters need over 32 bits).
+    """Returns an integer of at least ``minimum``, and at most ``most`` (a limit of 32-bit sizes or counters).
 
     Raises:
       ValueError: naming the argument otherwise.
@@ -54,10 +53,10 @@ def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None
 
 
 def check_key(key: Any) -> None:
-    """One random key.
+    """Checks for a single random key.
 
     Raises:
-      ValueError: for anything else, saying how to make one.
+      ValueError: otherwise, with an example of a key.
     """
     dtype = getattr(key, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -68,7 +67,7 @@ def check_key(key: Any) -> None:
 
 
 def check_positive(name: str, value: Any) -> None:
-    """A finite number above zero; traced values and schedules pass.
+    """Checks for a finite number above zero; traced values and schedules pass.
 
     Raises:
       ValueError: naming the argument otherwise.
@@ -78,7 +77,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_number(name: str, value: Any) -> None:
-    """A finite number above zero, or an array of them, and no schedule; traced values pass.
+    """Checks for a finite number above zero, or an array of them, but no schedule; traced values pass.
 
     Raises:
       ValueError: naming the argument otherwise.
@@ -92,7 +91,7 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_seconds(value: Any) -> None:
-    """``max_seconds``: one finite number above zero.
+    """Checks ``max_seconds``: one finite number above zero.
 
     Raises:
       ValueError: otherwise.
@@ -103,13 +102,13 @@ def check_seconds(value: Any) -> None:
 
 
 def _is_numeric(value: Any) -> bool:
-    """Whether numbers, those of jax's own dtypes (bfloat16) included."""
+    """Whether a value is numeric, including dtypes of JAX (bfloat16)."""
     dtype = np.asarray(value).dtype
     return dtype.kind in "biuf" or jnp.issubdtype(dtype, jnp.floating)
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    """A finite number of at least zero; traced values pass.
+    """Checks for a finite number of at least zero; traced values pass.
 
     Raises:
       ValueError: naming the argument otherwise.
@@ -122,7 +121,7 @@ def check_not_negative(name: str, value: Any) -> None:
 
 
 def check_part(name: str, value: Any) -> None:
-    """A number from 0 up to but not including 1; traced values pass.
+    """Checks for a number in [0, 1); traced values pass.
 
     Raises:
       ValueError: naming the argument otherwise.
@@ -135,18 +134,18 @@ def check_part(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> None:
-    """One of the choices by name; ``other`` says what else would do.
+    """Checks for one of the choices by name; ``other`` names alternatives in the message.
 
     Raises:
       ValueError: naming the argument otherwise.
     """
     if not isinstance(value, str) or value not in choices:
-        said = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
-        raise ValueError(f"{name} must be one of {said}, got {value!r}")
+        expected = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
+        raise ValueError(f"{name} must be one of {expected}, got {value!r}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """True or False.
+    """Returns True or False, checked.
 
     Raises:
       ValueError: naming the argument otherwise.
@@ -157,7 +156,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_unmasked(name: str, array: Any) -> None:
-    """Raises ``ValueError`` if values of a masked array are masked, saying how many and where."""
+    """Raises ``ValueError`` if an array has masked values, with their number and the first position."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         masked = np.ma.getmaskarray(array)
         where = tuple(int(i[0]) for i in np.nonzero(masked))
@@ -165,7 +164,7 @@ def check_unmasked(name: str, array: Any) -> None:
 
 
 def as_numeric(name: str, array: Any) -> Any:
-    """An array of numbers; ``ValueError`` naming the argument if it is something else, or has masked values."""
+    """Returns an array of numbers; raises ``ValueError`` if it is not numeric, or has masked values."""
     check_unmasked(name, array)
     if isinstance(array, jax.Array) and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array
@@ -173,7 +172,7 @@ def as_numeric(name: str, array: Any) -> Any:
         out = np.asarray(array)
     except ValueError:
         raise ValueError(f"{name} must be an array of numbers, got rows of different lengths") from None
-    if out.dtype.kind == "O":  # a table of mixed columns, perhaps
+    if out.dtype.kind == "O":  # such as a table of mixed columns
         try:
             out = out.astype(np.float64)
         except (TypeError, ValueError):
@@ -185,7 +184,7 @@ def as_numeric(name: str, array: Any) -> Any:
 
 
 def _not_a_number(array: Any, values: np.ndarray) -> str:
-    """The first value that is no number, where it is, and what to do."""
+    """Returns the text for the first non-numeric value: its position, and a repair."""
     for where in np.ndindex(values.shape):
         try:
             float(values[where])
@@ -199,7 +198,7 @@ def _not_a_number(array: Any, values: np.ndarray) -> str:
 
 
 def _repair(value: Any) -> str:
-    """What to do about a value that is no number."""
+    """Returns the text of a repair for a non-numeric value."""
     if _is_missing(value):
         return ": fill gaps, or leave such rows out"
     if isinstance(value, (str, bytes)):
@@ -210,14 +209,14 @@ def _repair(value: Any) -> str:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a value stands for none: None, NaN, pandas' NA and NaT."""
+    """Whether a value is missing: None, NaN, or pandas' NA or NaT."""
     if isinstance(value, float):
         return value != value
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def flat_samples(x: Any, features: int) -> Any:
-    """What a layer is given, ``(..., features)``, as ``(n, features)``.
+    """Returns the input of a layer, ``(..., features)``, as ``(n, features)``.
 
     Raises:
       ValueError: for another last axis, or no samples.
@@ -230,7 +229,7 @@ def flat_samples(x: Any, features: int) -> Any:
 
 
 def check_finite(name: str, array: Any) -> None:
-    """Raises ``ValueError`` if the array has values that are NaN or infinite, saying how many and where."""
+    """Raises ``ValueError`` if an array has NaN or infinite values, with their number and the first position."""
     if is_traced(array):
         return
     bad = ~np.isfinite(np.asarray(array))
@@ -240,12 +239,12 @@ def check_finite(name: str, array: Any) -> None:
 
 
 def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
-    """Features as an array ``(n, p)``.
+    """Returns checked features as an array ``(n, p)``.
 
     Args:
       x: anything array-like.
-      features: the number of columns required, if known.
-      finite: whether to look for NaN and infinities.
+      features: required number of columns, or None.
+      finite: whether to check for NaN and infinities.
 
     Raises:
       ValueError: for another rank, no rows or columns, another width, non-numeric or non-finite values.
@@ -263,7 +262,7 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
 
 
 def check_weight(sample_weight: Any, n: int) -> Any:
-    """Weights of n samples: finite, nonnegative, not all zero.
+    """Returns checked weights of n samples: finite, nonnegative, not all zero.
 
     Raises:
       ValueError: naming what was expected and what came.
@@ -283,15 +282,15 @@ def check_weight(sample_weight: Any, n: int) -> Any:
 
 
 def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
-    """Class labels 0..K-1 as int32, and their number K.
+    """Returns checked class labels 0..K-1 as int32, and the number of classes K.
 
     Args:
       y: labels, ``(n,)``.
-      classes: the number of classes if it is known; every one of them need not occur then.
+      classes: number of classes, which may then be absent; None: inferred, and every class must be present.
 
     Raises:
-      ValueError: for labels that are not whole numbers or not 0..K-1 (saying how to encode them), for a class that
-        does not occur, and for fewer than two classes.
+      ValueError: for labels that are not integers 0..K-1 (with advice on encoding), for an absent class, and for fewer
+        than two classes.
     """
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
     y, unclear = label_array(y)
@@ -320,15 +319,15 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
 
 
 def label_array(y: Any) -> tuple[np.ndarray, str]:
-    """Labels of any kind as an array, where all are numbers one of numbers; and what is unclear about them, if
-    anything: that some are missing, or of several types.
+    """Returns labels of any type as an array, numeric if all are numbers; and a description of missing labels or mixed
+    types, or ``""``.
 
     Raises:
       ValueError: for masked values.
     """
     check_unmasked("y", y)
     labels = np.asarray(y)
-    if isinstance(y, (list, tuple)) and labels.dtype.kind in "SU":  # NumPy would make text of them all
+    if isinstance(y, (list, tuple)) and labels.dtype.kind in "SU":  # NumPy would convert all to text
         labels = np.asarray(y, object)
     if labels.ndim != 1 or labels.dtype.kind != "O" or not len(labels):
         return labels, ""
@@ -344,7 +343,7 @@ def label_array(y: Any) -> tuple[np.ndarray, str]:
 
 
 def check_targets(y: Any, n: int) -> Any:
-    """Targets of a regression to learn from, ``(n,)`` or ``(n, k)``.
+    """Returns checked training targets of a regression, ``(n,)`` or ``(n, k)``.
 
     Raises:
       ValueError: for another shape, non-numeric or non-finite values, fewer than two samples, or a constant.
@@ -362,7 +361,7 @@ def check_targets(y: Any, n: int) -> Any:
 
 
 def check_rows(y: Any, n: int) -> None:
-    """As many targets as samples, and at least two of them.
+    """Checks for as many targets as samples, and at least two.
 
     Raises:
       ValueError: otherwise.
@@ -374,7 +373,7 @@ def check_rows(y: Any, n: int) -> None:
 
 
 def check_classes(y: Any, classes: int) -> None:
-    """Labels to train on: whole numbers from 0 to ``classes - 1``; traced values pass.
+    """Checks training labels: integers from 0 to ``classes - 1``; traced values pass.
 
     Raises:
       ValueError: otherwise.
@@ -383,6 +382,6 @@ def check_classes(y: Any, classes: int) -> None:
         raise ValueError(f"y must hold whole numbers 0..{classes - 1} in classification, got {y.dtype}")
     if is_traced(y) or not y.size:
         return
-    y = np.asarray(y)  # within a traced program what is known stays so in NumPy alone
+    y = np.asarray(y)  # NumPy operations are not traced
     if y.min() < 0 or y.max() >= classes:
         raise ValueError(f"y must hold classes 0..{classes - 1}, got labels from {y.min()} to {y.max()}")

@@ -1,4 +1,4 @@
-"""A CART tree (scikit-learn) as an ObliqueTree: a place to start from, and the baseline not to fall behind."""
+"""CART trees (scikit-learn) as ObliqueTrees, for warm starts and as a baseline."""
 
 from typing import Any, SupportsIndex
 import warnings
@@ -22,35 +22,35 @@ def cart_regressor(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sampl
       sample_weight: nonnegative weights.
 
     Returns:
-      A tree of that depth whose leaves hold means, ``(leaves,)`` or ``(leaves, k)``.
+      A tree of that depth with leaves of means, ``(leaves,)`` or ``(leaves, k)``.
 
     Raises:
       ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
-      ValueError: for data or a depth that cannot be learnt from.
+      ValueError: for invalid data or an invalid depth.
     """
     x = validation.check_x(x)
     y = np.asarray(validation.check_targets(y, len(x)))
     tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight)
-    # scikit-learn answers one column without its axis.
+    # scikit-learn drops the axis of a single column.
     return tree.replace(leaves=Constant(tree.leaves.values.reshape(-1, *y.shape[1:])))
 
 
 def cart_classifier(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
-    """Grows scikit-learn's classification tree and returns it as an ObliqueTree whose leaves hold class frequencies.
+    """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
 
     Args:
       x: features, ``(n, p)``.
-      y: classes, ``(n,)``; only those that occur get a frequency.
+      y: classes, ``(n,)``; only classes that are present get a frequency.
       depth: largest depth.
       seed: CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
 
     Returns:
-      A tree of that depth whose leaves hold frequencies, ``(leaves, k)`` for k classes, in order of the labels.
+      A tree of that depth with leaves of frequencies, ``(leaves, k)`` for k sorted classes.
 
     Raises:
       ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
-      ValueError: for data or a depth that cannot be learnt from.
+      ValueError: for invalid data or an invalid depth.
     """
     return _grown("DecisionTreeClassifier", validation.check_x(x), np.asarray(y), depth, seed, sample_weight)
 
@@ -62,26 +62,26 @@ def _grown(kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_we
         raise ImportError('the CART warm start needs scikit-learn: pip install "jtrees[sklearn]"') from error
     depth = validation.check_depth(depth)
     model = getattr(tree, kind)(max_depth=depth, random_state=seed)
-    with warnings.catch_warnings():  # of many classes in few rows, as if they were targets of a regression
+    with warnings.catch_warnings():  # a warning about many classes in few rows
         warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
         model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight)
     return from_sklearn(model, depth)
 
 
 def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
-    """A fitted scikit-learn decision tree as an ObliqueTree that answers the same on float32 features.
+    """Returns a fitted scikit-learn decision tree as an ObliqueTree with equal predictions on float32 features.
 
     A split ``x_f <= t`` becomes ``w = e_f``, ``b = -t`` with ``t`` rounded *down* to float32, so no float32 feature
-    changes sides. Nodes that CART did not grow send every sample left, and every leaf below a CART leaf holds its
-    value, so that a split found there later starts from the right answer on both sides.
+    changes sides. Nodes that CART did not grow send every sample left, and all leaves below a CART leaf have its value,
+    which initialises splits trained there later.
 
     Args:
-      model: a fitted ``DecisionTreeRegressor`` or ``DecisionTreeClassifier`` (leaves then hold class frequencies).
+      model: a fitted ``DecisionTreeRegressor``, or ``DecisionTreeClassifier`` (leaves are then class frequencies).
       depth: depth of the result, by default that of the model (at least 1).
 
     Returns:
-      A tree whose leaves hold values ``(leaves,)``, or ``(leaves, k)`` for a regressor of k outputs or a classifier of
-      k classes.
+      A tree with leaf values ``(leaves,)``, or ``(leaves, k)`` for a regressor of k outputs or a classifier of k
+      classes.
 
     Raises:
       ValueError: if the model is deeper than ``depth``, or than 16, or a classifier of more than one output.
@@ -97,14 +97,14 @@ def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
     weights = np.zeros((nodes, model.n_features_in_), np.float32)
     bias = np.full(nodes, -1, np.float32)
     # scikit-learn's values are (nodes, outputs, classes), with one class in a regression.
-    held = grown.value[:, 0] if classifies else grown.value[:, :, 0] if model.n_outputs_ > 1 else grown.value[:, 0, 0]
-    values = np.zeros((nodes + 1, *held.shape[1:]), np.float32)
+    means = grown.value[:, 0] if classifies else grown.value[:, :, 0] if model.n_outputs_ > 1 else grown.value[:, 0, 0]
+    values = np.zeros((nodes + 1, *means.shape[1:]), np.float32)
     pending = [(0, 0)]  # (node of CART, node of the perfect tree)
     while pending:
         source, target = pending.pop()
         left, right = grown.children_left[source], grown.children_right[source]
         if target >= nodes:
-            values[target - nodes] = held[source]
+            values[target - nodes] = means[source]
         elif left < 0:
             pending += [(source, 2 * target + 1), (source, 2 * target + 2)]
         else:

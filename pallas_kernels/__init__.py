@@ -1,8 +1,7 @@
 """Fused kernels for the routing hot path, on TPUs and GPUs. They depend on jax alone.
 
-Each is a function with a plain definition (``implementation="xla"``), one body for all backends, and a differentiation
-rule of its own. ``jtrees.ops`` calls them where a measurement says that they win (``backend.MEASURED``), or where it is
-told to.
+Each is a function with a plain definition (``implementation="xla"``), one body for all backends, and a custom
+derivative. ``jtrees.ops`` calls them where they were measured to be faster (``backend.MEASURED``), or on request.
 """
 
 from pallas_kernels.backend import IMPLEMENTATIONS, Config, Winner, winner

@@ -1,9 +1,8 @@
-"""TEL's conditional computation fused: an ensemble under smooth-step routing whose blocks of samples descend only into
-subtrees that some sample of the block reaches (Hazimeh et al. 2020, Algorithms 1 and 2).
+"""TEL's fused conditional computation: an ensemble under smooth-step routing that evaluates only subtrees that some
+sample of a block reaches (Hazimeh et al. 2020, Algorithms 1 and 2).
 
-The body is that of soft_routing.py, which skips a subtree if the weights of all samples of its tile are exactly 0
-there. Samples are put in the order of where hard routing takes them, tree by tree, so that the samples of a tile have
-few subtrees among them.
+The body is that of soft_routing.py, which skips a subtree if the weights of all samples of the tile are exactly 0. For
+each tree samples are sorted by their hard routing, so that those of a tile reach few subtrees.
 """
 
 import jax
@@ -13,7 +12,7 @@ from pallas_kernels.backend import Config
 from pallas_kernels.hard_routing import hard_routing
 from pallas_kernels.soft_routing import soft_routing
 
-_SORTED = 6  # levels from the root by which samples are put in order
+_SORTED = 6  # levels from the root by whose hard routing samples are sorted
 
 
 def conditional(
@@ -25,7 +24,7 @@ def conditional(
     gamma: float | jax.Array = 1.0,
     implementation: str | Config | None = None,
 ) -> jax.Array:
-    """The sum over trees of the mean over leaves of what they hold, by smooth steps of width gamma.
+    """Returns the sum over trees of expected leaf values under smooth steps of width gamma.
 
     Differentiable by reverse mode in all arrays and in gamma.
 

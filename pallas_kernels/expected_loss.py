@@ -1,7 +1,7 @@
-"""GET's objective fused: the loss that a soft tree expects, its gradients and the hard routing in one visit.
+"""GET's fused objective: the expected loss of a soft tree, its gradients and the hard routing in one pass.
 
-One visit of the samples and targets a step (for each subtree), and the leaf that each sample reaches besides, by which
-the hard tree of the step can be judged at hardly any further cost.
+A step needs one pass over samples and targets (for each subtree). It also returns the leaf that each sample reaches, by
+which the hard tree can be evaluated at little cost.
 """
 
 from functools import partial
@@ -32,10 +32,10 @@ def expected_loss(
     route: str = "sigmoid",
     implementation: str | Config | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``sum_i share_i sum_l P_il loss_l(y_i)``, and the leaf that each sample reaches when the routing is hard.
+    """Returns ``sum_i share_i sum_l P_il loss_l(y_i)``, and the leaf that each sample reaches by hard routing.
 
     Differentiable by reverse mode in ``weights``, ``bias`` and ``leaves``; batched by ``vmap`` (starts,
-    configurations), which adds an axis to the grid. A scaled sigmoid is had by scaling weights and bias.
+    configurations), which adds an axis to the grid. For a scaled sigmoid, scale weights and bias.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
@@ -45,15 +45,15 @@ def expected_loss(
       leaves: ``(leaves, k)``: values, or logits.
       share: weights of the samples ``(n,)``, by default ``1 / n`` each.
       loss: ``"squared"``, of several outputs the mean; or ``"log"``, of the classes y.
-      route: as of :func:`pallas_kernels.soft_routing`, of scale 1.
+      route: as for :func:`pallas_kernels.soft_routing`, with scale 1.
       implementation: likewise.
 
     Returns:
-      The loss, and leaf numbers ``(n,)`` in int32.
+      The loss, and leaf indices ``(n,)`` in int32.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, an unknown loss, route or implementation.
-      NotImplementedError: for an implementation that is not written, or that the platform cannot run.
+      NotImplementedError: for an implementation that does not exist, or that the platform cannot run.
     """
     x, weights, bias, leaves = checked(x, weights, bias, leaves)
     n, k = x.shape[0], leaves.shape[1]
@@ -73,7 +73,7 @@ def expected_loss(
         return _expected_loss(
             "linear", route, config, x, chances, share, weights, bias, -jax.nn.log_softmax(leaves, axis=1)
         )
-    # Squares are taken apart where there are several outputs: from the mean on, no digits are lost.
+    # Squares are expanded for several outputs: centring avoids cancellation.
     y = y.astype(jnp.float32)
     centre = y.mean(0)
     return _expected_loss("squared", route, config, x, y - centre, share / k, weights, bias, leaves - centre)
@@ -98,16 +98,16 @@ def _expected_loss(
     return _forward(loss, route, config, x, y, share, weights, bias, leaves)[0]
 
 
-# Value and gradient come from one visit, so the forward rule computes both, and the backward rule only scales.
+# Value and gradient come from one pass, so the forward rule computes both, and the backward rule only scales.
 def _forward(
     loss: Loss, route: str, config: Config, x: Any, y: Any, share: Any, weights: Any, bias: Any, leaves: Any
 ) -> tuple[Any, Any]:
-    of, known = ROUTES[route], {"share": share[:, None]} if loss == "squared" else {}
-    if of.centred:  # what a leaf's loss is above the mean wants the mean first: a visit more
-        mean, log_total = value(of, config, x, weights, bias, leaves, loss=loss, y=y, **known)
+    soft_route, known = ROUTES[route], {"share": share[:, None]} if loss == "squared" else {}
+    if soft_route.centred:  # differences from the mean loss need another pass for the mean
+        mean, log_total = value(soft_route, config, x, weights, bias, leaves, loss=loss, y=y, **known)
         known |= {"mean": mean, "log_total": log_total}
-    found = gradient(of, config, x, weights, bias, leaves, y, loss=loss, numbered=True, **known)
-    return (found["loss"], found["leaf"]), (found["weights"], found["bias"], found["leaves"])
+    results = gradient(soft_route, config, x, weights, bias, leaves, y, loss=loss, numbered=True, **known)
+    return (results["loss"], results["leaf"]), (results["weights"], results["bias"], results["leaves"])
 
 
 def _backward(loss: Loss, route: str, config: Config, saved: Any, cotangents: Any) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""Hard routing fused: the leaf that each sample reaches, and what it holds.
+"""Fused hard routing: the leaf that each sample reaches, and its values.
 
-All products are of unrounded float32 numbers: a rounded score would send a sample near a split the other way. Decisions
-and leaf numbers are small whole numbers, which products hold exactly. All nodes are scored, as no backend for matrices
-can follow a path: from some depth on, following it (``jtrees.ops.hard``) costs less.
+Products are of full float32 precision: a rounded score would flip decisions of samples near a split. Decisions and leaf
+indices are small integers, exact in products. All nodes are scored, as matrix backends cannot follow a path; for deep
+trees following it (``jtrees.ops.hard``) is cheaper.
 """
 
 from functools import partial
@@ -28,7 +28,7 @@ def hard_routing(
     *,
     implementation: str | Config | None = None,
 ) -> Any:
-    """The leaf that each sample reaches, and what it holds: right iff the score ``w x + b`` is above 0.
+    """Returns the leaf that each sample reaches, right iff the score ``w x + b`` is above 0, and its values.
 
     Batched by ``vmap`` (a forest), which adds an axis to the grid. Not differentiable.
 
@@ -36,27 +36,27 @@ def hard_routing(
       x: samples ``(n, p)``, float32 or bfloat16.
       weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
-      leaves: ``(leaves, k)``, finite; by default only leaf numbers are wanted.
-      implementation: as of :func:`pallas_kernels.soft_routing`.
+      leaves: ``(leaves, k)``, finite; by default only leaf indices are returned.
+      implementation: as for :func:`pallas_kernels.soft_routing`.
 
     Returns:
-      Leaf numbers ``(n,)`` in int32; and values ``(n, k)``, float32, where there are leaves.
+      Leaf indices ``(n,)`` in int32; and values ``(n, k)``, float32, if ``leaves`` are given.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
-      NotImplementedError: for an implementation that is not written, or that the platform cannot run.
+      NotImplementedError: for an implementation that does not exist, or that the platform cannot run.
     """
     values = jnp.zeros((weights.shape[0] + 1, 1)) if leaves is None else leaves
     x, weights, bias, values = checked(x, weights, bias, values)
     if (config := config_of(NAME, implementation)) is None:
-        found = reference(x, weights, bias, values)
+        results = reference(x, weights, bias, values)
     else:
-        found = route_hard(config, x, weights, bias, values, numbers_only=leaves is None)
-    return found[0] if leaves is None else found
+        results = route_hard(config, x, weights, bias, values, numbers_only=leaves is None)
+    return results[0] if leaves is None else results
 
 
 def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The plain definition: from the root, one node after the other."""
+    """The plain definition, node by node from the root."""
     right = scores(x, weights, bias) > 0
     node = jnp.zeros(x.shape[0], jnp.int32)
     for _ in range(weights.shape[0].bit_length()):
@@ -68,7 +68,7 @@ def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Arr
 def route_hard(
     config: Config, x: Any, weights: Any, bias: Any, leaves: Any, *, numbers_only: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The kernel; without values if only numbers are wanted."""
+    """Runs the kernel; without values if ``numbers_only``."""
     layout = config.layout(x, leaves)
     ins = tiles.samples(layout, layout.tile, x=x) | tiles.splits(layout, x, weights, bias)
     if not numbers_only:
@@ -76,8 +76,8 @@ def route_hard(
     outs = {"leaf": tiles.answers(layout, 1, jnp.int32)}
     if not numbers_only:
         outs["out"] = tiles.answers(layout, layout.k_rows)
-    found = launch(NAME, partial(_tile, layout), config, (layout.columns // layout.tile,), ins, outs)
-    return found["leaf"][0, : layout.n], None if numbers_only else layout.answers(found["out"])
+    results = launch(NAME, partial(_tile, layout), config, (layout.columns // layout.tile,), ins, outs)
+    return results["leaf"][0, : layout.n], None if numbers_only else layout.answers(results["out"])
 
 
 def _tile(layout: Layout, refs: SimpleNamespace) -> None:

@@ -1,9 +1,9 @@
-"""How a tree and its samples lie before a kernel: a top and equal subtrees, samples on the last axis, all padded.
+"""The memory layout of a tree and its samples for kernels: a top and equal subtrees, samples last, all padded.
 
-A tree of depth D is cut into a top of depth T and ``2**T`` subtrees of depth D - T, so that what a kernel holds at once
+A tree of depth D is split into a top of depth T and ``2**T`` subtrees of depth D - T, so that the memory of a kernel
 grows with a subtree and not with the tree: the weight of a leaf is that of its subtree's root times that within the
-subtree. Rows are padded to what a product needs; padded leaves have no weight, padded features and samples are zeros,
-and whatever belongs to them is cut off again.
+subtree. Rows are padded to sizes of products; padded leaves have no weight, padded features and samples are zeros, and
+are removed from results.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of one call; all static.
+    """Static sizes of one call.
 
     Attributes:
-      depth: of the tree, at least 1.
-      top: depth of what is above the subtrees, 0 to ``depth - 1``.
-      n: samples.
-      p: features.
-      k: outputs.
-      tile: samples worked on at once.
-      tiles: tiles that one program of a gradient visits one after the other.
-      rows: what the rows of a product are padded to, a power of two.
-      features: features of a product at once.
+      depth: depth of the tree, at least 1.
+      top: depth of the top, 0 to ``depth - 1``.
+      n: number of samples.
+      p: number of features.
+      k: number of outputs.
+      tile: number of samples of a tile, which are processed at once.
+      tiles: number of tiles that one program of a gradient loops over.
+      rows: multiple that rows of a product are padded to, a power of two.
+      features: number of features of one product.
     """
 
     depth: int
@@ -67,27 +67,27 @@ class Layout:
 
     @property
     def k_rows(self) -> int:
-        """Rows of the outputs: one is worked on without products."""
+        """Rows of the outputs; a single one needs no products."""
         return 1 if self.k == 1 else max(self.rows, _power(self.k))
 
     @property
     def chunk(self) -> int:
-        """Samples of one program of a gradient."""
+        """Number of samples of one program of a gradient."""
         return self.tile * self.tiles
 
     @property
     def chunks(self) -> int:
-        """Programs of a gradient for each subtree."""
+        """Number of programs of a gradient for each subtree."""
         return -(-self.n // self.chunk)
 
     @property
     def columns(self) -> int:
-        """Samples, padded."""
+        """Padded number of samples."""
         return self.chunks * self.chunk
 
     @property
     def blocks_of_features(self) -> list[slice]:
-        """The features, as many at once as a product takes."""
+        """The features in slices of one product."""
         width = min(self.features, self.p_rows)
         return [slice(i, i + width) for i in range(0, self.p_rows, width)]
 
@@ -106,7 +106,7 @@ class Layout:
         return jnp.pad(a.T, ((0, rows - a.shape[1]), (0, self.columns - self.n)))
 
     def answers(self, a: jax.Array) -> jax.Array:
-        """The way back: ``(rows, columns)`` -> ``(n, k)``."""
+        """The inverse for results: ``(rows, columns)`` -> ``(n, k)``."""
         return a[: self.k, : self.n].T
 
     def cut(self, per_node: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -120,7 +120,7 @@ class Layout:
         return pad(top, self.top_rows), pad(below, self.sub_rows)
 
     def join(self, top: jax.Array, below: jax.Array) -> jax.Array:
-        """The way back."""
+        """The inverse of :meth:`cut`."""
         m, levels = top.shape[1], [top[: self.subtrees - 1]]
         for i in range(self.sub):
             levels.append(below[:, 2**i - 1 : 2 ** (i + 1) - 1].reshape(-1, m))
@@ -132,12 +132,12 @@ class Layout:
         return jnp.pad(values, ((0, 0), (0, self.sub_rows - values.shape[1]), (0, self.k_rows - self.k)))
 
     def join_leaves(self, values: jax.Array) -> jax.Array:
-        """The way back."""
+        """The inverse of :meth:`leaves`."""
         return values[:, : 2**self.sub, : self.k].reshape(-1, self.k)
 
 
 def path_matrices(depth: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which leaf is right of which node, and which left: 0 or 1 in float32, ``(leaves, nodes)`` padded to ``rows``."""
+    """0/1 matrices of whether a leaf is right, or left, of a node, float32, ``(leaves, nodes)`` padded to ``rows``."""
     right, left = (np.zeros((rows, rows), np.float32) for _ in range(2))
     for leaf in range(2**depth):
         node = 0

@@ -1,4 +1,4 @@
-"""What comes in: samples, splits and leaves that fit each other; and plain scores."""
+"""Checked operands of kernels, and the plain definition of scores."""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +7,10 @@ DEEPEST = 10
 
 
 def checked(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """``x, weights, bias, leaves`` as arrays that fit each other.
+    """Returns ``x, weights, bias, leaves`` as arrays of checked shapes and dtypes.
 
     Raises:
-      ValueError: if they do not.
+      ValueError: for shapes or dtypes that do not fit.
     """
     x, weights, bias, leaves = (jnp.asarray(a) for a in arrays)
     if x.ndim != 2 or 0 in x.shape:
@@ -29,7 +29,7 @@ def checked(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def scores(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
-    """Scores ``(nodes, n)`` as the plain definitions have them, of weights in the dtype of the samples."""
+    """Returns scores ``(nodes, n)`` by plain definition, with weights in the dtype of the samples."""
     precision = None if x.dtype == jnp.bfloat16 else "highest"
     z = jnp.matmul(weights.astype(x.dtype), x.T, precision=precision, preferred_element_type=jnp.float32)
     return z + bias[:, None]

@@ -1,8 +1,8 @@
-"""DGT's path function fused: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm 2).
+"""DGT's fused path function: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm 2).
 
-Backwards it is soft routing by fixed probabilities: the softmax over the leaves of the number of decisions that agree
-with their paths, less those that do not, is a product over each path of ``sigmoid(2)`` for a decision that agrees and
-``sigmoid(-2)`` for one that does not. See ``jtrees.routing.path_sum`` for the derivation.
+The gradient is that of soft routing by fixed probabilities: the softmax over leaves of the number of decisions that
+agree with their paths, minus those that do not, is a product over each path of ``sigmoid(2)`` for a decision that
+agrees and ``sigmoid(-2)`` for one that does not. See ``jtrees.routing.path_sum`` for the derivation.
 """
 
 from functools import partial
@@ -29,8 +29,8 @@ def path_sum(
     window: float | jax.Array = 1.0,
     implementation: str | Config | None = None,
 ) -> jax.Array:
-    """What the leaf reached holds, with DGT's gradient for the splits and the samples, and that of the hard tree for
-    the leaves.
+    """Returns the values of the leaf reached, with DGT's gradient for splits and samples, and that of the hard tree for
+    leaves.
 
     Reverse mode only; batched by ``vmap``, which adds an axis to the grid.
 
@@ -39,16 +39,16 @@ def path_sum(
       weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
       leaves: ``(leaves, k)``, finite.
-      window: half the width of the window in which a score passes gradients, above 0: the derivative of a decision is
+      window: half-width of the window in which a score passes gradients, above 0: the derivative of a decision is
         ``1[|z| <= window] / window``. No gradient flows to it.
-      implementation: as of :func:`pallas_kernels.soft_routing`.
+      implementation: as for :func:`pallas_kernels.soft_routing`.
 
     Returns:
       ``(n, k)``, float32.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
-      NotImplementedError: for an implementation that is not written, or that the platform cannot run.
+      NotImplementedError: for an implementation that does not exist, or that the platform cannot run.
     """
     x, weights, bias, leaves = checked(x, weights, bias, leaves)
     window = jax.lax.stop_gradient(jnp.asarray(window, jnp.float32))
@@ -58,7 +58,7 @@ def path_sum(
 
 
 def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
-    """The plain definition: the softmax, with a straight-through sign, as what the gradient is taken of."""
+    """The plain definition, whose gradient is that of the softmax with a straight-through sign."""
     z = scores(x, weights, bias)
     straight = jnp.where(jnp.abs(z) <= window, z - jax.lax.stop_gradient(z), 0) / window
     sign = 2 * ones(z > 0) - 1 + straight
@@ -85,7 +85,7 @@ def _backward(config: Config, operands: Any, cotangent: jax.Array) -> tuple[Any,
     splits = x, weights, bias, leaves
     soft, _ = value(VOTE, config, *splits)
     known: Any = {"mean": (cotangent * soft).sum(1, keepdims=True), "window": jnp.full((len(x), 1), window)}
-    # The slope within the window is one over its half-width, which is left for the end: all gradients are linear in it.
+    # The slope in the window is one over its half-width, divided by at the end, as all gradients are linear in it.
     sums = gradient(VOTE, config, *splits, cotangent, **known)
     d_x = gradient_of_samples(VOTE, config, *splits, cotangent, **known)
     d_splits = (d_x / window).astype(x.dtype), sums["weights"] / window, sums["bias"] / window

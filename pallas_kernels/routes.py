@@ -1,15 +1,15 @@
-"""The soft routings, each as what a kernel needs of it: the logarithms of a node's two factors, and their slopes.
+"""Soft routings for kernels: the logarithms of a node's two factors, and their slopes.
 
-The weight of a leaf is the product over its path of a factor for every turn: ``right(z)`` where it goes right at a node
-of score z, ``left(z)`` where it goes left. With the path matrices R and L of layout.py,
+The weight of a leaf is the product of factors over its path: ``right(z)`` where it goes right at a node of score z,
+``left(z)`` where it goes left. With the path matrices R and L of layout.py,
 
     log weight = R log right(z) + L log left(z),
 
-two products and one exponential a leaf. If a loss changes by G_l for a relative change of the weight of leaf l, then
+two products and one exponential per leaf. If a loss changes by G_l for a relative change of the weight of leaf l, then
 
     dloss/dz = (R^T G) dlog right/dz + (L^T G) dlog left/dz,
 
-where nothing is divided: a factor that is 0 is held in every G_l that its slope meets.
+without division: every G_l that the slope of a zero factor is multiplied with contains that factor.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-NOTHING = -1e4  # the logarithm of a factor 0: its exponential is 0, and 0 times it is 0
+NOTHING = -1e4  # stands for log 0: its exponential is 0, and 0 times it is 0
 _TINY = 1e-37  # a normal number of float32
 _VOTE = 2.0  # DGT's softmax gives a decision sigmoid(+-2)
 
@@ -26,7 +26,7 @@ Pair = tuple[jax.Array, jax.Array]  # for turning right, and for turning left
 
 
 def ones(mask: jax.Array) -> jax.Array:
-    """1 where it is set, else 0, in float32."""
+    """Returns 1 where the mask is set, else 0, in float32."""
     return jnp.where(mask, jnp.float32(1), jnp.float32(0))
 
 
@@ -36,11 +36,11 @@ class Route(NamedTuple):
     Attributes:
       logs: scores -> logarithms of the two factors.
       slopes: scores -> their derivatives.
-      normalised: whether the weights of the leaves sum to 1 by themselves; else they are divided by their sum.
-      centred: whether a relative change of a leaf's weight is one against the others, so that G_l is the weight times
-        what the leaf's loss is above the mean.
-      hard_leaves: whether the leaf that is reached takes the whole gradient of the leaves.
-      skips: whether factors are exactly 0 often enough for it to pay to look for subtrees that no sample reaches.
+      normalised: whether the weights of the leaves sum to 1; else they are divided by their sum.
+      centred: whether changes of a leaf's weight are relative to the others, so that G_l is the weight times the
+        difference of the leaf's loss from the mean.
+      hard_leaves: whether the leaf reached receives the whole gradient of the leaves.
+      skips: whether factors are exactly 0 often enough to check for subtrees that no sample reaches.
     """
 
     logs: Callable[[jax.Array], Pair]
@@ -63,8 +63,8 @@ def _sigmoid_slopes(z: jax.Array) -> Pair:
     return jnp.where(z > 0, far, near), -jnp.where(z > 0, near, far)
 
 
-# The cubic step (Hazimeh et al. 2020, eq. 4) of width 1 factors: with a = 1/2 + z, b = 1/2 - z it is a^2 (1 + 2 b), and
-# what it leaves is b^2 (1 + 2 a); the derivative is 6 a b.
+# The cubic step (Hazimeh et al. 2020, eq. 4) of width 1 factors: with a = 1/2 + z, b = 1/2 - z it is a^2 (1 + 2 b), its
+# complement is b^2 (1 + 2 a), and its derivative 6 a b.
 def _cubic(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     t = jnp.clip(z, -0.5, 0.5)
     a, b = 0.5 + t, 0.5 - t
@@ -91,8 +91,8 @@ def _violation_slopes(z: jax.Array) -> Pair:
     return ones(z < 0), -ones(z > 0)
 
 
-# DGT's path function: each decision, whatever its score, has the weight of sigmoid(2) against sigmoid(-2); what passes
-# a gradient is a window of width 2 about 0 (Karthikeyan et al. 2022, eq. 4), of scores in units of half the width.
+# DGT's path function: each decision has the weight sigmoid(2) against sigmoid(-2), for any score; scores, in units of
+# the half-width of the window, pass gradients in a window of width 2 about 0 (Karthikeyan et al. 2022, eq. 4).
 def _vote_logs(z: jax.Array) -> Pair:
     return _sigmoid_logs(jnp.where(z > 0, jnp.float32(_VOTE), jnp.float32(-_VOTE)))
 

@@ -1,7 +1,7 @@
-"""Soft routing fused: from samples to the mean of what the leaves hold, and its gradient.
+"""Fused soft routing: the expected leaf values of samples, and their gradient.
 
-Nothing of size nodes x n reaches the device's memory. Backwards scores are computed again; sums over the samples are
-written by chunk and added outside, so that they are the same every time.
+No array of size nodes x n is in the device's memory. The backward pass recomputes scores; sums over samples are written
+by chunk and added outside of the kernel, so that they are deterministic.
 """
 
 from functools import partial
@@ -31,28 +31,28 @@ def soft_routing(
     scale: float | jax.Array = 1.0,
     implementation: str | Config | None = None,
 ) -> jax.Array:
-    """``sum_l P_l(x) leaves_l``: the mean of what the leaves hold, by the probabilities of a soft routing.
+    """Returns ``sum_l P_l(x) leaves_l``, the expected leaf values under a soft routing.
 
     Differentiable by reverse mode in all arrays and in the scale; batched by ``vmap``, which adds an axis to the grid.
 
     Args:
-      x: samples ``(n, p)``, float32 or bfloat16; products with the weights are then of that kind.
+      x: samples ``(n, p)``, float32 or bfloat16, which is also the dtype of products with the weights.
       weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
       leaves: ``(leaves, k)``.
       route: ``"sigmoid"``: right with probability ``sigmoid(scale z)`` at a node of score ``z = w x + b``;
         ``"smooth_step"``: TEL's cubic step of width ``1 / scale``; ``"violation"``: RADDT's softmin over the leaves of
         ``scale`` times the violation of their paths.
-      scale: above 0.
-      implementation: ``"tpu"``, ``"triton"``, ``"interpret"`` (slow, anywhere) or a :class:`Config`: the kernel;
-        ``"xla"`` or None: its plain definition (``jtrees.ops`` chooses by what was measured).
+      scale: sharpness, above 0.
+      implementation: ``"tpu"``, ``"triton"``, ``"interpret"`` (slow, on any platform) or a :class:`Config`: the kernel;
+        ``"xla"`` or None: the plain definition (``jtrees.ops`` chooses by measurements).
 
     Returns:
       ``(n, k)``, float32.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, an unknown route or implementation.
-      NotImplementedError: for an implementation that is not written, or that the platform cannot run.
+      NotImplementedError: for an implementation that does not exist, or that the platform cannot run.
     """
     x, weights, bias, leaves = checked(x, weights, bias, leaves)
     if route not in ROUTES:
@@ -70,7 +70,7 @@ def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Arr
 
 
 def leaf_weights(z: jax.Array, route: str) -> jax.Array:
-    """Probabilities of the leaves ``(leaves, n)`` from scores ``(nodes, n)``, by their textbook formulas."""
+    """Returns the probabilities of the leaves ``(leaves, n)`` from scores ``(nodes, n)``, by textbook formulas."""
     depth, weight = z.shape[0].bit_length(), jnp.zeros_like(z[:1])
     if route == "violation":
         join = lambda total, z: (total + jax.nn.relu(z), total + jax.nn.relu(-z))
@@ -85,7 +85,7 @@ def leaf_weights(z: jax.Array, route: str) -> jax.Array:
     return jax.nn.softmax(-weight, axis=0) if route == "violation" else weight
 
 
-# --- The rule --------------------------------------------------------------------------------------------------------
+# --- The derivative --------------------------------------------------------------------------------------------------
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -100,10 +100,10 @@ def _forward(route: str, config: Config, x: Any, weights: Any, bias: Any, leaves
 
 def _backward(route: str, config: Config, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, ...]:
     x, weights, bias, leaves, out, log_total = saved
-    of = ROUTES[route]
-    mean = (cotangent * out).sum(1, keepdims=True) if of.centred else None
-    sums = gradient(of, config, x, weights, bias, leaves, cotangent, mean=mean, log_total=log_total)
-    d_x = gradient_of_samples(of, config, x, weights, bias, leaves, cotangent, mean=mean, log_total=log_total)
+    soft_route = ROUTES[route]
+    mean = (cotangent * out).sum(1, keepdims=True) if soft_route.centred else None
+    sums = gradient(soft_route, config, x, weights, bias, leaves, cotangent, mean=mean, log_total=log_total)
+    d_x = gradient_of_samples(soft_route, config, x, weights, bias, leaves, cotangent, mean=mean, log_total=log_total)
     return d_x.astype(x.dtype), sums["weights"], sums["bias"], sums["leaves"]
 
 
@@ -116,9 +116,8 @@ _soft_routing.defvjp(_forward, _backward)
 def value(
     route: Route, config: Config, x: Any, weights: Any, bias: Any, leaves: Any, *, loss: Any = None, **of_samples: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Means over the leaves of their values ``(n, k)``, or of what they lose ``(n, 1)``.
-
-    Second the logarithms of the sums of the weights ``(n, 1)``, None where they sum to 1.
+    """Returns expected leaf values ``(n, k)``, or expected losses ``(n, 1)``; and the logarithms of the sums of leaf
+    weights ``(n, 1)``, None if they sum to 1.
     """
     layout = config.layout(x, leaves)
     ins = tiles.samples(layout, layout.tile, x=x, **of_samples) | tiles.splits(layout, x, weights, bias)
@@ -127,9 +126,9 @@ def value(
     if not route.normalised:
         outs["log_total"] = tiles.answers(layout, 1)
     body = partial(_value_of_a_tile, layout, route, loss)
-    found = launch(f"{NAME}_value", body, config, (layout.columns // layout.tile,), ins, outs)
-    out = layout.answers(found["out"])
-    return out, None if route.normalised else found["log_total"][:, : layout.n].T
+    results = launch(f"{NAME}_value", body, config, (layout.columns // layout.tile,), ins, outs)
+    out = layout.answers(results["out"])
+    return out, None if route.normalised else results["log_total"][:, : layout.n].T
 
 
 def _value_of_a_tile(layout: Layout, route: Route, loss: Any, refs: SimpleNamespace) -> None:
@@ -158,7 +157,7 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Any, refs: SimpleNamesp
 
 
 def _where_reached(route: Route, log_top: Any, visit: Any) -> Any:
-    """``visit(t, sums)``, or the sums as they are for a subtree that no sample of the tile reaches."""
+    """Wraps ``visit(t, sums)`` to return the sums unchanged for subtrees that no sample of the tile reaches."""
     if log_top is None or not route.skips:
         return visit
 
@@ -170,7 +169,7 @@ def _where_reached(route: Route, log_top: Any, visit: Any) -> Any:
 
 
 def _log_top(layout: Layout, route: Route, refs: SimpleNamespace, xs: list) -> tuple[Any, Any]:
-    """Scores of the top, and the logarithms of the weights of the subtrees; None and None if there is no top."""
+    """Returns the scores of the top, and the logarithms of the weights of the subtrees; None and None without a top."""
     if not layout.top:
         return None, None
     z = tiles.scores(layout, refs.top_w, (), refs.top_b[...], xs)
@@ -178,7 +177,7 @@ def _log_top(layout: Layout, route: Route, refs: SimpleNamespace, xs: list) -> t
 
 
 def _log(layout: Layout, route: Route, z: Any, right: Any, left: Any, log_top: Any, t: Any) -> jax.Array:
-    """Logarithms of the weights of the leaves of subtree t."""
+    """Returns the logarithms of the weights of the leaves of subtree t."""
     log = tiles.log_weights(route, z, right, left, 2**layout.sub)
     return log if log_top is None else log + tiles.row(log_top, t)
 
@@ -199,24 +198,23 @@ def gradient(
     numbered: bool = False,
     **of_samples: Any,
 ) -> dict[str, jax.Array]:
-    """The loss ``sum_i sum_l P_il loss_l(i)`` and its gradients, in one visit.
+    """Returns the loss ``sum_i sum_l P_il loss_l(i)`` and its gradients, in one pass.
 
     Args:
       route: the routing.
-      config: sizes.
+      config: sizes of blocks.
       x: samples.
       weights: split weights.
       bias: split biases.
-      leaves: what the leaves hold.
-      y: ``(n, k)``, what the losses are made of.
+      leaves: values of the leaves.
+      y: targets or cotangents of the losses, ``(n, k)``.
       loss: ``"linear"``: ``leaves_l . y_i``; ``"squared"``: ``share_i |leaves_l - y_i|^2``.
-      numbered: whether the leaf that each sample reaches is wanted, too.
-      **of_samples: what else is known of samples, ``(n, 1)``: ``share``; ``mean``, for a route that is centred, the
-        mean of the losses; ``log_total`` as of :func:`value`; ``window``, what scores are in units of where slopes
-        are taken. None is left out.
+      numbered: whether to return the leaf that each sample reaches.
+      **of_samples: further arrays ``(n, 1)``: ``share``; ``mean``, the mean of the losses, for a centred route;
+        ``log_total`` as of :func:`value`; ``window``, the unit of scores for slopes. None is ignored.
 
     Returns:
-      ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)``, ``leaves (leaves, k)``, and ``leaf (n,)`` if asked for.
+      ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)``, ``leaves (leaves, k)``, and ``leaf (n,)`` if ``numbered``.
     """
     layout = config.layout(x, leaves)
     ins = tiles.samples(layout, layout.chunk, x=x, y=y, **of_samples)
@@ -232,17 +230,17 @@ def gradient(
     if numbered:
         outs["leaf"] = Out((1, layout.columns), jnp.int32, (1, layout.chunk), lambda i, t: (0, i))
     body = partial(_gradient_of_a_chunk, layout, config, route, loss)
-    found = launch(f"{NAME}_gradient", body, config, (layout.chunks, layout.subtrees), ins, outs)
+    results = launch(f"{NAME}_gradient", body, config, (layout.chunks, layout.subtrees), ins, outs)
     top = lambda name, width: (
-        found[name].sum((0, 1)) if layout.top else jnp.zeros((layout.top_rows, width), jnp.float32)
+        results[name].sum((0, 1)) if layout.top else jnp.zeros((layout.top_rows, width), jnp.float32)
     )
     joined = {
-        "weights": layout.join(top("d_top_w", layout.p_rows), found["d_w"].sum(0))[:, : layout.p],
-        "bias": layout.join(top("d_top_b", 1), found["d_b"].sum(0))[:, 0],
-        "leaves": layout.join_leaves(found["d_values"].sum(0)),
-        "loss": found["loss"].sum(),
+        "weights": layout.join(top("d_top_w", layout.p_rows), results["d_w"].sum(0))[:, : layout.p],
+        "bias": layout.join(top("d_top_b", 1), results["d_b"].sum(0))[:, 0],
+        "leaves": layout.join_leaves(results["d_values"].sum(0)),
+        "loss": results["loss"].sum(),
     }
-    return joined | ({"leaf": found["leaf"][0, : layout.n]} if numbered else {})
+    return joined | ({"leaf": results["leaf"][0, : layout.n]} if numbered else {})
 
 
 def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: tiles.Loss, refs: SimpleNamespace) -> None:
@@ -250,7 +248,7 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
     right, left, bias, values = refs.right[...], refs.left[...], refs.b[0], refs.values[0]
     blocks = layout.blocks_of_features
     if layout.top:
-        # Of the top only what is above this subtree receives a gradient from it: a row of the path matrices.
+        # In the top only the ancestors of this subtree receive a gradient from it: a row of the path matrices.
         to_right, to_left = tiles.row_as_column(refs.top_right[...], t), tiles.row_as_column(refs.top_left[...], t)
 
     def visit(i: Any, sums: Any) -> Any:
@@ -264,11 +262,11 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
         z = tiles.scores(layout, refs.w, (0,), bias, xs)
         log = _log(layout, route, z, right, left, log_top, t)
         weight = jnp.exp(log if route.normalised else log - refs.log_total[:, samples])
-        lost = tiles.losses(loss, refs, values, samples)
-        total = (weight * lost).sum(1, keepdims=True).sum(0, keepdims=True)
-        change = weight * (lost - refs.mean[:, samples] if route.centred else lost)
+        leaf_losses = tiles.losses(loss, refs, values, samples)
+        total = (weight * leaf_losses).sum(1, keepdims=True).sum(0, keepdims=True)
+        change = weight * (leaf_losses - refs.mean[:, samples] if route.centred else leaf_losses)
         d_z = tiles.score_gradient(right, left, change, tiles.slopes(route, z, refs, samples))
-        takes = weight  # the share of each sample that leaves are moved by
+        takes = weight  # the share of each sample in the gradient of each leaf
         if route.hard_leaves or hasattr(refs, "leaf"):
             at = tiles.reached(z, right, left, layout.sub)
             if layout.top:
@@ -306,14 +304,14 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
 def gradient_of_samples(
     route: Route, config: Config, x: Any, weights: Any, bias: Any, leaves: Any, y: Any, **of_samples: Any
 ) -> jax.Array:
-    """The gradient for the samples ``(n, p)``, for linear losses; arguments as of :func:`gradient`."""
+    """Returns the gradient for the samples ``(n, p)``, for linear losses; arguments as for :func:`gradient`."""
     layout = config.layout(x, leaves)
     ins = tiles.samples(layout, layout.tile, x=x, y=y, **of_samples) | tiles.splits(layout, x, weights, bias)
     ins["values"] = tiles.whole(layout.leaves(leaves))
     outs = {"d_x": tiles.answers(layout, layout.p_rows)}
     body = partial(_samples_of_a_tile, layout, route)
-    found = launch(f"{NAME}_samples", body, config, (layout.columns // layout.tile,), ins, outs)
-    return found["d_x"][: layout.p, : layout.n].T
+    results = launch(f"{NAME}_samples", body, config, (layout.columns // layout.tile,), ins, outs)
+    return results["d_x"][: layout.p, : layout.n].T
 
 
 def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> None:
@@ -326,8 +324,8 @@ def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> N
         z = tiles.scores(layout, refs.w, (t,), refs.b[t], xs)
         log = _log(layout, route, z, right, left, log_top, t)
         weight = jnp.exp(log if route.normalised else log - refs.log_total[...])
-        lost = tiles.losses("linear", refs, refs.values[t], slice(None))
-        change = weight * (lost - refs.mean[...] if route.centred else lost)
+        leaf_losses = tiles.losses("linear", refs, refs.values[t], slice(None))
+        change = weight * (leaf_losses - refs.mean[...] if route.centred else leaf_losses)
         d_z = tiles.score_gradient(right, left, change, tiles.slopes(route, z, refs, slice(None)))
         d_xs = _add_back(layout, d_xs, refs.w, (t,), d_z)
         return d_xs, tiles.with_row(through, t, change.sum(0, keepdims=True))
@@ -337,8 +335,8 @@ def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> N
     visit = _where_reached(route, log_top, visit)
     d_xs, through = jax.lax.fori_loop(0, layout.subtrees, visit, (zeros, through))
     if layout.top:
-        of_top = tiles.slopes(route, z_top, refs, slice(None))
-        d_z = tiles.score_gradient(refs.top_right[...], refs.top_left[...], through, of_top)
+        top_slopes = tiles.slopes(route, z_top, refs, slice(None))
+        d_z = tiles.score_gradient(refs.top_right[...], refs.top_left[...], through, top_slopes)
         d_xs = _add_back(layout, d_xs, refs.top_w, (), d_z)
     for f, d_x in zip(layout.blocks_of_features, d_xs, strict=True):
         refs.d_x[f, :] = d_x

@@ -1,7 +1,7 @@
-"""What a kernel does with a tile of samples: scores, weights of leaves, the leaf reached, what leaves lose.
+"""Functions of kernels on a tile of samples: scores, weights of leaves, leaves reached, losses of leaves.
 
-Everything is ``(rows, tile)``, samples last, for one subtree at a time (layout.py); ``refs`` are the references of a
-program by name. In the portable subset: products, elementwise work, sums.
+Arrays are ``(rows, tile)``, samples last, of one subtree at a time (layout.py); ``refs`` are the references of a
+program by name. Only portable operations: products, elementwise operations, sums.
 """
 
 from types import SimpleNamespace
@@ -22,37 +22,37 @@ Axis = Literal[0, 1]
 
 
 def splits(layout: Layout, x: jax.Array, weights: jax.Array, bias: jax.Array, *, each: bool = False) -> dict[str, In]:
-    """Operands of a kernel: splits, weights in the dtype of the samples, and path matrices.
+    """Returns the operands of splits, with weights in the dtype of the samples, and path matrices.
 
-    Of all subtrees, or (``each``) of that of the grid's second axis.
+    Those of all subtrees, or (``each``) of the subtree given by the grid's second axis.
     """
     padded = jnp.pad(weights.astype(x.dtype), ((0, 0), (0, layout.p_rows - layout.p)))
     parts = zip(layout.cut(padded), layout.cut(bias.astype(jnp.float32)[:, None]), strict=True)
     (top_w, top_b), (w, b) = parts
     below = one_subtree if each else whole
-    found = {"w": below(w), "b": below(b)}
-    found |= {name: whole(jnp.asarray(a)) for name, a in zip(("right", "left"), layout.of_subtree, strict=True)}
+    operands = {"w": below(w), "b": below(b)}
+    operands |= {name: whole(jnp.asarray(a)) for name, a in zip(("right", "left"), layout.of_subtree, strict=True)}
     if layout.top:
-        found |= {"top_w": whole(top_w), "top_b": whole(top_b)}
+        operands |= {"top_w": whole(top_w), "top_b": whole(top_b)}
         matrices = zip(("top_right", "top_left"), layout.of_top, strict=True)
-        found |= {name: whole(jnp.asarray(a)) for name, a in matrices}
-    return found
+        operands |= {name: whole(jnp.asarray(a)) for name, a in matrices}
+    return operands
 
 
 def samples(layout: Layout, width: int, **arrays: jax.Array | None) -> dict[str, In]:
-    """Operands ``(n, m)`` of a kernel that sees so many samples at once: x, y, and what has one number a sample."""
+    """Returns operands ``(n, m)`` in blocks of ``width`` samples: x, y, and arrays with one number per sample."""
     rows = {"x": layout.p_rows, "y": layout.k_rows}
     given = {name: layout.samples(a, rows.get(name, 1)) for name, a in arrays.items() if a is not None}
     return {name: In(a, (a.shape[0], width), lambda i, *_: (0, i)) for name, a in given.items()}
 
 
 def answers(layout: Layout, rows: int, dtype: Any = jnp.float32) -> Out:
-    """A result that each program of a grid over tiles writes for its samples."""
+    """Returns a result that each program of a grid over tiles writes for its samples."""
     return Out((rows, layout.columns), dtype, (rows, layout.tile), lambda i: (0, i))
 
 
 def one_subtree(a: jax.Array) -> In:
-    """Of ``(subtrees, ...)`` that of the grid's second axis."""
+    """Returns an operand ``(subtrees, ...)`` of which programs see the subtree given by the grid's second axis."""
     return In(a, (1, *a.shape[1:]), lambda i, t: (t, 0, 0))
 
 
@@ -60,10 +60,10 @@ def one_subtree(a: jax.Array) -> In:
 
 
 def dot(a: jax.Array, b: jax.Array, over: tuple[Axis, Axis] = (1, 0)) -> jax.Array:
-    """The product that sums over axis ``over[0]`` of a and ``over[1]`` of b, in float32.
+    """Returns the product that contracts axis ``over[0]`` of a with ``over[1]`` of b, in float32.
 
-    Products of float32 numbers are not rounded to fewer bits: the sign of a score decides where a sample goes, and an
-    error of a logarithm is a relative one of a weight.
+    Products of float32 numbers are in full precision: the sign of a score is a decision, and an error of a logarithm is
+    a relative error of a weight.
     """
     precision = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
     dimensions = (((over[0],), (over[1],)), ((), ()))
@@ -71,7 +71,7 @@ def dot(a: jax.Array, b: jax.Array, over: tuple[Axis, Axis] = (1, 0)) -> jax.Arr
 
 
 def of_leaves(values: jax.Array, a: jax.Array) -> jax.Array:
-    """``values.T @ a`` for ``(leaves, k)`` and ``(leaves, tile)``: of one output without a product."""
+    """``values.T @ a`` for ``(leaves, k)`` and ``(leaves, tile)``; for one output without a matrix product."""
     return (values * a).sum(0, keepdims=True) if values.shape[1] == 1 else dot(values, a, (0, 0))
 
 
@@ -86,12 +86,12 @@ def of_samples(a: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def row(a: jax.Array, index: Any) -> jax.Array:
-    """Row ``index`` as ``(1, columns)``: by a sum, as an array in a kernel cannot be indexed."""
+    """Row ``index`` as ``(1, columns)``, by a sum, as arrays in a kernel cannot be indexed."""
     return jnp.where(_numbers(a, 0) == index, a, 0.0).sum(0, keepdims=True)
 
 
 def row_as_column(a: jax.Array, index: Any) -> jax.Array:
-    """Row ``index`` as ``(columns, 1)``: by a product with a column that is 1 in one place."""
+    """Row ``index`` as ``(columns, 1)``, by a product with one-hot columns."""
     at = ones(jax.lax.broadcasted_iota(jnp.int32, (a.shape[0], 16), 0) == index)
     return dot(a, at, (0, 0)).sum(1, keepdims=True) / 16
 
@@ -109,35 +109,35 @@ def _numbers(a: jax.Array, axis: int) -> jax.Array:
 
 
 def features(layout: Layout, x: Any, samples: Any) -> list[jax.Array]:
-    """The samples of a tile, so many features at once."""
+    """Returns the samples of a tile in blocks of features."""
     return [x[block, samples] for block in layout.blocks_of_features]
 
 
 def scores(layout: Layout, w: Any, index: tuple, bias: jax.Array, xs: list[jax.Array]) -> jax.Array:
-    """Scores of the nodes whose weights are ``w[index]``."""
+    """Returns the scores of the nodes whose weights are ``w[index]``."""
     return sum((dot(w[(*index, slice(None), f)], x) for f, x in zip(layout.blocks_of_features, xs, strict=True)), bias)
 
 
 def log_weights(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, leaves: int) -> jax.Array:
-    """Logarithms of the weights of leaves; of rows that are padding, about minus infinity."""
+    """Returns the logarithms of the weights of leaves; about minus infinity for padding."""
     to_right, to_left = route.logs(z)
     log = dot(right, to_right) + dot(left, to_left)
     return log if leaves == log.shape[0] else jnp.where(_numbers(log, 0) < leaves, log, -1e9)
 
 
 def slopes(route: Route, z: jax.Array, refs: SimpleNamespace, samples: Any) -> Pair:
-    """Derivatives of the logarithms of factors; of scores in units of a window, where there is one."""
+    """Returns the derivatives of the logarithms of factors; scores are in units of a window, if there is one."""
     return route.slopes(z / refs.window[:, samples] if hasattr(refs, "window") else z)
 
 
 def score_gradient(right: jax.Array, left: jax.Array, change: jax.Array, slopes: Pair) -> jax.Array:
-    """The gradient for scores, if a relative change of a leaf's weight is worth ``change``: see routes.py."""
+    """Returns the gradient for scores, for gradients ``change`` for relative leaf weights: see routes.py."""
     slope_right, slope_left = slopes
     return dot(right, change, (0, 0)) * slope_right + dot(left, change, (0, 0)) * slope_left
 
 
 def reached(z: jax.Array, right: jax.Array, left: jax.Array, depth: int) -> jax.Array:
-    """1 in the leaf that hard routing reaches, else 0: there all decisions agree.
+    """Returns 1 for the leaf of hard routing, with which all decisions agree, else 0.
 
     Signs, and sums of up to ten of them, are exact in products of bfloat16 numbers.
     """
@@ -146,16 +146,16 @@ def reached(z: jax.Array, right: jax.Array, left: jax.Array, depth: int) -> jax.
 
 
 def number(layout: Layout, at: jax.Array, subtree: Any) -> jax.Array:
-    """The number of the leaf at which there is a 1, as int32 ``(1, tile)``; 0 if there is none."""
+    """Returns the index of the leaf with a 1, as int32 ``(1, tile)``; 0 if there is none."""
     numbers = _numbers(at, 0) + subtree * 2**layout.sub
     return jnp.where(at > 0, numbers, 0).sum(0, keepdims=True)
 
 
-# --- What leaves lose ------------------------------------------------------------------------------------------------
+# --- Losses of leaves ------------------------------------------------------------------------------------------------
 
 
 def losses(loss: Loss, refs: SimpleNamespace, values: jax.Array, samples: Any) -> jax.Array:
-    """What every leaf would lose on every sample: ``values . y``, or the weighted squared distance."""
+    """Returns the loss of every leaf on every sample: ``values . y``, or the weighted squared distance."""
     y = refs.y[:, samples]
     if loss == "linear":
         return of_outputs(values, y)
@@ -166,7 +166,7 @@ def losses(loss: Loss, refs: SimpleNamespace, values: jax.Array, samples: Any) -
 
 
 def pull(loss: Loss, refs: SimpleNamespace, values: jax.Array, weight: jax.Array, samples: Any) -> jax.Array:
-    """The gradient of ``(weight * losses).sum()`` for the values, ``(leaves, k)``."""
+    """Returns the gradient of ``(weight * losses).sum()`` for the values, ``(leaves, k)``."""
     y = refs.y[:, samples]
     if loss == "linear":
         return of_samples(weight, y)

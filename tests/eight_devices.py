@@ -1,4 +1,4 @@
-"""On eight devices what one device finds, and no row moves. Run by test_sharding.py, in a process that has eight."""
+"""Eight devices have the result of one, and no row moves. Run by test_sharding.py, in a process that has eight."""
 
 from functools import partial
 import math
@@ -13,8 +13,8 @@ import pytest
 from test_battery import METHODS
 
 import jtrees
-from jtrees import blocking, ops, sharding, training
-from jtrees.training import Batch
+from jtrees import blocking, ops, sharding
+from jtrees.training import Batch, loop
 
 N, FEATURES = 512, 3
 RNG = np.random.default_rng(0)
@@ -37,7 +37,7 @@ def eight(monkeypatch, standard_promotion):
 
 
 def collectives(text):
-    """What is sent, and how many numbers: of each collective of a compiled program."""
+    """The kinds of collectives in a compiled program, and the most numbers that one sends."""
     found = re.findall(r"= (\([^)]*\)|\S+) (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)(?:-start)?\(", text)
     sizes = [math.prod(map(int, dims.split(","))) if dims else 1 for out, _ in found for dims in _dims(out)]
     return {kind for _, kind in found}, max(sizes, default=0)
@@ -77,7 +77,7 @@ def test_a_step_is_that_of_one_device_and_moves_no_row(name):
 def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
     data, order = Batch(jnp.asarray(X), jnp.arange(N)), jnp.arange(N, dtype=jnp.int32)
     with jax.set_mesh(sharding.mesh(2, 4)):
-        draw = jax.jit(partial(training._batch, batch_size=64))
+        draw = jax.jit(partial(loop._batch, batch_size=64))
         data, seen = sharding.put_rows(data), []
         program = draw.lower(data, order, KEY, jnp.int32(0)).compile()
         assert collectives(program.as_text())[0] == set()
@@ -122,6 +122,7 @@ def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
 RECIPES = {
     "GET": jtrees.GET(depth=2, starts=3, epochs=5),
     "DGT": jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N),
+    "BestOf": jtrees.BestOf(jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N), runs=3),
     "Bagged": jtrees.Bagged(jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N), trees=3),
     "Polished": jtrees.Polished(jtrees.GET(depth=2, starts=3, epochs=5), epochs=5),
 }
@@ -129,8 +130,8 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("shape", [(8, 1), (2, 4)])
-def test_recipes_find_the_same_on_a_mesh(name, shape):
-    """512 rows are a batch of all of them, so that their order matters to nobody."""
+def test_recipes_have_the_same_result_on_a_mesh(name, shape):
+    """All 512 rows are one mini-batch, so that their order does not matter."""
     alone = jtrees.fit(RECIPES[name], X, Y, key=KEY)
     with jax.set_mesh(sharding.mesh(*shape)):
         shared = jtrees.fit(RECIPES[name], X, Y, key=KEY)
@@ -138,7 +139,7 @@ def test_recipes_find_the_same_on_a_mesh(name, shape):
     np.testing.assert_allclose(shared.model.predict(X), alone.model.predict(X), rtol=1e-3, atol=1e-3)
 
 
-def test_a_sweep_finds_the_same_on_a_mesh():
+def test_a_sweep_has_the_same_result_on_a_mesh():
     of = lambda: jtrees.sweep(RECIPES["GET"], X, Y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, seeds=2, validation=2)
     alone = of()
     with jax.set_mesh(sharding.mesh(4, 2)):
@@ -179,12 +180,12 @@ def test_kernels_work_on_rows_where_they_lie():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_answers_rows_where_they_lie():
+def test_a_model_predicts_rows_where_they_lie():
     tree = jtrees.fit(RECIPES["GET"], X, Y, key=KEY).tree
     with jax.set_mesh(sharding.mesh()):
-        answers = tree.predict(sharding.put_rows(X))
-        assert answers.sharding.spec == P("data")
-    np.testing.assert_allclose(answers, tree.predict(X), rtol=1e-6)
+        predictions = tree.predict(sharding.put_rows(X))
+        assert predictions.sharding.spec == P("data")
+    np.testing.assert_allclose(predictions, tree.predict(X), rtol=1e-6)
 
 
 def test_meshes_and_rows_that_do_not_fit():
@@ -201,7 +202,7 @@ def test_meshes_and_rows_that_do_not_fit():
 
 
 def test_meshes_of_others():
-    """One of other axes is none of our business; one whose data axis is explicit is refused."""
+    """One of other axes is ignored; one whose data axis is explicit is refused."""
     method, y = CASES["dgt"]
     run = lambda: jtrees.train(method, Batch(X, y), key=KEY, optimizer=optax.sgd(0.1), steps=2)
     alone = run()

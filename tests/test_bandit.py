@@ -1,4 +1,4 @@
-"""Bandit feedback: estimators, streams, resuming, and the door."""
+"""Bandit feedback: gradient estimates, streams, resuming, and errors."""
 
 from functools import partial
 
@@ -11,8 +11,9 @@ import oracles
 import pytest
 
 import jtrees
-from jtrees.methods.dgt import random_chain, rmsprop
+from jtrees.methods.dgt import random_chain
 from jtrees.routing import path_sum
+from jtrees.training import rmsprop
 
 P, K, N, EVERY = 4, 3, 25, 7
 KINDS = ("classifier", "one-point", "two-point", "linear")
@@ -54,19 +55,19 @@ def _first_state(kind, seed):
 
 
 def first_state(kind, seed=0):
-    """The state that a stream begins with; it does not depend on how many points are played."""
+    """The first state of a stream; it does not depend on how many points are played."""
     return _first_state("two-point" if kind == "one-point" else kind, seed)
 
 
 def loss_of(kind, y, extra):
-    """What a number loses by its distance from y, and a class by not being y; and something extra in each round."""
+    """The distance of a number from y, or whether a class is not y; and something extra in each round."""
     y, extra = jnp.asarray(y), jnp.asarray(extra)
     if kind in ("classifier", "linear"):
         return lambda i, a: (a.astype(jnp.float32) != y[i]).astype(jnp.float32) + extra[i]
     return lambda i, a: jnp.abs(a - y[i]) + extra[i]
 
 
-# Compiled once for each kind, and played by every test.
+# Compiled once for each kind, for all tests.
 @partial(jax.jit, static_argnums=0)
 def _stream(kind, numbers, state, x, y, extra, best, key):
     learner = learner_of(kind, *numbers)
@@ -88,7 +89,7 @@ def one_round(learner, loss, state, x, key):
 
 
 def answer(params, x):
-    """What a tree answers for one context, with DGT's gradient: scores in units of their size."""
+    """Output of a tree for one context, with DGT's gradient: scores in units of their mean size."""
     scores = params.weights @ x + params.bias
     size = jax.lax.stop_gradient(jnp.abs(scores).mean())
     return path_sum((scores / size)[:, None], params.leaves.values)[0]
@@ -165,7 +166,7 @@ def test_two_points_are_exact_on_a_quadratic(x64):
 
 
 def dgt_gradient(tree, x, slope):
-    """DGT's gradient of ``slope . answer`` for one context (Algorithm 2), scores in units of their mean size."""
+    """DGT's gradient of ``slope . output`` for one context (Algorithm 2), scores in units of their mean size."""
     weights, bias, values = tree
     z = weights @ x + bias
     size = np.abs(z).mean()
@@ -287,11 +288,11 @@ def test_regret_is_against_the_best():
     np.testing.assert_allclose(run.cumulative_loss, expected + np.cumsum(best), atol=1e-4)
 
 
-def test_goes_on_exactly_after_a_save_and_a_load():
+def test_a_saved_state_is_continued_exactly():
     x, y = contexts(5 * N), targets(5 * N)
     whole = stream("classifier", x, y, state=None)
     empty, state, actions = first_state("classifier"), first_state("classifier"), []
-    for part in range(5):  # cut where 1, 2, 3 and no rounds wait for an update
+    for part in range(5):  # 1, 2, 3 and no rounds wait for an update
         rows = slice(part * N, (part + 1) * N)
         run = stream(
             "classifier", x[rows], y[rows], state=serialization.from_bytes(empty, serialization.to_bytes(state))
@@ -319,7 +320,7 @@ def test_vmap_over_seeds_and_rates(kind, numbers):
 
     found = together(np.arange(3), *np.float32(numbers))
     assert found.cumulative_loss.shape == (3, N)
-    # Nobody asked for a score, or for a regret against anything.
+    # Neither a score nor best losses were given.
     assert found.queries.size == found.scores.size == 0
     np.testing.assert_array_equal(found.regret, found.cumulative_loss)
     for i in range(3):
@@ -329,7 +330,7 @@ def test_vmap_over_seeds_and_rates(kind, numbers):
 
 
 def test_learns_classes_and_a_step():
-    """The small sibling of the two below, on streams that were compiled before."""
+    """The quick version of the two below, on streams that were compiled before."""
     many = 160 * N
     x = contexts(many)
     side = (x[:, 0] + x[:, 1] > 0).astype(np.float32)
@@ -337,11 +338,11 @@ def test_learns_classes_and_a_step():
         state = first_state(kind)
         for rows in np.arange(many).reshape(-1, N):
             state = stream(kind, x[rows], y[rows], state=state).state
-        answers = np.asarray(learner_of(kind).predict(state.params, x))
+        predictions = np.asarray(learner_of(kind).predict(state.params, x))
         if kind == "classifier":
-            assert np.mean(answers.argmax(1) == y) > 0.85  # a guess is right in a third
+            assert np.mean(predictions.argmax(1) == y) > 0.85  # a guess is right in a third
         else:
-            assert np.mean((answers - y) ** 2) < 0.5 * np.var(y)
+            assert np.mean((predictions - y) ** 2) < 0.5 * np.var(y)
 
 
 @pytest.mark.slow
@@ -406,7 +407,7 @@ def test_a_skipped_round_moves_nothing_whatever_the_optimiser(standard_promotion
     assert (after.rounds, after.skipped) == (2, 1)
 
 
-def test_a_context_that_is_not_finite_is_skipped_where_it_cannot_be_looked_at():
+def test_a_traced_context_that_is_not_finite_is_skipped():
     x = contexts()
     x[5, 0] = np.nan
     run = stream("classifier", x, targets())
@@ -427,7 +428,7 @@ def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, run):
         assert run is jax.eval_shape or all(np.isfinite(a).all() for a in jax.tree.leaves(after))
 
 
-def test_two_rates_know_the_leaves_of_other_trees():
+def test_two_rates_apply_to_the_leaves_of_other_trees():
     @jax.jit
     def first_updates():
         params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)

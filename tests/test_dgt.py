@@ -169,18 +169,6 @@ def test_other_losses(x64):
         assert got == pytest.approx(expected.mean(), rel=1e-12)
 
 
-@pytest.mark.parametrize("window", ["unit", "mean"])
-def test_weights_count_as_repetitions(x64, window):
-    (x, y), params = samples(seed=5), chain(widths=())
-    times = np.random.default_rng(5).permutation(np.repeat([0, 1, 2, 3], [12, 9, 6, 3]))
-    assert times.sum() == 30
-    value, gradient = loss_and_gradient(by_window(window), params, jtrees.Batch(x, y, times.astype(float)))
-    repeated = jtrees.Batch(np.repeat(x, times, axis=0), np.repeat(y, times), np.ones(30))
-    expected, same = loss_and_gradient(by_window(window), params, repeated)
-    assert value == pytest.approx(float(expected), rel=1e-12)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, same)
-
-
 def test_a_heavy_sample_counts_in_batches_of_one(x64):
     one = jtrees.Batch(np.ones((1, 4)), np.ones(1))
     loss = lambda weight: float(loss_and_score(by_window("mean"), chain(), one._replace(weight=np.array([weight])))[0])

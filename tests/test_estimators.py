@@ -1,4 +1,4 @@
-"""The two scikit-learn estimators, as its users meet them. Its own checks: ``test_checks_*.py``."""
+"""The two scikit-learn estimators. Scikit-learn's own checks: ``test_checks_*.py``."""
 
 import pickle
 import subprocess
@@ -44,12 +44,12 @@ def classes():
 def test_regressor(data):
     x, y = (a.astype(np.float64) for a in data)
     model = TreeRegressor(DGT.replace(epochs=300), random_state=0).fit(x, y)
-    answers = model.predict(x)
-    assert answers.shape == y.shape and answers.dtype == np.float64
+    predictions = model.predict(x)
+    assert predictions.shape == y.shape and predictions.dtype == np.float64
     assert model.score(x, y) > 0.8
-    np.testing.assert_array_equal(answers, model.tree_.predict(x))
+    np.testing.assert_array_equal(predictions, model.tree_.predict(x))
     assert isinstance(model.model_, jtrees.ObliqueTree) and model.report_["ended"] == "finished"
-    assert model.loss_ == pytest.approx(np.square(answers - y).mean(), rel=1e-5)  # float32 against float64 sums
+    assert model.loss_ == pytest.approx(np.square(predictions - y).mean(), rel=1e-5)  # float32 against float64 sums
 
 
 def test_classifier_of_names(classes):
@@ -67,10 +67,10 @@ def test_several_targets(data, recipe):
     x, y = data
     both = np.stack([y, -1e6 * y, np.full_like(y, 0.1), x[:, 0]], axis=1).astype(np.float64)
     model = TreeRegressor(recipe, random_state=0).fit(x, both)
-    answers = model.predict(x)
-    assert answers.shape == both.shape
-    assert (answers[:, 2] == both[:, 2]).all()  # a constant is answered as it is
-    left = np.square(answers - both).mean(0) / np.maximum(both.var(0), 1e-30)
+    predictions = model.predict(x)
+    assert predictions.shape == both.shape
+    assert (predictions[:, 2] == both[:, 2]).all()  # a constant is predicted as it is
+    left = np.square(predictions - both).mean(0) / np.maximum(both.var(0), 1e-30)
     assert (left[[0, 1, 3]] < 0.8).all()  # each learnt, whatever its unit
     one = TreeRegressor(recipe, random_state=0).fit(x, y[:, None])
     assert one.predict(x).shape == (len(y), 1)
@@ -108,7 +108,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_weight_is_a_repetition_to_the_loss(data, name):
-    """The training loss and its gradient; what a recipe draws, it draws from the rows as they come."""
+    """Of the training loss and its gradient; recipes draw mini-batches and bootstrap samples from the rows as they come."""
     method, (x, y) = METHODS[name], (a[:40] for a in data)
     times = np.tile([0, 1, 2, 3, 1], 8)
     order = np.random.default_rng(0).permutation(np.repeat(np.arange(40), times))
@@ -229,9 +229,9 @@ def test_a_classifier_saved_and_loaded(classes, labels, tmp_path):
     assert again.feature_names_in_.tolist() == ["age", "höhe", "size"]
     with pytest.raises(ValueError, match="The feature names should match those that were passed during fit"):
         again.predict(frame[["size", "age", "höhe"]])
-    told = jtrees.io.header(tmp_path / "it.jtrees")
-    assert told["kind"] == "TreeClassifier" and told["feature_names"] == ["age", "höhe", "size"]
-    assert labels == "one class" or told["recipe"]["name"] == "DGT"
+    header = jtrees.io.header(tmp_path / "it.jtrees")
+    assert header["kind"] == "TreeClassifier" and header["feature_names"] == ["age", "höhe", "size"]
+    assert labels == "one class" or header["recipe"]["name"] == "DGT"
     assert clone(again).get_params() == model.get_params()
 
 
@@ -260,7 +260,7 @@ def no_recipe(**options):
     return jtrees.methods.get(2, **options)
 
 
-def test_what_of_an_estimator_cannot_be_saved(data, tmp_path):
+def test_parts_of_an_estimator_that_cannot_be_saved(data, tmp_path):
     path = tmp_path / "it.jtrees"
     with pytest.raises(ValueError, match=r"what must be fitted to be saved, got TreeRegressor\(\) before its fit"):
         jtrees.save(TreeRegressor(), path)
@@ -310,21 +310,21 @@ def test_text_gaps_and_names_in_a_pipeline():
 
 
 def test_validation_fraction(classes, monkeypatch):
-    asked = {}
+    given = {}
 
     def fit(recipe, x, y, **options):
-        asked.update(options, x=x, y=y)
+        given.update(options, x=x, y=y)
         return jtrees.fit(recipe, x, y, **options)
 
     monkeypatch.setattr(estimators, "fit", fit)
     x, y = classes
     TreeClassifier(DGT, random_state=0, validation_fraction=0.2, max_seconds=100).fit(x, y)
-    held, labels = asked["validation"]
-    assert len(held) == 30 and len(asked["x"]) == 120 and asked["max_seconds"] == 100
-    together = np.concatenate([held, asked["x"]])
+    held, labels = given["validation"]
+    assert len(held) == 30 and len(given["x"]) == 120 and given["max_seconds"] == 100
+    together = np.concatenate([held, given["x"]])
     np.testing.assert_array_equal(together[np.lexsort(together.T)], x[np.lexsort(x.T)])
     share = lambda y: np.unique(y, return_counts=True)[1] / len(y)
-    np.testing.assert_allclose(share(labels), share(asked["y"]), atol=0.04)  # stratified: but for a row of 30
+    np.testing.assert_allclose(share(labels), share(given["y"]), atol=0.04)  # stratified: but for a row of 30
 
 
 @pytest.mark.parametrize("kind", [TreeRegressor, TreeClassifier])
@@ -339,8 +339,8 @@ def test_progress(classes, kind, capsys):
 
 def test_interrupted(data, monkeypatch):
     def fit(*args, **options):
-        found = jtrees.fit(*args, **options)
-        return found.replace(report=found.report | {"ended": "interrupted"})
+        result = jtrees.fit(*args, **options)
+        return result.replace(report=result.report | {"ended": "interrupted"})
 
     monkeypatch.setattr(estimators, "fit", fit)
     with pytest.warns(ConvergenceWarning, match="interrupted"):

@@ -1,11 +1,13 @@
-"""One file for a model: what goes in comes out, and what is not whole is refused."""
+"""Files of models: what is saved is loaded again, and damaged files are refused."""
 
 import errno
 import json
 import os
 import re
+from typing import Any
 import zipfile
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,7 @@ def same(a, b):
         np.testing.assert_array_equal(one, other)
 
 
-def test_arrays_come_back_as_they_were(tmp_path):
+def test_arrays_are_loaded_as_they_were(tmp_path):
     """NumPy's in double precision, too, and short ones, and one number."""
     origin = jtrees.Origin(np.array([1e8 + 1, 0.1]), np.float64(0.3))
     leaves = kinds.Constant(jnp.arange(4, dtype=jnp.bfloat16))
@@ -48,9 +50,9 @@ def test_arrays_come_back_as_they_were(tmp_path):
 def test_the_other_byte_order(tmp_path, dtype):
     array = np.array([1, 2, 300]).astype(np.dtype(dtype).newbyteorder("S"))
     fit = FIT.replace(history=array, report={"scalar": array[0]})
-    came = jtrees.load(saved(fit, tmp_path))
-    np.testing.assert_array_equal(came.history, array)
-    assert came.history.dtype == array.dtype.newbyteorder("S") and came.report == fit.report
+    read = jtrees.load(saved(fit, tmp_path))
+    np.testing.assert_array_equal(read.history, array)
+    assert read.history.dtype == array.dtype.newbyteorder("S") and read.report == fit.report
 
 
 def everything():
@@ -104,15 +106,15 @@ def test_whatever_is_saved_is_loaded(tmp_path):
             assert refusal.match(str(error)), (value, error)
             assert not list(tmp_path.iterdir())
         else:
-            came = jtrees.load(path).report["held"][0]
-            same(came, value) if isinstance(value, (jax.Array, type(TREE))) else np.testing.assert_equal(came, value)
+            read = jtrees.load(path).report["held"][0]
+            same(read, value) if isinstance(value, (jax.Array, type(TREE))) else np.testing.assert_equal(read, value)
             kind = lambda a: (isinstance(a, np.generic), a.dtype.name) if hasattr(a, "dtype") else type(a)
-            assert kind(came) == kind(value)
+            assert kind(read) == kind(value)
             path.unlink()
     assert 20 < refused < 60
 
 
-def test_what_holds_itself_is_refused(tmp_path):
+def test_an_object_that_holds_itself_is_refused(tmp_path):
     report: dict = {}
     report["held"] = [report]
     with pytest.raises(
@@ -125,10 +127,10 @@ def test_what_holds_itself_is_refused(tmp_path):
 def test_text_is_kept(tmp_path):
     report = {"scalar": np.str_("mlp"), "array": np.array(["a", "bcd"]), "objects": np.array(["a", "bcd"], object)}
     report |= {"bytes": np.bytes_(b"ab"), "day": np.datetime64("2020-01-01")}
-    came = jtrees.load(saved(FIT.replace(report=report), tmp_path)).report
+    read = jtrees.load(saved(FIT.replace(report=report), tmp_path)).report
     for name, value in report.items():
-        np.testing.assert_array_equal(came[name], value)
-        assert came[name].dtype == value.dtype and type(came[name]) is type(value)
+        np.testing.assert_array_equal(read[name], value)
+        assert read[name].dtype == value.dtype and type(read[name]) is type(value)
 
 
 def huber(outputs, y):
@@ -141,12 +143,12 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     grid = [{"loss": huber, "base": jtrees.GET(depth=2), "options": {"loss": huber, "alpha": 1.0}}, {"base": own}]
     trials = [jtrees.selection.Trial(options, 0.5, 0.1, 3.0) for options in grid]
     fit = FIT.replace(report={"tuning": trials, "chosen": grid[0]})
-    came = jtrees.load(saved(fit, tmp_path)).report
+    read = jtrees.load(saved(fit, tmp_path)).report
     kept = {"loss": "test_io.huber", "base": jtrees.GET(depth=2), "options": {"loss": "test_io.huber", "alpha": 1.0}}
-    assert came["chosen"] == came["tuning"][0].options == kept
-    assert came["tuning"][0].loss == 0.5
-    told = came["tuning"][1].options["base"]
-    assert (told["name"], told["depth"], told["loss"]) == ("DGT", own.depth, "test_io.huber")
+    assert read["chosen"] == read["tuning"][0].options == kept
+    assert read["tuning"][0].loss == 0.5
+    described = read["tuning"][1].options["base"]
+    assert (described["name"], described["depth"], described["loss"]) == ("DGT", own.depth, "test_io.huber")
     assert fit.report["chosen"]["loss"] is huber
 
 
@@ -187,7 +189,7 @@ def test_states_of_learners(tmp_path):
 
 
 @pytest.mark.usefixtures("standard_promotion")  # optax
-def test_a_run_goes_on_where_it_was(tmp_path):
+def test_a_run_is_continued(tmp_path):
     method, optimizer = jtrees.methods.dgt(2), optax.adam(0.01)
     data = Batch(jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32), jnp.arange(40.0))
     of = {"optimizer": optimizer, "steps": 3, "batch_size": 10}
@@ -197,14 +199,40 @@ def test_a_run_goes_on_where_it_was(tmp_path):
     same(jtrees.training.advance(method, read, data, **of), jtrees.training.advance(method, once, data, **of))
 
 
+@jtrees.io.model
+@struct.dataclass
+class Stump:
+    """A model of the user's own, with a recipe of the user's own."""
+
+    threshold: jax.Array
+    recipe: Any
+
+
+@struct.dataclass
+class Stumps(jtrees.Recipe):
+    """Registered as it is defined."""
+
+    depth: int = jtrees.search.options.depth(1)
+    rate: float = jtrees.search.options.positive(0.5)
+
+
+def test_classes_of_the_users_own(tmp_path):
+    model = Stump(jnp.asarray(0.5), Stumps(rate=jnp.float32(2)))
+    same(jtrees.load(path := saved(model, tmp_path)), model)
+    assert jtrees.io.header(path)["kind"] == "Stump"
+    same(jtrees.load(saved(FIT.replace(report={"model": model}), tmp_path)).report["model"], model)
+    with pytest.raises(ValueError, match="what must be one of"):
+        saved(model.recipe, tmp_path)  # a part of a file, and no model
+
+
 @pytest.mark.parametrize("what", [None, {"a": 1}, np.ones(3), jtrees.GET(), lambda x: x])
-def test_what_is_no_model_is_refused(tmp_path, what):
-    with pytest.raises(ValueError, match="what must be one of ObliqueTree, .*Forest"):
+def test_other_objects_are_refused(tmp_path, what):
+    with pytest.raises(ValueError, match=r"what must be one of ObliqueTree, .*Forest"):
         saved(what, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_written_is_named(tmp_path):
+def test_parts_that_cannot_be_saved_are_named(tmp_path):
     fit = jtrees.FitResult(TREE, TREE, 0.0, 1, np.zeros(2), {"how": [{"of": lambda x: x}]})
     with pytest.raises(ValueError, match=r"^\.report\['how'\]\[0\]\['of'\] cannot be saved: <function"):
         saved(fit, tmp_path)

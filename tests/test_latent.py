@@ -1,7 +1,6 @@
 """LatentTree: the method, the recipe, and what it hardens to. Its search: test_minibatch."""
 
 from functools import partial
-import importlib
 import os
 from pathlib import Path
 import subprocess
@@ -20,14 +19,13 @@ from sklearn.metrics import r2_score
 import jtrees
 from jtrees import Batch, LatentTree, isotonic, prediction, routing
 from jtrees.data import Scaling, checked_table
-from jtrees.methods import Architecture
+from jtrees.methods.latent import Architecture, LatentNetwork, Network, outputs_of
 from jtrees.search import options
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
 KEY = jax.random.key(0)
-latent = importlib.import_module("jtrees.methods.latent")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def init(of, batch, key):
 
 def random_params(of, features, dtype=np.float32, task=Regression()):
     """Random parameters, without a compilation."""
-    network = nnx.eval_shape(lambda: latent.Network(features, of, task, dtype=dtype, rngs=nnx.Rngs(0)))
+    network = nnx.eval_shape(lambda: Network(features, of, task, dtype=dtype, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng(0)
     shapes = nnx.to_pure_dict(nnx.state(network, nnx.Param))
     return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / np.sqrt(features), dtype), shapes)
@@ -80,31 +78,18 @@ def test_the_loss_is_that_of_the_papers_program(table):
     z = np.clip(q.T + 0.5, 0, a)
     layer = params["layers"][0]
     expected = np.concatenate([x, z], axis=1) @ layer["kernel"] + layer["bias"]
-    outputs = jax.jit(partial(latent.outputs_of, of=OF_XZ, task=Regression(), active=None))
+    outputs = jax.jit(partial(outputs_of, of=OF_XZ, task=Regression(), active=None))
     np.testing.assert_allclose(outputs(params, batch, penalty=0.2), expected[:, 0], atol=1e-5)  # float32
     loss, score, _ = step(OF_XZ, params, batch, KEY, 0.2, 0.0)
     np.testing.assert_allclose(loss, np.mean((expected[:, 0] - y) ** 2), rtol=1e-5)
     assert loss == score
 
 
-def test_weights_count_as_repetitions_and_padding_changes_nothing(table):
-    """Neither the loss nor the pruning."""
-    some = scaled(table, 48)
-    rows = np.concatenate([np.arange(48), np.arange(16)])
-    listed = Batch(some.x[rows], some.y[rows])  # 64 rows
-    weight = np.concatenate([2 * np.ones(16), np.ones(32), np.zeros(4)])
-    weight = jnp.asarray(weight / weight.mean(), jnp.float32)  # as in training
-    junk = 7 * jnp.ones((4, 4))
-    padded = Batch(jnp.concatenate([some.x, junk]), jnp.concatenate([some.y, jnp.ones(4)]), weight)
-    params = random_params(OF_XZ, 4)
-    loss, _, after = step(OF_XZ, params, listed, KEY, 0.2, 1.0)
-    other, _, other_after = step(OF_XZ, params, padded, KEY, 0.2, 1.0)
-    np.testing.assert_allclose(loss, other, rtol=1e-5)  # float32: sums over 64 rows and over 52
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), after, other_after)
-    # Nor does a batch of nothing but padding.
-    none, _, still = step(OF_XZ, params, padded._replace(weight=jnp.zeros(52)), KEY, 0.2, 1.0)
-    assert none == 0
-    jax.tree.map(np.testing.assert_array_equal, still, params)
+def test_a_batch_of_nothing_but_padding_changes_nothing(table):
+    params, batch = random_params(OF_XZ, 4), scaled(table, 64)
+    loss, _, after = step(OF_XZ, params, batch._replace(weight=jnp.zeros(64)), KEY, 0.2, 1.0)
+    assert loss == 0
+    jax.tree.map(np.testing.assert_array_equal, after, params)
 
 
 def test_splits_start_at_the_mean_of_the_samples_that_reach_them(table):
@@ -311,7 +296,7 @@ def test_the_loss_of_logits_and_their_softmax(table):
     @jax.jit
     def both(params, batch):
         method = jtrees.methods.latent(OF_XZ, 0.2, task=Classification(3), loss=smoothed)
-        outputs = latent.outputs_of(params, batch, OF_XZ, Classification(3), None, 0.2)
+        outputs = outputs_of(params, batch, OF_XZ, Classification(3), None, 0.2)
         return method.loss(params, batch, key=KEY, step=0)[0], Classification(3).link(outputs)
 
     loss, predictions = both(params, batch)
@@ -393,7 +378,7 @@ def test_a_padded_fit_is_the_search_without_padding(n, table):
 def deep_model():
     """A model of depth 10: 2047 nodes, 8 kB a row in float32."""
     of = Architecture(10)
-    network = latent.LatentNetwork(random_params(of, 21), np.ones(2047, np.float32), of, 21, Regression())
+    network = LatentNetwork(random_params(of, 21), np.ones(2047, np.float32), of, 21, Regression())
     return jtrees.methods.LatentModel(network, None, Regression())
 
 

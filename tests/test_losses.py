@@ -1,4 +1,4 @@
-"""Losses of samples, by formula and in their refusals."""
+"""Losses of samples, by formula, and what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,15 @@ import pytest
 
 import jtrees
 from jtrees import losses
-from jtrees.tasks import Classification, Regression
+from jtrees.tasks import Classification, Regression, with_loss
 
 
 @pytest.mark.parametrize("outputs", [(), (3,)])
 def test_squared_error_is_the_mean_over_outputs(outputs):
     rng = np.random.default_rng(0)
-    answers, y = rng.normal(size=(2, 20, *outputs)).astype(np.float32)
-    expected = (answers - y) ** 2
-    found = jax.jit(losses.squared_error)(answers, y)
+    predictions, y = rng.normal(size=(2, 20, *outputs)).astype(np.float32)
+    expected = (predictions - y) ** 2
+    found = jax.jit(losses.squared_error)(predictions, y)
     np.testing.assert_allclose(found, expected.mean(1) if outputs else expected, rtol=1e-6)
 
 
@@ -26,16 +26,17 @@ def test_log_loss_is_of_the_class_and_finite_where_its_probability_is_zero():
     np.testing.assert_allclose(found, [-np.log(0.75), -np.log(np.finfo(np.float32).tiny), 0], rtol=1e-6)
 
 
-def test_the_loss_of_samples_unless_told():
+def test_log_loss_of_logits():
     logits, y = np.array([[0.5, -1, 2], [400, 0, 0]], np.float32), np.array([2, 1], np.int32)
     powers = np.exp(logits.astype(float) - logits.max(1, keepdims=True))
     expected = -np.log((powers / powers.sum(1, keepdims=True))[[0, 1], y])
-    found = jax.jit(losses.sample_loss(None, Classification(3)))(logits, y)
+    found = jax.jit(Classification(3).loss)(logits, y)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_a_loss_of_ones_own():
-    absolute = losses.sample_loss(lambda outputs, y: jnp.abs(outputs - y), Regression())
+@pytest.mark.parametrize("task", [Regression(), Classification(3)])
+def test_a_loss_of_the_users_own(task):
+    absolute = with_loss(task, lambda outputs, y: jnp.abs(outputs - y)).loss
     outputs, y = jnp.asarray([1.0, 2, 3]), jnp.asarray([3.0, 2, 0])
     assert jax.jit(absolute)(outputs, y).tolist() == [2, 0, 3]
     wrong = {
@@ -45,10 +46,11 @@ def test_a_loss_of_ones_own():
     }
     for loss, shape in wrong.values():
         with pytest.raises(ValueError) as error:
-            losses.sample_loss(loss, Regression())(outputs, y)
+            with_loss(task, loss).loss(outputs, y)
         assert str(error.value) == f"loss must give one number a sample, of shape (3,), got shape {shape}"
     with pytest.raises(ValueError, match=r"loss must be a function \(outputs, y\) -> \(n,\), got 'huber'"):
-        losses.sample_loss("huber", Regression())
+        with_loss(task, "huber")
+    assert with_loss(task, None) is task
 
 
 def test_means_are_not_divided_by_the_weights():
@@ -75,7 +77,7 @@ def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
 
 
 def test_losses_with_a_link_are_refused():
-    """Of counts a tree would answer negative numbers: targets are scaled, and outputs are logarithms."""
+    """A tree would predict negative counts: targets are scaled, and outputs are logarithms."""
     with pytest.raises(
         ValueError, match=r"loss must be smallest where outputs equal targets, .* the target 0 it is 1 "
     ):

@@ -135,17 +135,9 @@ def test_a_learning_rate_that_is_too_large_is_named(data, recipe):
 
 
 @each
-@pytest.mark.parametrize(
-    ("loss", "shape"),
-    [
-        (lambda outputs, y: jnp.abs(outputs - y).mean(), r"\(\)"),
-        (lambda outputs, y: jnp.abs(outputs[:, None] - y), r"\(\d+, \d+\)"),
-        (lambda outputs, y: jnp.abs(outputs - y)[:, None], r"\(\d+, 1\)"),
-    ],
-)
-def test_losses_of_another_shape_are_refused(data, recipe, loss, shape):
-    """A scalar, or a row too many, would be averaged without a word."""
-    recipe = options.checked(recipe.replace(loss=loss))
+def test_losses_of_another_shape_are_refused(data, recipe):
+    """A row too many would be averaged without a word."""
+    recipe = options.checked(recipe.replace(loss=lambda outputs, y: jnp.abs(outputs[:, None] - y)))
     batch = jtrees.Batch(*map(jnp.asarray, data))
-    with pytest.raises(ValueError, match=rf"loss must give one number a sample, .* got shape {shape}"):
+    with pytest.raises(ValueError, match=r"loss must give one number a sample, .* got shape \(\d+, \d+\)"):
         jax.eval_shape(lambda: recipe.search(Regression(), data[0].shape).run(None, batch, key=KEY))

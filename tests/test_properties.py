@@ -143,7 +143,7 @@ def precision(run: Run) -> None:
 
 
 def one_row(run: Run) -> None:
-    """A row is answered the same alone, in any order, and beside any others."""
+    """The prediction for a row is the same alone, in any order, and beside any others."""
     x, order = run.table.x, np.random.default_rng(0).permutation(len(run.table.x))
     same(run.base.predict(x[order]), run.predictions[order], "in another order")
     same(run.base.predict(np.tile(x, (20, 1))), np.concatenate([run.predictions] * 20), "twenty times")
@@ -374,16 +374,16 @@ def total(terms: str, x: np.ndarray) -> np.ndarray:
 
 
 def evaluated(text: str, x: np.ndarray) -> np.ndarray:
-    """What rules on features x0, x1, ... answer, ``(n, k)``."""
+    """What rules on features x0, x1, ... predict, ``(n, k)``."""
 
-    def answer(words: str) -> np.ndarray:
+    def value(words: str) -> np.ndarray:
         terms, _, bounds = words.partition(", from ")
         return np.clip(total(terms, x), *map(float, bounds.split(" to ") if bounds else (-np.inf, np.inf)))
 
     def below(lines: list[str]) -> np.ndarray:
         if lines[0].startswith("-> "):
             words = lines[0][3:]
-            return np.stack([answer(one) for one in words.split("; " if ";" in words or "x" in words else ", ")], 1)
+            return np.stack([value(one) for one in words.split("; " if ";" in words or "x" in words else ", ")], 1)
         terms, threshold = re.fullmatch(r"if (.*) > (\S+):", lines[0]).groups()
         middle = lines.index("else:")
         right, left = ([line[4:] for line in part] for part in (lines[1:middle], lines[middle + 1 :]))
@@ -543,7 +543,7 @@ def test_order_and_repetition_of_rows_change_no_method(name):
 
 
 def linear_leaves(leaf: jax.Array, b: training.Batch) -> Any:
-    """What they lose and what they answer. Slopes are not certain where columns are twins."""
+    """Their loss and their predictions. Slopes are not certain where columns are twins."""
     models = leaves.Linear(*leaves.fit_shrunk(leaf, b.x, b.y, 4, sample_weight=b.weight))
     predictions = models.at(leaf, b.x)
     error = leaves.shrunk_fit_error(leaf, b.x, b.y, 4, sample_weight=b.weight)

@@ -1,4 +1,4 @@
-"""Many devices and processes: what they find is what one finds."""
+"""Many devices and processes have the result of one."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_eight_devices():
 
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_mesh_of_one_device(data):
-    """Within it all is as without."""
+    """Results are those without a mesh."""
     recipe = jtrees.DGT(depth=2, epochs=5)
     alone = jtrees.fit(recipe, *data, key=jax.random.key(0))
     with jax.set_mesh(sharding.mesh()):
@@ -66,14 +66,15 @@ x = rng.normal(size=(256, 3)).astype(np.float32)
 mine = slice(i * 256 // count, (i + 1) * 256 // count)
 with jax.set_mesh(jtrees.sharding.mesh()):
     data = jtrees.sharding.join_rows(jtrees.Batch(x[mine], np.abs(x[:, 0])[mine]))
-    method, options = jtrees.methods.dgt(3), {"optimizer": optax.sgd(0.1), "steps": 40, "batch_size": 64, "score_every": 10}
+    method = jtrees.methods.dgt(3)
+    options = {"optimizer": optax.sgd(0.1), "steps": 40, "batch_size": 64, "score_every": 10}
     run = jax.jit(lambda data, key: jtrees.train(method, data, key=key, **options))
     run = run.lower(data, jax.random.key(0)).compile()
     # Compiled behind a barrier: collectives give up on a process that is still compiling.
     multihost_utils.sync_global_devices("compiled") if count > 1 else None
-    found = run(data, jax.random.key(0))
+    result = run(data, jax.random.key(0))
 if i == 0:
-    np.savez(file, *jax.tree.leaves(found.params), losses=found.losses, score=found.score)
+    np.savez(file, *jax.tree.leaves(result.params), losses=result.losses, score=result.score)
 """
 
 
@@ -84,14 +85,14 @@ def test_two_processes_end_with_the_parameters_of_one(tmp_path):
         free.bind(("localhost", 0))
         where = f"localhost:{free.getsockname()[1]}"
 
-    def begun(name, count, i):
+    def started(name, count, i):
         command = [sys.executable, "-c", ONE_OF, str(tmp_path / name), where, str(count), str(i)]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=HERE)
 
     for name, count in (("one.npz", 1), ("two.npz", 2)):
-        for process in [begun(name, count, i) for i in range(count)]:
-            said = process.communicate(timeout=200)[1]
-            assert process.returncode == 0, said
+        for process in [started(name, count, i) for i in range(count)]:
+            errors = process.communicate(timeout=200)[1]
+            assert process.returncode == 0, errors
     one, two = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
     assert one["losses"][-1] < one["losses"][0]
     for name in one.files:

@@ -1,5 +1,7 @@
 """Tasks: what is predicted, checked and scored."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from jtrees.tasks import Classification, Regression, checked_targets
 KEY = jax.random.key(0)
 
 
-def test_names_are_short_for_tasks_whose_outputs_are_counted_in_y():
+def test_names_stand_for_tasks_whose_outputs_are_counted_in_y():
     y = np.arange(6.0)
     assert checked_targets("regression", y, 6)[0] == Regression()
     assert checked_targets("regression", y.reshape(3, 2), 3)[0] == Regression(2)
@@ -31,8 +33,7 @@ def test_shapes_of_outputs():
     ]
 
 
-def test_a_task_says_how_many_classes_there_are(standard_promotion):
-    """So that a class without a sample is no error, and has a probability all the same."""
+def test_a_task_may_have_classes_without_a_sample(standard_promotion):
     x, y = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32), np.arange(60) % 2
     recipe = jtrees.GET(depth=1, starts=1, epochs=5, cart=False)
     with pytest.raises(ValueError, match="got no sample of class 1"):
@@ -52,17 +53,30 @@ def test_bad_tasks_are_refused():
         Regression(0)
 
 
-@pytest.mark.parametrize("make", [jtrees.methods.get, jtrees.methods.dgt, lambda depth, _, **task: jtrees.methods.tel(depth, **task)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(jtrees.methods.get, 2, 1.0),
+        partial(jtrees.methods.dgt, 2),
+        partial(jtrees.methods.tel, 2),
+        partial(jtrees.methods.latent, 1, 0.1),
+        partial(jtrees.methods.nongreedy, 2),
+    ],
+    ids=lambda make: make.func.__name__,
+)
 def test_targets_of_another_shape_are_refused_by_methods(make):
-    x, y = jnp.ones((6, 2)), jnp.ones((6, 2))
-    options = (2, 1.0) if make is not jtrees.methods.dgt else (2,)
+    init = lambda columns, **task: jax.eval_shape(
+        lambda: make(**task).init(jtrees.Batch(jnp.ones((6, 2)), jnp.ones((6, columns))), key=KEY)
+    )
     with pytest.raises(
         ValueError, match=r"y must have shape \(n,\) for Regression\(outputs=None\), got shape \(6, 2\)"
     ):
-        make(*options).init(jtrees.Batch(x, y), key=KEY)
+        init(2)
     with pytest.raises(ValueError, match=r"y must have shape \(n, 3\) for .*use Regression\(outputs=2\)"):
-        make(*options, task=Regression(3)).init(jtrees.Batch(x, y), key=KEY)
-    make(*options, task=Regression(2)).init(jtrees.Batch(x, y), key=KEY)
+        init(2, task=Regression(3))
+    with pytest.raises(ValueError, match=r"y must have shape \(n, 2\) for .*use Regression\(outputs=1\)"):
+        init(1, task=Regression(2))
+    init(2, task=Regression(2))
 
 
 def test_scores_are_those_of_sklearn():

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import weakref
 
 import jax
-import jax.numpy as jnp
 from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
 import pyarrow as pa
@@ -474,7 +473,8 @@ def test_the_loss_of_a_constant_in_classification(tmp_path):
     of = table_of(tmp_path / "data", targets)()
     assert of.sample.task == Classification(3)
     shares = np.array([601, 1, 201]) / 803
-    np.testing.assert_allclose(rounds.Evaluator(of).constant_loss, -(0.75 * np.log(shares[0]) + 0.25 * np.log(shares[2])))
+    expected = -(0.75 * np.log(shares[0]) + 0.25 * np.log(shares[2]))
+    np.testing.assert_allclose(rounds.Evaluator(of).constant_loss, expected)
 
 
 def test_sums_of_the_log_outlive_the_process(tmp_path):

@@ -1,4 +1,4 @@
-"""The training loop: what it computes, in which order it looks at samples, what it keeps, and what it compiles."""
+"""The training loop: what it computes, in which order it visits samples, what it keeps, and what it compiles."""
 
 from functools import partial
 import itertools
@@ -140,7 +140,7 @@ def test_full_batch_is_gradient_descent_and_its_scores_are_those_of_the_hard_tre
     assert bool(finite)
 
 
-def test_without_watching_the_last_parameters_are_the_result(plane):
+def test_without_scores_the_last_parameters_are_the_result(plane):
     seen, losses = descent(plane)
     last = compiled(plane)
     np.testing.assert_allclose(last.losses, losses, rtol=1e-5)
@@ -155,9 +155,9 @@ def test_without_watching_the_last_parameters_are_the_result(plane):
 def test_the_best_parameters_have_the_best_score(plane, batch_size):
     result = compiled(plane, learning_rate=1.0, batch_size=batch_size, score_every=2)
     assert np.isfinite(np.asarray(result.scores)).tolist() == [True, False] * 3
-    looked = np.asarray(result.scores)[::2]
-    assert np.diff(looked).max() > 0  # a rate so large that the score goes up and down: otherwise the last would do
-    assert float(result.score) <= looked.min()
+    scores = np.asarray(result.scores)[::2]
+    assert np.diff(scores).max() > 0  # a rate so large that the score goes up and down: otherwise the last would do
+    assert float(result.score) <= scores.min()
     assert far(result.params) == pytest.approx(float(result.score), rel=1e-5)
     if int(result.step) < 6:
         assert float(result.scores[result.step]) == float(result.score)
@@ -166,7 +166,7 @@ def test_the_best_parameters_have_the_best_score(plane, batch_size):
         assert int(result.step) == [0, 2, 4, 6][int(np.argmin(scores[::2]))]
 
 
-def test_a_score_of_ones_own_decides(plane):
+def test_a_score_of_the_users_own_decides(plane):
     own = lambda params: jnp.square(params[0] - 1.5)
     seen, _ = descent(plane)
     expected = np.square(seen[:, 0] - 1.5)
@@ -194,7 +194,7 @@ def test_a_score_is_evaluated_only_in_the_steps_that_ask_for_it(plane, runs):
     assert np.isfinite(scores).sum() == next(count) == 3 * max(1, runs)
 
 
-def test_a_step_of_ones_own_takes_the_place_of_the_optimisers(plane):
+def test_a_step_of_the_users_own_takes_the_place_of_the_optimisers(plane):
     def update(params, opt_state, batch, *, key, step):
         out, gradient = jax.value_and_grad(partial(plane_loss, batch=batch, key=key, step=step), has_aux=True)(params)
         return params - 0.1 * gradient, opt_state, out
@@ -235,14 +235,14 @@ def test_a_schedule_meets_steps_as_arrays_only(xy):
 
 
 def test_a_run_that_diverges_is_not_finite_and_scores_nothing(plane):
-    """The one place where it is masked: what picks among runs relies on the score."""
+    """Choices among runs rely on this score."""
     watched, last = (compiled(plane, learning_rate=1e30, **options) for options in ({"score_every": 1}, {}))
     for result in (watched, last):
         assert not result.finite
         assert np.isposinf(result.score)
-    assert int(watched.step) == 0  # the best that was looked at
+    assert int(watched.step) == 0  # the best score so far
     assert_same(watched.params, first_params(plane))
-    assert int(last.step) == 6  # nothing was looked at
+    assert int(last.step) == 6  # no score was computed
     assert not np.isfinite(last.params).any()
     # A loss that is not finite once counts, even where the parameters are well.
     once = lambda params, batch, *, key, step: (jnp.where(step == 2, jnp.nan, 1.0) + 0 * params, jnp.float32(1))
@@ -256,17 +256,17 @@ def test_a_run_that_diverges_is_not_finite_and_scores_nothing(plane):
 K = 3
 
 
-def falling(rate):
-    """A schedule, and a look at the loss."""
+def decaying(rate):
+    """A schedule, and a rule that depends on the loss."""
     schedule = lambda step: rate / (1 + step.astype(jnp.float32))
     return optax.chain(optax.sgd(schedule), optax.contrib.reduce_on_plateau(factor=0.5, patience=0, rtol=0.5))
 
 
-@pytest.mark.usefixtures("standard_promotion")  # the look at the loss mixes dtypes
+@pytest.mark.usefixtures("standard_promotion")  # reduce_on_plateau mixes dtypes
 @pytest.mark.parametrize("vmapped", [False, True], ids=["full batch, jit", "batches, vmap"])
 def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
-    """Keep-best, a schedule and a look at the loss in both; batches go over the border of an epoch."""
-    optimizer, options = falling(0.3), BATCHES if vmapped else {"score_every": 1}
+    """With keep-best, a schedule and a plateau rule; batches cross the border of an epoch."""
+    optimizer, options = decaying(0.3), BATCHES if vmapped else {"score_every": 1}
 
     def advance(state, steps):
         return jtrees.training.advance(PLANE, state, plane, optimizer=optimizer, steps=steps, **options)
@@ -275,15 +275,17 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
         once = training.one_step(PLANE, plane, optimizer, **options)
         return training.advance_up_to(once, state, count, 2 * K + 2)
 
-    def begun(key):
+    def initialised(key):
         return jtrees.training.start(PLANE, plane, key=key, optimizer=optimizer)
 
     keys, wrap = jax.random.split(KEY, 2), lambda fn, axes: jax.jit(fn)
     if vmapped:
         wrap = lambda fn, axes: jax.jit(jax.vmap(fn, in_axes=axes, out_axes=(states_axes, 0)))
-        begun = jax.vmap(begun, out_axes=jax.tree.map(lambda _: 0, jax.eval_shape(begun, KEY)).replace(step=None))
+        initialised = jax.vmap(
+            initialised, out_axes=jax.tree.map(lambda _: 0, jax.eval_shape(initialised, KEY)).replace(step=None)
+        )
     # The step is one for all, so that what is done now and then is not computed always.
-    states = jax.jit(begun)(keys if vmapped else KEY)
+    states = jax.jit(initialised)(keys if vmapped else KEY)
     states_axes = jax.tree.map(lambda _: 0, states).replace(step=None)
     by = {steps: wrap(partial(advance, steps=steps), (states_axes,)) for steps in (K, 2 * K)}
     up_to = wrap(advance_up_to, (states_axes, None))
@@ -293,7 +295,7 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
     at_once, history = by[2 * K](states)
     assert_equal(twice, at_once)
     assert_equal(jax.tree.map(lambda *a: np.concatenate(a, axis=-1), first, second), history)
-    # Something happens, and goes on happening, that a new beginning would not have done.
+    # Something happens that would not from a newly initialised state.
     assert (np.asarray(half.step), np.asarray(at_once.step)) == (K, 2 * K)
     assert len(np.unique(history.losses)) == history.losses.size
     assert not np.array_equal(np.asarray(by[K](half.replace(opt_state=states.opt_state))[0].params), twice.params)
@@ -390,7 +392,7 @@ def test_weights_reach_the_loss_and_stay_with_their_samples(batch_size):
     # Either a sample is in the batch, with its own weight (11, for a mean of 1), or it is not.
     for i, result in enumerate(alone):
         assert set(np.asarray(result.losses).tolist()) <= {0.0, 11 * 2.0**i}
-        assert float(result.score) == 11 * i  # the score is looked at on all samples
+        assert float(result.score) == 11 * i  # the score is that on all samples
     np.testing.assert_array_equal(sum(result.losses for result in alone), 11 * every.losses)
     assert (every.losses == 2.0**11 - 1).all() == (batch_size is None)
     np.testing.assert_array_equal(np.asarray(every.scores)[::2], 55)
@@ -449,7 +451,7 @@ def test_a_batch_without_weight_changes_nothing(plane):
     assert (np.array(losses) == 0).any() and (np.array(losses) > 0).any()
 
 
-# --- The door --------------------------------------------------------------------------------------------------------
+# --- What is refused -------------------------------------------------------------------------------------------------
 
 
 def refused(message, data, **options):
@@ -534,33 +536,32 @@ def test_parameters_of_another_model_are_refused(xy):
         jtrees.training.start(GET, wide, key=KEY, optimizer=optimizer, params=params)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: jtrees.methods.get(DEPTH, 5.0, task=Classification(3)), lambda: jtrees.methods.dgt(DEPTH, task=Classification(3))]
-)
+@pytest.mark.parametrize("make", [partial(jtrees.methods.get, DEPTH, 5.0), partial(jtrees.methods.dgt, DEPTH)])
 def test_labels_that_are_no_classes_are_refused(plane, make):
+    method = make(task=Classification(3))
     for shift in (-1, 1):
         labels = plane._replace(y=jnp.arange(11) % 3 + shift)
         least = "-1 to 1" if shift < 0 else "1 to 3"
         with pytest.raises(ValueError, match=rf"y must hold classes 0\.\.2, got labels from {least}"):
-            run(labels, method=make())
+            run(labels, method=method)
     with pytest.raises(ValueError, match=r"y must hold whole numbers 0\.\.2 in classification, got float32"):
-        run(plane, method=make())
+        run(plane, method=method)
 
 
-def test_labels_are_looked_at_where_they_are_known(plane):
+def test_labels_are_checked_where_they_are_known(plane):
     """Under jit, too, where the data are known; and where parameters are given."""
     method, optimizer = jtrees.methods.get(1, 5.0, task=Classification(3)), optax.sgd(0.1)
     good, bad = (plane._replace(y=jnp.arange(11) % 3 + shift) for shift in (0, 1))
-    begin = lambda data, key, params=None: jtrees.training.start(method, data, key=key, optimizer=optimizer, params=params)
-    params = jax.jit(partial(begin, good))(KEY).params
+    start = partial(jtrees.training.start, method, optimizer=optimizer)
+    params = jax.jit(lambda key: start(good, key=key))(KEY).params
     assert params.leaves.values.shape == (2, 3)
-    assert_equal(begin(good, KEY, params).params, params)
-    for refused in (lambda: jax.jit(partial(begin, bad))(KEY), lambda: begin(bad, KEY, params)):
+    assert_equal(start(good, key=KEY, params=params).params, params)
+    for refused in (lambda: jax.jit(lambda key: start(bad, key=key))(KEY), lambda: start(bad, key=KEY, params=params)):
         with pytest.raises(ValueError, match=r"y must hold classes 0\.\.2, got labels from 1 to 3"):
             refused()
 
 
-def test_batches_of_other_rows_than_the_run_began_with_are_refused(plane):
+def test_batches_of_another_number_of_rows_are_refused(plane):
     """The order would point beyond them, and jax answers that with the last row."""
     optimizer = optax.sgd(0.1)
     state = jtrees.training.start(PLANE, plane, key=KEY, optimizer=optimizer)

@@ -138,8 +138,8 @@ def _out_of_bag(models: list[Any], combine: str, table: Table, in_bag: np.ndarra
     return np.where(count > 0, np.where(left_out, predictions, 0).sum(0) / np.maximum(count, 1), np.nan)
 
 
-def _score(answers: np.ndarray, table: Table) -> float:
+def _score(predictions: np.ndarray, table: Table) -> float:
     """Returns R^2 or accuracy over the rows with out-of-bag predictions."""
-    finite = np.isfinite(answers.reshape(len(answers), -1)[:, 0])
-    y, answers, weight = table.y[finite], answers[finite], None if table.weight is None else table.weight[finite]
-    return float("nan") if len(y) < 2 else table.task.score(answers, y, weight)
+    finite = np.isfinite(predictions.reshape(len(predictions), -1)[:, 0])
+    y, weight = table.y[finite], None if table.weight is None else table.weight[finite]
+    return float("nan") if len(y) < 2 else table.task.score(predictions[finite], y, weight)

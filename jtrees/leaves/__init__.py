@@ -1,8 +1,8 @@
 """Kinds of leaves, and how each is fitted by a hard routing: constants, class frequencies, linear models.
 
 Every kind has the same methods: predictions of the leaf of each sample (``at``), outputs (``outputs``) and losses
-(``losses``) of every leaf, fitting by a hard routing (``refit``) and the criterion of the fit (``criterion``), trainable
-leaves (``trainable``), a change of units (``rescaled``), the number of parameters (``count``) and a description
+(``losses``) of every leaf, fitting by a hard routing (``refit``) and the criterion of the fit (``criterion``), its
+trainable form (``trainable``), a change of units (``rescaled``), the number of parameters (``count``) and a description
 (``describe``). The axis over the leaves comes first in every array.
 """
 

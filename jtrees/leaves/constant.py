@@ -203,15 +203,15 @@ class _Values:
 
     def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0, **_: Any) -> str:
         """Returns the value of a leaf plus ``y_zero`` as text; other options do not apply to constants."""
-        answer = np.reshape(np.asarray(self.values, np.float64)[leaf], -1)
-        return ", ".join(number_text(v, digits, zero) for v, zero in zip(answer, y_zero + 0 * answer, strict=True))
+        values = np.reshape(np.asarray(self.values, np.float64)[leaf], -1)
+        return ", ".join(number_text(v, digits, zero) for v, zero in zip(values, y_zero + 0 * values, strict=True))
 
     def trainable(self) -> Any:
         """Returns leaves with trainable parameters."""
         return self
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> Any:
-        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the current ones."""
+        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the old ones."""
         return self
 
 

@@ -78,7 +78,7 @@ class Linear:
         return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
-        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the current ones."""
+        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the old ones."""
         wide = lambda a: np.asarray(a, np.float64)
         per_unit = 1 / wide(x_unit)
         slopes = wide(self.coefficients) * wide(y_unit) * per_unit.reshape(-1, *[1] * (self.coefficients.ndim - 2))
@@ -107,13 +107,11 @@ class Linear:
     ) -> str:
         """Returns the model of a leaf plus ``y_zero`` as text; terms are chosen as by :func:`linear_text`."""
         slopes = np.atleast_2d(np.asarray(self.coefficients, np.float64)[leaf].T)
-        entries: Any = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
-        bounds = zip(entries(self.lower), entries(self.upper), strict=True)
-        each = zip(slopes, entries(self.intercept), bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
+        of_leaf: Any = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
+        bounds = zip(of_leaf(self.lower), of_leaf(self.upper), strict=True)
+        each = zip(slopes, of_leaf(self.intercept), bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
         terms = lambda slope: linear_text(slope, names, digits, max_terms, deviations) if slope.any() else None
-        return "; ".join(
-            _described(terms(slope), intercept, limits, zero, digits) for slope, intercept, limits, zero in each
-        )
+        return "; ".join(_described(terms(slope), level, pair, zero, digits) for slope, level, pair, zero in each)
 
 
 def _described(terms: str | None, intercept: float, bounds: tuple[Any, Any], y_zero: float, digits: int) -> str:

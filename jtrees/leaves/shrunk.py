@@ -58,7 +58,7 @@ class _Models(NamedTuple):
 
 
 def _standardise(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Returns ``(x, y)`` joined and centred, features with unit variance (constant ones 0), and their mean and scale."""
+    """Returns ``(x, y)`` joined and centred, features with unit variance (constant ones 0), and mean and scale."""
     joined = jnp.concatenate([x, y], axis=1)
     mean = jnp.matmul(weight, joined, precision="highest") / weight.sum()
     variance = jnp.matmul(weight, jnp.square(joined - mean), precision="highest") / weight.sum()

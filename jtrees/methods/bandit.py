@@ -228,12 +228,12 @@ class _Learner:
 
     def learn(self, state: BanditState, x: Array, slope: Callable[[Array], Array]) -> BanditState:
         """Returns the state after a round; ``slope`` estimates the derivative of the loss by the prediction."""
-        answer, pull_back = jax.vjp(lambda params: _answer(params, x), state.params)
-        at = slope(answer)
-        finite = jnp.isfinite(at).all() & jnp.isfinite(x).all()  # a loss that is not finite has no finite slope
+        prediction, pull_back = jax.vjp(lambda params: _answer(params, x), state.params)
+        derivative = slope(prediction)
+        finite = jnp.isfinite(derivative).all() & jnp.isfinite(x).all()  # a loss that is not finite has no finite slope
         # A skipped round must neither add a gradient nor trigger an update by its count.
         add = lambda total, new: total + jnp.where(finite, new, 0)
-        gradient = jax.tree.map(add, state.gradient, pull_back(jnp.where(finite, at, 0))[0])
+        gradient = jax.tree.map(add, state.gradient, pull_back(jnp.where(finite, derivative, 0))[0])
         rounds, skipped = state.rounds + 1, state.skipped + (~finite).astype(jnp.int32)
 
         def step() -> tuple[Any, Any, Any]:
@@ -367,7 +367,9 @@ def run_bandit(
 def _checked_stream(learner: Any, contexts: Any, loss_fn: Any, best_losses: Any) -> Array:
     """Returns the contexts of a checked stream."""
     if not isinstance(learner, Bandit):
-        raise ValueError(f"learner must be a jtrees.Bandit, such as jtrees.bandit_regressor(4), got {learner!r}")
+        raise ValueError(
+            f"learner must be a jtrees.methods.Bandit, such as jtrees.methods.bandit_regressor(4), got {learner!r}"
+        )
     if not callable(loss_fn):
         raise ValueError(f"loss_fn must be a function (round, action) -> loss, got {loss_fn!r}")
     contexts = jnp.asarray(checks.as_numeric("contexts", contexts))

@@ -10,7 +10,8 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.data import Scaling, Table
-from jtrees.methods.latent import INPUTS, LatentTree, latent_search
+from jtrees.methods.latent.latent import LatentTree, latent_search
+from jtrees.methods.latent.network import INPUTS
 from jtrees.nn.latent_tree import MAX_DEPTH
 from jtrees.search import Search, options
 from jtrees.tasks import Task

@@ -62,8 +62,7 @@ class TreeEnsemble(nnx.Module):
           out_features: number of outputs of each tree.
           gamma: width of the uncertain region, above 0; a smaller one reaches fewer leaves.
           combine: ``"sum"`` of the trees, or ``"concatenate"`` of their outputs, ``num_trees out_features``.
-          width: capacity of the frontier of paths, as for :func:`jtrees.routing.conditional_ensemble`; None: a measured
-            default.
+          width: capacity of the frontier, as for :func:`jtrees.routing.conditional_ensemble`; None: a measured default.
           split_init: ``(key, shape, dtype) -> array`` for the weights.
           bias_init: likewise for the biases.
           leaf_init: likewise for the leaves.
@@ -109,7 +108,7 @@ class TreeEnsemble(nnx.Module):
         return out.reshape(*x.shape[:-1], -1)
 
     def reachable_leaves(self, x: Float[Array, "*n features"]) -> tuple[Array, Array]:
-        """Returns the number of leaves that each sample reaches, ``(num_trees, *n)``; and whether ``width`` overflows."""
+        """Returns how many leaves each sample reaches, ``(num_trees, *n)``; and whether ``width`` overflows."""
         weights, bias = self.weights[...], self.bias[...]
         count, overflow = routing.reachable_leaves(
             validation.flat_samples(x, self.features), weights, bias, self.gamma, width=self.width

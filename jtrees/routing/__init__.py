@@ -1,4 +1,4 @@
-"""Scores -> where samples go; one file per kind of routing."""
+"""Routing: from scores of splits to leaves; one module for each kind."""
 
 from jtrees.routing.conditional import (
     conditional_ensemble as conditional_ensemble,

@@ -1,9 +1,8 @@
-"""TEL's conditional computation: an ensemble under smooth-step routing that works only where samples go (Hazimeh et
-al., "The Tree Ensemble Layer", ICML 2020, Algorithms 1 and 2), exact.
+"""TEL's exact conditional computation: an ensemble under smooth-step routing that evaluates only the nodes that samples
+reach (Hazimeh et al., "The Tree Ensemble Layer", ICML 2020, Algorithms 1 and 2).
 
-Two ways, one answer: :mod:`jtrees.routing.frontier` follows the paths that samples take, with room for a number of them
-that is fixed beforehand; :mod:`jtrees.routing.by_level` scores all splits, and answers batches for which that is not
-enough.
+There are two equivalent implementations: :mod:`jtrees.routing.frontier` follows the paths of samples, up to a static
+capacity; :mod:`jtrees.routing.by_level` scores all splits, and is used for batches that exceed the capacity.
 """
 
 from functools import partial
@@ -19,14 +18,14 @@ from jtrees.routing.by_level import Asked
 
 MAX_DEPTH = 20
 
-# Depths from which paths are tried, with room for fewer paths than take as long as all splits do, as a batch that is
-# tried in vain costs, too. experiments/bench_tel.py measures where both ways are equal: two CPU cores, 10 trees, batch
-# 256, p = 20; depth 11 and 13 lie between or beyond what was measured.
+# Default widths by depth, below the width at which paths take as long as all splits, as an overflow costs both.
+# experiments/bench_tel.py measures the break-even: two CPU cores, 10 trees, batch 256, p = 20; depths 11 and 13 are
+# interpolated or extrapolated.
 _WIDTHS = {7: 2, 8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
 
 
 def default_width(depth: int) -> int | None:
-    """The measured width for a depth: None where every split is scored whatever the routing."""
+    """Returns the measured width for a depth; None: all splits are scored."""
     return _WIDTHS.get(min(depth, max(_WIDTHS)))
 
 
@@ -42,20 +41,20 @@ def conditional_ensemble(
     *,
     width: int | None = None,
 ) -> Float[Array, "n k"]:
-    """An ensemble of trees under smooth-step routing, the sum over trees, with work only where samples go (TEL).
+    """Returns the sum over trees under smooth-step routing, evaluating only nodes that samples reach (TEL).
 
-    Differentiable by reverse mode in all arrays and in gamma. Equal to
+    Differentiable by reverse mode in all arrays and in gamma. Equals
     ``sum_t leaf_probabilities(smooth_step(weights_t x + bias_t, gamma)).T @ leaf_values_t`` but for rounding.
 
     Args:
       x: samples.
       weights: split weights, right iff ``weights x + bias > 0``; depth 1 to 20.
       bias: split biases.
-      leaf_values: what the leaves hold.
-      gamma: width of the uncertain region of a split's score, above 0. The smaller, the fewer leaves a sample reaches.
-      width: room, in paths for each sample and tree on average over the samples (of some 6000 at a time, with ten
-        trees); a batch that needs more is answered by scoring all splits. None: what was measured to be fastest for
-        the depth. Under ``vmap`` both are computed.
+      leaf_values: values of the leaves.
+      gamma: width of the uncertain region of a split's score, above 0; a smaller one reaches fewer leaves.
+      width: capacity, in paths per sample and tree, on average over the samples (of about 6000 at a time, with ten
+        trees); a batch that exceeds it is computed by scoring all splits. None: the fastest as measured for the depth.
+        Under ``vmap`` both are computed.
 
     Raises:
       ValueError: for shapes that do not fit, a depth above 20, gamma <= 0, width < 1, or samples that are not finite.
@@ -73,14 +72,14 @@ def reachable_leaves(
     *,
     width: int | None = None,
 ) -> tuple[Int[Array, "trees n"], Bool[Array, ""]]:
-    """How many leaves each sample reaches in each tree; and whether that is more than a frontier has room for.
+    """Returns the number of leaves that each sample reaches in each tree; and whether the frontier overflows.
 
     Args:
       x: samples.
       weights: split weights.
       bias: split biases.
       gamma: width of the uncertain region.
-      width: as for :func:`conditional_ensemble`; where the default is to score all splits, there is always room.
+      width: as for :func:`conditional_ensemble`; if the default is to score all splits, there is no overflow.
 
     Raises:
       ValueError: as :func:`conditional_ensemble`.
@@ -89,7 +88,7 @@ def reachable_leaves(
     return _reachable(checked_width(width, topology.depth_of(asked.bias.shape[1])), asked)
 
 
-# Compiled by themselves, so that calls from outside a program, of a layer that is looked at, compile once.
+# Compiled, so that repeated calls outside of a program compile once.
 @partial(jax.jit, static_argnums=0)
 def _answers(width: int | None, asked: Asked) -> Array:
     return _by_level(asked) if width is None else _in_blocks(partial(_conditional, width), asked)
@@ -111,18 +110,18 @@ def _reachable(width: int | None, asked: Asked) -> tuple[Array, Array]:
 
 
 def _in_blocks(fn: Any, asked: Asked) -> Any:
-    """``fn(asked)``, of which samples come first, for not too many paths at once."""
+    """Returns ``fn(asked)``, whose first axis is samples, in blocks that bound the number of paths."""
 
-    def here(x: Array, *trees: Array) -> tuple[tuple[()], Any]:
+    def by_device(x: Array, *trees: Array) -> tuple[tuple[()], Any]:
         block, of_block = blocking.samples_on_paths(len(trees[0])), lambda x: fn(Asked(x, *trees))
         return (), of_block(x) if len(x) <= block else blocking.map_over_blocks(of_block, x, block)
 
-    # By itself on each device: paths of samples of all devices in one list would meet on one of them.
-    return sharding.each_part(here, *asked, rows=(0,))[1]
+    # On each device by itself: one list of the paths of all devices would be on a single device.
+    return sharding.each_part(by_device, *asked, rows=(0,))[1]
 
 
 def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Asked:
-    """The arguments as arrays of one dtype; ``leaf_values`` may be None.
+    """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None.
 
     Raises:
       ValueError: for shapes that do not fit or have a zero, a depth above 20, gamma <= 0, or samples that are not
@@ -158,7 +157,7 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
 
 
 def checked_width(width: Any, depth: int) -> int | None:
-    """The width as an int, that of the depth for None; ``ValueError`` if it is less than 1."""
+    """Returns the width as an int, by default that of the depth; raises ``ValueError`` if it is less than 1."""
     return default_width(depth) if width is None else validation.check_count("width", width)
 
 
@@ -189,8 +188,8 @@ def _conditional_fwd(width: int, asked: Asked) -> tuple[Array, Any]:
 
 def _conditional_bwd(width: int, saved: Any, cotangent: Array) -> tuple[Asked]:
     asked, frontier, fits = saved
-    of_paths = lambda: paths.add_gradient(frontier, asked, cotangent, jax.tree.map(jnp.zeros_like, asked))
-    return (jax.lax.cond(fits, of_paths, lambda: by_level.gradient(asked, cotangent)),)
+    path_gradient = lambda: paths.add_gradient(frontier, asked, cotangent, jax.tree.map(jnp.zeros_like, asked))
+    return (jax.lax.cond(fits, path_gradient, lambda: by_level.gradient(asked, cotangent)),)
 
 
 _conditional.defvjp(_conditional_fwd, _conditional_bwd)

@@ -1,15 +1,14 @@
-"""The frontier of an ensemble: where the samples of a batch are on their ways through all trees.
+"""The frontier of an ensemble: the paths of the samples of a batch through all trees.
 
-A split that is certain, its score beyond half of gamma, sends a sample one way alone. A *path* is one sample on its way
-through one tree: each begins with one, and each uncertain split on the way begins another, so that a sample that
-reaches R leaves of a tree has R paths there and meets R - 1 uncertain splits. All paths of a batch lie in one list, the
-frontier, and go down together a level at a time; what they pass is scored row by row, and backwards only uncertain
-splits and reachable leaves are visited. Work O(p depth) a path, forwards, and O(p) an uncertain split, backwards.
+A split is certain if its score is beyond half of gamma; it then sends a sample one way only. A *path* is a sample
+descending one tree: it starts as one path, and each uncertain split adds another, so a sample that reaches R leaves of
+a tree has R paths and passes R - 1 uncertain splits. All paths of a batch are in one list, the frontier, and descend
+together level by level; their splits are scored row by row, and the backward pass visits only uncertain splits and
+reachable leaves. Cost O(p depth) per path forwards, and O(p) per uncertain split backwards.
 
-The list has room for ``width`` paths a sample and tree *on average*. (Room for so many of each sample would be small
-for the few that need more: in one of 2560 pairs of sample and tree there is nearly always one that reaches several
-times the mean.) A batch that does not fit is noticed exactly; what is to be done about it is for
-:mod:`jtrees.routing.conditional` to say.
+The list has capacity for ``width`` paths per sample and tree *on average*. (A limit for each would be too small for a
+few: among 2560 pairs of sample and tree nearly always one reaches several times the mean.) Overflow is detected exactly
+and handled by :mod:`jtrees.routing.conditional`.
 """
 
 from typing import Any, NamedTuple
@@ -22,27 +21,27 @@ from jtrees import blocking, topology
 from jtrees.routing import by_level
 from jtrees.routing.by_level import Asked
 
-_BEYOND = 2**31 - 1  # a row that there is not
-_NEAR = 5  # levels from the root that are scored whole (7, from depth 14 on, are no faster)
+_BEYOND = 2**31 - 1  # an index out of range
+_NEAR = 5  # levels from the root whose splits are all scored (7 are no faster from depth 14 on)
 
 
 class Frontier(NamedTuple):
-    """The paths of a batch: the first ``trees n`` begin at a root, tree by tree; the others at uncertain splits.
+    """The paths of a batch: the first ``trees n`` start at the roots, tree by tree; the others at uncertain splits.
 
-    Arrays have room for ``width trees n`` paths and some more; those from ``counts[-1]`` on mean nothing. Entries of
-    ``parent``, ``row``, ``position``, ``before`` and ``right`` mean something for paths that begin at splits.
+    Arrays have capacity for ``width trees n`` paths and padding; entries from ``counts[-1]`` on are undefined, as are
+    ``parent``, ``row``, ``position``, ``before`` and ``right`` of paths that start at roots.
 
     Attributes:
-      tree: which tree.
-      sample: which sample.
-      node: where the path is, in the numbering of the whole tree: in the end a leaf.
-      reach: the probability of getting there.
-      parent: the path that met the split.
-      row: the split, its row in all splits of all trees.
-      position: of the sample's score on the step (:func:`jtrees.routing.by_level.position`).
-      before: the probability of reaching the split.
-      right: whether the path begins on its right.
-      counts: paths that there are on each level, ``(depth + 1,)``, leaves last.
+      tree: index of the tree.
+      sample: index of the sample.
+      node: current node of the whole tree, finally a leaf.
+      reach: probability of reaching the node.
+      parent: the path that this path branched off.
+      row: row of the uncertain split among all splits of all trees.
+      position: position of the sample's score on the step (:func:`jtrees.routing.by_level.position`).
+      before: probability of reaching the split.
+      right: whether the path starts at the right child.
+      counts: number of paths on each level, ``(depth + 1,)``, leaves last.
     """
 
     tree: Int[Array, " paths"]
@@ -58,21 +57,21 @@ class Frontier(NamedTuple):
 
 
 def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
-    """The paths of a batch, and whether they fit. If not, they end at the level that was too much and mean nothing."""
+    """Returns the paths of a batch, and whether they fit; if not, they stop at the level of the overflow."""
     x, weights, bias, _, gamma = asked
     (n, p), (trees, nodes) = x.shape, bias.shape
     roots, depth = trees * n, topology.depth_of(nodes)
-    room = width * roots
+    capacity = width * roots
     many, few = blocking.paths_at_once(roots)
     flat_weights, flat_bias = weights.reshape(-1, p), bias.reshape(-1)
-    slot = jnp.arange(room + many + few, dtype=jnp.int32)
+    slot = jnp.arange(capacity + many + few, dtype=jnp.int32)
     nothing, zero = jnp.zeros_like(slot), jnp.zeros(slot.shape, x.dtype)
-    tree, sample = (jnp.where(slot < roots, of, 0) for of in (slot // n, slot % n))
+    tree, sample = (jnp.where(slot < roots, sources, 0) for sources in (slot // n, slot % n))
     counts = jnp.zeros(depth + 1, jnp.int32).at[0].set(roots)
-    begun = (nothing, nothing, zero, zero, jnp.zeros(slot.shape, bool))
-    frontier = Frontier(tree, sample, nothing, zero + 1, *begun, counts)
+    undefined = (nothing, nothing, zero, zero, jnp.zeros(slot.shape, bool))
+    frontier = Frontier(tree, sample, nothing, zero + 1, *undefined, counts)
 
-    # Near the root splits are few: all are scored, in one product, and looked up.
+    # Near the root splits are few: one product scores all of them.
     near = max(1, min(depth // 2, _NEAR))
     upper = topology.num_nodes(near)
     product = jnp.einsum("tjp,np->tjn", weights[:, :upper], x, precision="highest")
@@ -80,93 +79,92 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
 
     def go_down(state: tuple[Array, Frontier]) -> tuple[Array, Frontier]:
         level, frontier = state
-        here = frontier.counts[level]
+        count_on_level = frontier.counts[level]
 
         def move(i: Array, state: tuple[Array, Frontier]) -> tuple[Array, Frontier]:
-            """The paths of a chunk, a level down; those that begin go to the end of the list."""
+            """Moves the paths of a chunk down a level, and appends new paths to the list."""
             count, all_paths = state
-            now = _cut(all_paths, i * many, many)
-            row = now.tree * nodes + now.node
+            chunk = _cut(all_paths, i * many, many)
+            row = chunk.tree * nodes + chunk.node
             z = jax.lax.cond(
                 level < near,
-                lambda: _rows(scores, (now.tree * upper + now.node) * n + now.sample),
-                lambda: (_rows(flat_weights, row) * _rows(x, now.sample)).sum(1) + _rows(flat_bias, row),
+                lambda: _rows(scores, (chunk.tree * upper + chunk.node) * n + chunk.sample),
+                lambda: (_rows(flat_weights, row) * _rows(x, chunk.sample)).sum(1) + _rows(flat_bias, row),
             )
             a, right = by_level.position(z, gamma), z > 0
-            there = i * many + slot[:many] < here
-            uncertain = there & (a > 0) & (a < 1)
+            valid = i * many + slot[:many] < count_on_level
+            uncertain = valid & (a > 0) & (a < 1)
             rank = jnp.cumsum(uncertain, dtype=jnp.int32)
-            at = jnp.where(uncertain, rank - 1, many + few)
-            chosen = jnp.zeros(many + few, jnp.int32).at[at].set(slot[:many], mode="drop")
+            slots = jnp.where(uncertain, rank - 1, many + few)
+            chosen = jnp.zeros(many + few, jnp.int32).at[slots].set(slot[:many], mode="drop")
 
-            def begin(j: Array, all_paths: Frontier) -> Frontier:
-                of = jax.lax.dynamic_slice_in_dim(chosen, j * few, few)
-                at, before, right_of = _rows(a, of), _rows(now.reach, of), _rows(right, of)
-                to_right = before * by_level.chance(at)
+            def append(j: Array, all_paths: Frontier) -> Frontier:
+                sources = jax.lax.dynamic_slice_in_dim(chosen, j * few, few)
+                slots, before, source_right = _rows(a, sources), _rows(chunk.reach, sources), _rows(right, sources)
+                to_right = before * by_level.chance(slots)
                 new = Frontier(
-                    tree=_rows(now.tree, of),
-                    sample=_rows(now.sample, of),
-                    node=2 * _rows(now.node, of) + 2 - right_of.astype(jnp.int32),
-                    reach=jnp.where(right_of, before - to_right, to_right),
-                    parent=i * many + of,
-                    row=_rows(row, of),
-                    position=at,
+                    tree=_rows(chunk.tree, sources),
+                    sample=_rows(chunk.sample, sources),
+                    node=2 * _rows(chunk.node, sources) + 2 - source_right.astype(jnp.int32),
+                    reach=jnp.where(source_right, before - to_right, to_right),
+                    parent=i * many + sources,
+                    row=_rows(row, sources),
+                    position=slots,
                     before=before,
-                    right=~right_of,
+                    right=~source_right,
                     counts=all_paths.counts,
                 )
-                # Beyond the room there is nothing to keep: the batch does not fit.
-                return _paste(all_paths, new, jnp.minimum(count + j * few, room))
+                # Beyond the capacity paths are overwritten, as the batch does not fit.
+                return _paste(all_paths, new, jnp.minimum(count + j * few, capacity))
 
-            all_paths = jax.lax.fori_loop(0, -(-rank[-1] // few), begin, all_paths)
-            # Read anew, so that nothing needs the arrays as they were: the compiler would keep copies of them.
-            now = _cut(all_paths, i * many, many)
-            to_right = now.reach * by_level.chance(a)
-            node = jnp.where(there, 2 * now.node + 1 + right.astype(jnp.int32), now.node)
-            reach = jnp.where(there, jnp.where(right, to_right, now.reach - to_right), now.reach)
+            all_paths = jax.lax.fori_loop(0, -(-rank[-1] // few), append, all_paths)
+            # Reads the chunk again: using the old arrays would make the compiler copy them.
+            chunk = _cut(all_paths, i * many, many)
+            to_right = chunk.reach * by_level.chance(a)
+            node = jnp.where(valid, 2 * chunk.node + 1 + right.astype(jnp.int32), chunk.node)
+            reach = jnp.where(valid, jnp.where(right, to_right, chunk.reach - to_right), chunk.reach)
             put = lambda a, values: jax.lax.dynamic_update_slice_in_dim(a, values, i * many, 0)
             moved = all_paths._replace(node=put(all_paths.node, node), reach=put(all_paths.reach, reach))
             return count + rank[-1], moved
 
-        count, frontier = jax.lax.fori_loop(0, -(-here // many), move, (here, frontier))
+        count, frontier = jax.lax.fori_loop(0, -(-count_on_level // many), move, (count_on_level, frontier))
         return level + 1, frontier._replace(counts=frontier.counts.at[level + 1].set(count))
 
-    # A batch that does not fit mostly shows it there already.
-    begun_there = by_level.reachable_by(by_level.position(scores.reshape(trees, upper, n), gamma))
-    hopeful = begun_there.sum() <= room
-    goes_on = lambda state: hopeful & (state[0] < depth) & (state[1].counts[state[0]] <= room)
-    level, frontier = jax.lax.while_loop(goes_on, go_down, (jnp.int32(0), frontier))
-    return frontier, hopeful & (frontier.counts[level] <= room)
+    # Most overflows are detected in these levels already.
+    upper_counts = by_level.reachable_by(by_level.position(scores.reshape(trees, upper, n), gamma))
+    may_fit = upper_counts.sum() <= capacity
+    continues = lambda state: may_fit & (state[0] < depth) & (state[1].counts[state[0]] <= capacity)
+    level, frontier = jax.lax.while_loop(continues, go_down, (jnp.int32(0), frontier))
+    return frontier, may_fit & (frontier.counts[level] <= capacity)
 
 
 def outputs(frontier: Frontier, asked: Asked) -> Float[Array, "n k"]:
-    """The sum over the paths of each sample of what their leaves hold, by their reach."""
+    """Returns the outputs: sums of leaf values over the paths of each sample, weighted by their reach."""
     n, (trees, leaves, k) = len(asked.x), asked.leaf_values.shape
     flat, (many, _) = asked.leaf_values.reshape(-1, k), blocking.paths_at_once(trees * n)
 
     def add(i: Array, total: Array) -> Array:
-        there, paths = _chunk(frontier, i, many)
-        answers = paths.reach[:, None] * _rows(flat, paths.tree * leaves + paths.node - (leaves - 1))
-        return total.at[jnp.where(there, paths.sample, n)].add(answers, mode="drop")
+        valid, paths = _chunk(frontier, i, many)
+        contributions = paths.reach[:, None] * _rows(flat, paths.tree * leaves + paths.node - (leaves - 1))
+        return total.at[jnp.where(valid, paths.sample, n)].add(contributions, mode="drop")
 
     return jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), add, jnp.zeros((n, k), flat.dtype))
 
 
 def counted(frontier: Frontier, trees: int, n: int) -> Int[Array, "trees n"]:
-    """How many leaves each sample reaches in each tree."""
-    there = jnp.arange(len(frontier.tree), dtype=jnp.int32) < frontier.counts[-1]
-    pair = jnp.where(there, frontier.tree * n + frontier.sample, trees * n)
+    """Returns the number of leaves that each sample reaches in each tree."""
+    valid = jnp.arange(len(frontier.tree), dtype=jnp.int32) < frontier.counts[-1]
+    pair = jnp.where(valid, frontier.tree * n + frontier.sample, trees * n)
     return jnp.zeros(trees * n, jnp.int32).at[pair].add(1, mode="drop").reshape(trees, n)
 
 
-# The rule of by_level.gradient, at uncertain splits alone: elsewhere the slope or the reach is 0. The value of a path
-# is that of the node where it is; going up a level, a path that began at a split of it hands its value on to its
-# parent, whose value becomes that of the split. Paths that begin on a level lie side by side, and have parents of their
-# own.
+# The rule of by_level.gradient, at uncertain splits only: elsewhere the slope or the reach is 0. The value of a path is
+# that of its current node; going up a level, a path that started at a split of it passes its value to its parent, whose
+# value becomes that of the split. Paths that start on a level are contiguous, and have distinct parents.
 def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"], to: Asked) -> Asked:
-    """The gradient of ``<cotangent, outputs>`` added to what is there, in rows of splits and leaves that paths meet.
+    """Adds the gradient of ``<cotangent, outputs>`` to ``to``, in the rows of splits and leaves that paths touch.
 
-    What is None of ``to.x`` and ``to.gamma`` is not asked for.
+    ``to.x`` and ``to.gamma`` may be None, and are then not computed.
     """
     x, weights, bias, leaf_values, gamma = asked
     (trees, leaves, k), (n, p) = leaf_values.shape, x.shape
@@ -175,14 +173,14 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
 
     def at_leaves(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         value, d_leaves = state
-        there, paths = _chunk(frontier, i, many)
+        valid, paths = _chunk(frontier, i, many)
         leaf, c = paths.tree * leaves + paths.node - (leaves - 1), _rows(cotangent, paths.sample)
-        of_chunk = (_rows(flat_leaves, jnp.where(there, leaf, 0)) * c).sum(1)
-        value = jax.lax.dynamic_update_slice_in_dim(value, of_chunk, i * many, 0)
-        return value, d_leaves.at[jnp.where(there, leaf, len(d_leaves))].add(paths.reach[:, None] * c, mode="drop")
+        chunk_values = (_rows(flat_leaves, jnp.where(valid, leaf, 0)) * c).sum(1)
+        value = jax.lax.dynamic_update_slice_in_dim(value, chunk_values, i * many, 0)
+        return value, d_leaves.at[jnp.where(valid, leaf, len(d_leaves))].add(paths.reach[:, None] * c, mode="drop")
 
-    begin = jnp.zeros_like(frontier.reach), to.leaf_values.reshape(-1, k)
-    value, d_leaves = jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at_leaves, begin)
+    initial = jnp.zeros_like(frontier.reach), to.leaf_values.reshape(-1, k)
+    value, d_leaves = jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at_leaves, initial)
 
     def at_level(i: Array, state: tuple[Array, Asked]) -> tuple[Array, Asked]:
         start, stop = frontier.counts[depth - 1 - i], frontier.counts[depth - i]
@@ -190,21 +188,21 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
         def at_splits(j: Array, state: tuple[Array, Asked]) -> tuple[Array, Asked]:
             value, to = state
             first = start + j * few
-            there, of = first + jnp.arange(few, dtype=jnp.int32) < stop, _cut(frontier, first, few)
-            mine, other = jax.lax.dynamic_slice_in_dim(value, first, few), value.at[of.parent].get(mode="clip")
-            right, left = jnp.where(of.right, mine, other), jnp.where(of.right, other, mine)
-            d_z = jnp.where(there, of.before * by_level.slope(of.position, gamma) * (right - left), 0)
-            parent = jnp.where(there, of.parent, len(value))
-            value = value.at[parent].set(left + by_level.chance(of.position) * (right - left), mode="drop")
-            row, sample = jnp.where(there, of.row, len(to.weights)), jnp.where(there, of.sample, n)
-            met = jnp.where(there, of.row, 0)
-            through = lambda d_x: d_x.at[sample].add(d_z[:, None] * _rows(flat_weights, met), mode="drop")
+            valid, splits = first + jnp.arange(few, dtype=jnp.int32) < stop, _cut(frontier, first, few)
+            own, other = jax.lax.dynamic_slice_in_dim(value, first, few), value.at[splits.parent].get(mode="clip")
+            right, left = jnp.where(splits.right, own, other), jnp.where(splits.right, other, own)
+            d_z = jnp.where(valid, splits.before * by_level.slope(splits.position, gamma) * (right - left), 0)
+            parent = jnp.where(valid, splits.parent, len(value))
+            value = value.at[parent].set(left + by_level.chance(splits.position) * (right - left), mode="drop")
+            row, sample = jnp.where(valid, splits.row, len(to.weights)), jnp.where(valid, splits.sample, n)
+            touched = jnp.where(valid, splits.row, 0)
+            through = lambda d_x: d_x.at[sample].add(d_z[:, None] * _rows(flat_weights, touched), mode="drop")
             return value, Asked(
                 x=None if to.x is None else through(to.x),
                 weights=to.weights.at[row].add(d_z[:, None] * x.at[sample].get(mode="clip"), mode="drop"),
                 bias=to.bias.at[row].add(d_z, mode="drop"),
                 leaf_values=to.leaf_values,
-                gamma=None if to.gamma is None else to.gamma - ((of.position - 0.5) * d_z).sum(),
+                gamma=None if to.gamma is None else to.gamma - ((splits.position - 0.5) * d_z).sum(),
             )
 
         return jax.lax.fori_loop(0, -(-(stop - start) // few), at_splits, state)
@@ -215,33 +213,33 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
 
 
 def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
-    """``body(rows, carry)`` a chunk of uncertain splits after the other, by their rows in all splits of all trees.
+    """Loops ``body(rows, carry)`` over chunks of uncertain splits, by their rows among all splits of all trees.
 
-    A split that several samples meet comes several times. Rows beyond the last fill up the last chunk.
+    Rows of splits that several samples touch are repeated. The last chunk is padded with an index out of range.
     """
     _, few = blocking.paths_at_once(roots)
 
-    def at(i: Array, carry: Any) -> Any:
+    def visit(i: Array, carry: Any) -> Any:
         first = roots + i * few
-        there = first + jnp.arange(few, dtype=jnp.int32) < frontier.counts[-1]
-        return body(jnp.where(there, jax.lax.dynamic_slice_in_dim(frontier.row, first, few), _BEYOND), carry)
+        valid = first + jnp.arange(few, dtype=jnp.int32) < frontier.counts[-1]
+        return body(jnp.where(valid, jax.lax.dynamic_slice_in_dim(frontier.row, first, few), _BEYOND), carry)
 
-    return jax.lax.fori_loop(0, -(-(frontier.counts[-1] - roots) // few), at, carry)
+    return jax.lax.fori_loop(0, -(-(frontier.counts[-1] - roots) // few), visit, carry)
 
 
 def over_leaves(frontier: Frontier, roots: int, leaves: int, body: Any, carry: Any) -> Any:
-    """The same of reachable leaves, trees having so many."""
+    """Loops likewise over chunks of reachable leaves, for trees of ``leaves`` leaves."""
     many, _ = blocking.paths_at_once(roots)
 
-    def at(i: Array, carry: Any) -> Any:
-        there, paths = _chunk(frontier, i, many)
-        return body(jnp.where(there, paths.tree * leaves + paths.node - (leaves - 1), _BEYOND), carry)
+    def visit(i: Array, carry: Any) -> Any:
+        valid, paths = _chunk(frontier, i, many)
+        return body(jnp.where(valid, paths.tree * leaves + paths.node - (leaves - 1), _BEYOND), carry)
 
-    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at, carry)
+    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), visit, carry)
 
 
 def _chunk(frontier: Frontier, i: Array, many: int) -> tuple[Array, Frontier]:
-    """Chunk i of so many paths, and which of them there are."""
+    """Returns the mask of valid paths of chunk i, and the chunk."""
     return i * many + jnp.arange(many, dtype=jnp.int32) < frontier.counts[-1], _cut(frontier, i * many, many)
 
 

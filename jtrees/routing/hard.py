@@ -8,16 +8,16 @@ from jtrees.routing.steps import hard_step
 
 
 def leaf_index(scores: Num[Array, "nodes ..."]) -> Int[Array, "..."]:
-    """The leaf reached, when the scores of all nodes are known.
+    """Returns the leaf reached, from the scores of all nodes.
 
     Args:
       scores: split scores, ``(nodes, ...)``.
 
     Returns:
-      Leaf numbers from 0, int32, of the trailing shape of ``scores``.
+      Leaf indices from 0, int32, of the trailing shape of ``scores``.
     """
-    # Comparison bits are folded from the bottom up: no gather. The smallest integer that can hold a leaf number: four
-    # times as many fit in a vector register as of int32.
+    # Folds comparisons from the leaves up, without a gather, in the smallest integer type for a leaf: a vector register
+    # holds four times as many as of int32.
     leaves = scores.shape[0] + 1
     small = jnp.uint8 if leaves <= 2**8 else jnp.uint16 if leaves <= 2**16 else jnp.uint32
     index = jnp.arange(leaves, dtype=small).reshape(-1, *[1] * (scores.ndim - 1))

@@ -1,13 +1,13 @@
-"""Loss-augmented inference: the leaf that a sample would have to reach for the bound on its loss to be what it is
-(Norouzi et al., "Efficient Non-greedy Optimization of Decision Trees", NeurIPS 2015, sections 5 and 6).
+"""Loss-augmented inference: the leaf that attains the upper bound of a sample's loss (Norouzi et al., "Efficient
+Non-greedy Optimization of Decision Trees", NeurIPS 2015, sections 5 and 6).
 
 With ``h = sgn z`` the decisions of a sample whose scores are z, and ``f(g)`` the leaf that decisions g lead to,
 
     loss at f(h)  <=  max over g of (g . z + loss at f(g)) - h . z.
 
-Of the decisions that lead to leaf l those are best that differ from h only where the way to l asks for it, and each
-of these costs ``2 |z_j|``: twice what the sample violates the path to l by (:func:`jtrees.routing.path_violations`).
-So the bound is the greatest ``loss at l - 2 v_l`` over the leaves.
+The best decisions that lead to leaf l differ from h only where the path to l requires it, each at a cost of
+``2 |z_j|``: in total twice the violation of the path (:func:`jtrees.routing.path_violations`). So the bound is the
+maximum of ``loss at l - 2 v_l`` over the leaves.
 """
 
 from typing import NamedTuple
@@ -20,14 +20,14 @@ from jtrees.routing.violation import path_violations
 
 
 def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves n"]) -> Int[Array, " n"]:
-    """The leaf where ``loss - 2 violation`` is the greatest: exact inference, O(nodes) a sample.
+    """Returns the leaf with the largest ``loss - 2 violation``: exact inference, O(nodes) per sample.
 
     Args:
       scores: split scores.
-      losses: what each leaf would lose on each sample.
+      losses: loss of each leaf on each sample.
 
     Returns:
-      Leaf numbers from 0, of equal leaves the first, int32.
+      Leaf indices from 0, at ties the first, int32.
     """
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
 
@@ -35,27 +35,27 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
 def scores_at(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"], at: Int[Array, "r n"]
 ) -> Float[Array, "r n"]:
-    """Scores of each sample at r splits of its own, whose rows are gathered.
+    """Returns the scores of each sample at r splits of its own, by gathering their rows.
 
     Args:
       weights: split weights.
       bias: split biases.
       x: samples.
-      at: numbers of the splits.
+      at: indices of the splits.
     """
     return jnp.einsum("rnp,np->rn", weights[at], x, precision="highest") + bias[at]
 
 
 class Flips(NamedTuple):
-    """The way of each sample, and where it would end if one decision on it were turned over.
+    """The path of each sample, and the leaves that it would reach with one decision on it flipped.
 
-    These are the leaves within a Hamming ball of radius 1 around ``sgn z``, among which fast inference looks (the
+    These are the leaves in the Hamming ball of radius 1 around ``sgn z``, over which fast inference maximises (the
     paper's eq. 13).
 
     Attributes:
-      path: the splits that it passes, root first, ``(depth, n)``.
-      scores: its scores there.
-      leaf: row 0 the leaf that it reaches, row 1 + l the one that it would reach with decision l turned over.
+      path: the splits on the path, root first, ``(depth, n)``.
+      scores: scores at these splits, ``(depth, n)``.
+      leaf: row 0 is the leaf reached, row 1 + l the leaf with decision l flipped.
     """
 
     path: Int[Array, "depth n"]
@@ -63,19 +63,19 @@ class Flips(NamedTuple):
     leaf: Int[Array, "leaves n"]
 
     def violations(self) -> Float[Array, "leaves n"]:
-        """By how much each of these leaves violates the sample's scores: not at all, or by the decision turned over."""
+        """Returns the violations of the paths to these leaves: 0, or the absolute score of the flipped decision."""
         return jnp.concatenate([jnp.zeros_like(self.scores[:1]), jnp.abs(self.scores)])
 
 
 def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]) -> Flips:
-    """Scores only the splits on the ``depth + 1`` ways: O(depth^2 p) a sample.
+    """Returns the flips, scoring only splits on the ``depth + 1`` paths: O(depth^2 p) per sample.
 
     Args:
       weights: split weights, right iff ``weights x + bias > 0``.
       bias: split biases.
       x: samples.
     """
-    # Row 0 is the sample's own way; each level adds the one that leaves it there.
+    # Row 0 is the sample's own path; each level adds the path that leaves it there.
     at, path, scores = jnp.zeros((1, len(x)), jnp.int32), [], []
     for _ in range(topology.depth_of(len(bias))):
         z = scores_at(weights, bias, x, at)
@@ -88,16 +88,16 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
 
 
 def flips_of(scores: Float[Array, "nodes n"]) -> Flips:
-    """The same from the scores of all splits: O(nodes) a sample, and no gather of weights."""
+    """Returns the flips from the scores of all splits: O(nodes) per sample, without gathering weights."""
     nodes, depth = len(scores), topology.depth_of(len(scores))
-    # The leaf that hard routing finds below each node, level by level from the leaves up.
+    # The leaf that hard routing reaches from each node, level by level from the leaves up.
     end = jnp.broadcast_to(jnp.arange(nodes + 1, dtype=jnp.int32)[:, None], (nodes + 1, scores.shape[1]))
     ends = [end]
     for right in reversed(topology.levels(scores > 0)):
         below = topology.pairs(ends[0])
         ends.insert(0, jnp.where(right, below[:, 1], below[:, 0]))
     path = topology.ancestors(ends[0][0], depth)
-    own = jnp.take_along_axis(scores, path, axis=0)
-    sibling = 2 * path + jnp.where(own > 0, 1, 2)
-    turned = jnp.take_along_axis(jnp.concatenate(ends), sibling, axis=0)
-    return Flips(path, own, jnp.concatenate([ends[0], turned]))
+    path_scores = jnp.take_along_axis(scores, path, axis=0)
+    sibling = 2 * path + jnp.where(path_scores > 0, 1, 2)
+    flipped = jnp.take_along_axis(jnp.concatenate(ends), sibling, axis=0)
+    return Flips(path, path_scores, jnp.concatenate([ends[0], flipped]))

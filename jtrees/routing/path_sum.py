@@ -15,18 +15,17 @@ from jtrees.routing.steps import hard_step
 def path_sum(
     scores: Float[Array, "nodes n"], values: Float[Array, "leaves *k"], window: float | Float[Array, ""] = 1.0
 ) -> Float[Array, "n *k"]:
-    """The value of the leaf that hard routing reaches, with DGT's gradient.
+    """Returns the value of the leaf of hard routing, with DGT's gradient.
 
-    Backwards, as if the answer were ``sum_l softmax(q)_l values_l`` with ``q_l`` the number of decisions on the path to
-    leaf l that agree with the sample's less those that do not, and the derivative of a sign that of the straight line
-    through the window, ``1[|z| <= window] / window``: every node receives a gradient from every sample, O(nodes) work a
-    sample. The leaves receive that of the hard tree: only the leaf reached. Reverse mode only; no gradient flows to the
-    window.
+    The gradient is that of ``sum_l softmax(q)_l values_l``, where ``q_l`` is the number of decisions on the path to
+    leaf l that agree with the sample's minus those that do not, with the straight-through derivative
+    ``1[|z| <= window] / window`` of a sign: every node receives a gradient from every sample, in O(nodes) per sample.
+    Leaves receive the gradient of the hard tree. Reverse mode only; no gradient flows to the window.
 
     Args:
       scores: split scores.
-      values: one value a leaf, ``(leaves,)``, or k of them, ``(leaves, k)``.
-      window: half the width of the window in which a score passes gradients, above 0; 1 in the paper.
+      values: values of the leaves, ``(leaves,)`` or ``(leaves, k)``.
+      window: half-width of the window in which a score passes gradients, above 0; 1 in the paper.
 
     Returns:
       ``(n,)`` or ``(n, k)``.
@@ -71,8 +70,8 @@ _path_sum.defvjp(_path_sum_fwd, _path_sum_bwd)
 
 
 def mean_size(scores: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, ""]:
-    """The mean of ``|scores|`` over nodes and samples, by weight: a window that neither the size of the weights nor
-    that of their updates can close. No gradient flows through it.
+    """Returns the weighted mean of ``|scores|`` over nodes and samples, a window that the scale of weights or updates
+    cannot close. No gradient flows through it.
     """
     size = jnp.abs(jax.lax.stop_gradient(scores)).mean(0)
     tiny = jnp.finfo(scores.dtype).tiny

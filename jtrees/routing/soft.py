@@ -1,7 +1,7 @@
-"""Soft routing: probabilities of going right -> where a sample is, and what it expects to find there.
+"""Soft routing: from probabilities of going right to probabilities of nodes and expected leaf values.
 
-Everything is a loop over levels (a Python loop over a static depth) of elementwise work on contiguous slices: reach
-probabilities are handed down from the root, values are folded up from the leaves. Both cost O(nodes) a sample.
+A Python loop over levels does elementwise work on contiguous slices: probabilities are multiplied down from the root,
+values folded up from the leaves, both in O(nodes) per sample.
 """
 
 import chex
@@ -13,7 +13,7 @@ from jtrees import topology
 
 
 def reach_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "all_nodes ..."]:
-    """Probability that a sample reaches each node of the whole tree, breadth first.
+    """Returns the probability that a sample reaches each node of the whole tree, breadth first.
 
     Args:
       right: probability of going right at each internal node, ``(nodes, ...)``.
@@ -28,7 +28,7 @@ def reach_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "all_n
 
 
 def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves ..."]:
-    """Probability that a sample ends in each leaf: the product over its ancestors of ``right`` or ``1 - right``.
+    """Returns the probability of each leaf: the product over its ancestors of ``right`` or ``1 - right``.
 
     Args:
       right: probability of going right at each internal node, ``(nodes, ...)``.
@@ -40,11 +40,11 @@ def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves
 
 
 def leaf_weights(right: Float[Array, "nodes ..."], weight: Float[Array, "..."]) -> Float[Array, "leaves ..."]:
-    """The weight of each sample, shared out among the leaves: ``weight * leaf_probabilities(right)`` in one pass.
+    """Returns the weight of each sample distributed to the leaves, ``weight * leaf_probabilities(right)``, in one pass.
 
     Args:
       right: probability of going right at each internal node, ``(nodes, ...)``.
-      weight: what arrives at the root, of the trailing shape of ``right``.
+      weight: weight of each sample, of the trailing shape of ``right``.
 
     Returns:
       ``(leaves, ...)``, summing to ``weight`` over the leaves.
@@ -57,7 +57,7 @@ def leaf_weights(right: Float[Array, "nodes ..."], weight: Float[Array, "..."]) 
 
 @jax.custom_jvp
 def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "leaves ..."]) -> Float[Array, "..."]:
-    """Expectation of a value over the leaves, ``sum_l P_l value_l``, folded from the leaves up.
+    """Returns the expectation of a value over the leaves, ``sum_l P_l value_l``, folded from the leaves up.
 
     Args:
       right: probability of going right at each internal node, ``(nodes, ...)``.
@@ -78,7 +78,7 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
 # With P_j the reach of node j and V the folded values, V_root depends on s_j only through
 # V_j = V_left + s_j (V_right - V_left), and on V_j with weight P_j. So
 #     dV_root = sum_j P_j (V_right - V_left)_j ds_j + sum_l P_l dvalue_l,
-# which is linear in the tangents: reverse mode and second derivatives follow. Nothing is larger than the whole tree.
+# which is linear in the tangents: reverse mode and second derivatives follow. No array is larger than the whole tree.
 @expected_value.defjvp
 def _expected_value_jvp(primals, tangents):
     (right, leaf_values), (d_right, d_leaf_values) = primals, tangents

@@ -1,4 +1,4 @@
-"""LatentTree's traversal: how much each sample would gain at each node, and how far it gets in a pruned tree
+"""LatentTree's traversal: the reward of each sample at each node, and its position in a pruned tree
 (Zantedeschi et al. 2021, eq. 1 to 5).
 
 Arrays here are over the *whole* tree, leaves included: ``2**(depth + 1) - 1`` nodes, breadth first.
@@ -13,11 +13,11 @@ from jtrees import isotonic, topology
 
 
 def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
-    """What sending each sample to each node is worth: the least agreement of its scores along the path.
+    """Returns the reward of sending each sample to each node: the smallest agreement of its scores along the path.
 
-    ``q_root = 1``; ``q_right = min(q_parent, score_parent)`` and ``q_left = min(q_parent, -score_parent)``. Along the
-    path that hard routing takes q is positive, elsewhere it is not. The gradient goes to the score that attains the
-    minimum (Danskin); of equal ones, to that nearest to the root.
+    ``q_root = 1``; ``q_right = min(q_parent, score_parent)`` and ``q_left = min(q_parent, -score_parent)``. q is
+    positive on the path of hard routing only. The gradient flows to the score that attains the minimum (Danskin); at
+    ties, to the one nearest to the root.
 
     Args:
       scores: split scores of the internal nodes, right iff above 0.
@@ -27,7 +27,7 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
     """
     q = [jnp.ones_like(scores[:1])]
     for score in topology.levels(scores):
-        # Not jnp.minimum, which shares the gradient between equal arguments. A NaN goes through.
+        # Not jnp.minimum, which splits the gradient between equal arguments. NaN is propagated.
         least = lambda agreement: jnp.where(agreement >= q[-1], q[-1], agreement)
         q.append(topology.interleave(least(-score), least(score)))
     return jnp.concatenate(q)
@@ -36,16 +36,15 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
 def traverse(
     scores: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
 ) -> tuple[Float[Array, "all_nodes n"], Float[Array, " all_nodes"]]:
-    """Soft traversals of a tree that is pruned at the same time (the paper's T, eq. 3).
+    """Returns soft traversals of a tree, and its pruning (the paper's T, eq. 3).
 
     Args:
       scores: split scores of the internal nodes, right iff above 0.
-      penalty: price of an active node, above 0.
-      weight: of each sample, at least 0, by default 1 each. It bears on the pruning alone: a sample of weight 0 has its
-        z, but no say in a.
+      penalty: penalty of an active node, above 0.
+      weight: weight of each sample, at least 0, by default 1; it affects a only.
 
     Returns:
-      ``(z, a)``: z between 0 and a, how far each sample is at each node; a, how active each node is
+      ``(z, a)``: the traversal z of each sample, between 0 and a; and the activity a of each node
       (:func:`jtrees.isotonic.prune`).
 
     Raises:
@@ -57,7 +56,7 @@ def traverse(
 
 
 def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"]) -> Float[Array, "all_nodes n"]:
-    """``z = clip(q + 1/2, 0, a)`` (Proposition 1), of samples in a tree whose activity is known."""
+    """Returns traversals ``z = clip(q + 1/2, 0, a)`` for a given activity (Proposition 1)."""
     raised = q + 0.5
     return jnp.where(raised > active[:, None], active[:, None], jnp.where(raised <= 0, 0, raised))
 
@@ -65,9 +64,9 @@ def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"])
 def activity(
     scores: Float[Array, "nodes n"], penalty: Any, weight: Float[Array, " n"] | None = None
 ) -> Float[Array, " all_nodes"]:
-    """The activity of the nodes on samples; ``penalty`` is that of one sample."""
+    """Returns the activity of the nodes on samples; ``penalty`` is per sample."""
     samples = scores.shape[1] if weight is None else weight.sum()
     price = jnp.asarray(penalty, scores.dtype) * samples
-    if weight is not None:  # a batch without weight prunes nothing in particular, but must prune something
+    if weight is not None:  # a batch of zero weight still needs a positive penalty
         price = jnp.maximum(price, jnp.finfo(scores.dtype).eps)
     return isotonic.prune(rewards(scores), price, weight)

@@ -1,4 +1,4 @@
-"""Routing by violation: how far a sample is from satisfying every decision on the way to a leaf."""
+"""Routing by the violation of the decisions on the path to each leaf."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,10 @@ from jtrees import topology
 
 
 def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves ..."]:
-    """How much a sample violates the path to each leaf: ``v_l = sum_j relu(-S(j, l) z_j)``.
+    """Returns the violation of the path to each leaf: ``v_l = sum_j relu(-S(j, l) z_j)``.
 
     The sum is over the ancestors j of leaf l; a path that turns right at j (S = 1) is violated there by ``relu(-z_j)``,
-    one that turns left (S = -1) by ``relu(z_j)``: 0 in all at the leaf that hard routing reaches (RADDT, NeurIPS 2025).
+    one that turns left (S = -1) by ``relu(z_j)``: 0 for the leaf of hard routing (RADDT, NeurIPS 2025).
 
     Args:
       scores: split scores, ``(nodes, ...)``.
@@ -23,10 +23,10 @@ def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves .
 
 
 def violation(scores: Float[Array, "nodes ..."], scale: float | Array = 1.0) -> Float[Array, "leaves ..."]:
-    """Leaf probabilities ``softmin(scale * v)`` of the violations v of their paths; hard as ``scale`` grows.
+    """Returns leaf probabilities ``softmin(scale * v)`` of the violations v of paths; hard as ``scale`` grows.
 
     Args:
       scores: split scores, ``(nodes, ...)``.
-      scale: above 0. Violations are homogeneous: a scale on the scores is the same thing.
+      scale: sharpness, above 0; equivalent to a factor of the scores.
     """
     return jax.nn.softmax(-scale * path_violations(scores), axis=0)

@@ -9,7 +9,7 @@ import optax
 
 from jtrees import losses, training, validation as checks
 from jtrees.data import Data
-from jtrees.search.recipe import Finished, Rounds, Search, SearchResult, check_finite, finished_tree, loss_of
+from jtrees.search.recipe import Finished, Rounds, Search, SearchResult, finished_tree
 from jtrees.tasks import Task
 from jtrees.training import Batch
 

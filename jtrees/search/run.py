@@ -123,14 +123,14 @@ def fit(
       ImportError: if the recipe needs a package that is missing, saying which extra has it.
       FloatingPointError: if the search was not finite.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     checks.check_key(key)
     check_recipe(recipe)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
     table = table_of(recipe, x, y, sample_weight, task)
     held_out = None if validation is None else validation_of(recipe, validation, table)
-    monitor = Monitor(progress, None if max_seconds is None else began + max_seconds)
+    monitor = Monitor(progress, None if max_seconds is None else started + max_seconds)
     with monitor.listening():
         [(result, data, search)] = fits_of([recipe], [key], [None], table, held_out, monitor)
     if isinstance(result, FloatingPointError):
@@ -382,9 +382,8 @@ def fits_of(
             one = starts[0]
             yield run_rounds(first, task, one.start, device, device_validation, one.search_key, monitor)
             return
-        named: Any = {"name": type(first).__name__}
-        search = stacked(low, count)
-        results, history = run_rounds(search, task, None, device, device_validation, None, monitor, **named)
+        name: Any = {"name": type(first).__name__}
+        results, history = run_rounds(stacked(low, count), task, None, device, device_validation, None, monitor, **name)
         results = jax.device_get(results)
         for i in range(min(count, len(runs) - low)):
             yield jax.tree.map(lambda a, i=i: a[i], results), history[i]

@@ -79,7 +79,7 @@ def tune(
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
       FloatingPointError: if no combination was finite.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     checks.check_key(key)
     check_recipe(recipe)
     if unknown := set(options) - set(_OF_FIT):
@@ -92,12 +92,12 @@ def tune(
     combinations = checked_grid(recipe, grid)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     split = split_of(recipe, table, validation, split_key)
-    monitor = Monitor(options.get("progress", False), None if seconds is None else began + (1 - _KEPT) * seconds)
+    monitor = Monitor(options.get("progress", False), None if seconds is None else started + (1 - _KEPT) * seconds)
     with monitor.listening():
         evaluated = _evaluated(recipe, combinations, split, search_key, monitor)
     trials, chosen = _chosen(evaluated)
     if seconds is not None:
-        options["max_seconds"] = max(1e-3, began + seconds - time.monotonic())
+        options["max_seconds"] = max(1e-3, started + seconds - time.monotonic())
     pair = {"validation": validation} if isinstance(validation, (tuple, list)) else {}
     result = fit(with_options(recipe, chosen), x, y, key=fit_key, **pair, **options)
     ended = result.report["ended"] if monitor.ended == "finished" else monitor.ended

@@ -80,7 +80,7 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
 
     Args:
       run: a function of one start whose result is a pytree with attributes ``score`` (infinite or NaN if the run must
-        not be chosen) and ``finite``, such as :class:`jtrees.TrainResult`.
+        not be chosen) and ``finite``, such as :class:`jtrees.training.TrainResult`.
       *starts: as for :func:`map_starts`.
       batch_size: as for :func:`map_starts`.
 

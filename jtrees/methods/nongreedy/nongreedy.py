@@ -12,13 +12,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import blocking, losses, ops, routing, topology, training, validation as checks
-from jtrees.methods.nongreedy.co2 import Greedy, Growing, edges, rate_of, stepwise
+from jtrees import losses, ops, topology, training, validation as checks
+from jtrees.methods.nongreedy.greedy import Greedy, Growing, edges, rate_of, stepwise
 from jtrees.methods.nongreedy.surrogate import (
+    INFERENCES,
     MAX_DEPTH,
-    Surrogate,
-    flip_slope,
     into_ball,
+    mean_surrogate,
+    scores_of,
+    split,
+    surrogate_loss,
     surrogate_step,
     with_leaves,
 )
@@ -27,11 +30,6 @@ from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyMomentumState
 from jtrees.tree import ObliqueTree
 
-INFERENCES = ("fast", "exact")
-
-# Fast inference scores all splits up to these numbers, per feature and in total; measured as for
-# ``surrogate._MOVED_WHOLE``.
-_SCORED_A_FEATURE, _SCORED = 16, 2**11
 _SETTLED = 0.01  # an epoch that lowers the mean surrogate loss by a smaller fraction has converged
 
 
@@ -88,7 +86,7 @@ def nongreedy(
         return losses.weighted_mean(value, batch.weight), losses.weighted_mean(found.reached, batch.weight)
 
     def update(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
-        z = _scores(params, batch.x, inference)
+        z = scores_of(params, batch.x, inference)
         found, batch = surrogate_loss(params, batch, z, inference, task), batch._replace(y=split(batch.y)[0])
         options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "nu": nu, "task": task}
         return surrogate_step(params, state, batch, found, **options)
@@ -102,70 +100,6 @@ def nongreedy(
 
     rate: Any = learning_rate
     return training.Method(init, total, harden, project, None if rate is None else update)
-
-
-def _scores(params: ObliqueTree, x: Array, inference: str) -> Array | None:
-    """Returns the scores of all splits, or None if it is faster to compute only those that inference needs."""
-    nodes, features = params.weights.shape
-    scored = inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)
-    return ops.scores(params.weights, params.bias, x) if scored else None
-
-
-def split(y: Any) -> tuple[Array, Array | None]:
-    """Returns targets, and the leaves that samples are assigned to, or None."""
-    return y if isinstance(y, tuple) else (y, None)
-
-
-def surrogate_loss(
-    params: ObliqueTree,
-    batch: Batch,
-    scores: Float[Array, "nodes n"] | None,
-    inference: str,
-    task: Task,
-) -> Surrogate:
-    """Returns the surrogate loss of each sample.
-
-    Args:
-      params: the tree.
-      batch: samples, with targets, or with targets and assigned leaves.
-      scores: scores of all splits; None: fast inference computes only those it needs.
-      inference: ``"fast"`` or ``"exact"``.
-      task: what is predicted.
-    """
-    (y, assigned), values = split(batch.y), params.leaves.values
-    leaf_loss = lambda leaf: task.loss(values[leaf], y)
-    splits = params.weights, params.bias
-    scores_at = lambda nodes: routing.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
-
-    def against_path(leaf: Array) -> tuple[Array, Array, Array]:
-        """Returns the nodes on the path to a leaf, their scores, and slopes of minus twice the violation."""
-        nodes = topology.ancestors(leaf, params.depth)
-        level = jnp.arange(params.depth - 1, -1, -1)[:, None]
-        right, own = (leaf >> level) & 1 == 1, scores_at(nodes)
-        return nodes, own, jnp.where((own > 0) != right, flip_slope(own), 0)
-
-    if inference == "exact":
-        assert scores is not None
-        leaf = routing.augmented_leaf(scores, params.leaves.losses(batch.x, y))
-        nodes, own, slopes = against_path(leaf)
-        reached = leaf_loss(routing.leaf_index(scores))
-    else:
-        alternatives = routing.flips(*splits, batch.x) if scores is None else routing.flips_of(scores)
-        leaf_losses = jax.vmap(leaf_loss)(alternatives.leaf)
-        best = jnp.argmax(leaf_losses - 2 * alternatives.violations(), axis=0)[None]
-        leaf, flipped = _rows_of(alternatives.leaf, best)[0], jnp.maximum(best - 1, 0)
-        nodes, own = _rows_of(alternatives.path, flipped), _rows_of(alternatives.scores, flipped)
-        slopes, reached = jnp.where(best > 0, flip_slope(own), 0), leaf_losses[0]
-    if assigned is not None:
-        # Subtracts the largest agreement with the scores of decisions that lead to the assigned leaf.
-        second = against_path(assigned)
-        nodes, own, slopes = (jnp.concatenate(pair) for pair in zip((nodes, own, slopes), second, strict=True))
-        slopes = slopes.at[-params.depth :].multiply(-1)
-    return Surrogate(leaf, nodes, own, slopes, reached)
-
-
-def _rows_of(array: Array, rows: Array) -> Array:
-    return jnp.take_along_axis(array, rows, axis=0)
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -225,7 +159,8 @@ class NonGreedy(Recipe):
         greedy = Greedy(self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level)
         options: Any = {"task": task, "inference": self.inference, "momentum": self.momentum}
         method = nongreedy(self.depth, self.nu, learning_rate=greedy.rate(last.steps), **options)
-        mean = lambda tree, batch: mean_surrogate(tree, greedy, batch, self.inference)
+        compared: Any = {"task": task, "nu": self.nu, "inference": self.inference, "block": level.batch_size}
+        mean = lambda tree, batch: mean_surrogate(tree, greedy.standardised(batch), **compared)
 
         def step(state: Joint, step: Array, data: Batch, batch: Batch, validation: Batch | None) -> tuple[Joint, Array]:
             def grow(carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
@@ -296,28 +231,6 @@ class NonGreedy(Recipe):
             prepare=edges(self.bins),
             yields_constant_tree=True,
         )
-
-
-def mean_surrogate(tree: ObliqueTree, greedy: Greedy, batch: Batch, inference: str) -> Array:
-    """Returns the mean surrogate loss over a batch, relative to the leaf that each sample reaches.
-
-    Splits are scaled to the radius of the ball: a longer split is the same split with a tighter bound (Proposition 1),
-    so the comparison of trees does not depend on the lengths of their splits.
-    """
-    data, task = greedy.standardised(batch), greedy.task
-    norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
-    factor = jnp.where(norm > 0, jnp.sqrt(greedy.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
-    tree = tree.replace(weights=factor[:, None] * tree.weights, bias=factor * tree.bias)
-
-    def block_sum(weight: Array, x: Array, y: Array) -> tuple[Array, Array]:
-        surrogate = surrogate_loss(tree, Batch(x, y), _scores(tree, x, inference), inference, task)
-        value = task.loss(tree.leaves.values[surrogate.leaf], y) + (surrogate.slopes * surrogate.scores).sum(0)
-        return (weight * value).sum(), value
-
-    weight = jnp.ones(len(data.x), data.x.dtype) if data.weight is None else data.weight
-    block = min(greedy.level.batch_size, len(weight))
-    total, _ = blocking.sum_over_blocks(block_sum, weight, data.x, data.y, block=block)
-    return total / weight.sum()
 
 
 def _reassigned(

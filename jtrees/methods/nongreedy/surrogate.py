@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jtrees import leaves as kinds, topology
+from jtrees import blocking, leaves as kinds, ops, routing, topology
 from jtrees.methods.nongreedy.lazy_rows import move_rows, touched
 from jtrees.tasks import Task
 from jtrees.training import Batch, LazyMomentumState, momentum_step
@@ -18,6 +18,10 @@ MAX_DEPTH = 20
 # Steps are dense in trees with at most this many splits per split that a batch may touch: measured on two cores with
 # 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
 _MOVED_WHOLE = 2
+# Fast inference scores all splits up to these numbers, per feature and in total; measured as for
+# ``_MOVED_WHOLE``.
+_SCORED_A_FEATURE, _SCORED = 16, 2**11
+INFERENCES = ("fast", "exact")
 
 
 class Surrogate(NamedTuple):
@@ -47,6 +51,91 @@ def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: T
     """Returns the tree with initial trainable leaves: means of targets, or smoothed class frequencies as logits."""
     empty = kinds.kind_of("constant", task).empty(topology.num_leaves(tree.depth), 0, task.shape, batch.x.dtype)
     return tree.replace(leaves=empty.refit(leaf, *batch).trainable())
+
+
+def scores_of(params: ObliqueTree, x: Array, inference: str) -> Array | None:
+    """Returns the scores of all splits, or None if it is faster to compute only those that inference needs."""
+    nodes, features = params.weights.shape
+    scored = inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)
+    return ops.scores(params.weights, params.bias, x) if scored else None
+
+
+def split(y: Any) -> tuple[Array, Array | None]:
+    """Returns targets, and the leaves that samples are assigned to, or None."""
+    return y if isinstance(y, tuple) else (y, None)
+
+
+def surrogate_loss(
+    params: ObliqueTree,
+    batch: Batch,
+    scores: Float[Array, "nodes n"] | None,
+    inference: str,
+    task: Task,
+) -> Surrogate:
+    """Returns the surrogate loss of each sample.
+
+    Args:
+      params: the tree.
+      batch: samples, with targets, or with targets and assigned leaves.
+      scores: scores of all splits; None: fast inference computes only those it needs.
+      inference: ``"fast"`` or ``"exact"``.
+      task: what is predicted.
+    """
+    (y, assigned), values = split(batch.y), params.leaves.values
+    leaf_loss = lambda leaf: task.loss(values[leaf], y)
+    splits = params.weights, params.bias
+    scores_at = lambda nodes: routing.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
+
+    def against_path(leaf: Array) -> tuple[Array, Array, Array]:
+        """Returns the nodes on the path to a leaf, their scores, and slopes of minus twice the violation."""
+        nodes = topology.ancestors(leaf, params.depth)
+        level = jnp.arange(params.depth - 1, -1, -1)[:, None]
+        right, own = (leaf >> level) & 1 == 1, scores_at(nodes)
+        return nodes, own, jnp.where((own > 0) != right, flip_slope(own), 0)
+
+    if inference == "exact":
+        assert scores is not None
+        leaf = routing.augmented_leaf(scores, params.leaves.losses(batch.x, y))
+        nodes, own, slopes = against_path(leaf)
+        reached = leaf_loss(routing.leaf_index(scores))
+    else:
+        alternatives = routing.flips(*splits, batch.x) if scores is None else routing.flips_of(scores)
+        leaf_losses = jax.vmap(leaf_loss)(alternatives.leaf)
+        best = jnp.argmax(leaf_losses - 2 * alternatives.violations(), axis=0)[None]
+        leaf, flipped = _rows_of(alternatives.leaf, best)[0], jnp.maximum(best - 1, 0)
+        nodes, own = _rows_of(alternatives.path, flipped), _rows_of(alternatives.scores, flipped)
+        slopes, reached = jnp.where(best > 0, flip_slope(own), 0), leaf_losses[0]
+    if assigned is not None:
+        # Subtracts the largest agreement with the scores of decisions that lead to the assigned leaf.
+        second = against_path(assigned)
+        nodes, own, slopes = (jnp.concatenate(pair) for pair in zip((nodes, own, slopes), second, strict=True))
+        slopes = slopes.at[-params.depth :].multiply(-1)
+    return Surrogate(leaf, nodes, own, slopes, reached)
+
+
+def _rows_of(array: Array, rows: Array) -> Array:
+    return jnp.take_along_axis(array, rows, axis=0)
+
+
+def mean_surrogate(tree: ObliqueTree, batch: Batch, *, task: Task, nu: Any, inference: str, block: int) -> Array:
+    """Returns the mean surrogate loss over a batch, relative to the leaf that each sample reaches.
+
+    Splits are scaled to the radius of the ball: a longer split is the same split with a tighter bound (Proposition 1),
+    so the comparison of trees does not depend on the lengths of their splits.
+    """
+    norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
+    factor = jnp.where(norm > 0, jnp.sqrt(nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
+    tree = tree.replace(weights=factor[:, None] * tree.weights, bias=factor * tree.bias)
+
+    def block_sum(weight: Array, x: Array, y: Array) -> tuple[Array, Array]:
+        surrogate = surrogate_loss(tree, Batch(x, y), scores_of(tree, x, inference), inference, task)
+        value = task.loss(tree.leaves.values[surrogate.leaf], y) + (surrogate.slopes * surrogate.scores).sum(0)
+        return (weight * value).sum(), value
+
+    weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+    block = min(block, len(weight))
+    total, _ = blocking.sum_over_blocks(block_sum, weight, batch.x, batch.y, block=block)
+    return total / weight.sum()
 
 
 def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
