@@ -108,7 +108,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_weight_is_a_repetition_to_the_loss(data, name):
-    """Of the training loss and its gradient; recipes draw mini-batches and bootstrap samples from the rows as they come."""
+    """Of the training loss and its gradient; recipes draw mini-batches and bootstrap samples from rows as they come."""
     method, (x, y) = METHODS[name], (a[:40] for a in data)
     times = np.tile([0, 1, 2, 3, 1], 8)
     order = np.random.default_rng(0).permutation(np.repeat(np.arange(40), times))

@@ -124,7 +124,17 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert not list((tmp_path / "x").glob("*.json"))
 
 
-SCRIPTS = paper_get, paper_dgt, paper_bandit, paper_latent, paper_forest, paper_tel, paper_nongreedy, estimators
+SCRIPTS = (
+    paper_get,
+    paper_dgt,
+    paper_bandit,
+    paper_latent,
+    paper_forest,
+    paper_tel,
+    paper_nongreedy,
+    estimators,
+    defaults,
+)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
