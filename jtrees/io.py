@@ -33,8 +33,13 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def part(cls: _Class) -> _Class:
-    """Registers a dataclass or named tuple that may be part of a file; a decorator."""
-    _CLASSES[cls.__name__] = cls
+    """Registers a dataclass or named tuple that may be part of a file; a decorator.
+
+    A user's class does not replace one of jtrees of the same name.
+    """
+    known = _CLASSES.get(cls.__name__)
+    if known is None or known.__module__ == cls.__module__ or not known.__module__.startswith("jtrees."):
+        _CLASSES[cls.__name__] = cls
     return cls
 
 

@@ -1,4 +1,4 @@
-"""Parameters of which some are looked at in the quick tests, and all in the slow ones."""
+"""Parameters of which the quick tests use some, and the slow ones all."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -468,12 +468,6 @@ def test_bad_learners_are_refused(make, message):
         make()
 
 
-def test_numpy_integers_are_counts():
-    numbers = jtrees.methods.bandit_classifier(np.int64(2), np.int32(K), accumulate=np.int64(4))
-    shapes = lambda learner: jax.tree.map(jnp.shape, jax.eval_shape(lambda: learner.init(np.int64(P), key=key())))
-    assert shapes(numbers) == shapes(classifier())
-
-
 def test_bad_rounds_are_refused():
     learner, x = classifier(), contexts()[0]
     state, bad = first_state("classifier"), contexts()[0].copy()

@@ -52,7 +52,7 @@ def test_the_model_is_that_of_the_lowest_score(fit, alone):
     scores = np.array([result.score for result, _, _ in alone])
     assert len(set(scores)) == RUNS and np.argmin(scores) > 0  # the first would also be what argmin of equals finds
     # Runs side by side may be rounded otherwise than one by itself.
-    np.testing.assert_allclose(fit.report["scores"], scores, rtol=1e-4)
+    np.testing.assert_allclose(fit.report["run_scores"], scores, rtol=1e-4)
     assert fit.report["run"] == np.argmin(scores)
     result, chosen, _ = alone[fit.report["run"]]
     assert fit.step == result.step
@@ -82,7 +82,7 @@ def test_a_run_that_diverges_is_not_chosen():
 def test_one_run_is_a_fit():
     """With another key: that of its only run."""
     fit = jtrees.fit(jtrees.BestOf(BASE, runs=1), X, Y, key=KEY)
-    assert fit.report["run"] == 0 and fit.report["scores"].shape == (1,)
+    assert fit.report["run"] == 0 and fit.report["run_scores"].shape == (1,)
     assert fit.loss == pytest.approx(np.mean((fit.predict(X) - Y) ** 2), rel=1e-6)
 
 
@@ -90,7 +90,7 @@ def test_the_best_of_several_can_be_bagged():
     fit = jtrees.fit(jtrees.Bagged(jtrees.BestOf(BASE, runs=2), trees=3), X, Y, key=KEY)
     assert len(fit.model) == 3
     for report in fit.report["fits"]:
-        assert report["scores"].shape == (2,) and report["run"] == np.argmin(report["scores"])
+        assert report["run_scores"].shape == (2,) and report["run"] == np.argmin(report["run_scores"])
     assert fit.history.shape == (3, 2, 18)
 
 

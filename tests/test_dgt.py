@@ -169,31 +169,8 @@ def test_other_losses(x64):
         assert got == pytest.approx(expected.mean(), rel=1e-12)
 
 
-def test_a_heavy_sample_counts_in_batches_of_one(x64):
-    one = jtrees.Batch(np.ones((1, 4)), np.ones(1))
-    loss = lambda weight: float(loss_and_score(by_window("mean"), chain(), one._replace(weight=np.array([weight])))[0])
-    assert loss(3.0) == pytest.approx(3 * loss(1.0), rel=1e-12)
-
-
-def test_trains_under_vmap_over_penalties(data):
-    def run(seed, l2, weight):
-        method = jtrees.methods.dgt(1, widths=(4,), l2=l2)
-        batch = jtrees.Batch(*data, weight)
-        return jtrees.train(method, batch, key=key(seed), optimizer=optax.sgd(0.05), steps=5).losses
-
-    seeds, penalties = np.arange(3), np.float32([0.0, 0.1, 1.0])
-    weight = np.random.default_rng(0).uniform(0.5, 2, 200).astype(np.float32)
-    together, alone = jax.jit(jax.vmap(run, (0, 0, None)))(seeds, penalties, weight), jax.jit(run)
-    for i in range(3):
-        one = alone(seeds[i], penalties[i], weight)
-        # float32: the order of sums differs, and five steps carry it on.
-        np.testing.assert_allclose(together[i], one, rtol=1e-4)
-        # Only the ratios of weights matter; a power of two changes no digit.
-        np.testing.assert_array_equal(alone(seeds[i], penalties[i], 1024 * weight), one)
-
-
 @pytest.mark.parametrize("classes", [None, 2])
-def test_leaves_refitted_or_as_learnt(data, classes):
+def test_leaves_are_refitted_or_kept(data, classes):
     x, y = data
     y = y if classes is None else (y > 0).astype(np.int32)
     params = jax.tree.map(np.float32, chain(2, 3, (4,), classes=classes))

@@ -123,12 +123,12 @@ def test_predictions_go_through_it(operands, won, monkeypatch):
     w, b, values, x = operands
     tree, x = jtrees.ObliqueTree(w, b, Constant(values)), np.asarray(x)
     before = tree.predict(x)
-    asked = []
+    calls = []
     real = kernels.hard_routing
-    monkeypatch.setattr(kernels, "hard_routing", lambda *a, **how: asked.append(how) or real(*a, **how))
+    monkeypatch.setattr(kernels, "hard_routing", lambda *a, **how: calls.append(how) or real(*a, **how))
     won(SMALL)
     np.testing.assert_array_equal(tree.predict(np.tile(x, (8, 1))), np.tile(before, (8, 1)))  # so many: another program
-    assert asked
+    assert calls
 
 
 @pytest.mark.usefixtures("standard_promotion")
@@ -143,7 +143,7 @@ def test_predictions_go_through_it(operands, won, monkeypatch):
         [DGT],
     ),
 )
-def test_recipes_are_told_from_outside(data, recipe):
+def test_recipes_have_an_option_for_it(data, recipe):
     x, y = data
     fits = [jtrees.fit(recipe.replace(implementation=how), x, y, key=jax.random.key(0)) for how in ("xla", "interpret")]
     # The same run, but for the last bits of sums, which training carries further.

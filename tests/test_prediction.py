@@ -1,4 +1,4 @@
-"""Answers do not depend on how many rows are asked for at once, nor on how they come; and what asking costs."""
+"""Predictions do not depend on the number of rows, nor on how they lie in memory; and what they cost."""
 
 from functools import partial
 
@@ -204,7 +204,7 @@ def test_nothing_as_large_as_the_rows_times_the_nodes_is_held():
     assert sorted(size for size in sizes if size < n)[-1] <= BLOCK * 255
 
 
-# --- The door --------------------------------------------------------------------------------------------------------
+# --- What is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])

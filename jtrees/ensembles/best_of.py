@@ -21,8 +21,8 @@ class BestOf(Recipe):
     The loss is that on ``validation``, or else the training loss. Some recipes depend strongly on the key: of four runs
     of DGT on a table of computer activity, the worst has one and a half times the test error of the best.
 
-    The report is that of the chosen run, with ``scores``, the loss of each run on scaled data, ``(runs,)``, infinite if
-    not finite, and ``run``, the index of the chosen run.
+    The report is that of the chosen run, with ``run_scores``, the loss of each run on scaled data, ``(runs,)``,
+    infinite if not finite, and ``run``, the index of the chosen run.
 
     Attributes:
       base: any recipe.
@@ -60,7 +60,7 @@ class BestOf(Recipe):
             extra, run, scores = jax.device_get(result.extra)
             prepared = jax.tree.map(lambda a: a[int(run)], start)
             finished = base.finish(result._replace(extra=extra), prepared, data, **of_run)
-            return finished._replace(report=finished.report | {"scores": np.asarray(scores), "run": int(run)})
+            return finished._replace(report=finished.report | {"run_scores": np.asarray(scores), "run": int(run)})
 
         functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
         return base._replace(rounds=base.rounds.shared_by(self.runs), **functions)

@@ -125,7 +125,6 @@ def fit(
     """
     started = time.monotonic()
     checks.check_key(key)
-    check_recipe(recipe)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
     table = table_of(recipe, x, y, sample_weight, task)
@@ -143,18 +142,14 @@ def fit(
     return result
 
 
-def check_recipe(recipe: Any) -> None:
-    """Raises ``ValueError`` for anything but a recipe."""
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
-
-
 def table_of(recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
     """Returns the checked table that a recipe is trained on.
 
     Raises:
       ValueError: naming the argument, what was expected and what came.
     """
+    if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
+        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
     return checked_table(x, recipe.targets(x, y), sample_weight, task)
 
 
@@ -168,11 +163,7 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")
     x, y = validation
     try:
-        x = checks.check_x(x, features=table.x.shape[1])
-        if y is None:  # targets that the recipe makes from x need not vary here: training rows are appended for them
-            targets = recipe.targets(np.concatenate([x, table.x]), None)
-            return held_out_table(x, None if targets is None else targets[: len(x)], table)
-        return held_out_table(x, recipe.targets(x, y), table)
+        return held_out_table(x, recipe.targets(checks.check_x(x, features=table.x.shape[1]), y), table)
     except ValueError as error:
         raise ValueError(f"validation: {error}") from None
 

@@ -14,7 +14,7 @@ from jtrees import validation as checks
 from jtrees.data import Scaling, Table, losses_of
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import FitResult, check_recipe, fits_of, table_of, validation_of
+from jtrees.search.run import FitResult, fits_of, table_of, validation_of
 from jtrees.selection.grid import check_options, checked_grid, groups_of, with_options
 from jtrees.tasks import Classification, Task
 
@@ -122,7 +122,6 @@ def sweep(
       FloatingPointError: if no run was finite.
     """
     checks.check_key(key)
-    check_recipe(recipe)
     if batch != "auto":
         checks.check_count("batch", batch)
     seeds = _seeds(seeds)

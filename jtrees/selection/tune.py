@@ -13,7 +13,7 @@ import numpy as np
 from jtrees import io, validation as checks
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import FitResult, check_recipe, fit, table_of
+from jtrees.search.run import FitResult, fit, table_of
 from jtrees.selection.grid import checked_grid, groups_of, with_options
 from jtrees.selection.sweep import Run, Split, runs_of, split_of
 
@@ -81,7 +81,6 @@ def tune(
     """
     started = time.monotonic()
     checks.check_key(key)
-    check_recipe(recipe)
     if unknown := set(options) - set(_OF_FIT):
         raise TypeError(f"options must be of {', '.join(_OF_FIT)}, got {min(unknown)!r}")
     if (seconds := options.get("max_seconds")) is not None:
