@@ -185,7 +185,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
       validation_fraction: fraction of the rows held out as a validation set, unweighted; None: none. See the recipe for
         its use.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
-      progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 45 s.
+      progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
 
     Attributes:
       model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`.

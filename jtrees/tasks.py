@@ -5,7 +5,7 @@ themselves in regression.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int, Num
@@ -30,7 +30,6 @@ class Regression:
 
     outputs: int | None = None
     own_loss: losses.SampleLoss | None = dataclasses.field(default=None, repr=False)
-    name: ClassVar[str] = "regression"
 
     def __post_init__(self) -> None:
         if self.outputs is not None:
@@ -120,7 +119,6 @@ class Classification:
 
     classes: int
     own_loss: losses.SampleLoss | None = dataclasses.field(default=None, repr=False)
-    name: ClassVar[str] = "classification"
 
     def __post_init__(self) -> None:
         checks.check_count("classes", self.classes, minimum=2)

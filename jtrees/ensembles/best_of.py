@@ -18,8 +18,8 @@ from jtrees.training import Batch, map_starts
 class BestOf(Recipe):
     """Several runs of a recipe side by side; the model is that of the run with the lowest loss.
 
-    The loss is that on ``validation``, or else the training loss. Some recipes depend strongly on the key: of four runs
-    of DGT on a table of computer activity, the worst has one and a half times the test error of the best.
+    The loss is that on ``validation``, or else the training loss. For recipes whose results depend
+    strongly on the key.
 
     The report is that of the chosen run, with ``run_scores``, the loss of each run on scaled data, ``(runs,)``,
     infinite if not finite, and ``run``, the index of the chosen run.

@@ -76,7 +76,8 @@ def minibatch(
       optimizer: its optimizer.
       schedule: number and size of the mini-batches.
       elements_per_sample: approximate size of a step's arrays, per sample.
-      outputs: ``(params, batch, x) -> outputs`` at x of the model that ``model`` makes of the parameters and the batch.
+      outputs: ``(params, batch, x) -> outputs`` at x of the model that ``model`` makes of the parameters and the batch;
+        by default evaluations use the predictions of ``method.harden``.
       model: ``(params, batch) -> model`` of scaled data; by default ``method.harden``.
       extra: ``(params, batch) ->`` further values for ``finish``.
       score: ``(params, batch) -> scalar`` in place of the task's loss of the outputs.

@@ -77,15 +77,14 @@ def depth(default: int, most: int = checks.MAX_DEPTH) -> Any:
     return static(default, lambda _, value: checks.check_depth(value, most))
 
 
-def count(default: int | None, minimum: int = 1, most: int | None = None) -> Any:
-    """An integer of at least ``minimum``; None where the default is None."""
+def count(default: int, minimum: int = 1, most: int | None = None) -> Any:
+    """An integer of at least ``minimum``."""
     return static(default, partial(checked_count, minimum=minimum, most=most))
 
 
-def optional_count(default: int | None, minimum: int = 1) -> Any:
-    """An integer of at least ``minimum``, or None."""
-    check = partial(checked_count, minimum=minimum)
-    return static(default, lambda name, value: None if value is None else check(name, value))
+def optional_count(default: int | None) -> Any:
+    """An integer of at least 1, or None."""
+    return static(default, lambda name, value: None if value is None else checked_count(name, value))
 
 
 def checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:

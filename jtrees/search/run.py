@@ -348,7 +348,8 @@ def fits_of(
     scaled = scaling.batch(table)
     scaled_validation = None if validation is None else scaling.batch(validation)
     tables, weights = _folds(table, scaled, left_out)
-    starts = list(_starts(first, task, keys, scaled, weights))
+    batches = [scaled] if weights is None else [scaled._replace(weight=weight) for weight in weights]
+    starts = list(_starts(search, keys, batches))
     data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
     device, device_validation = sharding.put_rows(scaled), sharding.put_rows(scaled_validation)
     runs = [(i, start) for i in range(len(recipes)) for start in starts]
@@ -404,15 +405,11 @@ def check_link(task: Task, table: Table) -> None:
         losses.check_without_link(task.loss, task.shape)
 
 
-def _starts(
-    first: Recipe, task: Task, keys: list[Array], scaled: Batch, weights: np.ndarray | None
-) -> Iterator[_Start]:
-    batches = [scaled] if weights is None else [scaled._replace(weight=weight) for weight in weights]
-    prepare = first.search(task, scaled.x.shape).prepare
+def _starts(search: Search, keys: list[Array], batches: list[Batch]) -> Iterator[_Start]:
     for key in keys:
         prepare_key, search_key, finish_key = jax.random.split(key, 3)
         for fold, batch in enumerate(batches):
-            yield _Start(prepare(batch, key=prepare_key), fold, search_key, finish_key)
+            yield _Start(search.prepare(batch, key=prepare_key), fold, search_key, finish_key)
 
 
 def _stack(*arrays: Any) -> np.ndarray:

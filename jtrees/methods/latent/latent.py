@@ -169,8 +169,7 @@ class LatentTree(Recipe):
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         bounded = isinstance(task, Regression) and self.loss is None
-        tree = (self.split, self.predictor, self.inputs) == ("linear", "linear", "z")
-        return latent_search(self, with_loss(task, self.loss), shape, bounded=bounded, yields_constant_tree=tree)
+        return latent_search(self, with_loss(task, self.loss), shape, bounded=bounded)
 
 
 def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bounded: bool, **more: Any) -> Search:
@@ -214,6 +213,7 @@ def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bou
         report = {"active": np.asarray(network.active)}
         return Finished(model, tree, loss_of(result, model, data, task), report)
 
+    fields: Any = {"yields_constant_tree": is_tree(architecture)} | more
     hidden, mlp = architecture.hidden, "mlp" in (architecture.split, architecture.predictor)
     inner = hidden * (hidden + p) if mlp else 0
     return minibatch(
@@ -226,5 +226,5 @@ def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bou
         model=model,
         extra=tree,
         finish=finish,
-        **more,
+        **fields,
     )
