@@ -57,11 +57,8 @@ def step_case(depth: int, p: int, width: int, repeats: int) -> list[str]:
 
     floor, operations = products(depth, p, width)
     compile_seconds = benchmark.seconds(lambda: jax.block_until_ready(train(jax.random.key(0))), 1)[0]
-    jax.block_until_ready(floor())
-    ours, least = [], []
-    for i in range(repeats):  # in turn, so that whatever else the machine does meets both
-        ours += [t / STEPS for t in benchmark.seconds(lambda i=i: jax.block_until_ready(train(jax.random.key(i))), 1)]
-        least += [t / STEPS for t in benchmark.seconds(lambda: jax.block_until_ready(floor()), 1)]
+    times = benchmark.in_turn({"ours": lambda: train(jax.random.key(0)), "floor": floor}, repeats)
+    ours, least = ([t / STEPS for t in times[name]] for name in ("ours", "floor"))
     weights = width * (p + 1) + width * width + (2**depth - 1) * width
     ratio = np.median(ours) / np.median(least)
     theirs = f"{AUTHORS[depth]:.0f} ({AUTHORS[depth] / np.median(ours) / 1e3:.1f} x)" if depth in AUTHORS else "-"

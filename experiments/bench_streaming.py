@@ -107,7 +107,7 @@ def main() -> None:
         goes_on = []
         for i in range(REPEATS):
             _, said, _ = run(folder / "resumed", *kinds["made as needed"], "--max-steps", 160 * (i + 1))
-            goes_on += [float(seconds) for seconds in re.findall(r"goes on at step \d+, ([\d.]+) s", said)]
+            goes_on += [float(seconds) for seconds in re.findall(r"resumes at step \d+, ([\d.]+) s", said)]
         whole, said, _ = run(
             folder / "timed", "--synthetic", f"rows={MANY},p={P}", "--epochs", 9, "--max-seconds", SECONDS
         )

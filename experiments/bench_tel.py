@@ -47,7 +47,7 @@ def method(depth: int, gamma: float, kind: str) -> tuple[jtrees.Method, optax.Gr
 
 
 def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtrees.training.TrainState, Any]:
-    """A run that has not begun, and so many steps of it as a compiled function."""
+    """The initial state of a run, and a compiled function that makes some of its steps."""
     of, optimizer = method(depth, gamma, kind)
     state = jtrees.training.start(of, data, key=jax.random.key(0), optimizer=optimizer)
     once = jtrees.training.one_step(of, data, optimizer, batch_size=BATCH)
@@ -99,17 +99,6 @@ def floor(params: jtrees.methods.Ensemble, batches: jax.Array) -> Any:
     return jax.lax.scan(lambda _, x: (of_trees(x), None), zeros, batches)[0]
 
 
-def in_turn(calls: dict[str, Any], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each, one after the other, so that whatever else the machine does meets all."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    for _ in range(repeats):
-        for name, call in calls.items():
-            times[name] += benchmark.seconds(lambda call=call: jax.block_until_ready(call()), 1)
-    return times
-
-
 def of_gradients(depth: int, repeats: int, data: jtrees.Batch) -> list[list[str]]:
     """Two rows: at initialisation, and trained with gamma = 1; a third, trained with gamma = 0.1."""
     x, y, rows = data.x.reshape(-1, BATCH, FEATURES), data.y.reshape(-1, BATCH), []
@@ -125,7 +114,7 @@ def of_gradients(depth: int, repeats: int, data: jtrees.Batch) -> list[list[str]
             paths = loss_and_gradients("paths", int(count.mean()) + 1)
             calls["paths"] = lambda a=asked, paths=paths: paths(*a)
         calls["floor"] = lambda params=params: floor(params, x)
-        times = {name: [t / len(x) for t in of] for name, of in in_turn(calls, repeats).items()}
+        times = {name: [t / len(x) for t in of] for name, of in benchmark.in_turn(calls, repeats).items()}
         ms = {name: benchmark.spread(t) for name, t in times.items()}
         theirs = AUTHORS[depth][i] if depth in AUTHORS and i < 2 else None
         ratio = "-" if theirs is None else f"{theirs:g} ({theirs / 1e3 / np.median(times['ours']):.1f} x)"
@@ -169,12 +158,14 @@ def crossover(depth: int, repeats: int, data: jtrees.Batch) -> list[str]:
         if (mean := float(count.mean())) > 40:
             break
         asked, paths = (params, x, y, jnp.float32(gamma)), loss_and_gradients("paths", int(mean) + 1)
-        times = in_turn({"paths": lambda a=asked, f=paths: f(*a), "level": lambda a=asked: level(*a)}, repeats)
+        times = benchmark.in_turn(
+            {"paths": lambda a=asked, f=paths: f(*a), "level": lambda a=asked: level(*a)}, repeats
+        )
         points.append((mean, *(float(np.median(t)) / len(x) for t in times.values())))
     leaves, by_paths, all_splits = np.array(points).T
     slope, start = np.polyfit(leaves, by_paths, 1)
     equal = (np.median(all_splits) - start) / slope
-    told = conditional.default_width(depth)
+    told = conditional.checked_width(None, depth)
     measured = ", ".join(f"{a:.2f}: {1e3 * b:.3g}" for a, b in zip(leaves, by_paths, strict=True))
     return [str(depth), f"{1e3 * np.median(all_splits):.3g}", measured, f"{equal:.1f}", str(told)]
 

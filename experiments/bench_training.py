@@ -62,15 +62,9 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
         return jax.lax.scan(step, weights, None, length=steps)[0]
 
     compile_seconds = benchmark.seconds(lambda: train.lower(x, y, keys).compile(), 1)[0]
-    run = lambda: jax.block_until_ready(train(x, y, keys))
     weights = method.init(jtrees.Batch(x, y), key=keys[0]).weights
-    least = lambda: jax.block_until_ready(floor(x, weights))
-    run()
-    least()
-    times = [
-        (benchmark.seconds(run, 1)[0] / steps / starts, benchmark.seconds(least, 1)[0] / steps) for _ in range(repeats)
-    ]
-    step, bottom = map(list, zip(*times, strict=True))
+    times = benchmark.in_turn({"step": lambda: train(x, y, keys), "floor": lambda: floor(x, weights)}, repeats)
+    step, bottom = [t / steps / starts for t in times["step"]], [t / steps for t in times["floor"]]
     found = {"step": step, "floor": bottom, "compile": compile_seconds, "memory": benchmark.peak_memory()}
     return found | {"starts": starts, "devices": jax.device_count()}
 

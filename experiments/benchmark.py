@@ -1,7 +1,7 @@
 """What the benchmarks share: medians with spread, what the machine is, and where their tables go."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import importlib.util
 import json
 import os
@@ -46,6 +46,21 @@ def seconds(fn: Callable[[], Any], repeats: int) -> list[float]:
     return times
 
 
+def in_turn(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of compiled calls, each called once before, and then in turn, so that what else the machine does meets
+    all.
+    """
+    import jax
+
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        jax.block_until_ready(call())
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name] += seconds(lambda call=call: jax.block_until_ready(call()), 1)
+    return times
+
+
 def spread(times: list[float], scale: float = 1e3) -> str:
     """Median and the half-width of the middle half, scaled (milliseconds by default)."""
     low, middle, high = np.percentile(np.asarray(times) * scale, [25, 50, 75])
@@ -84,6 +99,13 @@ def child(module: str, *arguments: Any) -> dict[str, Any]:
 def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A table."""
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]) + "\n"
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file aside and renames it, so that it is whole or not there."""
+    aside = file.with_suffix(".unfinished")
+    aside.write_text(text)
+    os.replace(aside, file)
 
 
 def write(

@@ -25,7 +25,7 @@ class Blocks(Protocol):
 
     Attributes:
       names: of the features.
-      described: what a run that goes on must find again: plain data.
+      described: what a resumed run must find unchanged: plain data.
       notes: what a user should know of it.
     """
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data
+from experiments import benchmark, data, pieces
 from jtrees import nn
 
 FILTERS, BATCH, EPOCHS, DROPOUT = 16, 128, 10, 0.3
@@ -63,7 +63,7 @@ def step(model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: ja
 
 
 @nnx.jit
-def judged(model: Network, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def loss_and_accuracy(model: Network, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Log loss and accuracy."""
     logits = jnp.concatenate([model(part) for part in jnp.array_split(images, -(-len(images) // 1000))])
     lost = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
@@ -71,7 +71,7 @@ def judged(model: Network, images: jax.Array, labels: jax.Array) -> tuple[jax.Ar
 
 
 def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
-    """The best epoch by the rows kept for that."""
+    """The best epoch on the validation set."""
     (images, labels), kept, test = parts
     model = Network(trees, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
@@ -82,8 +82,8 @@ def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
     for i in range(EPOCHS):
         for rows in rng.permutation(len(images))[:many].reshape(-1, BATCH):
             step(model, optimizer, images[rows], labels[rows])
-        if (lost := float(judged(evaluated, *kept)[0])) < best["kept"]:
-            tested = judged(evaluated, *test)
+        if (lost := float(loss_and_accuracy(evaluated, *kept)[0])) < best["kept"]:
+            tested = loss_and_accuracy(evaluated, *test)
             best = {"kept": lost, "loss": float(tested[0]), "accuracy": float(tested[1]), "epoch": i + 1}
     return best | {"numbers": numbers, "rate": rate}
 
@@ -107,12 +107,10 @@ def main(arguments: list[str] | None = None) -> None:
         tried = {rate: run(trees, rate, 0, parts) for rate in RATES}
         rate = min(RATES, key=lambda rate, tried=tried: tried[rate]["kept"])
         found = [tried[rate], *(run(trees, rate, seed, parts) for seed in range(1, options.seeds))]
-        of = lambda what, digits, found=found: (
-            f"{np.mean([one[what] for one in found]):.{digits}f} ± {np.std([one[what] for one in found]):.{digits}f}"
-        )
-        rows.append([name, f"{found[0]['numbers']:,}", of("accuracy", 4), of("loss", 4), f"{rate:g}"])
+        accuracy, loss = (pieces.spread([one[what] for one in found], 4) for what in ("accuracy", "loss"))
+        rows.append([name, f"{found[0]['numbers']:,}", accuracy, loss, f"{rate:g}"])
     notes = (
-        f"MNIST, {len(train)} rows to train, {len(kept)} to choose by, {len(test)} to test; {EPOCHS} epochs, batches "
+        f"MNIST, {len(train)} rows to train, {len(kept)} to validate, {len(test)} to test; {EPOCHS} epochs, batches "
         f"of {BATCH}, {FILTERS} filters, mean and deviation over {options.seeds} seeds."
     )
     command = f"--data-dir DATA --rows {options.rows} --seeds {options.seeds}"

@@ -39,7 +39,7 @@ from jtrees.search.run import described
 
 @dataclass(frozen=True)
 class Parts:
-    """The rows to train on, to choose the tree to draw by, and to test with: features and targets of each, as numbers.
+    """Training, validation (to choose the tree to draw) and test rows: features and targets of each, as numbers.
 
     Attributes:
       classes: the labels in the order of their numbers, None in regression.
@@ -111,7 +111,7 @@ _TIMED = 8192  # rows predicted at least, when that is timed
 
 
 def split(frame: data.Frame, columns: ColumnTransformer, task: prepare.Task, options: argparse.Namespace) -> Parts:
-    """The parts of a table: a quarter to test with, three twentieths to choose by. Columns are fitted to the rest.
+    """The parts of a table: a quarter to test, three twentieths to validate. Columns are fitted to the rest.
 
     Parts are stratified by class, so each has at least as many rows as there are classes.
     """
@@ -133,7 +133,7 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
     """Fits one method; its row and its model.
 
     Raises:
-      KeyboardInterrupt: if the fit was broken off.
+      KeyboardInterrupt: if the fit was interrupted.
     """
     x, y = parts.train
     if method in options.recipes:
@@ -188,7 +188,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     """
     data.check_rows(frame := _loaded(options))
     task, why = prepare.guess(frame.y)
-    aloud = f"{task}, as {why} (--task says otherwise)" if options.task is None else options.task
+    described_task = f"{task}, as {why} (--task says otherwise)" if options.task is None else options.task
     task = options.task or task
     frame, left_out = prepare.usable(frame, task)
     data.check_rows(frame)
@@ -199,7 +199,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     parts = split(frame, columns, task, options)
     names = [str(name) for name in columns.get_feature_names_out()]
     said = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
-    said += [f"task: {aloud}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
+    said += [f"task: {described_task}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
     # Each line is whole, whatever the width of a terminal.
     say = lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
     how: Any = {"names": names, "classes": parts.classes, "train": parts.train}
@@ -226,7 +226,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
         say(f"\nNo model is better on the test rows than always answering {one}.")
     if drawn := outcome.drawn():
         name = drawn[0].name.replace("_depth", ", depth ")
-        say(f"\ndrawn: {name}, best of at most {SMALL} leaves by the rows kept for that")
+        say(f"\ndrawn: {name}, the best on the validation set with at most {SMALL} leaves")
     say(f"written to {folder}")
     return code
 
@@ -289,9 +289,9 @@ def _own(given: str) -> tuple[str, jtrees.Recipe]:
 
 @contextlib.contextmanager
 def _interruptible() -> Any:
-    """Meanwhile Ctrl-C ends what runs between two lines of the table, compiled programs being no place for it.
+    """Meanwhile Ctrl-C ends the job between two lines of the table, as compiled programs cannot be interrupted.
 
-    Gives a function that says whether it was pressed. Pressed again, it ends at once.
+    Yields a function that returns whether it was pressed. A second Ctrl-C raises KeyboardInterrupt.
     """
     pressed: list[int] = []
 

@@ -1,6 +1,6 @@
 """Data by name: the embedded set, a folder of .npz files, scikit-learn's bundled sets, OpenML; or a user's own CSV."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ DEFAULT = "kin8nm"
 COLUMNS = {DEFAULT: [f"theta{i}" for i in range(1, 9)]}
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # scikit-learn's
 ON_OPENML = {"mnist": "mnist_784"}  # where the name is another
-_FEWEST = 20  # rows to train on, to choose by and to test with
+_FEWEST = 20  # rows to train, to validate and to test
 
 
 class DataError(ValueError):
@@ -76,6 +76,15 @@ def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None
         table = _from_npz(file)
         return Frame(name, pd.DataFrame(table.x, columns=pd.Index(table.feature_names)), pd.Series(table.y, name="y"))
     return _from_sklearn(name) if name in BUNDLED else _from_openml(name, data_dir)
+
+
+def load_as_published(name: str, data_dir: str | None) -> tuple[Table, np.ndarray | None]:
+    """A table as the papers have it, connect-4 one-hot encoded, and which rows are its own test part, if any."""
+    table = load(name, data_dir=data_dir)
+    if name == "connect-4":
+        table = replace(table, x=one_hot(table.x))
+    test = None if table.split is None else table.split == 2
+    return table, test if test is not None and test.any() else None
 
 
 def one_hot(x: np.ndarray) -> np.ndarray:

@@ -18,13 +18,13 @@ import warnings
 import jax
 import numpy as np
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.metrics import accuracy_score, r2_score
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, estimators, pieces
+from experiments.pieces import of_seeds
 import jtrees
 
 MADE = ("made-wide", "made-collinear")
@@ -118,11 +118,7 @@ def watched(fit: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 def scores(model: Any, split: Any) -> dict[str, float]:
     """Of a model, on both parts: R^2, or accuracy of the most probable classes, in per cent."""
     x, x_test, y, y_test = split
-
-    def percent(x: Any, y: Any) -> float:
-        outputs = np.asarray(model.predict(x))
-        return 100 * float(r2_score(y, outputs) if y.dtype.kind == "f" else accuracy_score(y, outputs.argmax(1)))
-
+    percent = lambda x, y: pieces.percent(np.asarray(model.predict(x)), y)
     return {"train": percent(x, y), "test": percent(x_test, y_test)}
 
 
@@ -167,11 +163,10 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
     settings: dict[str, Any] = {"depths": depths()}
     make = partial(baselines, name)
     if part != "baselines":
-        settings = {"recipe": pieces.told(RECIPES[part]), "max_seconds": options.max_seconds}
+        settings = {"recipe": pieces.recipe_text(RECIPES[part]), "max_seconds": options.max_seconds}
         make = partial(of_recipe, RECIPES[part], name)
-    for seed in range(max(SCRIPT.seeds, options.seeds)):
-        one = partial(make, seed, options)
-        yield pieces.Piece(part, name, one, settings | {"rows": ROWS}, seed, f"{part}-{name}-{seed}")
+    one = partial(make, options=options)
+    yield from pieces.for_seeds(part, name, one, settings | {"rows": ROWS}, options.all_seeds)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -221,11 +216,6 @@ class Compared(NamedTuple):
 def mean(ones: list[dict[str, Any]], what: str) -> float:
     """Over seeds."""
     return float(np.mean([one[what] for one in ones]))
-
-
-def of_seeds(found: pieces.Found, part: str, name: str) -> dict[int, dict[str, Any]]:
-    """What was found, by seed."""
-    return {seed: record["found"] for seed, record in found.get(part, {}).get(name, {}).items()}
 
 
 def compared(found: pieces.Found, part: str, name: str) -> Compared | None:

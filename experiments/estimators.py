@@ -8,7 +8,6 @@ of the files that are there. Three quarters of the rows to train, by class; scor
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
 import time
 from typing import Any
 
@@ -49,7 +48,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
     if name not in SETS[part]:
         return
     of = models(part, 0)["jtrees"]
-    settings = {"recipe": pieces.told(of.default_recipe)}
+    settings = {"recipe": pieces.recipe_text(of.default_recipe)}
 
     def make(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
@@ -64,15 +63,14 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
             found[method] = 100 * float(model.score(x_test, y_test))
         return found
 
-    for seed in range(max(SCRIPT.seeds, options.seeds)):
-        yield pieces.Piece(part, name, partial(make, seed), settings, seed, f"{part}-{name}-{seed}")
+    yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
 
 
 def _of_task(found: pieces.Found, task: str) -> str:
     records = [one for by_seed in found.get(task, {}).values() for one in by_seed.values()]
     if not records:
         return ""
-    there = {name: [one["found"] for one in by.values()] for name, by in found[task].items()}
+    there = {name: list(pieces.of_seeds(found, task, name).values()) for name in found[task]}
     methods, rows, means = list(models(task, 0)), [], []
     for name, ones in there.items():
         seconds = [one["jtrees seconds"] for one in ones]

@@ -1,4 +1,4 @@
-"""What the main job tells and keeps: rows as they come, every model, and a figure."""
+"""What the main job prints and writes: rows as they come, every model, and a figure."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -33,15 +33,15 @@ class Row:
     Attributes:
       method: by name.
       depth: None where there is none.
-      train: R^2 or accuracy on the rows to train on.
-      validate: likewise on those to choose by.
-      test: likewise on those to test with.
-      log_loss: on the rows to test with, in classification.
+      train: R^2 or accuracy on the training rows.
+      validate: likewise on the validation set.
+      test: likewise on the test rows.
+      log_loss: on the test rows, in classification.
       leaves: of all trees together.
       numbers: that the model holds.
       seconds: of training, compilation included.
       rate: rows predicted a second.
-      balanced_accuracy: on the rows to test with, in classification.
+      balanced_accuracy: on the test rows, in classification.
       auc: likewise the area under the ROC curve, of several classes the mean of each versus the rest.
     """
 
@@ -96,7 +96,7 @@ def as_tree(model: Any, x: np.ndarray) -> jtrees.ObliqueTree | None:
 
 
 def size(model: Any, x: np.ndarray) -> tuple[int, int]:
-    """Leaves and numbers of a model."""
+    """Leaves and numbers of a model; of a split of scikit-learn and XGBoost its feature and its threshold."""
     if (tree := as_tree(model, x)) is not None:
         return tree.num_leaves, tree.num_parameters
     if isinstance(model, DummyRegressor):
@@ -108,6 +108,10 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
         leaves = sum(int(tree.n_leaves) for tree in trees)
         answers = trees[0].value[0].size
         return leaves, 2 * (sum(tree.node_count for tree in trees) - leaves) + leaves * answers
+    if hasattr(model, "get_booster"):
+        nodes = model.get_booster().trees_to_dataframe()["Feature"]
+        leaves = int((nodes == "Leaf").sum())
+        return leaves, 2 * (len(nodes) - leaves) + leaves
     if isinstance(model, jtrees.Forest):
         sizes = [size(member, x) for member in model]
         return sum(leaves for leaves, _ in sizes), sum(numbers for _, numbers in sizes)
@@ -194,7 +198,7 @@ class Outcome:
         raise FileExistsError(f"no free name for the results in {self.parent}")
 
     def drawn(self) -> tuple[Row, jtrees.ObliqueTree] | None:
-        """The tree to draw: of small ones the best on the rows to choose by; CART's if there is no other."""
+        """The tree to draw: of small ones the best on the validation set; CART's if there is no other."""
         there = [(row, self.trees[row.name]) for row in self.rows if row.name in self.trees and row.leaves <= SMALL]
         learnt = [(row, tree) for row, tree in there if row.method != "cart"] or there
         return max(learnt, key=lambda pair: pair[0].validate, default=None)

@@ -34,7 +34,7 @@ ACTIONS, DEPTHS = {"pendigits": 10, "letter": 26, "mnist": 10}, {"letter": 8}  #
 VOWPAL_WABBIT = ("pendigits", "letter")  # its lines of text are too slow for MNIST
 LOOKS = 20
 ACCUMULATE, RATE = 16, 0.01  # of regression, whose rate falls to zero by a cosine over the stream
-# The linear learner is given the best of them, judged by its own held-out score.
+# The linear learner takes the best of them by its own held-out score.
 LINEAR_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01)
 DELTA, EXPLORATION = 0.5, 0.3
 PARTS = ("tree", "linear", "vowpal", "tree-one-point", "linear-one-point")

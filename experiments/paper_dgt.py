@@ -7,7 +7,7 @@ files that are there.
 
 Widths, momentum and L2 are chosen on a sixth of the training part, by the mean of some keys (ten in regression, three
 in classification, of large sets one with half the epochs); the tree is then trained on the whole of it, once for each
-seed, and judged on the test part, which nothing was chosen by.
+seed, and scored on the test part, which has no part in any choice.
 """
 
 import argparse
@@ -73,12 +73,9 @@ def splits(name: str, data_dir: str | None) -> list[Split]:
         with np.load(data.folder_of(data_dir) / f"{name}.npz") as arrays:
             parts = ("X_train", "y_train", "X_test", "y_test")
             return [tuple(arrays[f"{part}_{i}"].astype(np.float32) for part in parts) for i in range(5)]  # type: ignore
-    table = data.load(name, data_dir=data_dir)
+    table, test = data.load_as_published(name, data_dir)
     x, y = table.x, table.y
-    if name == "connect-4":  # as in the paper: one column for each state of a cell
-        x = data.one_hot(x)
-    if table.split is not None and (table.split == 2).any():
-        test = table.split == 2
+    if test is not None:
         return [(x[~test], y[~test], x[test], y[test])]
     if (first := FIRST.get(name)) is not None:
         return [(x[:first], y[:first], x[first:], y[first:])]
@@ -90,12 +87,12 @@ def score(name: str, answers: np.ndarray, y: np.ndarray) -> float:
     """RMSE in the paper's unit, or accuracy in per cent."""
     if name in REGRESSION:
         return SETS[name].unit * float(np.sqrt(np.mean((answers.astype(np.float64) - y) ** 2)))
-    return 100 * float(np.mean((answers if answers.ndim == 1 else answers.argmax(1)) == y))
+    return pieces.percent(answers, y)
 
 
-def best(name: str, candidates: Iterable[Any], judge: Callable[[Any], float]) -> Any:
+def best(name: str, candidates: Iterable[Any], score: Callable[[Any], float]) -> Any:
     """The candidate with the best score."""
-    return (min if name in REGRESSION else max)(candidates, key=judge)
+    return (min if name in REGRESSION else max)(candidates, key=score)
 
 
 def task(name: str) -> Any:
@@ -129,7 +126,7 @@ def peers(name: str, split: Split, boost: bool) -> dict[str, float]:
     a, b, ya, yb = cut(x, y, stratify=None if name in REGRESSION else y)
     out = {}
 
-    def judged(label: str, make: Callable[[Any], Any], options: list[Any]) -> None:
+    def tuned(label: str, make: Callable[[Any], Any], options: list[Any]) -> None:
         option = best(name, options, lambda option: score(name, make(option).fit(a, ya).predict(b), yb))
         out[label] = score(name, make(option).fit(x, y).predict(x_test), y_test)
 
@@ -138,14 +135,14 @@ def peers(name: str, split: Split, boost: bool) -> dict[str, float]:
             import xgboost  # type: ignore[import-not-found]
 
             model = xgboost.XGBRegressor if name in REGRESSION else xgboost.XGBClassifier
-            judged("XGBoost", lambda rate: model(n_estimators=1000, learning_rate=rate, n_jobs=2), [0.01, 0.03, 0.1])
+            tuned("XGBoost", lambda rate: model(n_estimators=1000, learning_rate=rate, n_jobs=2), [0.01, 0.03, 0.1])
         return out
     cart = DecisionTreeRegressor if name in REGRESSION else DecisionTreeClassifier
-    judged("CART", lambda depth: cart(max_depth=depth, random_state=0), list(range(2, 17)))
+    tuned("CART", lambda depth: cart(max_depth=depth, random_state=0), list(range(2, 17)))
     if name in REGRESSION:
-        judged("linear", lambda alphas: make_pipeline(StandardScaler(), RidgeCV(alphas)), [np.logspace(-3, 3, 13)])
+        tuned("linear", lambda alphas: make_pipeline(StandardScaler(), RidgeCV(alphas)), [np.logspace(-3, 3, 13)])
     else:
-        judged("linear", lambda c: make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=300)), [1.0])
+        tuned("linear", lambda c: make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=300)), [1.0])
     return out
 
 

@@ -12,18 +12,17 @@ is tuned on a third of the training part, and then fitted to all of it.
 
 import argparse
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
-from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, data, pieces
 from experiments.outcome import size
 from experiments.paper_get import PAPER
+from experiments.pieces import percent
 import jtrees
 from jtrees.estimators import TreeRegressor
 
@@ -42,7 +41,7 @@ def fitted(recipe: Any, split: Split, seed: int) -> dict[str, Any]:
     """What a recipe scores, and how many numbers its model holds."""
     x, x_test, y, y_test = split
     model = jtrees.fit(recipe, x, y, key=jax.random.key(seed)).model
-    return {"test": _percent(y_test, model.predict(x_test)), "numbers": size(model, x)[1]}
+    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
 
 
 def get_forest(split: Split, seed: int) -> dict[str, Any]:
@@ -65,7 +64,6 @@ def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
 
 def boosting(split: Split, seed: int) -> dict[str, Any]:
     """XGBoost, seven options tuned by Optuna's TPE, the number of trees by early stopping."""
-    import optuna  # pyright: ignore[reportMissingImports]
     import xgboost  # pyright: ignore[reportMissingImports]
 
     x, x_test, y, y_test = split
@@ -87,22 +85,18 @@ def boosting(split: Split, seed: int) -> dict[str, Any]:
         trial.set_user_attr("trees", model.best_iteration + 1)
         return float(np.mean(np.square(model.predict(b) - yb)))
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    study.optimize(objective, n_trials=TRIALS)
-    trees = study.best_trial.user_attrs["trees"]
-    model = xgboost.XGBRegressor(n_estimators=trees, **fixed, **study.best_params).fit(x, y)
-    table = model.get_booster().trees_to_dataframe()
-    leaves = int((table["Feature"] == "Leaf").sum())
-    found = {"test": _percent(y_test, model.predict(x_test)), "numbers": 2 * (len(table) - leaves) + leaves}
-    return found | {"trees": trees, "options": study.best_params}
+    best = pieces.best_trial(objective, TRIALS, seed=seed)
+    trees = best.user_attrs["trees"]
+    model = xgboost.XGBRegressor(n_estimators=trees, **fixed, **best.params).fit(x, y)
+    found = {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
+    return found | {"trees": trees, "options": best.params}
 
 
 def random_forest(split: Split, seed: int) -> dict[str, Any]:
     """Scikit-learn's, of 500 trees."""
     x, x_test, y, y_test = split
     model = RandomForestRegressor(500, random_state=seed, n_jobs=-1).fit(x, y)
-    return {"test": _percent(y_test, model.predict(x_test)), "numbers": size(model, x)[1]}
+    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
 
 
 def one_tree(split: Split, seed: int) -> dict[str, Any]:
@@ -119,11 +113,11 @@ PARTS: dict[str, Callable[[Split, int], dict[str, Any]]] = {
 }
 TITLES = ("30 trees of GET-Linear", "30 trees of DGT", "XGBoost, tuned", "random forest", "one tree of GET-Linear")
 SETTINGS: dict[str, Any] = {
-    "get": {"recipe": pieces.told(GET_FOREST), "depths": GET_DEPTHS},
+    "get": {"recipe": pieces.recipe_text(GET_FOREST), "depths": GET_DEPTHS},
     "dgt": {"updates": UPDATES},
     "boosting": {"trials": TRIALS, "rounds": ROUNDS},
     "forest": {},
-    "tree": {"recipe": pieces.told(ONE_TREE)},
+    "tree": {"recipe": pieces.recipe_text(ONE_TREE)},
 }
 
 
@@ -137,18 +131,13 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         mean, deviation = y.mean(dtype=np.float64), y.std(dtype=np.float64)
         return PARTS[part]((x, x_test, (y - mean) / deviation, (y_test - mean) / deviation), seed)
 
-    for seed in range(max(SCRIPT.seeds, options.seeds)):
-        yield pieces.Piece(part, name, partial(make, seed), SETTINGS[part], seed, f"{part}-{name}-{seed}")
-
-
-def _percent(y: np.ndarray, answers: np.ndarray) -> float:
-    return 100 * float(r2_score(y, answers))
+    yield from pieces.for_seeds(part, name, make, SETTINGS[part], options.all_seeds)
 
 
 def report(found: pieces.Found, command: str) -> str:
     """The table: scores with their spread over the splits, numbers in the models, seconds."""
     whole = [name for name in SETS if all(found.get(part, {}).get(name) for part in PARTS)]
-    of = lambda part, name, what: [one["found"][what] for one in found[part][name].values()]
+    of = lambda part, name, what: [one[what] for one in pieces.of_seeds(found, part, name).values()]
     means = np.array([[np.mean(of(part, name, "test")) for part in PARTS] for name in whole])
     rows = [[name, *(pieces.spread(of(part, name, "test")) for part in PARTS)] for name in whole]
     header = ["set", *TITLES]

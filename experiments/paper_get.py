@@ -24,6 +24,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeRegressor
 
 from experiments import benchmark, data, pieces
+from experiments.pieces import percent
 import jtrees
 
 # Table 8 of the paper, test R^2 in per cent: CART, GET, GET-Linear, random forest.
@@ -49,14 +50,10 @@ Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Fit = Callable[[Split, int, argparse.Namespace], tuple[Any, dict[str, Any]]]
 
 
-def percent(model: Any, x: Any, y: Any) -> float:
-    """R^2 in per cent."""
-    return 100 * float(r2_score(y, model.predict(x)))
-
-
 def scores(model: Any, split: Split) -> dict[str, float]:
     """Of a model, on both parts."""
-    return {"train": percent(model, split[0], split[2]), "test": percent(model, split[1], split[3])}
+    x, x_test, y, y_test = split
+    return {"train": percent(model.predict(x), y), "test": percent(model.predict(x_test), y_test)}
 
 
 def linear_regression(split: Split, *_: Any) -> tuple[LinearRegression, dict[str, Any]]:
@@ -69,7 +66,7 @@ def tuned_cart(split: Split, seed: int, options: argparse.Namespace) -> tuple[An
     x, _, y, _ = split
     a, b, ya, yb = train_test_split(x, y, test_size=1 / 3, random_state=seed)
     model = lambda depth: DecisionTreeRegressor(max_depth=depth, random_state=seed)
-    depth = max(range(1, 13), key=lambda depth: percent(model(depth).fit(a, ya), b, yb))
+    depth = max(range(1, 13), key=lambda depth: percent(model(depth).fit(a, ya).predict(b), yb))
     return model(depth).fit(x, y), {"depth": depth}
 
 
@@ -81,7 +78,7 @@ def tuned_forest(split: Split, seed: int, options: argparse.Namespace) -> tuple[
     scores = {}
     for depth in FOREST_DEPTHS:
         grown = model(depth, max(FOREST_TREES)).fit(a, ya)
-        # The first trees of a large forest are a smaller forest: one fit judges every number of trees.
+        # The first trees of a large forest are a smaller forest: one fit serves every number of trees.
         answers = np.cumsum([tree.predict(b) for tree in grown.estimators_], axis=0)
         scores |= {(depth, trees): r2_score(yb, answers[trees - 1] / trees) for trees in FOREST_TREES}
     depth, trees = max(scores, key=lambda pair: scores[pair])
@@ -159,8 +156,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
         return PARTS[part](split, seed, options)
 
-    for seed in range(max(SCRIPT.seeds, options.seeds)):
-        yield pieces.Piece(part, name, partial(make, seed), settings, seed, f"{part}-{name}-{seed}")
+    yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -168,7 +164,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 def of_part(found: pieces.Found, part: str) -> dict[str, Found]:
     """What was found in a part: by set, by seed."""
-    return {name: {s: one["found"] for s, one in by.items()} for name, by in found.get(part, {}).items()}
+    return {name: pieces.of_seeds(found, part, name) for name in found.get(part, {})}
 
 
 def said(found: pieces.Found, part: str) -> str:

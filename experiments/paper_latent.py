@@ -28,7 +28,6 @@ from scipy.cluster.hierarchy import linkage
 from sklearn.cluster import Birch, KMeans
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.metrics import accuracy_score, r2_score
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -36,11 +35,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, pieces
-from experiments.pieces import spread
+from experiments.pieces import percent, spread
 import jtrees
 from jtrees import routing
 from jtrees.data import Scaling, Table
-from jtrees.methods.latent import Architecture, scores_of
+from jtrees.methods.latent_tree.network import Architecture, network_of
 from jtrees.tasks import Classification, Regression
 
 SETS = {  # passes over the data
@@ -60,16 +59,14 @@ METHODS = ("LatentTree", "hierarchical k-means", "BIRCH")  # of clustering
 ONLY = {"clustering": ("glass",), "pruning": ("glass",), "optimisers": ("kin8nm", "spambase")}  # sets of the parts
 PENALTIES, PRUNING_DEPTH, PRUNING_BATCH, PRUNING_EPOCHS = (1.0, 10.0, 100.0), 6, 8, 60
 
-Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y to train on; x, y to judge by
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y to train on; x, y of the validation set
 
 
 def parts_of(name: str, seed: int, data_dir: str | None) -> tuple[Split, Split, bool]:
-    """The training part split to choose by, the whole split to test; and whether it is classification."""
-    table = data.load(name, data_dir=data_dir)
-    x, y, classes = table.x, table.y, table.is_classification
-    if name == "connect-4":
-        x = data.one_hot(x)
-    x, x_test, y, y_test = cut(x, y, 0.25, 0, classes)
+    """Training and validation set; training and test set; and whether it is classification."""
+    table, _ = data.load_as_published(name, data_dir)
+    classes = table.is_classification
+    x, x_test, y, y_test = cut(table.x, table.y, 0.25, 0, classes)
     a, b, ya, yb = cut(x, y, 0.2, seed, classes)
     return (a, ya, b, yb), (x, y, x_test, y_test), classes
 
@@ -77,13 +74,6 @@ def parts_of(name: str, seed: int, data_dir: str | None) -> tuple[Split, Split, 
 def cut(x: np.ndarray, y: np.ndarray, part: float, seed: int, classes: bool) -> Any:
     """Two parts of x and of y."""
     return train_test_split(x, y, test_size=part, random_state=seed, stratify=y if classes else None)
-
-
-def score(answers: np.ndarray, y: np.ndarray, classes: bool) -> float:
-    """R^2 or accuracy, in per cent."""
-    if not classes:
-        return 100 * float(r2_score(y, answers))
-    return 100 * float(accuracy_score(y, answers if answers.ndim == 1 else answers.argmax(1)))
 
 
 def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
@@ -115,16 +105,16 @@ def task(classes: bool) -> Any:
 
 
 def fitted(one: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.FitResult:
-    """LatentTree on the part to train on, the best epoch on the part to judge by."""
+    """LatentTree, the best epoch on the validation set."""
     x, y, x_new, y_new = split
     return jtrees.fit(one, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
 
 
 def chosen(split: Split, seed: int, epochs: int, classes: bool) -> dict[str, Any]:
-    """The options of the grid that do best on the part to judge by, which chooses the epoch, too."""
-    (x, y, *judge), trials = split, []
+    """The options of the grid with the lowest validation loss; the epoch is chosen on the same rows."""
+    (x, y, *validation), trials = split, []
     grid: Any = {name: GRID[name] for name in ("depth", "learning_rate")}
-    how: Any = {"key": jax.random.key(seed), "validation": tuple(judge), "task": task(classes)}
+    how: Any = {"key": jax.random.key(seed), "validation": tuple(validation), "task": task(classes)}
     for width in GRID["width"]:
         tuned = jtrees.tune(recipe(width, epochs), x, y, grid=grid, **how).report["tuning"]
         trials += [(trial.loss, trial.options | {"width": width}) for trial in tuned]
@@ -141,19 +131,19 @@ def tables_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
             options = chosen(part, seed, max(1, epochs // 4), classes)
         a, b, ya, yb = cut(x, y, 0.1, seed, classes)
         model = fitted(recipe(epochs=epochs, **options), (a, ya, b, yb), seed, classes).model
-        out["LatentTree"].append(score(model.predict(x_test), y_test, classes))
-        out["train"].append(score(model.predict(x), y, classes))
+        out["LatentTree"].append(percent(model.predict(x_test), y_test))
+        out["train"].append(percent(model.predict(x), y))
         out["active"].append(100 * float((model.network.active > 0).mean()))
         # What is left if the tree has to answer alone.
         alone = recipe(epochs=epochs, **options | {"width": 0, "inputs": "z"})
         tree: Any = fitted(alone, (a, ya, b, yb), seed, classes).tree
-        out["tree"].append(score(tree.predict(x_test), y_test, classes))
+        out["tree"].append(percent(tree.predict(x_test), y_test))
         for label, models in peers(classes, seed).items():
             if seed == 0:
-                scores = [score(m.fit(*part[:2]).predict(part[2]), part[3], classes) for m in models]
+                scores = [percent(m.fit(*part[:2]).predict(part[2]), part[3]) for m in models]
                 out[label], out[f"{label} chosen"] = [], int(np.argmax(scores))
             model = models[out[f"{label} chosen"]]
-            out[label].append(score(model.fit(x, y).predict(x_test), y_test, classes))
+            out[label].append(percent(model.fit(x, y).predict(x_test), y_test))
         jax.clear_caches()
     return {"options": options, "classification": classes, **out}
 
@@ -225,12 +215,13 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
 
     def run(key: jax.Array, penalty: jax.Array, over: jax.Array) -> jax.Array:
         def active(params: Any) -> jax.Array:
-            scores = jax.vmap(scores_of, (None, 0, None, None))(params, over, of, Regression(2))
+            scores = jax.vmap(lambda x: network_of(params, x, of, Regression(2)).scores(x))(over)
             return 100 * (jax.vmap(routing.activity, (0, None))(scores, penalty) > 0).mean()
 
         method, watch = jtrees.methods.latent(of, penalty, task=Regression(2)), {"score_every": steps, "score": active}
         how: Any = {"steps": PRUNING_EPOCHS * steps, "batch_size": PRUNING_BATCH, **watch}
-        return jtrees.train(method, batch, key=key, optimizer=optax.adam(0.01), **how).scores[::steps]
+        result: Any = jtrees.train(method, batch, key=key, optimizer=optax.adam(0.01), **how)
+        return result.scores[::steps]
 
     keys = jax.random.split(jax.random.key(0), seeds)
     out = {}

@@ -31,7 +31,7 @@ from sklearn.tree import DecisionTreeClassifier
 from experiments import benchmark, data, pieces
 import jtrees
 from jtrees.leaves.constant import fit_frequencies
-from jtrees.methods.nongreedy import splitting
+from jtrees.methods.nongreedy_tree import splitting
 
 SETS = ("letter", "pendigits", "satimage", "connect-4", "mnist")
 DEPTHS = (6, 8, 10, 12, 14, 16, 18)
@@ -62,12 +62,10 @@ Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 def parts_of(name: str, seed: int, folder: str | None) -> Split:
     """Training and test features and classes."""
-    table = data.load(name, data_dir=folder)
-    x = data.one_hot(table.x) if name == "connect-4" else table.x
-    if table.split is not None and (table.split == 2).any():
-        test = table.split == 2
-        return x[~test], x[test], table.y[~test], table.y[test]
-    drawn: Any = train_test_split(x, table.y, test_size=0.2, stratify=table.y, random_state=seed)
+    table, test = data.load_as_published(name, folder)
+    if test is not None:
+        return table.x[~test], table.x[test], table.y[~test], table.y[test]
+    drawn: Any = train_test_split(table.x, table.y, test_size=0.2, stratify=table.y, random_state=seed)
     return drawn[0], drawn[1], drawn[2], drawn[3]
 
 
@@ -76,11 +74,11 @@ def budget(name: str) -> dict[str, Any]:
     return USUAL | BUDGETS.get(name, {})
 
 
-def judged(model: Any, split: Split) -> dict[str, float]:
+def evaluated(model: Any, split: Split) -> dict[str, float]:
     """Accuracy on both parts, in per cent, and leaves that a training sample reaches."""
     x, x_test, y, y_test = split
-    of = lambda x, y: 100 * float(np.mean(np.argmax(model.predict(x), 1) == y))
-    return {"train": of(x, y), "test": of(x_test, y_test), "leaves": len(np.unique(model.leaf_index(x)))}
+    percent = lambda x, y: pieces.percent(model.predict(x), y)
+    return {"train": percent(x, y), "test": percent(x_test, y_test), "leaves": len(np.unique(model.leaf_index(x)))}
 
 
 # --- Axis-aligned, random, OC1 ---------------------------------------------------------------------------------------
@@ -277,7 +275,7 @@ def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
             # The most accurate, not the smallest that is as good within the error.
             options = min(found.report["tuning"], key=lambda trial: trial.loss).options
         fit = jtrees.fit(recipe.replace(**options), x, y, **how)
-        out[str(depth)] = judged(fit.model, split) | {"options": options}
+        out[str(depth)] = evaluated(fit.model, split) | {"options": options}
     return out
 
 
@@ -291,7 +289,7 @@ def pruned(split: Split, name: str, seed: int) -> dict[str, Any]:
         for nu in NUS:
             recipe = recipe_of("nongreedy", depth, name).replace(nu=nu)
             fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task="classification")
-            out[str(depth)][f"{nu:g}"] = judged(fit.model, split)
+            out[str(depth)][f"{nu:g}"] = evaluated(fit.model, split)
     return out
 
 
@@ -311,9 +309,13 @@ CURVES = {"axis": "axis-aligned", "random": "random", "oc1": "OC1", "co2": "CO2"
 def settings_of(part: str, name: str) -> dict[str, Any]:
     """What a piece depends on."""
     if part in ("co2", "nongreedy"):
-        return {"depths": DEPTHS, "recipe": pieces.told(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
+        return {"depths": DEPTHS, "recipe": pieces.recipe_text(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
     if part == "pruned":
-        return {"depths": PRUNED_DEPTHS[name], "nus": NUS, "recipe": pieces.told(recipe_of("nongreedy", 8, name))}
+        return {
+            "depths": PRUNED_DEPTHS[name],
+            "nus": NUS,
+            "recipe": pieces.recipe_text(recipe_of("nongreedy", 8, name)),
+        }
     return {"depths": DEPTHS} | {"random": {"directions": DIRECTIONS}, "oc1": OC1}.get(part, {})
 
 
@@ -325,13 +327,13 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
     def make(seed: int) -> dict[str, Any]:
         return PARTS[part](parts_of(name, seed, options.data_dir), name, seed)
 
-    for seed in range(1 if part == "pruned" else max(SCRIPT.seeds, options.seeds)):
-        yield pieces.Piece(part, name, partial(make, seed), settings_of(part, name), seed, f"{part}-{name}-{seed}")
+    seeds = 1 if part == "pruned" else options.all_seeds
+    yield from pieces.for_seeds(part, name, make, settings_of(part, name), seeds)
 
 
 def curve(found: pieces.Found, part: str, name: str, what: str) -> dict[int, float]:
     """The mean over seeds, by depth."""
-    seeds = [one["found"] for one in found.get(part, {}).get(name, {}).values()]
+    seeds = list(pieces.of_seeds(found, part, name).values())
     depths = [int(depth) for depth in seeds[0]] if seeds else []
     return {depth: float(np.mean([one[str(depth)][what] for one in seeds])) for depth in depths}
 

@@ -14,7 +14,6 @@ over stratified folds of the training part (five, or from 2000 rows on a quarter
 
 import argparse
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 import time
 from typing import Any
@@ -32,6 +31,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from experiments import benchmark, data, pieces
+from experiments.outcome import size
 import jtrees
 from jtrees import routing
 
@@ -59,7 +59,7 @@ def auc(y: np.ndarray, chances: np.ndarray) -> float:
 
 
 def folds(x: np.ndarray, y: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows to train on and to judge by."""
+    """Rows to train on and to validate on."""
     if len(x) >= LARGE:
         a, b = train_test_split(np.arange(len(x)), test_size=0.25, stratify=y, random_state=seed)
         return [(np.asarray(a), np.asarray(b))]
@@ -69,8 +69,6 @@ def folds(x: np.ndarray, y: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.
 
 def tune(propose: Callable[[Any], Any], fitted: Callable[[Any, Any, Any], Answers], split: Split, seed: int) -> Any:
     """The best of so many rounds: what was proposed, and the test score of it fitted to all of the training part."""
-    import optuna  # pyright: ignore[reportMissingImports]
-
     x, x_test, y, y_test = split
     parts = folds(x, y, seed)
 
@@ -79,10 +77,7 @@ def tune(propose: Callable[[Any], Any], fitted: Callable[[Any, Any, Any], Answer
         trial.set_user_attr("proposed", proposed)
         return float(np.mean([auc(y[b], fitted(proposed, x[a], y[a])(x[b])) for a, b in parts]))
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    study.optimize(objective, n_trials=ROUNDS)
-    best = study.best_trial.user_attrs["proposed"]
+    best = pieces.best_trial(objective, ROUNDS, seed=seed, direction="maximize").user_attrs["proposed"]
     return best, auc(y_test, fitted(best, x, y)(x_test))
 
 
@@ -128,7 +123,7 @@ def tuned(split: Split, seed: int) -> dict[str, Any]:
     out["tel"] = {"test": test, "options": best, "numbers": found.model.num_parameters, "hard": auc(y_test, hard)}
     out["tel"] |= {"dense Adam": auc(y_test, dense), "reachable": found.report["reachable_leaves"]}
     best, test = tune(_propose_boosting, boosting, split, seed)
-    out["boosting"] = {"test": test, "options": best, "numbers": _numbers(boosted(best, x, y))}
+    out["boosting"] = {"test": test, "options": best, "numbers": size(boosted(best, x, y), x)[1]}
     best, test = tune(lambda trial: trial.suggest_float("C", 1e-8, 1e4, log=True), logistic, split, seed)
     out["logistic"] = {"test": test, "options": best}
     best, test = tune(lambda trial: trial.suggest_int("max_depth", 2, 20), cart, split, seed)
@@ -170,13 +165,6 @@ def boosting(options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Answers:
     return boosted(options, x, y).predict_proba
 
 
-def _numbers(model: Any) -> int:
-    """Of a boosted ensemble: feature and threshold of each split, value of each leaf."""
-    table = model.get_booster().trees_to_dataframe()
-    leaves = int((table["Feature"] == "Leaf").sum())
-    return 2 * (len(table) - leaves) + leaves
-
-
 def logistic(strength: float, x: np.ndarray, y: np.ndarray) -> Answers:
     """Logistic regression of standardised features."""
     return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000)).fit(x, y).predict_proba
@@ -193,16 +181,9 @@ def cart(depth: int, x: np.ndarray, y: np.ndarray) -> Answers:
 
 def leaves(split: Split, seed: int) -> dict[str, Any]:
     """Reachable leaves of 256 training samples after each of 50 epochs, depth 10."""
-    x, _, y, _ = split
-    x = jnp.asarray(StandardScaler().fit_transform(x), jnp.float32)
-    data_of, out = jtrees.Batch(x, jnp.asarray(y, jnp.int32)), {}
+    out = {}
     for gamma in GAMMAS:
-        method, optimizer = _run(10, gamma, int(y.max()) + 1, "smooth")
-        state = jtrees.training.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
-        options: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
-        advance = jax.jit(
-            lambda state, method=method, options=options: jtrees.training.advance(method, state, data_of, **options)
-        )
+        state, advance, x = _run(split, seed, 10, gamma, "smooth")
         curve = []
         for _ in range(50):
             state, _ = advance(state)
@@ -214,18 +195,11 @@ def leaves(split: Split, seed: int) -> dict[str, Any]:
 
 def seconds(split: Split, seed: int) -> dict[str, Any]:
     """Of 50 epochs, gamma 1, ten trees, batches of 256; compilation apart."""
-    x, _, y, _ = split
-    x = jnp.asarray(StandardScaler().fit_transform(x), jnp.float32)
-    data_of, out = jtrees.Batch(x, jnp.asarray(y, jnp.int32)), {}
+    out = {}
     for step in ("smooth", "logistic"):
         out[step] = []
         for depth in DEPTHS:
-            method, optimizer = _run(depth, 1.0, int(y.max()) + 1, step)
-            state = jtrees.training.start(method, data_of, key=jax.random.key(seed), optimizer=optimizer)
-            options: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
-            advance = jax.jit(
-                lambda state, method=method, options=options: jtrees.training.advance(method, state, data_of, **options)
-            )
+            state, advance, _ = _run(split, seed, depth, 1.0, step)
             jax.block_until_ready(advance(state))
             start = time.perf_counter()
             for _ in range(50):
@@ -235,12 +209,18 @@ def seconds(split: Split, seed: int) -> dict[str, Any]:
     return out
 
 
-def _run(depth: int, gamma: float, classes: int, step: str) -> Any:
-    rate = 0.1  # the paper's
-    of: Any = {"task": jtrees.Classification(classes), "step": step}
+def _run(split: Split, seed: int, depth: int, gamma: float, step: str) -> tuple[jtrees.training.TrainState, Any, Any]:
+    """The state of ten trees before training, a compiled epoch of it, and the standardised training rows."""
+    x, y = jnp.asarray(StandardScaler().fit_transform(split[0]), jnp.float32), jnp.asarray(split[2], jnp.int32)
+    batch, rate = jtrees.Batch(x, y), 0.1  # the paper's
+    options: dict[str, Any] = {"task": jtrees.Classification(int(y.max()) + 1), "step": step}
+    optimizer = optax.adam(rate)
     if step == "smooth":
-        return jtrees.methods.tel(depth, 10, gamma, **of, learning_rate=rate), jtrees.training.lazy_adam(rate)
-    return jtrees.methods.tel(depth, 10, gamma, **of), optax.adam(rate)
+        options["learning_rate"], optimizer = rate, jtrees.training.lazy_adam(rate)
+    method = jtrees.methods.tel(depth, 10, gamma, **options)
+    state = jtrees.training.start(method, batch, key=jax.random.key(seed), optimizer=optimizer)
+    epoch: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
+    return state, jax.jit(lambda state: jtrees.training.advance(method, state, batch, **epoch)), x
 
 
 def trees(split: Split, seed: int) -> dict[str, Any]:
@@ -267,7 +247,7 @@ def trees(split: Split, seed: int) -> dict[str, Any]:
             ]
             best = max(many, key=lambda options: auc(y[b], boosting(options, x[a], y[a])(x[b])))
             model = boosted(best, x, y)
-            out["boosting"].append([depth, count, auc(y_test, model.predict_proba(x_test)), _numbers(model)])
+            out["boosting"].append([depth, count, auc(y_test, model.predict_proba(x_test)), size(model, x)[1]])
     return out
 
 
@@ -299,12 +279,11 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         parts: Any = train_test_split(table.x, table.y, train_size=0.7, stratify=table.y, random_state=seed)
         return PARTS[part](parts, seed)
 
-    for seed in range(max(SCRIPT.seeds, options.seeds)):
-        yield pieces.Piece(part, name, partial(make, seed), SETTINGS[part], seed, f"{part}-{name}-{seed}")
+    yield from pieces.for_seeds(part, name, make, SETTINGS[part], options.all_seeds)
 
 
 def _of(found: pieces.Found, part: str, name: str) -> list[dict[str, Any]]:
-    return [one["found"] for one in found.get(part, {}).get(name, {}).values()]
+    return list(pieces.of_seeds(found, part, name).values())
 
 
 def report(found: pieces.Found, command: str) -> str:

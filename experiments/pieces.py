@@ -1,14 +1,14 @@
-"""Long experiments in pieces: each is kept in a file, so that a run that was ended goes on where it was.
+"""Long experiments in pieces, each kept in a file, so that an interrupted run resumes.
 
 What the ``paper_*`` scripts share: the command line, the loop over what is missing, and a report of what is there.
 """
 
 import argparse
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 import json
-import os
 from pathlib import Path
 import time
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from rich.progress import Progress
+from sklearn.metrics import accuracy_score, r2_score
 
 from experiments import benchmark
 
@@ -74,10 +75,40 @@ class Script:
     arguments: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
 
 
-def told(recipe: Any) -> str:
+def for_seeds(
+    part: str, name: str, make: Callable[[int], Any], settings: dict[str, Any], seeds: int
+) -> Iterator[Piece]:
+    """A piece for each seed, made by ``make(seed)``."""
+    for seed in range(seeds):
+        yield Piece(part, name, partial(make, seed), settings, seed, f"{part}-{name}-{seed}")
+
+
+def of_seeds(found: Found, part: str, name: str) -> dict[int, Any]:
+    """What was found in a part of a set, by seed; empty if nothing was."""
+    return {seed: record["found"] for seed, record in found.get(part, {}).get(name, {}).items()}
+
+
+def percent(outputs: Any, y: Any) -> float:
+    """R^2 of numbers, accuracy of classes or of the most probable classes; in per cent."""
+    if y.dtype.kind == "f":
+        return 100 * float(r2_score(y, outputs))
+    return 100 * float(accuracy_score(y, outputs if outputs.ndim == 1 else outputs.argmax(1)))
+
+
+def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, direction: str = "minimize") -> Any:
+    """The best of some trials of Optuna's TPE."""
+    import optuna  # pyright: ignore[reportMissingImports]
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction=direction, sampler=optuna.samplers.TPESampler(seed=seed))
+    study.optimize(objective, n_trials=trials)
+    return study.best_trial
+
+
+def recipe_text(recipe: Any) -> str:
     """A recipe as text for settings, without options that are None: of those there may be more one day."""
     options = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    text = [f"{k}={told(v) if is_dataclass(v) else repr(v)}" for k, v in options.items() if v is not None]
+    text = [f"{k}={recipe_text(v) if is_dataclass(v) else repr(v)}" for k, v in options.items() if v is not None]
     return f"{type(recipe).__name__}({', '.join(text)})"
 
 
@@ -92,7 +123,9 @@ def parse(script: Script, arguments: list[str] | None) -> argparse.Namespace:
     out.add_argument("--out", type=Path, default=folder, help="folder of the pieces; the report goes beside it")
     out.add_argument("--report-only", action="store_true", help="make the report of what is there")
     script.arguments(out)
-    return out.parse_args(arguments)
+    options = out.parse_args(arguments)
+    options.all_seeds = max(script.seeds, options.seeds)  # those whose files may be there
+    return options
 
 
 def main(script: Script, arguments: list[str] | None = None) -> None:
@@ -139,13 +172,11 @@ def run(pieces: list[Piece], folder: Path) -> None:
 
 
 def make(piece: Piece, folder: Path) -> None:
-    """Makes a piece; written aside and renamed, so that its file is whole or not there."""
+    """Makes a piece."""
     start = time.perf_counter()
     found = piece.make()
     record = {"settings": piece.settings, "machine": benchmark.machine(), "seconds": time.perf_counter() - start}
-    aside = piece.under(folder).with_suffix(".unfinished")
-    aside.write_text(json.dumps(record | {"found": found}, indent=1))
-    os.replace(aside, piece.under(folder))
+    benchmark.write_whole(piece.under(folder), json.dumps(record | {"found": found}, indent=1))
 
 
 def read(piece: Piece, folder: Path) -> dict[str, Any] | None:

@@ -115,7 +115,7 @@ def _value(text: str) -> Any:
 
 
 def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
-    """All that a run needs to know before its first step, found again from the same data whenever it goes on.
+    """All that a run needs before its first step; computed again from the same data when it resumes.
 
     Raises:
       DataError: for too few rows, blocks that the devices cannot share, batches that the rounds cannot.

@@ -1,4 +1,4 @@
-"""Trains on tables that do not fit in memory, on all devices of all processes, and goes on where it was stopped.
+"""Trains on tables that do not fit in memory, on all devices of all processes, and resumes where it was stopped.
 
 python -m experiments.train_large --out RUN --data FOLDER --target price          # shards, Parquet or .npy
 python -m experiments.train_large --out RUN --synthetic rows=1e8,p=64 --method tel --set depth=4 trees=20
@@ -7,7 +7,7 @@ python -m experiments.train_large ... --coordinator host:1234 --processes 2 --pr
 A round reads a block of rows for each device, in an order that depends on --seed, and trains on mini-batches of them.
 The last blocks are the validation set, on which the hardened model is evaluated. RUN receives config.json,
 metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). SIGTERM and Ctrl-C write a checkpoint; the
-same command goes on from the newest that is whole, position in the data included, and ends with the same bits. The
+same command resumes from the newest readable one, position in the data included, and ends with the same bits. The
 learning rate is scheduled for --epochs passes; --max-steps and --max-seconds end the run earlier, with a model.
 
 No row is dropped at the end of a pass, which may lie within a round; rows at the end of a shard that fill no block are
@@ -15,7 +15,7 @@ not used, and the run says how many. Features and targets are standardised, in d
 first blocks.
 
 Exit status: 0 when all steps are done that --epochs plans or --max-steps allows; 75 when --max-seconds, SIGTERM or
-Ctrl-C ended the run before that, and the same command goes on; 1 when options, data, checkpoints or the disk do not
+Ctrl-C ended the run before that, and the same command resumes; 1 when options, data, checkpoints or the disk do not
 allow the run, which stderr explains; 2 when the command line cannot be parsed.
 """
 
@@ -50,7 +50,7 @@ NAMES = {  # what is printed and written: the training loss, penalties included;
     ),
     "classification": ("training loss (nats)", "validation log loss (nats)", "validation accuracy"),
 }
-SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a run that goes on keeps
+SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a resumed run keeps
 
 
 class Stopped(Exception):
@@ -58,10 +58,10 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Remembers SIGTERM and Ctrl-C, and says so when it is asked: between rounds, and after whatever takes long."""
+    """Remembers SIGTERM and Ctrl-C until :meth:`check`: between rounds, and after whatever takes long."""
 
     def __init__(self) -> None:
-        """From here on; pressed a second time Ctrl-C is what it ever was."""
+        """Installs the handlers; a second Ctrl-C raises KeyboardInterrupt."""
         self.asked = False
         signal.signal(signal.SIGTERM, self._ask)
         signal.signal(signal.SIGINT, self._ask)
@@ -70,8 +70,8 @@ class Stop:
         self.asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def look(self) -> None:
-        """Raises :class:`Stopped` if any process was asked to stop: all of them must look."""
+    def check(self) -> None:
+        """Raises :class:`Stopped` if any process was asked to stop: all of them must call this."""
         if agreed(self.asked)[0]:
             raise Stopped
 
@@ -80,10 +80,10 @@ class Stop:
 
 
 class Run:
-    """A run as this process has it: its state, how far it is, and what is kept of it."""
+    """A run in this process: its state, its progress, and its files."""
 
     def __init__(self, options: argparse.Namespace, stop: Stop):
-        """Begins, or goes on from the newest checkpoint that can be read.
+        """Starts, or resumes from the newest checkpoint that can be read.
 
         Raises:
           Stopped: if it was asked to meanwhile: nothing is lost.
@@ -96,10 +96,10 @@ class Run:
         self.job = prepared(options, blocks)
         _same_everywhere(options, config)
         if self.lead:
-            _write(self.out / "config.json", json.dumps(config, indent=1))
+            benchmark.write_whole(self.out / "config.json", json.dumps(config, indent=1))
         for text in [*blocks.notes, *_notes(self.job)]:
             self.say(text)
-        stop.look()
+        stop.check()
         self.mesh, self.program = sharding.mesh(), None
         self.fit: Any = None
         self.last = min(self.job.rounds, -(-(options.max_steps or sys.maxsize) // self.job.updates))
@@ -111,14 +111,14 @@ class Run:
         found, before = self.checkpoints.newest(self.state), None
         if found is not None:
             before = self._go_on(*found)
-            self.say(f"goes on at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
+            self.say(f"resumes at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
         self.names, self.evaluator = NAMES[options.task], Evaluator(self.job)
         self.log = Log(self.out / "metrics.jsonl", self.step, self.lead, self.names, before)
         self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
-        stop.look()
+        stop.check()
 
     def _go_on(self, step: int, state: training.TrainState, told: dict[str, Any], wrong: list[str]) -> list[float]:
-        """What the log had not said yet."""
+        """Takes over a checkpoint; returns the sums of rounds that no line of the log has yet."""
         if told.get("mark") != self.mark:
             raise DataError(
                 f"the data are not those of the run in {self.out}: of the {len(self.job.sample.x)} rows that are read "
@@ -131,7 +131,7 @@ class Run:
             self.say(f"{text}; going back to step {step}")
         if told["devices"] != (now := jax.device_count()):
             was = told["devices"]
-            self.say(f"begun on {was} devices, goes on with {now}: rows are shuffled otherwise from here on")
+            self.say(f"started on {was} devices, resumes on {now}: rows are shuffled differently from here on")
         return told["log"]
 
     @property
@@ -154,14 +154,14 @@ class Run:
             if not self.done or self.options.max_seconds is not None:
                 self.evaluate()  # compiled, and timed, before time is short
                 self.save()
-                self.stop.look()
+                self.stop.check()
             self._rounds()
             self.save()
             self.evaluate()
         except Stopped:
             self.save()
             where = self.out / "checkpoints" / str(self.step)
-            self.say(f"stopped at step {self.step}: the same command goes on from {where}")
+            self.say(f"stopped at step {self.step}: the same command resumes from {where}")
             return False
         finally:
             self.checkpoints.close()
@@ -190,7 +190,7 @@ class Run:
             waited = time.monotonic() - start
             wrong, asked, late = agreed(error is not None, self.stop.asked, self._is_late())
             if wrong:
-                self.save()  # the same command goes on from here once the data are mended
+                self.save()  # the same command resumes from here once the data are corrected
                 raise error or DataError("another process cannot read its data")
             if asked:
                 raise Stopped
@@ -200,13 +200,13 @@ class Run:
                 x, y = sharding.join_rows(rows)
                 if self.program is None:
                     self.program = round_of(self.job).lower(self.state, x, y).compile()
-                    self.stop.look()  # a barrier, too: collectives give up on a process that is still compiling
+                    self.stop.check()  # a barrier, too: collectives give up on a process that is still compiling
                     began, lines = time.monotonic() - waited, Lines(self)
                 self.state, loss = self.program(self.state, x, y)
             self.done, self.position = self.done + 1, self.data.get_state()
             # The round before is waited for, and not this one, which computes while rows are fetched.
-            looks = self.done % an_evaluation == 0 or self.done % a_save == 0 or self.done == self.last
-            shown = loss if looks else before
+            waits = self.done % an_evaluation == 0 or self.done % a_save == 0 or self.done == self.last
+            shown = loss if waits else before
             lines.show(None if shown is None else float(shown))
             before, now = loss, time.monotonic()
             self.takes["round"] = now - began
@@ -215,7 +215,7 @@ class Run:
                 self.evaluate()
             if self.done % a_save == 0:
                 self.save()
-            began = time.monotonic() if looks else now
+            began = time.monotonic() if waits else now
 
     def _next(self) -> tuple[Any, DataError | None]:
         """The rows of the next round, or what is wrong with them."""
@@ -245,7 +245,7 @@ class Run:
 
     def evaluate(self) -> None:
         """Evaluates the model on the validation set, if there was a round since the last evaluation."""
-        if self.fit is not None and not self.log.unsaid:
+        if self.fit is not None and not self.log.pending:
             return
         self._check_finite()
         start = time.monotonic()
@@ -261,7 +261,7 @@ class Run:
 
 
 def agreed(*flags: bool) -> tuple[bool, ...]:
-    """Which of them are set in any process: all of them must ask."""
+    """Which of them are set in any process: all of them must call this."""
     if jax.process_count() == 1:
         return flags
     return tuple(map(bool, multihost_utils.process_allgather(np.array(flags)).any(0)))
@@ -341,20 +341,13 @@ def _same_everywhere(options: argparse.Namespace, config: dict[str, Any]) -> Non
         raise DataError("the processes must be started with the same options and see the same data")
 
 
-def _write(file: Path, text: str) -> None:
-    """Written aside and renamed, so that it is whole or not there."""
-    aside = file.with_suffix(".unfinished")
-    aside.write_text(text)
-    os.replace(aside, file)
-
-
 class Log:
     """``metrics.jsonl``: a line for each evaluation, of the rounds since the last."""
 
     def __init__(
         self, file: Path, step: int, lead: bool, names: tuple[str, str, str], before: list[float] | None = None
     ):
-        """Lines of steps beyond ``step``, which a run that goes on makes again, are taken back.
+        """Lines of steps beyond ``step``, which a resumed run makes again, are removed.
 
         Args:
           file: where lines go.
@@ -376,11 +369,11 @@ class Log:
             except (ValueError, LookupError, TypeError) as error:
                 raise DataError(f"{file} is not what a run wrote: {error}") from error
             kept = [line for line, of in zip(whole, steps, strict=True) if of <= step]
-            _write(file, "".join(kept))
+            benchmark.write_whole(file, "".join(kept))
             self._last = max((of for of in steps if of <= step), default=-1)
 
     @property
-    def unsaid(self) -> bool:
+    def pending(self) -> bool:
         """Whether there were rounds since the last line."""
         return bool(self._rounds)
 

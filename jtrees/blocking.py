@@ -5,7 +5,6 @@ of a CPU, and bound the memory of a run on all devices.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -94,16 +93,12 @@ def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:
 
 def map_over_blocks(fn: Callable[[jax.Array], Any], x: jax.Array, block: int) -> Any:
     """Returns ``fn(x)``, which has a row for each sample, computed block by block."""
-    n, parts = len(x), sharding.parts(len(x))
 
-    def in_blocks(x: jax.Array) -> Any:
+    def in_blocks(x: jax.Array) -> tuple[tuple[()], Any]:
         out = jax.lax.map(fn, into_blocks(x, block))
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(x)], out)
+        return (), jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(x)], out)
 
-    if parts == 1:
-        return in_blocks(x)
-    out = jax.vmap(in_blocks)(sharding.keep_rows(x.reshape(parts, n // parts, *x.shape[1:])))
-    return jax.tree.map(lambda a: a.reshape(n, *a.shape[2:]), out)
+    return _each_shard(in_blocks, x)[1]
 
 
 def sum_over_blocks(
@@ -121,25 +116,31 @@ def sum_over_blocks(
       block: samples in a block.
     """
     n = weight.shape[0]
-    parts = sharding.parts(n)
-    if block >= n // parts:
+    if block >= n // sharding.parts(n):
         return fn(weight, *arrays)
+
+    def in_blocks(weight: jax.Array, *arrays: jax.Array) -> tuple[Any, jax.Array]:
+        blocks = (into_blocks(weight, block, "constant"), *into_blocks(arrays, block))
+        sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
+
+        def body(total: Any, arrays_of_block: Any) -> tuple[Any, jax.Array]:
+            part, per_sample = fn(*arrays_of_block)
+            return jax.tree.map(jnp.add, total, part), per_sample
+
+        total, per_sample = jax.lax.scan(body, zeros, blocks)
+        return total, per_sample.reshape(-1, *per_sample.shape[2:])[: weight.shape[0]]
+
+    return _each_shard(in_blocks, weight, *arrays)
+
+
+def _each_shard(fn: Callable[..., tuple[Any, Any]], *arrays: jax.Array) -> tuple[Any, Any]:
+    """Returns sums and rows of ``fn``, for one block of each shard side by side: no row leaves its device."""
+    n = len(arrays[0])
+    parts = sharding.parts(n)
     if parts == 1:
-        return _sum_over_blocks(fn, block, weight, *arrays)
-    # One block of each shard side by side, so that no row leaves its device, and sums are reduced once.
-    split = [sharding.keep_rows(a.reshape(parts, n // parts, *a.shape[1:])) for a in (weight, *arrays)]
-    totals, per_sample = jax.vmap(partial(_sum_over_blocks, fn, block))(*split)
-    return jax.tree.map(lambda a: a.sum(0), totals), per_sample.reshape(n, *per_sample.shape[2:])
-
-
-def _sum_over_blocks(fn: Any, block: int, weight: jax.Array, *arrays: jax.Array) -> tuple[Any, jax.Array]:
-    blocks = (into_blocks(weight, block, "constant"), *into_blocks(arrays, block))
-    sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
-
-    def body(total: Any, arrays_of_block: Any) -> tuple[Any, jax.Array]:
-        part, per_sample = fn(*arrays_of_block)
-        return jax.tree.map(jnp.add, total, part), per_sample
-
-    total, per_sample = jax.lax.scan(body, zeros, blocks)
-    return total, per_sample.reshape(-1, *per_sample.shape[2:])[: weight.shape[0]]
+        return fn(*arrays)
+    split = [sharding.keep_rows(a.reshape(parts, n // parts, *a.shape[1:])) for a in arrays]
+    sums, by_row = jax.vmap(fn)(*split)
+    whole = lambda a: a.reshape(n, *a.shape[2:])
+    return jax.tree.map(lambda a: a.sum(0), sums), jax.tree.map(whole, by_row)

@@ -81,18 +81,16 @@ class _Tree(BaseEstimator):
         if isinstance(recipe, Recipe) and recipe.targets(x, y) is not y:
             raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
-        validation = None
+        options: Any = {"task": self._TASK, "max_seconds": self.max_seconds, "progress": self.progress}
         if self.validation_fraction is not None:
             by_class = y if self._TASK == "classification" else None
-            options: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
-            training, held_out = train_test_split(np.arange(len(x)), **options)
-            x, y, weight, validation = x[training], y[training], weight[training], (x[held_out], y[held_out])
-        key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
-        options = {"task": self._TASK, "validation": validation}
-        options |= {"max_seconds": self.max_seconds, "progress": self.progress}
+            drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
+            training, held_out = train_test_split(np.arange(len(x)), **drawn)
+            options["validation"] = x[held_out], y[held_out]
+            x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
-        fitted = fit(recipe, x, y, key=key, **options)
+        fitted = fit(recipe, x, y, key=jax.random.key(int(rng.randint(np.iinfo(np.int32).max))), **options)
         self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
         if fitted.report["ended"] == "interrupted":
             warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
@@ -124,15 +122,18 @@ class _Tree(BaseEstimator):
             raise AttributeError(f"this needs a single tree; this model is a {self.model_}")
         return self.tree_
 
+    def _path(self, X: Any) -> np.ndarray:
+        """Returns the nodes on each sample's path, root first, ``(n, depth + 1)``."""
+        tree = self._single()
+        return np.asarray(tree.decision_path(self._checked(X, reset=False)), np.int64).T
+
     def apply(self, X: ArrayLike) -> np.ndarray:
         """Returns the leaf of each sample, ``(n,)``: breadth-first indices of nodes, with gaps, root 0.
 
         Raises:
           AttributeError: if the model is not one tree.
         """
-        tree = self._single()
-        x = self._checked(X, reset=False)
-        return np.asarray(tree.leaf_index(x), np.int64) + topology.num_nodes(tree.depth)
+        return self._path(X)[:, -1]
 
     def decision_path(self, X: ArrayLike) -> Any:
         """Returns the nodes on each sample's path: a sparse 0/1 matrix, samples by nodes, numbered as in :meth:`apply`.
@@ -140,11 +141,10 @@ class _Tree(BaseEstimator):
         Raises:
           AttributeError: if the model is not one tree.
         """
-        tree = self._single()
-        x = self._checked(X, reset=False)
-        path = np.asarray(tree.decision_path(x)).T
-        ends, nodes = np.arange(len(path) + 1) * path.shape[1], 2 * topology.num_nodes(tree.depth) + 1
-        return sparse.csr_matrix((np.ones(path.size, np.int64), path.ravel(), ends), shape=(len(path), nodes))
+        path = self._path(X)
+        n, levels = path.shape
+        ones, ends = np.ones(path.size, np.int64), np.arange(n + 1) * levels
+        return sparse.csr_matrix((ones, path.ravel(), ends), shape=(n, topology.num_nodes(levels)))
 
     def get_depth(self) -> int:
         """Returns the largest number of splits on a path.
@@ -225,12 +225,11 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         x, targets, weight = _weighed(x, targets.astype(np.float64), sample_weight)
         columns = targets.reshape(len(targets), -1)
         self._shape, self._first, self._varies = targets.shape[1:], columns[0], (columns != columns[0]).any(0)
-        if self._varies.any():
-            several = self._varies.sum() > 1
-            self._learn(x, columns[:, self._varies] if several else columns[:, self._varies][:, 0], weight)
+        varying = columns[:, self._varies]
+        if varying.shape[1]:
+            self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight)
         else:
-            value = jnp.asarray(columns[0] if self._shape else columns[0, 0], jnp.float32)
-            self._learn_nothing(x.shape[1], leaves.Constant(jnp.stack([value, value])))
+            self._learn_nothing(x.shape[1], leaves.Constant(jnp.asarray(targets[[0, 0]], jnp.float32)))
         return self
 
     def predict(self, X: ArrayLike) -> np.ndarray:
@@ -300,8 +299,10 @@ class TreeClassifier(ClassifierMixin, _Tree):
 
 def _options(name: str, value: Any) -> dict[str, Any]:
     """Returns the options of a recipe and of its bases by name."""
-    own = {f"{name}__{option}": setting for option, setting in options_of(value).items()}
-    return {k: v for option, one in own.items() for k, v in {option: one, **_options(option, one)}.items()}
+    found = {}
+    for option, setting in options_of(value).items():
+        found |= {f"{name}__{option}": setting} | _options(f"{name}__{option}", setting)
+    return found
 
 
 def _weighed(x: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,9 +12,9 @@ import io
 import json
 import os
 from pathlib import Path
+import secrets
 import struct
-import tempfile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 import zipfile
 
 import jax
@@ -23,12 +23,12 @@ import numpy as np
 
 FORMAT = 1
 _CLASSES: dict[str, Any] = {}  # by name: classes that may be part of a file
-_FILES: dict[str, Any] = {}  # classes that may be a file of their own
+_FILES: dict[str, Any] = {}  # those that may be a file of their own
 _STATES: dict[str, Any] = {}  # classes whose tree structure the user passes to load
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # need scikit-learn, so imported on demand
-_PLAIN = (str, int, float, bool, type(None))
-_INSTEAD = "numbers, text, arrays, lists, tuples and dicts of these can be"
 
+# Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype or implementation of keys.
+_Arrays = list[tuple[str, str, np.ndarray]]
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -48,8 +48,9 @@ def model(cls: _Class) -> _Class:
 
     If the class has ``to_save()``, its result is written instead.
     """
-    _FILES[cls.__name__] = cls
-    return part(cls)
+    part(cls)
+    _FILES[cls.__name__] = _CLASSES[cls.__name__]
+    return cls
 
 
 def state(cls: _Class) -> _Class:
@@ -76,18 +77,27 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
       OSError: if the file cannot be written.
     """
     try:
-        contents, arrays = _told(what, feature_names)
+        contents, arrays = _contents(what, feature_names)
         header = json.dumps(contents)
     except RecursionError:
         kind = type(what).__name__
         raise ValueError(
             f"what must not hold itself, or lists and dicts too deeply nested, got such a {kind}"
         ) from None
-    with _whole(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("header.json", header)
-        for i, array in enumerate(arrays):
-            with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "xb") as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr("header.json", header)
+                for i, (_, _, array) in enumerate(arrays):
+                    with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _kinds() -> list[str]:
@@ -95,32 +105,29 @@ def _kinds() -> list[str]:
     return [*_FILES, *_STATES, *_ESTIMATORS]
 
 
-def _told(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], list[np.ndarray]]:
+def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
     """Returns the header of a file, and its arrays."""
-    arrays = _Arrays([], [])
-    contents: dict[str, Any] = {"format": FORMAT, "kind": type(what).__name__}
-    name = type(what).__name__
-    of_class = lambda classes: classes.get(name) is type(what)
+    kind, arrays = type(what).__name__, []
+    contents: dict[str, Any] = {"format": FORMAT, "kind": kind}
     model, report = getattr(what, "model", what), getattr(what, "report", {})
-    if of_class(_STATES):
-        paths, leaves = _flat(what)
-        contents["state"] = [[name, _encoded(array, name, arrays)] for name, array in zip(paths, leaves, strict=True)]
-    elif of_class(_FILES):
+    if _STATES.get(kind) is type(what):
+        contents["state"] = [[name, _encoded(array, name, arrays)] for name, array in _flat(what).items()]
+    elif _FILES.get(kind) is type(what):
         contents["object"] = _encoded(what.to_save() if hasattr(what, "to_save") else what, "", arrays)
-    elif type(what).__module__ == "jtrees.estimators" and type(what).__name__ in _ESTIMATORS:
+    elif type(what).__module__ == "jtrees.estimators" and kind in _ESTIMATORS:
         contents["object"] = _encoded_estimator(what, arrays)
-        model, report, names = what.model_, what.report_, getattr(what, "feature_names_in_", None)
-        feature_names = names if feature_names is None else feature_names
+        model, report = what.model_, what.report_
+        feature_names = getattr(what, "feature_names_in_", None) if feature_names is None else feature_names
     else:
-        raise ValueError(f"what must be one of {', '.join(_kinds())}, got {name}")
+        raise ValueError(f"what must be one of {', '.join(_kinds())}, got {kind}")
     if feature_names is not None:
         contents["feature_names"] = [str(name) for name in feature_names]
         if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
             raise ValueError(f"feature_names must hold {p} names, one a column, got {len(feature_names)}")
     if "recipe" in report:
         contents["recipe"] = report["recipe"]
-    contents["arrays"] = arrays.told
-    return contents, arrays.held
+    contents["arrays"] = [[origin, dtype] for origin, dtype, _ in arrays]
+    return contents, arrays
 
 
 def load(path: str | os.PathLike, *, like: Any = None) -> Any:
@@ -146,17 +153,17 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
         return _estimator(kind, loaded) if kind in _ESTIMATORS else loaded
     if like is None:
         raise ValueError(f"like must be given for {path}, which holds a {kind}: one of the same structure")
-    paths, expected = _flat(like)
+    expected = _flat(like)
     with _refusing(path):
         found = {name: _decoded(leaf, arrays) for name, leaf in contents["state"]}
-    if type(like).__name__ != kind or list(found) != paths:
+    if type(like).__name__ != kind or list(found) != list(expected):
         raise ValueError(
             f"like must be a {kind} that holds {_listed(found)}, as {path} has it, got a "
-            f"{type(like).__name__} that holds {_listed(paths)}"
+            f"{type(like).__name__} that holds {_listed(expected)}"
         )
-    for name, leaf in zip(paths, expected, strict=True):
-        if (shape := jnp.shape(leaf)) != found[name].shape or leaf.dtype != found[name].dtype:
-            raise ValueError(f"like{name} must be {found[name].dtype}{found[name].shape}, got {leaf.dtype}{shape}")
+    for name, leaf in expected.items():
+        if leaf.shape != found[name].shape or leaf.dtype != found[name].dtype:
+            raise ValueError(f"like{name} must be {found[name].dtype}{found[name].shape}, got {leaf.dtype}{leaf.shape}")
     return jax.tree.unflatten(jax.tree.structure(like), list(found.values()))
 
 
@@ -170,46 +177,16 @@ def header(path: str | os.PathLike) -> dict[str, Any]:
     return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays")}
 
 
-def _flat(state: Any) -> tuple[list[str], list[Any]]:
-    """Returns the paths of a state's arrays, and the arrays."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return [jax.tree_util.keystr(path) for path, _ in leaves], [jnp.asarray(leaf) for _, leaf in leaves]
+def _flat(state: Any) -> dict[str, Any]:
+    """Returns the arrays of a state by their paths."""
+    return {jax.tree_util.keystr(path): jnp.asarray(a) for path, a in jax.tree_util.tree_leaves_with_path(state)}
 
 
-def _listed(names: Any) -> str:
-    names = list(names)
-    return f"{len(names)} arrays, " + ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Any:
-    """Context of a temporary file that is renamed when complete."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o666 & ~_umask())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _listed(named: dict[str, Any]) -> str:
+    return f"{len(named)} arrays, " + ", ".join([*named][:4]) + (", ..." if len(named) > 4 else "")
 
 
 # --- Objects as plain data -------------------------------------------------------------------------------------------
-
-
-class _Arrays(NamedTuple):
-    """Arrays; and the kind of each, ``numpy``, ``scalar``, ``jax`` or ``key``, and its dtype or implementation."""
-
-    held: list[np.ndarray]
-    told: list[list[str]]
 
 
 def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
@@ -234,7 +211,7 @@ def _estimator(kind: str, attributes: dict[str, Any]) -> Any:
 def is_data(value: Any) -> bool:
     """Whether a value can be saved."""
     try:
-        _encoded(value, "", _Arrays([], []))
+        _encoded(value, "", [])
     except ValueError:
         return False
     return True
@@ -242,7 +219,7 @@ def is_data(value: Any) -> bool:
 
 def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
     """Returns plain data, with arrays appended to ``arrays``. Tagged dicts encode types, lists of pairs dicts."""
-    if type(value) in _PLAIN:
+    if type(value) in (str, int, float, bool, type(None)):
         return value
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return _array(value, where, arrays)
@@ -255,13 +232,10 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
         return {"dict": [[key, _encoded(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]}
     name = type(value).__name__
     if _CLASSES.get(name) is not type(value):
-        raise ValueError(f"{where or 'it'} cannot be saved: {value!r}: {_INSTEAD}")
-    encoded = {name: _encoded(getattr(value, name), f"{where}.{name}", arrays) for name in _fields(type(value))}
-    return {"class": name, "fields": encoded}
-
-
-def _fields(cls: Any) -> list[str]:
-    return [field.name for field in fields(cls)] if is_dataclass(cls) else list(cls._fields)
+        instead = "numbers, text, arrays, lists, tuples and dicts of these can be"
+        raise ValueError(f"{where or 'it'} cannot be saved: {value!r}: {instead}")
+    names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
+    return {"class": name, "fields": {n: _encoded(getattr(value, n), f"{where}.{n}", arrays) for n in names}}
 
 
 def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
@@ -286,9 +260,8 @@ def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
         instead = f"an array of {array.dtype}: make it numbers or text, or a dict of such arrays"
     if instead is not None:
         raise ValueError(f"{where or 'it'} cannot be saved: {instead}")
-    arrays.held.append(array)
-    arrays.told.append([kind, dtype])
-    return {"array": len(arrays.held) - 1}
+    arrays.append((kind, dtype, array))
+    return {"array": len(arrays) - 1}
 
 
 def _decoded(encoded: Any, arrays: list[Any]) -> Any:

@@ -14,25 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import blocking, topology, validation
-
-
-class Pruning(NamedTuple):
-    """The result of :func:`prune_with_groups`.
-
-    Attributes:
-      values: the activity a, ``(nodes,)``, between 0 and 1.
-      group: the topmost node of each node's group, ``(nodes,)`` int32.
-      support: which entries of q pull their group's value up, ``q > a - 1/2`` where ``0 < a < 1``; the values have no
-        derivative with respect to the others.
-    """
-
-    values: Float[Array, " nodes"]
-    group: Int[Array, " nodes"]
-    support: Bool[Array, "nodes n"]
 
 
 def prune(
@@ -60,21 +45,6 @@ def prune(
     """
     dtype, *given = _checked(q, penalty, weight)
     return _prune(*given)[0].astype(dtype)
-
-
-def prune_with_groups(
-    q: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
-) -> Pruning:
-    """Returns the result of :func:`prune` with the groups of equal value, and the support that its derivative averages
-    over.
-
-    Raises:
-      ValueError: as :func:`prune`.
-    """
-    dtype, q, penalty, weight = _checked(q, penalty, weight)
-    values, group = _prune(q, penalty, weight)
-    support = (q + 0.5 > values[:, None]) & ((values > 0) & (values < 1))[:, None]
-    return Pruning(values.astype(dtype), group, support if weight is None else support & (weight > 0))
 
 
 def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Array | None]:
@@ -165,6 +135,7 @@ def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
 
 @jax.custom_jvp
 def _prune(q: Array, penalty: Array, weight: Array | None) -> tuple[Array, Array]:
+    """Returns the activity, and the topmost node of each node's group."""
     values, group, _ = _solve(q, penalty, weight)
     return jnp.minimum(values, 1), group
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrees import blocking, leaves as kinds, routing, sharding, topology, validation
+from jtrees.routing.by_level import with_one
 from jtrees.routing.soft import leaf_weights
 import pallas_kernels as kernels
 
@@ -30,7 +31,7 @@ _ROUTES = ("sigmoid", "violation")
 # Levels whose nodes are all scored before the path is followed. Measured on two CPU cores with 10^6 x 21 rows: from
 # depth 7 on, folding 5 or 6 levels and following the path below is the fastest: 17 M rows/s against 11 M for folding
 # all at depth 8, 11 M against 3 M (9 levels folded) at depth 10.
-FOLDED_LEVELS = 6
+_FOLDED_LEVELS = 6
 
 
 def scores(
@@ -118,7 +119,6 @@ def hard(
     bias: Float[Array, " nodes"],
     x: Float[Array, "n p"],
     *,
-    folded_levels: int = FOLDED_LEVELS,
     implementation: str | None = None,
 ) -> Int[Array, " n"]:
     """The leaf reached, computing only scores that can matter: the top levels, and those on the path below them.
@@ -130,7 +130,6 @@ def hard(
       weights: split weights.
       bias: split biases.
       x: samples.
-      folded_levels: levels from the root that are scored whole (at least 1); the default is the fastest measured.
       implementation: XLA or a kernel, which scores all nodes: see above.
 
     Returns:
@@ -138,13 +137,12 @@ def hard(
     """
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
     how = _chosen("hard_routing", implementation, True, x, weights, bias)
-    plain = partial(_follow, folded_levels=folded_levels)
-    return _branched(how, _by_rows(fused, 2), plain, *jax.lax.stop_gradient((weights, bias, x)))
+    return _branched(how, _by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
 
 
-def _follow(weights: Array, bias: Array, x: Array, *, folded_levels: int) -> Array:
+def _follow(weights: Array, bias: Array, x: Array) -> Array:
     depth = topology.depth_of(weights.shape[0])
-    top = min(depth, folded_levels)
+    top = min(depth, _FOLDED_LEVELS)
     above = topology.num_nodes(top)
     node = above + routing.leaf_index(scores(weights[:above], bias[:above], x))
 
@@ -290,22 +288,22 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     losses_of = leaf_losses or (lambda leaves, x, y: leaves.losses(x, y))
 
     def by_sigmoid(share, x, y):
-        with_one = _with_one(x)
-        z = jnp.matmul(joined, with_one.T, precision="highest")
+        ones_x = with_one(x)
+        z = jnp.matmul(joined, ones_x.T, precision="highest")
         right = jax.nn.sigmoid(z)
         reach = leaf_weights(right, share)
         loss, pull_back = jax.vjp(lambda leaves: losses_of(leaves, x, y), leaves)
         lost, d_joined = reach * loss, []
         for s in reversed(topology.levels(right)):
             below = topology.pairs(lost)
-            d_joined.append(((1 - s) * below[:, 1] - s * below[:, 0]) @ with_one)
+            d_joined.append(((1 - s) * below[:, 1] - s * below[:, 0]) @ ones_x)
             lost = below.sum(1)
         gradient = jnp.concatenate(d_joined[::-1]), *pull_back(reach)
         return (lost.sum(), gradient), routing.leaf_index(z)
 
     def by_route(share, x, y):
         def loss(joined, leaves):
-            z = jnp.matmul(joined, _with_one(x).T, precision="highest")
+            z = jnp.matmul(joined, with_one(x).T, precision="highest")
             reach = _leaf_probabilities(route, z)
             return (share * reach * losses_of(leaves, x, y)).sum(), routing.leaf_index(z)
 
@@ -316,10 +314,6 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     block_size = blocking.block_size(weights.shape[0], x.shape[0])
     (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(block, share, x, y, block=block_size)
     return (loss, (d_joined[:, :-1], d_joined[:, -1], d_leaves)), leaf
-
-
-def _with_one(x):
-    return jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
 
 
 def _expected_loss_bwd(leaf_losses, route, how, gradient, cotangents):

@@ -8,7 +8,7 @@ from typing import Any
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees.leaves.linear import Linear, largest_terms, smaller_terms
+from jtrees.leaves.linear import largest_terms, smaller_terms
 from jtrees.tree import ObliqueTree
 
 _POINTS = 10  # font size
@@ -81,7 +81,8 @@ def plot_tree(
 
     def leaf_text(leaf: int) -> str:
         shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
-        return "\n".join(_filled(text, max_terms) for text in [_answer(tree, leaf, names, digits, shown), *rows[leaf]])
+        answer = tree.describe_leaf(leaf, names, digits, short=True, **shown)
+        return "\n".join(_filled(text, max_terms) for text in [answer, *rows[leaf]])
 
     draw(0, 0)
     # Matplotlib's limits ignore the size of the boxes.
@@ -100,20 +101,6 @@ def inches(ax: Any) -> tuple[float, float]:
     levels = 1 - min(text.get_position()[1] for text in boxes)
     lines = max(len(text.get_text().splitlines()) for text in boxes)
     return max(6, 2 * ends), max(3, levels * (0.6 + 0.18 * lines))
-
-
-def _answer(tree: ObliqueTree, leaf: int, names: list[str], digits: int, shown: dict[str, Any]) -> str:
-    """Returns the text of a leaf without bounds, with the largest terms first, as text may be truncated."""
-    if isinstance(tree.leaves, Linear):
-        slopes, origin, deviations = np.asarray(tree.leaves.coefficients), tree.origin, shown["deviations"]
-        size = np.abs(slopes[leaf]).reshape(len(names), -1)
-        tree = tree.replace(leaves=tree.leaves.trainable()) if size.any(0).all() else tree  # constants stay bounded
-        order = np.argsort(-size.max(1) * (1 if deviations is None else deviations), kind="stable")
-        origin = None if origin is None else origin.replace(x=np.asarray(origin.x)[order])
-        tree = tree.replace(leaves=tree.leaves.replace(coefficients=slopes[:, order]), origin=origin)
-        names = [names[i] for i in order]
-        shown = shown | {"deviations": None if deviations is None else deviations[order]}
-    return tree.describe_leaf(leaf, names, digits, **shown)
 
 
 def _filled(text: str, max_terms: int | None) -> str:

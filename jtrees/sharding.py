@@ -94,15 +94,14 @@ def axes_of_starts() -> set[str]:
     return {STARTS} if parts() > 1 else set(jax.sharding.get_abstract_mesh().axis_names)
 
 
-def keep_rows(tree: Any, axis: int = 0) -> Any:
-    """Constrains an axis of rows or of their shards to be sharded over ``data``, within a program.
+def keep_rows(tree: Any) -> Any:
+    """Constrains rows, or a leading axis of their shards, to be sharded over ``data``, within a program.
 
     In code sharded over ``starts``, arrays from outside must be constrained before they are indexed.
     """
     if not {STARTS, DATA} & set(jax.sharding.get_abstract_mesh().axis_names):
         return tree
-    over = lambda n: DATA if parts() > 1 and parts(n) > 1 else None
-    spec = lambda a: PartitionSpec(*[None] * axis, over(a.shape[axis]))
+    spec = lambda a: PartitionSpec(DATA if parts(a.shape[0]) > 1 else None)
     return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, spec(a)), tree)
 
 

@@ -221,9 +221,7 @@ def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]
         return task, task.targets(y, n)
     checks.check_choice("task", task, ("regression", "classification"), "a task such as jtrees.Classification(3)")
     if task == "classification":
-        y, classes = checks.check_labels(y)
-        checks.check_rows(y, n)
-        return Classification(classes), y
-    y = checks.check_targets(y, n)
-    task = Regression(None if y.ndim == 1 else y.shape[1])
+        task = Classification(checks.check_labels(y)[1])
+    else:
+        task = Regression(*checks.check_targets(y, n).shape[1:])
     return task, task.targets(y, n)

@@ -152,13 +152,11 @@ class ObliqueTree:
     @property
     def splits(self) -> np.ndarray:
         """Whether each internal node is reachable and splits: ``(nodes,)`` bool (host only)."""
-        self._single()
         return self._reachable()[: len(self.bias)] & np.any(np.asarray(self.weights) != 0, axis=1)
 
     @property
     def num_leaves(self) -> int:
         """Number of reachable leaves (host only)."""
-        self._single()
         return int(self._reachable()[len(self.bias) :].sum())
 
     @property
@@ -172,7 +170,7 @@ class ObliqueTree:
 
     def _reachable(self) -> np.ndarray:
         """Returns whether each node and leaf is reachable; nodes of zero weights block one side: ``(2 nodes + 1,)``."""
-        weights, bias = np.asarray(self.weights), np.asarray(self.bias)
+        weights, bias = np.asarray(self._single().weights), np.asarray(self.bias)
         split = np.any(weights != 0, axis=1)
         reachable = np.ones(2 * len(bias) + 1, dtype=bool)
         for level in map(topology.level, range(self.depth)):
@@ -335,20 +333,14 @@ class ObliqueTree:
         weights, bias = np.asarray(self.weights[node], np.float64), float(self.bias[node])
         return f"{linear_text(weights, self.counted(names), digits, max_terms, deviations)} > {0 - bias:.{digits}g}"
 
-    def describe_leaf(
-        self,
-        leaf: int,
-        names: Sequence[str],
-        digits: int = 3,
-        *,
-        max_terms: int | None = None,
-        deviations: np.ndarray | None = None,
-        class_names: Sequence[str] | None = None,
-    ) -> str:
-        """Returns the prediction of a leaf as text; terms are chosen as by :meth:`describe_split`."""
+    def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
+        """Returns the prediction of a leaf as text.
+
+        ``shown``: ``max_terms`` and ``deviations`` choose terms as in :meth:`describe_split`, ``class_names`` are as in
+        :meth:`to_text`; ``short`` has the largest terms of linear leaves first, and no bounds.
+        """
         y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
-        options: Any = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
-        return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **options)
+        return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
 
     def counted(self, names: Sequence[str]) -> list[str]:
         """Returns names of the features relative to the origin, as ``"(year - 2000)"``."""

@@ -1,9 +1,10 @@
 """Checks of arguments of public functions, with uniform messages.
 
-Values are checked only if they are concrete: under ``jit`` and ``vmap`` only shapes are checked.
+Every check raises ``ValueError``, naming the argument, what was expected and what came. Values are checked only if they
+are concrete: under ``jit`` and ``vmap`` only shapes are checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import operator
 from typing import Any
 
@@ -20,7 +21,7 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
 
 
-def check_depth(depth: Any, most: int = MAX_DEPTH) -> int:
+def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
     """Returns the depth as an int between 1 and ``most``, by default 16.
 
     Raises:
@@ -29,18 +30,14 @@ def check_depth(depth: Any, most: int = MAX_DEPTH) -> int:
     try:
         value = operator.index(depth)
     except TypeError:
-        raise ValueError(f"depth must be a whole number from 1 to {most}, got {depth!r}") from None
+        raise ValueError(f"{name} must be a whole number from 1 to {most}, got {depth!r}") from None
     if not 1 <= value <= most:
-        raise ValueError(f"depth must be from 1 to {most}, got {value}")
+        raise ValueError(f"{name} must be from 1 to {most}, got {value}")
     return value
 
 
 def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """Returns an integer of at least ``minimum``, and at most ``most`` (a limit of 32-bit sizes or counters).
-
-    Raises:
-      ValueError: naming the argument otherwise.
-    """
+    """Returns an integer of at least ``minimum``, and at most ``most`` (a limit of 32-bit sizes or counters)."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -67,38 +64,43 @@ def check_key(key: Any) -> None:
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Checks for a finite number above zero; traced values and schedules pass.
-
-    Raises:
-      ValueError: naming the argument otherwise.
-    """
+    """Checks for a finite number above zero; traced values and schedules pass."""
     if not callable(value):
         check_number(name, value)
 
 
 def check_number(name: str, value: Any) -> None:
-    """Checks for a finite number above zero, or an array of them, but no schedule; traced values pass.
-
-    Raises:
-      ValueError: naming the argument otherwise.
-    """
-    if is_traced(value):
-        return
-    if callable(value) or not _is_numeric(value):
+    """Checks for a finite number above zero, or an array of them, but no schedule; traced values pass."""
+    if not is_traced(value) and (callable(value) or not _is_numeric(value)):
         raise ValueError(f"{name} must be a number above 0, got {value!r}")
-    if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
-        raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+    _check_values(name, value, lambda number: number > 0, "finite and above 0")
 
 
 def check_seconds(value: Any) -> None:
-    """Checks ``max_seconds``: one finite number above zero.
-
-    Raises:
-      ValueError: otherwise.
-    """
+    """Checks ``max_seconds``: one finite number above zero."""
     check_number("max_seconds", value)
     if np.ndim(value):
         raise ValueError(f"max_seconds must be one number above 0, got {value!r}")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """Checks for a finite number of at least zero; traced values pass."""
+    _check_values(name, value, lambda number: number >= 0, "finite and not negative")
+
+
+def check_part(name: str, value: Any) -> None:
+    """Checks for a number in [0, 1); traced values pass."""
+    within = lambda number: number.ndim == 0 and 0 <= number < 1
+    _check_values(name, value, within, "a number from 0 up to but not including 1")
+
+
+def _check_values(name: str, value: Any, holds: Callable[[np.ndarray], Any], expected: str) -> None:
+    """Checks for finite numbers for which a condition holds; traced values pass."""
+    if is_traced(value):
+        return
+    number = np.asarray(value)  # jax would trace a comparison within a program
+    if not _is_numeric(number) or not np.all(np.isfinite(number)) or not np.all(holds(number)):
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
 def _is_numeric(value: Any) -> bool:
@@ -107,49 +109,15 @@ def _is_numeric(value: Any) -> bool:
     return dtype.kind in "biuf" or jnp.issubdtype(dtype, jnp.floating)
 
 
-def check_not_negative(name: str, value: Any) -> None:
-    """Checks for a finite number of at least zero; traced values pass.
-
-    Raises:
-      ValueError: naming the argument otherwise.
-    """
-    if is_traced(value):
-        return
-    number = np.asarray(value)
-    if not _is_numeric(number) or not np.all(np.isfinite(number)) or not np.all(number >= 0):
-        raise ValueError(f"{name} must be finite and not negative, got {value!r}")
-
-
-def check_part(name: str, value: Any) -> None:
-    """Checks for a number in [0, 1); traced values pass.
-
-    Raises:
-      ValueError: naming the argument otherwise.
-    """
-    if is_traced(value):
-        return
-    number = np.asarray(value)  # jax would trace a comparison within a program
-    if number.ndim or number.dtype.kind not in "biuf" or not 0 <= number < 1:
-        raise ValueError(f"{name} must be a number from 0 up to but not including 1, got {value!r}")
-
-
 def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> None:
-    """Checks for one of the choices by name; ``other`` names alternatives in the message.
-
-    Raises:
-      ValueError: naming the argument otherwise.
-    """
+    """Checks for one of the choices by name; ``other`` names alternatives in the message."""
     if not isinstance(value, str) or value not in choices:
         expected = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
         raise ValueError(f"{name} must be one of {expected}, got {value!r}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Returns True or False, checked.
-
-    Raises:
-      ValueError: naming the argument otherwise.
-    """
+    """Returns True or False, checked."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
@@ -262,11 +230,7 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
 
 
 def check_weight(sample_weight: Any, n: int) -> Any:
-    """Returns checked weights of n samples: finite, nonnegative, not all zero.
-
-    Raises:
-      ValueError: naming what was expected and what came.
-    """
+    """Returns checked weights of n samples: finite, nonnegative, not all zero."""
     weight = as_numeric("sample_weight", sample_weight)
     if weight.shape != (n,):
         raise ValueError(f"sample_weight must have shape ({n},), one a row of x, got shape {weight.shape}")
@@ -353,19 +317,20 @@ def check_targets(y: Any, n: int) -> Any:
         raise ValueError(f"y must have shape (n,) or (n, k), got shape {y.shape}")
     check_rows(y, n)
     check_finite("y", y)
-    if not is_traced(y) and (constant := np.all(np.asarray(y) == np.asarray(y)[:1], axis=0)).any():
-        which = "" if y.ndim == 1 else f" in column {int(np.argmax(constant))}"
-        value = np.asarray(y)[0] if y.ndim == 1 else np.asarray(y)[0, int(np.argmax(constant))]
-        raise ValueError(f"y must take at least two values to learn from, got {float(value)!r} in every row{which}")
+    if is_traced(y):
+        return y
+    columns = np.asarray(y).reshape(n, -1)
+    constant = np.all(columns == columns[0], axis=0)
+    if constant.any():
+        column = int(np.argmax(constant))
+        which = "" if y.ndim == 1 else f" in column {column}"
+        value = float(columns[0, column])
+        raise ValueError(f"y must take at least two values to learn from, got {value!r} in every row{which}")
     return y
 
 
 def check_rows(y: Any, n: int) -> None:
-    """Checks for as many targets as samples, and at least two.
-
-    Raises:
-      ValueError: otherwise.
-    """
+    """Checks for as many targets as samples, and at least two."""
     if y.shape[0] != n:
         raise ValueError(f"x and y must have the same number of rows, got {n} and {y.shape[0]}")
     if n < 2:
@@ -373,11 +338,7 @@ def check_rows(y: Any, n: int) -> None:
 
 
 def check_classes(y: Any, classes: int) -> None:
-    """Checks training labels: integers from 0 to ``classes - 1``; traced values pass.
-
-    Raises:
-      ValueError: otherwise.
-    """
+    """Checks training labels: integers from 0 to ``classes - 1``; traced values pass."""
     if not jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"y must hold whole numbers 0..{classes - 1} in classification, got {y.dtype}")
     if is_traced(y) or not y.size:

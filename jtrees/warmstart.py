@@ -38,19 +38,8 @@ def cart_regressor(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sampl
 def cart_classifier(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
     """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
 
-    Args:
-      x: features, ``(n, p)``.
-      y: classes, ``(n,)``; only classes that are present get a frequency.
-      depth: largest depth.
-      seed: CART's order of features among equally good splits.
-      sample_weight: nonnegative weights.
-
-    Returns:
-      A tree of that depth with leaves of frequencies, ``(leaves, k)`` for k sorted classes.
-
-    Raises:
-      ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
-      ValueError: for invalid data or an invalid depth.
+    Arguments and errors are those of :func:`cart_regressor`, but y holds classes, ``(n,)``; leaves are ``(leaves, k)``
+    for the k classes that are present, sorted.
     """
     return _grown("DecisionTreeClassifier", validation.check_x(x), np.asarray(y), depth, seed, sample_weight)
 

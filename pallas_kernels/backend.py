@@ -100,9 +100,14 @@ MEASURED: dict[str, dict[str, Winner]] = {}
 
 def winner(kernel: str, *, depth: int, n: int, p: int, k: int) -> Config | None:
     """What won for a kernel on the device that jax works on, at such a size; None where nothing was measured."""
-    found = MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel) if MEASURED else None
-    fits = found is not None and depth <= found.depth and p <= found.p and k <= found.k and n >= found.n
-    return found.config if found is not None and fits else None
+    found = _measured(kernel)
+    if found is None or depth > found.depth or p > found.p or k > found.k or n < found.n:
+        return None
+    return found.config
+
+
+def _measured(kernel: str) -> Winner | None:
+    return MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel) if MEASURED else None
 
 
 def config_of(kernel: str, implementation: str | Config | None) -> Config | None:
@@ -120,10 +125,9 @@ def config_of(kernel: str, implementation: str | Config | None) -> Config | None
         raise NotImplementedError(
             "implementation='mosaic_gpu' is not written yet; on a GPU there are 'triton' and 'xla'"
         )
-    if MEASURED and implementation != "xla":
-        found = MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel)
-        if found is not None and found.config.implementation == implementation:
-            return found.config
+    found = _measured(kernel)
+    if found is not None and found.config.implementation == implementation:
+        return found.config
     return HEURISTIC.get(implementation)
 
 

@@ -92,10 +92,8 @@ def reference(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _expected_loss(
-    loss: Loss, route: str, config: Config, x: Any, y: Any, share: Any, weights: Any, bias: Any, leaves: Any
-) -> tuple[jax.Array, jax.Array]:
-    return _forward(loss, route, config, x, y, share, weights, bias, leaves)[0]
+def _expected_loss(loss: Loss, route: str, config: Config, *operands: Any) -> tuple[jax.Array, jax.Array]:
+    return _forward(loss, route, config, *operands)[0]
 
 
 # Value and gradient come from one pass, so the forward rule computes both, and the backward rule only scales.

@@ -63,24 +63,31 @@ def _sigmoid_slopes(z: jax.Array) -> Pair:
     return jnp.where(z > 0, far, near), -jnp.where(z > 0, near, far)
 
 
-# The cubic step (Hazimeh et al. 2020, eq. 4) of width 1 factors: with a = 1/2 + z, b = 1/2 - z it is a^2 (1 + 2 b), its
-# complement is b^2 (1 + 2 a), and its derivative 6 a b.
-def _cubic(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def cubic(a: jax.Array) -> jax.Array:
+    """Returns TEL's smooth step (Hazimeh et al. 2020, eq. 4), ``a^2 (3 - 2 a)``, of a position in it.
+
+    A score z is at ``a = 1/2 + z / gamma`` in a step of width gamma, held between 0 and 1. The derivative is
+    ``6 a (1 - a)``; the complement of the step is the step at ``1 - a``.
+    """
+    return a * a * (3 - 2 * a)
+
+
+def _positions(z: jax.Array) -> Pair:
+    """Returns the position of a score in the step of width 1, and in its mirror image."""
     t = jnp.clip(z, -0.5, 0.5)
-    a, b = 0.5 + t, 0.5 - t
-    return a, b, 1 + 2 * a, 1 + 2 * b
+    return 0.5 + t, 0.5 - t
 
 
 def _smooth_step_logs(z: jax.Array) -> Pair:
-    a, b, c, d = _cubic(z)
-    log = lambda root, other: jnp.where(root > 0, jnp.log(jnp.maximum(root * root * other, _TINY)), NOTHING)
-    return log(a, d), log(b, c)
+    a, b = _positions(z)
+    log = lambda a: jnp.where(a > 0, jnp.log(jnp.maximum(cubic(a), _TINY)), NOTHING)
+    return log(a), log(b)
 
 
 def _smooth_step_slopes(z: jax.Array) -> Pair:
-    a, b, c, d = _cubic(z)
-    slope = lambda root, other, rest: jnp.where(root > 0, 6 * rest / jnp.maximum(root * other, _TINY), 0.0)
-    return slope(a, d, b), -slope(b, c, a)
+    a, b = _positions(z)
+    slope = lambda a, b: jnp.where(a > 0, 6 * b / jnp.maximum(a * (3 - 2 * a), _TINY), 0.0)
+    return slope(a, b), -slope(b, a)
 
 
 def _violation_logs(z: jax.Array) -> Pair:

@@ -16,7 +16,7 @@ from pallas_kernels import tiles
 from pallas_kernels.backend import Config, Out, config_of, launch, store_where
 from pallas_kernels.layout import Layout
 from pallas_kernels.operands import checked, scores
-from pallas_kernels.routes import NOTHING, ROUTES, Route
+from pallas_kernels.routes import NOTHING, ROUTES, Route, cubic
 
 NAME = "soft_routing"
 
@@ -75,8 +75,7 @@ def leaf_weights(z: jax.Array, route: str) -> jax.Array:
     if route == "violation":
         join = lambda total, z: (total + jax.nn.relu(z), total + jax.nn.relu(-z))
     else:
-        t = jnp.clip(z, -0.5, 0.5)
-        right = jax.nn.sigmoid(z) if route == "sigmoid" else -2 * t**3 + 1.5 * t + 0.5
+        right = jax.nn.sigmoid(z) if route == "sigmoid" else cubic(jnp.clip(0.5 + z, 0, 1))
         z, weight = right, weight + 1
         join = lambda total, right: (total * (1 - right), total * right)
     for level in range(depth):
@@ -89,8 +88,8 @@ def leaf_weights(z: jax.Array, route: str) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _soft_routing(route: str, config: Config, x: Any, weights: Any, bias: Any, leaves: Any) -> jax.Array:
-    return _forward(route, config, x, weights, bias, leaves)[0]
+def _soft_routing(route: str, config: Config, *operands: Any) -> jax.Array:
+    return _forward(route, config, *operands)[0]
 
 
 def _forward(route: str, config: Config, x: Any, weights: Any, bias: Any, leaves: Any) -> tuple[jax.Array, Any]:

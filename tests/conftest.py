@@ -14,7 +14,7 @@ import pytest
 # modules whose data classes jax rebuilds with placeholders or with batch axes (tree, forest, leaves, training, recipes,
 # methods), and isotonic, whose functions refuse wrong shapes themselves.
 CHECKED = ["topology", "ops", "losses", "blocking", "validation", "warmstart", "leaves.shrunk"]
-CHECKED += ["methods.nongreedy.splitting"]
+CHECKED += ["methods.nongreedy_tree.splitting"]
 CHECKED += [f"routing.{name}" for name in ("steps", "soft", "hard", "path_sum", "violation", "traversal", "inference")]
 jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")
 

@@ -1,4 +1,4 @@
-"""Tables that break things. Each is made by a few lines of NumPy, which are printed where a test fails on it."""
+"""Tables that break things, by their seeds; and the same numbers in other layouts of memory."""
 
 from dataclasses import dataclass
 import tempfile
@@ -7,62 +7,56 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# Columns ``(n, w)``, given those before in ``columns``.
-COLUMNS = {
-    "normal": "rng.normal(size=(n, w))",
-    "constant": "np.full((n, w), 0.1)",
-    "far constant": "np.full((n, w), -1e9)",
-    "nearly constant": "7 + 7e-6 * rng.normal(size=(n, w))",
-    "offset": "1234567890 + rng.normal(size=(n, w))",
-    "time": "1.7e9 + 3600.0 * rng.integers(0, 100, (n, w))",
-    "huge": "1e30 * rng.normal(size=(n, w))",
-    "tiny": "1e-20 * rng.normal(size=(n, w))",
-    "heavy tail": "rng.standard_cauchy((n, w))",
-    "integers": "rng.integers(-3, 4, (n, w))",
-    "booleans": "rng.random((n, w)) < 0.5",
-    "twin": "columns[0]",
-    "sum": "columns[0] + columns[-1]",
-    "outlier": "np.where(np.arange(n)[:, None] == 0, 1e6, rng.normal(size=(n, w)))",
-    "negative zero": "np.where(rng.random((n, w)) < 0.5, -0.0, rng.normal(size=(n, w)))",
+# Columns of a shape ``(n, w)``, given those before.
+COLUMNS: dict[str, Any] = {
+    "normal": lambda rng, shape, columns: rng.normal(size=shape),
+    "constant": lambda rng, shape, columns: np.full(shape, 0.1),
+    "far constant": lambda rng, shape, columns: np.full(shape, -1e9),
+    "nearly constant": lambda rng, shape, columns: 7 + 7e-6 * rng.normal(size=shape),
+    "offset": lambda rng, shape, columns: 1234567890 + rng.normal(size=shape),
+    "time": lambda rng, shape, columns: 1.7e9 + 3600.0 * rng.integers(0, 100, shape),
+    "huge": lambda rng, shape, columns: 1e30 * rng.normal(size=shape),
+    "tiny": lambda rng, shape, columns: 1e-20 * rng.normal(size=shape),
+    "heavy tail": lambda rng, shape, columns: rng.standard_cauchy(shape),
+    "integers": lambda rng, shape, columns: rng.integers(-3, 4, shape),
+    "booleans": lambda rng, shape, columns: rng.random(shape) < 0.5,
+    "twin": lambda rng, shape, columns: columns[0],
+    "sum": lambda rng, shape, columns: columns[0] + columns[-1],
+    "outlier": lambda rng, shape, columns: np.where(np.arange(shape[0])[:, None] == 0, 1e6, rng.normal(size=shape)),
+    "negative zero": lambda rng, shape, columns: np.where(rng.random(shape) < 0.5, -0.0, rng.normal(size=shape)),
 }
 # Targets ``(n,)``, none of them constant.
-TARGETS = {
-    "plain": "signal",
-    "offset": "1234567890 + signal",
-    "huge": "1e30 * signal",
-    "tiny": "1e-20 * signal",
-    "few values": "np.round(signal) + 5 * (np.arange(n) == 0)",
-    "heavy tail": "signal + rng.standard_cauchy(n)",
+TARGETS: dict[str, Any] = {
+    "plain": lambda rng, signal: signal,
+    "offset": lambda rng, signal: 1234567890 + signal,
+    "huge": lambda rng, signal: 1e30 * signal,
+    "tiny": lambda rng, signal: 1e-20 * signal,
+    "few values": lambda rng, signal: np.round(signal) + 5 * (np.arange(len(signal)) == 0),
+    "heavy tail": lambda rng, signal: signal + rng.standard_cauchy(len(signal)),
 }
-# Classes ``(n,)``, every one of them present.
-CLASSES = {
-    "even": "signal.argsort().argsort() * classes // n",
-    "rare": "np.maximum(signal.argsort().argsort() - (n - classes), 0)",
+# Classes ``(n,)`` by the order of the signal, every one of them present.
+CLASSES: dict[str, Any] = {
+    "even": lambda order, classes: order * classes // len(order),
+    "rare": lambda order, classes: np.maximum(order - (len(order) - classes), 0),
 }
 # Rows in ``kept`` have weight, so that the others can be left out.
-WEIGHTS = {
-    "none": "None",
-    "equal": "np.full(n, 3.0)",
-    "zeros": "np.where(np.isin(np.arange(n), kept), 2.0, rng.integers(0, 3, n))",
-    "spanning": "10.0 ** rng.uniform(-6, 6, n)",
+WEIGHTS: dict[str, Any] = {
+    "none": lambda rng, n, kept: None,
+    "equal": lambda rng, n, kept: np.full(n, 3.0),
+    "zeros": lambda rng, n, kept: np.where(np.isin(np.arange(n), kept), 2.0, rng.integers(0, 3, n)),
+    "spanning": lambda rng, n, kept: 10.0 ** rng.uniform(-6, 6, n),
 }
 
 
 @dataclass
 class NastyTable:
-    """A table, what is nasty about it in a line, and the code that makes ``x``, ``y`` and ``weight``."""
+    """A table, and what is nasty about it in a line."""
 
-    seed: int
     x: np.ndarray
     y: np.ndarray
     weight: np.ndarray | None
     task: str
-    about: str = ""
-    code: str = ""
-
-    def script(self) -> str:
-        """The lines that make the table again, exactly."""
-        return f"# {self.about}\nimport numpy as np\n\n{self.code}"
+    about: str
 
 
 def table(
@@ -96,23 +90,21 @@ def table(
     made_by = CLASSES if classes else {kind: code for kind, code in TARGETS.items() if kind not in without}
     targets = [str(rng.choice(list(made_by))) for _ in range(outputs or 1)]
     weight = str(rng.choice(list(WEIGHTS)))
-    lines = [f"rng, n, w, classes = np.random.default_rng({seed}), {n}, {width}, {classes}", "columns = []"]
-    lines += [f"columns.append({COLUMNS[kind]})  # {kind}" for kind in chosen]
-    lines += [
-        "x = np.concatenate(columns, axis=1).astype(float)",
-        "z = (x - x.min(0)) / np.maximum(np.ptp(x, axis=0), 1e-30) - 0.5",
-    ]
-    lines += ["signal = np.sign(z[:, 0]) + z.mean(1) + 0.1 * rng.normal(size=n)"]
-    each = [made_by[kind] for kind in targets]
-    lines += [f"y = {each[0]}" if outputs is None else f"y = np.stack([{', '.join(each)}], axis=1)"]
-    lines += ["kept = np.unique(y, return_index=True)[1] if classes else np.ravel([y.argmin(0), y.argmax(0)])"]
-    lines += [f"weight = {WEIGHTS[weight]}"]
-    code, made = "\n".join(lines) + "\n", {"np": np}
-    exec(code, made)
-    task = "classification" if classes else "regression"
-    about = f"seed {seed}: {n} rows; columns {', '.join(chosen)}, {width} each; {task} of {', '.join(targets)}"
+    about = f"seed {seed}: {n} rows; columns {', '.join(chosen)}, {width} each; of {', '.join(targets)}"
     about += f" ({classes} classes)" if classes else ""
-    return NastyTable(seed, made["x"], made["y"], made["weight"], task, f"{about}; weights {weight}", code)
+
+    rng, columns = np.random.default_rng(seed), []
+    for kind in chosen:
+        columns.append(COLUMNS[kind](rng, (n, width), columns))
+    x = np.concatenate(columns, axis=1).astype(float)
+    z = (x - x.min(0)) / np.maximum(np.ptp(x, axis=0), 1e-30) - 0.5
+    signal = np.sign(z[:, 0]) + z.mean(1) + 0.1 * rng.normal(size=n)
+    given = (signal.argsort().argsort(), classes) if classes else (rng, signal)
+    each = [made_by[kind](*given) for kind in targets]
+    y = each[0] if outputs is None else np.stack(each, axis=1)
+    kept = np.unique(y, return_index=True)[1] if classes else np.ravel([y.argmin(0), y.argmax(0)])
+    task = "classification" if classes else "regression"
+    return NastyTable(x, y, WEIGHTS[weight](rng, n, kept), task, f"{about}; weights {weight}")
 
 
 def _mapped(a: np.ndarray) -> np.ndarray:

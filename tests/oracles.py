@@ -69,27 +69,6 @@ def leaf_means(leaf, y, leaves, default, weight=None):
     return means
 
 
-def leaf_ridge(leaf, x, y, leaves, ridge, default):
-    """Ridge regression with a free intercept in each leaf; penalty ``ridge`` x mean diagonal of the normal equations.
-
-    Solved as least squares with the penalty as extra rows. Returns coefficients ``(leaves, p)`` and intercepts.
-    """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    p = x.shape[1]
-    coefficients, intercepts = np.zeros((leaves, p)), np.full(leaves, default, np.float64)
-    for k in range(leaves):
-        here = leaf == k
-        if here.any():
-            centre, mean = x[here].mean(0), y[here].mean()
-            xc = x[here] - centre
-            penalty = ridge * np.square(xc).sum() / p
-            rows = np.vstack([xc, np.sqrt(penalty) * np.eye(p)])
-            targets = np.concatenate([y[here] - mean, np.zeros(p)])
-            coefficients[k] = np.linalg.lstsq(rows, targets, rcond=None)[0]
-            intercepts[k] = mean - coefficients[k] @ centre
-    return coefficients, intercepts
-
-
 def constant_loss(leaf, y, leaves, weight):
     """What the means of the leaves lose on the samples that they are the means of: weighted mean squared error."""
     means = leaf_means(leaf, y, leaves, 0.0, weight)

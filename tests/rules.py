@@ -23,7 +23,7 @@ def leaves_and_answers(text, columns):
             leaf[rows] = number
             return
         left, threshold = re.fullmatch(r"if (.*) > (\S+):", line).groups()
-        right = _sum(left, columns) > float(threshold)
+        right = sum_of(left, columns) > float(threshold)
         read(rows & right, depth + 1)
         assert lines.pop(0) == "|   " * depth + "else:"
         read(rows & ~right, depth + 1)
@@ -42,11 +42,11 @@ def _answer(text, columns):
 
 def _between(text, columns):
     left, *bounds = re.fullmatch(r"(.*?)(?:, from (\S+) to (\S+))?", text).groups()
-    value = _sum(left, columns)
+    value = sum_of(left, columns)
     return value if bounds == [None, None] else np.clip(value, *map(float, bounds))
 
 
-def _sum(text, columns):
+def sum_of(text, columns):
     """A sum such as ``1.5 age - (year - 2000) + 3``."""
     total, at = np.zeros(len(next(iter(columns.values())))), 0
     while at < len(text):

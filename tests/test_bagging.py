@@ -1,8 +1,5 @@
 """Bagging: each tree from its own bootstrap sample, by any recipe."""
 
-import contextlib
-from functools import cache
-
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -20,6 +17,7 @@ from jtrees.search.run import run_rounds
 
 SLOW = pytest.mark.slow
 N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140
+WEIGHT = np.random.default_rng(0).uniform(0.5, 2, N)
 
 
 def key(seed=0):
@@ -64,6 +62,11 @@ def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
     return jtrees.fit(bagged, x, y, key=key(seed), **options)
 
 
+def each(result, x):
+    """Predictions of each tree of a forest."""
+    return np.stack([tree.predict(x) for tree in result.model])
+
+
 def prepared(recipe, x, y, weight=None):
     """The search of a recipe, the table, its scaling and its batch."""
     table = checked_table(x, y, weight, "regression")
@@ -77,14 +80,10 @@ def by_hand(x, y, in_bag, weight=None, classes=None):
     """The prediction of each stump for every row, ``(trees, n)`` or ``(trees, n, k)``."""
     weight = np.ones(len(x)) if weight is None else weight
     leaf = (x[:, 0] > np.average(x[:, 0], weights=weight)).astype(int)
-    found = []
-    for times in in_bag:
-        if classes is None:
-            found.append(oracles.leaf_means(leaf, y, 2, np.nan, times * weight)[leaf])
-        else:  # an even weight of mean 1 each: whole numbers of samples
-            _, frequencies = oracles.class_frequencies(leaf, y, 2, classes, 1.0, times)
-            found.append(frequencies[leaf])
-    return np.array(found)
+    if classes is None:
+        return np.array([oracles.leaf_means(leaf, y, 2, np.nan, times * weight)[leaf] for times in in_bag])
+    # An even weight of mean 1 each: whole numbers of samples.
+    return np.array([oracles.class_frequencies(leaf, y, 2, classes, 1.0, times)[1][leaf] for times in in_bag])
 
 
 @pytest.fixture(scope="module")
@@ -142,19 +141,20 @@ def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
 # --- Predictions of a forest ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [1, pytest.param(2, marks=SLOW)])
-def test_regression_is_the_mean_of_the_trees(table, targets):
+@pytest.mark.parametrize(("targets", "weighted"), [(1, False), (1, True), pytest.param(2, True, marks=SLOW)])
+def test_regression_is_the_mean_of_the_trees(table, targets, weighted):
     x, y, _ = table
     y = y if targets == 1 else np.stack([y, 100 * x[:, 2] - 7 * y], axis=1)
-    result = stumps(x, y)
-    expected = by_hand(x, y, result.report["in_bag"])
-    alone = np.stack([tree.predict(x) for tree in result.model])
+    weight = WEIGHT if weighted else None
+    result = stumps(x, y, sample_weight=weight)
+    expected = by_hand(x, y, result.report["in_bag"], weight)
+    alone = each(result, x)
     np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-3 * np.ptp(y))  # float32 of scaled targets
     np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-5, atol=1e-5)
     assert (result.model.combine, result.tree) == ("mean", None)
     off = (result.model.predict(x) - y) ** 2
     off = off if targets == 1 else (off / np.ptp(y, axis=0) ** 2).mean(1)
-    assert result.loss == pytest.approx(off.mean(), rel=1e-5)
+    assert result.loss == pytest.approx(np.average(off, weights=weight), rel=1e-5)
 
 
 @pytest.mark.parametrize("combine", [None, pytest.param("mean", marks=SLOW)])
@@ -162,46 +162,34 @@ def test_classes_are_voted_for_or_averaged(table, combine):
     x, _, y = table
     result = stumps(x, y, task="classification", combine=combine)
     expected = by_hand(x, y, result.report["in_bag"], classes=3)
-    alone = np.stack([tree.predict(x) for tree in result.model])
+    alone = each(result, x)
     np.testing.assert_allclose(alone, expected, rtol=1e-4)
     shares = alone if combine else np.eye(3)[alone.argmax(2)]
     np.testing.assert_allclose(result.model.predict(x), shares.mean(0), atol=1e-6)
     assert result.model.combine == (combine or "vote")
 
 
-@pytest.mark.parametrize("kind", ["regression", "classification", pytest.param("several", marks=SLOW)])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_out_of_bag_predictions_are_of_trees_that_did_not_see_the_row(table, kind, weighted):
+@pytest.mark.parametrize("kind", ["regression", "even weights", "classification", pytest.param("several", marks=SLOW)])
+def test_out_of_bag_predictions_are_of_trees_that_did_not_see_the_row(table, kind):
     x, y, labels = table
-    y = {"regression": y, "several": np.stack([y, x[:, 2] ** 2], axis=1), "classification": labels}[kind]
-    weight = np.random.default_rng(0).uniform(0.5, 2, N) if weighted else None
+    y = {"several": np.stack([y, x[:, 2] ** 2], axis=1), "classification": labels}.get(kind, y)
     task = "classification" if kind == "classification" else "regression"
-    result = stumps(x, y, task=task, sample_weight=weight)
-    report, each = result.report, np.ones(N) if weight is None else weight
-    outputs = np.stack([tree.predict(x) for tree in result.model])
+    result = stumps(x, y, task=task, sample_weight=None if kind == "even weights" else WEIGHT)
+    report, weight = result.report, np.ones(N) if kind == "even weights" else WEIGHT
+    outputs = each(result, x)
     outputs = np.eye(3)[outputs.argmax(-1)] if kind == "classification" else outputs
-    unseen = [[t for t in range(TREES) if report["in_bag"][t, i] == 0] for i in range(N)]
-    rows = np.array([i for i in range(N) if unseen[i]])
+    unseen = report["in_bag"] == 0
+    rows = np.flatnonzero(unseen.any(0))
     assert 0 < len(rows) < N
-    mean = np.stack([outputs[unseen[i], i].mean(0) for i in rows])
+    mean = np.stack([outputs[unseen[:, i], i].mean(0) for i in rows])
     np.testing.assert_allclose(report["out_of_bag"][rows], mean, rtol=1e-4, atol=1e-5)
     assert np.isnan(np.delete(report["out_of_bag"], rows, axis=0)).all()
-    share = each[rows] / each[rows].sum()
+    share = weight[rows] / weight[rows].sum()
     if kind == "classification":
         expected = share @ (mean.argmax(1) == y[rows])
     else:
         expected = np.mean(1 - share @ (mean - y[rows]) ** 2 / (share @ (y[rows] - share @ y[rows]) ** 2))
     assert report["out_of_bag_score"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_weights_are_kept(table):
-    x, y, _ = table
-    weight = np.random.default_rng(0).uniform(0.5, 2, N)
-    result = stumps(x, y, sample_weight=weight)
-    expected = by_hand(x, y, result.report["in_bag"], weight)
-    alone = np.stack([tree.predict(x) for tree in result.model])
-    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-3)
-    assert result.loss == pytest.approx(np.average((result.model.predict(x) - y) ** 2, weights=weight), rel=1e-5)
 
 
 @pytest.mark.parametrize("task", ["regression", pytest.param("classification", marks=SLOW)])
@@ -227,13 +215,11 @@ def test_a_forest_of_forests(table):
 
 
 def test_search_is_pure_on_arrays_of_either_kind(table):
-    x, y, _ = table
-    search, _, _, batch = prepared(jtrees.Bagged(Stump(), trees=2), x, y)
+    search, _, _, batch = prepared(jtrees.Bagged(Stump(), trees=2), *table[:2])
     bags = search.prepare(batch, key=key())
-    numpy, of_jax, without_weight = (
-        jax.tree.map(jnp.shape, jax.eval_shape(lambda batch=batch: search.run(bags, batch, key=key())))
-        for batch in (batch, jax.tree.map(jnp.asarray, batch), batch._replace(weight=None))
-    )
+    batches = batch, jax.tree.map(jnp.asarray, batch), batch._replace(weight=None)
+    shapes = [jax.eval_shape(lambda batch=batch: search.run(bags, batch, key=key())) for batch in batches]
+    numpy, of_jax, without_weight = (jax.tree.map(jnp.shape, one) for one in shapes)
     assert numpy == of_jax == without_weight
 
 
@@ -272,45 +258,23 @@ def alone(recipe, x, y, weight, i):
     return done, history, np.bincount(drawn[drawn >= 0], minlength=len(table.x))
 
 
-@pytest.fixture
-def promotion(request):
-    """GET and LatentTree run optax's Adam, which raises a float to an int32 power."""
-    adam = request.node.callspec.params["name"] != "DGT"
-    with jax.numpy_dtype_promotion("standard") if adam else contextlib.nullcontext():
-        yield
-
-
-@pytest.fixture(scope="module")
-def forests(table):
-    """Forests by each base, fitted when first used, and the weights."""
+@pytest.mark.parametrize("name", sweeps.quick(BASES, ["DGT"]))
+@pytest.mark.usefixtures("standard_promotion")
+def test_each_tree_is_the_fit_of_the_base_to_its_sample(table, name):
     x, y, _ = table
-    weight = np.random.default_rng(0).uniform(0.5, 2, N)
-    return cache(lambda name: (jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=weight), weight))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BASES)
-def test_each_tree_is_the_fit_of_the_base_to_its_sample(table, forests, promotion, name):
-    x, y, _ = table
-    result, weight = forests(name)
-    fit, history, in_bag = alone(bagged(BASES[name]), x, y, weight, i=1)
+    result = jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=WEIGHT)
+    fit, history, in_bag = alone(bagged(BASES[name]), x, y, WEIGHT, i=1)
     np.testing.assert_array_equal(result.report["in_bag"][1], in_bag)
     # Two trees side by side add in another order than one, and the steps carry it on.
     np.testing.assert_allclose(result.history[1], history, rtol=1e-3, atol=1e-6)
     assert np.isfinite(result.history).all()
-    off = np.abs(result.model[1].predict(x) - fit.model.predict(x))
-    assert np.mean(off > 1e-2 * np.ptp(y)) < 0.02
+    predictions = each(result, x)
+    assert np.mean(np.abs(predictions[1] - fit.model.predict(x)) > 1e-2 * np.ptp(y)) < 0.02
     assert result.report["scores"][1] == pytest.approx(fit.loss, rel=1e-2)
-
-
-@pytest.mark.parametrize("name", sweeps.quick(BASES, ["DGT"]))
-def test_learns_better_than_chance_by_every_base(table, forests, promotion, name):
-    x, y, _ = table
-    result, weight = forests(name)
-    alone = np.stack([tree.predict(x) for tree in result.model])
-    assert np.ptp(alone, axis=0).max() > 0
-    np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-4)
-    off = np.average((result.model.predict(x) - y) ** 2, weights=weight)
+    # It learns better than chance.
+    assert np.ptp(predictions, axis=0).max() > 0
+    np.testing.assert_allclose(result.model.predict(x), predictions.mean(0), rtol=1e-4, atol=1e-4)
+    off = np.average((result.model.predict(x) - y) ** 2, weights=WEIGHT)
     assert result.loss == pytest.approx(off, rel=1e-3)
     assert off < 0.6 * np.var(y)
     assert 0.3 < result.report["out_of_bag_score"] < 1

@@ -55,8 +55,9 @@ def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
     residual = Y - LinearRegression().fit(X, Y).predict(X)
     assert errors["linear"] == pytest.approx(np.mean(residual**2) / Y.var() / (1 - 6 / 200) ** 2, rel=1e-5)
     assert errors["constant"] == pytest.approx(1)
-    few = errors_of(X[:6], Y[:6])  # as many parameters as samples
-    assert few["linear"] == np.inf
+    assert errors_of(X[:6], Y[:6])["linear"] == np.inf  # as many parameters as samples
+    many = errors_of(np.tile(X, (120, 1)), np.tile(Y, 120))  # of which some are taken, evenly
+    assert many["constant"] == pytest.approx(1) and many["linear"] == pytest.approx(errors["linear"], rel=0.1)
 
 
 def test_classes_by_their_indicators():
@@ -64,20 +65,11 @@ def test_classes_by_their_indicators():
     indicators = np.eye(3)[CLASS]
     assert errors["model"] == pytest.approx(np.mean(indicators.mean(0) / indicators.var(0)))
     residual = indicators - LinearRegression().fit(X, indicators).predict(X)
-    assert errors["linear"] == pytest.approx(
-        (residual.var(0) / indicators.var(0)).mean() / (1 - 6 / 200) ** 2, rel=1e-5
-    )
+    share = (residual.var(0) / indicators.var(0)).mean()
+    assert errors["linear"] == pytest.approx(share / (1 - 6 / 200) ** 2, rel=1e-5)
 
 
-def test_many_rows_are_taken_evenly():
-    x, y = np.tile(X, (120, 1)), np.tile(Y, 120)
-    errors, whole = errors_of(x, y), errors_of(X, Y)
-    assert errors["constant"] == pytest.approx(1)
-    assert errors["linear"] == pytest.approx(whole["linear"], rel=0.1)
-
-
-@pytest.mark.parametrize(("task", "y"), [("regression", Y), ("classification", CLASS)])
-@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize(("task", "y", "validated"), [("regression", Y, False), ("classification", CLASS, True)])
 def test_a_fit_that_is_behind_warns(task, y, validated):
     """A random stump of five steps on a linear function."""
     where = "in the validation set" if validated else "in the training data"
@@ -99,6 +91,6 @@ def test_a_fit_that_is_ahead_does_not_warn():
 
 def test_a_loss_of_the_users_own_is_compared_with_nothing():
     absolute = lambda outputs, y: abs(outputs - y)
-    recipe = jtrees.DGT(depth=1, epochs=6, loss=absolute)
+    recipe = jtrees.DGT(depth=1, widths=(), epochs=6, loss=absolute)
     for each in (recipe, jtrees.Bagged(recipe, trees=2)):
         assert "baselines" not in jtrees.fit(each, X, Y, key=KEY).report

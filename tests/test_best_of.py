@@ -31,20 +31,26 @@ def fit(validation):
     return jtrees.fit(jtrees.BestOf(BASE, runs=RUNS), X, Y, key=KEY, validation=validation)
 
 
+def searched(recipe):
+    """The table, its scaled batch, and the search of a recipe."""
+    table = checked_table(X, Y, None, "regression")
+    batch = Scaling.fit(table).batch(table)
+    return table, batch, options.checked(recipe).search(table.task, batch.x.shape)
+
+
 @pytest.fixture(scope="module")
 def alone(validation):
     """The fits of the base with the keys of the runs."""
-    base, table = options.checked(BASE), checked_table(X, Y, None, "regression")
+    table, batch, search = searched(BASE)
     held_out = None if validation is None else held_out_table(*validation, table)
     scaling = Scaling.fit(table)
-    batch, by = scaling.batch(table), None if held_out is None else scaling.batch(held_out)
+    by = None if held_out is None else scaling.batch(held_out)
     _, search_key, finish_key = jax.random.split(KEY, 3)
     fits = []
     for key in jax.random.split(search_key, RUNS):
-        result, history = run_rounds(base, table.task, None, batch, by, key, Monitor())
-        finish = base.search(table.task, batch.x.shape).finish
+        result, history = run_rounds(options.checked(BASE), table.task, None, batch, by, key, Monitor())
         data = Data(table, held_out, scaling, batch)
-        fits.append((result, finish(result, None, data, key=finish_key, monitor=Monitor()), history))
+        fits.append((result, search.finish(result, None, data, key=finish_key, monitor=Monitor()), history))
     return fits
 
 
@@ -59,17 +65,21 @@ def test_the_model_is_that_of_the_lowest_score(fit, alone):
     np.testing.assert_allclose(fit.predict(X), chosen.model.predict(X), rtol=1e-4, atol=1e-4)
     assert fit.loss == pytest.approx(chosen.loss, rel=1e-4)
     assert fit.report["reached"] == chosen.report["reached"]  # the base's own report is there, too
-
-
-def test_the_history_is_that_of_all_runs(fit, alone):
     assert fit.history.shape == (RUNS, 18)
     np.testing.assert_allclose(fit.history, [history for _, _, history in alone], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("base", [jtrees.GET(depth=2), jtrees.Bagged(BASE, trees=2)], ids=["CART", "bags"])
+def test_runs_share_what_is_prepared_on_the_host(base):
+    _, batch, search = searched(jtrees.BestOf(base, runs=2))
+    _, _, search_of_base = searched(base)
+    prepared = [jax.tree.leaves(one.prepare(batch, key=KEY)) for one in (search, search_of_base)]
+    assert prepared[0] and len(prepared[0]) == len(prepared[1])
+    jax.tree.map(np.testing.assert_array_equal, *prepared)
+
+
 def test_a_run_that_diverges_is_not_chosen():
-    table = checked_table(X, Y, None, "regression")
-    batch = Scaling.fit(table).batch(table)
-    search = options.checked(jtrees.BestOf(Polynomials(), runs=3)).search(table.task, batch.x.shape)
+    _, batch, search = searched(jtrees.BestOf(Polynomials(), runs=3))
     coefficients, *rest = search.init(None, batch, key=KEY)
     result = search.result((coefficients.at[0].set(np.nan), *rest), batch, None)
     _, run, scores = result.extra
@@ -79,11 +89,14 @@ def test_a_run_that_diverges_is_not_chosen():
         jtrees.fit(jtrees.BestOf(BASE.replace(learning_rate=1e30), runs=2), X, Y, key=KEY)
 
 
-def test_one_run_is_a_fit():
-    """With another key: that of its only run."""
-    fit = jtrees.fit(jtrees.BestOf(BASE, runs=1), X, Y, key=KEY)
-    assert fit.report["run"] == 0 and fit.report["run_scores"].shape == (1,)
-    assert fit.loss == pytest.approx(np.mean((fit.predict(X) - Y) ** 2), rel=1e-6)
+@pytest.mark.slow
+def test_the_best_of_several_forests():
+    """Also of one: which is a fit with another key."""
+    for runs in (1, 2):
+        fit = jtrees.fit(jtrees.BestOf(jtrees.Bagged(BASE, trees=3), runs=runs), X, Y, key=KEY)
+        assert fit.report["run_scores"].shape == (runs,) and fit.report["in_bag"].shape == (3, 96)
+        assert fit.loss == pytest.approx(np.mean((fit.predict(X) - Y) ** 2), rel=1e-6)
+        assert fit.history.shape == (runs, 3, 18)
 
 
 def test_the_best_of_several_can_be_bagged():

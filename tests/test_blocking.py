@@ -2,18 +2,20 @@
 
 from hypothesis import given, strategies as st
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jtrees import blocking
 
+CPU = jax.default_backend() == "cpu"
+
 
 @given(st.integers(1, 2**16), st.integers(1, 10**7))
 def test_blocks_cover_the_samples_within_the_limit(nodes, n):
-    block = blocking.block_size(nodes, n)
-    assert 1 <= block <= n
-    if jax.default_backend() == "cpu":
+    block, chunk = blocking.block_size(nodes, n), blocking.chunk_of_rows(nodes, n)
+    assert 1 <= block <= n and 1 <= chunk <= nodes
+    assert chunk == 1 or chunk * n <= (2**16 if CPU else 2**24)
+    if CPU:
         limit = 2**19
         assert block * nodes < limit + nodes  # rounded up to a whole sample
         assert -(-n // block) <= -(-n * nodes // limit)  # no more blocks than memory asks for
@@ -52,31 +54,11 @@ def test_sum_over_blocks_is_the_sum_over_samples():
         assert np.array_equal(rows, expected_rows)
 
 
-def test_sum_over_blocks_under_vmap_and_grad():
-    x = np.random.default_rng(0).normal(size=(10, 2)).astype(np.float32)
-
-    def loss(w, block):
-        fn = lambda weight, x: (weight @ jnp.square(x @ w), x[:, 0])
-        return blocking.sum_over_blocks(fn, jnp.ones(10), jnp.asarray(x), block=block)[0]
-
-    gradient = lambda block: jax.vmap(jax.grad(lambda w: loss(w, block)))
-    few, whole = jax.jit(lambda w: (gradient(3)(w), gradient(10)(w)))(jnp.asarray([[1.0, 2], [0, -1]]))
-    np.testing.assert_allclose(few, whole, rtol=1e-5)
-    np.testing.assert_allclose(whole[1], -2 * x.T @ x[:, 1], rtol=1e-5)
-
-
 @given(st.integers(1, 10**7))
 def test_prediction_blocks_are_a_power_of_two_and_on_a_cpu_always_the_same(n):
     block = blocking.prediction_block(n)
     assert block & (block - 1) == 0
-    assert block == blocking.prediction_block(1) if jax.default_backend() == "cpu" else block >= min(n, 2**20)
-
-
-@given(st.integers(1, 10**4), st.integers(1, 10**7))
-def test_chunks_of_rows_are_at_least_one_and_within_the_limit(rows, n):
-    chunk = blocking.chunk_of_rows(rows, n)
-    assert 1 <= chunk <= rows
-    assert chunk == 1 or chunk * n <= (2**16 if jax.default_backend() == "cpu" else 2**24)
+    assert block == blocking.prediction_block(1) if CPU else block >= min(n, 2**20)
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12))

@@ -35,33 +35,24 @@ def upwards(parent):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_purity_of_perfect_trees(depth):
+def test_purity_is_its_definition(depth):
     rng = np.random.default_rng(depth)
     leaves, labels = rng.integers(0, 2**depth, 40), rng.integers(0, 3, 40)
     parent = (np.arange(2 ** (depth + 1) - 1) - 1) // 2
     parent[0] = -1
-    expected = over_pairs(upwards(parent), leaves + 2**depth - 1, labels)
-    np.testing.assert_allclose(dendrogram_purity(leaves, labels), expected, rtol=1e-12)
     ends = leaves + 2**depth - 1
+    expected = over_pairs(upwards(parent), ends, labels)
+    np.testing.assert_allclose(dendrogram_purity(leaves, labels), expected, rtol=1e-12)
     np.testing.assert_allclose(dendrogram_purity(ends, labels, parent=parent), expected, rtol=1e-12)
-
-
-def test_purity_of_other_trees():
-    rng = np.random.default_rng(0)
-    ends, labels = rng.integers(0, 6, 30), rng.choice(["a", "b"], 30)
+    ends, labels = rng.integers(0, 6, 30), rng.choice(["a", "b"], 30)  # of another tree, with other labels
     expected = over_pairs(upwards(CHAIN_OF_THREE), ends, labels)
     np.testing.assert_allclose(dendrogram_purity(ends, labels, parent=CHAIN_OF_THREE), expected, rtol=1e-12)
 
 
-def test_purity_at_its_ends():
-    assert dendrogram_purity([0, 0, 3, 3], [1, 1, 0, 0]) == 1
-    assert dendrogram_purity([0, 0, 0, 0], [1, 1, 0, 0]) == 0.5
-    assert dendrogram_purity(np.array([0, 1, 200, 201], np.uint8), [0, 0, 1, 1]) == 1
-
-
-@pytest.mark.parametrize("labels", [[2**40, 2**40, -1, -1], [-(2**60), -(2**60), 0.5, 0.5], ["b", "b", "a", "a"]])
-def test_labels_are_names_whatever_their_size(labels):
+@pytest.mark.parametrize("labels", [[1, 1, 0, 0], [2**40, 2**40, -1, -1], [-(2**60), -(2**60), 0.5, 0.5]])
+def test_purity_at_its_ends_whatever_the_size_of_labels(labels):
     assert dendrogram_purity([0, 0, 3, 3], labels) == 1
+    assert dendrogram_purity(np.array([0, 1, 200, 201], np.uint8), labels) == 1
     assert dendrogram_purity([0, 0, 0, 0], labels) == 0.5
 
 
@@ -135,52 +126,34 @@ def test_a_validation_set_need_not_vary(blobs):
     assert np.isfinite(cluster(x).loss)
 
 
-@pytest.mark.parametrize(
-    ("target_features", "change", "message"),
-    [
-        ((), {}, "target_features must be"),
-        ((0, 1, 2, 3), {}, r"target_features must be some of the columns 0\.\.3, not all"),
-        ((4,), {}, "target_features must be some of the columns"),
-        ((-1,), {}, "target_features must be some of the columns"),
-        ((1, 1), {}, "target_features must be different"),
-        (("a",), {}, "target_features must be different numbers"),
-        (0, {}, "target_features must be different numbers of columns, got 0"),
-        ((0,), {"split": "mlp"}, "split must be 'linear' in clustering, got 'mlp'"),
-        ((0,), {"predictor": "mlp"}, "predictor must be 'linear' in clustering, got 'mlp'"),
-        ((0,), {"loss": abs}, "loss must be None in clustering, got <built-in function abs>"),
-    ],
-)
-def test_bad_options_of_clustering(target_features, change, message, blobs):
-    with pytest.raises(ValueError, match=message):
-        cluster(blobs[0], jtrees.LatentClustering(target_features=target_features, **change))
+WITHOUT_VARIATION = np.ones((300, 4)) * [1, 3, 1, 1] + np.arange(300)[:, None] * [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("options", "changed", "message"),
     [
-        ({"validation": (np.zeros((3, 2)), None)}, "validation: x must have 4 columns, got 2"),
-        ({"validation": (np.full((3, 4), np.nan), None)}, "validation: x must be finite"),
-        ({"validation": (np.zeros(3), None)}, r"validation: x must have shape \(n, p\)"),
-        ({"validation": np.zeros((3, 4))}, r"validation must be a pair \(x, y\), got ndarray"),
-        ({"task": "classification"}, r"y must have shape \(n,\)"),
+        ({"target_features": ()}, {}, "target_features must be"),
+        ({"target_features": (0, 1, 2, 3)}, {}, r"target_features must be some of the columns 0\.\.3, not all"),
+        ({"target_features": (4,)}, {}, "target_features must be some of the columns"),
+        ({"target_features": (-1,)}, {}, "target_features must be some of the columns"),
+        ({"target_features": (1, 1)}, {}, "target_features must be different"),
+        ({"target_features": ("a",)}, {}, "target_features must be different numbers"),
+        ({"target_features": 0}, {}, "target_features must be different numbers of columns, got 0"),
+        ({"split": "mlp"}, {}, "split must be 'linear' in clustering, got 'mlp'"),
+        ({"predictor": "mlp"}, {}, "predictor must be 'linear' in clustering, got 'mlp'"),
+        ({"loss": abs}, {}, "loss must be None in clustering, got <built-in function abs>"),
+        ({}, {"validation": (np.zeros((3, 2)), None)}, "validation: x must have 4 columns, got 2"),
+        ({}, {"validation": (np.full((3, 4), np.nan), None)}, "validation: x must be finite"),
+        ({}, {"validation": np.zeros((3, 4))}, r"validation must be a pair \(x, y\), got ndarray"),
+        ({}, {"task": "classification"}, r"y must have shape \(n,\)"),
+        (
+            {"target_features": (1,)},
+            {"x": WITHOUT_VARIATION},
+            "y must take at least two values .* 3.0 in every row",
+        ),
     ],
 )
-def test_bad_arguments_of_clustering(change, message, blobs):
+def test_bad_options_and_arguments_are_refused(options, changed, message, blobs):
     """Errors of the validation set are told from those of the training data."""
     with pytest.raises(ValueError, match="^" + message):
-        cluster(blobs[0], **change)
-
-
-def test_values_beyond_float32_are_refused(blobs):
-    x = np.asarray(blobs[0], np.float64) * 1e300
-    with pytest.raises(ValueError, match="x must be within the range of float32"):
-        cluster(x, validation=None)
-    with pytest.raises(ValueError, match="validation: x must be within the range of float32"):
-        cluster(blobs[0], validation=(x, None))
-
-
-def test_a_target_must_vary(blobs):
-    x = blobs[0].copy()
-    x[:, 1] = 3
-    with pytest.raises(ValueError, match=r"y must take at least two values to learn from, got 3.0 in every row"):
-        cluster(x, jtrees.LatentClustering(target_features=(1,)))
+        cluster(recipe=RECIPE.replace(**options), **{"x": blobs[0], **changed})

@@ -21,23 +21,27 @@ from jtrees.search import options as kinds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-SEMICOLON = ["--target", "b", "--separator", ";"]
 QUICK = ["--depth", "2", "--starts", "2", "--epochs", "10"]
 
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-    """What is asked of jax before its first use cannot be asked in the middle of the suite."""
+    """The number of devices cannot be set in the middle of the suite."""
     monkeypatch.setattr(compare, "_MANY", 10**9)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A data folder with one small regression set and one with class labels."""
+    """A data folder: regression near and far from zero, two classes, three classes."""
     rng = np.random.default_rng(0)
     x = rng.random((120, 3), dtype=np.float32)
-    np.savez(tmp_path / "plane.npz", X=x, y=x @ np.float32([1, -2, 3]))
+    y = x @ np.float32([1, -2, 3])
+    wide = rng.random((200, 2), dtype=np.float32)
+    np.savez(tmp_path / "plane.npz", X=x, y=y)
+    np.savez(tmp_path / "far.npz", X=x + np.float32(4096), y=y)
     np.savez(tmp_path / "labels.npz", X=x, y=(x[:, 0] > 0.5).astype(np.int32))
+    three = np.searchsorted([0.6, 0.9], wide[:, 0]) * (rng.uniform(size=200) > 0.2)
+    np.savez(tmp_path / "three.npz", X=wide, y=three)
     return tmp_path
 
 
@@ -64,6 +68,11 @@ def main(tmp_path, *arguments):
     return compare.main(["--out", str(tmp_path / "out"), *QUICK, *map(str, arguments)])
 
 
+def on(folder, name):
+    """The arguments for a set of the folder."""
+    return ["--data-dir", folder, "--dataset", name]
+
+
 def run(tmp_path, *arguments):
     """The main job; the folder that it wrote, and its table."""
     assert main(tmp_path, *arguments) == 0
@@ -80,12 +89,22 @@ def refusal(tmp_path, capsys, *arguments):
     return error
 
 
-# --- What it tells and writes ----------------------------------------------------------------------------------------
+def parts_of(folder, name, task, options=()):
+    """The rows of a set of the folder as the main job splits them."""
+    frame = data.load_frame(name, data_dir=folder)
+    return compare.split(frame, prepare.columns(frame.x)[0], task, compare.parse([*options]))
+
+
+def model_of(written, row):
+    return joblib.load(written / f"{row}.joblib")["model"]
+
+
+# --- What it prints and writes ---------------------------------------------------------------------------------------
 
 
 def test_regression(folder, tmp_path, capsys):
     methods = ["cart", "get", "forest"]
-    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", *methods)
+    written, table = run(tmp_path, *on(folder, "plane"), "--methods", *methods)
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[0] == "plane: 120 rows, 3 features, 72 rows to train on"
@@ -101,17 +120,12 @@ def test_regression(folder, tmp_path, capsys):
     assert table.loc["get", "train"] >= table.loc["cart", "train"] and table.loc["get", "leaves"] <= 4
     config = json.loads((written / "config.json").read_text())
     assert config["options"]["seed"] == 0 and config["data"]["rows"] == 120 and "jax" in config["versions"]
-
-
-def test_the_scores_are_those_of_the_saved_models_on_rows_that_were_kept(folder, tmp_path):
-    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", "get", "cart")
-    frame = data.load_frame("plane", data_dir=folder)
-    columns, _ = prepare.columns(frame.x)
-    parts = compare.split(frame, columns, "regression", compare.parse([]))
-    seen = [tuple(row) for x, _ in (parts.train, parts.validate, parts.test) for row in x]
-    assert len(seen) == len(set(seen)) == 120 and [len(x) for x, _ in (parts.train, parts.validate)] == [72, 18]
+    # The scores are those of the saved models, on rows that no other part has.
+    parts = parts_of(folder, "plane", "regression")
+    rows = [tuple(row) for x, _ in (parts.train, parts.validate, parts.test) for row in x]
+    assert len(rows) == len(set(rows)) == 120 and [len(x) for x, _ in (parts.train, parts.validate)] == [72, 18]
     for method in ("get", "cart"):
-        model = joblib.load(written / f"{method}_depth2.joblib")["model"]
+        model = model_of(written, f"{method}_depth2")
         if method == "get":  # nothing is left that no row divides: what is drawn and saved as arrays is this tree
             assert model.num_leaves == model.prune(parts.train[0]).num_leaves == table.loc["get", "leaves"]
         for part in ("train", "validate", "test"):
@@ -120,10 +134,8 @@ def test_the_scores_are_those_of_the_saved_models_on_rows_that_were_kept(folder,
 
 
 def test_a_saved_tree_is_five_lines_of_numpy(folder, tmp_path):
-    """Those of the README, and where values lie far from zero, too."""
-    with np.load(folder / "plane.npz") as near:
-        np.savez(folder / "far.npz", X=near["X"] + np.float32(4096), y=near["y"])
-    written, _ = run(tmp_path, "--data-dir", folder, "--dataset", "far", "--methods", "get")
+    """Those of the README, for values far from zero."""
+    written, _ = run(tmp_path, *on(folder, "far"), "--methods", "get")
     with np.load(folder / "far.npz") as far, np.load(written / "get_depth2.npz") as saved:
         x, tree = far["X"].astype(float), dict(saved)
     node, z = np.zeros(len(x), int), x - tree["x_zero"]
@@ -131,8 +143,7 @@ def test_a_saved_tree_is_five_lines_of_numpy(folder, tmp_path):
         node = 2 * node + 1 + ((z * tree["weights"][node]).sum(1) + tree["bias"][node] > 0)
     y = tree["y_zero"] + tree["leaf_values"][node - len(tree["bias"])]
     assert (tree["x_zero"] > 4000).all() and len(set(y)) > 1
-    expected = joblib.load(written / "get_depth2.joblib")["model"].predict(x)
-    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    np.testing.assert_allclose(y, model_of(written, "get_depth2").predict(x), rtol=1e-6)
 
 
 def test_text_gaps_and_labels(houses, tmp_path, capsys):
@@ -150,15 +161,13 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     rules = (written / "get_depth2.txt").read_text()
     assert "area" in rules or "heating_gas" in rules
     saved = joblib.load(written / "get_depth2.joblib")
-    frame = data.read_csv(houses, "verdict")
-    frame, _ = prepare.usable(frame, "classification")
+    frame, _ = prepare.usable(data.read_csv(houses, "verdict"), "classification")
     chances = np.asarray(saved["model"].predict(np.asarray(saved["columns"].transform(frame.x), float)), float)
     assert saved["classes"] == ["not yet", "sold"]
-    answers = np.array(saved["classes"])[chances.argmax(1)]
-    assert (answers == frame.y).mean() > 0.7
+    assert (np.array(saved["classes"])[chances.argmax(1)] == frame.y).mean() > 0.7
 
 
-def test_rules_and_figure_show_what_matters_on_the_rows_to_train_on(tmp_path, monkeypatch):
+def test_rules_and_figure_show_the_largest_terms_on_the_training_rows(tmp_path, monkeypatch):
     """The weight of a column of large spread is small; its term is not."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(200, 8)) * 1e-3, columns=[f"noise{i}" for i in range(8)])
@@ -179,7 +188,7 @@ def test_rules_and_figure_show_what_matters_on_the_rows_to_train_on(tmp_path, mo
     assert tree.to_text(**how) + "\n" == (written / "get_depth2.txt").read_text()
 
 
-@pytest.mark.parametrize("rate", [999.6, 4e3, 92_149.0, 375_217.0, 999_700.0, 7e6, 66.71e6, 999.4e6])
+@pytest.mark.parametrize("rate", [999.6, 92_149.0, 999_700.0, 66.71e6, 999.4e6])
 def test_a_line_keeps_within_80_columns(rate):
     """Whatever the machine: long names, bad scores, big forests, hours of training."""
     sizes = (123_456_789, 12_345_678, 7200.0, rate)
@@ -193,37 +202,22 @@ def test_a_line_keeps_within_80_columns(rate):
     assert (cells["leaves"], cells["numbers"]) == ("123 M", "12.3 M")
 
 
-def test_accuracy_and_log_loss(folder, tmp_path):
-    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "labels", "--methods", "get", "forest")
-    frame = data.load_frame("labels", data_dir=folder)
-    parts = compare.split(frame, prepare.columns(frame.x)[0], "classification", compare.parse([]))
-    (x, y), forest = parts.test, joblib.load(written / "forest.joblib")["model"]
-    assert table.loc["forest", "test"] == pytest.approx(accuracy_score(y, forest.predict(x)))
-    assert table.loc["forest", "log_loss"] == pytest.approx(log_loss(y, forest.predict_proba(x)))
-    assert table.loc["forest", "balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, forest.predict(x)))
-    assert table.loc["forest", "auc"] == pytest.approx(roc_auc_score(y, forest.predict_proba(x)[:, 1]))
-    assert table.loc["get", "test"] > 0.8 and table.loc["get", "log_loss"] < 0.7
+@pytest.mark.parametrize(("name", "classes"), [("labels", 2), ("three", 3)])
+def test_scores_of_classes(folder, tmp_path, capsys, name, classes):
+    written, table = run(tmp_path, *on(folder, name), "--methods", "cart", "forest")
+    parts = parts_of(folder, name, "classification")
+    (x, y), forest, row, baseline = parts.test, model_of(written, "forest"), table.loc["forest"], table.loc["baseline"]
+    chances = forest.predict_proba(x)
+    assert row["test"] == pytest.approx(accuracy_score(y, forest.predict(x)))
+    assert row["log_loss"] == pytest.approx(log_loss(y, chances))
+    assert row["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, forest.predict(x)))
+    one_by_one = [roc_auc_score(y == i, chances[:, i]) for i in range(classes)]
+    assert row["auc"] == pytest.approx(np.mean(one_by_one))
     shares = np.bincount(parts.train[1]) / len(parts.train[1])
-    baseline = table.loc["baseline"]
     assert baseline["test"] == (y == shares.argmax()).mean()
     assert baseline["log_loss"] == pytest.approx(-np.log(shares[y]).mean())
-    assert (baseline["balanced_accuracy"], baseline["auc"], baseline["numbers"]) == (0.5, 0.5, 2)
-
-
-def test_scores_of_several_classes(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    x = rng.random((200, 2), dtype=np.float32)
-    y = np.searchsorted([0.6, 0.9], x[:, 0]) * (rng.uniform(size=200) > 0.2)
-    np.savez(tmp_path / "three.npz", X=x, y=y)
-    written, table = run(tmp_path, "--data-dir", tmp_path, "--dataset", "three", "--methods", "forest")
-    frame = data.load_frame("three", data_dir=tmp_path)
-    parts = compare.split(frame, prepare.columns(frame.x)[0], "classification", compare.parse([]))
-    (x, y), forest = parts.test, joblib.load(written / "forest.joblib")["model"]
-    chances = forest.predict_proba(x)
-    assert table.loc["forest", "balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, chances.argmax(1)))
-    one_by_one = [roc_auc_score(y == i, chances[:, i]) for i in range(3)]
-    assert table.loc["forest", "auc"] == pytest.approx(np.mean(one_by_one))
-    assert table.loc["baseline", "balanced_accuracy"] == pytest.approx(1 / 3)
+    assert baseline["balanced_accuracy"] == pytest.approx(1 / classes)
+    assert (baseline["auc"], baseline["numbers"]) == (0.5, classes)
     lines = capsys.readouterr().out.splitlines()
     assert "method depth train acc. bal. AUC loss leaves numbers train s rows/s" in [" ".join(x.split()) for x in lines]
     assert lines[2:4] == outcome.LEGEND
@@ -238,15 +232,14 @@ def test_a_line_says_that_no_model_is_better_than_the_baseline(tmp_path, capsys,
     y = noise if what == "noise" else x[:, 0]
     y = y.astype(np.float32) if kind == "regression" else (y > 0.9).astype(np.int32)
     np.savez(tmp_path / "some.npz", X=x, y=y)
-    arguments = ["--data-dir", tmp_path, "--dataset", "some", "--methods", "cart", "forest", "--depth", 8]
-    _, table = run(tmp_path, *arguments)
+    _, table = run(tmp_path, *on(tmp_path, "some"), "--methods", "cart", "forest", "--depth", 8)
     one = "the mean" if kind == "regression" else "the majority class"
     line = f"No model is better on the test rows than always answering {one}."
     assert (line in capsys.readouterr().out.splitlines()) == (what == "noise")
     assert (table["test"].max() > table.loc["baseline", "test"]) == (what == "signal")
 
 
-# --- Recipes of one's own --------------------------------------------------------------------------------------------
+# --- Methods ---------------------------------------------------------------------------------------------------------
 
 MINE = """
 import jtrees
@@ -270,7 +263,7 @@ def mine(tmp_path, monkeypatch):
 
 def test_recipes_of_ones_own_are_rows(mine, folder, tmp_path, capsys):
     own = ["--method", "mine:RECIPE", "mine:a_recipe_with_a_long_name"]
-    written, table = run(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", "cart", *own)
+    written, table = run(tmp_path, *on(folder, "plane"), "--methods", "cart", *own)
     assert list(table.index) == ["baseline", "RECIPE", "a_recipe_with_a_long_name", "cart"]
     assert table.loc["RECIPE", "depth"] == 2 == table.loc["a_recipe_with_a_long_name", "depth"]
     assert {"RECIPE_depth2.npz", "RECIPE_depth2.txt"} <= {file.name for file in written.iterdir()}
@@ -287,44 +280,39 @@ def test_recipes_of_ones_own_are_rows(mine, folder, tmp_path, capsys):
         ("nowhere:RECIPE", "--method nowhere:RECIPE: cannot import nowhere: No module named 'nowhere'"),
         ("broken:RECIPE", "--method broken:RECIPE: cannot import broken: division by zero"),
         ("mine:OTHER", "--method mine:OTHER: module mine has no OTHER"),
-        ("mine:MINE", "--method mine:MINE: module mine has no MINE"),
-        (
-            "mine:jtrees",
-            "mine:jtrees: must be a recipe, such as jtrees.GET(depth=4), or a function that makes one, got <",
-        ),
+        ("mine:jtrees", "must be a recipe, such as jtrees.GET(depth=4), or a function that makes one, got <module"),
         ("mine:with_arguments", "--method mine:with_arguments: with_arguments() failed: with_arguments() missing 1"),
         ("mine:cart", "or a function that makes one, got <mine.cart object"),
         ("mine:get", "--method mine:get: there is a method of this name already"),
     ],
 )
 def test_what_is_no_recipe_of_ones_own_is_one_line(mine, folder, tmp_path, capsys, given, said):
-    assert said in refusal(tmp_path, capsys, "--data-dir", folder, "--dataset", "plane", "--method", given)
+    assert said in refusal(tmp_path, capsys, *on(folder, "plane"), "--method", given)
 
 
-@pytest.mark.parametrize("task", ["regression", "classification"])
-@pytest.mark.parametrize("method", compare.MODELS)
-def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, method, task):
-    frame = data.load_frame("plane" if task == "regression" else "labels", data_dir=folder)
-    parts = compare.split(frame, prepare.columns(frame.x)[0], task, options := compare.parse(["--seed", "3"]))
-    model = compare.MODELS[method].make(3, options, task)
-    if method in ("cart", "forest"):
-        assert model.random_state == 3
-        return
-    assert isinstance(model, jtrees.Recipe)
-    table, checked = checked_table(*parts.train, None, task), kinds.checked(model)
-    assert getattr(checked, "base", checked).depth == 3
-    if task == "classification" and method in compare.REGRESSION_ONLY:
-        with pytest.raises(ValueError, match="leaves must be"):
+@pytest.mark.parametrize(("name", "task"), [("plane", "regression"), ("labels", "classification")])
+def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, name, task):
+    parts, options = parts_of(folder, name, task), compare.parse(["--seed", "3"])
+    table = checked_table(*parts.train, None, task)
+    for method, kind in compare.MODELS.items():
+        model = kind.make(3, options, task)
+        if method in ("cart", "forest"):
+            assert model.random_state == 3
+            continue
+        checked = kinds.checked(model)
+        assert getattr(checked, "base", checked).depth == 3
+        if task == "classification" and method in compare.REGRESSION_ONLY:
+            with pytest.raises(ValueError, match="leaves must be"):
+                checked.search(table.task, table.x.shape)
+        else:
             checked.search(table.task, table.x.shape)
-    else:
-        checked.search(table.task, table.x.shape)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plane", "labels"])
 def test_every_method_runs(folder, tmp_path, monkeypatch, name):
     monkeypatch.setattr("jtrees.search._minibatch._UPDATES", 12)
-    written, table = run(tmp_path, "--data-dir", folder, "--dataset", name, "--methods", *compare.MODELS)
+    written, table = run(tmp_path, *on(folder, name), "--methods", *compare.MODELS)
     methods = [m for m in compare.MODELS if name == "plane" or m not in compare.REGRESSION_ONLY]
     assert list(table.index) == ["baseline", *methods]
     names = {file.name for file in written.iterdir()}
@@ -332,9 +320,11 @@ def test_every_method_runs(folder, tmp_path, monkeypatch, name):
     assert {f"{row}_depth2.npz" for row in ("cart", "get", "get-polished", "raddt", "dgt")} <= names
     assert (table["leaves"] >= 1).all() and (table["numbers"] > table["leaves"] - 1).all()
     assert np.isfinite(table["test"]).all()
+    if name == "labels":
+        assert table.loc["get", "test"] > 0.8 and table.loc["get", "log_loss"] < 0.7
 
 
-def test_the_tree_that_is_drawn_is_small_and_the_best_on_the_rows_to_choose_by():
+def test_the_tree_that_is_drawn_is_small_and_the_best_on_the_validation_set():
     row = lambda method, validate, test, leaves: outcome.Row(method, 2, 0, validate, test, None, leaves, 9, 1, 1)
     rows = [row("cart", 0.9, 0.9, 4), row("get", 0.5, 0.8, 4), row("dgt", 0.6, 0.1, 8), row("raddt", 0.8, 0.9, 64)]
     told = outcome.Outcome.__new__(outcome.Outcome)
@@ -354,84 +344,67 @@ def test_defaults():
     assert ("get", 3) in compare._jobs(compare.parse(["--depth", "3"]), "regression")
 
 
+# --- When something goes wrong ---------------------------------------------------------------------------------------
+
+
 def test_two_runs_within_a_second_keep_both(folder, tmp_path):
-    arguments = ["--data-dir", folder, "--dataset", "plane", "--methods", "cart"]
+    arguments = [*on(folder, "plane"), "--methods", "cart"]
     assert [main(tmp_path, *arguments), main(tmp_path, *arguments)] == [0, 0]
     assert len(os.listdir(tmp_path / "out")) == 2
 
 
-# --- When something goes wrong ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["between", "in a fit"])
-def test_an_interruption_keeps_what_is_done(folder, tmp_path, capsys, monkeypatch, where):
+@pytest.mark.parametrize("where", ["between", "get", "baseline"])
+def test_an_interruption_keeps_the_rows_that_are_done(folder, tmp_path, capsys, monkeypatch, where):
+    """Between two fits, in the second fit, in the first."""
     known, handler = compare.measure, signal.getsignal(signal.SIGINT)
 
     def measure(method, *rest):
-        if method == "get" and where == "in a fit":
+        if method == where:
             raise KeyboardInterrupt
         if method == "get":
             signal.raise_signal(signal.SIGINT)
         return known(method, *rest)
 
     monkeypatch.setattr(compare, "measure", measure)
-    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane", "--methods", "cart", "get", "forest") == 130
-    (written,) = (tmp_path / "out").iterdir()
+    assert main(tmp_path, *on(folder, "plane"), "--methods", "cart", "get", "forest") == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    last, written = capsys.readouterr().out.splitlines()[-1], [*(tmp_path / "out").iterdir()]
+    if where == "baseline":
+        assert written == [] and last == "compare: interrupted; no row was finished"
+        return
     done = ["baseline", "cart", "get"] if where == "between" else ["baseline", "cart"]
-    assert list(pd.read_csv(written / "table.csv")["method"]) == done
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"compare: interrupted; {len(done)} of 4 rows are in {written}"
-    assert (written / "figure.png").exists() and signal.getsignal(signal.SIGINT) is handler
+    assert list(pd.read_csv(written[0] / "table.csv")["method"]) == done
+    assert last == f"compare: interrupted; {len(done)} of 4 rows are in {written[0]}"
+    assert (written[0] / "figure.png").exists()
 
 
 def test_a_fit_that_was_interrupted_makes_no_row(folder, monkeypatch):
-    known = jtrees.fit
-
-    def fit(*args, **options):
-        found = known(*args, **options)
-        return found.replace(report=found.report | {"ended": "interrupted"})
-
-    monkeypatch.setattr(jtrees, "fit", fit)
-    frame, options = data.load_frame("plane", data_dir=folder), compare.parse(QUICK)
-    parts = compare.split(frame, prepare.columns(frame.x)[0], "regression", options)
+    interrupted = Bunch(report={"ended": "interrupted"})
+    monkeypatch.setattr(jtrees, "fit", lambda *_, **__: interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compare.measure("get", 2, parts, options, False)
+        compare.measure("get", 2, parts_of(folder, "plane", "regression"), compare.parse(QUICK), False)
 
 
-def test_nothing_is_kept_of_nothing(folder, tmp_path, capsys, monkeypatch):
-    def measure(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compare, "measure", measure)
-    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane") == 130
-    assert os.listdir(tmp_path / "out") == []
-    assert capsys.readouterr().out.splitlines()[-1] == "compare: interrupted; no row was finished"
-
-
-def test_a_full_disk_is_one_line(folder, tmp_path, capsys, monkeypatch):
+def test_results_that_cannot_be_written_leave_nothing_behind(folder, tmp_path, capsys, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(outcome.joblib, "dump", full)
-    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane") == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome.joblib, "dump", full)
+        assert main(tmp_path, *on(folder, "plane")) == 2
     said = capsys.readouterr()
-    assert said.err == "compare: cannot write results: [Errno 28] No space left on device\n"
-    assert "baseline" in said.out and os.listdir(tmp_path / "out") == []
-
-
-def test_the_place_for_the_results_is_tried_before_the_first_fit(folder, tmp_path, capsys, monkeypatch):
+    assert said.err == "compare: cannot write results: [Errno 28] No space left on device\n" and "baseline" in said.out
+    monkeypatch.setattr(outcome.Outcome, "add", lambda *_: 1 / 0)  # an error of our own
+    with pytest.raises(ZeroDivisionError):
+        main(tmp_path, *on(folder, "plane"))
+    assert os.listdir(tmp_path / "out") == []
+    # The folder is tried before the first fit.
     monkeypatch.setattr(compare, "measure", lambda *_: 1 / 0)
+    (tmp_path / "out").rmdir()
     (tmp_path / "out").touch()
-    assert main(tmp_path, "--data-dir", folder, "--dataset", "plane") == 2
+    assert main(tmp_path, *on(folder, "plane")) == 2
     error = capsys.readouterr().err
     assert "compare: cannot write results" in error and error.count("\n") == 1
-
-
-def test_an_error_of_our_own_leaves_nothing_half_written(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(outcome.Outcome, "add", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(tmp_path, "--data-dir", folder, "--dataset", "plane")
-    assert os.listdir(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
@@ -447,50 +420,42 @@ def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, ar
     assert said in refusal(tmp_path, capsys, "--data-dir", folder, *arguments)
 
 
+PAIRS = "a,b\n" + "1,2\n2,3\n" * 20
+NUMBERS = "a,b\n" + "".join(f"{i},{i + 0.5}\n" for i in range(40))
+B, SEMICOLON = ["--target", "b"], ["--target", "b", "--separator", ";"]
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "said"),
     [
         ("a,b\n1,2\n", [], "--target must be one of the columns a, b; none was named"),
         ("a,b\n1,2\n", ["--target", "c"], "--target must be one of the columns a, b; got 'c'"),
-        ("a;b\n1;2\n", ["--target", "b"], "has one column, 'a;b': try --separator ';'"),
-        ("a;b\n1;2, or 3\n", ["--target", "b"], "has one column, 'a;b': try --separator ';'"),
-        ("b\n2\n", ["--target", "b"], "at least one column besides the target"),
-        ("a,b\n", ["--target", "b"], "has a header and no rows: at least 20"),
-        ("a,b\n1,2\n2,3.5\n3,4.5\n", ["--target", "b"], "has 3 rows: at least 20"),
-        ("", ["--target", "b"], "cannot read"),
-        ("a,b\n" + "1,2,3\n" * 40, ["--target", "b"], "rows have more fields than the header, which names a, b"),
-        ("a,b\n" + "1,2,\n" * 40 + "1,2,3\n", ["--target", "b"], "rows have more fields than the header"),
-        ("a,b\n" + "1,2,,\n" * 40, ["--target", "b"], "rows have more fields than the header"),
-        ("a,b\n" + "1,2\n" * 40 + "1,2,\n", ["--target", "b"], "cannot read"),
-        ("a,b\n" + "1,2\n" * 40, ["--target", "b"], "must take at least two values, got ['2']"),
-        ("a,b\n" + "1,x\n2,y\n" * 20, ["--target", "b", "--task", "regression"], "for --task regression, got 'x'"),
-        ("a,b\n" + "".join(f"1,x{i}\n" for i in range(40)), ["--target", "b"], "40 labels of fewer than 5 rows"),
+        ("a;b\n1;2, or 3\n", B, "has one column, 'a;b': try --separator ';'"),
+        ("b\n2\n", B, "at least one column besides the target"),
+        ("a,b\n", B, "has a header and no rows: at least 20"),
+        ("a,b\n1,2\n2,3.5\n3,4.5\n", B, "has 3 rows: at least 20"),
+        ("", B, "cannot read"),
+        ("a,b\n" + "1,2,3\n" * 40, B, "rows have more fields than the header, which names a, b"),
+        ("a,b\n" + "1,2,\n" * 40 + "1,2,3\n", B, "rows have more fields than the header"),
+        ("a,b\n" + "1,2,,\n" * 40, B, "rows have more fields than the header"),
+        ("a,b\n" + "1,2\n" * 40 + "1,2,\n", B, "cannot read"),
+        ("a,b\n" + "1,2\n" * 40, B, "must take at least two values, got ['2']"),
+        ("a,b\n" + "1,x\n2,y\n" * 20, [*B, "--task", "regression"], "for --task regression, got 'x'"),
+        ("a,b\n" + "".join(f"1,x{i}\n" for i in range(40)), B, "40 labels of fewer than 5 rows"),
         (
-            "a,b,c,d\n" + "".join(f"{i or 'inf'},{i or 'many'},'{i},5',{i}\n".replace("'", '"') for i in range(40)),
+            "a,b,c,d\n" + "".join(f'{i or "inf"},{i or "many"},"{i},5",{i}\n' for i in range(40)),
             ["--target", "d"],
             "'a' has 1 infinite values; 'b' holds numbers and texts such as 'many'; 'c' has a decimal comma, as in",
         ),
         ("a;b\n" + "1,5;2\n2;3\n" * 20, [*SEMICOLON, "--decimal", "..."], "--decimal must be one character, got '...'"),
         ("a;b\n" + "1,5;2\n2,5;3\n" * 20, SEMICOLON, "'a' has a decimal comma, as in '1,5': try --decimal ,"),
-        (
-            "a;b\n" + "".join(f"{i};{i},5\n" for i in range(40)),
-            SEMICOLON,
-            "target 'b' has a decimal comma, as in '0,5'",
-        ),
+        ("a;b\n" + "".join(f"{i};{i},5\n" for i in range(40)), SEMICOLON, "'b' has a decimal comma, as in '0,5'"),
         ("a;b\n" + "1;2,5\n2;3,5\n" * 20, [*SEMICOLON, "--task", "regression"], "as in '2,5': try --decimal ,"),
-        ("a,b\n" + "1,2\n2,3\n" * 20, ["--target", "b", "--drop", "c"], "--drop must name features among a; got 'c'"),
-        ("a,b\n" + "1,2\n2,3\n" * 20, ["--target", "b", "--drop", "b"], "--drop must name features among a; got 'b'"),
-        ("a,b\n" + "1,2\n2,3\n" * 20, ["--target", "b", "--drop", "a"], "a column to learn from besides the target"),
-        (
-            "a,b\n" + "".join(f"{i},{i + 0.5}\n" for i in range(40)) + "1e300,2\n",
-            ["--target", "b"],
-            "'a' has values beyond the range of float32, such as 1e+300",
-        ),
-        (
-            "a,b\n" + "".join(f"{i},{i + 0.5}\n" for i in range(40)) + "1,-1e300\n",
-            ["--target", "b"],
-            "target 'b' must be within the range of float32, got -1e+300",
-        ),
+        (PAIRS, [*B, "--drop", "c"], "--drop must name features among a; got 'c'"),
+        (PAIRS, [*B, "--drop", "b"], "--drop must name features among a; got 'b'"),
+        (PAIRS, [*B, "--drop", "a"], "a column to learn from besides the target"),
+        (NUMBERS + "1e300,2\n", B, "'a' has values beyond the range of float32, such as 1e+300"),
+        (NUMBERS + "1,-1e300\n", B, "target 'b' must be within the range of float32, got -1e+300"),
     ],
 )
 def test_files_that_cannot_be_used_get_one_line_that_helps(tmp_path, capsys, text, arguments, said):
@@ -498,7 +463,10 @@ def test_files_that_cannot_be_used_get_one_line_that_helps(tmp_path, capsys, tex
     assert said in refusal(tmp_path, capsys, "--csv", tmp_path / "bad.csv", *arguments)
 
 
-def test_rare_classes_are_left_out_aloud(tmp_path):
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_rare_classes_are_left_out(tmp_path):
     y = pd.Series(["a"] * 20 + ["b"] * 20 + ["c"] * 4, name="kind")
     frame, said = prepare.usable(data.Frame("some", pd.DataFrame({"x": range(44)}), y), "classification")
     assert said == ["classes of fewer than 5 rows left out: c"] and len(frame.x) == len(frame.y) == 40
@@ -515,99 +483,46 @@ def test_rare_classes_are_left_out_aloud(tmp_path):
         (range(60), "regression"),
     ],
 )
-def test_the_task_is_guessed(y, task):
-    guessed, why = prepare.guess(pd.Series(y, name="t"))
-    assert guessed == task and why.startswith("t holds ")
+def test_the_task_is_inferred(y, task):
+    inferred, why = prepare.guess(pd.Series(y, name="t"))
+    assert inferred == task and why.startswith("t holds ")
 
 
-# --- Data by name ----------------------------------------------------------------------------------------------------
-
-
-def test_unknown_name_says_which_there_are(folder, monkeypatch):
-    def unreachable(**_):
-        raise OSError("no network")
-
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", unreachable)
-    with pytest.raises(data.DataError, match=r"'nowhere'.*diabetes.*kin8nm, labels, plane.*no network"):
-        data.load("nowhere", data_dir=folder)
-
-
-def test_openml_answer_becomes_a_table(monkeypatch, tmp_path):
-    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4]})
-    answer = Bunch(data=frame, target=pd.Series([0.5, 1.5], name="t"))
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda **asked: answer if asked["name"] == "set" else None)
-    table = data.load("set", data_dir=tmp_path)
-    assert table.feature_names == ["a", "b"] and table.x.dtype == np.float32
-    np.testing.assert_array_equal(table.y, [0.5, 1.5])
-
-
-def test_classes_on_openml_are_numbered_and_those_missing_refused(monkeypatch, tmp_path):
-    frame, names = pd.DataFrame({"a": [1.0, 2.0, 3.0]}), pd.CategoricalDtype(["0", "1", "7"])
-    digits = Bunch(data=frame, target=pd.Series(["7", "0", "7"], dtype=names))
-    missing = Bunch(data=frame, target=pd.Series(["7", None, "0"], dtype=names))
-    answers = {"mnist_784": digits, "gaps": missing}
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda **asked: answers[asked["name"]])
-    table = data.load("mnist", data_dir=tmp_path)
-    assert table.name == "mnist" and table.is_classification and table.y.dtype == np.int32
-    np.testing.assert_array_equal(table.y, [2, 0, 2])
-    with pytest.raises(data.DataError, match="the target must have no missing"):
-        data.load("gaps", data_dir=tmp_path)
-
-
-def test_environment_variable_names_the_folder(folder, monkeypatch):
-    monkeypatch.setenv("JTREES_DATA", str(folder))
-    assert data.load("plane").x.shape == (120, 3)
-
-
-def test_csv(tmp_path):
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_csv(tmp_path, decimal):
     file = tmp_path / "houses.csv"
-    file.write_text("rooms;area;price\n1;20.5;100\n2; ?;210\n3;70;350\n")
-    frame = data.read_csv(file, "price", ";")
+    file.write_text("rooms;area;price\n1;20.5;100.25\n2; ?;210\n3;70;350\n".replace(".", decimal))
+    frame = data.read_csv(file, "price", ";", decimal)
     assert list(frame.x.columns) == ["rooms", "area"] and frame.name == "houses"
     np.testing.assert_array_equal(frame.x["area"], [20.5, np.nan, 70])
-    np.testing.assert_array_equal(frame.y, [100, 210, 350])
+    np.testing.assert_array_equal(frame.y, [100.25, 210, 350])
 
 
 @pytest.mark.parametrize("header", ["area,price", "area,price,"], ids=["rows", "header and rows"])
 @pytest.mark.parametrize("end", [",", ", ", ',""'])
-def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, capsys, header, end):
-    rng = np.random.default_rng(0)
-    rows = [f"{area},{3 * area}" for area in rng.uniform(20, 200, 60).round(1)]
+def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, header, end):
+    areas = np.random.default_rng(0).uniform(20, 200, 60).round(1)
     file = tmp_path / "houses.csv"
-    file.write_text("\n".join([header, *(row + end for row in rows)]) + "\n")
+    file.write_text("\n".join([header, *(f"{area},{3 * area}{end}" for area in areas)]) + "\n")
     frame = data.read_csv(file, "price")
     np.testing.assert_array_equal(frame.y, 3 * frame.x["area"])
-    written, table = run(tmp_path, "--csv", file, "--target", "price", "--methods", "cart")
-    assert table.loc["cart", "test"] > 0.8 and "if area > " in (written / "cart_depth2.txt").read_text()
-
-
-def test_decimal_comma(tmp_path):
-    file = tmp_path / "houses.csv"
-    file.write_text("rooms;area;price\n1;20,5;100,25\n2;?;210\n")
-    frame = data.read_csv(file, "price", ";", ",")
-    np.testing.assert_array_equal(frame.x["area"], [20.5, np.nan])
-    np.testing.assert_array_equal(frame.y, [100.25, 210])
+    np.testing.assert_array_equal(frame.x["area"], areas)
 
 
 def test_columns_are_dropped(houses, tmp_path, capsys):
     arguments = ["--csv", houses, "--target", "verdict", "--methods", "cart", "--drop", "heating", "street"]
     written, _ = run(tmp_path, *arguments)
     assert "heating" not in capsys.readouterr().out
-    assert joblib.load(written / "cart_depth2.joblib")["columns"].feature_names_in_.tolist() == [
-        "area",
-        "garden",
-        "cellar",
-    ]
+    kept = joblib.load(written / "cart_depth2.joblib")["columns"].feature_names_in_.tolist()
+    assert kept == ["area", "garden", "cellar"]
 
 
 def test_texts_of_many_values_say_how_many_columns_they_become():
-    city = [f"city {i % 39}" for i in range(400)]
-    x = pd.DataFrame({"city": city, "heating": ["gas", "wood"] * 200})
+    x = pd.DataFrame({"city": [f"city {i % 39}" for i in range(400)], "heating": ["gas", "wood"] * 200})
     columns, said = prepare.columns(x)
     columns.fit(x)
-    assert said == [
-        "text, a column of 0 and 1 for each value: city (39 values in 20 columns, the rarest together), heating (2)"
-    ]
+    cities = "city (39 values in 20 columns, the rarest together)"
+    assert said == [f"text, a column of 0 and 1 for each value: {cities}, heating (2)"]
     assert sum(name.startswith("city") for name in columns.get_feature_names_out()) == 20
 
 
@@ -618,7 +533,45 @@ def test_twenty_rows_of_four_classes(tmp_path):
     assert np.isfinite(table.loc["cart", ["validate", "test"]].astype(float)).all()
 
 
-def test_missing_csv_and_folder(tmp_path):
+# --- Data by name ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def openml(monkeypatch):
+    """What OpenML answers by name; no other name can be reached."""
+    numbers, names = pd.DataFrame({"a": [1.0, 2.0, 3.0]}), pd.CategoricalDtype(["0", "1", "7"])
+    answers = {
+        "set": Bunch(data=numbers.assign(b=[3, 4, 5]), target=pd.Series([0.5, 1.5, 2.5], name="t")),
+        "mnist_784": Bunch(data=numbers, target=pd.Series(["7", "0", "7"], dtype=names)),
+        "gaps": Bunch(data=numbers, target=pd.Series(["7", None, "0"], dtype=names)),
+        "text": Bunch(data=pd.DataFrame({"a": ["red", "blue"]}), target=pd.Series([0.5, 1.5])),
+    }
+
+    def fetch(*, name, **_):
+        if name not in answers:
+            raise OSError("no network")
+        return answers[name]
+
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
+
+
+def test_sets_of_openml_become_tables(openml, folder):
+    table = data.load("set", data_dir=folder)
+    assert table.feature_names == ["a", "b"] and table.x.dtype == np.float32
+    np.testing.assert_array_equal(table.y, [0.5, 1.5, 2.5])
+    table = data.load("mnist", data_dir=folder)  # classes are numbered
+    assert table.name == "mnist" and table.is_classification and table.y.dtype == np.int32
+    np.testing.assert_array_equal(table.y, [2, 0, 2])
+    for name, message in (
+        ("gaps", "the target must have no missing"),
+        ("text", "column 'a' must be numeric, got values such as 'red'"),
+        ("nowhere", r"'nowhere'.*diabetes.*kin8nm, labels, plane.*no network"),
+    ):
+        with pytest.raises(data.DataError, match=message):
+            data.load(name, data_dir=folder)
+
+
+def test_missing_files_and_folders(tmp_path):
     with pytest.raises(data.DataError, match="cannot read"):
         data.read_csv(tmp_path / "none.csv", "y")
     with pytest.raises(data.DataError, match="does not exist"):
@@ -634,22 +587,13 @@ def test_numbers_beyond_float32_are_refused(tmp_path, which):
         data.load_frame("huge", data_dir=tmp_path)
 
 
-def test_numbers_are_asked_for_by_those_who_need_them(monkeypatch):
-    answer = Bunch(data=pd.DataFrame({"a": ["red", "blue"]}), target=pd.Series([0.5, 1.5]))
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda **_: answer)
-    with pytest.raises(data.DataError, match="column 'a' must be numeric, got values such as 'red'"):
-        data.load("set")
-
-
-def test_embedded_default(monkeypatch):
-    monkeypatch.delenv("JTREES_DATA", raising=False)
+def test_sets_of_the_repository_of_a_folder_and_of_scikit_learn(folder, monkeypatch):
+    monkeypatch.setenv("JTREES_DATA", str(folder))
+    assert data.load("plane").x.shape == (120, 3)
+    monkeypatch.delenv("JTREES_DATA")
     table = data.load()
     assert table.name == "kin8nm" and table.x.shape == (8192, 8) and table.feature_names[0] == "theta1"
     assert data.EMBEDDED.joinpath("kin8nm.npz").stat().st_size < 300_000
-
-
-def test_bundled_sets_have_names(monkeypatch):
-    monkeypatch.delenv("JTREES_DATA", raising=False)  # where a set of the same name may lie
     frame = data.load_frame("iris")
     assert set(frame.y) == {"setosa", "versicolor", "virginica"} and len(frame.x.columns) == 4
     assert prepare.guess(data.load_frame("digits").y)[0] == "classification"

@@ -71,7 +71,7 @@ def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
         assert said == "stopped before a step was made: nothing is lost\n" and not list(out.glob("checkpoints/*"))
     else:
         where = out / "checkpoints" / ("10" if phase == "training" else "0")
-        assert said == f"stopped at step {where.name}: the same command goes on from {where}\n" and where.is_dir()
+        assert said == f"stopped at step {where.name}: the same command resumes from {where}\n" and where.is_dir()
     within(out, *SMALL)
     same_run(out, uninterrupted)
 
@@ -196,7 +196,7 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
     assert f"0.npy, row {50 * order[later] + 7} (from 0)" in said
     assert parameters(tmp_path / "run")[0] == 5 * later
     np.save(folder / "0.npy", whole)
-    assert f"goes on at step {5 * later}," in within(tmp_path / "run", *command)
+    assert f"resumes at step {5 * later}," in within(tmp_path / "run", *command)
     same_run(tmp_path / "run", tmp_path / "whole", steps=100, features=3)
 
 

@@ -11,6 +11,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 from sklearn.tree import DecisionTreeRegressor
+import sweeps
 
 import jtrees
 from jtrees.tasks import Classification
@@ -22,6 +23,7 @@ DEPTH = 2
 # One program for the fits of this file that share the options and the number of rows (193 to 200 are one bucket).
 SMALL = {"depth": DEPTH, "starts": 2, "epochs": 60}
 LINEAR = {"leaves": "linear", "epochs": 40}
+LEAVES_AND_FITS = [("constant", "base"), pytest.param("linear", "planes", marks=pytest.mark.slow)]
 
 
 def fit(x, y, *, seed=0, **changed):
@@ -58,12 +60,6 @@ def evaluated(params, batch, alpha, l1, leaves="constant", score=True):
     method = jtrees.methods.get(DEPTH, alpha, leaves=leaves, l1=l1, task=task)
     (loss, value), gradient = jax.value_and_grad(method.loss, has_aux=True)(params, batch, key=None, step=jnp.int32(0))
     return (loss, value if score else None), gradient, method.harden(params, batch)
-
-
-@jax.jit
-def two_starts(batch):
-    method = jtrees.methods.get(DEPTH, 1.0)
-    return jax.vmap(lambda key: method.init(batch, key=key))(jax.random.split(jax.random.key(0)))
 
 
 def test_loss_is_the_expected_squared_error_of_sharpened_sigmoids(data):
@@ -111,7 +107,8 @@ def test_loss_of_classes_is_the_expected_log_loss(data):
 
 def test_start_and_hardening(data):
     x, y = data
-    params = jax.tree.map(lambda a: np.asarray(a)[0], two_starts(Batch(x, y)))
+    init = jax.jit(lambda batch: jtrees.methods.get(DEPTH, 1.0).init(batch, key=jax.random.key(0)))
+    params = jax.tree.map(np.asarray, init(Batch(x, y)))
     assert params.weights.shape == (3, 3)
     assert np.abs(params.weights).max() <= 1
     assert np.abs(params.bias).max() <= 1
@@ -124,22 +121,6 @@ def test_start_and_hardening(data):
     assert 2 not in leaf and 3 in leaf
     means = oracles.leaf_means(leaf, y, 4, (y.min() + y.max()) / 2)
     np.testing.assert_allclose(hard.leaves.values, means, rtol=1e-5)
-
-
-def test_jit_vmap_and_grad_over_starts_and_alphas(data):
-    batch, alphas = Batch(*map(jnp.asarray, data)), np.float32([2, 9])
-    params = two_starts(batch)
-    assert not np.allclose(params.weights[0], params.weights[1])
-
-    def value(params, alpha):
-        loss = lambda params: jtrees.methods.get(DEPTH, alpha).loss(params, batch, key=None, step=0)
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
-    together = jax.jit(jax.vmap(value))(params, alphas)
-    for i in range(2):
-        alone = evaluated(jax.tree.map(lambda a, i=i: a[i], params), batch, float(alphas[i]), 0.0)[:2]
-        for one, other in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-            np.testing.assert_allclose(one[i], other, rtol=1e-4, atol=1e-5)
 
 
 def test_alpha_may_be_a_schedule(data):
@@ -203,15 +184,20 @@ def pair(data):
     return x, np.column_stack([y, other]).astype(np.float32)
 
 
-def test_a_target_given_twice_is_learnt_like_one(data, base):
+@pytest.mark.parametrize(("leaves", "fitted_alone"), LEAVES_AND_FITS)
+def test_one_column_is_one_target_and_two_alike_are_learnt_like_one(request, leaves, fitted_alone):
     """In whatever units, as each target is scaled by itself."""
-    x, y = data
-    twice = fit(x, np.column_stack([y, 4 * y]))
-    np.testing.assert_allclose(twice.report["losses"] * np.ptp(y) ** 2, base.report["losses"], rtol=1e-3)
-    predictions = twice.predict(x)
-    assert predictions.shape == (200, 2)
-    np.testing.assert_allclose(predictions[:, 0], base.predict(x), rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(predictions[:, 1], 4 * predictions[:, 0], rtol=1e-5)
+    x, y = request.getfixturevalue("data" if leaves == "constant" else "pieces")[:2]
+    alone, options = request.getfixturevalue(fitted_alone), {} if leaves == "constant" else LINEAR
+    for factors in ([1.0], [1.0, 4.0]):
+        result = fit(x, y[:, None] * np.float32(factors), **options)
+        unit = 1 if len(factors) == 1 else np.ptp(y) ** 2  # the loss of several targets is of targets in [0, 1]
+        np.testing.assert_allclose(result.report["losses"] * unit, alone.report["losses"], rtol=1e-3)
+        assert result.loss * unit == pytest.approx(alone.loss, rel=1e-3)
+        predictions = result.predict(x) / factors
+        assert predictions.shape == (200, len(factors))
+        expected = np.broadcast_to(alone.predict(x)[:, None], predictions.shape)
+        np.testing.assert_allclose(predictions, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_several_targets_are_means_in_one_tree(pair):
@@ -227,33 +213,6 @@ def test_several_targets_are_means_in_one_tree(pair):
     cart_loss = np.mean((cart.predict(x) - y / np.ptp(y, axis=0)) ** 2)
     assert result.report["cart_loss"] == pytest.approx(cart_loss, rel=1e-4)
     assert result.loss < 0.9 * cart_loss
-    turned = fit(x, y[:, ::-1])
-    np.testing.assert_allclose(turned.report["losses"], result.report["losses"], rtol=1e-4)
-    np.testing.assert_allclose(turned.predict(x)[:, ::-1], predictions, rtol=1e-4, atol=1e-4)
-
-
-def assert_one_column_is_one_target(x, alone, column):
-    assert column.predict(x).shape == (len(x), 1)
-    np.testing.assert_allclose(column.report["losses"], alone.report["losses"], rtol=1e-3)
-    assert column.loss == pytest.approx(alone.loss, rel=1e-3)
-    np.testing.assert_allclose(column.predict(x)[:, 0], alone.predict(x), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_one_column_is_one_target(data, base):
-    assert_one_column_is_one_target(data[0], base, fit(data[0], data[1][:, None]))
-
-
-@pytest.mark.slow
-def test_several_targets_of_linear_leaves(pieces, planes):
-    x, y, *_ = pieces
-    assert_one_column_is_one_target(x, planes, fit(x, y[:, None], **LINEAR))
-    twice = fit(x, np.column_stack([y, 4 * y]), **LINEAR)
-    np.testing.assert_allclose(twice.predict(x), planes.predict(x)[:, None] * [1, 4], rtol=1e-3, atol=1e-2)
-    other = x @ [0.3, 1.0, -2.0] + np.where(x[:, 2] > 0, 4, 0)
-    result, turned = (fit(x, np.column_stack(both).astype(np.float32), **LINEAR) for both in ((y, other), (other, y)))
-    np.testing.assert_allclose(turned.predict(x)[:, ::-1], result.predict(x), rtol=1e-3, atol=1e-2)
-    assert result.loss <= result.report["cart_loss"]
 
 
 @pytest.mark.parametrize("leaves", ["constant", "linear"])
@@ -328,7 +287,7 @@ def test_predictions_of_linear_leaves_stay_in_bounds_that_come_from_targets(piec
         assert any(np.allclose((lower[k], upper[k]), pair, rtol=1e-5, atol=1e-5) for pair in allowed)
 
 
-@pytest.mark.parametrize("factor", [2.0**13, 2.0**-10, 2.0**-30, 2.0**40, 2.0**66])
+@pytest.mark.parametrize("factor", sweeps.quick([2.0**13, 2.0**-10, 2.0**-30, 2.0**40, 2.0**66], [2.0**-30, 2.0**66]))
 @pytest.mark.parametrize("which", ["x", "y"])
 def test_units_do_not_matter_to_linear_leaves(pieces, planes, which, factor):
     x, y, x_new, _ = pieces
@@ -403,13 +362,3 @@ def test_the_score_of_linear_leaves_is_their_criterion(data):
     leaf = jnp.asarray(oracles.walk(params.weights, params.bias, batch.x))
     assert score == pytest.approx(float(params.leaves.criterion(leaf, *batch)), rel=1e-5)
     assert score == more  # hard trees are scored without the penalty
-
-
-def test_l1_penalty_drives_weights_down(data):
-    params = random_params("linear")
-    for _ in range(150):
-        gradient = evaluated(params, Batch(*data), alpha=7.0, l1=100.0, leaves="linear", score=False)[1]
-        weights = np.asarray(params.weights) - np.float32(1e-4) * np.asarray(gradient.weights)
-        params = params.replace(weights=weights)
-    # Steps of 0.01 towards 0, and no further than about one step beyond; the data pull a hundred times less.
-    assert np.abs(params.weights).max() < 0.02

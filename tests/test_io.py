@@ -60,20 +60,18 @@ def everything():
     structured = np.array([(1, "a")], [("x", int), ("y", "U3")])
     scalars = [
         np.bool_(True),
-        np.str_("linear"),
-        np.str_(""),
-        np.str_("höhe\N{SNOWMAN}"),
-        np.str_("nul\0"),
+        *map(np.str_, ("linear", "", "höhe\N{SNOWMAN}", "nul\0")),
         np.bytes_(b"ab"),
+        np.bytes_(b"a\0"),
     ]
-    scalars += [np.bytes_(b"a\0"), np.datetime64("2020-01-01"), np.datetime64("NaT"), np.timedelta64(3, "s")]
     scalars += [
+        np.datetime64("2020-01-01"),
+        np.datetime64("NaT"),
+        np.timedelta64(3, "s"),
         np.void(b"abc"),
         structured[0],
-        np.longdouble(1) / 3,
-        np.clongdouble(1j) / 3,
-        np.array(0.1, jnp.bfloat16)[()],
     ]
+    scalars += [np.longdouble(1) / 3, np.clongdouble(1j) / 3, np.array(0.1, jnp.bfloat16)[()]]
     scalars += [np.dtype(code).type(3) for code in np.typecodes["All"] if code not in "SUVOMm?"]
     arrays = [np.array([value, value]) for value in scalars] + [np.array(value) for value in scalars]
     arrays += [np.array([], code) for code in np.typecodes["All"]] + [structured, structured.view(np.recarray)]
@@ -122,15 +120,6 @@ def test_an_object_that_holds_itself_is_refused(tmp_path):
     ):
         saved(FIT.replace(report=report), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_text_is_kept(tmp_path):
-    report = {"scalar": np.str_("mlp"), "array": np.array(["a", "bcd"]), "objects": np.array(["a", "bcd"], object)}
-    report |= {"bytes": np.bytes_(b"ab"), "day": np.datetime64("2020-01-01")}
-    read = jtrees.load(saved(FIT.replace(report=report), tmp_path)).report
-    for name, value in report.items():
-        np.testing.assert_array_equal(read[name], value)
-        assert read[name].dtype == value.dtype and type(read[name]) is type(value)
 
 
 def huber(outputs, y):
@@ -233,13 +222,9 @@ def test_other_objects_are_refused(tmp_path, what):
 
 
 def test_parts_that_cannot_be_saved_are_named(tmp_path):
-    fit = jtrees.FitResult(TREE, TREE, 0.0, 1, np.zeros(2), {"how": [{"of": lambda x: x}]})
+    fit = FIT.replace(report={"how": [{"of": lambda x: x}]})
     with pytest.raises(ValueError, match=r"^\.report\['how'\]\[0\]\['of'\] cannot be saved: <function"):
         saved(fit, tmp_path)
-    with pytest.raises(ValueError, match="must have names or numbers as keys to be saved, got \\(1, 2\\)"):
-        saved(fit.replace(report={"how": {(1, 2): 3}}), tmp_path)
-    with pytest.raises(ValueError, match="an array of objects"):
-        saved(fit.replace(history=np.array([None])), tmp_path)
     with pytest.raises(ValueError, match="feature_names must hold 2 names, one a column, got 3"):
         saved(TREE, tmp_path, feature_names=["a", "b", "c"])
     assert not list(tmp_path.iterdir())
@@ -268,37 +253,40 @@ def rewritten(path, **header):
     return path
 
 
-def test_other_formats_and_kinds_are_refused(tmp_path):
-    path = saved(TREE, tmp_path)
-    with pytest.raises(ValueError, match="is of format 2; this release reads format 1"):
-        jtrees.load(rewritten(path, format=2))
-    with pytest.raises(ValueError, match="holds a 'Oak', which this release does not know"):
-        jtrees.load(rewritten(path, format=1, kind="Oak"))
-    with pytest.raises(ValueError, match=r"is not a whole file that jtrees.io.save wrote"):
-        jtrees.load(rewritten(path, kind="ObliqueTree", object={"class": "Popen", "fields": {}}))
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"format": 2}, "is of format 2; this release reads format 1"),
+        ({"kind": "Oak"}, "holds a 'Oak', which this release does not know"),
+        ({"object": {"class": "Popen", "fields": {}}}, r"is not a whole file that jtrees.io.save wrote"),
+    ],
+)
+def test_other_formats_and_kinds_are_refused(tmp_path, header, message):
+    with pytest.raises(ValueError, match=message):
+        jtrees.load(rewritten(saved(TREE, tmp_path), **header))
 
 
 def test_other_files_are_refused(tmp_path):
-    (path := tmp_path / "it.jtrees").write_text("a tree")
-    with pytest.raises(ValueError, match=r"is not a whole file that jtrees.io.save wrote"):
-        jtrees.load(path)
-    np.savez(tmp_path / "some.npz", a=1)
-    with pytest.raises(ValueError, match=r"is not a whole file that jtrees.io.save wrote"):
-        jtrees.load(tmp_path / "some.npz")
+    (tmp_path / "text").write_text("a tree")
+    np.savez(tmp_path / "arrays.npz", a=1)
+    for name in ("text", "arrays.npz"):
+        with pytest.raises(ValueError, match=r"is not a whole file that jtrees.io.save wrote"):
+            jtrees.load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         jtrees.load(tmp_path / "none.jtrees")
 
 
 def test_a_file_that_was_cut_off_or_altered_is_refused_or_harmless(tmp_path):
-    """Every length, and every byte changed: an error that says so, or the same tree."""
+    """Every byte changed, and many lengths: an error that says so, or the same tree."""
     whole = saved(TREE, tmp_path).read_bytes()
-    refused = 0
-    for at in range(len(whole)):
-        for content in (whole[:at], whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]):
+    altered = [whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in range(len(whole))]
+    for contents, most in (([whole[:at] for at in range(0, len(whole), 10)], 0), (altered, len(whole) / 2)):
+        refused = 0
+        for content in contents:
             (path := tmp_path / "altered.jtrees").write_bytes(content)
             try:
                 same(jtrees.load(path), TREE)
             except ValueError as error:
                 assert str(path) in str(error)
                 refused += 1
-    assert refused > 1.5 * len(whole)
+        assert refused >= len(contents) - most

@@ -20,17 +20,11 @@ from pallas_kernels import Config, backend, layout
 # program and several blocks of features.
 WHOLE = Config("interpret", tile=16, tiles=1, subtree=10, rows=8, features=1024)
 CUT = Config("interpret", tile=8, tiles=2, subtree=2, rows=16, features=16, programs=1)
-CONFIGS = pytest.mark.parametrize("config", [WHOLE, CUT], ids=["whole", "cut"])
+CONFIGS = {"whole": WHOLE, "cut": CUT}
 ROUTES = ("sigmoid", "smooth_step", "violation")
 
 # n around the blocks of 8 and 16; depths 1 to 5 (those to 10: slow, and the hard kernel).
-SIZES = [
-    (WHOLE, (1, 1, 1, 1)),
-    (CUT, (15, 7, 2, 1)),
-    (CUT, (16, 21, 3, 10)),
-    (WHOLE, (17, 5, 4, 26)),
-    (CUT, (37, 21, 5, 1)),
-]
+SIZES = [("whole", (1, 1, 1, 1)), ("cut", (16, 21, 3, 10)), ("whole", (17, 5, 4, 26)), ("cut", (37, 21, 5, 1))]
 WIDE = [*itertools.product((15, 17), (7, 21), (3, 4), (1, 10)), (37, 784, 4, 1), (31, 3, 8, 1), (17, 2, 10, 26)]
 
 
@@ -88,31 +82,27 @@ def assert_same(found, expected, rtol):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(np.abs(b).max(), 1e-6))
 
 
-@pytest.mark.parametrize(("config", "size"), SIZES, ids=lambda value: "" if isinstance(value, Config) else str(value))
-@pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "squared sigmoid"])
-def test_values_and_gradients(name, size, config):
-    fn, args = (FUNCTIONS | LOSSES)[name], operands(*size)
-    of_x = name in FUNCTIONS
-    expected = with_gradients(fn, "xla", args, of_x=of_x)
+def assert_is_plain(name, config, args, rtol):
+    """Value and gradients of a kernel are those of its plain definition, in the same dtypes."""
+    fn, of_x = (FUNCTIONS | LOSSES)[name], name in FUNCTIONS
+    found = with_gradients(fn, config, args, of_x=of_x)
+    assert_same(found, with_gradients(fn, "xla", args, of_x=of_x), rtol)
+    return found
+
+
+# Some routings and losses at the sizes above; each of them once; and slowly each at every size, whole and cut in turns.
+NAMES, ONCE = [*FUNCTIONS, *LOSSES], ("cut", (19, 5, 3, 3))
+SOME = [(name, *at) for name, at in itertools.product(("soft sigmoid", "path_sum", "squared sigmoid"), SIZES)]
+SOME += [(name, *ONCE) for name in ("soft violation", "squared violation", "log sigmoid")]
+EACH = [(name, *ONCE) for name in NAMES]
+EACH += [(name, ("whole", "cut")[(i + j) % 2], size) for i, name in enumerate(NAMES) for j, size in enumerate(WIDE)]
+
+
+@pytest.mark.parametrize("case", sweeps.quick(dict.fromkeys(SOME + EACH), SOME), ids=str)
+def test_values_and_gradients(case):
+    name, config, size = case
     # Weights of leaves come from sums of logarithms, which are rounded once a level.
-    assert_same(with_gradients(fn, config, args, of_x=of_x), expected, 1e-6 * max(3, size[2]))
-
-
-# By the sigmoid above.
-@pytest.mark.parametrize(
-    "name", sweeps.quick([*FUNCTIONS, *LOSSES], ["soft violation", "squared violation", "log sigmoid"])
-)
-def test_every_routing_and_loss(name):
-    test_values_and_gradients(name, (19, 5, 3, 3), CUT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", WIDE, ids=str)
-@pytest.mark.parametrize("name", [*FUNCTIONS, *LOSSES])
-def test_values_and_gradients_wide(name, size):
-    """Every routing and loss at every size, whole and cut in turns."""
-    in_turns = ([*FUNCTIONS, *LOSSES].index(name) + WIDE.index(size)) % 2
-    test_values_and_gradients(name, size, (WHOLE, CUT)[in_turns])
+    assert_is_plain(name, CONFIGS[config], operands(*size), 1e-6 * max(3, size[2]))
 
 
 @pytest.mark.parametrize("depth", sweeps.quick(range(1, 11), (1, 4, 5, 8)))
@@ -126,7 +116,7 @@ def test_hard(depth):
     assert leaf.dtype == jnp.int32 and len(np.unique(leaf)) > 1
 
 
-@CONFIGS
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_hard_near_ties(config):
     """Scores of whole numbers over 2^20: exactly 0, or as near as float32 tells apart; no product may be rounded."""
     rng = np.random.default_rng(0)
@@ -134,24 +124,18 @@ def test_hard_near_ties(config):
     weights = jnp.asarray(rng.integers(-1000, 1000, (15, 3)) / 2**10, jnp.float32)
     through = np.asarray(weights, np.float64) @ np.asarray(x[:15], np.float64).T  # node j passes through sample j
     bias = jnp.asarray(-through[np.arange(15), np.arange(15)], jnp.float32)
-    z = np.asarray(weights, np.float64) @ np.asarray(x, np.float64).T + np.asarray(bias, np.float64)[:, None]
-    assert (z == 0).sum() >= 15
     bias = bias.at[::2].add(np.float32(2**-20))  # every other node misses by the least difference
-    node = np.zeros(200, int)
     z = np.asarray(weights, np.float64) @ np.asarray(x, np.float64).T + np.asarray(bias, np.float64)[:, None]
-    for _ in range(4):
-        node = 2 * node + 1 + (z[node, np.arange(200)] > 0)
+    assert (z == 0).sum() >= 7
     leaf, _ = kernels.hard_routing(x, weights, bias, jnp.ones((16, 1)), implementation=config)
-    np.testing.assert_array_equal(leaf, node - 15)
+    np.testing.assert_array_equal(leaf, oracles.walk(weights, bias, x))
 
 
 @pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "log violation"])
 def test_bfloat16(name):
     """Products of bfloat16 numbers are exact in float32: both sides add the same numbers, and round gradients once."""
-    fn, args = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 2, dtype=jnp.bfloat16)
-    of_x = name in FUNCTIONS
-    expected = with_gradients(fn, "xla", args, of_x=of_x)
-    assert_same(with_gradients(fn, CUT, args, of_x=of_x), expected, 2e-2)  # scores' gradients meet x in bfloat16
+    args = operands(17, 5, 3, 2, dtype=jnp.bfloat16)
+    assert_is_plain(name, CUT, args, 2e-2)  # scores' gradients meet x in bfloat16
 
 
 @pytest.mark.slow
@@ -170,9 +154,7 @@ def test_a_batch_of_trees_is_one_kernel(name):
 def test_far_scores(route):
     """Weights of leaves that are 0, steps that are exactly 0 or 1: nothing is NaN."""
     x, weights, bias, leaves = operands(17, 5, 4, 2)
-    args = x, 1e4 * weights, bias, leaves
-    found = with_gradients(partial(soft, route), CUT, args)
-    assert_same(found, with_gradients(partial(soft, route), "xla", args), 1e-5)
+    assert_is_plain(f"soft {route}", CUT, (x, 1e4 * weights, bias, leaves), 1e-5)
 
 
 # Scores of a tree of depth 2, three a sample: 0, at and beside the ends of the smooth step, far and very far.
@@ -239,13 +221,10 @@ def test_second_call_compiles_nothing(count_compilations):
     assert count_compilations(lambda: call(*second)) == 0
 
 
-@CONFIGS
 @pytest.mark.parametrize("name", ["soft violation", "path_sum", "squared sigmoid"])
-def test_double_precision_elsewhere(x64, name, config):
+def test_double_precision_elsewhere(x64, name):
     """The kernels are float32 also where 64 bits are asked for."""
-    fn, args, of_x = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 1), name in FUNCTIONS
-    found = with_gradients(fn, config, args, of_x=of_x)
-    assert_same(found, with_gradients(fn, "xla", args, of_x=of_x), 3e-6)
+    found = assert_is_plain(name, CUT, operands(17, 5, 3, 1), 3e-6)
     assert {a.dtype for a in found} == {jnp.dtype(jnp.float32)}
 
 
@@ -265,9 +244,7 @@ def test_as_a_tpu_would(monkeypatch):
     monkeypatch.setattr(backend, "_parameters", lambda *_: interpreted)
     config = Config("interpret", tile=128, tiles=1, subtree=2, rows=8, features=1024)
     for name in ("soft violation", "path_sum", "squared sigmoid"):
-        fn, args = (FUNCTIONS | LOSSES)[name], operands(130, 5, 3, 2)
-        found = with_gradients(fn, config, args, of_x=name in FUNCTIONS)
-        assert_same(found, with_gradients(fn, "xla", args, of_x=name in FUNCTIONS), 3e-6)
+        assert_is_plain(name, config, operands(130, 5, 3, 2), 3e-6)
 
 
 # --- Conditional -----------------------------------------------------------------------------------------------------
@@ -324,7 +301,7 @@ PLATFORMS = pytest.mark.parametrize(("implementation", "platform"), [("tpu", "tp
 
 
 def lowered(name, implementation, platform, args, batched=False):
-    """How many kernels there are; that they are the expected ones."""
+    """Number of kernels in the program, which are the expected ones."""
     fn = (FUNCTIONS | LOSSES)[name]
     run = lambda *args: with_gradients(fn, implementation, args, of_x=name in FUNCTIONS)
     if batched:
@@ -343,21 +320,21 @@ def lowered(name, implementation, platform, args, batched=False):
 @PLATFORMS
 @pytest.mark.parametrize("name", LOWERED)
 def test_lowers(name, implementation, platform):
-    for size, dtype in [((1000, 784, 10, 10), jnp.float32), ((1000, 21, 3, 1), jnp.bfloat16)]:
-        args = operands(*size, dtype=dtype)
-        assert lowered(name, implementation, platform, args) == len(LOWERED[name])
+    """At both ends of the sizes; and where 64 bits are asked for."""
+    for size, dtype, wide in [
+        ((1000, 784, 10, 10), jnp.float32, False),
+        ((1000, 21, 3, 1), jnp.bfloat16, False),
+        ((1000, 21, 8, 2), jnp.float32, True),
+    ]:
+        with jax.enable_x64(wide):
+            args = operands(*size, dtype=dtype)
+            assert lowered(name, implementation, platform, args) == len(LOWERED[name])
 
 
 @PLATFORMS
 def test_two_axes_of_trees_are_one_kernel(implementation, platform):
     args = operands(100, 5, 3, 1, trees=(2, 3))
     assert lowered("path_sum", implementation, platform, args, batched=True) == 4
-
-
-@PLATFORMS
-@pytest.mark.parametrize("name", LOWERED)
-def test_lowers_where_64_bits_are_asked_for(x64, name, implementation, platform):
-    assert lowered(name, implementation, platform, operands(1000, 21, 8, 2)) == len(LOWERED[name])
 
 
 @pytest.mark.parametrize("implementation", ["tpu", "triton"])
@@ -398,10 +375,10 @@ def test_refused(change, error, message):
      ({"share": jnp.ones(4)}, r"share must be \(5,\)")],
 )  # fmt: skip
 def test_refused_losses(change, message):
-    x, *tree = operands(5, 2, 2, 1)
-    given = {"y": x[:, :1]} | change
+    x, weights, bias, leaves = operands(5, 2, 2, 1)
+    given = {"x": x, "y": x[:, :1], "weights": weights, "bias": bias, "leaves": leaves} | change
     with pytest.raises(ValueError, match=message):
-        kernels.expected_loss(x, given.pop("y"), *tree, **given)
+        kernels.expected_loss(**given)
 
 
 # --- Layout ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from sklearn.metrics import r2_score
 import jtrees
 from jtrees import Batch, LatentTree, isotonic, prediction, routing
 from jtrees.data import Scaling, checked_table
-from jtrees.methods.latent import Architecture, LatentNetwork, Network, outputs_of
+from jtrees.methods.latent_tree.network import Architecture, LatentNetwork, Network, active_on
 from jtrees.search import options
 from jtrees.tasks import Classification, Regression
 
@@ -78,8 +78,8 @@ def test_the_loss_is_that_of_the_papers_program(table):
     z = np.clip(q.T + 0.5, 0, a)
     layer = params["layers"][0]
     expected = np.concatenate([x, z], axis=1) @ layer["kernel"] + layer["bias"]
-    outputs = jax.jit(partial(outputs_of, of=OF_XZ, task=Regression(), active=None))
-    np.testing.assert_allclose(outputs(params, batch, penalty=0.2), expected[:, 0], atol=1e-5)  # float32
+    outputs = jax.jit(lambda params, batch: active_on(batch, params, OF_XZ, Regression(), 0.2).outputs(batch.x))
+    np.testing.assert_allclose(outputs(params, batch), expected[:, 0], atol=1e-5)  # float32
     loss, score, _ = step(OF_XZ, params, batch, KEY, 0.2, 0.0)
     np.testing.assert_allclose(loss, np.mean((expected[:, 0] - y) ** 2), rtol=1e-5)
     assert loss == score
@@ -152,12 +152,6 @@ def test_gradients_in_double_precision(mode, table, x64):
         np.testing.assert_allclose(along(flat, way)[1], differences, atol=1e-6)
 
 
-def test_parameters_have_the_dtype_of_x(x64):
-    batch = Batch(jnp.ones((4, 3), jnp.float64), jnp.ones(4, jnp.float64))
-    shapes = jax.eval_shape(lambda: jtrees.methods.latent(2, 0.1).init(batch, key=KEY))
-    assert all(a.dtype == jnp.float64 for a in jax.tree.leaves(shapes))
-
-
 def test_inactive_nodes_do_not_split():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 2)), jnp.float32)
     of = Architecture(2, inputs="z")
@@ -172,20 +166,6 @@ def test_inactive_nodes_do_not_split():
     np.testing.assert_array_equal(tree.weights[2], 0)
     np.testing.assert_array_equal(np.asarray(tree.leaf_index(x)), np.asarray(x[:, 0] > 0))
     assert jtrees.methods.latent(2, 1.0).harden(params, Batch(x, x[:, 0])) is None  # the predictor sees x
-
-
-def absolute(outputs, y):
-    return jnp.abs(outputs - y).sum(1)
-
-
-@pytest.mark.slow
-def test_several_targets_and_a_loss_of_ones_own():
-    x = jax.random.normal(KEY, (100, 3))
-    y = jnp.stack([x[:, 0], (x[:, 1] > 0) * 1.0], axis=1)
-    method = jtrees.methods.latent(2, 0.1, task=Regression(2), loss=absolute)
-    train = lambda key: jtrees.train(method, Batch(x, y), key=key, optimizer=optax.adam(0.05), steps=200)
-    result = jax.jit(train)(jax.random.key(1))
-    assert result.score < 0.3 * result.losses[0]
 
 
 def test_plateau_schedules_see_the_loss():
@@ -296,7 +276,7 @@ def test_the_loss_of_logits_and_their_softmax(table):
     @jax.jit
     def both(params, batch):
         method = jtrees.methods.latent(OF_XZ, 0.2, task=Classification(3), loss=smoothed)
-        outputs = outputs_of(params, batch, OF_XZ, Classification(3), None, 0.2)
+        outputs = active_on(batch, params, OF_XZ, Classification(3), 0.2).outputs(batch.x)
         return method.loss(params, batch, key=KEY, step=0)[0], Classification(3).link(outputs)
 
     loss, predictions = both(params, batch)
@@ -354,10 +334,9 @@ def test_classification(load):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [64, 67])  # 67 are padded to 68
-def test_a_padded_fit_is_the_search_without_padding(n, table):
-    """All samples in one mini-batch, so that padding moves none to another."""
-    x, y = table[0][:n], table[1][:n]
+def test_a_padded_fit_is_the_search_without_padding(table):
+    """All samples in one mini-batch, so that padding moves none to another; 67 are padded to 68."""
+    x, y = table[0][:67], table[1][:67]
     recipe = LatentTree(depth=2, epochs=30, batch_size=1000)
     result = jtrees.fit(recipe, x, y, key=KEY)
     rows = checked_table(x, y, None, "regression")

@@ -60,14 +60,13 @@ def test_in_evaluation_rows_do_not_depend_on_each_other(layer, x):
 
 
 class Images(nnx.Module):
-    """A small convolution, a tree, a linear layer."""
+    """A small convolution of images of 8 x 8, a tree, a linear layer."""
 
-    def __init__(self, width: int, channels: int, depth: int, classes: int, *, penalty: float = 0.05, rngs: nnx.Rngs):
-        out = channels * (width // 2) ** 2
-        self.convolution = nnx.Conv(1, channels, (3, 3), strides=2, rngs=rngs)
-        self.norm = nnx.BatchNorm(out, momentum=0.9, rngs=rngs)
-        self.tree = nn.LatentTree(out, depth, penalty=penalty, rngs=rngs)
-        self.out = nnx.Linear(2 ** (depth + 1) - 1, classes, rngs=rngs)
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.convolution = nnx.Conv(1, 8, (3, 3), strides=2, rngs=rngs)
+        self.norm = nnx.BatchNorm(128, momentum=0.9, rngs=rngs)
+        self.tree = nn.LatentTree(128, 5, penalty=0.05, rngs=rngs)
+        self.out = nnx.Linear(63, 10, rngs=rngs)
 
     def __call__(self, images):
         features = nnx.relu(self.convolution(images))
@@ -84,13 +83,17 @@ def step(model, optimizer, images, labels):
     return value
 
 
-def learns(model, images, labels, *, train, steps, rate, batch_size, count_compilations):
-    """Trains a model behind a convolution; how well it does on the other images."""
+@pytest.mark.slow
+def test_learns_digits_behind_a_convolution(count_compilations):
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(1).permutation(len(images))
+    images, labels = jnp.asarray(images[order].reshape(-1, 8, 8, 1) / 16, jnp.float32), jnp.asarray(labels[order])
+    model = Images(rngs=nnx.Rngs(0))
     kernel = np.array(model.convolution.kernel[...])
-    optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
     rng, values = np.random.default_rng(0), []
-    for _ in range(steps):
-        rows = rng.integers(0, train, batch_size)
+    for _ in range(300):
+        rows = rng.integers(0, 1300, 128)
         one = partial(step, model, optimizer, images[rows], labels[rows])
         if len(values) == 1:
             assert count_compilations(one) == 0
@@ -98,30 +101,7 @@ def learns(model, images, labels, *, train, steps, rate, batch_size, count_compi
     assert np.mean(values[-5:]) < values[0] / 5
     assert np.abs(model.convolution.kernel[...] - kernel).max() > 0.01  # gradients came through the tree
     model.eval()
-    return np.mean(call(model, images[train:]).argmax(1) == labels[train:])
-
-
-@pytest.mark.slow
-def test_trains_behind_a_convolution(count_compilations):
-    """Tiny images of a bright spot in one of four corners; the nearest corner is to be told."""
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 4, 400)
-    images = 0.3 * rng.normal(size=(400, 4, 4, 1))
-    images[np.arange(400), 3 * (labels // 2), 3 * (labels % 2)] += 2
-    model = Images(4, 2, 2, 4, penalty=0.05, rngs=nnx.Rngs(0))
-    options = {"train": 300, "steps": 200, "rate": 0.03, "batch_size": 64, "count_compilations": count_compilations}
-    assert learns(model, jnp.asarray(images, jnp.float32), jnp.asarray(labels), **options) > 0.9
-
-
-@pytest.mark.slow  # statistical: real digits; tiny images in the test above
-def test_learns_digits_behind_a_convolution(count_compilations):
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(1).permutation(len(images))
-    images, labels = images[order], jnp.asarray(labels[order])
-    images = jnp.asarray(images.reshape(-1, 8, 8, 1) / 16, jnp.float32)
-    model = Images(8, 8, 5, 10, rngs=nnx.Rngs(0))
-    options = {"train": 1300, "steps": 300, "rate": 0.01, "batch_size": 128, "count_compilations": count_compilations}
-    assert learns(model, images, labels, **options) > 0.9
+    assert np.mean(call(model, images[1300:]).argmax(1) == labels[1300:]) > 0.9
 
 
 @pytest.mark.slow  # wide: linear splits are behind a convolution above, and test_latent has other kinds
@@ -160,30 +140,11 @@ def test_penalties_prune():
     assert isotonic.prune_pav(np.ones((1, 5)), 5.0)[0][0] == pytest.approx(0.75)
 
 
-def test_bad_shapes(layer):
-    with pytest.raises(ValueError, match=r"x must have 3 features on its last axis, got shape \(4, 2\)"):
-        layer(jnp.zeros((4, 2)))
+def test_a_split_of_another_shape_is_refused():
     narrow = lambda features, nodes, rngs: nnx.Linear(features, 1, rngs=rngs)
     layer = nn.LatentTree(3, 2, penalty=0.1, split=narrow, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"split must map x of shape \(4, 3\) to \(4, 3\), got \(4, 1\)"):
         layer(jnp.zeros((4, 3)))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"features": 0}, "features must be at least 1"),
-        ({"depth": 11}, "depth must be from 1 to 10"),
-        ({"penalty": 0.0}, "penalty must be finite and above 0"),
-        ({"momentum": 1.0}, "momentum must be a number from 0"),
-        ({"split": "cubic"}, "split must be one of"),
-        ({"split": "mlp", "hidden": 0}, "hidden must be at least 1, got 0"),
-    ],
-)
-def test_bad_options(change, message):
-    options = {"features": 3, "depth": 2, "penalty": 0.1} | change
-    with pytest.raises(ValueError, match=message):
-        nn.LatentTree(**options, rngs=nnx.Rngs(0))
 
 
 # --- Tree ensembles --------------------------------------------------------------------------------------------------
@@ -251,37 +212,40 @@ def test_an_ensemble_is_trained_within_a_network():
     assert (model(images[1000:]).argmax(1) == labels[1000:]).mean() > 0.85
 
 
+def small_tree(**options):
+    return nn.LatentTree(**{"features": 3, "depth": 2, "penalty": 0.1} | options, rngs=nnx.Rngs(0))
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "options", "message"),
     [
-        ({"num_trees": 0}, "num_trees must be at least 1"),
-        ({"depth": 0}, "depth must be from 1"),
-        ({"out_features": 1.5}, "out_features must be a whole number"),
-        ({"gamma": 0.0}, "gamma must be finite and above 0"),
-        ({"combine": "mean"}, "combine must be one of 'sum', 'concatenate', got 'mean'"),
-        ({"width": 0}, "width must be at least 1"),
+        (small_tree, {"features": 0}, "features must be at least 1"),
+        (small_tree, {"depth": 11}, "depth must be from 1 to 10"),
+        (small_tree, {"penalty": 0.0}, "penalty must be finite and above 0"),
+        (small_tree, {"momentum": 1.0}, "momentum must be a number from 0"),
+        (small_tree, {"split": "cubic"}, "split must be one of"),
+        (small_tree, {"split": "mlp", "hidden": 0}, "hidden must be at least 1, got 0"),
+        (ensemble, {"num_trees": 0}, "num_trees must be at least 1"),
+        (ensemble, {"depth": 0}, "depth must be from 1"),
+        (ensemble, {"out_features": 1.5}, "out_features must be a whole number"),
+        (ensemble, {"gamma": 0.0}, "gamma must be finite and above 0"),
+        (ensemble, {"combine": "mean"}, "combine must be one of 'sum', 'concatenate', got 'mean'"),
+        (ensemble, {"width": 0}, "width must be at least 1"),
     ],
 )
-def test_an_ensemble_refuses(options, message):
+def test_bad_options_are_refused(make, options, message):
     with pytest.raises(ValueError, match=message):
-        ensemble(**options)
+        make(**options)
 
 
-@pytest.mark.parametrize("average", [False, True])
-def test_no_samples_are_refused(layer, average):
-    for empty in (jnp.zeros((0, 3)), jnp.zeros((4, 0, 3))):
-        with pytest.raises(ValueError, match=r"x must hold at least one sample, got shape \((4, )?0, 3\)"):
-            layer(empty, use_running_average=average)
-        for trees in (ensemble(), ensemble(combine="concatenate"), ensemble(depth=8)):
+def test_bad_inputs_are_refused(layer):
+    trees = ensemble()
+    for call in (layer, partial(layer, use_running_average=True), trees, trees.reachable_leaves):
+        with pytest.raises(ValueError, match=r"x must have 3 features on its last axis, got shape \(4, 2\)"):
+            call(jnp.zeros((4, 2)))
+        for empty in (jnp.zeros((0, 3)), jnp.zeros((4, 0, 3))):
             with pytest.raises(ValueError, match=r"x must hold at least one sample, got shape \((4, )?0, 3\)"):
-                trees(empty)
-            with pytest.raises(ValueError, match=r"x must hold at least one sample, got shape \((4, )?0, 3\)"):
-                trees.reachable_leaves(empty)
-
-
-def test_an_ensemble_refuses_other_features(x):
-    with pytest.raises(ValueError, match=r"x must have 3 features on its last axis, got shape \(20, 2\)"):
-        ensemble()(x[:, :2])
+                call(empty)
 
 
 @pytest.mark.slow

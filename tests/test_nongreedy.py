@@ -14,8 +14,8 @@ import sweeps
 
 import jtrees
 from jtrees import Batch, leaves as kinds
-from jtrees.methods.nongreedy import lazy_rows, splitting, surrogate
-from jtrees.methods.nongreedy.greedy import _PUSHING, _lengths
+from jtrees.methods.nongreedy_tree import splitting, surrogate
+from jtrees.methods.nongreedy_tree.greedy import _PUSHING, _lengths
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -135,13 +135,6 @@ def test_the_gradient_is_g_minus_h_times_x(x64):
 
 
 # --- Steps -----------------------------------------------------------------------------------------------------------
-
-
-def test_touched_rows_are_listed_once_with_the_sum_of_their_slopes():
-    rows, slopes = jnp.asarray([[3, 3, 9, 4], [3, 1, 1, 2]]), jnp.asarray([[2.0, 1, 0, 5], [-2, 4, 1, 0]])
-    once, shares = lazy_rows.touched(rows, slopes, 10)
-    assert once.tolist() == [1, 3, 4, 10, 10, 10, 10, 10]
-    np.testing.assert_array_equal(shares[:3], [[0, 4, 1, 0], [0, 1, 0, 0], [0, 0, 0, 5]])
 
 
 WAYS = itertools.product(["fast", "exact"], [True, False], [True, False])

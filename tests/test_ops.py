@@ -1,6 +1,7 @@
 """Scores, routing and leaves in one call: the expected loss and its fused gradient, against sums over leaves."""
 
 from functools import partial
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
+import sweeps
 
 from jtrees import ObliqueTree, blocking, ops, routing
 from jtrees.leaves import Constant, Linear, Logit
@@ -47,28 +49,15 @@ def plain(tree, x, y, weight, sigmoid=oracles.sigmoid, route=None):
 with_gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))
 
 
-def numeric(tree, value):
-    """Gradient of a function of trees by central differences, tree-shaped."""
+def gradient_of(value, tree, by=oracles.exact_gradient):
+    """Gradient of a function of trees, tree-shaped: by complex steps, or by ``oracles.numeric_gradient``."""
     parts, structure = jax.tree.flatten(tree)
-
-    def along(i):
-        return lambda a: value(structure.unflatten([*parts[:i], a, *parts[i + 1 :]]))
-
-    return structure.unflatten([oracles.numeric_gradient(along(i), part) for i, part in enumerate(parts)])
+    along = lambda i: lambda a: value(structure.unflatten([*parts[:i], a, *parts[i + 1 :]]))
+    return structure.unflatten([by(along(i), part) for i, part in enumerate(parts)])
 
 
 def sigmoid_of_complex(t):
     return 1 / (1 + np.exp(-t))
-
-
-def exact(tree, value):
-    """The same by complex steps, exact to rounding."""
-    parts, structure = jax.tree.flatten(tree)
-
-    def along(i):
-        return lambda a: value(structure.unflatten([*parts[:i], a, *parts[i + 1 :]]))
-
-    return structure.unflatten([oracles.exact_gradient(along(i), part) for i, part in enumerate(parts)])
 
 
 def assert_trees_close(a, b, **tolerance):
@@ -76,15 +65,11 @@ def assert_trees_close(a, b, **tolerance):
         np.testing.assert_allclose(one, other, **tolerance)
 
 
-SOME = [
-    (False, False),
-    (True, True),
-    *(pytest.param(*both, marks=pytest.mark.slow) for both in [(False, True), (True, False)]),
-]
-
-
-@pytest.mark.parametrize(("linear", "weighted"), SOME)
-def test_value_leaf_and_gradient(x64, linear, weighted):
+@pytest.mark.parametrize(
+    "linear_weighted", sweeps.quick(itertools.product((False, True), repeat=2), [(False, False), (True, True)])
+)
+def test_value_leaf_and_gradient(x64, linear_weighted):
+    linear, weighted = linear_weighted
     tree, x, y, weight = draw(linear)
     passed = weight if weighted else None
     weight = weight if weighted else np.ones(N)
@@ -93,39 +78,21 @@ def test_value_leaf_and_gradient(x64, linear, weighted):
     assert float(loss) == pytest.approx(plain(tree, x, y, weight), rel=1e-12)
     assert leaf.dtype == jnp.int32
     assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
-    expected = exact(tree, lambda tree: plain(tree, x, y, weight, sigmoid_of_complex))
+    expected = gradient_of(lambda tree: plain(tree, x, y, weight, sigmoid_of_complex), tree)
     assert_trees_close(gradient, expected, rtol=1e-10, atol=1e-13)
-    assert_trees_close(gradient, numeric(tree, lambda tree: plain(tree, x, y, weight)), atol=1e-8)
-
-
-def test_the_value_alone_is_the_value_with_gradient():
-    drawn = draw(dtype=np.float32)
-    loss, leaf = jax.jit(ours)(*drawn)
-    (value, same_leaf), _ = with_gradient(*drawn)
-    assert float(loss) == pytest.approx(float(value), rel=1e-6)
-    assert np.array_equal(leaf, same_leaf)
-
-
-def test_samples_of_weight_zero_do_not_count():
-    tree, x, y, weight = draw(dtype=np.float32)
-    others = np.where(weight == 0, np.float32(1e3), y)
-    (loss, _), gradient = with_gradient(tree, x, y, weight)
-    (same, _), same_gradient = with_gradient(tree, x, others, weight)
-    assert_trees_close((same, same_gradient), (loss, gradient), rtol=0)
+    numeric = gradient_of(lambda tree: plain(tree, x, y, weight), tree, oracles.numeric_gradient)
+    assert_trees_close(gradient, numeric, atol=1e-8)
 
 
 def test_a_sample_counts_as_much_in_a_light_batch_as_in_another():
-    """The mean over batches is the loss of all, however the weights fall: the loss is not divided by their sum."""
+    """The loss is not divided by the sum of the weights."""
     tree, x, y, weight = draw(dtype=np.float32)
-    order = np.argsort(weight)
-    (loss, _), gradient = with_gradient(tree, x, y, weight)
-    halves = [with_gradient(tree, x[part], y[part], weight[part]) for part in (order[: N // 2], order[N // 2 :])]
-    assert weight[order[: N // 2]].mean() < 0.5
-    assert float(loss) == pytest.approx(np.mean([float(value) for (value, _), _ in halves]), rel=1e-6)
-    mean = jax.tree.map(lambda a, b: (np.asarray(a) + np.asarray(b)) / 2, *(gradient for _, gradient in halves))
-    assert_trees_close(gradient, mean, rtol=1e-4, atol=1e-6)
-    (heavier, _), _ = with_gradient(tree, x, y, 3 * weight)
-    assert float(heavier) == pytest.approx(3 * float(loss), rel=1e-6)
+    (loss, leaf), gradient = with_gradient(tree, x, y, weight)
+    (heavier, same_leaf), steeper = with_gradient(tree, x, y, 3 * weight)
+    assert_trees_close((heavier, steeper), jax.tree.map(lambda a: 3 * a, (loss, gradient)), rtol=1e-5, atol=1e-6)
+    value, of_value = jax.jit(ours)(tree, x, y, weight)  # without a gradient
+    assert float(value) == pytest.approx(float(loss), rel=1e-6)
+    assert np.array_equal(leaf, same_leaf) and np.array_equal(leaf, of_value)
 
 
 def test_no_gradient_flows_to_the_data():
@@ -134,34 +101,29 @@ def test_no_gradient_flows_to_the_data():
     assert not any(np.any(a) for a in gradient)
 
 
-def test_blocks_change_nothing(monkeypatch):
-    drawn = draw(dtype=np.float32)
-    whole = with_gradient(*drawn)
-    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 7)
-    (loss, leaf), gradient = jax.jit(jax.value_and_grad(lambda *drawn: ours(*drawn), has_aux=True))(*drawn)
-    assert np.array_equal(leaf, whole[0][1])
-    # Sums in another order.
-    assert_trees_close((loss, gradient), (whole[0][0], whole[1]), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_blocks_change_nothing_under_vmap(x64, monkeypatch, dtype):
-    tree, x, y, weight = draw(dtype=dtype)
+@pytest.mark.parametrize(
+    "route_block_dtype",
+    sweeps.quick(
+        [*itertools.product(["sigmoid"], [1, 7, 49], [np.float32, np.float64]), (routing.violation, 7, np.float32)],
+        [("sigmoid", 7, np.float32)],
+    ),
+)
+def test_blocks_and_vmap_change_nothing(x64, monkeypatch, route_block_dtype):
+    """50 samples: padding of 0, 6 and 48."""
+    route, block, dtype = route_block_dtype
+    tree, *data = draw(dtype=dtype)
     trees = jax.tree.map(lambda a: np.stack([a, 2 * a]), tree)
-
-    def in_blocks_of(size):
-        monkeypatch.setattr(blocking, "block_size", lambda nodes, n: size)
-        one = jax.vmap(jax.value_and_grad(ours, has_aux=True), (0, None, None, None))
-        return jax.jit(lambda *args: one(*args))(trees, x, y, weight)
-
-    (loss, leaf), gradient = in_blocks_of(N)
+    one = jax.value_and_grad(partial(ours, route=route), has_aux=True)
+    alone = jax.jit(one)
+    expected = [alone(jax.tree.map(lambda a: a[i], trees), *data) for i in range(2)]  # noqa: B023
+    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: block)
+    (loss, leaf), gradient = jax.jit(lambda *args: jax.vmap(one, (0, None, None, None))(*args))(trees, *data)
+    assert loss.dtype == dtype
     tolerance = 1e-5 if dtype == np.float32 else 1e-13  # sums in another order
-    for block in (1, 7, 49):  # 50 samples: padding of 0, 6 and 48
-        (blocked_loss, blocked_leaf), blocked_gradient = in_blocks_of(block)
-        assert blocked_loss.dtype == dtype
-        assert np.array_equal(blocked_leaf, leaf)
-        assert_trees_close((blocked_loss, blocked_gradient), (loss, gradient), rtol=tolerance, atol=tolerance)
+    for i, ((whole, whole_leaf), whole_gradient) in enumerate(expected):
+        assert np.array_equal(leaf[i], whole_leaf)
+        mine = loss[i], jax.tree.map(lambda a: a[i], gradient)  # noqa: B023
+        assert_trees_close(mine, (whole, whole_gradient), rtol=tolerance, atol=tolerance)
 
 
 def huber(error, delta):
@@ -185,7 +147,7 @@ def test_any_loss_of_leaves_and_its_traced_parameters(x64):
     values, gradients = jax.jit(jax.vmap(jax.value_and_grad(fused), (None, 0, None, None)))(tree, deltas, x, y)
     for i, delta in enumerate(deltas):
         assert float(values[i]) == pytest.approx(summed(tree, delta), rel=1e-10)
-        expected = exact(tree, lambda tree: summed(tree, delta))  # noqa: B023
+        expected = gradient_of(lambda tree: summed(tree, delta), tree)  # noqa: B023
         assert_trees_close(jax.tree.map(lambda a: np.asarray(a)[i], gradients), expected, rtol=1e-10, atol=1e-13)  # noqa: B023
 
 
@@ -228,7 +190,7 @@ def test_expected_log_loss_and_its_gradient(x64):
     (loss, leaf), gradient = with_gradient(tree, x, y, weight)
     assert float(loss) == pytest.approx(plain(tree), rel=1e-10)
     assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
-    assert_trees_close(gradient, exact(tree, plain), rtol=1e-10, atol=1e-13)
+    assert_trees_close(gradient, gradient_of(plain, tree), rtol=1e-10, atol=1e-13)
 
 
 by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
@@ -236,14 +198,12 @@ by_violation = lambda scores: routing.violation(scores, 3.0)
 
 
 @pytest.mark.parametrize(
-    ("linear", "weighted", "block"),
-    [
-        (True, True, 7),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(False, False, None), (True, False, 49)]),
-    ],
+    "linear_weighted_block",
+    sweeps.quick([(True, True, 7), (False, False, None), (True, False, 49)], [(True, True, 7)]),
 )
-def test_other_routes(x64, monkeypatch, linear, weighted, block):
+def test_other_routes(x64, monkeypatch, linear_weighted_block):
     """Products of sigmoids given as a route are the default; violation is its plain definition, differentiated."""
+    linear, weighted, block = linear_weighted_block
     if block:
         monkeypatch.setattr(blocking, "block_size", lambda nodes, n: block)
     tree, x, y, weight = draw(linear)
@@ -253,7 +213,7 @@ def test_other_routes(x64, monkeypatch, linear, weighted, block):
         return jax.jit(jax.value_and_grad(partial(ours, route=route), has_aux=True))(tree, x, y, passed)
 
     (same, same_leaf), same_gradient = value(by_products)
-    expected = exact(tree, lambda tree: plain(tree, x, y, weight, sigmoid_of_complex))
+    expected = gradient_of(lambda tree: plain(tree, x, y, weight, sigmoid_of_complex), tree)
     assert float(same) == pytest.approx(plain(tree, x, y, weight), rel=1e-11)
     assert_trees_close(same_gradient, expected, rtol=1e-10, atol=1e-13)
     assert np.array_equal(same_leaf, oracles.walk(tree.weights, tree.bias, x))
@@ -264,18 +224,7 @@ def test_other_routes(x64, monkeypatch, linear, weighted, block):
     assert abs(float(loss) - float(same)) > 1e-3  # it is another routing
     violated = lambda tree: plain(tree, x, y, weight, route=lambda scores: oracles.violation(scores, 3.0))
     assert float(loss) == pytest.approx(violated(tree), rel=1e-10)
-    assert_trees_close(gradient, numeric(tree, violated), atol=1e-8)
-
-
-@pytest.mark.slow
-def test_a_route_under_vmap():
-    tree, *data = draw(dtype=np.float32)
-    one = jax.value_and_grad(lambda tree, *data: ours(tree, *data, route=routing.violation)[0])
-    trees, alone = [tree, jax.tree.map(lambda a: 2 * a, tree)], jax.jit(one)
-    of_each = jax.vmap(one, (0, None, None, None))
-    together = jax.jit(of_each)(jax.tree.map(lambda *a: np.stack(a), *trees), *data)
-    alone = jax.tree.map(lambda *a: np.stack(a), *(alone(tree, *data) for tree in trees))
-    assert_trees_close(together, alone, rtol=1e-5, atol=1e-6)
+    assert_trees_close(gradient, gradient_of(violated, tree, oracles.numeric_gradient), atol=1e-8)
 
 
 def test_scores_and_what_soft_and_path_sum_routings_answer():
@@ -306,6 +255,6 @@ def test_scores_and_what_soft_and_path_sum_routings_answer():
     # A function of the scores as a window is the window that it gives: gradients pass within it alone.
     mean = np.abs(exact).mean()
     assert 0.5 < mean < 1.9 and not np.allclose(*slopes)
-    at_mean = jax.grad(lambda z: routing.path_sum(z, jnp.asarray(values[0]), mean).sum())
-    expected = np.asarray(jax.jit(at_mean)(scores)) @ x
-    np.testing.assert_allclose(slopes[1], expected, rtol=1e-4, atol=1e-4)
+    within = jax.jit(jax.grad(lambda z, window: routing.path_sum(z, jnp.asarray(values[0]), window).sum()))
+    for slope, window in zip(slopes, (2.0, mean), strict=True):
+        np.testing.assert_allclose(slope, np.asarray(within(scores, window)) @ x, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 import re
 
 from flax import struct
+from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +43,7 @@ KINDS = {
 
 
 def check(kind, value):
-    return KINDS[kind].metadata["check"]("depth", value)
+    return KINDS[kind].metadata["check"]("option", value)
 
 
 def test_the_table_of_kinds_is_complete():
@@ -65,6 +66,8 @@ def test_the_table_of_kinds_is_complete():
         ("loss", [(None, None), (huber, huber)]),
         ("function", [(huber, huber)]),
         ("share", [(0.5, 0.5), (1, 1.0), (np.float32(0.25), 0.25)]),
+        ("optional_positive", [(None, None)]),
+        ("numbers", [({}, FrozenDict())]),
         ("base", [(jtrees.CO2(nu=2), jtrees.CO2(nu=np.float32(2)))]),
     ],
 )
@@ -91,12 +94,10 @@ def test_numbers_become_float32_arrays(kind, values):
         np.testing.assert_array_equal(number, np.asarray(value, np.float32))
 
 
-def test_numbers_by_name_and_numbers_that_may_be_none():
+def test_numbers_by_name():
     numbers = check("numbers", {"alpha": -3, "l1": 0.1})
     assert dict(numbers) == {"alpha": -3, "l1": np.float32(0.1)}
     assert {number.dtype for number in numbers.values()} == {jnp.dtype(jnp.float32)}
-    assert check("numbers", {}) == {}
-    assert check("optional_positive", None) is None
 
 
 # A kind, the message after the name of the option, and values.
@@ -106,7 +107,7 @@ def test_numbers_by_name_and_numbers_that_may_be_none():
         ("depth", "must be from 1 to 10, got ", (0, 11)),
         ("depth", "must be a whole number from 1 to 10, got ", (2.5, "3", "auto", None)),
         ("count", "must be at least 2, got 1", (1,)),
-        ("count", "must be at most 50, ", (51,)),
+        ("count", "must be at most 50, got 51", (51,)),
         ("count", "must be a whole number, got ", (1.5, None)),
         ("unbounded count", "must be at most 2147483646, the limit of 32-bit sizes and counters, got ", (2**40,)),
         ("optional_count", "must be at least 1, got 0", (0,)),
@@ -116,13 +117,13 @@ def test_numbers_by_name_and_numbers_that_may_be_none():
         ("flag", "must be True or False, got ", ("False", None, 1)),
         ("choice", "must be one of 'fast', 'slow', got ", ("medium", None, 3)),
         ("optional choice", "must be one of 'fast', 'slow', got 'medium'", ("medium",)),
-        ("loss", "must be a function (outputs, y) -> (n,), got 'huber'", ("huber",)),
+        ("loss", "must be a function, got 'huber'", ("huber",)),
         ("function", "must be a function, got ", (None, 3)),
         ("share", "must be above 0 and at most 1, got ", (0, 1.5, -1, NAN)),
         ("share", "must be a number, got ", ("half", None, [0.5], 1j)),
         ("positive", "must be finite and above 0, got ", (0, -1.0, NAN, INF)),
-        ("positive", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber)),
-        ("positive", "must be a number above 0, got None", (None,)),
+        ("positive", "must be a number, got ", ("0.1", 1j, np.complex64(1), {}, [0.1, [0.2]], huber, None)),
+        ("positive", "must be a number, got ", (np.datetime64("2020-01-01"),)),
         ("positive", "must be one number, got shape (2,): vmap search, or tune, over several", ([0.1, 0.2],)),
         ("optional_positive", "must be finite and above 0, got ", (0.0,)),
         ("not_negative", "must be finite and not negative, got ", (-0.1, NAN, [0.0, -1.0])),
@@ -142,7 +143,7 @@ def test_numbers_by_name_and_numbers_that_may_be_none():
 )
 def test_other_values_are_refused_by_name(kind, message, values):
     for value in values:
-        with pytest.raises(ValueError, match=f"^depth ?{re.escape(message)}"):
+        with pytest.raises(ValueError, match=f"^option ?{re.escape(message)}"):
             check(kind, value)
 
 
@@ -176,15 +177,3 @@ def test_the_first_bad_option_of_a_recipe_is_named():
         Ten(speed=3)
     with pytest.raises(TypeError, match="positional"):
         Ten(3)
-
-
-def test_numbers_may_be_traced_and_another_one_compiles_nothing(count_compilations):
-    product = jax.jit(lambda recipe: recipe.depth * recipe.rate + options.checked(recipe).penalty)
-    of = lambda **given: product(options.checked(Ten(**given)))
-    assert float(of(rate=0.25, penalty=1)) == 1.5
-    assert count_compilations(lambda: [of(rate=3), of(rate=np.float64(0.1), penalty=0.5), of(rate=jnp.asarray(7))]) <= 1
-    assert count_compilations(lambda: of(rate=3, depth=np.int32(2))) == 0
-    assert count_compilations(lambda: of(depth=3)) >= 1  # a static option is part of the program
-    rates = jnp.asarray([0.5, 2.0])
-    of_rates = jax.vmap(lambda rate: product(options.checked(Ten(penalty=0.0)).replace(rate=rate)))(rates)
-    np.testing.assert_allclose(of_rates, [1.0, 4.0])

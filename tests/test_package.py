@@ -51,10 +51,8 @@ def test_every_public_name_has_a_docstring(name):
 def test_public_methods_have_docstrings():
     # Those of recipes and the like are documented once, where they are first defined.
     for owner in (jtrees.ObliqueTree, jtrees.Forest, *(getattr(jtrees.leaves, kind) for kind in KINDS)):
-        for name, member in inspect.getmembers(owner):
-            described = callable(member) or isinstance(member, property)
-            if not name.startswith("_") and name != "replace" and described:
-                assert inspect.getdoc(member), f"{owner.__name__}.{name}"
+        for name, member in inspect.getmembers(owner, lambda member: callable(member) or isinstance(member, property)):
+            assert name.startswith("_") or name == "replace" or inspect.getdoc(member), f"{owner.__name__}.{name}"
 
 
 def test_no_import_is_public_by_accident():

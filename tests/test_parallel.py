@@ -17,15 +17,10 @@ from jtrees.training import Batch, Method
 
 
 class Score(NamedTuple):
-    """The least that a run must return."""
+    """The least that a run must return, and something else."""
 
     score: jax.Array
-    finite: jax.Array
     start: jax.Array
-
-
-def given(score, finite):
-    return Score(score, finite, score)
 
 
 def plane_loss(params, batch, *, key, step):
@@ -87,7 +82,7 @@ def test_a_start_that_diverges_is_dropped_and_changes_no_other(plane, batch_size
 )
 def test_the_lowest_score_is_picked(scores, index):
     scores = jnp.asarray(scores)
-    found = jtrees.training.multi_start(given, scores, jnp.isfinite(scores))
+    found = jtrees.training.multi_start(lambda score: Score(score, score), scores)
     assert int(found.index) == index
     np.testing.assert_array_equal(found.best.start, scores[index])
     np.testing.assert_array_equal(found.candidates.score, scores)
@@ -103,18 +98,12 @@ def test_results_are_stacked_in_order(count, batch_size):
     np.testing.assert_array_equal(found[1], starts[1]["a"].sum(1))
 
 
-def test_starts_of_different_lengths_are_refused():
+@pytest.mark.parametrize("many", [jtrees.training.multi_start, jtrees.training.map_starts])
+def test_bad_starts_and_batch_sizes_are_refused(many):
     for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),), ([1.0, 2.0],), ()]:
-        for many in (jtrees.training.multi_start, jtrees.training.map_starts):
-            with pytest.raises(
-                ValueError, match="starts must be arrays that share one leading axis of at least 1, got"
-            ):
-                many(lambda *start: start, *starts)
-
-
-@pytest.mark.parametrize(("batch_size", "message"), [(0, "at least 1, got 0"), (1.5, "a whole number, got 1.5")])
-def test_a_batch_size_must_be_a_number_of_starts(batch_size, message):
-    for many in (jtrees.training.multi_start, jtrees.training.map_starts):
+        with pytest.raises(ValueError, match="starts must be arrays that share one leading axis of at least 1, got"):
+            many(lambda *start: start, *starts)
+    for batch_size, message in [(0, "at least 1, got 0"), (1.5, "a whole number, got 1.5")]:
         with pytest.raises(ValueError, match=f"batch_size must be {message}"):
             many(lambda start: start, jnp.ones(3), batch_size=batch_size)
 
@@ -123,13 +112,12 @@ def test_a_batch_size_must_be_a_number_of_starts(batch_size, message):
     "result",
     [
         lambda x: x,
-        lambda x: {"score": x, "finite": x},
-        lambda x: jtrees.training.Best(x, x, x),  # has no finite
-        lambda x: Score(jnp.stack([x, x]), x, x),
+        lambda x: {"score": x},
+        lambda x: Score(jnp.stack([x, x]), x),
     ],
 )
 def test_a_run_without_a_single_score_is_refused(result):
-    with pytest.raises(ValueError, match="run must give a result with a score and a finite, one number each"):
+    with pytest.raises(ValueError, match="run must give a result with a score, one number, got"):
         jax.eval_shape(partial(jtrees.training.multi_start, result), jnp.ones(3))
 
 
@@ -145,7 +133,7 @@ def table():
 def starts():
     """What sharing out the starts could change, by name: in this process, or in one of two devices."""
     x = table()[0]
-    pick = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), jnp.isfinite(x).all(), x)))
+    pick = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), x)))
     picked = pick(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
     pairs = jtrees.training.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
     found = {"devices": jax.device_count(), "pairs": pairs["a"], "index": picked.index, "dropped": picked.dropped}

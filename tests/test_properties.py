@@ -1,16 +1,14 @@
 """Relations that hold on every table, for every recipe, both estimators and the training from shards.
 
-A relation is a function of a :class:`Run`: a way to fit, and a table of ``nasty.py``. Where one fails, the message ends
-with a script that makes it fail again.
+A relation is a function of a :class:`Run`: a way to fit, and a table of ``nasty.py``. Where one fails, the message has
+the call that makes it fail again.
 """
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-import os
 from pathlib import Path
 import pickle
 import re
-import sys
 import tempfile
 from typing import Any, NamedTuple
 import zlib
@@ -21,6 +19,7 @@ from large_runs import within
 import nasty
 import numpy as np
 import pytest
+import rules as reader
 from sklearn.utils import check_random_state
 import sweeps
 from test_battery import CLASS, METHODS, RECIPES as BATTERY, with_number
@@ -225,15 +224,16 @@ def arrays(run: Run) -> None:
 
 def rules(run: Run) -> None:
     """The text of a tree, evaluated in float64, is the tree."""
-    x = run.table.x
+    x, columns = run.table.x, {f"x{i}": column for i, column in enumerate(run.table.x.T)}
     for tree in run.trees:
         sure, _, predictions, size = by_hand(tree, x)
-        off = np.abs(evaluated(tree.to_text(digits=17), x).reshape(predictions.shape) - predictions)[sure]
+        _, written = reader.leaves_and_answers(tree.to_text(digits=17), columns)
+        off = np.abs(written.reshape(predictions.shape) - predictions)[sure]
         assert (off <= 1e-13 * size[sure]).all(), off
         score, size = scores(tree, x)
         for node in np.flatnonzero(tree.splits):
             terms, _, threshold = tree.describe_split(node, tree.names(None), 17).partition(" > ")
-            off = np.abs(total(terms, x) - float(threshold) - score[:, node])
+            off = np.abs(reader.sum_of(terms, columns) - float(threshold) - score[:, node])
             assert (off <= 1e-13 * size[:, node]).all(), off
 
 
@@ -359,39 +359,6 @@ def by_hand(tree: jtrees.ObliqueTree, x: np.ndarray) -> tuple[np.ndarray, ...]:
     return sure, leaf, np.clip(of(slopes, z) + at_0, low, high) + zero, size
 
 
-NUMBER = r"\d[\d.]*(?:e[+-]?\d+)?"
-TERM = rf"(?:({NUMBER}) )?(?:x(\d+)|\(x(\d+) ([+-]) ({NUMBER})\))|({NUMBER})"  # 1.5 x0, 2 (x1 - 2e+09), 7
-
-
-def total(terms: str, x: np.ndarray) -> np.ndarray:
-    """The sum that is written."""
-    assert re.fullmatch(rf"-?(?:{TERM})(?: [+-] (?:{TERM}))*", terms), terms
-    out = np.zeros(len(x))
-    for sign, factor, plain, column, side, zero, number in re.findall(rf"(-?|[+-] )(?:{TERM})(?= |$)", terms):
-        value = float(number) if number else x[:, int(plain or column)] + float(f"{side}{zero}" if side else 0)
-        out = out + float(f"{sign.strip()}{factor or 1}") * value
-    return out
-
-
-def evaluated(text: str, x: np.ndarray) -> np.ndarray:
-    """What rules on features x0, x1, ... predict, ``(n, k)``."""
-
-    def value(words: str) -> np.ndarray:
-        terms, _, bounds = words.partition(", from ")
-        return np.clip(total(terms, x), *map(float, bounds.split(" to ") if bounds else (-np.inf, np.inf)))
-
-    def below(lines: list[str]) -> np.ndarray:
-        if lines[0].startswith("-> "):
-            words = lines[0][3:]
-            return np.stack([value(one) for one in words.split("; " if ";" in words or "x" in words else ", ")], 1)
-        terms, threshold = re.fullmatch(r"if (.*) > (\S+):", lines[0]).groups()
-        middle = lines.index("else:")
-        right, left = ([line[4:] for line in part] for part in (lines[1:middle], lines[middle + 1 :]))
-        return np.where((total(terms, x) > float(threshold))[:, None], below(right), below(left))
-
-    return below(text.splitlines())
-
-
 # --- Tests -----------------------------------------------------------------------------------------------------------
 
 # Tables up to 32 rows are one shape, as they are padded: one program of a recipe for all of them.
@@ -453,42 +420,12 @@ def test_relations(relation, way, kind):
     count = 2 if way in QUICK else 6 if way == "GET, linear" else 3  # that is the default of TreeRegressor
     count = count if kind in ("regression", "classification") else 1
     for number in range(count):
-        check(relation, run_of(way, kind, number))
-
-
-def check(relation: Any, run: Run) -> None:
-    """Raises what the relation raises, with a script that raises it again."""
-    try:
-        relation(run)
-    except Exception as error:
-        table, flags = run.table, os.environ.get("XLA_FLAGS", "")
-        script = f"""
-# In the root of the repository: PYTHONPATH=.:tests python SCRIPT
-import os
-
-os.environ |= {{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": {flags!r}}}
-{table.script()}
-from nasty import NastyTable
-import test_properties
-
-table = NastyTable({table.seed}, x, y, {None if table.weight is None else "weight"}, {table.task!r})
-run = test_properties.Run({run.way!r}, table)  # {RECIPES.get(run.way, RECIPES["DGT"])}
-test_properties.{relation.__name__}(run)
-"""
-        raise AssertionError(f"{run.way}: {relation.__doc__}\n{type(error).__name__}: {error}\n{script}") from error
-
-
-def test_a_failure_prints_a_script_that_fails_alike(monkeypatch):
-    def one_row(run: Run) -> None:
-        raise AssertionError(f"the numbers {run.table.x.sum()!r}, {run.table.y.sum()!r}")
-
-    monkeypatch.setattr(sys.modules[__name__], "one_row", one_row)
-    with pytest.raises(AssertionError) as failed:
-        check(one_row, Run("Bagged", nasty.table(0)))
-    words, _, script = str(failed.value).partition("\n\n")
-    assert str(Path.cwd()) not in script and repr(RECIPES["Bagged"]) in script
-    with pytest.raises(AssertionError, match=re.escape(re.search("the numbers .*", words)[0])):
-        exec(script, {})
+        run = run_of(way, kind, number)
+        try:
+            relation(run)
+        except Exception as error:
+            again = f"test_properties.{relation.__name__}(test_properties.run_of({way!r}, {kind!r}, {number}))"
+            raise AssertionError(f"{relation.__doc__} {type(error).__name__} in {again}\n{run.table.about}") from error
 
 
 def test_every_recipe_and_every_kind_is_here():
@@ -499,7 +436,7 @@ def test_every_recipe_and_every_kind_is_here():
         assert any(re.search(rf"\b{kind}(,|;|$)", one) for one in about), kind
 
 
-# --- Methods, leaves and scalings: where training would make much of a last bit --------------------------------------
+# --- Methods and scalings: where training would make much of a last bit ----------------------------------------------
 
 
 def scaled(seed: int, classes: int) -> training.Batch:
@@ -540,38 +477,6 @@ def test_order_and_repetition_of_rows_change_no_method(name):
             near((loss, slope), (other_loss, other_slope), 1e-4)  # float32
             if i < 2 or name not in ("get, linear leaves", "get, classes"):  # whose score knows how many rows there are
                 near(score, other_score, 1e-3)
-
-
-def linear_leaves(leaf: jax.Array, b: training.Batch) -> Any:
-    """Their loss and their predictions. Slopes are not certain where columns are twins."""
-    models = leaves.Linear(*leaves.fit_shrunk(leaf, b.x, b.y, 4, sample_weight=b.weight))
-    predictions = models.at(leaf, b.x)
-    error = leaves.shrunk_fit_error(leaf, b.x, b.y, 4, sample_weight=b.weight)
-    return error, (b.weight * predictions).sum(), (b.weight * predictions**2).sum()
-
-
-LEAVES: dict[str, Any] = {
-    "constant": lambda leaf, b: (
-        leaves.fit_constant(leaf, b.y, 4, default=0.5, sample_weight=b.weight),
-        leaves.constant_fit_error(leaf, b.y, 4, sample_weight=b.weight),
-    ),
-    "frequencies": lambda leaf, b: (
-        leaves.fit_frequencies(leaf, b.y, 4, 3, sample_weight=b.weight),
-        leaves.frequencies_fit_error(leaf, b.y, 4, 3, sample_weight=b.weight),
-    ),
-    "linear": linear_leaves,
-}
-
-
-@pytest.mark.parametrize("kind", sweeps.quick(LEAVES, ("constant", "frequencies")))
-def test_order_and_repetition_of_rows_change_no_leaves(kind):
-    """A weight counts as so many rows."""
-    evaluate = jax.jit(LEAVES[kind])
-    leaf = lambda batch: 2 * (batch.x[:, 0] > 0).astype(jnp.int32) + (batch.x[:, 1] > 0).astype(jnp.int32)
-    for seed in range(20):
-        for one, other in otherwise(scaled(seed, 3 if kind == "frequencies" else 0)):
-            # Among corrections of linear leaves that lose as much, a last bit may choose.
-            near(evaluate(leaf(one), one), evaluate(leaf(other), other), 1e-2 if kind == "linear" else 1e-4)
 
 
 def test_order_and_repetition_of_rows_change_no_scaling():

@@ -23,7 +23,6 @@ SLOW = {
     "huber_loss": "500 steps of a method of one's own",
     "jtrees.sweep": "GET for four combinations and three seeds",
     "run_bandit": "a stream of 20 000 rounds",
-    "nn.TreeEnsemble": "a network with an ensemble, on digits",
     "nnx.Module": "a network with a tree of depth 5, on digits",
 }
 

@@ -55,14 +55,6 @@ def test_rounds_cover_every_step_of_every_stage_once(steps, elements, stages):
     assert min(sizes) > max(sizes) - rounds.rounds_per_stage  # of about equal size: nobody waits for one last step
 
 
-def test_rounds_are_the_same_of_traced_numbers():
-    rounds = Rounds(997, 2**22, 2)
-    i = jnp.arange(rounds.count)
-    sizes, before = jax.jit(jax.vmap(lambda i: (rounds.steps_in(i), rounds.steps_before(i))))(i)
-    np.testing.assert_array_equal(sizes, [int(rounds.steps_in(i)) for i in range(rounds.count)])
-    np.testing.assert_array_equal(before, [rounds.steps_before(i) for i in range(rounds.count)])
-
-
 # --- A fit -----------------------------------------------------------------------------------------------------------
 
 
@@ -93,22 +85,9 @@ def test_a_fit_in_rounds_is_the_pure_search(table):
     assert result.loss == pytest.approx(np.mean((result.predict(table[0]) - table[1]) ** 2), rel=1e-12)
 
 
-def test_a_search_is_vmapped_over_numbers_keys_and_weights(table):
-    recipe, batch = Polynomials(), batch_of(table)
-    rates, keys = jnp.asarray([0.1, 0.5]), jax.random.split(KEY, 2)
-    weights = jnp.stack([jnp.ones(64), jnp.arange(64.0) % 2])
-
-    of = lambda rate, key, weight: (recipe.replace(learning_rate=rate), batch._replace(weight=weight), key)
-    together = jax.jit(jax.vmap(lambda *one: search(*of(*one))))(rates, keys, weights)
-    for i, one in enumerate(zip(rates, keys, weights, strict=True)):
-        np.testing.assert_allclose(together.model[i], search(*of(*one)).model, rtol=1e-5)  # float32, a hundred updates
-
-
-def test_a_second_fit_of_other_numbers_compiles_nothing(table, count_compilations):
+def test_rows_in_a_bucket_share_a_program(table, count_compilations):
     fit(table)
-    again = lambda: fit(table, Polynomials(learning_rate=0.1)).model.coefficients
-    assert count_compilations(again) == 0
-    shorter = lambda: fit((table[0][:63], table[1][:63]), Polynomials(learning_rate=0.2)).model.coefficients
+    shorter = lambda: fit((table[0][:63], table[1][:63])).model.coefficients
     assert count_compilations(shorter) == 0  # 63 rows are padded to 64
 
 
@@ -202,16 +181,12 @@ def test_max_seconds_end_a_fit_with_the_best_so_far(table, monkeypatch):
     assert result.loss < 1e-2 * np.var(table[1])
 
 
-def test_the_shortest_time_gives_a_model(table):
-    result = fit(table, ENDLESS, max_seconds=1e-6)
-    assert result.report["ended"] == "max_seconds"
-    assert len(result.history) == 32
-
-
-def test_a_fit_that_has_time_enough_is_finished(table):
-    result = fit(table, max_seconds=600)
-    assert result.report["ended"] == "finished"
-    assert len(result.history) == Polynomials().steps
+@pytest.mark.parametrize(
+    ("recipe", "seconds", "ended", "steps"), [(ENDLESS, 1e-6, "max_seconds", 32), (Polynomials(), 600, "finished", 103)]
+)
+def test_the_shortest_time_gives_a_model_and_time_enough_the_whole_one(table, recipe, seconds, ended, steps):
+    result = fit(table, recipe, max_seconds=seconds)
+    assert result.report["ended"] == ended and len(result.history) == steps
 
 
 def test_the_last_round_is_not_late():
@@ -267,11 +242,7 @@ GRID = {"depth": (1, 2)}
 RUNS = {"fit": jtrees.fit, "tune": partial(jtrees.tune, grid=GRID), "sweep": partial(jtrees.sweep, grid=GRID)}
 
 DATES = np.full(64, "2020", "M8[D]")
-
-
-def masked(shape):
-    """Whole numbers, those below 3 masked."""
-    return np.ma.masked_less(np.arange(float(np.prod(shape))).reshape(shape), 3)
+MASKED = np.ma.masked_less(np.arange(64.0), 3)
 
 
 def refused(run, table, change, message):
@@ -287,19 +258,14 @@ def refused(run, table, change, message):
         ({"recipe": 3}, r"recipe must be a recipe, such as jtrees.GET\(depth=4\), got 3"),
         ({"recipe": Polynomials}, "recipe must be a recipe"),
         ({"recipe": Polynomials(learning_rate=jnp.ones(2))}, r"learning_rate must be one number, got shape \(2,\)"),
-        ({"recipe": Polynomials(learning_rate="fast")}, "learning_rate must be a number, got 'fast'"),
-        ({"recipe": Polynomials(learning_rate=None)}, "learning_rate must be a number above 0, got None"),
         ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
         ({"key": jax.random.split(KEY, 2)}, r"key must be one random key, got keys of shape \(2,\)"),
         ({"x": DATES[:, None]}, r"x must be numeric, got values of type datetime64\[D\]: make"),
-        ({"x": masked((64, 2))}, "x must have no masked values, got 3, the first"),
         ({"y": None}, "y must hold the targets to learn, got None"),
         ({"y": np.ones(3)}, "x and y must have the same number of rows, got 64 and 3"),
-        ({"y": DATES}, r"y must be numeric, got values of type datetime64\[D\]: make numbers of"),
-        ({"y": masked(64)}, r"y must have no masked values, got 3, the first at \(0,\)"),
+        ({"y": MASKED}, r"y must have no masked values, got 3, the first at \(0,\)"),
         ({"sample_weight": np.ones(3)}, r"sample_weight must have shape \(64,\)"),
-        ({"sample_weight": DATES - DATES}, r"sample_weight must be numeric, got values of type timedelta64\["),
-        ({"sample_weight": masked(64)}, "sample_weight must have no masked values, got 3"),
+        ({"sample_weight": MASKED}, "sample_weight must have no masked values, got 3"),
         (
             {"task": "ranking"},
             "task must be one of 'regression', 'classification', or a task .*, got 'ranking'",
@@ -307,13 +273,10 @@ def refused(run, table, change, message):
         ({"validation": (np.ones((3, 2)),)}, r"validation must be a pair \(x, y\), got tuple"),
         ({"validation": (np.ones((3, 9)), np.ones(3))}, "validation: x must have 2 columns, got 9"),
         ({"validation": (np.full((3, 2), 1e300), np.ones(3))}, "validation: x must be within the range of float32"),
-        ({"validation": (np.full((3, 2), np.nan), np.ones(3))}, "validation: x must be finite"),
         ({"validation": (np.array([[1, "a"]], object), [1])}, r"validation: x must be numeric, .* 'a' at \(0, 1\): en"),
-        ({"validation": (masked((2, 2)), [1, 2])}, "validation: x must have no masked values"),
         ({"validation": (np.ones((3, 2)), None)}, "validation: y must hold the targets to evaluate on, got None"),
         ({"validation": (np.ones((3, 2)), np.ones(4))}, r"validation: y must have shape \(3,\), got \(4,\)"),
-        ({"validation": (np.ones((2, 2)), ["a", "b"])}, "validation: y must be numeric, got values of type <U1"),
-        ({"validation": (np.ones((2, 2)), masked(2))}, "validation: y must have no masked values"),
+        ({"validation": (np.ones((64, 2)), MASKED)}, "validation: y must have no masked values"),
     ],
 )
 def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message):
@@ -349,7 +312,8 @@ def test_the_base_class_says_what_a_recipe_needs(table):
         fit(table, Nothing())
 
 
-@pytest.mark.parametrize("value", ["0.1", 1 + 0j, np.complex64(1), np.datetime64("2020-01-01"), [0.1, [0.2]], {}])
-def test_numbers_of_another_kind_are_refused(table, value):
-    """Not read as text, nor without their imaginary part."""
-    refused("fit", table, {"recipe": Polynomials(learning_rate=value)}, "learning_rate must be a number, got")
+def test_functions_are_described_by_their_names_and_arguments():
+    """Not by their addresses, which differ from run to run."""
+    of = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
+    expected = "jtrees.methods.get.get(3, task=Classification(classes=3), rule=polynomials.mse)"
+    assert run.plain({"make": of, "others": (mse, None)}) == {"make": expected, "others": ["polynomials.mse", None]}

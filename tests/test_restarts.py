@@ -41,10 +41,6 @@ def cart_mse(x, y, depth):
     return np.mean((DecisionTreeRegressor(max_depth=depth, random_state=0).fit(x, y).predict(x) - y) ** 2)
 
 
-def same(a, b):
-    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
-
-
 @pytest.fixture(scope="module")
 def base(data):
     """What most tests compare with."""
@@ -76,6 +72,8 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, seed):
     assert sharpness.shape == losses.shape == steps.shape == (2, stages)
     assert (steps >= 0).all() and (steps <= recipe.epochs).all()
     assert report["dropped"] == 0 and report["ended"] == "finished"
+    if seed == 0 and recipe.depth == DEPTH:  # an oblique signal
+        assert result.loss < 0.85 * report["cart_loss"]
     if report["chosen"] >= 0:
         assert report["chosen"] == int(np.argmin(losses.min(1)))
         assert result.loss == pytest.approx(losses.min(), rel=1e-3)  # evaluated on scaled data, in float32
@@ -88,12 +86,6 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, seed):
     assert (result.history > 0).all() and (result.history < 1).all()
 
 
-@pytest.mark.parametrize("recipe", [GET, RADDT], ids=["GET", "RADDT"])
-def test_beats_cart_clearly_on_an_oblique_signal(data, recipe):
-    result = fit(*data, recipe=recipe)
-    assert result.loss < 0.85 * result.report["cart_loss"]
-
-
 @pytest.mark.slow
 def test_beats_cart_clearly_on_diabetes():
     x, y = load_diabetes(return_X_y=True)
@@ -101,15 +93,6 @@ def test_beats_cart_clearly_on_diabetes():
     assert result.report["cart_loss"] == pytest.approx(cart_mse(x.astype(np.float32), y, 3), rel=1e-5)
     assert result.loss < 0.8 * result.report["cart_loss"]
     assert walked_mse(result.tree, x, y) < 0.8 * result.report["cart_loss"]
-
-
-@pytest.mark.slow
-def test_beats_cart_clearly_on_kin8nm(data_dir):
-    table = np.load(data_dir / "kin8nm.npz")
-    x, y = table["X"][:1500], table["y"][:1500]
-    result = fit(x, y, depth=4, starts=2, epochs=200)
-    assert result.loss < 0.7 * cart_mse(x, y, 4)
-    assert walked_mse(result.tree, x, y) == pytest.approx(result.loss, rel=1e-2)
 
 
 def test_never_worse_than_cart_with_a_large_offset():
@@ -124,32 +107,9 @@ def test_never_worse_than_cart_with_a_large_offset():
     assert result.loss <= cart * (1 + 1e-5)
 
 
-def test_two_samples_are_enough_and_another_depth_is_one_more_program(base):
-    programs = run._init, run._round, run._result
-    before = [program._cache_size() for program in programs]
-    for rate in (0.01, 0.02):
-        result = fit([[0.0], [1.0]], [3.0, 5.0], depth=1, starts=1, epochs=5, learning_rate=rate)
-        assert result.tree.predict([[0.0], [1.0]]).tolist() == [3, 5]
-        assert [program._cache_size() for program in programs] == [size + 1 for size in before]
-
-
 def test_more_starts_than_an_array_holds_are_refused(data):
     with pytest.raises(ValueError, match=r"starts must be at most .*, got 1073741824"):
         fit(*data, starts=2**30)
-
-
-# Powers of two change no digit of a float32: the same table in other units must give the same tree in other units.
-@pytest.mark.parametrize("factor", [2.0**13, 2.0**-10, 2.0**-30, 2.0**40, 2.0**66])
-@pytest.mark.parametrize("which", ["x", "y"])
-def test_units_do_not_matter(data, base, which, factor):
-    x, y = data
-    a, b = (np.float32(factor if which == name else 1) for name in "xy")
-    moved = fit(a * x, b * y)
-    unit = float(b) ** 2
-    assert moved.report["cart_loss"] / unit == pytest.approx(base.report["cart_loss"], rel=1e-6)
-    assert moved.loss / unit == pytest.approx(base.loss, rel=1e-6)
-    np.testing.assert_allclose(moved.report["losses"] / unit, base.report["losses"], rtol=1e-5)
-    np.testing.assert_allclose(moved.predict(a * x), base.predict(x) * b, rtol=1e-5)
 
 
 # --- Round by round --------------------------------------------------------------------------------------------------
@@ -190,20 +150,20 @@ def last_state(data):
         return state_after_rounds(data)[-1][0]
 
 
-def test_a_start_that_diverges_is_dropped_and_touches_no_other(data, last_state):
-    spoilt = lambda state: state._replace(splits=state.splits.replace(bias=state.splits.bias.at[1].set(jnp.nan)))
+SPOILT = {
+    "diverges": lambda state: state._replace(splits=state.splits.replace(bias=state.splits.bias.at[1].set(jnp.nan))),
+    "was not finite before": lambda state: with_finite(state, True, False),
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT.values(), ids=SPOILT)
+def test_a_start_that_is_not_finite_is_dropped_and_touches_no_other(data, last_state, spoilt):
     result, sound = result_of(data, state_after_rounds(data, spoilt)[-1][0]), result_of(data, last_state)
     assert int(result.extra["start"]) == 0 and int(result.extra["dropped"]) == 1
     assert np.isinf(result.extra["losses"][1]).all()
     np.testing.assert_array_equal(result.extra["losses"][0], sound.extra["losses"][0])
     assert result.score == result.extra["losses"][0].min()
     assert bool(result.finite) and np.isfinite(result.model.bias).all()
-
-
-def test_a_start_that_was_not_finite_in_one_stage_stays_so(data):
-    result = result_of(data, state_after_rounds(data, lambda state: with_finite(state, True, False))[-1][0])
-    assert int(result.extra["dropped"]) == 1 and int(result.extra["start"]) == 0
-    assert np.isinf(result.extra["losses"][1]).all()
 
 
 def test_what_a_start_reached_before_it_diverged_does_not_count(data, last_state):
@@ -244,7 +204,7 @@ def test_where_all_starts_diverge_the_result_is_cart(data, base):
 
 
 def test_without_cart_nothing_is_reported_of_it(data, last_state):
-    """``cart=False`` is another program; its ``finish`` is this."""
+    """Its ``finish`` is that of ``cart=False``, another program."""
     search, of = search_of(data)
     result = jax.device_get(result_of(data, last_state))
     finish = partial(search.finish, start=None, data=of, key=jax.random.key(0), monitor=Monitor())
@@ -253,15 +213,6 @@ def test_without_cart_nothing_is_reported_of_it(data, last_state):
     assert done.loss == pytest.approx(done.report["losses"].min(), rel=1e-3)
     with pytest.raises(FloatingPointError, match="all 2 starts became non-finite: try a smaller learning_rate"):
         finish(result._replace(finite=np.bool_(False)))
-
-
-@pytest.mark.slow
-def test_without_cart(data):
-    result = fit(*data, cart=False)
-    assert np.isnan(result.report["cart_loss"]) and result.report["chosen"] >= 0
-    assert result.loss == pytest.approx(result.report["losses"].min(), rel=1e-3)
-    with pytest.raises(FloatingPointError, match="all 2 starts became non-finite: try a smaller learning_rate"):
-        fit(*data, cart=False, learning_rate=1e30)
 
 
 # --- Weights and validation ------------------------------------------------------------------------------------------
@@ -326,8 +277,7 @@ def test_among_equal_starts_validation_decides(steps):
 # --- Classes ---------------------------------------------------------------------------------------------------------
 
 
-def in_three(y):
-    return np.digitize(y, [-1.0, 1.0])
+in_three = partial(np.digitize, bins=[-1.0, 1.0])
 
 
 @pytest.fixture(scope="module", params=["three classes", pytest.param("two classes", marks=pytest.mark.slow)])
@@ -433,20 +383,17 @@ def plane_and_steps():
     return x, np.where(x[:, 0] > 0, 2 * x[:, 1], -1)
 
 
-@pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-33), (1, 1e34), (1e10, 1e-20), (1e-20, 1e10)])
-def test_linear_leaves_in_units_far_from_one(of_x, of_y):
+def test_linear_leaves_in_units_far_from_one():
+    """Slopes that float32 does not hold are refused: they would be 0, and the loss that of a model with slopes."""
     x, y = plane_and_steps()
-    alone, far = (fit(a * x, b * y, recipe=LINEAR) for a, b in ((1, 1), (of_x, of_y)))
-    np.testing.assert_allclose(far.predict(of_x * x) / of_y, alone.predict(x), rtol=1e-3, atol=1e-4)
-    assert far.loss / of_y**2 == pytest.approx(alone.loss, rel=1e-3)
-
-
-@pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)])
-def test_slopes_that_float32_does_not_hold_are_refused(of_x, of_y):
-    """They would be 0, and the loss reported that of a model with slopes."""
-    x, y = plane_and_steps()
-    with pytest.raises(ValueError, match="units in which linear leaves have slopes that float32 holds, got a range of"):
-        fit(of_x * x, of_y * y, recipe=LINEAR)
+    alone = fit(x, y, recipe=LINEAR)
+    for of_x, of_y in ((1, 1e-33), (1, 1e34), (1e10, 1e-20), (1e-20, 1e10)):
+        far = fit(of_x * x, of_y * y, recipe=LINEAR)
+        np.testing.assert_allclose(far.predict(of_x * x) / of_y, alone.predict(x), rtol=1e-3, atol=1e-4)
+        assert far.loss / of_y**2 == pytest.approx(alone.loss, rel=1e-3)
+    for of_x, of_y in ((1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)):
+        with pytest.raises(ValueError, match="have slopes that float32 holds, got a range of"):
+            fit(of_x * x, of_y * y, recipe=LINEAR)
 
 
 def test_rounds_count_what_linear_leaves_cost():

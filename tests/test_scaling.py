@@ -52,17 +52,15 @@ def test_constant_columns_are_zero_whatever_new_samples_hold(value):
     assert not scaling.transform(np.array([[value], [3.0], [-1e30]])).any()
 
 
-def test_columns_too_small_to_square_are_constant():
-    with pytest.warns(UserWarning, match="x varies too little in column 0, by less than 1e-30, .*: multiply it"):
-        assert not scaled(1e-40 * X[:, 0]).any()
-    assert scaled(1e-25 * X[:, 0]).std() == pytest.approx(1, rel=1e-5)
-
-
-def test_a_column_that_varies_too_little_is_named():
+def test_columns_too_small_to_square_are_constant_and_named():
     outlier = np.where(np.arange(N) == 7, 1.0, 1e-35 * X[:, 1])
-    x = np.column_stack([X[:, 0], np.full(N, 3.0), 1e-35 * X[:, 1], 1e-320 * X[:, 2], outlier])
-    with pytest.warns(UserWarning, match=r"x varies too little in columns 2, 3, 4, by less than 1e-30"):
-        jtrees.fit(jtrees.DGT(depth=2, epochs=4, widths=()), x, Y, key=jax.random.key(0))
+    x = np.column_stack([X[:, 0], np.full(N, 3.0), 1e-35 * X[:, 1], 1e-320 * X[:, 2], outlier, 1e-25 * X[:, 0]])
+    with pytest.warns(UserWarning, match="x varies too little in columns 2, 3, 4, by less than 1e-30, .*: multiply it"):
+        found = Scaling.fit(table(x)).transform(x)
+    assert not found[:, 1:4].any()
+    np.testing.assert_allclose(found[:, [0, 5]].std(0), 1, rtol=1e-5)
+    with pytest.warns(UserWarning, match="x varies too little in column 0, by less"):
+        assert not scaled(1e-40 * X[:, 0]).any()
 
 
 @pytest.mark.parametrize("n", [12, N, 5000])
@@ -285,33 +283,15 @@ TIME = 1_700_000_000_000_000_000  # nanoseconds
 @pytest.mark.parametrize(
     ("x", "y", "unit"),
     [
-        (X + 1e6, Y, 1),
         (X + 1e8, Y, 1),
         (X * [1, 1e3, 1e-3] + [1e8, -1e6, 5], Y - 1e8, 1),
-        (1e6 * X + 1e7, Y, 1),
-        (1e-3 * X + 5, Y, 1),
-        (X, Y + 1e9, 1),
         (X, 1e6 * Y + 1e7, 1e6),
-        (X, 1e-3 * Y + 5, 1e-3),
         (X, TIME + (1e9 * Y).astype(np.int64), 1e9),
         (X, TIME // 10**9 + (100 * Y).astype(np.int64), 100),
         ((TIME + 1e9 * X).astype(np.int64), Y, 1),
         (1e36 * X, Y, 1),
     ],
-    ids=[
-        "x + 1e6",
-        "x + 1e8",
-        "all far",
-        "1e6 x + 1e7",
-        "x / 1000 + 5",
-        "y + 1e9",
-        "1e6 y + 1e7",
-        "y / 1000 + 5",
-        "y in ns",
-        "y in s",
-        "x in ns",
-        "x of 1e36",
-    ],
+    ids=["x + 1e8", "all far", "1e6 y + 1e7", "y in ns", "y in s", "x in ns", "x of 1e36"],
 )
 def test_a_fit_is_as_good_wherever_the_data_lie(standard_promotion, plain_fit, x, y, unit):
     fit = jtrees.fit(RECIPE, x, y, key=jax.random.key(0))
@@ -335,29 +315,3 @@ def test_an_outlier_in_a_column_costs_a_fit_hardly_anything(standard_promotion, 
     fit = jtrees.fit(RECIPE, x, Y, key=jax.random.key(0))
     assert fit.loss <= 1.1 * plain_fit.loss < fit.report["cart_loss"]
     assert plain_fit.report["chosen"] >= 0 and fit.report["chosen"] >= 0
-
-
-def test_a_row_of_hardly_any_weight_is_no_reason_to_fail(standard_promotion, plain_fit):
-    """In float32 its weight is nothing: the column is then a constant."""
-    x, weight = X.copy(), np.ones(N)
-    x[:, 1], weight[5] = 0, 1e-50
-    x[5, 1] = 2
-    fit = jtrees.fit(RECIPE, x, Y, sample_weight=weight, key=jax.random.key(0))
-    assert fit.loss <= fit.report["cart_loss"]
-    assert np.isfinite(fit.predict(x)).all()
-
-
-@pytest.mark.parametrize("constant", [0.0, 7.0, 1e6, 1e8])
-def test_a_constant_column_does_no_harm(standard_promotion, constant):
-    x = np.column_stack([X[:, :2], np.full(N, constant)])
-    fit = jtrees.fit(RECIPE, x, Y, key=jax.random.key(0))
-    assert fit.report["chosen"] >= 0
-    # The tree returned takes raw x, and must be as good there as it was on the scaled data.
-    assert fit.loss == pytest.approx(fit.report["losses"].min(), rel=1e-2)
-    assert fit.loss == pytest.approx(np.mean((fit.predict(x) - Y) ** 2), rel=1e-4)
-
-
-def test_truth_values_are_targets_too(standard_promotion):
-    fit = jtrees.fit(RECIPE, X, Y > 0, key=jax.random.key(0))
-    assert fit.loss < 0.5 * np.var(Y > 0)
-    assert fit.loss == jtrees.fit(RECIPE, X, (Y > 0).astype(float), key=jax.random.key(0)).loss

@@ -45,6 +45,11 @@ def test_meshes_that_do_not_fit(data):
         sharding.mesh(2, count)
     with pytest.raises(ValueError, match="a mesh with the axis data must be in context"):
         sharding.join_rows(data)
+    with (
+        jax.set_mesh(sharding.mesh()),
+        pytest.raises(ValueError, match=r"arrays must have one row for each sample, got lengths \[199, 200\]"),
+    ):
+        sharding.put_rows((data[0], data[1][:199]))
 
 
 ONE_OF = """

@@ -1,18 +1,13 @@
 """Soft routing against products over ancestors and sums over leaves."""
 
-from hypothesis import given, strategies as st
-from hypothesis.extra import numpy as arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 
-from jtrees.routing import expected_value, leaf_index, leaf_probabilities, reach_probabilities, scaled_sigmoid
+from jtrees.routing import expected_value, leaf_probabilities, reach_probabilities
 from jtrees.routing.soft import leaf_weights
-
-# Programs that tests share: most of the time here is compilation.
-probabilities_of, value_of = jax.jit(leaf_probabilities), jax.jit(expected_value)
 
 
 def draw(depth, trailing=(), seed=0):
@@ -39,26 +34,6 @@ def test_probabilities_are_products_over_ancestors(x64):
             np.testing.assert_allclose(reach[2 * node + 1] + reach[2 * node + 2], reach[node], rtol=1e-13)
         assert value.shape == right.shape[1:]
         np.testing.assert_allclose(value, oracles.expected_value(right, values), rtol=1e-12, atol=1e-14)
-
-
-probabilities = arrays.arrays(np.float32, (7, 2), elements=st.floats(0, 1, width=32))
-
-
-@given(probabilities)
-def test_probabilities_sum_to_one_and_values_stay_in_range(right):
-    leaves = np.asarray(probabilities_of(right))
-    assert leaves.min() >= 0
-    np.testing.assert_allclose(leaves.sum(0), 1, atol=1e-6)
-    value = np.asarray(value_of(right, np.array([[3.0], [-1], [0], [2], [5], [5], [1], [0]], np.float32)))
-    assert value.min() >= -1 - 1e-5
-    assert value.max() <= 5 + 1e-5
-
-
-def test_the_worked_example_of_tel():
-    # Fig. C.1: 0.8 (0.3 x 1.5 + 0.7 x -2.0) + 0.2 x 2.1, where the figures are probabilities of left.
-    right = jnp.asarray([0.2, 0.7, 0.5], jnp.float32)
-    leaves = jnp.asarray([1.5, -2.0, 2.1, 2.1], jnp.float32)
-    assert float(value_of(right, leaves)) == pytest.approx(-0.34, abs=1e-6)
 
 
 # Leaf values (leaves, ...) that broadcast against probabilities (7, 4) and (7, 2, 4).
@@ -105,19 +80,3 @@ def test_the_gradient_holds_nothing_larger_than_one_number_a_node_and_sample():
     sizes = list(oracles.sizes_in(jax.make_jaxpr(gradient)(right, values).jaxpr))
     nodes = 2**depth - 1
     assert nodes * n <= max(sizes) <= (2 * nodes + 1) * n
-
-
-def test_soft_becomes_hard_as_alpha_grows():
-    scores = np.random.default_rng(1).normal(size=(15, 40)).astype(np.float32)
-    leaf = np.array([oracles.walk_scores(s) for s in scores.T])
-    routed = jax.jit(
-        lambda alpha: (leaf_probabilities(scaled_sigmoid(jnp.asarray(scores), alpha)), leaf_index(jnp.asarray(scores)))
-    )
-    distance = []
-    for alpha in (1.0, 10.0, 100.0, 1e6):  # the smallest |score| here is above 1e-3, so the last is saturated
-        soft, hard = routed(alpha)
-        assert np.array_equal(hard, leaf)
-        distance.append(float(1 - np.asarray(soft)[leaf, np.arange(40)].mean()))
-    assert distance == sorted(distance, reverse=True)
-    assert distance[0] > 0.5
-    assert distance[-1] < 1e-6

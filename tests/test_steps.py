@@ -10,7 +10,6 @@ from jtrees.routing import hard_step, scaled_sigmoid, smooth_step, straight_thro
 
 T = np.linspace(-1.2, 1.2, 49)
 STEPS = [scaled_sigmoid, smooth_step]
-SOFT = [(scaled_sigmoid, 3.0), (scaled_sigmoid, 40.0), (smooth_step, 2.0), (smooth_step, 0.3)]
 # Programs that tests share, of scores and widths of one shape: most of the time here is compilation.
 VALUE = {step: jax.jit(step) for step in STEPS}
 SLOPES = {step: jax.jit(jax.vmap(jax.grad(step, (0, 1)))) for step in STEPS}
@@ -76,17 +75,6 @@ def test_derivatives_agree_with_finite_differences_of_the_values(x64, step):
     np.testing.assert_allclose(SLOPES[step](t, width), [by_t, by_width], atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 2e-2)])
-@pytest.mark.parametrize(("step", "width"), SOFT)
-def test_values_keep_the_dtype(step, width, dtype, tolerance):
-    t, width = pairs(T, [width], dtype)
-    out = VALUE[step](t, width)
-    assert out.dtype == dtype
-    exact = oracle(step, np.asarray(t, np.float64), np.asarray(width, np.float64))
-    # bfloat16 has 8 bits: a rounding of u before the cubic is felt in the second decimal.
-    np.testing.assert_allclose(np.asarray(out, np.float64), exact, atol=tolerance)
-
-
 def test_smooth_step_rises_as_the_cubic_does_where_its_value_rounds_to_one():
     t, gamma = pairs([-0.49995, 0.49995], [1.0], jnp.float32)
     assert VALUE[smooth_step](t, gamma)[1] == 1
@@ -94,14 +82,14 @@ def test_smooth_step_rises_as_the_cubic_does_where_its_value_rounds_to_one():
     np.testing.assert_allclose(SLOPES[smooth_step](t, gamma), exact, rtol=1e-6)
 
 
-def test_the_ends_of_the_smooth_step_are_flat_from_both_sides():
-    t, gamma = pairs([-0.5, 0.5], [1.0], jnp.float32)
-    for slopes in SLOPES[smooth_step](t, gamma):
-        assert slopes.tolist() == [0, 0]
-    # The second derivative jumps there, between -12 u and 0.
-    low, high = jax.jit(jax.vmap(jax.grad(jax.grad(smooth_step))))(t, gamma).tolist()
-    assert 0 <= low <= 6
-    assert -6 <= high <= 0
+def test_smooth_step_is_exactly_hard_and_flat_from_its_ends_on():
+    t, gamma = pairs([-7.0, -0.15, 0.15, 7.0], [0.3], jnp.float32)
+    assert VALUE[smooth_step](t, gamma).tolist() == [0, 0, 1, 1]
+    assert not np.any(SLOPES[smooth_step](t, gamma))
+    # The second derivative jumps there, between -12 u / gamma^2 and 0.
+    _, low, high, _ = jax.jit(jax.vmap(jax.grad(jax.grad(smooth_step))))(t, gamma).tolist()
+    assert 0 <= low <= 6 / 0.3**2
+    assert -6 / 0.3**2 <= high <= 0
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -122,20 +110,6 @@ def test_widths_broadcast_and_get_gradients_of_their_own_shape(x64, step):
         np.testing.assert_allclose(by_t, first[0], rtol=1e-10, atol=1e-12)
         assert by_width.shape == shape
         np.testing.assert_allclose(by_width, first[1].sum(shared).reshape(shape), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("step", STEPS)
-def test_values_and_derivatives_are_finite_at_the_extremes(step, dtype):
-    largest = float(jnp.finfo(dtype).max)
-    sizes = np.array([0, 1e-30, 4e-7, 5e-7, 6e-7, 1e-3, 1, 1e6, 1e30, largest])
-    t, width = pairs(np.concatenate([-sizes, sizes]), [1e-6, 1, 1e6, 1e30, largest], dtype)
-    value, slopes = np.asarray(VALUE[step](t, width)), np.asarray(SLOPES[step](t, width))
-    assert ((value >= 0) & (value <= 1)).all()
-    assert np.isfinite(slopes).all()
-    far = (np.abs(t) >= 1e30) & (width >= 1) & (width <= 2e6)
-    assert np.array_equal(value[far], t[far] > 0)
-    assert not slopes[0, far].any()
 
 
 def decades(info):
@@ -173,6 +147,7 @@ def test_subnormal_scores_and_widths_are_answered_as_they_are_or_as_zero(x64, st
     info = jnp.finfo(dtype)
     sizes, tiny = decades(info), float(info.tiny)
     t, width = pairs(np.concatenate([-sizes, [0], sizes]), sizes, dtype)
+    assert VALUE[step](t, width).dtype == dtype
     value, slopes = np.asarray(VALUE[step](t, width), np.float64), np.asarray(SLOPES[step](t, width), np.float64)
     assert np.isfinite(slopes).all()
     assert ((value >= 0) & (value <= 1)).all()
@@ -191,6 +166,8 @@ def test_subnormal_scores_and_widths_are_answered_as_they_are_or_as_zero(x64, st
     assert (np.abs(np.array(allowed) - value).min(0) <= tolerance).all()
     # Which way a sample goes is not lost, or it is in the middle.
     assert (value[t > 0] >= 0.5).all() and (value[t < 0] <= 0.5).all()
+    far = (width >= 1) & (np.abs(t) / 1e6 >= (1 if step is scaled_sigmoid else width))
+    assert np.array_equal(value[far], t[far] > 0) and not slopes[0, far].any()
 
 
 ZERO = jax.jit(lambda t: (hard_step(t), straight_through_sign(t), scaled_sigmoid(t, 1e3), smooth_step(t, 1e-3)))
@@ -203,12 +180,6 @@ def test_zero_goes_left(zero):
     assert right.tolist() == [False, True, False]
     assert sign.tolist() == [-1, 1, -1]
     assert smooth[0] == cubic[0] == 0.5
-
-
-def test_smooth_step_is_exactly_hard_from_its_ends_on():
-    t, gamma = pairs([-7.0, -0.15, 0.15, 7.0], [0.3], jnp.float32)
-    assert VALUE[smooth_step](t, gamma).tolist() == [0, 0, 1, 1]
-    assert SLOPES[smooth_step](t, gamma)[0].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -13,7 +13,6 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees.data import checked_table
 from jtrees.search import run
 from jtrees.search.monitor import Monitor
 
@@ -30,8 +29,13 @@ RATES = {"learning_rate": (0.01, 0.1)}
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-def sweep(recipe=DGT, y=Y, **options):
-    return jtrees.sweep(recipe, X, y, key=KEY, **({"grid": RATES} | options))
+def sweep(recipe=None, y=Y, **options):
+    return jtrees.sweep(recipe or Polynomials(), X, y, key=KEY, **({"grid": RATES} | options))
+
+
+def single(recipe=None, y=Y, **options):
+    """A sweep of one combination."""
+    return sweep(recipe, y, grid=None, **options)
 
 
 def same(a, b, **tolerance):
@@ -39,6 +43,16 @@ def same(a, b, **tolerance):
     check = partial(np.testing.assert_allclose, **tolerance) if tolerance else np.testing.assert_array_equal
     assert a.step == b.step
     jax.tree.map(check, (a.loss, a.history, a.model), (b.loss, b.history, b.model))
+
+
+def all_same(a, b):
+    """Two sweeps, bit for bit."""
+    list(map(same, a.fits.ravel(), b.fits.ravel()))
+    assert a.fits.shape == b.fits.shape
+
+
+def mse(fit, rows, weight=None):
+    return np.average((fit.model.predict(X[rows]) - Y[rows]) ** 2, weights=weight)
 
 
 # What other operations a step is compiled among may round it otherwise, by one part in 2^24; RMSprop's quotients make
@@ -57,7 +71,7 @@ def test_each_run_is_the_fit_alone(way):
     task, validated = way
     y = Y if task == "regression" else CLASS
     validation = (X[:30], y[:30]) if validated else None
-    result = sweep(y=y, task=task, validation=validation, seeds=(0, 5), grid=RATES | {"depth": (2, 3)})
+    result = sweep(DGT, y, task=task, validation=validation, seeds=(0, 5), grid=RATES | {"depth": jnp.arange(2, 4)})
     assert result.options == [{"learning_rate": a, "depth": d} for a in (0.01, 0.1) for d in (2, 3)]
     assert result.fits.shape == (4, 2, 1)
     for (c, options), (s, seed) in itertools.product(enumerate(result.options), enumerate((0, 5))):
@@ -82,96 +96,82 @@ def test_each_seed_has_its_own_bootstrap_samples():
         np.testing.assert_allclose(result.fits[c, s, 0].model.predict(X), alone.model.predict(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("batch", sweeps.quick([1, 2, 3, 100], [3]))
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_batches_change_nothing(batch):
     of = {"samples": [{"learning_rate": 0.02 * (i + 1)} for i in range(5)], "grid": None}
-    whole, parts = sweep(**of), sweep(**of, batch=batch)
-    for a, b in zip(whole.fits.ravel(), parts.fits.ravel(), strict=True):
-        same(a, b)
+    all_same(sweep(**of, batch=batch), sweep(**of))
+
+
+# --- Rows left out ---------------------------------------------------------------------------------------------------
 
 
 ORDER = np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), 96))  # in which rows are left out
 FOLDS = np.array_split(ORDER, 3)
+WEIGHT = np.arange(1.0, 97)
 
 
-def test_every_row_is_evaluated_once_by_a_run_that_did_not_see_it():
-    result = sweep(validation=3, seeds=2)
+@pytest.mark.parametrize("part", [1 / 3, 0.1, np.float32(0.5)])
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["even", "weighted"])
+def test_a_part_is_evaluated_by_a_fit_to_the_others(part, weight):
+    """Not even the scaling knows the rows left out."""
+    held_out, rest = np.sort(ORDER[: round(float(part) * 96)]), np.sort(ORDER[round(float(part) * 96) :])
+    of = lambda rows: None if weight is None else weight[rows]
+    result = single(validation=part, sample_weight=weight)
+    alone = jtrees.fit(Polynomials(), X[rest], Y[rest], key=jax.random.fold_in(KEY, 0), sample_weight=of(rest))
+    same(result.fit, alone)
+    assert result.losses == pytest.approx(mse(alone, held_out, of(held_out)))
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["even", "weighted"])
+def test_every_row_is_evaluated_once_by_a_run_that_did_not_see_it(weight):
+    result = sweep(validation=np.int64(3), seeds=2, sample_weight=weight)
     assert result.losses.shape == (2, 2, 3)
-    for fold, rows in enumerate(FOLDS):
-        fit = result.fits[1, 1, fold]
-        assert result.losses[1, 1, fold] == pytest.approx(np.mean((fit.model.predict(X[rows]) - Y[rows]) ** 2))
-    rows, part = ORDER[:32], sweep(validation=1 / 3)
-    assert part.losses.shape == (2, 1, 1)
-    assert part.losses[0, 0, 0] == pytest.approx(np.mean((part.fits[0, 0, 0].model.predict(X[rows]) - Y[rows]) ** 2))
-
-
-def test_a_part_left_out_is_not_there():
-    """Its targets may be anything: not even the scaling knows them."""
+    of = lambda rows: None if weight is None else weight[rows]
+    losses = [mse(fit, rows, of(rows)) for fit, rows in zip(result.fits[1, 1], FOLDS, strict=True)]
+    assert result.losses[1, 1] == pytest.approx(losses)
+    # The targets of a fold in another order (the range of all, by which they are scaled, stays what it is).
     other = Y.copy()
-    other[ORDER[:32]] = 1e6
-    of = {"validation": 1 / 3, "samples": [{}], "grid": None}
-    np.testing.assert_array_equal(*(sweep(y=y, **of).fit.model.predict(X) for y in (Y, other)))
-
-
-@pytest.mark.parametrize("validation", [1 / 3, 0.1, np.float32(0.5), 2, np.int64(5)])
-def test_rows_left_out(validation):
-    table = checked_table(X, Y, np.arange(1, 97), "regression")
-    split = module.split_of(DGT, table, validation, KEY)
-    folds = int(validation) if validation >= 2 else 1
-    assert split.validation is None and len(split.left_out) == len(split.held_out) == folds
-    x = np.concatenate([held_out.x for held_out in split.held_out])
-    assert len(x) == len(np.unique(x, axis=0)) == (96 if folds > 1 else round(float(validation) * 96))
-    for left_out, held_out in zip(split.left_out, split.held_out, strict=True):
-        kept = split.table if left_out is None else split.table.rows(np.setdiff1d(np.arange(96), left_out))
-        both = np.concatenate([kept.weight, held_out.weight])
-        np.testing.assert_allclose(np.sort(both), np.arange(1, 97) / 96)  # rows keep their weights
+    other[FOLDS[0]] = Y[FOLDS[0]][::-1]
+    again = sweep(y=other, validation=3, seeds=2, sample_weight=weight)
+    first, second = ([fit.model.predict(X) for fit in one.fits[1, 1]] for one in (result, again))
+    assert [np.array_equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, False]
 
 
 def test_reports_count_the_rows_that_were_trained_on():
     """And not those that a fold leaves out, which are in the program with weight 0."""
-    result = sweep(DGT.replace(depth=10), validation=3)
-    nodes = lambda fit, x: np.unique(fit.tree.decision_path(x)[:-1])
-    differ = []
-    for fold, rows in enumerate(FOLDS):
-        fit, rest = result.fits[0, 0, fold], np.setdiff1d(np.arange(96), rows)
-        assert fit.report["reached"] == len(nodes(fit, X[rest]))
-        differ.append(len(nodes(fit, X)) != len(nodes(fit, X[rest])))
-    assert any(differ)
+    fits = single(DGT.replace(depth=10), validation=3).fits[0, 0]
+    nodes = lambda fit, x: len(np.unique(fit.tree.decision_path(x)[:-1]))
+    trained_on = [X[np.setdiff1d(np.arange(96), rows)] for rows in FOLDS]
+    reached = [fit.report["reached"] for fit in fits]
+    assert reached == list(map(nodes, fits, trained_on)) != [nodes(fit, X) for fit in fits]
 
 
 def test_bags_of_a_fold_hold_rows_that_were_trained_on():
-    result = sweep(jtrees.Bagged(DGT, trees=2), grid={"base__learning_rate": (0.01, 0.1)}, validation=3)
-    for fit in result.fits[0, 0]:
+    for fit in single(jtrees.Bagged(DGT, trees=2), validation=3).fits[0, 0]:
         report = fit.report
         assert report["in_bag"].shape == (2, 64) and len(report["out_of_bag"]) == 64
         np.testing.assert_array_equal(report["in_bag"].sum(1), 64)
         np.testing.assert_array_equal(np.isnan(report["out_of_bag"]), report["in_bag"].all(0))
 
 
-def test_a_run_does_not_depend_on_the_targets_of_its_fold():
-    """In another order (the range of all, by which targets are scaled, stays what it is)."""
-    rows, other = FOLDS[0], Y.copy()
-    other[rows] = Y[rows][::-1]
-    fits = [sweep(y=y, validation=3, samples=[{}], grid=None).fits[0, 0] for y in (Y, other)]
-    np.testing.assert_array_equal(fits[0][0].model.predict(X), fits[1][0].model.predict(X))
-    assert np.any(fits[0][1].model.predict(X) != fits[1][1].model.predict(X))  # those of other folds do
+# --- Results ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_and_ties(monkeypatch):
-    result = sweep(Polynomials(), grid={"depth": (1, 3, 5)}, validation=(X, Y))
+    result = sweep(grid={"depth": (1, 3, 5)}, validation=(X, Y))
     assert result.fit is result.fits[*result.best, 0]
     assert result.losses[result.best].mean() == result.losses.min()
     # Equal losses: the smaller model.
     monkeypatch.setattr(module.Run, "loss", 1.0)
-    assert sweep(Polynomials(), grid={"depth": (5, 1, 3)}).best == (1, 0)
+    assert sweep(grid={"depth": (5, 1, 3)}).best == (1, 0)
 
 
 def test_what_diverges_is_marked_and_not_fatal():
-    result = sweep(Polynomials(depth=3), grid={"learning_rate": (1e30, 0.5)})
+    result = sweep(grid={"learning_rate": (1e30, 0.5)})
     assert [row["finite"] for row in result.rows()] == [False, True] and result.best == (1, 0)
     assert result.fits[0, 0, 0] is None and result.losses[0, 0, 0] == np.inf and np.isnan(result.sizes[0, 0, 0])
     with pytest.raises(FloatingPointError, match="no run found anything finite"):
-        sweep(Polynomials(depth=3), grid={"learning_rate": (1e29, 1e30)})
+        sweep(grid={"learning_rate": (1e29, 1e30)})
 
 
 def test_frame_and_repr():
@@ -181,8 +181,7 @@ def test_frame_and_repr():
     assert len(frame) == 4 and frame.loss.is_monotonic_increasing and set(frame.seed) == {1, 2}
     assert frame.loss[0] == result.losses.min()
     assert repr(result).startswith("SweepResult(2 combinations x 2 seeds x 1 folds, best: {'learning_rate': 0.")
-    again = pickle.loads(pickle.dumps(result))
-    same(again.fit, result.fit)
+    same(pickle.loads(pickle.dumps(result)).fit, result.fit)
 
 
 # --- Programs, memory and interrupts ---------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def test_frame_and_repr():
 def test_one_program_for_each_combination_of_static_options(count_compilations):
     """Of four combinations of numbers and four seeds as of two and two, and not one more for other values."""
     of = lambda seeds, *rates: {"grid": {"depth": (2, 3), "learning_rate": rates}, "seeds": seeds}
-    losses = lambda *numbers: sweep(Polynomials(), **of(*numbers)).losses
+    losses = lambda *numbers: sweep(**of(*numbers)).losses
     losses(4, 0.1, 0.2, 0.3, 0.4)
     assert count_compilations(losses, (7, 8, 9, 10), 0.15, 0.25, 0.35, 0.5) == 0
     # How many runs there are is a shape: three programs (initialise, a round, the result) for each depth.
@@ -200,42 +199,45 @@ def test_one_program_for_each_combination_of_static_options(count_compilations):
 
 
 def test_runs_that_do_not_fit_into_memory_are_split(monkeypatch):
-    sizes, whole, run_rounds = [], sweep(seeds=8), run.run_rounds
+    sizes, run_rounds = [], run.run_rounds
 
     def counted(recipe, *args, **options):
         sizes.append(len(recipe.fold))
         return run_rounds(recipe, *args, **options)
 
     monkeypatch.setattr(run, "run_rounds", counted)
-    sweep(seeds=8)
+    whole = sweep(seeds=8)
     assert sizes == [16]
     monkeypatch.setattr(run, "_memory_of_round", lambda stacked, *_: 1000 * len(stacked.fold))
     monkeypatch.setattr(run, "_memory", lambda device: 6500 / run._MEMORY_SHARE)
-    parts = sweep(seeds=8)
+    all_same(sweep(seeds=8), whole)
     assert sizes[1:] == [6, 6, 6]  # three times as even as can be, and not 6, 6, 4
-    for a, b in zip(whole.fits.ravel(), parts.fits.ravel(), strict=True):
-        same(a, b)
     monkeypatch.setattr(run, "_memory", lambda device: 1)
-    assert sweep(seeds=2, samples=[{}], grid=None).fits.all() and sizes[4:] == [1, 1]  # never less than one
+    assert single(seeds=2).fits.all() and sizes[4:] == [1, 1]  # never less than one
+
+
+def time_for(monkeypatch, batches):
+    """The time is up after so many batches of runs."""
+    left = itertools.chain([True] * (batches - 1), itertools.repeat(False))
+
+    def has_time(monitor):
+        monitor.ended = "finished" if (there_is := next(left)) else "max_seconds"
+        return there_is
+
+    monkeypatch.setattr(Monitor, "has_time", has_time)
 
 
 def test_an_interrupted_sweep_keeps_its_fits(monkeypatch):
-    has_time = iter([True, False])
-    monkeypatch.setattr(Monitor, "has_time", lambda self: next(has_time, False))
-    result = sweep(seeds=6, samples=[{}], grid=None, batch=2)
-    assert [fit is not None for fit in result.fits.ravel()] == [True] * 4 + [False] * 2
+    time_for(monkeypatch, 2)
+    result = sweep(grid={"depth": (2, 3)}, seeds=6, batch=2)  # which are two programs
+    assert [fit is not None for fit in result.fits.ravel()] == [True] * 4 + [False] * 8
     assert np.isfinite(result.losses.ravel()[:4]).all() and np.isinf(result.losses.ravel()[4:]).all()
 
 
 def test_a_sweep_that_ended_before_any_combination_had_its_folds(monkeypatch):
     """The fits that there are decide."""
-
-    def no_time(monitor):
-        monitor.ended = "max_seconds"
-        return False
-
-    monkeypatch.setattr(Monitor, "has_time", no_time)
-    result = sweep(validation=3, batch=2, grid={"learning_rate": (0.01,)})
+    time_for(monkeypatch, 1)
+    result = single(validation=3, batch=2)
     assert [fit is not None for fit in result.fits.ravel()] == [True, True, False]
     assert result.best == (0, 0) and result.fit is result.fits[0, 0, 0]
 
@@ -243,55 +245,45 @@ def test_a_sweep_that_ended_before_any_combination_had_its_folds(monkeypatch):
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [jtrees.sweep, jtrees.tune])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"grid": {}}, "grid must hold values by name"),
-        ({"grid": {"depth": ()}}, "grid must hold values by name"),
-        ({"grid": {"depth": 3}}, "grid must hold values by name"),
-        ({"grid": [3]}, "grid must hold values by name"),
-        ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are depth, epochs, .*, got 'deep'"),
-        ({"grid": {"base__depth": (1, 2)}}, "grid: options of DGT are .*, got 'base'"),
-        ({"grid": {"depth": jnp.arange(1, 3)}}, "grid: depth is static, each value is a program: give Python values"),
-        ({"grid": {"depth": (1, "two")}}, "depth must be a whole number from 1 to 16, got 'two'"),
-        ({"grid": {"depth": (1, 99)}}, "depth must be from 1 to 16, got 99"),
-        ({"grid": {"learning_rate": (0.1, -1)}}, "learning_rate must be finite and above 0"),
-        (
-            {"recipe": jtrees.LatentClustering(), "grid": {"target_features": ((0,), (1,))}},
-            "grid must hold options, and not what is to be learnt, got 'target_features'",
-        ),
-        ({"validation": 0.0}, "validation must be a part between 0 and 1, or a whole number of folds, got 0.0"),
-        ({"validation": 1.0}, "validation must be a part between 0 and 1"),
-        ({"validation": np.nan}, "validation must be a part between 0 and 1"),
-        ({"validation": 1}, "validation must be at least 2 folds and at most 96, a row each, got 1"),
-        ({"validation": 97}, "validation must be at least 2 folds"),
-        ({"validation": True}, r"validation must be a pair \(x, y\), a part or a number of folds, got True"),
-        ({"validation": "third"}, "validation must be a pair"),
-    ],
-)
-def test_bad_grids_and_validation_are_refused(function, options, message):
+BOTH = [
+    *(({"grid": grid}, "grid must hold values by name") for grid in ({}, {"depth": ()}, {"depth": 3}, [3])),
+    ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are depth, epochs, .*, got 'deep'"),
+    ({"grid": {"base__depth": (1, 2)}}, "grid: options of DGT are .*, got 'base'"),
+    ({"grid": {"depth": (1, "two")}}, "depth must be a whole number from 1 to 16, got 'two'"),
+    ({"grid": {"depth": (1, 99)}}, "depth must be from 1 to 16, got 99"),
+    ({"grid": {"learning_rate": (0.1, -1)}}, "learning_rate must be finite and above 0"),
+    (
+        {"recipe": jtrees.LatentClustering(), "grid": {"target_features": ((0,), (1,))}},
+        "grid must hold options, and not what is to be learnt, got 'target_features'",
+    ),
+    ({"validation": 0.0}, "validation must be a part between 0 and 1, or a whole number of folds, got 0.0"),
+    *(({"validation": part}, "validation must be a part between 0 and 1") for part in (1.0, np.nan)),
+    ({"validation": 1}, "validation must be at least 2 folds and at most 96, a row each, got 1"),
+    ({"validation": 97}, "validation must be at least 2 folds"),
+    ({"validation": True}, r"validation must be a pair \(x, y\), a part or a number of folds, got True"),
+    ({"validation": "third"}, "validation must be a pair"),
+]
+OF_SWEEP = [
+    *(({"samples": samples, "grid": None}, "samples must hold combinations") for samples in ([], [3])),
+    ({"samples": [{"deep": 3}], "grid": None}, "samples: options of DGT are "),
+    ({"samples": [{"depth": 3}]}, "grid and samples exclude each other"),
+    ({"seeds": 0}, "seeds must be"),
+    ({"seeds": ()}, "seeds must hold at least one seed"),
+    ({"seeds": (1, -2)}, "seeds must be"),
+    ({"seeds": (1, 2.5)}, "seeds must be a whole number, got 2.5"),
+    *(({"batch": batch}, "batch must be") for batch in (0, "some")),
+]
+OF_TUNE = [({"validation": None}, r"validation must be a pair \(x, y\), a part or a number of folds, got None")]
+CASES = [
+    *((jtrees.sweep, *case) for case in BOTH + OF_SWEEP),
+    *((jtrees.tune, *case) for case in BOTH + OF_TUNE),
+]
+
+
+@pytest.mark.parametrize(("function", "options", "message"), CASES)
+def test_bad_arguments_are_refused(function, options, message):
     with pytest.raises(ValueError, match=message):
         function(**{"recipe": DGT, "x": X, "y": Y, "key": KEY, "grid": RATES} | options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": []}, "samples must hold combinations"),
-        ({"samples": [3]}, "samples must hold combinations"),
-        ({"samples": [{"deep": 3}]}, "samples: options of DGT are "),
-        ({"samples": [{"depth": 3}], "grid": RATES}, "grid and samples exclude each other"),
-        ({"seeds": 0}, "seeds must be"),
-        ({"seeds": ()}, "seeds must hold at least one seed"),
-        ({"seeds": (1, -2)}, "seeds must be"),
-        ({"batch": 0}, "batch must be"),
-        ({"batch": "some"}, "batch must be"),
-    ],
-)
-def test_bad_samples_seeds_and_batches_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(**{"grid": None} | options)
 
 
 def test_rows_that_do_not_vary_once_some_are_left_out():

@@ -25,12 +25,8 @@ def test_names_stand_for_tasks_whose_outputs_are_counted_in_y():
 
 
 def test_shapes_of_outputs():
-    assert [task.shape for task in (Regression(), Regression(1), Regression(3), Classification(3))] == [
-        (),
-        (1,),
-        (3,),
-        (3,),
-    ]
+    tasks = Regression(), Regression(1), Regression(3), Classification(3)
+    assert [task.shape for task in tasks] == [(), (1,), (3,), (3,)]
 
 
 def test_a_task_may_have_classes_without_a_sample(standard_promotion):

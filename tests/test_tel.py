@@ -12,7 +12,7 @@ import sweeps
 import jtrees
 from jtrees import Batch
 from jtrees.leaves.constant import effective
-from jtrees.methods.tel.ensemble import Ensemble, hardened
+from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -188,15 +188,12 @@ def test_products_of_features_are_learnt(lazy):
     )
 
 
-def test_gamma_is_what_reaches_leaves():
+def test_gamma_is_what_reaches_leaves_and_the_logistic_twin_reaches_all():
+    logistic = jtrees.fit(SMALL.replace(step="logistic", epochs=5), X, Y, key=KEY)
+    assert logistic.report["reachable_leaves"] == 8 and not logistic.report["overflows"]
     fits = [jtrees.fit(SMALL.replace(gamma=gamma), X, Y, key=KEY) for gamma in (0.01, 0.3, 3.0)]
     reached = [result.report["reachable_leaves"] for result in fits]
     assert 1 <= reached[0] < 1.2 < reached[1] < reached[2]
-
-
-def test_the_logistic_twin_reaches_everything():
-    result = jtrees.fit(SMALL.replace(step="logistic", epochs=5), X, Y, key=KEY)
-    assert result.report["reachable_leaves"] == 8 and not result.report["overflows"]
 
 
 @pytest.mark.parametrize("far", [0.0, 1e6])

@@ -1,4 +1,4 @@
-"""Training on tables that no memory holds: data, script, parts. What may happen to it is in test_faults.py."""
+"""Training on tables larger than memory: data, script, parts. Faults are in test_faults.py."""
 
 import itertools
 import json
@@ -12,6 +12,7 @@ import weakref
 import jax
 from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,6 +32,15 @@ TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)
 # --- Blocks ----------------------------------------------------------------------------------------------------------
 
 
+def rewritten(file, change):
+    """Writes a shard again, its rows (target last) as ``change`` returns them."""
+    if file.suffix == ".npy":
+        np.save(file, change(np.load(file)))
+    else:
+        frame = pq.read_table(file).to_pandas()[["x0", "x1", "x2", "price"]]
+        pq.write_table(pa.Table.from_pandas(pd.DataFrame(change(frame.to_numpy()), columns=frame.columns)), file)
+
+
 def shards(folder, kind, parts=((0, 4), (4, 10))):
     """The table as shards, 30 more rows in each; in Parquet the target comes first."""
     folder.mkdir()
@@ -45,95 +55,85 @@ def shards(folder, kind, parts=((0, 4), (4, 10))):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def same_blocks(one, other):
+    """Both have the same blocks."""
+    assert len(one) == len(other)
+    for i in reversed(range(len(other))):
+        for a, b in zip(one[i], other[i], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+both_kinds = pytest.mark.parametrize("kind", ["npy", "parquet"])
+
+
+@both_kinds
 def test_shards_are_read_in_any_order(tmp_path, kind):
     read = Shards(shards(tmp_path / "data", kind), 100, target=TARGET[kind])
-    assert (
-        len(read) == len(TABLE) == 10
-        and read.notes == ["60 rows at the ends of shards fill no block of 100: they are not used"]
-        and read.names == ["x0", "x1", "x2"]
-    )
-    for i in (9, 0, 3, 4):
-        for one, other in zip(read[i], TABLE[i], strict=True):
-            np.testing.assert_array_equal(one, other)
+    assert read.notes == ["60 rows at the ends of shards fill no block of 100: they are not used"]
+    assert read.names == ["x0", "x1", "x2"] and len(read) == 10
+    same_blocks(read, TABLE)
 
 
-def test_classes_are_whole_numbers(tmp_path):
-    made = Synthetic(rows=200, p=2, block=100, classes=True)
-    assert made[0][1].dtype == np.int32 and set(made[1][1]) == {0, 1}
-    (tmp_path / "data").mkdir()
-    np.save(tmp_path / "data" / "a.npy", np.array([[0.0, 1.0], [1.0, 0.5]] * 10))
-    with pytest.raises(DataError, match=r"a.npy, row 1 \(from 0\): classes must be 0, 1, ..., got 0.5"):
-        Shards(tmp_path / "data", 10, classes=True)[0]
+@both_kinds
+@pytest.mark.parametrize(
+    ("column", "value", "classes", "said"),
+    [
+        (1, np.nan, False, "every number must be finite, got NaN or infinity"),
+        (1, 1e300, False, r"every number must be within the range of float32, got 1e\+300"),
+        (3, 0.5, True, "classes must be 0, 1, ..., got 0.5"),
+        (3, 3e9, True, "classes must be 0, 1, ..., got 3000000000"),
+    ],
+)
+def test_a_wrong_number_is_named_by_file_and_row(tmp_path, kind, column, value, classes, said):
+    def change(rows):
+        rows = rows.astype(np.float64)
+        rows[:, 3] = 1
+        rows[217, column] = value
+        return rows
 
-
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
-def test_a_gap_is_named_by_file_and_row(tmp_path, kind):
     folder = shards(tmp_path / "data", kind)
-    if kind == "npy":
-        rows = np.load(folder / "1.npy")
-        rows[217, 1] = np.nan
-        np.save(folder / "1.npy", rows)
-    else:
-        table = pq.read_table(folder / "1.parquet").to_pandas()
-        table.loc[217, "x1"] = None
-        pq.write_table(pa.Table.from_pandas(table), folder / "1.parquet")
-    read = Shards(folder, 100, target=TARGET[kind])
-    assert len(read[5][0]) == 100
-    with pytest.raises(DataError, match=rf"1\.{kind}, row 217 \(from 0\): every number must be finite"):
+    for file in folder.iterdir():
+        rewritten(file, change if file.stem == "1" else lambda rows: np.ones_like(rows))
+    read = Shards(folder, 100, target=TARGET[kind], classes=classes)
+    assert len(read[5][0]) == 100 and read[5][1].dtype == (np.int32 if classes else np.float64)
+    with pytest.raises(DataError, match=rf"1\.{kind}, row 217 \(from 0\): {said}"):
         read[6]
 
 
-def test_numbers_that_float32_and_int32_do_not_hold_are_named_by_file_and_row(tmp_path):
-    (tmp_path / "data").mkdir()
-    rows = np.ones((20, 3))
-    rows[13, 1], rows[7, 2] = 1e300, 3e9
-    np.save(tmp_path / "data" / "a.npy", rows)
-    with pytest.raises(
-        DataError, match=r"a.npy, row 13 \(from 0\): every number must be within .*float32, got 1e\+300"
-    ):
-        Shards(tmp_path / "data", 10)[1]
-    with pytest.raises(DataError, match=r"a.npy, row 7 \(from 0\): classes must be 0, 1, ..., got 3000000000"):
-        Shards(tmp_path / "data", 10, classes=True)[0]
+def test_generated_classes():
+    made = Synthetic(rows=200, p=2, block=100, classes=True)
+    assert made[0][1].dtype == np.int32 and set(made[1][1]) == {0, 1}
 
 
 def test_columns_of_parquet_are_read_by_name_whatever_their_order_and_type(tmp_path):
-    first = Shards(shards(tmp_path / "data", "parquet"), 100, target="price")
-    before = [first[i] for i in range(len(first))]
-    file = tmp_path / "data" / "1.parquet"
-    table = pq.read_table(file).select(["x2", "price", "x0", "x1"])
-    pq.write_table(table.cast(pa.schema([(name, pa.float64()) for name in table.column_names])), file)
-    after = Shards(tmp_path / "data", 100, target="price")
-    assert after.names == ["x0", "x1", "x2"]
-    for i, block in enumerate(before):
-        for one, other in zip(block, after[i], strict=True):
-            np.testing.assert_array_equal(one, other)
-    pq.write_table(table.rename_columns(["x3", "price", "x0", "x1"]), file)
+    folder = shards(tmp_path / "data", "parquet")
+    table = pq.read_table(folder / "1.parquet").select(["x2", "price", "x0", "x1"])
+    types = pa.schema([(name, pa.float64()) for name in table.column_names])
+    pq.write_table(table.cast(types), folder / "1.parquet")
+    read = Shards(folder, 100, target="price")
+    assert read.names == ["x0", "x1", "x2"]
+    same_blocks(read, TABLE)
+    pq.write_table(table.rename_columns(["x3", "price", "x0", "x1"]), folder / "1.parquet")
     with pytest.raises(DataError, match=r"but 1.parquet has 3 features, x3, x0, x1 and .*: not in both is x2, x3"):
-        Shards(tmp_path / "data", 100, target="price")
+        Shards(folder, 100, target="price")
 
 
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
+@both_kinds
 def test_shards_of_no_row_or_one(tmp_path, kind):
     """They fill no block; a file of no byte is an error."""
-    whole = Shards(shards(tmp_path / "data", kind), 100, target=TARGET[kind])
-    few = shards(tmp_path / "few", kind, [(0, 1), (1, 2)])
-    for name, rows in (("0", 0), ("1", 1)):
-        file = tmp_path / "data" / f"0{name}.{kind}"
-        if kind == "npy":
-            np.save(file, np.load(few / f"{name}.npy")[:rows])
-        else:
-            pq.write_table(pq.read_table(few / f"{name}.parquet")[:rows], file)
-    with_few = Shards(tmp_path / "data", 100, target=TARGET[kind])
-    assert len(with_few) == 10 and with_few.notes[0].startswith("61 rows at the ends of shards fill no block of 100")
-    for i in range(10):
-        np.testing.assert_array_equal(with_few[i][0], whole[i][0])
-    (tmp_path / "data" / f"2.{kind}").write_bytes(b"")
+    folder = shards(tmp_path / "data", kind)
+    for rows in (0, 1):
+        shutil.copy(folder / f"0.{kind}", file := folder / f"0{rows}.{kind}")
+        rewritten(file, lambda whole, rows=rows: whole[:rows])
+    read = Shards(folder, 100, target=TARGET[kind])
+    assert read.notes[0].startswith("61 rows at the ends of shards fill no block of 100")
+    same_blocks(read, TABLE)
+    (folder / f"2.{kind}").write_bytes(b"")
     with pytest.raises(DataError, match=rf"the shard .*2.{kind} cannot be read"):
-        Shards(tmp_path / "data", 100, target=TARGET[kind])
+        Shards(folder, 100, target=TARGET[kind])
 
 
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
+@both_kinds
 def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
     folder = shards(tmp_path / "data", kind)
     read, file = Shards(folder, 100, target=TARGET[kind]), folder / f"1.{kind}"
@@ -142,12 +142,10 @@ def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
     with pytest.raises(DataError, match=rf"the shard .*1\.{kind} is missing"):
         read[9]
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
-        read[8]
-    with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
-        Shards(folder, 100, target=TARGET[kind])
-    shutil.rmtree(folder)
-    shards(folder, kind)
+    for use in (lambda: read[8], lambda: Shards(folder, 100, target=TARGET[kind])):
+        with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
+            use()
+    file.write_bytes(whole)
     if kind == "npy":
         np.save(file, np.zeros((300, 5)))
     else:
@@ -156,21 +154,22 @@ def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
         Shards(folder, 100, target=TARGET[kind])
 
 
-def test_folders_and_columns_that_will_not_do(tmp_path):
-    with pytest.raises(DataError, match=r"cannot read .*nowhere"):
-        Shards(tmp_path / "nowhere", 10)
-    with pytest.raises(DataError, match="has no shards"):
-        Shards(tmp_path, 10)
-    with pytest.raises(DataError, match=r"--target must be a column of 0.parquet, 4 features, .*; got 'cost'"):
-        Shards(shards(tmp_path / "data", "parquet"), 10, target="cost")
-    pq.write_table(pa.table({"price": [1.0], "town": ["Kiel"]}), tmp_path / "data" / "0.parquet")
-    with pytest.raises(DataError, match="every column must hold numbers, got string in 'town'"):
-        Shards(tmp_path / "data", 10, target="price")
-    with pytest.raises(DataError, match=r"--target is for Parquet: in .*0.npy the last column is the target, got 'y'"):
-        Shards(shards(tmp_path / "others", "npy"), 10, target="y")
-    np.save(tmp_path / "flat.npy", np.zeros(5))
-    with pytest.raises(DataError, match=r"must hold numbers .* got float64 of shape"):
-        Shards(tmp_path, 1)
+def test_folders_and_columns_that_are_refused(tmp_path):
+    npy, parquet = shards(tmp_path / "npy", "npy"), shards(tmp_path / "parquet", "parquet")
+    (flat := tmp_path / "flat").mkdir()
+    np.save(flat / "flat.npy", np.zeros(5))
+    (text := tmp_path / "text").mkdir()
+    pq.write_table(pa.table({"price": [1.0], "town": ["Kiel"]}), text / "0.parquet")
+    for folder, target, message in (
+        (tmp_path / "nowhere", None, r"cannot read .*nowhere"),
+        (tmp_path, None, "has no shards"),
+        (parquet, "cost", r"--target must be a column of 0.parquet, 4 features, .*; got 'cost'"),
+        (text, "price", "every column must hold numbers, got string in 'town'"),
+        (npy, "y", r"--target is for Parquet: in .*0.npy the last column is the target, got 'y'"),
+        (flat, None, r"must hold numbers .* got float64 of shape"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Shards(folder, 10, target=target)
 
 
 def test_few_row_groups_are_kept_whatever_the_number_of_shards(tmp_path, monkeypatch):
@@ -217,7 +216,7 @@ def test_checkpoints_hold_keys_and_go_back_to_one_that_is_whole(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run(uninterrupted):
+def test_a_run(uninterrupted, tmp_path):
     lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 100, 200, 300, 400, 500, 600, 700, 720]
     assert sum(line["rows"] for line in lines) == 36_000
@@ -227,6 +226,13 @@ def test_a_run(uninterrupted):
     assert all(line[loss] < 0.1 for line in lines[1:])
     assert jtrees.io.header(uninterrupted / "model.jtrees")["feature_names"] == ["x0", "x1", "x2", "x3"]
     assert jtrees.io.header(uninterrupted / "model.jtrees")["kind"] == "FitResult"
+    # The same command again changes nothing; another is refused.
+    shutil.copytree(uninterrupted, out := tmp_path / "run")
+    assert "resumes at step 720" in within(out, *SMALL)
+    assert steps_of(out) == steps_of(uninterrupted)
+    same_run(out, uninterrupted)
+    said = within(out, *SMALL, "--batch", 100, status=1)
+    assert "holds a run of another batch: 50, not 100; give another --out" in said
 
 
 def test_lines_while_it_trains(monkeypatch, capsys):
@@ -259,15 +265,6 @@ def test_lines_while_it_trains(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_same_command_again_changes_nothing(uninterrupted, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(uninterrupted, out)
-    assert "goes on at step 720" in within(out, *SMALL)
-    assert steps_of(out) == steps_of(uninterrupted)
-    same_run(out, uninterrupted)
-
-
-@pytest.mark.slow
 def test_steps_and_seconds_are_kept_and_the_rest_follows(uninterrupted, tmp_path):
     out = tmp_path / "run"
     assert "205" not in within(out, *SMALL, "--max-steps", 205).split(":")[0]
@@ -281,42 +278,16 @@ def test_steps_and_seconds_are_kept_and_the_rest_follows(uninterrupted, tmp_path
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_the_data_is_said(tmp_path):
-    folder = shards(tmp_path / "data", "npy")
-    rows = np.load(folder / "0.npy")
-    rows[105, 0] = np.inf
-    np.save(folder / "0.npy", rows)
+def test_wrong_data_and_commands_are_refused_and_not_remembered(tmp_path):
+    def change(rows):
+        rows[105, 0] = np.inf
+        return rows
+
+    folder, out = shards(tmp_path / "data", "npy"), tmp_path / "run"
+    rewritten(file := folder / "0.npy", change)
     command = ["--data", folder, "--block", 50, "--batch", 10, "--held-out", 2, "--set", "depth=2", "widths=[]"]
-    said = within(tmp_path / "run", *command, status=1)
-    assert (
-        said == f"train_large: {folder / '0.npy'}, row 105 (from 0): every number must be finite, got NaN or infinity\n"
-    )
-
-
-@pytest.mark.slow
-def test_another_run_is_not_gone_on_with(uninterrupted):
-    said = within(uninterrupted, *SMALL, "--batch", 100, status=1)
-    assert "holds a run of another batch: 50, not 100; give another --out" in said
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    """Two devices in one process, and one in each of two, which one process then goes on with: the same bits."""
-    where = free_address()
-    one, two = tmp_path / "one", tmp_path / "two"
-    half = [*SMALL, "--max-steps", 300]
-    both = [script(two, *half, "--coordinator", where, "--processes", 2, "--process", i) for i in range(2)]
-    said = [ended(process) for process in both]
-    own = [[line for line in text.splitlines() if not line.startswith("[Gloo]")] for text in said]
-    assert len(own[0]) == 1 and own[0][0].startswith("300 steps, as far as") and own[1] == []
-    ended(script(one, *SMALL, devices=2))
-    assert "goes on at step 300" in ended(script(two, *SMALL, devices=2))
-    same_run(one, two)
-
-
-@pytest.mark.slow
-def test_a_command_that_was_refused_is_not_remembered(tmp_path):
-    out = tmp_path / "run"
+    said = within(tmp_path / "wrong", *command, status=1)
+    assert said == f"train_large: {file}, row 105 (from 0): every number must be finite, got NaN or infinity\n"
     assert "--batch must divide" in within(out, *SMALL, "--batch", 51, status=1)
     (out / "config.json").write_text("")
     assert "config.json is not what a run wrote" in within(out, *SMALL, status=1)
@@ -325,11 +296,26 @@ def test_a_command_that_was_refused_is_not_remembered(tmp_path):
 
 
 @pytest.mark.slow
-def test_other_devices_go_on_if_they_can_share_the_rounds(tmp_path, monkeypatch):
+def test_two_processes_train_as_one(tmp_path):
+    """Two devices in one process, and one in each of two, which one process then resumes: the same bits."""
+    where = free_address()
+    one, two = tmp_path / "one", tmp_path / "two"
+    half = [*SMALL, "--max-steps", 300]
+    both = [script(two, *half, "--coordinator", where, "--processes", 2, "--process", i) for i in range(2)]
+    said = [ended(process) for process in both]
+    own = [[line for line in text.splitlines() if not line.startswith("[Gloo]")] for text in said]
+    assert len(own[0]) == 1 and own[0][0].startswith("300 steps, as far as") and own[1] == []
+    ended(script(one, *SMALL, devices=2))
+    assert "resumes at step 300" in ended(script(two, *SMALL, devices=2))
+    same_run(one, two)
+
+
+@pytest.mark.slow
+def test_other_devices_resume_if_they_can_share_the_rounds(tmp_path, monkeypatch):
     out = tmp_path / "run"
     ended(script(out, *SMALL, "--max-steps", 300, devices=2))
     said = ended(script(out, *SMALL, devices=1))
-    assert "begun on 2 devices, goes on with 1: rows are shuffled otherwise from here on" in said
+    assert "started on 2 devices, resumes on 1: rows are shuffled differently from here on" in said
     assert steps_of(out)[-1] == STEPS
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     said = within(out, *SMALL, status=1)
@@ -345,25 +331,17 @@ def job(*more):
 
 
 def test_the_scaling_is_that_of_the_rows():
-    """Merged moments of blocks against means and deviations of all the rows at once."""
-    of = job()
-    x, y = of.sample.x.astype(np.float64), of.sample.y
-    np.testing.assert_allclose(of.scaling.x_center, x.mean(0), atol=1e-5)
-    np.testing.assert_allclose(of.scaling.x_unit, x.std(0), rtol=1e-5)
-    np.testing.assert_allclose((of.scaling.y_low, of.scaling.y_unit), (y.min(), np.ptp(y)), rtol=1e-6)
-
-
-def test_the_scaling_of_columns_far_from_zero():
-    """Those that are constant are found, and a mean of 1e6 costs no digits."""
-    rng = np.random.default_rng(0)
+    """Merged moments of blocks against those of all rows; constants are found, and a mean of 1e6 costs no digits."""
+    of, rng = job(), np.random.default_rng(0)
     x = np.stack([1e6 + 10 * rng.standard_normal(4000), np.full(4000, 0.1), rng.standard_normal(4000)], 1)
     x, y = x.astype(np.float32), (1e5 + rng.standard_normal(4000)).astype(np.float32)
-    scaling = rounds.scaling_of([(x[:1000], y[:1000]), (x[1000:], y[1000:])], Regression())
-    assert scaling.constant.tolist() == [False, True, False]
-    kept = [0, 2]
-    np.testing.assert_allclose(scaling.x_center[kept], x.astype(float).mean(0)[kept], rtol=1e-7, atol=1e-5)
-    np.testing.assert_allclose(scaling.x_unit[kept], x.astype(float).std(0)[kept], rtol=1e-4)
-    np.testing.assert_allclose((scaling.y_low, scaling.y_unit), (y.min(), np.ptp(y)), rtol=1e-5)
+    far = rounds.scaling_of([(x[:1000], y[:1000]), (x[1000:], y[1000:])], Regression())
+    assert far.constant.tolist() == [False, True, False]
+    for found, rows, targets in ((far, x, y), (of.scaling, of.sample.x, of.sample.y)):
+        rows, kept = rows.astype(float), ~found.constant
+        np.testing.assert_allclose(found.x_center[kept], rows.mean(0)[kept], rtol=1e-7, atol=1e-5)
+        np.testing.assert_allclose(found.x_unit[kept], rows.std(0)[kept], rtol=1e-5)
+        np.testing.assert_allclose((found.y_low, found.y_unit), (targets.min(), np.ptp(targets)), rtol=1e-6)
 
 
 # --- Values far from zero --------------------------------------------------------------------------------------------
@@ -429,34 +407,33 @@ def test_rows_of_every_source_are_counted_in_double_precision():
     np.testing.assert_allclose(moved.validation.x - far, of.validation.x, atol=1e-6)
 
 
-def table_of(folder, targets=None, columns=None):
-    """The job of a folder with a shard of 1030 rows, of which columns may be replaced; blocks of 100, two held out."""
-    shards(folder, "npy", [(0, 10)])
-    rows = np.load(folder / "0.npy").astype(np.float64)
-    for column, values in {3: targets, **(columns or {})}.items():
-        if values is not None:
+def table_of(folder, columns, classes=False):
+    """The job of a folder with a shard of 1030 rows, some of its columns replaced; blocks of 100, two held out."""
+
+    def change(rows):
+        rows = rows.astype(np.float64)
+        for column, values in columns.items():
             rows[:, column] = values
-    np.save(folder / "0.npy", rows)
+        return rows
+
+    rewritten(shards(folder, "npy", [(0, 10)]) / "0.npy", change)
     options = ["--data", str(folder), "--block", "100", "--batch", "50", "--held-out", "2", "--blocks", "1"]
-    options = train_large.parse(
-        ["--out", "x", *options, *(["--task", "classification"] if targets is not None else [])]
-    )
-    return lambda: rounds.prepared(options, rounds.source(options))
+    options = train_large.parse(["--out", "x", *options, "--task", "classification" if classes else "regression"])
+    return rounds.prepared(options, rounds.source(options))
 
 
 def test_a_class_of_the_validation_rows_alone_is_named_by_file_and_row(tmp_path):
     targets = np.arange(1030) % 2
     targets[937] = 2
-    with pytest.raises(
-        DataError, match=r"classes must be among the 2 of .*, got 2 in .*0.npy, row 937 \(from 0\): spread"
-    ):
-        table_of(tmp_path / "data", targets)()
+    said = r"classes must be among the 2 of .*, got 2 in .*0.npy, row 937 \(from 0\): spread"
+    with pytest.raises(DataError, match=said):
+        table_of(tmp_path / "data", {3: targets}, classes=True)
 
 
 def test_validation_rows_of_one_target_and_constant_features(tmp_path):
     y = np.random.default_rng(0).normal(size=1030)
     y[800:] = 0.1
-    of = table_of(tmp_path / "data", columns={3: y, 1: np.full(1030, 1e9 + 0.1)})()
+    of = table_of(tmp_path / "data", {3: y, 1: np.full(1030, 1e9 + 0.1)})
     assert train_large._notes(of) == [
         "constant in the first 800 rows, and not used: x1 (1 in all)",
         "the target is 0.1 in all validation rows: validation R2 is not defined",
@@ -469,8 +446,7 @@ def test_validation_rows_of_one_target_and_constant_features(tmp_path):
 
 def test_the_loss_of_a_constant_in_classification(tmp_path):
     """That of the frequencies of the training rows, of which none is 0."""
-    targets = np.where(np.arange(1030) % 4 == 0, 2, 0)
-    of = table_of(tmp_path / "data", targets)()
+    of = table_of(tmp_path / "data", {3: np.where(np.arange(1030) % 4 == 0, 2, 0)}, classes=True)
     assert of.sample.task == Classification(3)
     shares = np.array([601, 1, 201]) / 803
     expected = -(0.75 * np.log(shares[0]) + 0.25 * np.log(shares[2]))
@@ -563,7 +539,7 @@ def test_the_docs_have_the_figures_of_the_tables(capsys):
         in told
     )
     assert f"10^7 synthetic rows pass in {peak('1e+07 rows, made')} GB, 2.6 10^5 in {peak('made as needed')} GB" in told
-    assert f"goes on within {goes_on} s" in told
+    assert f"resumes within {goes_on} s" in told
     scaling.main()
     assert capsys.readouterr().out.strip() in (root / "docs" / "scaling.md").read_text()
 

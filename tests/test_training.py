@@ -59,7 +59,8 @@ def xy(data):
 
 
 def run(data, key=KEY, learning_rate=0.1, *, method=PLANE, steps=6, **options):
-    return jtrees.train(method, data, key=key, optimizer=optax.sgd(learning_rate), steps=steps, **options)
+    options = {"optimizer": optax.sgd(learning_rate)} | options
+    return jtrees.train(method, data, key=key, steps=steps, **options)
 
 
 _run = jax.jit(run, static_argnames=("method", "steps", "batch_size", "score_every", "score"))
@@ -140,9 +141,12 @@ def test_full_batch_is_gradient_descent_and_its_scores_are_those_of_the_hard_tre
     assert bool(finite)
 
 
-def test_without_scores_the_last_parameters_are_the_result(plane):
-    seen, losses = descent(plane)
-    last = compiled(plane)
+@pytest.mark.parametrize("weight", [np.ones(11), np.arange(11) % 3 > 0], ids=["ones", "ones and zeros"])
+def test_without_scores_the_last_parameters_are_the_result(plane, weight):
+    """Samples of weight 0 are left out."""
+    kept = weight > 0
+    seen, losses = descent(Batch(*(a[kept] for a in plane)))
+    last = compiled(plane._replace(weight=jnp.asarray(weight, jnp.float32)))
     np.testing.assert_allclose(last.losses, losses, rtol=1e-5)
     assert np.isnan(last.scores).all()
     assert int(last.step) == 6
@@ -310,14 +314,8 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
     if not vmapped:
         whole = jax.jit(partial(jtrees.train, PLANE, plane, optimizer=optimizer, steps=2 * K, **options))(key=KEY)
         found = jax.jit(partial(jtrees.training.best, PLANE))(at_once, plane)
-        assert_equal(tuple(whole), (found.params, found.score, found.step, at_once.finite, *history))
-
-
-def test_a_run_may_start_from_given_parameters(plane):
-    given = jnp.asarray([0.5, -0.25])
-    state = jtrees.training.start(PLANE, plane, key=KEY, optimizer=optax.sgd(0.1), params=given)
-    np.testing.assert_array_equal(state.params, given)
-    np.testing.assert_array_equal(state.best.params, given)
+        assert_equal(whole, found.replace(losses=history.losses, scores=history.scores))
+        assert whole.finite == at_once.finite
 
 
 # --- Samples in batches ----------------------------------------------------------------------------------------------
@@ -407,15 +405,6 @@ def test_a_heavy_sample_counts_as_much_in_a_light_batch_as_in_another():
         np.testing.assert_allclose(np.sort(epoch), np.sort(expected), rtol=1e-6)
 
 
-def test_samples_of_weight_zero_are_left_out(plane):
-    kept = np.arange(11) % 3 > 0
-    found = compiled(plane._replace(weight=jnp.asarray(kept, jnp.float32)), score_every=1)
-    seen, losses = descent(Batch(*(a[kept] for a in plane)))
-    np.testing.assert_allclose(found.losses, losses, rtol=1e-4)
-    np.testing.assert_allclose(found.scores, far(seen)[:6], rtol=1e-4)
-    assert not np.allclose(found.losses, descent(plane)[1], rtol=1e-3)
-
-
 def test_only_the_ratios_of_weights_count(plane):
     weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 2, 11), jnp.float32)
     fit = lambda weight: compiled(plane._replace(weight=weight), **BATCHES)
@@ -470,6 +459,7 @@ def refused(message, data, **options):
         ({"batch_size": 12}, "batch_size must be from 1 to .* 11"),
         ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
         ({"method": plane_loss}, "method must be a jtrees.Method, got function"),
+        ({"optimizer": 0.01}, "optimizer must be an optax transformation, .*got 0.01"),
         ({"score": lambda params: params, "score_every": 1}, r"score must give one number, got shape \(2,\)"),
     ],
 )
@@ -477,9 +467,26 @@ def test_bad_options_are_refused(plane, options, message):
     refused(message, plane, **options)
 
 
-def test_an_optimiser_must_be_one(plane):
-    with pytest.raises(ValueError, match=r"optimizer must be an optax transformation, .*got 0.01"):
-        jtrees.train(PLANE, plane, key=KEY, optimizer=0.01, steps=1)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": jnp.ones(11)}, r"x must have shape \(n, p\)"),
+        ({"x": jnp.ones((11, 2, 1))}, r"x must have shape \(n, p\)"),
+        ({"x": jnp.ones(())}, r"x must have shape \(n, p\)"),
+        ({"x": jnp.ones((11, 2), jnp.int32)}, "x must have .* a floating dtype, got int32"),
+        ({"y": jnp.ones(4)}, r"y must have shape \(n, \.\.\.\) with n = 11, got \(4,\)"),
+        ({"y": jnp.ones(())}, r"y must have shape \(n, \.\.\.\)"),
+        ({"weight": jnp.ones(10)}, r"weight must have shape \(11,\), .*got"),
+        ({"weight": jnp.ones((11, 1))}, r"weight must have shape \(11,\), .*got"),
+        ({"weight": jnp.ones(())}, r"weight must have shape \(11,\), .*got"),
+    ],
+)
+def test_bad_data_are_refused(plane, changed, message):
+    refused(message, plane._replace(**changed))
+
+
+def test_data_must_be_a_batch(plane):
+    refused(r"data must be a jtrees.Batch\(x, y, weight\), got tuple", (plane.x, plane.y))
 
 
 @pytest.mark.parametrize(
@@ -495,33 +502,6 @@ def test_an_optimiser_must_be_one(plane):
 )
 def test_a_loss_that_keeps_no_contract_is_refused(plane, loss, message):
     refused(f"method.loss {message}", plane, method=PLANE._replace(loss=loss))
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((5,), (5,)), r"x must have shape \(n, p\)"),
-        (((5, 2), (4,)), r"y must have shape \(n, \.\.\.\) with n = 5, got \(4,\)"),
-        (((5, 2, 1), (5,)), r"x must have shape \(n, p\)"),
-        (((), (5,)), r"x must have shape \(n, p\)"),
-        (((5, 2), ()), r"y must have shape \(n, \.\.\.\)"),
-    ],
-)
-def test_bad_shapes_are_refused(shapes, message):
-    refused(message, Batch(*(jnp.ones(shape) for shape in shapes)))
-
-
-def test_data_must_be_a_batch(plane):
-    refused(r"data must be a jtrees.Batch\(x, y, weight\), got tuple", (plane.x, plane.y))
-
-
-def test_integer_features_are_refused():
-    refused("x must have .* a floating dtype, got int32", Batch(jnp.ones((8, 2), jnp.int32), jnp.arange(8.0)))
-
-
-@pytest.mark.parametrize("weight", [jnp.ones(10), jnp.ones((11, 1)), jnp.float32(1)])
-def test_weights_of_a_wrong_shape_are_refused(plane, weight):
-    refused(r"weight must have shape \(11,\), .*got", plane._replace(weight=weight))
 
 
 def test_parameters_of_another_model_are_refused(xy):

@@ -20,7 +20,7 @@ def draw(seed=0, outputs=(), linear=False):
     """A tree of small whole numbers, whose scores are exact in float32 and sometimes zero."""
     rng = np.random.default_rng(seed)
     whole = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)
-    leaves = Linear(whole(8, P), whole(8)) if linear else Constant(whole(8, *outputs))
+    leaves = Linear(whole(8, P), whole(8), -(whole(8) ** 2), whole(8) ** 2) if linear else Constant(whole(8, *outputs))
     return ObliqueTree(whole(7, P), whole(7), leaves)
 
 
@@ -49,21 +49,20 @@ def far():
 # --- What it answers -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", [{}, {"outputs": (2,)}, {"linear": True}], ids=["constant", "two outputs", "linear leaves"]
-)
+@pytest.mark.parametrize("kind", [{}, {"outputs": (2,)}, {"linear": True}])
 def test_predict_answers_with_the_model_of_the_leaf(kind):
     tree, x = draw(**kind), samples()
-    leaf = walk(tree, x)
+    leaf, leaves = walk(tree, x), jax.tree.map(np.asarray, tree.leaves)
     if "linear" in kind:
-        expected = (np.asarray(tree.leaves.coefficients)[leaf] * x).sum(1) + np.asarray(tree.leaves.intercept)[leaf]
+        free = (leaves.coefficients[leaf] * x).sum(1) + leaves.intercept[leaf]
+        expected = np.clip(free, leaves.lower[leaf], leaves.upper[leaf])
+        assert (expected == free).any() and (expected > free).any() and (expected < free).any()
     else:
-        expected = np.asarray(tree.leaves.values)[leaf]
-    assert np.array_equal(tree.predict(x), expected)
+        expected = leaves.values[leaf]
     assert isinstance(tree.predict(x), np.ndarray)
     assert isinstance(tree.predict(jnp.asarray(x)), jax.Array)
-    assert np.array_equal(tree.predict(x.astype(int).tolist()), expected)  # anything array-like
-    assert np.array_equal(tree.predict(jnp.asarray(x, jnp.int32)), expected)
+    for rows in (x, x.astype(int).tolist(), jnp.asarray(x, jnp.int32)):  # anything array-like
+        assert np.array_equal(tree.predict(rows), expected)
 
 
 def test_decision_path_follows_parents_from_root_to_leaf():
@@ -87,8 +86,7 @@ def test_prune_keeps_every_prediction_and_every_useful_split(seed, different):
     # A tree that divides this data everywhere has as many leaves as the data reach.
     assert pruned.num_leaves == len(set(walk(tree, x).tolist()))
     assert pruned.splits.sum() == pruned.num_leaves - 1 <= tree.splits.sum()
-    again = pruned.prune(x)
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(pruned), strict=True))
+    assert jax.tree.all(jax.tree.map(np.array_equal, pruned.prune(x), pruned))
 
 
 # --- Merging ---------------------------------------------------------------------------------------------------------
@@ -104,7 +102,7 @@ def reachable_answers(tree, node):
     return reachable_answers(tree, 2 * node + 1 + int(tree.bias[node] > 0))
 
 
-@given(st.integers(0, 10**6), st.sampled_from(["constant", "two outputs", "linear", "bounded"]), st.integers(1, 4))
+@given(st.integers(0, 10**6), st.sampled_from(["constant", "two outputs", "linear", "bounded"]), st.integers(2, 4))
 def test_merging_keeps_every_prediction_and_leaves_no_split_of_equal_leaves(seed, kind, different):
     rng = np.random.default_rng(seed)
     which = rng.integers(0, different, 8)  # few different leaves, some of them side by side
@@ -115,31 +113,19 @@ def test_merging_keeps_every_prediction_and_leaves_no_split_of_equal_leaves(seed
         "bounded": Linear(np.zeros((8, P)), np.zeros(8), -np.ones(8), rng.uniform(size=8)[which]),
     }[kind]
     tree = draw(seed).replace(leaves=jax.tree.map(lambda a: a.astype(np.float32), leaves))
-    stump = (rng.uniform(size=7) < 0.3)[:, None]
+    stump = (rng.uniform(size=7) < 0.5)[:, None]
     tree = tree.replace(weights=jnp.where(stump, 0, tree.weights))
-    merged = tree.merged()
-    x = samples()
+    merged, x = tree.merged(), samples()
     assert merged.predict(x).tobytes() == tree.predict(x).tobytes()
-    for node in np.flatnonzero(merged.splits):
-        assert len(reachable_answers(merged, node)) > 1
+    assert reachable_answers(merged, 0) == reachable_answers(tree, 0)
+    assert all(len(reachable_answers(merged, node)) > 1 for node in np.flatnonzero(merged.splits))
     # What had to stay has stayed as it was, and the leaves are untouched.
-    for node in np.flatnonzero(tree.splits):
-        if len(reachable_answers(tree, node)) > 1:
-            assert np.array_equal(merged.weights[node], tree.weights[node])
-            assert merged.bias[node] == tree.bias[node]
+    stay = [node for node in np.flatnonzero(tree.splits) if len(reachable_answers(tree, node)) > 1]
+    assert np.array_equal(merged.weights[stay, :], tree.weights[stay, :])
+    assert np.array_equal(merged.bias[stay,], tree.bias[stay,])
     assert merged.leaves is tree.leaves
     assert merged.num_parameters <= tree.num_parameters
-    again = merged.merged()
-    assert np.array_equal(again.weights, merged.weights) and np.array_equal(again.bias, merged.bias)
-
-
-def test_eight_equal_models_behind_seven_splits_are_one():
-    leaf = Linear(np.tile(np.float32([1, -2, 0]), (8, 1)), np.full(8, 3, np.float32))
-    tree = draw().replace(leaves=leaf)
-    assert (tree.num_leaves, tree.splits.sum()) == (8, 7)
-    merged = tree.merged()
-    assert (merged.num_leaves, merged.splits.sum(), merged.num_parameters) == (1, 0, 3)
-    assert merged.to_text() == "-> x0 - 2 x1 + 3"
+    assert jax.tree.all(jax.tree.map(np.array_equal, merged.merged(), merged))
 
 
 def test_leaves_that_differ_in_one_bit_are_not_merged():
@@ -161,8 +147,6 @@ def test_sizes_by_hand(small_tree):
     assert small_tree.splits.tolist() == [True, False, True]
     assert small_tree.num_leaves == 3
     assert small_tree.num_parameters == (2 + 1) + (1 + 1) + 3
-    two_outputs = small_tree.replace(leaves=Constant(jnp.ones((4, 2))))
-    assert two_outputs.num_parameters == 5 + 6
     linear = Linear(jnp.asarray([[1.0, 2, 0], [5, 5, 5], [0, 0, 0], [0, 3, 0]]), jnp.ones(4))
     assert small_tree.replace(leaves=linear).num_parameters == 5 + (2 + 0 + 1) + 3
     assert draw().num_leaves == 8  # no node of this tree is all zero
@@ -180,15 +164,11 @@ def test_text_of_a_small_tree(small_tree):
     ]
     assert small_tree.to_text(["age", "bmi", "bp"]) == "\n".join(lines)
     assert small_tree.to_text().startswith("if x0 - 2.5 x1 > 3:\n|   if -x2 > -0.5:")
+    assert small_tree.replace(bias=jnp.zeros(3)).to_text().startswith("if x0 - 2.5 x1 > 0:")
     linear = Linear(jnp.asarray([[0, 1.0, -0.125]] * 4), jnp.asarray([-2.0] * 4))
     assert "-> x1 - 0.125 x2 - 2" in small_tree.replace(leaves=linear).to_text()
     with pytest.raises(ValueError, match="feature_names must hold 3"):
         small_tree.to_text(["age"])
-
-
-def test_text_of_a_threshold_of_zero(small_tree):
-    tree = small_tree.replace(bias=jnp.zeros(3))
-    assert tree.to_text().startswith("if x0 - 2.5 x1 > 0:")
 
 
 def test_text_with_an_origin_keeps_the_digits_that_were_learnt(small_tree, far):
@@ -208,6 +188,8 @@ def test_text_with_an_origin_keeps_the_digits_that_were_learnt(small_tree, far):
     frequencies = Frequency(np.array([[0.25, 0.75]] * 4))
     tree = tree.replace(leaves=frequencies, origin=Origin(far.x, None))
     assert tree.describe_leaf(0, ["age", "bmi", "bp"]) == "0.25, 0.75"
+    tenth = small_tree.replace(origin=Origin(np.float32([0.1, 0, 0]), np.float32(0)))
+    assert f"(x0 - {float(np.float32(0.1))})" in tenth.to_text()  # exactly, whatever the digits
 
 
 def test_text_of_the_terms_that_matter(small_tree):
@@ -328,7 +310,7 @@ def test_rules_with_all_digits_are_the_tree(seed, kind):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("leaves", ["constant", "linear"])
+@pytest.mark.parametrize("leaves", ["constant", pytest.param("linear", marks=pytest.mark.slow)])
 def test_rules_of_a_tree_trained_far_from_zero_are_the_tree(leaves):
     rng = np.random.default_rng(0)
     x = np.stack([rng.uniform(1.7e9, 1.7e9 + 1e4, 200), rng.normal(size=200)], axis=1)  # seconds since 1970
@@ -339,14 +321,6 @@ def test_rules_of_a_tree_trained_far_from_zero_are_the_tree(leaves):
     leaf, answers = read(tree, x, 17)
     assert same_leaves(leaf, tree.leaf_index(x))
     np.testing.assert_allclose(answers[:, 0], tree.predict(x), rtol=0, atol=1e-4)
-
-
-def test_the_origin_is_written_exactly_whatever_the_digits(small_tree):
-    tree = small_tree.replace(origin=Origin(FAR, np.float32(123456792)), leaves=Constant(np.float32([1000.4] * 4)))
-    text = tree.to_text(digits=3)
-    assert "(x0 - 123456792)" in text and "-(x2 + 100000000)" in text and "-> 123457792" in text
-    tenth = tree.replace(origin=Origin(np.float32([0.1, 0, 0]), np.float32(0)))
-    assert f"(x0 - {float(np.float32(0.1))})" in tenth.to_text()
 
 
 def test_repr(small_tree):
@@ -387,18 +361,12 @@ def test_numpy_samples_meet_a_traced_tree(small_tree, far):
 
 def test_batches_of_trees_are_refused(small_tree):
     batch, x = jax.tree.map(lambda a: jnp.stack([a, -a]), small_tree), samples(5)
-    asked = [
-        lambda: batch.splits,
-        lambda: batch.num_leaves,
-        lambda: batch.num_parameters,
-        lambda: batch.to_text(),
-        lambda: batch.merged(),
-        lambda: batch.prune(x),
-        lambda: batch.predict(x),
-        lambda: batch.leaf_index(x),
-        lambda: batch.decision_path(x),
+    of_rows = [
+        lambda name=name: getattr(batch, name)(x) for name in ("predict", "leaf_index", "decision_path", "prune")
     ]
-    for ask in asked:
+    of_tree = [lambda name=name: getattr(batch, name)() for name in ("to_text", "merged")]
+    sizes = [lambda name=name: getattr(batch, name) for name in ("splits", "num_leaves", "num_parameters")]
+    for ask in of_rows + of_tree + sizes:
         with pytest.raises(ValueError) as error:
             ask()
         assert str(error.value) == "the tree must be one tree, got a batch of shape (2,): index or vmap it"
@@ -411,15 +379,11 @@ def test_batches_of_trees_are_refused(small_tree):
     ("x", "message"),
     [
         (np.zeros(P), "shape .n, p."),
-        (np.zeros((2, P, 1)), "shape .n, p."),
-        (np.zeros((0, P)), "at least one row"),
         (np.zeros((2, P + 1)), "3 columns, got 4"),
         ([["a", "b", "c"]], "numeric"),
-        (jnp.ones((2, P), jnp.complex64), "numeric, got values of type complex64"),
-        ([[1.0, np.nan, 0]], "finite, got 1 "),
-        ([[1.0, np.inf, 0], [-np.inf, 0, 0]], "finite, got 2 "),
+        ([[1.0, np.inf, 0], [np.nan, 0, 0]], "finite, got 2 "),
     ],
-    ids=["1d", "3d", "empty", "wide", "strings", "complex", "nan", "infinite"],
+    ids=["1d", "wide", "strings", "infinite"],
 )
 @pytest.mark.parametrize("counted", [False, True], ids=["from zero", "from an origin"])
 def test_bad_x_is_refused(x, message, counted, far):
@@ -427,67 +391,3 @@ def test_bad_x_is_refused(x, message, counted, far):
     for method in (tree.predict, tree.leaf_index, tree.decision_path, tree.prune):
         with pytest.raises(ValueError, match=f"x must .*{message}"):
             method(x)
-
-
-# --- Linear leaves between bounds ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bounded(small_tree):
-    """The small tree with linear leaves between bounds; leaf 1 cannot be reached, leaf 3 is a constant."""
-    coefficients = jnp.asarray([[1.0, 0, -2], [5, 5, 5], [0, 0.5, 0], [0, 0, 0]])
-    lower, upper = jnp.asarray([-1.0, 0, -10, 2]), jnp.asarray([2.0, 0, 0.25, 9])
-    return small_tree.replace(leaves=Linear(coefficients, jnp.asarray([-2.0, 1, 0, 4.5]), lower, upper))
-
-
-def unbounded(tree):
-    return tree.replace(leaves=tree.leaves.trainable())
-
-
-def test_linear_leaves_answer_between_their_bounds(bounded):
-    x, leaves = samples(), jax.tree.map(np.asarray, bounded.leaves)
-    leaf = walk(bounded, x)
-    assert set(leaf.tolist()) == {0, 2, 3}
-    free = (leaves.coefficients[leaf] * x).sum(1) + leaves.intercept[leaf]
-    expected = np.minimum(np.maximum(free, leaves.lower[leaf]), leaves.upper[leaf])
-    assert (expected == leaves.lower[leaf]).any() and (expected == leaves.upper[leaf]).any()
-    assert (expected == free).any()
-    assert np.array_equal(bounded.predict(x), expected)
-    assert np.array_equal(bounded.predict(jnp.asarray(x)), expected)
-    assert np.array_equal(unbounded(bounded).predict(x), free)
-
-
-def test_bounds_are_parameters(bounded):
-    # 5 of the splits, 3 slopes in the leaves that can be reached, 3 intercepts, 3 pairs of bounds.
-    assert bounded.num_parameters == 5 + 3 + 3 * 3
-    assert unbounded(bounded).num_parameters == 5 + 3 + 3
-    assert repr(bounded).endswith("parameters=17, Linear)")
-
-
-def test_text_of_bounds(bounded):
-    names = ["age", "bmi", "bp"]
-    assert bounded.describe_leaf(0, names) == "age - 2 bp - 2, from -1 to 2"
-    assert bounded.describe_leaf(2, names) == "0.5 bmi + 0, from -10 to 0.25"
-    assert bounded.describe_leaf(3, names) == "4.5"  # a constant needs none
-    assert unbounded(bounded).describe_leaf(0, names) == "age - 2 bp - 2"
-    lines = [
-        "if age - 2.5 bmi > 3:",
-        "|   if -bp > -0.5:",
-        "|   |   -> 4.5",
-        "|   else:",
-        "|   |   -> 0.5 bmi + 0, from -10 to 0.25",
-        "else:",
-        "|   -> age - 2 bp - 2, from -1 to 2",
-    ]
-    assert bounded.to_text(names) == "\n".join(lines)
-    assert bounded.leaves.lower[3] <= 4.5 <= bounded.leaves.upper[3]
-    exact = bounded.replace(leaves=bounded.leaves.replace(lower=bounded.leaves.lower - 1 / 3))
-    assert exact.describe_leaf(0, names, digits=5).endswith("from -1.3333 to 2")
-
-
-def test_a_text_says_what_is_answered_where_a_constant_lies_beyond_its_bounds(bounded):
-    tree = bounded.replace(leaves=bounded.leaves.replace(lower=bounded.leaves.lower.at[3].set(5)))
-    x = samples()
-    at_leaf = walk(tree, x) == 3
-    assert set(tree.predict(x)[at_leaf]) == {5}
-    assert tree.describe_leaf(3, ["age", "bmi", "bp"]) == "5"

@@ -1,4 +1,4 @@
-"""Options chosen by rows that were not trained on."""
+"""Options chosen by rows that were not trained on. Errors: ``test_sweep.py`` and ``test_recipes.py``."""
 
 import importlib
 import itertools
@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from polynomials import Polynomial, Polynomials
 import pytest
+import sweeps
 
 import jtrees
 from jtrees.data import Scaling, checked_table
@@ -22,19 +23,12 @@ KEY = jax.random.key(0)
 module = importlib.import_module("jtrees.selection.tune")  # jtrees.selection.tune is the function
 
 
-# Programs are shared: of 96 rows a third is left out by default, and by three folds; numbers come in twos.
-
-
-def cubic(n):
-    """A polynomial of degree 3 with noise; the second feature is for nothing."""
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-2, 2, (n, 2))
-    return x, 1 + x[:, 0] ** 3 - 2 * x[:, 0] + 0.3 * rng.normal(size=n)
-
-
 @pytest.fixture(scope="module")
 def table():
-    return cubic(96)
+    """A polynomial of degree 3 with noise; the second feature is for nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (96, 2))
+    return x, 1 + x[:, 0] ** 3 - 2 * x[:, 0] + 0.3 * rng.normal(size=96)
 
 
 def tune(table, grid, recipe=None, **options):
@@ -42,11 +36,12 @@ def tune(table, grid, recipe=None, **options):
 
 
 def trials(result) -> dict:
+    """By the values of their options, in the order in which they were made."""
     return {tuple(trial.options.values()): trial for trial in result.report["tuning"]}
 
 
 def depths(result) -> list[int]:
-    return [trial.options["depth"] for trial in result.report["tuning"]]
+    return [depth for (depth,) in trials(result)]
 
 
 def evaluated(monkeypatch, combinations, losses):
@@ -87,20 +82,15 @@ def test_ties_within_the_error_take_the_smaller_model():
     found, chosen = module._chosen(trials)
     assert chosen == {"depth": 0}
     assert found[0].loss == pytest.approx(losses[0], abs=0.02) and found[0].size == 10
+    # The error is that of the difference to the best, row by row.
+    best = min(trials, key=lambda trial: trial.losses.mean()).losses
+    errors = [np.std(trial.losses - best, ddof=1) / np.sqrt(500) for trial in trials]
+    assert [trial.error for trial in found] == pytest.approx(errors) and min(errors) == 0
     # A clear difference wins, whatever the size; the same loss on every row needs no error.
     better = module._Evaluated({"depth": 9}, rows - rows.mean() + 3000, 1e6)
     assert module._chosen([*trials, better])[1] == {"depth": 9}
-    same = [module._Evaluated({"depth": i}, rows, 10.0 - i) for i in range(3)]
-    assert module._chosen(same)[1] == {"depth": 2}
-    assert all(trial.error == 0 for trial in module._chosen(same)[0])
-
-
-def test_the_error_is_that_of_the_difference_row_by_row():
-    rng = np.random.default_rng(0)
-    best, other = rng.normal(size=50), 1 + rng.normal(size=50)
-    found, _ = module._chosen([module._Evaluated({"a": 0}, other, 1.0), module._Evaluated({"a": 1}, best, 2.0)])
-    assert found[0].error == pytest.approx(np.std(other - best, ddof=1) / np.sqrt(50))
-    assert found[1].error == 0
+    equal, chosen = module._chosen([module._Evaluated({"depth": i}, rows, 10.0 - i) for i in range(3)])
+    assert chosen == {"depth": 2} and all(trial.error == 0 for trial in equal)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +124,7 @@ def test_a_combination_that_diverges_is_not_chosen(table):
 # --- Trials ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", sweeps.quick([False, True], [True]))
 def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
     """The loss of a trial is the mean over all folds, by weight, of the losses of rows that were left out."""
     x, y = table
@@ -165,9 +155,8 @@ def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
 def test_none_among_numbers(table):
     """None is another structure than a number, and 0 may be the same: two programs, and all values are tried."""
     result = tune(table, {"momentum": (None, 0.3, 0.0, 0.5)}, Polynomials(depth=3))
-    assert {trial.options["momentum"] for trial in result.report["tuning"]} == {None, 0.0, 0.3, 0.5}
-    losses = {trial.options["momentum"]: trial.loss for trial in result.report["tuning"]}
-    assert losses[None] == losses[0.0]
+    assert set(trials(result)) == {(None,), (0.0,), (0.3,), (0.5,)}
+    assert trials(result)[(None,)].loss == trials(result)[(0.0,)].loss
 
 
 def test_a_pair_chooses_epochs_and_options(table):
@@ -256,16 +245,3 @@ def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
     lost = row_losses(with_loss(Regression(), huber), Model(), table, Scaling.fit(table))
     np.testing.assert_allclose(lost, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
     np.testing.assert_allclose(row_losses(Regression(), Model(), table, Scaling.fit(table)), [0, 1, 100])
-
-
-# --- Errors: others are in test_sweep and test_recipes ---------------------------------------------------------------
-
-
-def test_something_must_be_left_out(table):
-    with pytest.raises(ValueError, match=r"validation must be a pair \(x, y\), a part or a number of folds, got None"):
-        tune(table, {"depth": (1, 2)}, validation=None)
-
-
-def test_options_that_fit_has_not(table):
-    with pytest.raises(TypeError, match=r"options must be of task, .*got 'epochs'"):
-        tune(table, {"depth": (1, 2)}, epochs=3)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from flax import struct
+import jax
 import numpy as np
 
 from jtrees import sharding, tasks, validation as checks
@@ -33,10 +34,11 @@ class Table:
 
 def without_padding(batch: Batch) -> Batch:
     """Returns the rows of positive weight, in NumPy."""
-    x, y, weight = (None if a is None else np.asarray(a) for a in batch)
-    if x is None or y is None or weight is None:
-        return Batch(x, y, weight)  # type: ignore[arg-type]
-    return Batch(x[weight > 0], y[weight > 0], weight[weight > 0])  # type: ignore[arg-type]
+    batch = jax.tree.map(np.asarray, batch)
+    if batch.weight is None:
+        return batch
+    real = batch.weight > 0
+    return jax.tree.map(lambda a: a[real], batch)
 
 
 def bucket(n: int) -> int:

@@ -110,7 +110,7 @@ class Bagged(Recipe):
             return Finished(forest, None, data.loss(forest), report)
 
         functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
-        return base._replace(rounds=base.rounds.shared_by(self.trees), yields_constant_tree=False, **functions)
+        return base._replace(**functions, rounds=base.rounds.shared_by(self.trees), yields_constant_tree=False)
 
 
 def _bag(batch: Batch, drawn: Any) -> Batch:

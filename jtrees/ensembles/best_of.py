@@ -6,7 +6,6 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
-import numpy as np
 
 from jtrees.data import Data
 from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, options
@@ -18,8 +17,8 @@ from jtrees.training import Batch, map_starts
 class BestOf(Recipe):
     """Several runs of a recipe side by side; the model is that of the run with the lowest loss.
 
-    The loss is that on ``validation``, or else the training loss. For recipes whose results depend
-    strongly on the key.
+    The loss is that on ``validation``, or else the training loss. For recipes whose results depend strongly on the key.
+    The runs share what is prepared on the host: the tree of CART, or the bootstrap samples of a bagged base.
 
     The report is that of the chosen run, with ``run_scores``, the loss of each run on scaled data, ``(runs,)``,
     infinite if not finite, and ``run``, the index of the chosen run.
@@ -38,13 +37,8 @@ class BestOf(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         base = self.base.search(task, shape)
 
-        def prepare(batch: Batch, *, key: Array) -> Any:
-            starts = [base.prepare(batch, key=one) for one in jax.random.split(key, self.runs)]
-            return jax.tree.map(lambda *arrays: np.stack([np.asarray(a) for a in arrays]), *starts)
-
         def init(start: Any, batch: Batch, *, key: Array) -> Any:
-            one = lambda key, start: base.init(start, batch, key=key)
-            return map_starts(one, jax.random.split(key, self.runs), start)
+            return map_starts(lambda key: base.init(start, batch, key=key), jax.random.split(key, self.runs))
 
         def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
             return map_starts(lambda state: base.round(i, state, batch, validation, rounds), state)
@@ -58,9 +52,8 @@ class BestOf(Recipe):
 
         def finish(result: SearchResult, start: Any, data: Data, **of_run: Any) -> Finished:
             extra, run, scores = jax.device_get(result.extra)
-            prepared = jax.tree.map(lambda a: a[int(run)], start)
-            finished = base.finish(result._replace(extra=extra), prepared, data, **of_run)
-            return finished._replace(report=finished.report | {"run_scores": np.asarray(scores), "run": int(run)})
+            finished = base.finish(result._replace(extra=extra), start, data, **of_run)
+            return finished._replace(report=finished.report | {"run_scores": scores, "run": int(run)})
 
-        functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
-        return base._replace(rounds=base.rounds.shared_by(self.runs), **functions)
+        rounds = base.rounds.shared_by(self.runs)
+        return base._replace(rounds=rounds, init=init, round=one_round, result=result, finish=finish)

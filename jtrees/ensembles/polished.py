@@ -94,15 +94,8 @@ class Polished(Recipe):
     def _polish_level(self, tree: ObliqueTree, level: int, data: Data, key: Array, monitor: Monitor, empty: Any):
         """Returns the tree with every improved subtree of a level replaced, and their number."""
         table, task, depth = data.table, data.table.task, tree.depth - level
-        recipe = options.checked(
-            GET(
-                depth=depth,
-                starts=2,
-                epochs=self.epochs,
-                alpha_ranges=self.alpha_ranges,
-                learning_rate=self.learning_rate,
-            )
-        )
+        of_get: Any = {"epochs": self.epochs, "alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
+        recipe = options.checked(GET(depth=depth, starts=2, **of_get))
         reached = np.asarray(tree.decision_path(table.x))[level]
         subtrees = []
         for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
@@ -111,26 +104,23 @@ class Polished(Recipe):
                 subtrees.append(_Subtree.of(tree, root, depth, table.rows(inside)))
         if not subtrees:
             return tree, 0
-        starts = jax.tree.map(lambda *a: jnp.stack(a), *(one.starts() for one in subtrees))
-        width = 1 << (max(len(one.table.x) for one in subtrees) - 1).bit_length()
-        batches = jax.tree.map(lambda *a: np.stack(a), *(one.padded(width) for one in subtrees))
+        width = 1 << (max(len(one.batch.x) for one in subtrees) - 1).bit_length()
+        starts, batches = _stacked([(one.starts, one.padded(width)) for one in subtrees])
         result, _ = run_rounds(_Level(by=recipe), task, starts, batches, None, key, monitor)
-        splits, finite = jax.tree.map(np.asarray, result.model), np.asarray(result.finite)
 
         # Candidates are evaluated within the whole tree, whose predictions count. Replacing a subtree moves no sample
         # of another, so one whole tree evaluates all candidates of a kind.
         refit = lambda splits: data.refit(splits, empty)[0]
-        trained = [jax.tree.map(lambda a, i=i: a[i], splits) for i in range(len(subtrees))]
-        candidates = [[None] * len(subtrees), [one.cart for one in subtrees], trained]
-        certain, losses = np.ones(len(subtrees), bool), []
+        candidates = [None, jax.tree.map(lambda a: a[:, 0], starts), jax.tree.map(np.asarray, result.model)]
         weights = np.ones(len(table.x)) if table.weight is None else table.weight
-        for kind, valid in zip(candidates, [certain, certain, finite], strict=True):
-            each = weights * losses_of(refit(_grafted(tree, subtrees, kind)), table, data.scaling)
-            losses.append(
-                [each[reached == one.root].sum() if ok else np.inf for one, ok in zip(subtrees, valid, strict=True)]
-            )
+        losses = []
+        for splits in candidates:
+            whole = refit(_grafted(tree, subtrees, [splits] * len(subtrees)))
+            each = weights * losses_of(whole, table, data.scaling)
+            losses.append([each[reached == one.root].sum() for one in subtrees])
+        losses[-1] = np.where(result.finite, losses[-1], np.inf)
         best = np.argmin(losses, axis=0)  # a tie keeps the subtree
-        chosen = [candidates[b][i] for i, b in enumerate(best)]
+        chosen = [candidates[i] for i in best]
         return refit(_grafted(tree, subtrees, chosen)), int((best > 0).sum())
 
 
@@ -164,39 +154,41 @@ def subtree_nodes(root: int, depth: int) -> np.ndarray:
 
 
 class _Subtree(NamedTuple):
-    """A subtree to polish: its nodes, its samples with their scaling, and its two starts on scaled features."""
+    """A subtree to polish: its nodes, its samples and their scaling, and its two starts, CART and the subtree itself,
+    stacked, ``(2, nodes, p)``. Samples and starts are scaled.
+    """
 
     root: int
     nodes: np.ndarray
-    table: Table
     scaling: Scaling
-    cart: ObliqueTree
-    now: ObliqueTree
+    batch: Batch
+    starts: ObliqueTree
 
     @classmethod
     def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table) -> "_Subtree":
         scaling, nodes = Scaling.fit(table, DEVIATIONS), subtree_nodes(root, depth)
-        cart = grown_cart(without_padding(scaling.batch(table)), table.task, depth)
+        batch = without_padding(scaling.batch(table))
+        cart = grown_cart(batch, table.task, depth)
         now = scaling.transform_splits(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None, tree.origin))
-        return cls(root, nodes, table, scaling, cart, now)
-
-    def starts(self) -> ObliqueTree:
-        """Returns the two starts, stacked: CART and the subtree itself."""
-        return jax.tree.map(lambda *a: jnp.stack(a), self.cart, self.now)
+        return cls(root, nodes, scaling, batch, _stacked([cart, now]))
 
     def padded(self, width: int) -> Batch:
-        """Returns the scaled samples, padded to ``width`` with copies of the last one of weight 0."""
-        x, y, weight = without_padding(self.scaling.batch(self.table))
-        pad = lambda a, **options: np.pad(a, [(0, width - len(x))] + [(0, 0)] * (a.ndim - 1), **options)
-        arrays: Any = pad(x, mode="edge"), pad(y, mode="edge"), pad(weight)
-        return Batch(*arrays)
+        """Returns the samples, padded to ``width`` with copies of the last one of weight 0."""
+        pad: Any = lambda a, **options: np.pad(a, [(0, width - len(a))] + [(0, 0)] * (a.ndim - 1), **options)
+        x, y, weight = self.batch
+        return Batch(pad(x, mode="edge"), pad(y, mode="edge"), pad(weight))
+
+
+def _stacked(trees: list[Any]) -> Any:
+    """Returns pytrees of one structure stacked on the host."""
+    return jax.tree.map(lambda *a: np.stack([np.asarray(one) for one in a]), *trees)
 
 
 def _grafted(tree: ObliqueTree, subtrees: list[_Subtree], candidates: list[ObliqueTree | None]) -> ObliqueTree:
-    """Returns the tree with subtrees replaced by candidates on their scaled features (None: unchanged)."""
+    """Returns the tree with subtree i replaced by splits i of ``candidates[i]`` on its scaled features (None: kept)."""
     weights, bias = np.array(tree.weights), np.array(tree.bias)
-    for one, candidate in zip(subtrees, candidates, strict=True):
-        if candidate is not None:
-            raw = one.scaling.restore_splits(candidate, tree.origin)
-            weights[one.nodes], bias[one.nodes] = raw.weights, raw.bias
+    for i, (one, splits) in enumerate(zip(subtrees, candidates, strict=True)):
+        if splits is not None:
+            restored = one.scaling.restore_splits(jax.tree.map(lambda a, i=i: a[i], splits), tree.origin)
+            weights[one.nodes], bias[one.nodes] = restored.weights, restored.bias
     return tree.replace(weights=jnp.asarray(weights), bias=jnp.asarray(bias))

@@ -17,7 +17,6 @@ from jtrees.leaves.constant import (
     fit_constant as fit_constant,
     fit_frequencies as fit_frequencies,
     frequencies_fit_error as frequencies_fit_error,
-    mid_range as mid_range,
 )
 from jtrees.leaves.linear import Linear as Linear
 from jtrees.leaves.shrunk import fit_shrunk as fit_shrunk, shrunk_fit_error as shrunk_fit_error

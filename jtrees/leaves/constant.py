@@ -14,11 +14,6 @@ from jtrees import io
 # --- Fitting ---------------------------------------------------------------------------------------------------------
 
 
-def mid_range(y: Float[Array, "n *k"]) -> Float[Array, "*k"]:
-    """Returns the mean of the smallest and the largest target, GET's value of an empty leaf."""
-    return (y.min(0) + y.max(0)) / 2
-
-
 def floating(y: Array) -> Array:
     """Returns targets in a floating dtype."""
     return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
@@ -67,7 +62,8 @@ def fit_constant(
     """
     y = floating(y)
     weight = ones_or(sample_weight, y.shape[0], y.dtype)
-    default = jnp.asarray(mid_range(y) if default is None else default, y.dtype)
+    # The mid-range is GET's value of an empty leaf.
+    default = jnp.asarray((y.min(0) + y.max(0)) / 2 if default is None else default, y.dtype)
     # Sums deviations from the default, which are no larger than the range of y.
     total = jax.ops.segment_sum(_expand(weight, y) * (y - default), leaf_index, num_leaves)
     count = jax.ops.segment_sum(weight, leaf_index, num_leaves)
@@ -192,10 +188,28 @@ def listed(classes: Sequence[str], most: int | None) -> str:
     return ", ".join([*classes[:most], *([f"{more} more class{'' if more == 1 else 'es'}"] if more else [])])
 
 
+@struct.dataclass
 class _Values:
-    """The common part of kinds with one array of values."""
+    """The common part of kinds with one array of values: those of constants, which others replace."""
 
     values: Any
+
+    @classmethod
+    def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
+        """Returns zero leaves of this shape, to be refitted."""
+        return cls(jnp.zeros((num_leaves, *outputs), dtype))
+
+    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """Returns the output of the given leaf for each sample."""
+        return self.values.at[leaf_index].get(mode="promise_in_bounds")
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
+        """Returns the output of every leaf for every sample."""
+        # A product with ones, not a broadcast, so that its transpose is a matrix product, too, on a CPU several times
+        # faster than a sum over samples.
+        ones = jnp.ones((1, x.shape[0]), self.values.dtype)
+        flat = jnp.matmul(self.values.reshape(-1, 1), ones, precision="highest")
+        return jnp.moveaxis(flat.reshape(*self.values.shape, -1), -1, 1)
 
     def count(self, reached: np.ndarray) -> int:
         """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool."""
@@ -231,23 +245,6 @@ class Constant(_Values):
         """Returns random initial leaves."""
         return cls(uniform_targets(key, num_leaves, y, x.dtype))
 
-    @classmethod
-    def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Constant":
-        """Returns zero leaves of this shape, to be refitted."""
-        return cls(jnp.zeros((num_leaves, *outputs), dtype))
-
-    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns the output of the given leaf for each sample."""
-        return self.values.at[leaf_index].get(mode="promise_in_bounds")
-
-    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
-        """Returns the output of every leaf for every sample."""
-        # A product with ones, not a broadcast, so that its transpose is a matrix product, too, on a CPU several times
-        # faster than a sum over samples.
-        ones = jnp.ones((1, x.shape[0]), self.values.dtype)
-        flat = jnp.matmul(self.values.reshape(-1, 1), ones, precision="highest")
-        return jnp.moveaxis(flat.reshape(*self.values.shape, -1), -1, 1)
-
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
         """Returns the squared error of every leaf on every sample; of several outputs the mean."""
         return squared_losses(self.outputs(x), y)
@@ -280,11 +277,6 @@ class Logit(_Values):
     def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Logit":
         """Returns random initial leaves."""
         return cls(jax.random.uniform(key, (num_leaves, *outputs), x.dtype, -1, 1))
-
-    @classmethod
-    def empty(cls, num_leaves: int, features: int, outputs: tuple[int, ...], dtype: Any = jnp.float32) -> "Logit":
-        """Returns zero leaves of this shape, to be refitted."""
-        return cls(jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n k"]:
         """Returns class probabilities in the given leaf of each sample."""
@@ -330,8 +322,6 @@ class Frequency(_Values):
 
     values: Float[Array, "leaves k"]
 
-    at, outputs = Constant.at, Constant.outputs
-
     def losses(self, x: Float[Array, "n p"], y: Int[Array, " n"]) -> Float[Array, "leaves n"]:
         """Returns the log loss of every leaf on every sample."""
         return self.trainable().losses(x, y)
@@ -350,8 +340,8 @@ class Frequency(_Values):
         y_zero: Any = 0,
         *,
         max_terms: int | None = None,
-        deviations: np.ndarray | None = None,
         class_names: Sequence[str] | None = None,
+        **_: Any,
     ) -> str:
         """Returns the probabilities of a leaf as text: in order, or by name, the ``max_terms`` most probable first."""
         if class_names is None:

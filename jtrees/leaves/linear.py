@@ -103,29 +103,32 @@ class Linear:
         *,
         max_terms: int | None = None,
         deviations: np.ndarray | None = None,
-        class_names: None = None,
+        short: bool = False,
+        **_: Any,
     ) -> str:
-        """Returns the model of a leaf plus ``y_zero`` as text; terms are chosen as by :func:`linear_text`."""
-        slopes = np.atleast_2d(np.asarray(self.coefficients, np.float64)[leaf].T)
-        of_leaf: Any = lambda a: [None] * len(slopes) if a is None else np.atleast_1d(np.asarray(a, np.float64)[leaf])
-        bounds = zip(of_leaf(self.lower), of_leaf(self.upper), strict=True)
-        each = zip(slopes, of_leaf(self.intercept), bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
-        terms = lambda slope: linear_text(slope, names, digits, max_terms, deviations) if slope.any() else None
-        return "; ".join(_described(terms(slope), level, pair, zero, digits) for slope, level, pair, zero in each)
+        """Returns the model of a leaf plus ``y_zero`` as text; terms are chosen as by :func:`linear_text`.
 
-
-def _described(terms: str | None, intercept: float, bounds: tuple[Any, Any], y_zero: float, digits: int) -> str:
-    number = lambda value: number_text(value, digits, y_zero)
-    bounded = None not in bounds
-    if terms is None:  # a constant is within its bounds
-        return number(np.clip(intercept, *bounds) if bounded else intercept)
-    constant = number(intercept)
-    text = f"{terms} - {constant[1:]}" if constant.startswith("-") else f"{terms} + {constant}"
-    return f"{text}, from {number(bounds[0])} to {number(bounds[1])}" if bounded else text
+        ``short``: the largest terms come first, and no bounds.
+        """
+        wide = lambda a: np.asarray(a, np.float64)[leaf]
+        slopes, intercepts = np.atleast_2d(wide(self.coefficients).T), np.atleast_1d(wide(self.intercept))
+        bounds = None if self.lower is None else np.atleast_2d(np.stack([wide(self.lower), wide(self.upper)], axis=-1))
+        parts = []
+        for j, zero in enumerate(np.broadcast_to(y_zero, len(slopes))):
+            number = lambda value, zero=zero: number_text(value, digits, zero)
+            if not slopes[j].any():  # a constant is within its bounds
+                parts.append(number(intercepts[j] if bounds is None else np.clip(intercepts[j], *bounds[j])))
+                continue
+            constant = number(intercepts[j])
+            sign = "-" if constant.startswith("-") else "+"
+            text = linear_text(slopes[j], names, digits, max_terms, deviations, by_size=short)
+            between = "" if bounds is None or short else ", from {} to {}".format(*map(number, bounds[j]))
+            parts.append(f"{text} {sign} {constant.removeprefix('-')}{between}")
+        return "; ".join(parts)
 
 
 def largest_terms(
-    weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None
+    weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None, *, by_size: bool = False
 ) -> tuple[np.ndarray, int]:
     """Returns the indices of the terms of a sum with the largest variation, in order, and the number of others.
 
@@ -133,11 +136,12 @@ def largest_terms(
       weights: ``(p,)``; zero weights are no terms.
       max_terms: maximum number of terms; None: all.
       deviations: standard deviations of the features, ``(p,)``; None: equal ones.
+      by_size: whether the largest come first.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
-    largest = np.sort(terms[np.argsort(-size, kind="stable")[:max_terms]])
-    return largest, len(terms) - len(largest)
+    largest = terms[np.argsort(-size, kind="stable")[:max_terms]]
+    return largest if by_size else np.sort(largest), len(terms) - len(largest)
 
 
 def smaller_terms(number: int) -> str:
@@ -151,12 +155,14 @@ def linear_text(
     digits: int,
     max_terms: int | None = None,
     deviations: np.ndarray | None = None,
+    *,
+    by_size: bool = False,
 ) -> str:
     """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
 
     Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are included.
     """
-    shown, left_out = largest_terms(weights, max_terms, deviations)
+    shown, left_out = largest_terms(weights, max_terms, deviations, by_size=by_size)
     if not len(shown):
         return "0"
     term = lambda i: names[i] if abs(weights[i]) == 1 else f"{abs(weights[i]):.{digits}g} {names[i]}"

@@ -57,14 +57,18 @@ class _Models(NamedTuple):
     high: Array
 
 
-def _standardise(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Returns ``(x, y)`` joined and centred, features with unit variance (constant ones 0), and mean and scale."""
-    joined = jnp.concatenate([x, y], axis=1)
+def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
+    """Returns features and targets joined and centred, features with unit variance (constant ones 0), with weights, and
+    mean and scale of the columns; stops gradients.
+    """
+    x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
+    weight = ones_or(sample_weight, len(x), x.dtype)
+    joined = jnp.concatenate([x, floating(y).astype(x.dtype).reshape(len(x), -1)], axis=1)
     mean = jnp.matmul(weight, joined, precision="highest") / weight.sum()
     variance = jnp.matmul(weight, jnp.square(joined - mean), precision="highest") / weight.sum()
     rounding = jnp.square(16 * jnp.finfo(x.dtype).eps * mean)  # variance of a constant column by rounding
     scale = jnp.where(variance > rounding, jnp.sqrt(variance), jnp.inf).at[x.shape[1] :].set(1)
-    return (joined - mean) / scale, mean, scale
+    return (joined - mean) / scale, weight, mean, scale
 
 
 def _of_output(nodes: Moments, p: int, j: Array) -> Moments:
@@ -112,18 +116,23 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
     return jax.vmap(one_output)(jnp.arange(rows.shape[1] - p))
 
 
-class _Candidates(NamedTuple):
-    """Candidate corrections ``(nodes, all)`` of a level: each pair of strengths, and last the node's own mean."""
+def _candidates(
+    nodes: Moments, values: Array, g: Array, left: Array, offset: Array, share: Array, split: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Returns the candidate corrections of a level: each pair of strengths, and last the node's own mean.
 
-    loss: Array  # n times GCV
-    df: Array
-    solve: Array  # (nodes, strengths of slopes, p): 1 / (a + s)
-    moved: Array  # (nodes, strengths of the level): n / (n + t)
+    Args:
+      nodes: moments of features and target.
+      values: eigenvalues of the features' second moments.
+      g: residual moments along the eigenvectors, ``(nodes, p)``.
+      left: residual sum of squares of the parent's slopes, ``(nodes,)``.
+      offset: mean residual.
+      share: the node's share of the parent's degrees of freedom.
+      split: degrees of freedom of the split.
 
-
-def _candidates(nodes: Moments, values: Array, g: Array, left: Array, offset: Array, share: Array, split: Array):
-    """Returns the candidates with their losses; ``left`` is the residual sum of squares of the parent's slopes,
-    ``share`` the node's share of the parent's degrees of freedom.
+    Returns:
+      n times GCV and degrees of freedom, ``(nodes, candidates)``; ``1 / (a + s)``, ``(nodes, strengths s, p)``; and
+      ``n / (n + t)``, ``(nodes, strengths t)``.
     """
     count, alone, p = nodes.count, nodes.second[:, -1, -1], values.shape[1]
     solve = 1 / (values[:, None] + jnp.asarray(_SLOPES, count.dtype)[:, None])  # 0 where the strength is infinite
@@ -144,7 +153,7 @@ def _candidates(nodes: Moments, values: Array, g: Array, left: Array, offset: Ar
     loss = jnp.where(enough, jnp.square(count[:, None] / jnp.where(enough, free, 1)) * rss, jnp.inf)
     # Without an alternative, and in an empty node, choose the first candidate, the parent's model unchanged.
     loss = loss.at[:, 0].min(jnp.finfo(count.dtype).max)
-    return _Candidates(jnp.where(count[:, None] > 0, loss, loss.at[:, 1:].set(jnp.inf)), df, solve, moved)
+    return jnp.where(count[:, None] > 0, loss, loss.at[:, 1:].set(jnp.inf)), df, solve, moved
 
 
 def _corrected(nodes: Moments, values: Array, vectors: Array, parents: _Models, *, split: Array) -> _Models:
@@ -159,47 +168,26 @@ def _corrected(nodes: Moments, values: Array, vectors: Array, parents: _Models, 
     bound = jnp.sqrt(values * left[:, None])  # Cauchy-Schwarz, which rounding may violate for nearly singular A
     g = jnp.clip(g, -bound, bound)
 
-    candidates = _candidates(nodes, values, g, left, offset, _share(parents, nodes.count), split)
-    chosen = jnp.argmin(candidates.loss, axis=1)
-    kept, own_mean = chosen == 0, chosen == candidates.loss.shape[1] - 1
+    share = parents.df * nodes.count / jnp.where(parents.count > 0, parents.count, 1)
+    loss, df, solve, moved = _candidates(nodes, values, g, left, offset, share, split)
+    chosen = jnp.argmin(loss, axis=1)
+    kept, own_mean = chosen == 0, chosen == loss.shape[1] - 1
     pick = lambda table, index: jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
-    s, t = jnp.divmod(jnp.minimum(chosen, candidates.loss.shape[1] - 2), len(_LEVELS))
-    solve = jnp.take_along_axis(candidates.solve, s[:, None, None], axis=1)[:, 0]
+    s, t = jnp.divmod(jnp.minimum(chosen, loss.shape[1] - 2), len(_LEVELS))
+    solve = jnp.take_along_axis(solve, s[:, None, None], axis=1)[:, 0]
     slopes = parents.slopes + jnp.einsum("lpq,lq->lp", vectors, solve * g, precision="highest")
     slopes = jnp.where(own_mean[:, None], 0, slopes)
     # The output at the node's mean moves from the parent's towards the mean of the targets.
-    at_mean = y_mean - jnp.where(own_mean, 0, 1 - pick(candidates.moved, t)) * offset
+    at_mean = y_mean - jnp.where(own_mean, 0, 1 - pick(moved, t)) * offset
     return _Models(
         slopes=slopes,
         intercept=jnp.where(kept, parents.intercept, at_mean - (slopes * x_mean).sum(1)),
-        df=pick(candidates.df, chosen),
-        error=jnp.where(nodes.count > 0, pick(candidates.loss, chosen), 0),
+        df=pick(df, chosen),
+        error=jnp.where(nodes.count > 0, pick(loss, chosen), 0),
         count=nodes.count,
         low=jnp.where(kept, parents.low, nodes.low),
         high=jnp.where(kept, parents.high, nodes.high),
     )
-
-
-def _share(parents: _Models, count: Array) -> Array:
-    """Returns each node's share of its parent's degrees of freedom, by the weight of its samples."""
-    return parents.df * count / jnp.where(parents.count > 0, parents.count, 1)
-
-
-class Shrunk(NamedTuple):
-    """Linear models of the leaves with bounds: see :class:`jtrees.leaves.Linear`."""
-
-    coefficients: Float[Array, "leaves p *k"]
-    intercept: Float[Array, "leaves *k"]
-    lower: Float[Array, "leaves *k"]
-    upper: Float[Array, "leaves *k"]
-
-
-def _prepared(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
-    """Returns standardised rows, weights, and mean and scale of the columns; stops gradients."""
-    x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
-    y, weight = floating(y).astype(x.dtype).reshape(len(x), -1), ones_or(sample_weight, len(x), x.dtype)
-    rows, mean, scale = _standardise(x, y, weight)
-    return rows, weight, mean, scale
 
 
 def shrunk_fit_error(
@@ -213,7 +201,7 @@ def shrunk_fit_error(
     """Returns the mean squared error of :func:`fit_shrunk` expected on *new* samples, by generalised cross-validation;
     of several outputs the mean. No gradient flows through it.
     """
-    rows, weight, _, _ = _prepared(x, y, sample_weight)
+    rows, weight, _, _ = _standardised(x, y, sample_weight)
     error = _fit_shrunk(rows, x.shape[1], weight, leaf_index, num_leaves).error
     return error.sum() / (weight.sum() * len(error))
 
@@ -226,7 +214,9 @@ def fit_shrunk(
     *,
     margin: float = 0.1,
     sample_weight: Float[Array, " n"] | None = None,
-) -> Shrunk:
+) -> tuple[
+    Float[Array, "leaves p *k"], Float[Array, "leaves *k"], Float[Array, "leaves *k"], Float[Array, "leaves *k"]
+]:
     """Returns linear leaves shrunk towards the models of their ancestors by generalised cross-validation.
 
     The root has a ridge regression, every other node its parent's model plus a ridge correction, down to the leaves.
@@ -247,13 +237,16 @@ def fit_shrunk(
       num_leaves: number of leaves, a power of two.
       margin: see above, at least 0.
       sample_weight: nonnegative weights; a weight counts as that many samples.
+
+    Returns:
+      Coefficients, intercepts, lower and upper bounds: the fields of :class:`jtrees.leaves.Linear`.
     """
     p = x.shape[1]
-    rows, weight, mean, scale = _prepared(x, y, sample_weight)
+    rows, weight, mean, scale = _standardised(x, y, sample_weight)
     models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves)
     coefficients = models.slopes / scale[:p]
     intercept = mean[p:, None] + models.intercept - (coefficients * mean[:p]).sum(2)
     widened = margin * (models.high - models.low)
     lower, upper = mean[p:, None] + models.low - widened, mean[p:, None] + models.high + widened
     last = lambda a: a[0] if y.ndim == 1 else jnp.moveaxis(a, 0, -1)  # outputs last
-    return Shrunk(last(coefficients), last(intercept), last(lower), last(upper))
+    return last(coefficients), last(intercept), last(lower), last(upper)

@@ -10,15 +10,11 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.data import Scaling, Table
-from jtrees.methods.latent.latent import LatentTree, latent_search
-from jtrees.methods.latent.network import INPUTS
+from jtrees.methods.latent_tree.latent import LatentTree, latent_search
+from jtrees.methods.latent_tree.network import INPUTS
 from jtrees.nn.latent_tree import MAX_DEPTH
 from jtrees.search import Search, options
 from jtrees.tasks import Task
-
-
-def _checked_numbers(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(map(int, np.atleast_1d(value)))
 
 
 @struct.dataclass(kw_only=True)
@@ -51,7 +47,7 @@ class LatentClustering(LatentTree):
       patience: epochs without a lower loss before the learning rate is reduced.
     """
 
-    target_features: tuple[int, ...] = options.static((0,), _checked_numbers)
+    target_features: tuple[int, ...] = options.static((0,), lambda _, value: tuple(map(int, np.atleast_1d(value))))
     depth: int = options.depth(5, MAX_DEPTH)
     penalty: float = options.positive(0.1)
     inputs: Any = options.choice("z", INPUTS)

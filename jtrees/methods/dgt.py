@@ -96,6 +96,13 @@ def dgt(
     checks.check_choice("window", window, WINDOWS)
     refit, task = checks.check_flag("refit", refit), with_loss(task, loss)
 
+    def init(batch: Batch, *, key: Array) -> ChainedTree:
+        task.check(batch.y)
+        chain = random_chain(key, depth, batch.x.shape[1], widths, task.shape, batch.x.dtype)
+        if isinstance(task, Classification):
+            return chain.replace(leaves=kinds.Logit(chain.leaves.values - 0.5))
+        return chain
+
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch
         inside: Any = partial(routing.mean_size, weight=weight) if window == "mean" else 1.0
@@ -105,18 +112,7 @@ def dgt(
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
     harden = lambda params, batch: _hardened(params.tree(), batch, refit)
-    return training.Method(_init(depth, task, widths), total, harden)
-
-
-def _init(depth: int, task: Task, widths: tuple[int, ...]) -> Any:
-    def init(batch: Batch, *, key: Array) -> ChainedTree:
-        task.check(batch.y)
-        chain = random_chain(key, depth, batch.x.shape[1], widths, task.shape, batch.x.dtype)
-        if isinstance(task, Classification):
-            return chain.replace(leaves=kinds.Logit(chain.leaves.values - 0.5))
-        return chain
-
-    return init
+    return training.Method(init, total, harden)
 
 
 def random_chain(
@@ -195,11 +191,14 @@ class DGT(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         task, (n, p) = with_loss(task, self.loss), shape
         schedule = Schedule.of(n, self.epochs, self.batch_size)
-        cycles = self._cycles(schedule)
+        if self.cycles > max(schedule.steps, _CYCLES):
+            raise ValueError(f"cycles must be at most the number of updates, {schedule.steps}, got {self.cycles}")
         sizes = (p + 1, *self.widths, topology.num_nodes(self.depth))
-        self._check_sizes(sizes)
+        if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
+            most = f"{checks.MAX_NUMBERS} numbers between two layers"
+            raise ValueError(f"widths must be at most such as make {most}, got {self.widths!r}")
         options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
-        rate = training.cosine_cycles(schedule.steps, cycles)
+        rate = training.cosine_cycles(schedule.steps, min(self.cycles, schedule.steps))
 
         def outputs(params: ChainedTree, batch: Batch, x: Array) -> Array:
             tree = params.tree()
@@ -215,13 +214,3 @@ class DGT(Recipe):
             outputs=outputs,
             yields_constant_tree=True,
         )
-
-    def _cycles(self, schedule: Schedule) -> int:
-        if self.cycles > max(schedule.steps, _CYCLES):
-            raise ValueError(f"cycles must be at most the number of updates, {schedule.steps}, got {self.cycles}")
-        return min(self.cycles, schedule.steps)
-
-    def _check_sizes(self, sizes: tuple[int, ...]) -> None:
-        if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
-            most = f"{checks.MAX_NUMBERS} numbers between two layers"
-            raise ValueError(f"widths must be at most such as make {most}, got {self.widths!r}")

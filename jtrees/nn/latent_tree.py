@@ -26,16 +26,18 @@ def check_split(split: Any) -> None:
         validation.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
 
 
-def split_scores(split: Callable[[Array], Array], x: Float[Array, "n p"], nodes: int) -> Float[Array, "nodes n"]:
-    """Returns the outputs of split functions, without biases.
+def split_scores(
+    split: Callable[[Array], Array], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
+) -> Float[Array, "nodes n"]:
+    """Returns the scores of all splits: right iff above 0.
 
     Raises:
       ValueError: if a user-defined module returns another shape.
     """
-    raw = split(x)
+    raw, nodes = split(x), len(bias)
     if raw.shape != (x.shape[0], nodes):
         raise ValueError(f"split must map x of shape {x.shape} to ({x.shape[0]}, {nodes}), got {raw.shape}")
-    return raw.T
+    return raw.T + bias[:, None]
 
 
 def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: Any, rngs: nnx.Rngs) -> Any:
@@ -123,7 +125,7 @@ class LatentTree(nnx.Module):
           ValueError: for another last axis than ``features``, no samples, or a split of the wrong shape.
         """
         flat = validation.flat_samples(x, self.features)
-        scores = split_scores(self.split, flat, len(self.bias)) + self.bias[...][:, None]
+        scores = split_scores(self.split, self.bias[...], flat)
         if self.use_running_average if use_running_average is None else use_running_average:
             active = self.active[...].astype(scores.dtype)
         else:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import blocking, topology
+from pallas_kernels.routes import cubic
 
 # Levels from the root that share their products with the samples: a small product costs its start. Tried by hand on two
 # cores: 5 or 6 are about a quarter faster than 1 at depth 6 to 10.
@@ -39,7 +40,7 @@ class Asked(NamedTuple):
 
 # --- The cubic step (Hazimeh et al. 2020, eq. 4) in a variable of its own --------------------------------------------
 #
-# With a = clip(1/2 + z / gamma, 0, 1): s = a^2 (3 - 2 a), ds/dz = 6 a (1 - a) / gamma, ds/dgamma = -(a - 1/2) ds/dz.
+# With a = clip(1/2 + z / gamma, 0, 1): s = cubic(a), ds/dz = 6 a (1 - a) / gamma, ds/dgamma = -(a - 1/2) ds/dz.
 # Half the work of routing.smooth_step, which keeps the digits of 1 - s as well; here 1 - s is only a part of a sum.
 
 
@@ -48,13 +49,8 @@ def position(z: Array, gamma: Array) -> Array:
     return jnp.clip(0.5 + z / gamma, 0, 1)
 
 
-def chance(a: Array) -> Array:
-    """The probability of going right."""
-    return a * a * (3 - 2 * a)
-
-
 def slope(a: Array, gamma: Array) -> Array:
-    """Its derivative for the score."""
+    """The derivative of the probability of going right for the score."""
     return 6 * a * (1 - a) / gamma
 
 
@@ -118,7 +114,7 @@ def _reach(positions: list[Array]) -> list[Array]:
     """Reach of the nodes level by level, leaves last."""
     reach = [jnp.ones_like(positions[0])]
     for a in positions:
-        right = reach[-1] * chance(a)
+        right = reach[-1] * cubic(a)
         # The barrier keeps the compiler from computing all levels above anew for each level.
         reach.append(jax.lax.optimization_barrier(jnp.concatenate([reach[-1] - right, right])))
     return reach
@@ -131,7 +127,8 @@ def _parts(joined: Array) -> list[Array]:
     return [joined[: 2**top - 1], *levels[top:]]
 
 
-def _with_one(x: Array) -> Array:
+def with_one(x: Float[Array, "n p"]) -> Array:
+    """Appends a column of ones, by which a bias is a weight."""
     return jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
 
 
@@ -149,7 +146,7 @@ def outputs(asked: Asked) -> Float[Array, "n k"]:
     grouped = _Grouped.of(weights, bias, leaf_values, group)
 
     def of_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
-        ones_x = _with_one(x)
+        ones_x = with_one(x)
 
         def of_group(total: Array, of: _Grouped) -> tuple[Array, None]:
             reach = _reach(_positions(of.joined, ones_x, gamma))
@@ -172,7 +169,7 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
     grouped = _Grouped.of(weights, bias, leaf_values, group)
 
     def of_block(share: Array, x: Array, cotangent: Array) -> tuple[Any, Array]:
-        ones_x, c = _with_one(x), share[:, None] * cotangent
+        ones_x, c = with_one(x), share[:, None] * cotangent
 
         def of_group(d_x: Array, of: _Grouped) -> tuple[Array, Any]:
             joined, held = of
@@ -184,7 +181,7 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
             for above, a in zip(reach[-2::-1], positions[::-1], strict=True):
                 left, change = value[: len(a)], value[len(a) :] - value[: len(a)]
                 d_z = above * slope(a, gamma) * change
-                d_z, value = jax.lax.optimization_barrier((d_z, left + chance(a) * change))
+                d_z, value = jax.lax.optimization_barrier((d_z, left + cubic(a) * change))
                 d_gamma -= ((a - 0.5) * d_z).sum()
                 d_zs.insert(0, d_z)
             parts, d_joined = _parts(joined), []
@@ -206,16 +203,15 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
 def reachable(asked: Asked) -> Int[Array, "trees n"]:
     """How many leaves of each tree each sample reaches: those on whose path no decision is certain to go elsewhere."""
     x, weights, bias, _, gamma = asked
-    block, _ = _sizes(bias, len(x))
 
-    def of_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
+    def of_block(x: Array) -> Array:
         def of_tree(tree: tuple[Array, Array]) -> Array:
             weights, bias = tree
             return reachable_by(position(_product(weights, x.T) + bias[:, None], gamma)[None])[0]
 
-        return (), jax.lax.map(of_tree, (weights, bias)).T
+        return jax.lax.map(of_tree, (weights, bias)).T
 
-    return blocking.sum_over_blocks(of_block, jnp.ones(len(x), x.dtype), x, block=block)[1].T
+    return blocking.map_over_blocks(of_block, x, blocking.block_size(bias.shape[1], len(x))).T
 
 
 def reachable_by(positions: Float[Array, "trees nodes n"]) -> Int[Array, "trees n"]:

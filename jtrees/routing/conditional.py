@@ -24,11 +24,6 @@ MAX_DEPTH = 20
 _WIDTHS = {7: 2, 8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
 
 
-def default_width(depth: int) -> int | None:
-    """Returns the measured width for a depth; None: all splits are scored."""
-    return _WIDTHS.get(min(depth, max(_WIDTHS)))
-
-
 # --- The public function ---------------------------------------------------------------------------------------------
 
 
@@ -130,35 +125,34 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
     x, weights, bias = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(bias)
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:
         raise ValueError(f"x must be (n, p) and weights (trees, nodes, p), got {x.shape} and {weights.shape}")
-    if 0 in x.shape:
-        raise ValueError(f"x must have at least one row and one column, got shape {x.shape}")
-    if not len(weights):
-        raise ValueError(f"weights must hold at least one tree, got shape {weights.shape}")
     if bias.shape != weights.shape[:2]:
         raise ValueError(f"bias must have shape {weights.shape[:2]}, as weights have it, got {bias.shape}")
     if (depth := topology.depth_of(bias.shape[1])) > MAX_DEPTH:
         raise ValueError(f"weights must be of trees of depth 1 to {MAX_DEPTH}, got depth {depth}")
-    arrays = [x, weights, bias]
+    arrays = {"x": x, "weights": weights, "bias": bias}
     if leaf_values is not None:
-        leaf_values = jnp.asarray(leaf_values)
+        arrays["leaf_values"] = leaf_values = jnp.asarray(leaf_values)
         if leaf_values.ndim != 3 or leaf_values.shape[:2] != (len(weights), topology.num_leaves(depth)):
             expected = f"({len(weights)}, {topology.num_leaves(depth)}, k)"
             raise ValueError(f"leaf_values must have shape {expected}, got {leaf_values.shape}")
-        if not leaf_values.shape[2]:
-            raise ValueError(f"leaf_values must hold at least one output, got shape {leaf_values.shape}")
-        arrays.append(leaf_values)
+    for name, array in arrays.items():
+        if 0 in array.shape:
+            raise ValueError(f"{name} must have no axis of length 0, got shape {array.shape}")
     validation.check_number("gamma", gamma)
     if jnp.ndim(gamma):
         raise ValueError(f"gamma must be one number, got shape {jnp.shape(gamma)}")
-    if not validation.is_traced(x):
-        validation.check_finite("x", x)
-    cast = lambda a: None if a is None else a.astype(jnp.result_type(*arrays))
+    validation.check_finite("x", x)
+    cast = lambda a: None if a is None else a.astype(jnp.result_type(*arrays.values()))
     return Asked(*map(cast, (x, weights, bias, leaf_values, jnp.asarray(gamma))))
 
 
 def checked_width(width: Any, depth: int) -> int | None:
-    """Returns the width as an int, by default that of the depth; raises ``ValueError`` if it is less than 1."""
-    return default_width(depth) if width is None else validation.check_count("width", width)
+    """Returns the width as an int, by default as measured for the depth, None where all splits are scored.
+
+    Raises:
+      ValueError: for a width less than 1.
+    """
+    return _WIDTHS.get(min(depth, max(_WIDTHS))) if width is None else validation.check_count("width", width)
 
 
 # --- Differentiation -------------------------------------------------------------------------------------------------

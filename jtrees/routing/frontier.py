@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jtrees import blocking, topology
 from jtrees.routing import by_level
 from jtrees.routing.by_level import Asked
+from pallas_kernels.routes import cubic
 
 _BEYOND = 2**31 - 1  # an index out of range
 _NEAR = 5  # levels from the root whose splits are all scored (7 are no faster from depth 14 on)
@@ -101,7 +102,7 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
             def append(j: Array, all_paths: Frontier) -> Frontier:
                 sources = jax.lax.dynamic_slice_in_dim(chosen, j * few, few)
                 slots, before, source_right = _rows(a, sources), _rows(chunk.reach, sources), _rows(right, sources)
-                to_right = before * by_level.chance(slots)
+                to_right = before * cubic(slots)
                 new = Frontier(
                     tree=_rows(chunk.tree, sources),
                     sample=_rows(chunk.sample, sources),
@@ -120,7 +121,7 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
             all_paths = jax.lax.fori_loop(0, -(-rank[-1] // few), append, all_paths)
             # Reads the chunk again: using the old arrays would make the compiler copy them.
             chunk = _cut(all_paths, i * many, many)
-            to_right = chunk.reach * by_level.chance(a)
+            to_right = chunk.reach * cubic(a)
             node = jnp.where(valid, 2 * chunk.node + 1 + right.astype(jnp.int32), chunk.node)
             reach = jnp.where(valid, jnp.where(right, to_right, chunk.reach - to_right), chunk.reach)
             put = lambda a, values: jax.lax.dynamic_update_slice_in_dim(a, values, i * many, 0)
@@ -193,7 +194,7 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
             right, left = jnp.where(splits.right, own, other), jnp.where(splits.right, other, own)
             d_z = jnp.where(valid, splits.before * by_level.slope(splits.position, gamma) * (right - left), 0)
             parent = jnp.where(valid, splits.parent, len(value))
-            value = value.at[parent].set(left + by_level.chance(splits.position) * (right - left), mode="drop")
+            value = value.at[parent].set(left + cubic(splits.position) * (right - left), mode="drop")
             row, sample = jnp.where(valid, splits.row, len(to.weights)), jnp.where(valid, splits.sample, n)
             touched = jnp.where(valid, splits.row, 0)
             through = lambda d_x: d_x.at[sample].add(d_z[:, None] * _rows(flat_weights, touched), mode="drop")

@@ -21,10 +21,7 @@ def reach_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "all_n
     Returns:
       ``(2 nodes + 1, ...)``: internal nodes first (the root has 1), then the leaves. Each level sums to one.
     """
-    reach = [jnp.ones_like(right[:1])]
-    for s in topology.levels(right):
-        reach.append(topology.interleave(reach[-1] * (1 - s), reach[-1] * s))
-    return jnp.concatenate(reach)
+    return jnp.concatenate(_reach(right, jnp.ones_like(right[0])))
 
 
 def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves ..."]:
@@ -49,9 +46,14 @@ def leaf_weights(right: Float[Array, "nodes ..."], weight: Float[Array, "..."]) 
     Returns:
       ``(leaves, ...)``, summing to ``weight`` over the leaves.
     """
-    reach = weight[None]
+    return _reach(right, weight)[-1]
+
+
+def _reach(right: Array, weight: Array) -> list[Array]:
+    """Returns the weight that reaches each node, level by level, leaves last."""
+    reach = [weight[None]]
     for s in topology.levels(right):
-        reach = topology.interleave(reach * (1 - s), reach * s)
+        reach.append(topology.interleave(reach[-1] * (1 - s), reach[-1] * s))
     return reach
 
 
@@ -68,11 +70,17 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
       The trailing axes of both, broadcast.
     """
     chex.assert_equal_rank([right, leaf_values])
-    value = leaf_values
+    return _folded(right, leaf_values)[0]
+
+
+def _folded(right: Array, value: Array) -> tuple[Array, list[Array]]:
+    """Returns the value of the root, and for each node the values right minus left below it, level by level."""
+    slopes = []
     for s in reversed(topology.levels(right)):
         below = topology.pairs(value)
-        value = below[:, 0] + s * (below[:, 1] - below[:, 0])
-    return value[0]
+        slopes.append(below[:, 1] - below[:, 0])
+        value = below[:, 0] + s * slopes[-1]
+    return value[0], slopes[::-1]
 
 
 # With P_j the reach of node j and V the folded values, V_root depends on s_j only through
@@ -83,12 +91,7 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
 def _expected_value_jvp(primals, tangents):
     (right, leaf_values), (d_right, d_leaf_values) = primals, tangents
     shape = jnp.broadcast_shapes(right.shape[1:], leaf_values.shape[1:])
-    slopes, value = [], jnp.broadcast_to(leaf_values, (leaf_values.shape[0], *shape))
-    for s in reversed(topology.levels(right)):
-        below = topology.pairs(value)
-        slopes.append(below[:, 1] - below[:, 0])
-        value = below[:, 0] + s * slopes[-1]
-    reach = reach_probabilities(right)
-    nodes = right.shape[0]
-    tangent = (reach[:nodes] * jnp.concatenate(slopes[::-1]) * d_right).sum(0)
-    return value[0], tangent + (reach[nodes:] * d_leaf_values).sum(0)
+    value, slopes = _folded(right, jnp.broadcast_to(leaf_values, (len(leaf_values), *shape)))
+    reach, nodes = reach_probabilities(right), len(right)
+    tangent = (reach[:nodes] * jnp.concatenate(slopes) * d_right).sum(0)
+    return value, tangent + (reach[nodes:] * d_leaf_values).sum(0)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from pallas_kernels.routes import cubic
+
 
 def hard_step(t: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Whether the sample goes right: ``t > 0``. A score of zero goes left."""
@@ -43,7 +45,7 @@ def _scaled_sigmoid_jvp(primals, tangents):
 #
 # With u = t / gamma, held between -1/2 and 1/2, and a = 1/2 + u, b = 1/2 - u (so a + b = 1), the cubic factors:
 #
-#     s = -2 u**3 + 3/2 u + 1/2 = a**2 (1 + 2 b) = 1 - b**2 (1 + 2 a)
+#     s = -2 u**3 + 3/2 u + 1/2 = cubic(a) = 1 - cubic(b),     cubic(a) = a**2 (3 - 2 a)
 #     ds/dt = (3/2 - 6 u**2) / gamma = 6 a b / gamma
 #     ds/dgamma = -u ds/dt
 #
@@ -68,7 +70,7 @@ def smooth_step(t: Float[Array, "*shape"], gamma: float | Float[Array, "..."]) -
 @jax.custom_jvp
 def _smooth_step(t: Array, gamma: Array) -> Array:
     u, a, b, _ = _cubic_parts(t, gamma)
-    return jnp.where(u > 0, 1 - b * b * (1 + 2 * a), a * a * (1 + 2 * b))
+    return jnp.where(u > 0, 1 - cubic(b), cubic(a))
 
 
 @_smooth_step.defjvp

@@ -54,6 +54,11 @@ def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
     return losses.weighted_mean(task.loss(outputs, by.y), training.normalised(by).weight)
 
 
+def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
+    """Returns the mean squared error or log loss of a model's predictions on a scaled batch."""
+    return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.normalised(by).weight)
+
+
 def minibatch(
     task: Task,
     method: training.Method,
@@ -90,8 +95,7 @@ def minibatch(
             return score(params, training.normalised(by))
         if outputs is not None:
             return evaluated(task, outputs(params, batch, by.x), by)
-        predictions, weight = method.harden(params, batch).apply(by.x), training.normalised(by).weight
-        return losses.weighted_mean(task.prediction_loss(predictions, by.y), weight)
+        return prediction_loss(task, method.harden(params, batch), by)
 
     def init(start: Any, batch: Batch, *, key: Array) -> training.TrainState:
         return training.start(method, batch, key=key, optimizer=optimizer)

@@ -5,6 +5,7 @@ sharpnesses. The result is the best hard tree of all starts, or CART itself if n
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +14,9 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, losses, ops, topology, training, validation as checks, warmstart
+from jtrees import leaves as kinds, ops, topology, training, validation as checks, warmstart
 from jtrees.data import Data, Scaling, Table, without_padding
+from jtrees.search._minibatch import prediction_loss
 from jtrees.search.recipe import Finished, Rounds, Search, SearchResult
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, Best, TrainState, map_starts
@@ -172,19 +174,14 @@ def restarts(
         if start is not None:
             m = len(start.bias)
             weights, bias = weights.at[:m].set(start.weights), bias.at[:m].set(start.bias)
-        one = lambda splits, sharpness: init_run(splits, sharpness, batch)
-        return jax.vmap(one)(ObliqueTree(weights, bias, None), sharpness(drawn[:, :stages]))
-
-    def evaluate(params: ObliqueTree, batch: Batch, by: Batch) -> Array:
-        """Returns the loss of the hard tree, refitted to the batch, on other samples."""
-        predictions, weight = params.refit(*batch).apply(by.x), training.normalised(by).weight
-        return losses.weighted_mean(task.prediction_loss(predictions, by.y), weight)
+        return jax.vmap(partial(init_run, batch=batch))(ObliqueTree(weights, bias, None), sharpness(drawn[:, :stages]))
 
     def advanced(i: Array, run: Run, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Run, Array]:
         """Returns one start after round i (the same for all starts), and the losses of its steps."""
         stage = i // rounds.rounds_per_stage
         first, last = i % rounds.rounds_per_stage == 0, (i + 1) % rounds.rounds_per_stage == 0
-        score = None if validation is None else lambda params: evaluate(params, batch, validation)
+        # The loss of the hard tree, refitted to the batch, on other samples.
+        score = None if validation is None else lambda tree: prediction_loss(task, tree.refit(*batch), validation)
         # The criterion of constant leaves is a by-product of a step; other scores cost as much as a step or more.
         free = validation is None and leaves == "constant"
         every = 1 if free else max(1, epochs // _EVALUATIONS)
@@ -212,8 +209,7 @@ def restarts(
                 hard_tree = splits.replace(leaves=state.best.params.leaves)
                 value = jnp.where(jnp.isfinite(value), score(hard_tree), jnp.inf)
             value = jnp.where(state.finite, value, jnp.inf)
-            better = Best(splits, value, state.best.step)
-            best = jax.tree.map(lambda old, new: jnp.where(value < run.best.score, new, old), run.best, better)
+            best = _better(run.best, Best(splits, value, state.best.step))
             finite = jnp.isfinite(value)
             # Its best is in `best` already; of the finished stage only `finite` is still needed.
             spent = state.replace(best=state.best.replace(score=jnp.full_like(value, jnp.inf)), finite=finite)
@@ -262,23 +258,20 @@ def restarts(
             # the training loss alone where too few rows have weight for an expected error.
             return tree, max(criterion if criterion < _NONE_EXPECTED * loss_unit else 0.0, loss)
 
-        tree, loss, chosen, cart_loss = None, np.inf, int(result.extra["start"]), float("nan")
+        # CART's tolerances are absolute and its thresholds exact on raw features only, so compare with the better of
+        # two, grown on scaled features and (where float32 represents them) on raw ones.
+        carts = [] if start is None else [data.scaling.restore_splits(jax.tree.map(lambda a: a[0], start))]
+        if carts and data.scaling.origin is None:
+            table = data.table
+            carts.append(grown_cart(Batch(table.x, table.y, table.weight), task, depth, leaves))  # type: ignore[arg-type]
+        candidates = [(*finished(splits), -1) for splits in carts]
+        cart_loss = min((loss for _, loss, _ in candidates), default=float("nan"))
         if result.finite:
-            tree, loss = finished(data.scaling.restore_splits(result.model))
-        if cart and start is not None:
-            # CART's tolerances are absolute and its thresholds exact on raw features only, so compare with the better
-            # of two, grown on scaled features and (where float32 represents them) on raw ones.
-            carts = [data.scaling.restore_splits(jax.tree.map(lambda a: a[0], start))]
-            if data.scaling.origin is None:
-                table = data.table
-                carts.append(grown_cart(Batch(table.x, table.y, table.weight), task, depth, leaves))  # type: ignore[arg-type]
-            cart_tree, cart_loss = min(map(finished, carts), key=lambda both: both[1])
-            if not loss < cart_loss:
-                tree, loss, chosen = cart_tree, cart_loss, -1
+            candidates.append((*finished(data.scaling.restore_splits(result.model)), int(result.extra["start"])))
+        tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART, if as good
         report = {name: np.asarray(result.extra[name]) for name in ("sharpness", "steps")}
         report["losses"] = np.asarray(result.extra["losses"], np.float64) * loss_unit
         report |= {"cart_loss": cart_loss, "chosen": chosen, "dropped": int(result.extra["dropped"])}
-        assert tree is not None
         tree = tree.merged()
         return Finished(tree, tree, loss, report)
 
@@ -301,8 +294,11 @@ def restarts(
 def _best_so_far(run: Run) -> Best:
     """Returns the best splits of a start, including those of an interrupted stage."""
     current = run.training.best
-    current = current.replace(params=current.params.replace(leaves=None))
-    return jax.tree.map(lambda old, new: jnp.where(current.score < run.best.score, new, old), run.best, current)
+    return _better(run.best, current.replace(params=current.params.replace(leaves=None)))
+
+
+def _better(old: Best, new: Best) -> Best:
+    return jax.tree.map(partial(jnp.where, new.score < old.score), new, old)
 
 
 def _check_slopes(scaling: Scaling) -> None:

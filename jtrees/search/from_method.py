@@ -13,7 +13,7 @@ from jtrees import training
 from jtrees.search import options as kinds
 from jtrees.search._minibatch import Schedule, minibatch
 from jtrees.search.recipe import Recipe, Search
-from jtrees.tasks import Classification, Task
+from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -46,14 +46,15 @@ class FromMethod(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         n, p = shape
         method = self.make(**self.options, task=task)
-        _check_hardens(method, task, shape)
+        if not isinstance(method, training.Method):
+            raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
         schedule = Schedule.of(n, self.epochs, self.batch_size)
         last = jnp.asarray(schedule.steps, jnp.int32)
 
         def score(params: Any, validation: Batch) -> Array:
             return method.loss(params, validation, key=jax.random.key(0), step=last)[1]
 
-        return minibatch(
+        search = minibatch(
             task,
             method,
             self.rule(optax.cosine_decay_schedule(self.learning_rate, schedule.steps)),
@@ -62,16 +63,11 @@ class FromMethod(Recipe):
             score=score,
         )
 
+        def init(start: None, batch: Batch, *, key: Array) -> training.TrainState:
+            state = search.init(start, batch, key=key)
+            tree = jax.eval_shape(method.harden, state.params, batch)
+            if not isinstance(tree, ObliqueTree):
+                raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")
+            return state
 
-def _check_hardens(method: Any, task: Task, shape: tuple[int, int]) -> None:
-    """Raises ``ValueError`` unless ``method`` is a method that hardens to a tree."""
-    if not isinstance(method, training.Method):
-        raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
-    labels = isinstance(task, Classification)
-    y = jax.ShapeDtypeStruct((shape[0], *(() if labels else task.shape)), jnp.int32 if labels else jnp.float32)
-    batch = Batch(jax.ShapeDtypeStruct(shape, jnp.float32), y, jax.ShapeDtypeStruct(shape[:1], jnp.float32))  # type: ignore[arg-type]
-    tree = jax.eval_shape(
-        lambda batch, key: method.harden(method.init(batch, key=key), batch), batch, jax.random.key(0)
-    )
-    if not isinstance(tree, ObliqueTree):
-        raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")
+        return search._replace(init=init)

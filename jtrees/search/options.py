@@ -44,19 +44,28 @@ def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array
     Raises:
       ValueError: naming the option.
     """
-    array: Any = value
-    if value is not None and not isinstance(value, jax.Array):
-        try:
-            array = np.asarray(value)
-        except ValueError:  # rows of different lengths
-            raise ValueError(f"{name} must be a number, got {value!r}") from None
-        if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"{name} must be a number, got {value!r}")
-        array = array.astype(np.float32)
+    if (array := _numeric(value)) is None:
+        raise ValueError(f"{name} must be a number, got {value!r}")
     check(name, array)
     if array.ndim:
         raise ValueError(f"{name} must be one number, got shape {array.shape}: vmap search, or tune, over several")
     return jnp.asarray(array, jnp.float32)
+
+
+def _numeric(value: Any) -> Any:
+    """Returns numbers as a float32 array in NumPy, arrays of JAX as they are; None for anything else."""
+    if isinstance(value, jax.Array):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return None
+    real = array.dtype.kind in "biuf" or jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(np.float32) if real else None
+
+
+def _or_none(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def static(default: Any, check: Check | None = None) -> Any:
@@ -74,22 +83,25 @@ def traced(default: Any, check: Check) -> Any:
 
 def depth(default: int, most: int = checks.MAX_DEPTH) -> Any:
     """Depth of a tree, 1 to ``most``."""
-    return static(default, lambda _, value: checks.check_depth(value, most))
+    return static(default, lambda name, value: checks.check_depth(value, most, name))
 
 
 def count(default: int, minimum: int = 1, most: int | None = None) -> Any:
     """An integer of at least ``minimum``."""
-    return static(default, partial(checked_count, minimum=minimum, most=most))
+    return static(default, partial(_checked_count, minimum=minimum, most=most))
 
 
 def optional_count(default: int | None) -> Any:
     """An integer of at least 1, or None."""
-    return static(default, lambda name, value: None if value is None else checked_count(name, value))
+    return static(default, _or_none(_checked_count))
 
 
-def checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """Returns a checked integer; by default at most one less than the largest 32-bit counter."""
-    return checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1 if most is None else most)
+def _checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
+    """Returns a checked integer, which is less than the largest 32-bit counter."""
+    number = checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1)
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, got {number}")
+    return number
 
 
 def counts(*default: int) -> Any:
@@ -122,23 +134,16 @@ def flag(default: bool) -> Any:
 def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
     """One of several names, or None if ``optional``."""
 
-    def check(name: str, value: Any) -> Any:
-        if not (optional and value is None):
-            checks.check_choice(name, value, choices)
+    def check(name: str, value: Any) -> str:
+        checks.check_choice(name, value, choices)
         return value
 
-    return static(default, check)
+    return static(default, _or_none(check) if optional else check)
 
 
 def loss() -> Any:
     """A user-defined loss, ``(outputs, y) -> (n,)``, or None."""
-
-    def check(name: str, value: Any) -> Any:
-        if value is not None and not callable(value):
-            raise ValueError(f"{name} must be a function (outputs, y) -> (n,), got {value!r}")
-        return value
-
-    return static(None, check)
+    return static(None, _or_none(check_function))
 
 
 def share(default: float) -> Any:
@@ -164,7 +169,7 @@ def positive(default: float) -> Any:
 
 def optional_positive() -> Any:
     """A finite number above 0, or None, the default."""
-    return traced(None, lambda name, value: None if value is None else as_scalar(name, value, checks.check_number))
+    return traced(None, _or_none(partial(as_scalar, check=checks.check_number)))
 
 
 def not_negative(default: float) -> Any:
@@ -186,24 +191,18 @@ def numbers() -> Any:
         finite = lambda name, value: checks.check_finite(name, jnp.atleast_1d(value))
         return FrozenDict({key: as_scalar(f"{name}__{key}", number, finite) for key, number in value.items()})
 
-    return struct.field(default=FrozenDict(), metadata={"check": check})
+    return traced(FrozenDict(), check)
 
 
 def ranges(*default: tuple[float, float]) -> Any:
     """At least one pair (low, high) of positive numbers."""
-    return traced(default, checked_ranges)
+    return traced(default, _checked_ranges)
 
 
-def checked_ranges(name: str, value: Any) -> Array:
+def _checked_ranges(name: str, value: Any) -> Array:
     """Returns checked pairs as a float32 array ``(pairs, 2)``."""
-    pairs: Any = value
-    try:
-        if not isinstance(pairs, jax.Array):
-            pairs = np.asarray(pairs)
-            pairs = np.zeros(0) if pairs.dtype.kind == "c" else pairs.astype(np.float32)
-    except (TypeError, ValueError):
-        pairs = np.zeros(0)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
+    pairs = _numeric(value)
+    if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
         raise ValueError(f"{name} must be pairs (low, high), at least one, got {value!r}")
     checks.check_number(name, pairs)
     if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):

@@ -6,6 +6,7 @@ deadlines and Ctrl-C.
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import functools
 import os
 import time
 from typing import Any, Literal, NamedTuple
@@ -63,13 +64,10 @@ class FitResult:
 
     def to_save(self) -> "FitResult":
         """Returns the fit with its tuned options in a form that can be saved: functions by their names."""
-        report = dict(self.report)
-        if isinstance(report.get("chosen"), dict):
-            report["chosen"] = _plain_options(report["chosen"])
-        if isinstance(report.get("tuning"), list):
-            saved = lambda trial: trial._replace(options=_plain_options(trial.options))
-            report["tuning"] = [saved(trial) if hasattr(trial, "options") else trial for trial in report["tuning"]]
-        return self.replace(report=report)
+        if "tuning" not in self.report:
+            return self
+        trials = [trial._replace(options=_plain_options(trial.options)) for trial in self.report["tuning"]]
+        return self.replace(report=self.report | {"tuning": trials, "chosen": _plain_options(self.report["chosen"])})
 
     def __repr__(self) -> str:
         parts = f"model={self.model!r}, loss={self.loss}, step={self.step}, report: {', '.join(self.report)}"
@@ -186,6 +184,10 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
+    if isinstance(value, functools.partial):
+        arguments = [str(plain(item)) for item in value.args]
+        arguments += [f"{name}={plain(item)}" for name, item in value.keywords.items()]
+        return f"{plain(value.func)}({', '.join(arguments)})"
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
@@ -193,20 +195,19 @@ def plain(value: Any) -> Any:
 
 
 # Static options are part of the recipe's tree structure: a new depth recompiles, a new learning rate does not.
+@functools.partial(jax.jit, static_argnames="task")
 def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) -> Any:
     return recipe.search(task, batch.x.shape).init(start, batch, key=key)
 
 
+@functools.partial(jax.jit, static_argnames=("task", "rounds"))
 def _round(recipe: Any, task: Task, i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds):
     return recipe.search(task, batch.x.shape).round(i, state, batch, validation, rounds)
 
 
+@functools.partial(jax.jit, static_argnames="task")
 def _result(recipe: Any, task: Task, state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
     return recipe.search(task, batch.x.shape).result(state, batch, validation)
-
-
-_init, _result = jax.jit(_init, static_argnums=1), jax.jit(_result, static_argnums=1)
-_round = jax.jit(_round, static_argnums=(1, 6))
 
 
 def run_rounds(
@@ -259,7 +260,6 @@ class _Stacked(Recipe):
       start: index into ``starts`` of each run, ``(runs,)``.
       weights: weights of the rows in each fold, ``(folds, n)``; None: those of the batch.
       fold: index into ``weights`` of each run, ``(runs,)``.
-      first: the first of the recipes.
       impl: implementation of the keys.
     """
 
@@ -269,41 +269,35 @@ class _Stacked(Recipe):
     start: Any
     weights: Any
     fold: Any
-    first: Any
     impl: str = struct.field(pytree_node=False)
 
     def search(self, task: Task, shape: tuple[int, ...]) -> Search:
-        def each(run: Callable[..., Any], *args: Any) -> Any:
-            one_by_one = 1 if jax.default_backend() == "cpu" else None
-            return map_starts(run, self.recipes, self.fold, *args, batch_size=one_by_one)
+        def each(run: Callable[..., Any], batch: Batch, *args: Any) -> Any:
+            """Returns ``run(search, batch, *args)`` of each run, with its own search and its fold's weights."""
 
-        def fold_batch(batch: Batch, fold: Array) -> Batch:
-            return batch if self.weights is None else batch._replace(weight=self.weights[fold])
+            def one(recipe: Recipe, fold: Array, *args: Any) -> Any:
+                own = batch if self.weights is None else batch._replace(weight=self.weights[fold])
+                return run(recipe.search(task, shape), own, *args)
+
+            one_by_one = 1 if jax.default_backend() == "cpu" else None
+            return map_starts(one, self.recipes, self.fold, *args, batch_size=one_by_one)
 
         def init(start: None, batch: Batch, *, key: None) -> Any:
-            def one(recipe: Any, fold: Array, key: Array, start: Array) -> Any:
+            def one(search: Search, batch: Batch, key: Array, start: Array) -> Any:
                 prepared = jax.tree.map(lambda a: a[start], self.starts)
-                key = jax.random.wrap_key_data(key, impl=self.impl)
-                return recipe.search(task, shape).init(prepared, fold_batch(batch, fold), key=key)
+                return search.init(prepared, batch, key=jax.random.wrap_key_data(key, impl=self.impl))
 
-            return each(one, self.keys, self.start)
+            return each(one, batch, self.keys, self.start)
 
         def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
-            def one(recipe: Any, fold: Array, state: Any) -> Any:
-                return recipe.search(task, shape).round(i, state, fold_batch(batch, fold), validation, rounds)
-
-            return each(one, state)
+            return each(lambda search, batch, state: search.round(i, state, batch, validation, rounds), batch, state)
 
         def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-            def one(recipe: Any, fold: Array, state: Any) -> SearchResult:
-                return recipe.search(task, shape).result(state, fold_batch(batch, fold), validation)
+            return each(lambda search, batch, state: search.result(state, batch, validation), batch, state)
 
-            return each(one, state)
-
-        search = self.first.search(task, shape)
-        return search._replace(
-            rounds=search.rounds.shared_by(len(self.fold)), init=init, round=one_round, result=result
-        )
+        search = jax.tree.map(lambda a: a[0], self.recipes).search(task, shape)
+        rounds = search.rounds.shared_by(len(self.fold))
+        return search._replace(rounds=rounds, init=init, round=one_round, result=result)
 
 
 class _Start(NamedTuple):
@@ -365,7 +359,6 @@ def fits_of(
             start=(numbers % len(starts)).astype(np.int32),
             weights=weights,
             fold=np.array([start.fold for _, start in some], np.int32),
-            first=first,
             impl=str(jax.random.key_impl(keys[0])),
         )
 
@@ -374,9 +367,9 @@ def fits_of(
             one = starts[0]
             yield run_rounds(first, task, one.start, device, device_validation, one.search_key, monitor)
             return
-        name: Any = {"name": type(first).__name__}
-        results, history = run_rounds(stacked(low, count), task, None, device, device_validation, None, monitor, **name)
-        results = jax.device_get(results)
+        runs_at_once, name = stacked(low, count), type(first).__name__
+        found = run_rounds(runs_at_once, task, None, device, device_validation, None, monitor, name=name)
+        results, history = jax.device_get(found)
         for i in range(min(count, len(runs) - low)):
             yield jax.tree.map(lambda a, i=i: a[i], results), history[i]
 
@@ -386,16 +379,14 @@ def fits_of(
         if low and not monitor.has_time():
             return
         for (i, start), (result, history) in zip(runs[low:], searched(low, at_once), strict=False):
-            own_search = recipes[i].search(task, table.x.shape)
+            own_search, rows = recipes[i].search(task, table.x.shape), data[start.fold]
             try:
-                arguments: Any = {"key": start.finish_key, "monitor": monitor}
-                finished = own_search.finish(result, start.start, data[start.fold], **arguments)
+                finished = own_search.finish(result, start.start, rows, key=start.finish_key, monitor=monitor)
+                report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
+                fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
             except FloatingPointError as error:
-                yield error, data[start.fold], own_search
-                continue
-            report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
-            fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
-            yield fitted, data[start.fold], own_search
+                fitted = error
+            yield fitted, rows, own_search
 
 
 def check_link(task: Task, table: Table) -> None:

@@ -1,7 +1,6 @@
 """Options of recipes by name, and grids of options."""
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 import itertools
 from typing import Any
 
@@ -15,8 +14,7 @@ def options_of(recipe: Any) -> dict[str, Any]:
     """Returns the options of a recipe or mapping by name, excluding those of its base; empty for other objects."""
     if isinstance(recipe, Mapping):
         return dict(recipe)
-    fields: Any = dataclasses.fields(recipe) if isinstance(recipe, Recipe) else ()  # pyright: ignore[reportArgumentType]
-    return {field.name: getattr(recipe, field.name) for field in fields}
+    return dict(vars(recipe)) if isinstance(recipe, Recipe) else {}
 
 
 def with_options(recipe: Any, options: dict[str, Any]) -> Any:
@@ -35,7 +33,7 @@ def with_options(recipe: Any, options: dict[str, Any]) -> Any:
     return recipe
 
 
-def checked_grid(recipe: Any, grid: Any) -> list[dict[str, Any]]:
+def checked_grid(recipe: Recipe, grid: Any) -> list[dict[str, Any]]:
     """Returns all combinations of a grid.
 
     Raises:
@@ -48,32 +46,31 @@ def checked_grid(recipe: Any, grid: Any) -> list[dict[str, Any]]:
         raise ValueError(message) from None
     if not grid or not all(grid.values()):
         raise ValueError(message)
-    check_options("grid", recipe, {name: values[0] for name, values in grid.items()})
+    _check_names("grid", recipe, {name: values[0] for name, values in grid.items()})
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def check_options(what: str, recipe: Any, options: dict[str, Any]) -> None:
-    """Raises ``ValueError`` for unknown options, and for options that must not be tuned."""
+def checked_samples(recipe: Recipe, samples: Any) -> list[dict[str, Any]]:
+    """Returns a sequence of combinations.
+
+    Raises:
+      ValueError: as :func:`checked_grid`.
+    """
+    if not isinstance(samples, Sequence) or not samples or not all(isinstance(one, Mapping) for one in samples):
+        raise ValueError(f'samples must hold combinations, such as [{{"depth": 3}}], got {samples!r}')
+    for options in samples:
+        _check_names("samples", recipe, options)
+    return [dict(options) for options in samples]
+
+
+def _check_names(what: str, recipe: Recipe, options: Any) -> None:
+    """Raises ``ValueError`` for unknown options, and for those that must not be tuned."""
     if any(name.split("__")[-1] == "target_features" for name in options):
         raise ValueError(f"{what} must hold options, and not what is to be learnt, got 'target_features'")
     try:
         with_options(recipe, options)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
-    for name, value in options.items():
-        if isinstance(value, jax.Array) and is_static(recipe, name):
-            raise ValueError(f"{what}: {name} is static, each value is a program: give Python values")
-
-
-def is_static(recipe: Any, name: str) -> bool:
-    """Whether an option is static, as opposed to a number that may be traced."""
-    first, _, rest = name.partition("__")
-    if isinstance(recipe, Mapping):
-        return False
-    if rest:
-        return is_static(getattr(recipe, first), rest)
-    [field] = [field for field in dataclasses.fields(recipe) if field.name == first]
-    return not field.metadata.get("pytree_node", True)
 
 
 def groups_of(recipe: Any, combinations: Sequence[dict[str, Any]]) -> list[list[int]]:

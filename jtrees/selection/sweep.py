@@ -15,7 +15,7 @@ from jtrees.data import Scaling, Table, losses_of
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import FitResult, fits_of, table_of, validation_of
-from jtrees.selection.grid import check_options, checked_grid, groups_of, with_options
+from jtrees.selection.grid import checked_grid, checked_samples, groups_of, with_options
 from jtrees.tasks import Classification, Task
 
 
@@ -117,18 +117,21 @@ def sweep(
       progress: whether to show a bar for each batch of runs.
 
     Raises:
-      ValueError: for a grid that is empty or has unknown names, arrays for static options; and as
-        :func:`jtrees.fit`.
+      ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
     """
     checks.check_key(key)
     if batch != "auto":
         checks.check_count("batch", batch)
     seeds = _seeds(seeds)
-    split = split_of(
-        recipe, table_of(recipe, x, y, sample_weight, task), validation, jax.random.fold_in(key, 2**31 - 1)
-    )
-    combinations = _combinations(recipe, grid, samples)
+    table = table_of(recipe, x, y, sample_weight, task)
+    split = split_of(recipe, table, validation, jax.random.fold_in(key, 2**31 - 1))
+    if grid is not None and samples is not None:
+        raise ValueError("grid and samples exclude each other, got both")
+    if grid is None:
+        combinations = checked_samples(recipe, [{}] if samples is None else samples)
+    else:
+        combinations = checked_grid(recipe, grid)
     shape = len(combinations), len(seeds), len(split.left_out)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
     keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
@@ -139,8 +142,7 @@ def sweep(
             recipes = [with_options(recipe, combinations[c]) for c in group]
             cells = itertools.product(group, range(len(seeds)), range(len(split.left_out)))
             for cell, run in zip(cells, runs_of(recipes, keys, split, monitor, batch), strict=False):
-                if run.fit is not None:
-                    fits[cell], sizes[cell], losses[cell] = run.fit, run.fit.model.num_parameters, run.loss
+                fits[cell], losses[cell], sizes[cell] = run.fit, run.loss, run.size
     mean, size = _mean_over_folds(losses, monitor.ended), sizes.mean(2)
     if not np.isfinite(mean).any():
         raise FloatingPointError("no run found anything finite: try a smaller learning_rate")
@@ -152,33 +154,18 @@ def _mean_over_folds(losses: np.ndarray, ended: str) -> np.ndarray:
     """Returns mean losses ``(C, S)``, infinite where a fold has none; if the sweep ended before any combination had all
     folds, the means of those with the most.
     """
-    mean, finite = losses.mean(2), np.isfinite(losses)
-    if ended == "finished" or np.isfinite(mean).any():
-        return mean
+    finite = np.isfinite(losses)
     count = finite.sum(2)
-    return np.where(
-        (count > 0) & (count == count.max()), np.where(finite, losses, 0).sum(2) / np.maximum(count, 1), np.inf
-    )
-
-
-def _combinations(recipe: Any, grid: Any, samples: Any) -> list[dict[str, Any]]:
-    if grid is not None and samples is not None:
-        raise ValueError("grid and samples exclude each other, got both")
-    if samples is None:
-        return [{}] if grid is None else checked_grid(recipe, grid)
-    if not isinstance(samples, Sequence) or not samples or not all(isinstance(one, Mapping) for one in samples):
-        raise ValueError(f'samples must hold combinations, such as [{{"depth": 3}}], got {samples!r}')
-    for options in samples:
-        check_options("samples", recipe, options)
-    return [dict(options) for options in samples]
+    enough = losses.shape[2] if ended == "finished" else max(1, count.max())
+    return np.where(count >= enough, losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
-    if not isinstance(seeds, (Sequence, range, np.ndarray)):
+    if not isinstance(seeds, (Sequence, np.ndarray)):
         return tuple(range(checks.check_count("seeds", seeds)))
     if not len(seeds):
         raise ValueError("seeds must hold at least one seed, got none")
-    return tuple(checks.check_count("seeds", int(seed) if seed == int(seed) else seed, minimum=0) for seed in seeds)
+    return tuple(checks.check_count("seeds", seed, minimum=0) for seed in seeds)
 
 
 # --- Runs and their evaluation ---------------------------------------------------------------------------------------
@@ -209,29 +196,27 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
     if validation is None:
         return Split(table, None, [None], [None])
     if isinstance(validation, (tuple, list)):
-        held_out = validation_of(recipe, validation, table)
-        return Split(table, held_out, [None], [held_out])
+        pair = validation_of(recipe, validation, table)
+        return Split(table, pair, [None], [pair])
     if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
         raise ValueError(f"validation must be a pair (x, y), a part or a number of folds, got {validation!r}")
-    n, order = len(table.x), np.asarray(jax.random.permutation(key, len(table.x)))
-    if isinstance(validation, (int, np.integer)):
+    n, whole = len(table.x), isinstance(validation, (int, np.integer))
+    order = np.asarray(jax.random.permutation(key, n))
+    if whole:
         if not 2 <= validation <= n:
             raise ValueError(f"validation must be at least 2 folds and at most {n}, a row each, got {validation}")
-        folds = np.array_split(order, int(validation))
-        for fold in folds:
-            _check_varies(table, np.setdiff1d(order, fold))
-        return Split(table, None, list(folds), [table.rows(fold) for fold in folds])
-    if not 0 < validation < 1:
-        raise ValueError(f"validation must be a part between 0 and 1, or a whole number of folds, got {validation!r}")
-    part = order[: max(1, round(float(validation) * n))]
-    rest = np.setdiff1d(order, part)
-    _check_varies(table, rest)
-    return Split(table.rows(rest), None, [None], [table.rows(part)])
-
-
-def _check_varies(table: Table, rest: np.ndarray) -> None:
-    if len(rest) < 2 or not table.task.varies(table.y[rest]):
-        raise ValueError(f"y must vary in the {len(rest)} rows drawn to train on: give validation as a pair (x, y)")
+        parts = np.array_split(order, int(validation))
+    else:
+        if not 0 < validation < 1:
+            message = "validation must be a part between 0 and 1, or a whole number of folds"
+            raise ValueError(f"{message}, got {validation!r}")
+        parts = [order[: max(1, round(float(validation) * n))]]
+    rests = [np.setdiff1d(order, part) for part in parts]
+    for rest in rests:
+        if len(rest) < 2 or not table.task.varies(table.y[rest]):
+            raise ValueError(f"y must vary in the {len(rest)} rows drawn to train on: give validation as a pair (x, y)")
+    held_out: list[Table | None] = [table.rows(part) for part in parts]
+    return Split(table, None, [*parts], held_out) if whole else Split(table.rows(rests[0]), None, [None], held_out)
 
 
 class Run(NamedTuple):
@@ -239,7 +224,7 @@ class Run(NamedTuple):
 
     Attributes:
       fit: the fit, None if it was not finite.
-      rows: loss on each held-out row, infinite if the fit was not finite; empty without held-out rows.
+      rows: loss on each held-out row, infinite without a fit; empty without held-out rows.
       weights: weights of these rows.
     """
 
@@ -249,28 +234,31 @@ class Run(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The mean loss on the held-out rows, or else the loss of the fit."""
-        if len(self.rows):
-            return float(np.average(self.rows, weights=self.weights))
-        return np.inf if self.fit is None else self.fit.loss
+        """The mean loss on the held-out rows, or else the loss of the fit; infinite without a fit."""
+        if self.fit is None:
+            return np.inf
+        return float(np.average(self.rows, weights=self.weights)) if len(self.rows) else self.fit.loss
+
+    @property
+    def size(self) -> float:
+        """Number of parameters of the model; NaN without a fit."""
+        return np.nan if self.fit is None else self.fit.model.num_parameters
 
 
 def runs_of(
     recipes: list[Any], keys: list[Array], split: Split, monitor: Monitor, batch: int | Literal["auto"] = "auto"
 ) -> Iterator[Run]:
     """Yields the runs of recipes that share one program, for each recipe, key and fold, in this order."""
-    folds = itertools.cycle(split.held_out)
     fits = fits_of(recipes, keys, split.left_out, split.table, split.validation, monitor, batch)
-    for (fit, data, search), held_out in zip(fits, folds, strict=False):
+    for (fit, data, search), held_out in zip(fits, itertools.cycle(split.held_out), strict=False):
+        fit = None if isinstance(fit, FloatingPointError) else fit
         rows = weights = np.zeros(0)
         if held_out is not None:
             weights = np.ones(len(held_out.x)) if held_out.weight is None else held_out.weight
             rows = np.full(len(held_out.x), np.inf)
-        if isinstance(fit, FloatingPointError):
-            yield Run(None, rows, weights)
-        else:
-            rows = rows if held_out is None else row_losses(search.task, fit.model, held_out, data.scaling)
-            yield Run(fit, rows, weights)
+            if fit is not None:
+                rows = row_losses(search.task, fit.model, held_out, data.scaling)
+        yield Run(fit, rows, weights)
 
 
 def row_losses(task: Task, model: Any, rows: Table, scaling: Scaling) -> np.ndarray:

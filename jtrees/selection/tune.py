@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import itertools
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.typing import ArrayLike
@@ -15,11 +15,11 @@ from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import FitResult, fit, table_of
 from jtrees.selection.grid import checked_grid, groups_of, with_options
-from jtrees.selection.sweep import Run, Split, runs_of, split_of
+from jtrees.selection.sweep import Split, runs_of, split_of
+from jtrees.tasks import Task
 
 _PATIENCE = 2  # consecutive depths without an improvement after which deeper trees are not tried
 _KEPT = 0.25  # fraction of max_seconds for the fit to all rows
-_OF_FIT = ("task", "sample_weight", "progress", "max_seconds")
 
 
 @io.part
@@ -47,7 +47,10 @@ def tune(
     key: Array,
     grid: dict[str, Sequence[Any]],
     validation: tuple[ArrayLike, ArrayLike] | float | int = 1 / 3,
-    **options: Any,
+    task: Literal["regression", "classification"] | Task = "regression",
+    sample_weight: ArrayLike | None = None,
+    progress: bool = False,
+    max_seconds: float | None = None,
 ) -> FitResult:
     """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe with them to all rows.
 
@@ -68,8 +71,10 @@ def tune(
         base as ``"base__depth"``.
       validation: rows to evaluate on, as for :func:`jtrees.sweep`: a fraction (by default a third, as in the paper), a
         number of folds, or a pair ``(x, y)``.
-      **options: arguments of :func:`jtrees.fit`: ``task``, ``sample_weight``, ``progress``, ``max_seconds`` (for all
-        fits together, the last quarter for the fit to all rows).
+      task: as for :func:`jtrees.fit`.
+      sample_weight: as for :func:`jtrees.fit`.
+      progress: as for :func:`jtrees.fit`.
+      max_seconds: deadline of all fits together; the last quarter is for the fit to all rows.
 
     Returns:
       The fit to all rows with the chosen options. Its report has ``tuning``, a list of :class:`Trial`, and ``chosen``,
@@ -81,24 +86,24 @@ def tune(
     """
     started = time.monotonic()
     checks.check_key(key)
-    if unknown := set(options) - set(_OF_FIT):
-        raise TypeError(f"options must be of {', '.join(_OF_FIT)}, got {min(unknown)!r}")
-    if (seconds := options.get("max_seconds")) is not None:
-        checks.check_seconds(seconds)
+    if max_seconds is not None:
+        checks.check_seconds(max_seconds)
     if validation is None:
         raise ValueError("validation must be a pair (x, y), a part or a number of folds, got None")
-    table = table_of(recipe, x, y, options.get("sample_weight"), options.get("task", "regression"))
+    table = table_of(recipe, x, y, sample_weight, task)
     combinations = checked_grid(recipe, grid)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     split = split_of(recipe, table, validation, split_key)
-    monitor = Monitor(options.get("progress", False), None if seconds is None else started + (1 - _KEPT) * seconds)
+    monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with monitor.listening():
         evaluated = _evaluated(recipe, combinations, split, search_key, monitor)
     trials, chosen = _chosen(evaluated)
-    if seconds is not None:
-        options["max_seconds"] = max(1e-3, started + seconds - time.monotonic())
-    pair = {"validation": validation} if isinstance(validation, (tuple, list)) else {}
-    result = fit(with_options(recipe, chosen), x, y, key=fit_key, **pair, **options)
+    options: Any = {"task": task, "sample_weight": sample_weight, "progress": progress}
+    if max_seconds is not None:
+        options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
+    if isinstance(validation, (tuple, list)):
+        options["validation"] = validation
+    result = fit(with_options(recipe, chosen), x, y, key=fit_key, **options)
     ended = result.report["ended"] if monitor.ended == "finished" else monitor.ended
     return result.replace(report=result.report | {"tuning": trials, "chosen": chosen, "ended": ended})
 
@@ -113,29 +118,39 @@ class _Evaluated(NamedTuple):
     losses: np.ndarray
     size: float
 
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return float(self.losses.mean())
+
+    def error(self, other: "_Evaluated") -> float:
+        """Standard error of the difference of the mean losses, paired by rows; 0 for one row or an infinite loss."""
+        paired = len(self.losses) > 1 and np.isfinite(self.losses).all()
+        return float(np.std(self.losses - other.losses, ddof=1) / np.sqrt(len(self.losses))) if paired else 0.0
+
 
 def _evaluated(
     recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
 ) -> list[_Evaluated]:
     """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed."""
-    names = [name for name in combinations[0] if name.split("__")[-1] == "depth"]
-    depth_of: Any = lambda options: options[names[0]] if names else None
+    depth = next((name for name in combinations[0] if name.split("__")[-1] == "depth"), "")
     groups = [[combinations[i] for i in group] for group in groups_of(recipe, combinations)]
-    groups = sorted(groups, key=lambda group: depth_of(group[0])) if names else groups
+    if depth:
+        groups.sort(key=lambda group: group[0][depth])
     trials: list[_Evaluated] = []
     best, since = None, 0
-    for depth, some in itertools.groupby(groups, key=lambda group: depth_of(group[0])):
-        for group in some:
+    for _, groups_of_depth in itertools.groupby(groups, key=lambda group: group[0].get(depth)):
+        for group in groups_of_depth:
             if trials and not monitor.has_time():
                 return trials
             of_group = _of_group(recipe, group, split, key, monitor)
             if trials and monitor.ended != "finished":
                 return trials
             trials += of_group
-        current = min(trials, key=lambda trial: trial.losses.mean())
-        improved = best is None or _difference(best.losses, current.losses) > _error(best.losses, current.losses)
+        current = min(trials, key=lambda trial: trial.loss)
+        improved = best is None or best.loss - current.loss > best.error(current)
         best, since = (current, 0) if improved else (best, since + 1)
-        if depth is not None and since >= _PATIENCE:
+        if depth and since >= _PATIENCE:
             break
     return trials
 
@@ -144,40 +159,24 @@ def _of_group(
     recipe: Recipe, group: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
 ) -> list[_Evaluated]:
     """Evaluates combinations that share one program; after a deadline, keeps those with the most folds."""
-    folds = len(split.left_out)
-    runs: list[list[Run]] = [[] for _ in group]
-    for i, run in enumerate(runs_of([with_options(recipe, one) for one in group], [key], split, monitor)):
-        runs[i // folds].append(run)
-    most = max(map(len, runs))
-    weights = [run.weights for run in runs[0][:most]]
-    mean = np.concatenate(weights).mean()  # not by fold: a row counts by its own weight in every fold
+    recipes, folds = [with_options(recipe, options) for options in group], len(split.left_out)
+    runs = list(runs_of(recipes, [key], split, monitor))
+    weights = np.concatenate([run.weights for run in runs[:folds]])
     evaluated = []
-    for options, some in zip(group, runs, strict=True):
-        if len(some) == most:
-            losses = [weight * run.rows for weight, run in zip(weights, some, strict=True)]
-            size = np.mean([np.nan if run.fit is None else run.fit.model.num_parameters for run in some])
-            evaluated.append(_Evaluated(options, np.concatenate(losses) / mean, float(size)))
+    for i, options in enumerate(group):
+        some = runs[i * folds : (i + 1) * folds]
+        if len(some) == len(runs[:folds]):
+            # Weighted not fold by fold: a row counts by its own weight in every fold.
+            losses = weights * np.concatenate([run.rows for run in some]) / weights.mean()
+            evaluated.append(_Evaluated(options, losses, float(np.mean([run.size for run in some]))))
     return evaluated
-
-
-# --- The choice ------------------------------------------------------------------------------------------------------
-
-
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the mean difference of the losses a and b."""
-    return float(a.mean()) - float(b.mean())
-
-
-def _error(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the standard error of that difference, paired by rows; 0 for a single row or infinite a."""
-    return float(np.std(a - b, ddof=1) / np.sqrt(len(a))) if len(a) > 1 and np.isfinite(a).all() else 0.0
 
 
 def _chosen(trials: list[_Evaluated]) -> tuple[list[Trial], dict[str, Any]]:
     """Returns all trials, and the options of the smallest model within one standard error of the best."""
-    best = min((trial.losses for trial in trials), key=np.mean)
-    if not np.isfinite(best).all():
+    best = min(trials, key=lambda trial: trial.loss)
+    if not np.isfinite(best.losses).all():
         raise FloatingPointError("no combination of the grid found anything finite: try a smaller learning_rate")
-    summaries = [Trial(one.options, float(one.losses.mean()), _error(one.losses, best), one.size) for one in trials]
-    near = [trial for trial in summaries if trial.loss - float(best.mean()) <= trial.error]
+    summaries = [Trial(one.options, one.loss, one.error(best), one.size) for one in trials]
+    near = [trial for trial in summaries if trial.loss - best.loss <= trial.error]
     return summaries, min(near, key=lambda trial: (trial.size, trial.loss)).options

@@ -7,7 +7,6 @@ from jtrees.training.loop import (
     Method as Method,
     Number as Number,
     Params as Params,
-    TrainResult as TrainResult,
     TrainState as TrainState,
     advance as advance,
     advance_up_to as advance_up_to,

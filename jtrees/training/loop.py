@@ -67,17 +67,26 @@ class Method(NamedTuple):
 
 @struct.dataclass
 class Best:
-    """The parameters with the lowest score so far.
+    """The best parameters of a run, so far or finally: those with the lowest score, or the last if it has no scores.
 
     Attributes:
       params: the parameters.
-      score: their score (lower is better); infinite before the first evaluation.
+      score: their score (lower is better); infinite before the first evaluation, and if the run is not finite.
       step: number of updates before it was evaluated.
+      losses: the loss before each update, ``(steps,)``; in results of :func:`train` only.
+      scores: the score before each update, NaN where it was not evaluated; in results of :func:`train` only.
     """
 
     params: Params
     score: Float[Array, ""]
     step: Int[Array, ""]
+    losses: Any = None
+    scores: Any = None
+
+    @property
+    def finite(self) -> Array:
+        """Whether every loss of the run, and the score of its last parameters, was finite."""
+        return jnp.isfinite(self.score)
 
 
 @io.state
@@ -106,30 +115,10 @@ class TrainState:
 
 
 class History(NamedTuple):
-    """Loss and score before each update; the score is NaN where it was not evaluated."""
+    """Loss and score before each update, or before one; the score is NaN where it was not evaluated."""
 
-    losses: Float[Array, " steps"]
-    scores: Float[Array, " steps"]
-
-
-class TrainResult(NamedTuple):
-    """The result of a training run.
-
-    Attributes:
-      params: the parameters with the best score if scores were evaluated (``score_every``), else the last.
-      score: their score on the whole training data (lower is better); infinite if the run is not finite.
-      step: number of updates before they were evaluated.
-      finite: whether every loss of the run, and the score of its last parameters, was finite.
-      losses: the loss before each update, ``(steps,)``.
-      scores: the score before each update, ``(steps,)``; NaN where it was not evaluated.
-    """
-
-    params: Params
-    score: Float[Array, ""]
-    step: Int[Array, ""]
-    finite: Bool[Array, ""]
-    losses: Float[Array, " steps"]
-    scores: Float[Array, " steps"]
+    losses: Float[Array, "*steps"]
+    scores: Float[Array, "*steps"]
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
@@ -199,40 +188,37 @@ def advance(
       ValueError: for shapes or dtypes that do not fit, steps < 1, a batch size that is not between 1 and n, or another
         number of rows than initially.
     """
-    validation.check_count("steps", steps)
+    steps = validation.check_count("steps", steps)
     data = _checked(data)
     if batch_size is not None and state.order.shape != data.x.shape[:1]:
         raise ValueError(f"data must have the {len(state.order)} rows that the run began with, got {len(data.x)}")
-    step = one_step(method, data, optimizer, batch_size=batch_size, score_every=score_every, score=score)
-    state, history = jax.lax.scan(lambda state, _: step(state), state, length=steps)
-    return state, History(*history)
+    once = one_step(method, data, optimizer, batch_size=batch_size, score_every=score_every, score=score)
+    return advance_up_to(once, state, steps, steps)
 
 
 def advance_up_to(
-    once: Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]],
+    once: Callable[..., tuple[TrainState, History]],
     state: TrainState,
-    count: Array,
+    count: Array | int,
     most: int,
     *,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
-    """Takes ``count`` steps, a traced number up to ``most``: as :func:`advance`, with a history of ``most`` entries,
-    padded with NaN.
+    """Takes ``count`` steps, a number up to ``most`` that may be traced: as :func:`advance`, with a history of ``most``
+    entries, padded with NaN.
 
     Args:
       once: a step, from :func:`one_step`.
       state: state of the run.
       count: number of steps.
       most: length of the history.
-      step: number of the first step, shared by all runs side by side so that branches on it stay branches under
-        ``vmap``; None: ``state.step``.
+      step: number of the first step, shared by all runs side by side; None: ``state.step``.
     """
-    state = state if step is None else state.replace(step=jnp.asarray(step, jnp.int32))
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
         state, history = carry
-        state, entry = once(state)
-        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), history, History(*entry))
+        state, entry = once(state, None if step is None else step + i)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), history, entry)
 
     empty = jnp.full(most, jnp.nan, state.best.score.dtype)
     return jax.lax.fori_loop(0, count, body, (state, History(empty, empty)))
@@ -247,10 +233,12 @@ def one_step(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
     last: int | None = None,
-) -> Callable[[TrainState], tuple[TrainState, tuple[Array, Array]]]:
-    """Returns a step of :func:`advance` as a function ``state -> (state, (loss, score))``.
+) -> Callable[..., tuple[TrainState, History]]:
+    """Returns a step of :func:`advance` as a function ``(state, shared_step=None) -> (state, History(loss, score))``.
 
-    The score is also evaluated before step ``last``. Without scores, ``method`` may be the ``update`` of a method.
+    ``shared_step`` is the number of the step where a search counts for all runs side by side, so that branches on it
+    stay branches under ``vmap``; None: ``state.step``. The score is also evaluated before step ``last``. Without
+    scores, ``method`` may be the ``update`` of a method.
     """
     n, dtype = data.x.shape[0], data.x.dtype
     validation.check_count("score_every", score_every, minimum=0)
@@ -275,7 +263,9 @@ def one_step(
         updates, opt_state = with_value.update(gradient, state.opt_state, state.params, value=loss)
         return optax.apply_updates(state.params, updates), opt_state, (loss, batch_score)
 
-    def once(state: TrainState) -> tuple[TrainState, tuple[Array, Array]]:
+    def once(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:
+        if shared_step is not None:
+            state = state.replace(step=jnp.asarray(shared_step, jnp.int32))
         _, order_key, loss_key = _keys(state.key)
         score_value, best_so_far, step = jnp.full((), jnp.nan, dtype), state.best, state.step
         if score_every and not free:
@@ -304,10 +294,8 @@ def one_step(
             best_so_far = _better(best_so_far, Best(state.params, score_value, step))
         finite = state.finite & jnp.isfinite(loss)
         params = method.project(params) if isinstance(method, Method) and update is None else params
-        return TrainState(params, opt_state, order, state.step + 1, state.key, best_so_far, finite), (
-            loss.astype(dtype),
-            score_value,
-        )
+        after = TrainState(params, opt_state, order, state.step + 1, state.key, best_so_far, finite)
+        return after, History(loss.astype(dtype), score_value)
 
     return once
 
@@ -352,7 +340,7 @@ def train(
     batch_size: int | None = None,
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
-) -> TrainResult:
+) -> Best:
     """Runs :func:`start`, :func:`advance` and :func:`best`.
 
     Pure: ``jit`` it, ``vmap`` it over keys and numeric hyperparameters. Under ``jit`` equal shapes compile once.
@@ -373,9 +361,7 @@ def train(
     state = start(method, data, key=key, optimizer=optimizer)
     options: Any = {"batch_size": batch_size, "score_every": score_every, "score": score}
     state, history = advance(method, state, data, optimizer=optimizer, steps=steps, **options)
-    chosen = best(method, state, data, score=score)
-    finite = jnp.isfinite(chosen.score)
-    return TrainResult(chosen.params, chosen.score, chosen.step, finite, *history)
+    return best(method, state, data, score=score).replace(losses=history.losses, scores=history.scores)
 
 
 def normalised(data: Batch) -> Batch:

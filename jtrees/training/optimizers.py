@@ -80,7 +80,7 @@ def adam_step(gradient: Any, mean: Any, square: Any, count: Array, learning_rate
     """Returns the updates and the new moments; for all parameters, or for some rows."""
     adam: Any = optax.ScaleByAdamState(count, mean, square)
     step, adam = optax.scale_by_adam().update(gradient, adam)
-    rate = learning_rate(count) if callable(learning_rate) else learning_rate
+    rate = at_step(learning_rate, count)
     select = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
     moved = jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, step)
     return moved, select(adam.mu, mean), select(adam.nu, square)

@@ -1,9 +1,8 @@
 """Many runs at once (seeds, starting points, hyperparameters) over the devices of JAX."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
@@ -13,15 +12,14 @@ import numpy as np
 from jtrees import sharding, validation as checks
 
 
-@struct.dataclass
-class MultiStart:
+class MultiStart(NamedTuple):
     """The results of many starts.
 
     Attributes:
       candidates: the result of every start, stacked along a leading axis.
       best: the result of the best start.
       index: index of the best start.
-      dropped: number of starts that became non-finite; the best is not one of them, unless all are.
+      dropped: number of starts whose score is not finite; the best is not one of them, unless all are.
     """
 
     candidates: Any
@@ -79,8 +77,8 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
     """Runs ``run(*start)`` for every start and chooses the result with the lowest ``score``.
 
     Args:
-      run: a function of one start whose result is a pytree with attributes ``score`` (infinite or NaN if the run must
-        not be chosen) and ``finite``, such as :class:`jtrees.training.TrainResult`.
+      run: a function of one start whose result is a pytree with an attribute ``score`` (infinite or NaN if the run must
+        not be chosen), such as that of :func:`jtrees.train`.
       *starts: as for :func:`map_starts`.
       batch_size: as for :func:`map_starts`.
 
@@ -89,12 +87,9 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
     """
     candidates = map_starts(run, *starts, batch_size=batch_size)
     count = jax.tree.leaves(starts)[0].shape[0]
-    shapes = [np.shape(getattr(candidates, name, ())) for name in ("score", "finite")]
-    if shapes != [(count,)] * 2:
+    score: Any = getattr(candidates, "score", ())
+    if np.shape(score) != (count,):
         result_shapes = jax.tree.map(lambda a: a.shape[1:], candidates)
-        raise ValueError(
-            f"run must give a result with a score and a finite, one number each, got shapes {result_shapes}"
-        )
-    index = jnp.argmin(jnp.where(jnp.isnan(candidates.score), jnp.inf, candidates.score)).astype(jnp.int32)
-    chosen = jax.tree.map(lambda a: a[index], candidates)
-    return MultiStart(candidates, chosen, index, count - candidates.finite.sum())
+        raise ValueError(f"run must give a result with a score, one number, got shapes {result_shapes}")
+    index = jnp.argmin(jnp.where(jnp.isnan(score), jnp.inf, score)).astype(jnp.int32)
+    return MultiStart(candidates, jax.tree.map(lambda a: a[index], candidates), index, (~jnp.isfinite(score)).sum())

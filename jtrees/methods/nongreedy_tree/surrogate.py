@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrees import blocking, leaves as kinds, ops, routing, topology
-from jtrees.methods.nongreedy.lazy_rows import move_rows, touched
+from jtrees.methods.nongreedy_tree.lazy_rows import move_rows, touched
 from jtrees.tasks import Task
 from jtrees.training import Batch, LazyMomentumState, momentum_step
 from jtrees.tree import ObliqueTree

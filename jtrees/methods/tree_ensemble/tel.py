@@ -14,8 +14,8 @@ import optax
 
 from jtrees import io, losses, routing, topology, training, validation as checks
 from jtrees.data import Data
-from jtrees.methods.tel.ensemble import Ensemble, hardened, random_ensemble
-from jtrees.methods.tel.lazy_step import lazy_step
+from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
+from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
 from jtrees.search import (
     Finished,
@@ -81,6 +81,7 @@ def tel(
     if learning_rate is not None and step != "smooth":
         raise ValueError('learning_rate must be None with step="logistic": every number has a gradient')
     task = with_loss(task, loss)
+    outputs = lambda params, x: params.outputs(x, gamma, step=step, width=width)
 
     def init(batch: Batch, *, key: Array) -> Ensemble:
         task.check(batch.y)
@@ -90,7 +91,7 @@ def tel(
         return losses.weighted_mean(task.loss(outputs, batch.y), batch.weight)
 
     def total(params: Ensemble, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        value = lost(params.outputs(batch.x, gamma, step=kind, width=width), batch)
+        value = lost(outputs(params, batch.x), batch)
         return value + l2 * jnp.square(params.weights).sum(), value
 
     def update(
@@ -100,8 +101,6 @@ def tel(
         options: Any = {"gamma": gamma, "width": width, "l2": l2, "learning_rate": learning_rate}
         result = lazy_step(params, opt_state, batch.x, loss_of_outputs, **options)
         return *result[:2], (result[2], result[2])
-
-    kind = step
 
     harden = lambda params, batch: hardened(params, batch, task)
     return training.Method(init, total, harden, update=None if learning_rate is None else update)

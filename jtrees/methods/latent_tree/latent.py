@@ -17,22 +17,21 @@ import optax
 
 from jtrees import io, losses, prediction, routing, topology, training, validation as checks
 from jtrees.data import Data
-from jtrees.methods.latent.network import (
+from jtrees.methods.latent_tree.network import (
     INPUTS,
     PREDICTORS,
     WIDEST,
     Architecture,
     LatentNetwork,
     Network,
+    active_on,
     centered,
     checked_architecture,
     graph_of,
-    hard_tree,
     is_tree,
-    outputs_of,
-    scores_of,
+    network_of,
 )
-from jtrees.nn.latent_tree import MAX_DEPTH, Split, split_scores
+from jtrees.nn.latent_tree import MAX_DEPTH, Split
 from jtrees.search import (
     Finished,
     Recipe,
@@ -82,20 +81,20 @@ def latent(
     def init(batch: Batch, *, key: Array) -> Any:
         task.check(batch.y)
         network = Network(batch.x.shape[1], of, task, dtype=batch.x.dtype, rngs=nnx.Rngs(key))
-        network.bias[...] = centered(split_scores(network.split, batch.x, len(network.bias)), batch.weight)
+        network.bias[...] = centered(network.scores(batch.x), batch.weight)
         return nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
     def total(params: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        lost = task.loss(outputs_of(params, batch, of, task, None, penalty, key=key), batch.y)
+        network = network_of(params, batch.x, of, task)
+        scores = network.scores(batch.x)
+        active = routing.activity(scores, penalty, batch.weight)
+        lost = task.loss(network.outputs(batch.x, scores, active, key), batch.y)
         value = losses.weighted_mean(lost, batch.weight)
         return value, value
 
     def harden(params: Any, batch: Batch) -> ObliqueTree | None:
-        if not is_tree(of):
-            return None
         batch = jax.tree.map(jnp.asarray, batch)
-        active = routing.activity(scores_of(params, batch.x, of, task), penalty, batch.weight)
-        return hard_tree(params, batch, active, of, task)
+        return active_on(batch, params, of, task, penalty).hard_tree(batch)
 
     return training.Method(init, total, harden)
 
@@ -191,19 +190,15 @@ def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bou
     patience: Any = {"patience": recipe.patience, "accumulation_size": schedule.steps_per_epoch}
     plateau = optax.contrib.reduce_on_plateau(factor=0.1, **patience)
 
-    def active(params: Any, batch: Batch) -> Array:
-        weight = None if batch.weight is None else training.normalised(batch).weight
-        return routing.activity(scores_of(params, batch.x, architecture, task), recipe.penalty, weight)
+    def model(params: Any, batch: Batch) -> LatentNetwork:
+        return active_on(training.normalised(batch), params, architecture, task, recipe.penalty)
 
     def outputs(params: Any, batch: Batch, x: Array) -> Array:
-        out = outputs_of(params, Batch(x, None), architecture, task, active(params, batch))
+        out = model(params, batch).outputs(x)
         return near_targets(out) if bounded else out
 
-    def model(params: Any, batch: Batch) -> LatentNetwork:
-        return LatentNetwork(params, active(params, batch), architecture, p, task)
-
     def tree(params: Any, batch: Batch) -> ObliqueTree | None:
-        return hard_tree(params, batch, active(params, batch), architecture, task) if is_tree(architecture) else None
+        return model(params, batch).hard_tree(batch)
 
     def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         check_finite(result)

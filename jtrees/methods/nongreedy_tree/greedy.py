@@ -15,9 +15,9 @@ import optax
 
 from jtrees import ops, routing, topology, training
 from jtrees.data import Data, without_padding
-from jtrees.methods.nongreedy import splitting
-from jtrees.methods.nongreedy.splitting import Thresholds
-from jtrees.methods.nongreedy.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
+from jtrees.methods.nongreedy_tree import splitting
+from jtrees.methods.nongreedy_tree.splitting import Thresholds
+from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
 from jtrees.search import Finished, Rounds, Schedule, SearchResult, evaluated, finished_tree
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, LazyMomentumState, TrainState
@@ -118,15 +118,32 @@ class Greedy:
           data: the batch with standardised targets.
           batch: scaled data.
         """
-        n = len(batch.x)
         level_starts = (step > 0) & (step % self.level.steps == 0)
         state = training.apply_in_place_if(level_starts, lambda state: self._next_level(state, batch), state)
+        rate = self.rate(self.level.steps)
+
+        def update(
+            tree: ObliqueTree, velocity: LazyMomentumState, batch: Batch, *, key: Array, step: Array
+        ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
+            y, node = batch.y
+            surrogate = self._stump_surrogate(tree, batch.x, y, node, state.level)
+            options: Any = {"rate": rate(velocity.count), "decay": self.momentum, "nu": self.nu, "task": self.task}
+            return surrogate_step(tree, velocity, batch._replace(y=y), surrogate, **options)
+
         data = data._replace(y=(data.y, state.place))
-        options: Any = {"task": self.task, "momentum": self.momentum}
-        update = stump_step(self.depth, state.level, self.nu, rate=self.rate(self.level.steps), **options)
-        one_step = training.one_step(update, data, self.optimizer, batch_size=min(self.level.batch_size, n))
-        run, (loss, _) = one_step(state.run.replace(step=jnp.asarray(step, jnp.int32)))
+        one_step = training.one_step(update, data, self.optimizer, batch_size=self.level.batch_size)
+        run, (loss, _) = one_step(state.run, step)
         return state.replace(run=run), loss
+
+    def _stump_surrogate(self, tree: ObliqueTree, x: Array, y: Array, node: Array, level: Array) -> Surrogate:
+        """Returns the surrogate loss of samples at nodes of a level, each of which is a tree of depth one."""
+        scores = routing.scores_at(tree.weights, tree.bias, x, node[None])
+        right = (scores[0] > 0).astype(jnp.int32)
+        own_leaf, other_leaf = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, self.depth)
+        reached, flipped = (self.task.loss(tree.leaves.values[leaf], y) for leaf in (own_leaf, other_leaf))
+        flips = flipped - 2 * jnp.abs(scores[0]) > reached
+        slopes = jnp.where(flips, flip_slope(scores), 0)
+        return Surrogate(jnp.where(flips, other_leaf, own_leaf), node[None], scores, slopes, reached)
 
     def _next_level(self, state: Growing, batch: Batch) -> Growing:
         tree, place = self.finished_level(state, batch)
@@ -289,44 +306,3 @@ def _axis_rows(axis: Thresholds, length: Array, p: int) -> tuple[Array, Array]:
     size = length / jnp.sqrt(jnp.where(divides, 1 + jnp.square(threshold), 1))
     weights = jnp.where(divides, size, 0)[:, None] * jax.nn.one_hot(axis.feature, p, dtype=threshold.dtype)
     return weights.astype(threshold.dtype), (-size * threshold).astype(threshold.dtype)
-
-
-def stump_step(
-    depth: int,
-    level: Int[Array, ""],
-    nu: Any,
-    *,
-    task: Task,
-    rate: Callable[[Any], Any],
-    momentum: Any,
-) -> Callable[..., Any]:
-    """Returns the ``update`` of a :class:`jtrees.Method` for one level, whose nodes are trees of depth one; ``y`` of
-    the batch is a pair of targets and nodes.
-
-    Args:
-      depth: depth of the whole tree.
-      level: the level, traced.
-      nu: squared radius of the ball.
-      task: what is predicted.
-      rate: learning rate at a step of the level.
-      momentum: momentum of the steps.
-    """
-
-    def surrogate(params: ObliqueTree, batch: Batch) -> Surrogate:
-        y, node = batch.y
-        scores = routing.scores_at(params.weights, params.bias, batch.x, node[None])
-        right = (scores[0] > 0).astype(jnp.int32)
-        own_leaf, other_leaf = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, depth)
-        reached, flipped = (task.loss(params.leaves.values[leaf], y) for leaf in (own_leaf, other_leaf))
-        flips = flipped - 2 * jnp.abs(scores[0]) > reached
-        slopes = jnp.where(flips, flip_slope(scores), 0)
-        return Surrogate(jnp.where(flips, other_leaf, own_leaf), node[None], scores, slopes, reached)
-
-    def update(
-        params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array
-    ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-        surrogate_losses, batch = surrogate(params, batch), batch._replace(y=batch.y[0])
-        options: Any = {"rate": rate(state.count), "decay": momentum, "nu": nu, "task": task}
-        return surrogate_step(params, state, batch, surrogate_losses, **options)
-
-    return update

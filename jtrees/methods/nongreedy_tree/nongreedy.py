@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import losses, ops, topology, training, validation as checks
-from jtrees.methods.nongreedy.greedy import Greedy, Growing, edges, rate_of, stepwise
-from jtrees.methods.nongreedy.surrogate import (
+from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
+from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
     into_ball,
@@ -204,7 +204,7 @@ class NonGreedy(Recipe):
                 score_every=0 if validation is None else last.steps_per_epoch,
                 score=lambda params: greedy.evaluate(params, batch, validation),
             )
-            run, (lost, _) = one_step(growing.run.replace(step=jnp.asarray(step, jnp.int32)))
+            run, (lost, _) = one_step(growing.run, step)
             return Joint(growing.replace(run=run), state.surrogate.at[0].add(lost)), lost
 
         def init(start: Array, batch: Batch, *, key: Array) -> Joint:

@@ -7,8 +7,8 @@ from typing import Any
 from flax import struct
 from jaxtyping import Array
 
-from jtrees.methods.nongreedy.greedy import Greedy, Growing, edges, rate_of, stepwise
-from jtrees.methods.nongreedy.surrogate import MAX_DEPTH
+from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
+from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
 from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options
 from jtrees.tasks import Task
 from jtrees.training import Batch

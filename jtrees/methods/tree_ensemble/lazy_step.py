@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees.methods.tel.ensemble import Ensemble
+from jtrees.methods.tree_ensemble.ensemble import Ensemble
 from jtrees.routing import by_level, conditional, frontier as paths
 from jtrees.routing.by_level import Asked
 from jtrees.training import LazyAdamState, adam_step, apply_in_place_if, lazy_adam

@@ -46,10 +46,13 @@ class Network(nnx.Module):
 
     def scores(self, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
         """Returns the scores of all splits: right iff above 0."""
-        return split_scores(self.split, x, len(self.bias)) + self.bias[...][:, None]
+        return split_scores(self.split, self.bias[...], x)
 
-    def answer(self, x: Float[Array, "n p"], z: Float[Array, "all_nodes n"], key: Array | None) -> Float[Array, "n *k"]:
-        """Returns the outputs of the predictor; a key enables dropout."""
+    def outputs(
+        self, x: Float[Array, "n p"], scores: Float[Array, "nodes n"], active: Array, key: Array | None = None
+    ) -> Float[Array, "n *k"]:
+        """Returns the outputs of the predictor for scores, and nodes of this activity; a key enables dropout."""
+        z = routing.position(routing.rewards(scores), active)
         out = z.T if self.of.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
         *hidden, last = self.layers
         for i, layer in enumerate(hidden):
@@ -70,31 +73,10 @@ def graph_of(features: int, of: Architecture, task: Task, dtype: Any) -> tuple[n
     return graph, jax.tree.structure(state)
 
 
-def _network(params: Any, x: Array, of: Architecture, task: Task) -> Network:
+def network_of(params: Any, x: Array, of: Architecture, task: Task) -> Network:
+    """Returns the network of these parameters, for samples such as x."""
     graph, structure = graph_of(x.shape[1], of, task, x.dtype)
     return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
-
-
-def scores_of(params: Any, x: Float[Array, "n p"], of: Architecture, task: Task) -> Float[Array, "nodes n"]:
-    """Returns the scores of all splits."""
-    return _network(params, x, of, task).scores(x)
-
-
-def outputs_of(
-    params: Any,
-    batch: Batch,
-    of: Architecture,
-    task: Task,
-    active: Array | None,
-    penalty: Any = None,
-    *,
-    key: Array | None = None,
-) -> Float[Array, "n *k"]:
-    """Returns the outputs for nodes of this activity; None: their activity on this batch under the penalty."""
-    network = _network(params, batch.x, of, task)
-    scores = network.scores(batch.x)
-    active = routing.activity(scores, penalty, batch.weight) if active is None else active
-    return network.answer(batch.x, routing.position(routing.rewards(scores), active), key)
 
 
 def is_tree(of: Architecture) -> bool:
@@ -124,16 +106,6 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
     return jnp.concatenate(biases)
 
 
-def hard_tree(params: Any, batch: Batch, active: Array, of: Architecture, task: Task) -> ObliqueTree:
-    """Returns the hard tree of linear splits, none at inactive nodes, with constant leaves fitted to the batch."""
-    network = _network(params, batch.x, of, task)
-    splits = active[: topology.num_nodes(of.depth)] > 0
-    weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
-    bias = jnp.where(splits, network.bias[...], -1)
-    empty = kinds.kind_of("constant", task).empty(topology.num_leaves(of.depth), 0, task.shape, batch.x.dtype)
-    return ObliqueTree(weights, bias, empty).refit(*batch)
-
-
 @io.part
 @struct.dataclass
 class LatentNetwork:
@@ -155,14 +127,34 @@ class LatentNetwork:
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the outputs of the predictor."""
-        return outputs_of(self.params, Batch(x, None), self.architecture, self.task, self.active)
+        network = network_of(self.params, x, self.architecture, self.task)
+        return network.outputs(x, network.scores(x), self.active)
 
     def position(self, x: Float[Array, "n p"]) -> Float[Array, "n all_nodes"]:
         """Returns the traversal z of each sample."""
-        scores = scores_of(self.params, x, self.architecture, self.task)
+        scores = network_of(self.params, x, self.architecture, self.task).scores(x)
         return routing.position(routing.rewards(scores), self.active).T
+
+    def hard_tree(self, batch: Batch) -> ObliqueTree | None:
+        """Returns the hard tree, without splits at inactive nodes and with constant leaves fitted to the batch; None if
+        the tree alone does not determine the prediction.
+        """
+        if not is_tree(self.architecture):
+            return None
+        network = network_of(self.params, batch.x, self.architecture, self.task)
+        splits = self.active[: len(network.bias)] > 0
+        weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
+        bias = jnp.where(splits, network.bias[...], -1)
+        empty = kinds.kind_of("constant", self.task).empty(len(bias) + 1, 0, self.task.shape, batch.x.dtype)
+        return ObliqueTree(weights, bias, empty).refit(*batch)
 
     def __str__(self) -> str:
         architecture = self.architecture
         parts = f"split={architecture.split!r}, predictor={architecture.predictor!r}, inputs={architecture.inputs!r}"
         return f"depth={architecture.depth}, features={self.features}, {parts}"
+
+
+def active_on(batch: Batch, params: Any, of: Architecture, task: Task, penalty: Any) -> LatentNetwork:
+    """Returns the network with the activity of its nodes on a batch, under a penalty."""
+    scores = network_of(params, batch.x, of, task).scores(batch.x)
+    return LatentNetwork(params, routing.activity(scores, penalty, batch.weight), of, batch.x.shape[1], task)

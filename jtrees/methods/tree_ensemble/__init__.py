@@ -1,0 +1,1 @@
+"""TEL: an ensemble of soft trees that are trained jointly (Hazimeh et al. 2020)."""
