@@ -53,6 +53,10 @@ class Forest:
         out = answers.sum(0) if self.combine == "sum" else answers.mean(0)
         return jax.nn.softmax(out, axis=-1) if self.link == "softmax" else out
 
+    def composed(self, matrix: Any) -> "Forest":
+        """Returns the forest as a function of x instead of ``x @ matrix``."""
+        return self.replace(trees=self.trees.composed(matrix))
+
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns predictions, as a pure function of arrays."""
         return self.combined(jax.vmap(lambda tree: tree.apply(x))(self.trees))

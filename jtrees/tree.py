@@ -65,6 +65,10 @@ class ObliqueTree:
     leaves: Any
     origin: Origin | None = None
 
+    def composed(self, matrix: Array) -> "ObliqueTree":
+        """Returns the tree as a function of x instead of ``x @ matrix``; its leaves do not depend on x."""
+        return self.replace(weights=jnp.matmul(self.weights, matrix.T, precision="highest"))
+
     def refit(self, x: Any, y: Any, sample_weight: Any = None) -> "ObliqueTree":
         """Returns the tree with leaves fitted to samples by hard routing (GET, Algorithm 1: deterministic leaves).
 

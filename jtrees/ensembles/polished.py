@@ -16,7 +16,7 @@ from jtrees import leaves as kinds, topology
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
 from jtrees.methods.get import GET
 from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, options
-from jtrees.search._restarts import DEVIATIONS, grown_cart
+from jtrees.search._restarts import DEVIATIONS, Start, grown_cart
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import run_rounds
 from jtrees.tasks import Task
@@ -95,7 +95,7 @@ class Polished(Recipe):
         """Returns the tree with every improved subtree of a level replaced, and their number."""
         table, task, depth = data.table, data.table.task, tree.depth - level
         of_get: Any = {"epochs": self.epochs, "alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
-        recipe = options.checked(GET(depth=depth, starts=2, **of_get))
+        recipe = options.checked(GET(depth=depth, starts=2, precondition=0.0, **of_get))
         reached = np.asarray(tree.decision_path(table.x))[level]
         subtrees = []
         for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
@@ -135,7 +135,7 @@ class _Level(Recipe):
 
         def init(start: Any, batch: Batch, *, key: Array) -> Any:
             keys = jax.random.split(key, shape[0])
-            return jax.vmap(lambda start, batch, key: one.init(start, batch, key=key))(start, batch, keys), batch
+            return jax.vmap(lambda start, batch, key: one.init(Start(start), batch, key=key))(start, batch, keys), batch
 
         def one_round(i: Array, state: Any, batch: Batch, validation: None, rounds: Rounds) -> Any:
             step = lambda state, batch: one.round(i, state, batch, None, rounds)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, leaves as kinds, losses, ops, routing, topology, training, validation as checks
-from jtrees.search import Recipe, Schedule, Search, minibatch, options
+from jtrees.search import Recipe, Schedule, Search, minibatch, options, preconditioned
 from jtrees.tasks import Classification, Regression, Task, with_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -187,6 +187,7 @@ class DGT(Recipe):
     l1: float = options.not_negative(0.0)
     l2: float = options.not_negative(0.0)
     implementation: str | None = options.static(None)
+    precondition: float | None = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         task, (n, p) = with_loss(task, self.loss), shape
@@ -205,7 +206,7 @@ class DGT(Recipe):
             leaves = _hardened(tree, batch, True).leaves.trainable() if self.refit else tree.leaves
             return leaves.values[ops.hard(tree.weights, tree.bias, x)]
 
-        return minibatch(
+        base = minibatch(
             task,
             dgt(self.depth, task=task, implementation=self.implementation, **options),
             training.rmsprop(lambda step: self.learning_rate * rate(step), self.momentum, self.clip),
@@ -214,3 +215,4 @@ class DGT(Recipe):
             outputs=outputs,
             yields_constant_tree=True,
         )
+        return preconditioned(base, self.precondition, shape, trial=1 / 3)

@@ -77,6 +77,8 @@ class GET(Recipe):
       learning_rate: peak learning rate.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
       l1: strength of the L1 penalty on split weights (of scaled data).
+      precondition: strength of the preconditioner of the splits, at least 0 and below 1; None: half of the random
+        starts have none, the others 0.9, 0.99 and 0.999 in turn.
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
@@ -89,6 +91,7 @@ class GET(Recipe):
     alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
     l1: float = options.not_negative(0.0)
     cart: bool = options.flag(True)
+    precondition: float | None = options.precondition()
     implementation: str | None = options.static(None)
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
@@ -110,4 +113,5 @@ class GET(Recipe):
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             cart=self.cart,
+            precondition=self.precondition,
         )

@@ -68,6 +68,8 @@ class RADDT(Recipe):
       epochs: updates under each sharpness.
       learning_rate: peak learning rate.
       l1: strength of the L1 penalty on split weights (of scaled data).
+      precondition: strength of the preconditioner of the splits, at least 0 and below 1; None: half of the random
+        starts have none, the others 0.9, 0.99 and 0.999 in turn.
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
@@ -79,6 +81,7 @@ class RADDT(Recipe):
     learning_rate: float = options.positive(0.01)
     l1: float = options.not_negative(0.0)
     cart: bool = options.flag(True)
+    precondition: float | None = options.precondition()
     implementation: str | None = options.static(None)
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
@@ -96,6 +99,7 @@ class RADDT(Recipe):
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             cart=self.cart,
+            precondition=self.precondition,
             between=lambda splits, batch: centre_thresholds(splits, batch.x, batch.weight),
         )
 

@@ -17,6 +17,7 @@ import optax
 from jtrees import leaves as kinds, ops, topology, training, validation as checks, warmstart
 from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._minibatch import prediction_loss
+from jtrees.search._precondition import Spectrum, WIDEST, matrix, spectrum
 from jtrees.search.recipe import Finished, Rounds, Search, SearchResult
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, Best, TrainState, map_starts
@@ -32,6 +33,8 @@ DEVIATIONS = 3.0
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _DECOMPOSITION = 2  # cost of decomposing a (p, p) matrix, in elements of a step per p**3
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
+# Strengths of the preconditioners of the starts, in turn; by default half of the random starts have none.
+_STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _EVALUATIONS = 20  # evaluations of an expensive score, per sharpness
 
 
@@ -84,8 +87,20 @@ def soft_method(
 # --- The search ------------------------------------------------------------------------------------------------------
 
 
+class Start(NamedTuple):
+    """What ``prepare`` returns.
+
+    Attributes:
+      splits: splits of the first m starts, ``(m, nodes, p)``, or None.
+      spectrum: of the features, or None without preconditioning.
+    """
+
+    splits: ObliqueTree | None
+    spectrum: Spectrum | None = None
+
+
 class Run(NamedTuple):
-    """The state of a start, which trains in one stage for each sharpness.
+    """The state of a start, which trains in one stage for each sharpness. Splits are those of ``x @ matrix``.
 
     Attributes:
       splits: the initial splits of the stage; after the last stage, its final ones (``leaves`` is None).
@@ -94,6 +109,7 @@ class Run(NamedTuple):
       sharpness: sharpness of each stage, ``(stages,)``.
       scores: best score of each stage, infinite if not finite or not run, ``(stages,)``.
       steps: epoch of the best score, ``(stages,)``.
+      matrix: the preconditioner, ``(p, p)``, or None.
     """
 
     splits: ObliqueTree
@@ -102,6 +118,7 @@ class Run(NamedTuple):
     sharpness: Array
     scores: Array
     steps: Array
+    matrix: Array | None
 
 
 def restarts(
@@ -117,6 +134,7 @@ def restarts(
     epochs: int,
     learning_rate: Any,
     cart: bool,
+    precondition: float | None,
     between: Callable[[ObliqueTree, Batch], ObliqueTree] | None = None,
 ) -> Search:
     """Returns the search over many starts under increasingly sharp routings.
@@ -124,8 +142,6 @@ def restarts(
     Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay); a stage
     is initialised with the hard tree of the previous one. Hard trees are evaluated during training and the best is kept
     (every epoch for constant leaves and classes, about 20 times in a stage where an evaluation costs more).
-
-    ``prepare`` returns None, or splits with a leading axis, ``(m, nodes, p)``: those of the first m starts.
 
     Args:
       task: what is predicted.
@@ -139,7 +155,8 @@ def restarts(
       epochs: updates in each stage.
       learning_rate: peak learning rate.
       cart: whether start 0 is CART.
-      between: ``(splits, batch) -> splits``, applied after each stage; or None.
+      precondition: strength of the preconditioner of all starts; None: half of the random starts have one.
+      between: ``(splits, batch) -> splits``, which may move their biases after each stage; or None.
 
     Raises:
       ValueError: for linear leaves in classification, and for more starts than 32-bit array sizes allow.
@@ -150,6 +167,16 @@ def restarts(
     rate = optax.warmup_cosine_decay_schedule(1 / (warm_up + 1), 1.0, warm_up, epochs, _LAST_LEARNING_RATE)
     optimizer = optax.adamw(lambda step: learning_rate * rate(step), weight_decay=_WEIGHT_DECAY)
 
+    conditioned = precondition != 0 and not (precondition is None and p > WIDEST)
+    strengths = np.resize(_STRENGTHS if precondition is None else (precondition,), starts).astype(np.float32)
+
+    def method_for(run: Run, sharpness: Array) -> training.Method:
+        """Returns the method on splits of preconditioned features."""
+        plain = method(sharpness)
+        if run.matrix is None:
+            return plain
+        return plain._replace(loss=lambda params, *args, **keys: plain.loss(on_x(params, run), *args, **keys))
+
     def stage_of(params: ObliqueTree, sharpness: Array, batch: Batch) -> TrainState:
         """Returns the initial training state of a stage."""
         # Any key: the batch is full, and the loss not random.
@@ -157,41 +184,49 @@ def restarts(
         state = training.start(method(sharpness), batch, **arguments)
         return state.replace(order=state.order[:1])  # unused, as there is one batch
 
-    def init_run(splits: ObliqueTree, sharpness: Array, batch: Batch) -> Run:
+    def init_run(splits: ObliqueTree, sharpness: Array, matrix: Array | None, batch: Batch) -> Run:
         """Returns the initial state of a start."""
         infinite = jnp.full(sharpness.shape, jnp.inf, batch.x.dtype)
         best = Best(splits, infinite[0], jnp.zeros((), jnp.int32))
         # Only the shapes of this state matter: the first round replaces it.
         params = splits.replace(leaves=kind.empty(num_leaves, p, task.shape, batch.x.dtype).trainable())
         state = stage_of(params, sharpness[0], batch)
-        return Run(splits, state, best, sharpness, infinite, jnp.zeros(sharpness.shape, jnp.int32))
+        return Run(splits, state, best, sharpness, infinite, jnp.zeros(sharpness.shape, jnp.int32), matrix)
 
-    def init(start: ObliqueTree | None, batch: Batch, *, key: Array) -> Run:
+    def init(start: Start, batch: Batch, *, key: Array) -> Run:
         # One draw for all, as draws dominate the compile time of this function.
         drawn = jax.random.uniform(key, (starts, stages + nodes * (p + 1)), batch.x.dtype)
         splits = 2 * drawn[:, stages:].reshape(starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
-        if start is not None:
-            m = len(start.bias)
-            weights, bias = weights.at[:m].set(start.weights), bias.at[:m].set(start.bias)
-        return jax.vmap(partial(init_run, batch=batch))(ObliqueTree(weights, bias, None), sharpness(drawn[:, :stages]))
+        matrices = None
+        if conditioned:
+            assert start.spectrum is not None
+            matrices = jnp.stack([matrix(start.spectrum, s) for s in strengths])
+        if start.splits is not None:
+            given, m = start.splits, len(start.splits.bias)
+            if conditioned:
+                inverse = jnp.stack([matrix(start.spectrum, s, 0.5) for s in strengths[:m]])
+                given = jax.vmap(ObliqueTree.composed)(given, inverse)
+            weights, bias = weights.at[:m].set(given.weights), bias.at[:m].set(given.bias)
+        one = partial(init_run, batch=batch)
+        return jax.vmap(one)(ObliqueTree(weights, bias, None), sharpness(drawn[:, :stages]), matrices)
 
     def advanced(i: Array, run: Run, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Run, Array]:
         """Returns one start after round i (the same for all starts), and the losses of its steps."""
         stage = i // rounds.rounds_per_stage
         first, last = i % rounds.rounds_per_stage == 0, (i + 1) % rounds.rounds_per_stage == 0
         # The loss of the hard tree, refitted to the batch, on other samples.
-        score = None if validation is None else lambda tree: prediction_loss(task, tree.refit(*batch), validation)
+        score = None if validation is None else lambda params: prediction_loss(task, on_x(params, run).refit(*batch), validation)
         # The criterion of constant leaves is a by-product of a step; other scores cost as much as a step or more.
         free = validation is None and leaves == "constant"
         every = 1 if free else max(1, epochs // _EVALUATIONS)
         current = run.sharpness[stage]
-        one_step = training.one_step(method(current), batch, optimizer, score_every=every, score=score, last=epochs)
+        one_step = training.one_step(method_for(run, current), batch, optimizer, score_every=every, score=score, last=epochs)
 
         def init_stage() -> TrainState:
             empty = kind.empty(num_leaves, p, task.shape, batch.x.dtype)
-            hard = run.splits.replace(leaves=empty).refit(*batch)
-            params = hard.replace(leaves=hard.leaves.trainable())
+            hard = on_x(run.splits, run).replace(leaves=empty).refit(*batch)
+            params = run.splits.replace(leaves=hard.leaves.trainable())
             return stage_of(params, current, batch).replace(finite=run.training.finite)
 
         state = jax.lax.cond(first, init_stage, lambda: run.training)
@@ -203,7 +238,7 @@ def restarts(
 
         def next_stage() -> Run:
             stage_splits, value = state.best.params.replace(leaves=None), state.best.score
-            splits = stage_splits if between is None else between(stage_splits, batch)
+            splits = stage_splits if between is None else stage_splits.replace(bias=between(on_x(stage_splits, run), batch).bias)
             # `between` may change the routing of other samples than the training samples.
             if score is not None and between is not None:
                 hard_tree = splits.replace(leaves=state.best.params.leaves)
@@ -214,7 +249,7 @@ def restarts(
             # Its best is in `best` already; of the finished stage only `finite` is still needed.
             spent = state.replace(best=state.best.replace(score=jnp.full_like(value, jnp.inf)), finite=finite)
             scores, steps = run.scores.at[stage].set(value), run.steps.at[stage].set(state.best.step)
-            return Run(splits, spent, best, run.sharpness, scores, steps)
+            return Run(splits, spent, best, run.sharpness, scores, steps, run.matrix)
 
         run = jax.lax.cond(last, next_stage, lambda: run._replace(training=state))
         return run, losses_of_steps
@@ -227,15 +262,17 @@ def restarts(
         scores = jnp.where(state.training.finite, best.score, jnp.inf)
         index = jnp.argmin(scores)
         chosen = jax.tree.map(lambda a: a[index], best)
+        splits = on_x(chosen.params, jax.tree.map(lambda a: a[index], state))
         extra = {"sharpness": state.sharpness, "losses": state.scores, "steps": state.steps, "start": index}
         extra["dropped"] = starts - state.training.finite.sum()
-        return SearchResult(chosen.params, scores[index], state.training.finite.any(), chosen.step, extra)
+        return SearchResult(splits, scores[index], state.training.finite.any(), chosen.step, extra)
 
-    def prepare(batch: Batch, *, key: Array) -> ObliqueTree | None:
-        if not cart:
-            return None
-        tree = grown_cart(without_padding(batch), task, depth, leaves)
-        return jax.tree.map(lambda a: np.asarray(a)[None], tree)
+    def prepare(batch: Batch, *, key: Array) -> Start:
+        splits = None
+        if cart:
+            tree = grown_cart(without_padding(batch), task, depth, leaves)
+            splits = jax.tree.map(lambda a: np.asarray(a)[None], tree)
+        return Start(splits, spectrum(batch) if conditioned else None)
 
     def scaling(table: Table) -> Scaling:
         fitted = Scaling.fit(table, DEVIATIONS)
@@ -243,8 +280,8 @@ def restarts(
             _check_slopes(fitted)
         return fitted
 
-    def finish(result: SearchResult, start: ObliqueTree | None, data: Data, **_: Any) -> Finished:
-        if not result.finite and start is None:
+    def finish(result: SearchResult, start: Start, data: Data, **_: Any) -> Finished:
+        if not result.finite and start.splits is None:
             raise FloatingPointError(f"all {starts} starts became non-finite: try a smaller learning_rate")
         empty, loss_unit = kind.empty(num_leaves, p, task.shape), data.scaling.loss_unit
 
@@ -260,7 +297,9 @@ def restarts(
 
         # CART's tolerances are absolute and its thresholds exact on raw features only, so compare with the better of
         # two, grown on scaled features and (where float32 represents them) on raw ones.
-        carts = [] if start is None else [data.scaling.restore_splits(jax.tree.map(lambda a: a[0], start))]
+        carts = []
+        if start.splits is not None:
+            carts.append(data.scaling.restore_splits(jax.tree.map(lambda a: a[0], start.splits)))
         if carts and data.scaling.origin is None:
             table = data.table
             carts.append(grown_cart(Batch(table.x, table.y, table.weight), task, depth, leaves))  # type: ignore[arg-type]
@@ -271,6 +310,8 @@ def restarts(
         tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART, if as good
         report = {name: np.asarray(result.extra[name]) for name in ("sharpness", "steps")}
         report["losses"] = np.asarray(result.extra["losses"], np.float64) * loss_unit
+        if conditioned:
+            report["precondition"] = strengths
         report |= {"cart_loss": cart_loss, "chosen": chosen, "dropped": int(result.extra["dropped"])}
         tree = tree.merged()
         return Finished(tree, tree, loss, report)
@@ -289,6 +330,11 @@ def restarts(
         scaling=scaling,
         yields_constant_tree=leaves == "constant",
     )
+
+
+def on_x(splits: ObliqueTree, run: Run) -> ObliqueTree:
+    """Returns splits of preconditioned features as splits of the features."""
+    return splits if run.matrix is None else splits.composed(run.matrix)
 
 
 def _best_so_far(run: Run) -> Best:

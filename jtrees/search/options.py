@@ -159,6 +159,19 @@ def share(default: float) -> Any:
     return static(default, check)
 
 
+def precondition() -> Any:
+    """Strength of a preconditioner, in [0, 1), or None."""
+
+    def check(name: str, value: Any) -> float | None:
+        if value is None:
+            return None
+        if checks.is_traced(value) or np.ndim(value) or np.asarray(value).dtype.kind not in "iuf" or not 0 <= value < 1:
+            raise ValueError(f"{name} must be a number of at least 0 and below 1, or None, got {value!r}")
+        return float(value)
+
+    return static(None, check)
+
+
 # --- Numeric options -------------------------------------------------------------------------------------------------
 
 

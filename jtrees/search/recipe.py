@@ -56,11 +56,13 @@ class Rounds(NamedTuple):
       steps: number of steps of a stage.
       elements: size of the array that a step works on, which determines the steps of a round.
       stages: number of stages.
+      limit: number of steps after which a stage takes no more; may be traced. None: ``steps``.
     """
 
     steps: int
     elements: int
     stages: int = 1
+    limit: Any = None
 
     def shared_by(self, runs: int) -> "Rounds":
         """The rounds of ``runs`` runs side by side."""
@@ -88,7 +90,8 @@ class Rounds(NamedTuple):
 
     def steps_in(self, i: Any) -> Any:
         """Steps of round i."""
-        return jnp.minimum(self.size, self.steps - self.steps_before(i))
+        most = self.steps if self.limit is None else jnp.minimum(self.steps, self.limit)
+        return jnp.clip(most - self.steps_before(i), 0, self.size)
 
 
 def check_finite(result: SearchResult) -> None:

@@ -42,6 +42,7 @@ from jtrees.search import (
     loss_of,
     minibatch,
     options,
+    preconditioned,
 )
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task, with_loss
@@ -165,10 +166,12 @@ class LatentTree(Recipe):
     hidden: int = options.count(64, most=WIDEST)
     dropout: float = options.static(0.0)
     patience: int = options.count(10)
+    precondition: float | None = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         bounded = isinstance(task, Regression) and self.loss is None
-        return latent_search(self, with_loss(task, self.loss), shape, bounded=bounded)
+        search = latent_search(self, with_loss(task, self.loss), shape, bounded=bounded)
+        return preconditioned(search, 0 if callable(self.split) else self.precondition, shape, trial=1 / 3)
 
 
 def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bounded: bool, **more: Any) -> Search:

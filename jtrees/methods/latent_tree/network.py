@@ -125,6 +125,17 @@ class LatentNetwork:
     features: int = struct.field(pytree_node=False)
     task: Task = struct.field(pytree_node=False)
 
+    def composed(self, matrix: Array) -> "LatentNetwork":
+        """Returns the network as a function of x instead of ``x @ matrix``."""
+        graph, structure = graph_of(self.features, self.architecture, self.task, matrix.dtype)
+        network = nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(self.params)))
+        first = network.split if self.architecture.split == "linear" else network.split.layers[0]
+        first.kernel[...] = jnp.matmul(matrix, first.kernel[...], precision="highest")
+        if self.architecture.inputs == "xz":
+            kernel, p = network.layers[0].kernel, self.features
+            kernel[...] = kernel[...].at[:p].set(jnp.matmul(matrix, kernel[:p], precision="highest"))
+        return self.replace(params=nnx.to_pure_dict(nnx.state(network, nnx.Param)))
+
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the outputs of the predictor."""
         network = network_of(self.params, x, self.architecture, self.task)

@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
@@ -45,6 +45,7 @@ class CO2(Recipe):
     nu: float = options.positive(100.0)
     momentum: float = options.part(0.9)
     bins: int = options.count(32, minimum=2)
+    precondition: float | None = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         level, rate = Schedule.of(shape[0], self.epochs, self.batch_size), rate_of(self.learning_rate, shape[1])
@@ -56,7 +57,7 @@ class CO2(Recipe):
         def result(state: Growing, batch: Batch, validation: Batch | None) -> SearchResult:
             return greedy.result(greedy.finished_level(state, batch)[0], state.run, batch, validation)
 
-        return Search(
+        base = Search(
             task=task,
             rounds=Rounds(greedy.steps, level.batch_size * 2 * shape[1]),
             init=greedy.init,
@@ -66,3 +67,4 @@ class CO2(Recipe):
             prepare=edges(self.bins),
             yields_constant_tree=True,
         )
+        return preconditioned(base, self.precondition, shape)

@@ -25,7 +25,7 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     surrogate_step,
     with_leaves,
 )
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyMomentumState
 from jtrees.tree import ObliqueTree
@@ -152,6 +152,7 @@ class NonGreedy(Recipe):
     bins: int = options.count(32, minimum=2)
     inference: Literal["fast", "exact"] = options.choice("fast", INFERENCES)
     stable: bool = options.flag(True)
+    precondition: float | None = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         n, p = shape
@@ -221,7 +222,7 @@ class NonGreedy(Recipe):
             run = run.replace(step=jnp.where(joint_started, best.step, run.step))
             return greedy.result(tree, run, batch, validation)
 
-        return Search(
+        base = Search(
             task=task,
             rounds=Rounds(greedy.steps + last.steps, last.batch_size * (self.depth * (self.depth + 1) // 2 * p // 4)),
             init=init,
@@ -231,6 +232,7 @@ class NonGreedy(Recipe):
             prepare=edges(self.bins),
             yields_constant_tree=True,
         )
+        return preconditioned(base, self.precondition, shape)
 
 
 def _reassigned(

@@ -26,6 +26,7 @@ from jtrees.search import (
     check_finite,
     loss_of,
     minibatch,
+    preconditioned,
     options,
 )
 from jtrees.soft_model import SoftModel
@@ -128,6 +129,10 @@ class SoftEnsemble:
         """Returns the sum of the trees' outputs."""
         return self.params.outputs(x, self.gamma, step=self.step)
 
+    def composed(self, matrix: Array) -> "SoftEnsemble":
+        """Returns the ensemble as a function of x instead of ``x @ matrix``."""
+        return self.replace(params=self.params.composed(matrix))
+
     @property
     def features(self) -> int:
         """Number of features, p."""
@@ -191,6 +196,7 @@ class TEL(Recipe):
     lazy: bool = options.flag(True)
     hard: bool = options.flag(False)
     width: int | None = options.optional_count(None)
+    precondition: float | None = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         task, (n, p) = with_loss(task, self.loss), shape
@@ -230,4 +236,5 @@ class TEL(Recipe):
         # An upper estimate: conditional computation may need much less, which makes rounds shorter than half a second.
         elements: Any = {"elements_per_sample": 4 * self.trees * topology.num_nodes(min(self.depth, 10))}
         functions: Any = {"outputs": outputs, "model": model, "extra": reached, "finish": finish}
-        return minibatch(task, method, optimizer, schedule, **elements, **functions)
+        base = minibatch(task, method, optimizer, schedule, **elements, **functions)
+        return preconditioned(base, self.precondition, shape, stop_early=True)
