@@ -1,0 +1,180 @@
+"""Preconditioning: the same trees in other coordinates, and the choice of how far from the data's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees import leaves, tasks, topology
+from jtrees.data import Scaling, checked_table
+from jtrees.methods.tree_ensemble.ensemble import random_ensemble
+from jtrees.search import Rounds
+from jtrees.search._precondition import Spectrum, matrix, spectrum
+from jtrees.training import Batch
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+KEY = jax.random.key(0)
+SMALL = {
+    "DGT": jtrees.DGT(depth=2, epochs=60, widths=()),
+    "LatentTree": jtrees.LatentTree(depth=2, epochs=60),
+    "LatentTree-mlp": jtrees.LatentTree(depth=2, epochs=30, split="mlp", predictor="mlp", hidden=8),
+    "TEL": jtrees.TEL(depth=2, trees=4, epochs=60),
+    "CO2": jtrees.CO2(depth=2, epochs=20),
+    "NonGreedy": jtrees.NonGreedy(depth=2, greedy_epochs=10, epochs=30),
+}
+
+
+@pytest.fixture(scope="module")
+def collinear():
+    """Two pairs of nearly equal features, of which only the differences matter: x ``(600, 5)``, y ``(600,)``."""
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(600, 2)), 2, axis=1) + 0.01 * rng.normal(size=(600, 4))
+    x = np.column_stack([x, rng.normal(size=600)])
+    y = np.sign(x[:, 0] - x[:, 1]) + 0.5 * np.sign(x[:, 2] - x[:, 3]) + 0.05 * rng.normal(size=600)
+    return x, y
+
+
+def batch_of(x, weight=None):
+    return Batch(np.asarray(x, np.float32), None, None if weight is None else np.asarray(weight, np.float32))
+
+
+def predictions(model, x):
+    return np.asarray(jax.jit(lambda x: model.apply(x))(jnp.asarray(x, jnp.float32)))
+
+
+# --- The matrix ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(50, 4), (6, 9)], ids=["n > p", "p > n"])
+@pytest.mark.parametrize("strength", [0.0, 0.5, 0.99])
+def test_the_matrix_is_the_inverse_root_of_the_shrunk_correlations(shape, strength):
+    x = np.random.default_rng(0).normal(size=shape) @ np.diag(np.arange(1.0, shape[1] + 1))
+    x[:, 1] += x[:, 0]
+    of = spectrum(batch_of(x))
+    shrunk = (1 - strength) * np.eye(shape[1]) + strength * np.corrcoef(x.T)
+    for power, expected in ((-0.5, np.linalg.inv(shrunk)), (0.5, shrunk)):
+        root = matrix(of, strength, power)
+        # Rounding in float32, amplified by eigenvalues down to 1 - strength.
+        np.testing.assert_allclose(root @ root, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(matrix(Spectrum(*map(jnp.asarray, of)), strength, power), root, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_repetitions_and_rows_of_weight_0_are_ignored():
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    weighted = spectrum(batch_of(np.vstack([x, 100 * x[:5]]), [2] * 10 + [1] * 10 + [0] * 5))
+    repeated = spectrum(batch_of(np.vstack([x, x[:10]])))
+    np.testing.assert_allclose(matrix(weighted, 0.9), matrix(repeated, 0.9), rtol=1e-5, atol=1e-5)
+
+
+def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    x[:, 1], x[:, 2] = 0, x[:, 0]
+    root = matrix(spectrum(batch_of(x)), 0.99)
+    assert np.isfinite(root).all() and np.abs(root).max() <= (1 - 0.99) ** -0.5 + 1e-4
+    np.testing.assert_allclose(root[1], [0, 1, 0], atol=1e-6)
+
+
+# --- Models ----------------------------------------------------------------------------------------------------------
+
+
+def test_composed_trees_and_ensembles_are_functions_of_the_features():
+    """On x as the model itself on ``x @ matrix``, up to rounding, which moves no sample over a split here."""
+    rng = np.random.default_rng(1)
+    x, m = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
+    weights, bias = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((topology.num_nodes(2), 3), (3,)))
+    tree = jtrees.ObliqueTree(weights, bias, leaves.Constant(jnp.arange(4.0)))
+    np.testing.assert_array_equal(tree.composed(m).apply(x), tree.apply(x @ m))
+    ensemble = random_ensemble(KEY, 2, 5, 3, (2,), jnp.float32)
+    np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
+    """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights."""
+    recipe = jtrees.search.options.checked(SMALL[name].replace(precondition=0.5))
+    table = checked_table(*collinear, None, "regression")
+    batch = Scaling.fit(table).batch(table)
+    if name == "TEL":  # its number of steps is chosen on rows left out
+        pytest.skip("TEL stops early")
+    search, plain = (r.search(tasks.Regression(), batch.x.shape) for r in (recipe, recipe.replace(precondition=0.0)))
+    m = matrix(spectrum(batch), np.float32(0.5))
+    mapped = batch._replace(x=batch.x @ m)
+    start = search.prepare(batch, key=KEY)
+    result = jax.jit(lambda: search.run(start, batch, key=KEY))()
+    expected = jax.jit(lambda: plain.run(plain.prepare(mapped, key=KEY), mapped, key=KEY))()
+    outputs = lambda model, x: model.apply(x) if hasattr(model, "apply") else model.outputs(jnp.asarray(x))
+    ours, theirs = np.asarray(outputs(result.model, batch.x)), np.asarray(outputs(expected.model, mapped.x))
+    # A sample at a split may fall to its other side.
+    assert np.mean(np.abs(ours - theirs) > 1e-3) < 0.02
+
+
+# --- The choice ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ("DGT", "TEL") else pytest.mark.slow) for n in SMALL])
+def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen(name, collinear):
+    x, y = collinear
+    fit = jtrees.fit(SMALL[name], x, y, key=KEY)
+    losses = fit.report["precondition_losses"]
+    assert losses.shape == (3,) and np.isfinite(losses).all()
+    assert fit.report["precondition"] == np.float32((0.0, 0.9, 0.99)[int(losses.argmin())])
+    without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
+    assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
+
+
+def test_the_starts_of_get_have_different_strengths(collinear):
+    x, y = collinear
+    get = jtrees.GET(depth=2, starts=4, epochs=60, cart=False)
+    fit, without = (jtrees.fit(get.replace(precondition=p), x, y, key=KEY) for p in (None, 0.0))
+    np.testing.assert_array_equal(fit.report["precondition"], np.float32([0, 0.9, 0, 0.99]))
+    assert fit.report["chosen"] in (1, 3) and fit.loss < 0.5 * without.loss
+    assert "precondition" not in without.report
+
+
+def test_a_start_from_cart_is_cart_in_any_coordinates(collinear):
+    """Its first hard tree has CART's loss."""
+    x, y = collinear
+    fit = jtrees.fit(jtrees.GET(depth=2, starts=1, epochs=1, learning_rate=1e-9, precondition=0.9), x, y, key=KEY)
+    np.testing.assert_allclose(fit.report["losses"][0], fit.report["cart_loss"], rtol=1e-3)
+
+
+def test_trials_do_not_see_the_rows_left_out(collinear):
+    """Other targets there change the loss of a trial, not what it learns: the history of its steps."""
+    x, y = collinear
+    recipe = SMALL["DGT"]
+    table = checked_table(x, y, None, "regression")
+    batch = Scaling.fit(table).batch(table)
+    search = jtrees.search.options.checked(recipe).search(tasks.Regression(), batch.x.shape)
+    start = search.prepare(batch, key=KEY)
+    held_out = start[1]
+    assert held_out.sum() == len(x) // 5 and not held_out[len(x) :].any()
+    other = batch._replace(y=np.where(held_out, 1 - batch.y, batch.y))
+    rounds = search.rounds
+    assert rounds.rounds_per_stage == 1
+
+    @jax.jit
+    def trial(batch):
+        return search.round(jnp.int32(0), search.init(start, batch, key=KEY), batch, None, rounds)
+
+    (state, losses), (other_state, other_losses) = trial(batch), trial(other)
+    np.testing.assert_array_equal(losses, other_losses)
+    assert state.losses[0] != other_state.losses[0]
+
+
+def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
+    x, y = collinear
+    result = jtrees.sweep(SMALL["DGT"], x, y, key=KEY, grid={"precondition": [0.0, 0.99]})
+    assert np.diff(np.ravel(result.losses)) < 0
+
+
+def test_steps_beyond_the_limit_of_a_stage_are_not_taken():
+    rounds = Rounds(steps=10, elements=1, limit=4)
+    assert int(rounds.steps_in(0)) == 4 and int(rounds._replace(limit=None).steps_in(0)) == 10
+
+
+@pytest.mark.parametrize("bad", [1.0, -0.1, "auto", True, np.nan, [0.5]])
+def test_a_strength_out_of_range_is_refused(bad, data):
+    with pytest.raises(ValueError, match="precondition must be a number of at least 0 and below 1, or None, got"):
+        jtrees.fit(jtrees.DGT(precondition=bad), *data, key=KEY)
