@@ -82,7 +82,7 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
 def test_composed_trees_and_ensembles_are_functions_of_the_features():
     """On x as the model itself on ``x @ matrix``, up to rounding, which moves no sample over a split here."""
     rng = np.random.default_rng(1)
-    x, m = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
+    x, m = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((40, 3), (3, 3)))
     weights, bias = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((topology.num_nodes(2), 3), (3,)))
     tree = jtrees.ObliqueTree(weights, bias, leaves.Constant(jnp.arange(4.0)))
     np.testing.assert_array_equal(tree.composed(m).apply(x), tree.apply(x @ m))
@@ -93,7 +93,8 @@ def test_composed_trees_and_ensembles_are_functions_of_the_features():
 @pytest.mark.parametrize("name", SMALL)
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights."""
-    recipe = jtrees.search.options.checked(SMALL[name].replace(precondition=0.5))
+    few = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
+    recipe = jtrees.search.options.checked(SMALL[name].replace(precondition=0.5, **few))
     table = checked_table(*collinear, None, "regression")
     batch = Scaling.fit(table).batch(table)
     if name == "TEL":  # its number of steps is chosen on rows left out
@@ -104,7 +105,7 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     start = search.prepare(batch, key=KEY)
     result = jax.jit(lambda: search.run(start, batch, key=KEY))()
     expected = jax.jit(lambda: plain.run(plain.prepare(mapped, key=KEY), mapped, key=KEY))()
-    outputs = lambda model, x: model.apply(x) if hasattr(model, "apply") else model.outputs(jnp.asarray(x))
+    outputs = lambda model, x: (model.apply if isinstance(model, jtrees.ObliqueTree) else model.outputs)(jnp.asarray(x))
     ours, theirs = np.asarray(outputs(result.model, batch.x)), np.asarray(outputs(expected.model, mapped.x))
     # A sample at a split may fall to its other side.
     assert np.mean(np.abs(ours - theirs) > 1e-3) < 0.02
@@ -113,23 +114,27 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
 # --- The choice ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ("DGT", "TEL") else pytest.mark.slow) for n in SMALL])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("DGT", "TEL") else pytest.mark.slow) for n in SMALL]
+)
 def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen(name, collinear):
     x, y = collinear
     fit = jtrees.fit(SMALL[name], x, y, key=KEY)
-    losses = fit.report["precondition_losses"]
+    losses = fit.report["trials"]
     assert losses.shape == (3,) and np.isfinite(losses).all()
-    assert fit.report["precondition"] == np.float32((0.0, 0.9, 0.99)[int(losses.argmin())])
-    without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
-    assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
+    clearly = losses.min() < (1 - 0.5 / np.sqrt(len(x) // 5)) * losses[0]
+    assert fit.report["precondition"] == np.float32((0.0, 0.9, 0.99)[int(losses.argmin()) if clearly else 0])
+    if name not in ("CO2", "NonGreedy"):  # their axis-aligned starts do not gain from it here
+        without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
+        assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
 
 
 def test_the_starts_of_get_have_different_strengths(collinear):
     x, y = collinear
-    get = jtrees.GET(depth=2, starts=4, epochs=60, cart=False)
+    get = jtrees.GET(depth=2, starts=4, epochs=200, cart=False)
     fit, without = (jtrees.fit(get.replace(precondition=p), x, y, key=KEY) for p in (None, 0.0))
     np.testing.assert_array_equal(fit.report["precondition"], np.float32([0, 0.9, 0, 0.99]))
-    assert fit.report["chosen"] in (1, 3) and fit.loss < 0.5 * without.loss
+    assert fit.report["chosen"] in (1, 3) and fit.loss < 0.7 * without.loss
     assert "precondition" not in without.report
 
 
@@ -148,7 +153,7 @@ def test_trials_do_not_see_the_rows_left_out(collinear):
     batch = Scaling.fit(table).batch(table)
     search = jtrees.search.options.checked(recipe).search(tasks.Regression(), batch.x.shape)
     start = search.prepare(batch, key=KEY)
-    held_out = start[1]
+    held_out = start.held_out
     assert held_out.sum() == len(x) // 5 and not held_out[len(x) :].any()
     other = batch._replace(y=np.where(held_out, 1 - batch.y, batch.y))
     rounds = search.rounds

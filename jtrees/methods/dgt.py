@@ -171,6 +171,9 @@ class DGT(Recipe):
       l1: strength of the L1 penalty on split weights (of scaled data).
       l2: strength of the L2 penalty on split weights.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
+      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
+        correlated; None: 0, 0.9 or 0.99, the best in runs of a sixth of the steps on four fifths of the rows; 0 for
+        uncorrelated features, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(4)
@@ -215,4 +218,4 @@ class DGT(Recipe):
             outputs=outputs,
             yields_constant_tree=True,
         )
-        return preconditioned(base, self.precondition, shape, trial=1 / 3)
+        return preconditioned(base, self.precondition, shape, trial=1 / 6)

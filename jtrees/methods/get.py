@@ -77,9 +77,10 @@ class GET(Recipe):
       learning_rate: peak learning rate.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
       l1: strength of the L1 penalty on split weights (of scaled data).
-      precondition: strength of the preconditioner of the splits, at least 0 and below 1; None: half of the random
-        starts have none, the others 0.9, 0.99 and 0.999 in turn.
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
+      precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
+        features are correlated; None: none for start 0 and half of the others, 0.9, 0.99 or 0.999 for the rest; none
+        for more than 512 features.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 

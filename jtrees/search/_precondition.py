@@ -1,12 +1,11 @@
 """Preconditioned searches: gradient descent on features whose correlations are removed.
 
-A linear split of mapped features, ``w (x M) + b > 0``, is the split ``(M w) x + b > 0`` of the features themselves, so an
-invertible matrix M changes nothing about the trees that can be learnt. It changes gradient descent: a step on w moves the
-weights of x by the gradient times ``M M^T``. Directions of small variance, which carry the target where features are
-nearly equal, move by next to nothing when M is the identity, and as far as all others when
-``M = C^(-1/2)``, where C are the correlations of the features. C is shrunk towards the identity,
-``(1 - s) I + s C``, as small eigenvalues are noise, and so that C may be singular. The strength s is 0 for no change and
-near 1 for uncorrelated features.
+A linear split of mapped features, ``w (x M) + b > 0``, is the split ``(M w) x + b > 0`` of the features themselves: an
+invertible matrix M does not change the set of trees. It changes gradient descent, as a step on w moves the weights of x
+by the gradient times ``M M^T``. If M is the identity, directions of small variance move by next to nothing, although
+they may carry the target, as where features are nearly equal. If ``M = C^(-1/2)``, where C are the correlations of the
+features, all directions move alike. C is shrunk towards the identity, ``(1 - s) I + s C``, as small eigenvalues are
+noise, and so that C may be singular: at strength s = 0 features stay as they are, near 1 they become uncorrelated.
 """
 
 import math
@@ -23,9 +22,12 @@ from jtrees.training import Batch
 
 TRIED = (0.0, 0.9, 0.99)  # strengths to choose from
 _HELD_OUT = 0.2  # part of the rows that strengths are compared on
-_MARGIN = 0.5  # relative, times 1 / sqrt(rows left out): a strength that is better by less is not preferred to a smaller
-_FEWEST = 500  # rows of a table below which the rows left out are too few to compare strengths
-WIDEST = 512  # features beyond which the default is not to precondition: the matrix costs p^2 numbers
+# A strength is preferred to none if its loss there is lower by this, relative, over the root of their number.
+_MARGIN = 0.5
+_FEWEST = 500  # rows of a table below which those held out are too few to compare strengths
+_UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
+WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
+_PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
 
 
 class Spectrum(NamedTuple):
@@ -64,28 +66,48 @@ def composed(model: Any, with_matrix: Array) -> Any:
     return jax.tree.map(lambda one: one.composed(with_matrix) if is_model(one) else one, model, is_leaf=is_model)
 
 
-class Trials(NamedTuple):
-    """The state of a search that tries several strengths, one after the other, and ends with the best.
+class Prepared(NamedTuple):
+    """What ``prepare`` returns.
 
     Attributes:
       spectrum: of the features.
-      starts: the base's ``prepare`` for each strength, stacked.
-      held_out: rows that are left out in trials, ``(n,)``.
-      key: key of each of the base's runs.
-      inner: state of the current run.
-      losses: loss of each trial on the rows left out; infinite before.
-      steps: number of updates before the lowest loss of each trial.
-      chosen: index of the current strength.
+      held_out: rows held out of trials, ``(n,)``.
+      correlated: whether preconditioning may matter.
+      starts: the base's ``prepare`` on features preconditioned by each strength, stacked.
     """
 
     spectrum: Spectrum
-    starts: Any
     held_out: Array
+    correlated: Array
+    starts: Any
+
+
+class Trials(NamedTuple):
+    """The state of a search that tries several strengths, one after the other, before a final run.
+
+    Attributes:
+      prepared: what ``prepare`` returned.
+      key: key of all runs.
+      run: state of the current run.
+      chosen: index of its strength.
+      losses: loss of each trial on the rows held out; infinite before, and if it was not run.
+      steps: number of updates before each of these.
+      taken: number of updates of all trials.
+    """
+
+    prepared: Prepared
     key: Array
-    inner: Any
+    run: Any
+    chosen: Array
     losses: Array
     steps: Array
-    chosen: Array
+    taken: Array
+
+    def best(self) -> Array:
+        """Returns the index of the best strength, or of the first if none is clearly better."""
+        best, rows = jnp.argmin(self.losses), self.prepared.held_out.sum()
+        better = self.losses[best] < (1 - _MARGIN / jnp.sqrt(jnp.maximum(rows, 1))) * self.losses[0]
+        return jnp.where(better, best, 0).astype(jnp.int32)
 
 
 def preconditioned(
@@ -93,99 +115,113 @@ def preconditioned(
 ) -> Search:
     """Returns the search on preconditioned features.
 
+    With several strengths, or to stop early, the search has a stage for each, a trial that is trained on four fifths of
+    the rows (on all if there is a validation set) and evaluated on the others (on the validation set), and a last stage
+    on all rows, with the best strength. Where the smallest eigenvalue of the correlations is large, strengths above 0
+    are not tried.
+
+    The report also has ``precondition``, the strength, and ``trials``, the loss of each trial (infinite if not run), on
+    scaled data.
+
     Args:
-      base: the search; its models have ``composed``.
-      strength: 0: none, below 1; None: the best of three, by runs on four fifths of the rows.
+      base: the search, of one stage; its models have ``composed``.
+      strength: at least 0 and below 1; None: the best of 0, 0.9 and 0.99 in a trial.
       shape: shape of the features.
-      trial: length of a run that is compared, as a part of the base's steps.
-      stop_early: whether the final run ends after as many steps as gave the lowest loss on the rows left out.
+      trial: length of a trial, as a part of the base's steps.
+      stop_early: whether the last run ends after as many updates as the best trial had before its lowest loss, which
+        then is evaluated once an epoch. The state of the base is a :class:`jtrees.training.TrainState`.
     """
     n, p = shape
     strength = 0.0 if strength is None and (n < _FEWEST or p > WIDEST) else strength
     if strength == 0 and not stop_early:
         return base
-    assert base.rounds.stages == 1
     strengths = np.array(TRIED if strength is None else (strength,), np.float32)
-    trials = len(strengths) if len(strengths) > 1 or stop_early else 0
+    trials = len(strengths) if strength is None or stop_early else 0
 
-    def prepare(batch: Batch, *, key: Array) -> Any:
-        found, weight = spectrum(batch), batch.weight
-        real = np.ones(len(batch.x), bool) if weight is None else np.asarray(weight) > 0
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        rows = rng.permutation(np.flatnonzero(real))
-        held_out = np.zeros(len(batch.x), bool)
-        held_out[rows[: int(_HELD_OUT * len(rows))]] = True
-        mixed = lambda s: batch._replace(x=np.asarray(batch.x) @ matrix(found, s))
-        starts = [base.prepare(mixed(s), key=key) for s in strengths]
-        return found, held_out, jax.tree.map(lambda *a: np.stack([np.asarray(one) for one in a]), *starts)
+    def prepare(batch: Batch, *, key: Array) -> Prepared:
+        of = spectrum(batch)
+        rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
+        drawn = np.random.default_rng(np.asarray(jax.random.key_data(key))).permutation(rows)
+        held_out = np.isin(np.arange(len(batch.x)), drawn[: int(_HELD_OUT * len(rows))])
+        mapped = [batch._replace(x=np.asarray(batch.x) @ matrix(of, s)) for s in strengths]
+        starts = jax.tree.map(lambda *a: np.stack(a), *(base.prepare(one, key=key) for one in mapped))
+        return Prepared(of, held_out, np.asarray(of.values[0] < _UNCORRELATED), starts)  # type: ignore[arg-type]
 
-    def data_of(state: Trials, batch: Batch, trial: Any) -> tuple[Batch, Batch, Array]:
-        m = matrix(state.spectrum, jnp.asarray(strengths)[state.chosen])
+    def mapped(state: Trials, batch: Batch) -> tuple[Batch, Array]:
+        """Returns a batch with preconditioned features, and the matrix."""
+        m = matrix(state.prepared.spectrum, jnp.asarray(strengths)[state.chosen])
+        return batch._replace(x=jnp.matmul(batch.x, m, precision="highest")), m
+
+    def parts(state: Trials, batch: Batch, validation: Batch | None, in_trial: Any) -> tuple[Batch, Batch]:
+        """Returns the preconditioned rows to train on and to evaluate on."""
+        data = mapped(state, batch)[0]
+        if validation is not None:
+            return data, mapped(state, validation)[0]
         weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-        x = jnp.matmul(batch.x, m, precision="highest")
-        inside = jnp.where(state.held_out & trial, 0, weight)
-        return Batch(x, batch.y, inside), Batch(x, batch.y, jnp.where(state.held_out, weight, 0)), m
+        held_out = state.prepared.held_out
+        inside = jnp.where(held_out & in_trial, 0, weight)
+        return data._replace(weight=inside), data._replace(weight=jnp.where(held_out, weight, 0))
 
-    def start_of(state: Trials) -> Any:
-        return jax.tree.map(lambda a: a[state.chosen], state.starts)
+    def start(state: Trials, data: Batch) -> Any:
+        prepared = jax.tree.map(lambda a: a[state.chosen], state.prepared.starts)
+        return base.init(prepared, data, key=state.key)
 
-    def init(start: Any, batch: Batch, *, key: Array) -> Trials:
-        found, held_out, starts = jax.tree.map(jnp.asarray, start)
-        losses = jnp.full(len(strengths), jnp.inf, batch.x.dtype)
-        steps = jnp.zeros(len(strengths), jnp.int32)
-        state = Trials(found, starts, held_out, key, None, losses, steps, jnp.zeros((), jnp.int32))
-        data, _, _ = data_of(state, batch, jnp.asarray(trials > 0))
-        return state._replace(inner=base.init(start_of(state), data, key=key))
+    def init(prepared: Prepared, batch: Batch, *, key: Array) -> Trials:
+        prepared, zero = jax.tree.map(jnp.asarray, prepared), jnp.zeros((), jnp.int32)
+        losses, steps = jnp.full(len(strengths), jnp.inf, batch.x.dtype), jnp.zeros(len(strengths), jnp.int32)
+        state = Trials(prepared, key, None, zero, losses, steps, zero)
+        return state._replace(run=start(state, parts(state, batch, None, trials > 0)[0]))
+
+    def is_needed(state: Trials, stage: Array) -> Array:
+        return state.prepared.correlated | (stop_early & (stage == 0))
+
+    def limit(state: Trials, i: Array, rounds: Rounds) -> Array:
+        """Returns the number of updates after which the stage of round i takes no more."""
+        stage, before = i // rounds.rounds_per_stage, rounds.steps_before(i)
+        last: Any = rounds.steps
+        most: Any = math.ceil(trial * rounds.steps)
+        if stop_early:
+            last = state.steps[state.chosen]
+            most = jnp.where(before - state.run.best.step > rounds.steps // _PATIENCE, before, most)
+        return jnp.where(stage < trials, jnp.where(is_needed(state, stage), most, 0), last)
 
     def one_round(i: Array, state: Trials, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
         stage, place = i // rounds.rounds_per_stage, i % rounds.rounds_per_stage
         in_trial = stage < trials
-        best = _chosen(state)
-        state = state._replace(chosen=jnp.where(in_trial, stage, best).astype(jnp.int32))
-        data, held_out, m = data_of(state, batch, in_trial & (validation is None))
-        by = None if validation is None else validation._replace(x=validation.x @ m)
-        inner = state.inner
+        state = state._replace(chosen=jnp.where(in_trial, stage, state.best()).astype(jnp.int32))
+        data, by = parts(state, batch, validation, in_trial)
         if trials:
-            again = (place == 0) & (stage > 0)
-            inner = jax.lax.cond(again, lambda: base.init(start_of(state), data, key=state.key), lambda: inner)
-            by = held_out if by is None else by
-        if trials:
-            last = state.steps[best] if stop_early else rounds.steps
-            rounds = rounds._replace(limit=jnp.where(in_trial, math.ceil(trial * rounds.steps), last))
-        inner, losses = base.round(i, inner, data, by if stop_early or validation is not None else None, rounds)
+            run = jax.lax.cond((place == 0) & (stage > 0), lambda: start(state, data), lambda: state.run)
+            state = state._replace(run=run)
+            rounds = rounds._replace(limit=limit(state, i, rounds))
+        run, losses = base.round(i, state.run, data, by if stop_early or validation is not None else None, rounds)
+        state = state._replace(run=run)
         if not trials:
-            return state._replace(inner=inner), losses
+            return state, losses
 
-        def compared() -> tuple[Array, Array]:
-            found = base.result(inner, data, by)
-            return jnp.where(jnp.isfinite(found.score), found.score, jnp.inf), found.step
+        def evaluated() -> tuple[Array, Array]:
+            result = base.result(run, data, by)
+            return jnp.where(jnp.isfinite(result.score), result.score, jnp.inf), result.step
 
-        ended = in_trial & (place == rounds.rounds_per_stage - 1)
-        loss, step = jax.lax.cond(ended, compared, lambda: (state.losses[0], state.steps[0]))
-        here = ended & (jnp.arange(trials) == stage)
-        found = {"losses": jnp.where(here, loss, state.losses), "steps": jnp.where(here, step, state.steps)}
-        return state._replace(inner=inner, **found), losses
+        ended = in_trial & (place == rounds.rounds_per_stage - 1) & is_needed(state, stage)
+        loss, step = jax.lax.cond(ended, evaluated, lambda: (state.losses[0], state.steps[0]))
+        here = ended & (jnp.arange(len(strengths)) == stage)
+        results = {"losses": jnp.where(here, loss, state.losses), "steps": jnp.where(here, step, state.steps)}
+        taken = state.taken + jnp.where(in_trial, rounds.steps_in(i), 0)
+        return state._replace(taken=taken, **results), losses
 
     def result(state: Trials, batch: Batch, validation: Batch | None) -> SearchResult:
-        data, _, m = data_of(state, batch, jnp.zeros((), bool))
-        by = None if validation is None else validation._replace(x=validation.x @ m)
-        found = base.result(state.inner, data, by)
-        extra = composed(found.extra, m), state.losses, jnp.asarray(strengths)[state.chosen]
-        step = found.step + trials * math.ceil(trial * base.rounds.steps)
-        return found._replace(model=composed(found.model, m), extra=extra, step=step)
+        data, m = mapped(state, batch)
+        by = None if validation is None else mapped(state, validation)[0]
+        result = base.result(state.run, data, by)
+        extra = composed(result.extra, m), state.losses, jnp.asarray(strengths)[state.chosen]
+        return result._replace(model=composed(result.model, m), extra=extra, step=state.taken + result.step)
 
-    def finish(found: SearchResult, start: Any, data: Data, **of_run: Any) -> Finished:
-        extra, losses, chosen = found.extra
-        finished = base.finish(found._replace(extra=extra), start, data, **of_run)
-        report = {"precondition": float(chosen), "precondition_losses": np.asarray(losses)}
+    def finish(result: SearchResult, prepared: Prepared, data: Data, **of_run: Any) -> Finished:
+        extra, losses, chosen = result.extra
+        finished = base.finish(result._replace(extra=extra), None, data, **of_run)
+        report = {"precondition": float(chosen), "trials": np.asarray(losses)}
         return finished._replace(report=finished.report | report)
 
     functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
     return base._replace(rounds=base.rounds._replace(stages=trials + 1), **functions)
-
-
-def _chosen(state: Trials) -> Array:
-    """Returns the index of the best strength, or of the first if none is clearly better."""
-    best = jnp.argmin(state.losses)
-    margin = 1 - _MARGIN / jnp.sqrt(jnp.maximum(state.held_out.sum(), 1))
-    return jnp.where(state.losses[best] < margin * state.losses[0], best, 0)

@@ -17,7 +17,7 @@ import optax
 from jtrees import leaves as kinds, ops, topology, training, validation as checks, warmstart
 from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._minibatch import prediction_loss
-from jtrees.search._precondition import Spectrum, WIDEST, matrix, spectrum
+from jtrees.search._precondition import WIDEST, Spectrum, matrix, spectrum
 from jtrees.search.recipe import Finished, Rounds, Search, SearchResult
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, Best, TrainState, map_starts
@@ -120,6 +120,10 @@ class Run(NamedTuple):
     steps: Array
     matrix: Array | None
 
+    def on_x(self, splits: ObliqueTree) -> ObliqueTree:
+        """Returns splits of preconditioned features as splits of the features."""
+        return splits if self.matrix is None else splits.composed(self.matrix)
+
 
 def restarts(
     task: Task,
@@ -173,9 +177,7 @@ def restarts(
     def method_for(run: Run, sharpness: Array) -> training.Method:
         """Returns the method on splits of preconditioned features."""
         plain = method(sharpness)
-        if run.matrix is None:
-            return plain
-        return plain._replace(loss=lambda params, *args, **keys: plain.loss(on_x(params, run), *args, **keys))
+        return plain._replace(loss=lambda params, *data, **options: plain.loss(run.on_x(params), *data, **options))
 
     def stage_of(params: ObliqueTree, sharpness: Array, batch: Batch) -> TrainState:
         """Returns the initial training state of a stage."""
@@ -216,16 +218,22 @@ def restarts(
         stage = i // rounds.rounds_per_stage
         first, last = i % rounds.rounds_per_stage == 0, (i + 1) % rounds.rounds_per_stage == 0
         # The loss of the hard tree, refitted to the batch, on other samples.
-        score = None if validation is None else lambda params: prediction_loss(task, on_x(params, run).refit(*batch), validation)
+        score = (
+            None
+            if validation is None
+            else lambda params: prediction_loss(task, run.on_x(params).refit(*batch), validation)
+        )
         # The criterion of constant leaves is a by-product of a step; other scores cost as much as a step or more.
         free = validation is None and leaves == "constant"
         every = 1 if free else max(1, epochs // _EVALUATIONS)
         current = run.sharpness[stage]
-        one_step = training.one_step(method_for(run, current), batch, optimizer, score_every=every, score=score, last=epochs)
+        one_step = training.one_step(
+            method_for(run, current), batch, optimizer, score_every=every, score=score, last=epochs
+        )
 
         def init_stage() -> TrainState:
             empty = kind.empty(num_leaves, p, task.shape, batch.x.dtype)
-            hard = on_x(run.splits, run).replace(leaves=empty).refit(*batch)
+            hard = run.on_x(run.splits).replace(leaves=empty).refit(*batch)
             params = run.splits.replace(leaves=hard.leaves.trainable())
             return stage_of(params, current, batch).replace(finite=run.training.finite)
 
@@ -238,7 +246,9 @@ def restarts(
 
         def next_stage() -> Run:
             stage_splits, value = state.best.params.replace(leaves=None), state.best.score
-            splits = stage_splits if between is None else stage_splits.replace(bias=between(on_x(stage_splits, run), batch).bias)
+            splits = stage_splits
+            if between is not None:
+                splits = splits.replace(bias=between(run.on_x(splits), batch).bias)
             # `between` may change the routing of other samples than the training samples.
             if score is not None and between is not None:
                 hard_tree = splits.replace(leaves=state.best.params.leaves)
@@ -262,7 +272,7 @@ def restarts(
         scores = jnp.where(state.training.finite, best.score, jnp.inf)
         index = jnp.argmin(scores)
         chosen = jax.tree.map(lambda a: a[index], best)
-        splits = on_x(chosen.params, jax.tree.map(lambda a: a[index], state))
+        splits = jax.tree.map(lambda a: a[index], state).on_x(chosen.params)
         extra = {"sharpness": state.sharpness, "losses": state.scores, "steps": state.steps, "start": index}
         extra["dropped"] = starts - state.training.finite.sum()
         return SearchResult(splits, scores[index], state.training.finite.any(), chosen.step, extra)
@@ -297,9 +307,8 @@ def restarts(
 
         # CART's tolerances are absolute and its thresholds exact on raw features only, so compare with the better of
         # two, grown on scaled features and (where float32 represents them) on raw ones.
-        carts = []
-        if start.splits is not None:
-            carts.append(data.scaling.restore_splits(jax.tree.map(lambda a: a[0], start.splits)))
+        cart_splits = None if start.splits is None else jax.tree.map(lambda a: a[0], start.splits)
+        carts = [] if cart_splits is None else [data.scaling.restore_splits(cart_splits)]
         if carts and data.scaling.origin is None:
             table = data.table
             carts.append(grown_cart(Batch(table.x, table.y, table.weight), task, depth, leaves))  # type: ignore[arg-type]
@@ -330,11 +339,6 @@ def restarts(
         scaling=scaling,
         yields_constant_tree=leaves == "constant",
     )
-
-
-def on_x(splits: ObliqueTree, run: Run) -> ObliqueTree:
-    """Returns splits of preconditioned features as splits of the features."""
-    return splits if run.matrix is None else splits.composed(run.matrix)
 
 
 def _best_so_far(run: Run) -> Best:

@@ -36,6 +36,8 @@ class CO2(Recipe):
       nu: squared radius of the ball, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
       bins: number of bins of a feature, whose edges are the thresholds of axis-aligned splits.
+      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
+        correlated; None: 0, 0.9 or 0.99, the best in runs on four fifths of the rows; 0 for features, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(8, MAX_DEPTH)

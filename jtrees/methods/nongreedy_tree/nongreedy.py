@@ -140,6 +140,8 @@ class NonGreedy(Recipe):
       inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
       stable: whether the assigned leaf of a sample in its surrogate loss is frozen (stable SGD) until an epoch lowers
         the mean by less than one percent.
+      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
+        correlated; None: 0, 0.9 or 0.99, the best in runs on four fifths of the rows; 0 for features, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(8, MAX_DEPTH)

@@ -26,8 +26,8 @@ from jtrees.search import (
     check_finite,
     loss_of,
     minibatch,
-    preconditioned,
     options,
+    preconditioned,
 )
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task, with_loss
@@ -182,6 +182,8 @@ class TEL(Recipe):
       hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).
       width: capacity of the frontier of paths, as for :func:`jtrees.routing.conditional_ensemble`; None: a measured
         default.
+      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
+        correlated; None: 0, 0.9 or 0.99, the best in runs on four fifths of the rows; 0 for features, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(4)
