@@ -38,7 +38,7 @@ def one_fit() -> None:
 
     import jtrees
 
-    recipe = jtrees.GET(depth=4, starts=1, epochs=EPOCHS, learning_rate=0.01)
+    recipe = jtrees.GET(depth=4, starts=1, epochs=EPOCHS, learning_rate=0.01, precondition=0.0)
     print(jtrees.fit(recipe, *table(), key=jax.random.key(0)).loss)
 
 

@@ -102,7 +102,7 @@ def task(name: str) -> Any:
 
 def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: int | None = None) -> jtrees.FitResult:
     """A tree by DGT with some options, or a forest."""
-    recipe: Any = jtrees.DGT(depth=SETS[name].depth, epochs=SETS[name].epochs, **options)
+    recipe: Any = jtrees.DGT(depth=SETS[name].depth, epochs=SETS[name].epochs, precondition=0.0, **options)
     recipe = recipe if trees is None else jtrees.Bagged(base=recipe, trees=trees)
     return jtrees.fit(recipe, *split[:2], key=jax.random.key(key), task=task(name))
 
@@ -112,7 +112,10 @@ def chosen(name: str, split: Split) -> dict[str, Any]:
     keys, epochs = 10 if name in REGRESSION else 3, SETS[name].epochs
     if len(split[0]) > LARGE:
         keys, epochs = 1, epochs // 2
-    recipe, how = jtrees.DGT(depth=SETS[name].depth, epochs=epochs), {"validation": 1 / 6, "task": task(name)}
+    recipe, how = (
+        jtrees.DGT(depth=SETS[name].depth, epochs=epochs, precondition=0.0),
+        {"validation": 1 / 6, "task": task(name)},
+    )
     tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report["tuning"]
     trials = [tune(i) for i in range(keys)]
     losses = np.mean([[trial.loss for trial in one] for one in trials], axis=0)

@@ -30,7 +30,7 @@ SETS = tuple(PAPER)
 TRIALS = 30  # of the tuning of boosting
 ROUNDS, PATIENCE = 1000, 30  # of boosting: trees at most, and without gain
 UPDATES = 2000  # of a tree of DGT
-GET_FOREST: Any = jtrees.Bagged(jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000), trees=30)
+GET_FOREST: Any = jtrees.Bagged(jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000, precondition=0.0), trees=30)
 GET_DEPTHS = (4, 6)
 ONE_TREE: Any = TreeRegressor.default_recipe
 
@@ -59,7 +59,7 @@ def get_forest(split: Split, seed: int) -> dict[str, Any]:
 def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
     """A forest of DGT, untuned."""
     epochs = max(10, UPDATES * 128 // len(split[0]))
-    return fitted(jtrees.Bagged(jtrees.DGT(depth=6, epochs=epochs), trees=30), split, seed)
+    return fitted(jtrees.Bagged(jtrees.DGT(depth=6, epochs=epochs, precondition=0.0), trees=30), split, seed)
 
 
 def boosting(split: Split, seed: int) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
 def recipe(width: int, epochs: int, **options: Any) -> jtrees.LatentTree:
     """LatentTree with a predictor of some width."""
     mlp: Any = {"predictor": "mlp", "hidden": width, "dropout": 0.1} if width else {}
-    return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, **mlp, **options)
+    return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, precondition=0.0, **mlp, **options)
 
 
 def task(classes: bool) -> Any:

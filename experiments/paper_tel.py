@@ -43,7 +43,7 @@ GAMMAS = (1.0, 0.1, 0.01)  # of Figure 2
 DEPTHS = (2, 4, 6, 8, 10)  # of Figure 3
 TIMED = ("churn", "spambase")  # sets of Figures 2 and 3
 TREES = (1, 2, 5, 10, 30, 100)  # of Figure 4
-ROUTING: Any = jtrees.TEL(trees=10, depth=4, epochs=50)  # of Table 2
+ROUTING: Any = jtrees.TEL(trees=10, depth=4, epochs=50, early_stopping=False, precondition=0.0)  # of Table 2
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Answers = Callable[[np.ndarray], np.ndarray]

@@ -94,16 +94,22 @@ def source(options: argparse.Namespace) -> Blocks:
     return made
 
 
+_TRIALS = {"precondition": 0.0, "early_stopping": False}  # options that try something on the rows in memory first
+
+
 def recipe_of(options: argparse.Namespace) -> Any:
     """The recipe with its options."""
     pairs = [one.partition("=") for one in options.set]
     if taken := {"batch_size", "epochs"} & {name for name, _, _ in pairs}:
         raise DataError(f"--set: {min(taken)} is given by --batch and --epochs")
+    if taken := _TRIALS.keys() & {name for name, _, _ in pairs}:
+        raise DataError(f"--set: {min(taken)} needs all rows in memory")
     try:
         chosen = with_options(METHODS[options.method](), {name: _value(text) for name, _, text in pairs})
     except ValueError as error:
         raise DataError(f"--set: {error}") from error
-    return chosen.replace(batch_size=options.batch, epochs=options.epochs)
+    without = {name: value for name, value in _TRIALS.items() if hasattr(chosen, name)}
+    return chosen.replace(batch_size=options.batch, epochs=options.epochs, **without)
 
 
 def _value(text: str) -> Any:

@@ -55,7 +55,7 @@ def test_more_updates_than_32_bits_count_are_refused(data):
     [
         DGT,
         pytest.param(jtrees.LatentTree(depth=3, batch_size=50, epochs=60), marks=pytest.mark.slow),
-        jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03),
+        jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03, early_stopping=False),
     ],
     ids=lambda recipe: type(recipe).__name__,
 )
@@ -124,7 +124,7 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data, monkeypatch):
 
 # --- What goes wrong -------------------------------------------------------------------------------------------------
 
-RECIPES = [jtrees.DGT(widths=()), jtrees.LatentTree(depth=2), jtrees.TEL(depth=2, trees=2)]
+RECIPES = [jtrees.DGT(widths=()), jtrees.LatentTree(depth=2), jtrees.TEL(depth=2, trees=2, early_stopping=False)]
 each = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
 
 

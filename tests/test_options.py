@@ -38,6 +38,7 @@ KINDS = {
     "part": options.part(0.9),
     "numbers": options.numbers(),
     "ranges": options.ranges((5.0, 25.0)),
+    "precondition": options.precondition(),
     "base": struct.field(metadata={"check": options.checked_base}),
 }
 

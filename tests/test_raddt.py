@@ -14,6 +14,7 @@ from jtrees import Classification, Regression
 from jtrees.leaves import Constant
 from jtrees.methods.raddt import centre_thresholds
 from jtrees.search import options
+from jtrees.search._restarts import Start
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -126,9 +127,9 @@ def test_the_tree_has_centred_thresholds_and_each_start_the_same_sharpnesses(dat
 
 
 def test_trees_deeper_than_8_go_on_under_larger_sharpnesses(data):
-    recipe = options.checked(jtrees.RADDT(depth=9, starts=3, epochs=1))
+    recipe = options.checked(jtrees.RADDT(depth=9, starts=3, epochs=1, precondition=0.0))
     search = recipe.search(Regression(), (200, 3))
-    start = jax.jit(partial(search.init, None))(jtrees.Batch(*map(jnp.asarray, data)), key=jax.random.key(0))
+    start = jax.jit(partial(search.init, Start(None)))(jtrees.Batch(*map(jnp.asarray, data)), key=jax.random.key(0))
     np.testing.assert_allclose(start.sharpness[:, 4:], np.tile([100, 130, 170, 200], (3, 1)), rtol=1e-5)
     assert search.rounds.stages == 8
     assert recipe.replace(depth=8).search(Regression(), (200, 3)).rounds.stages == 5

@@ -14,7 +14,7 @@ import jtrees
 from jtrees import Classification, Regression
 from jtrees.data import Data, Scaling, checked_table
 from jtrees.search import Rounds, options, run
-from jtrees.search._restarts import DEVIATIONS
+from jtrees.search._restarts import DEVIATIONS, Start
 from jtrees.search.monitor import Monitor
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train with AdamW
@@ -207,7 +207,7 @@ def test_without_cart_nothing_is_reported_of_it(data, last_state):
     """Its ``finish`` is that of ``cart=False``, another program."""
     search, of = search_of(data)
     result = jax.device_get(result_of(data, last_state))
-    finish = partial(search.finish, start=None, data=of, key=jax.random.key(0), monitor=Monitor())
+    finish = partial(search.finish, start=Start(None), data=of, key=jax.random.key(0), monitor=Monitor())
     done = finish(result)
     assert np.isnan(done.report["cart_loss"]) and done.report["chosen"] == int(result.extra["start"])
     assert done.loss == pytest.approx(done.report["losses"].min(), rel=1e-3)

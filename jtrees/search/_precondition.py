@@ -26,6 +26,7 @@ _HELD_OUT = 0.2  # part of the rows that strengths are compared on
 _MARGIN = 0.5
 _FEWEST = 500  # rows of a table below which those held out are too few to compare strengths
 _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
+_FEWEST_EARLY = 100  # likewise to stop early
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
 
@@ -92,7 +93,6 @@ class Trials(NamedTuple):
       chosen: index of its strength.
       losses: loss of each trial on the rows held out; infinite before, and if it was not run.
       steps: number of updates before each of these.
-      taken: number of updates of all trials.
     """
 
     prepared: Prepared
@@ -101,7 +101,6 @@ class Trials(NamedTuple):
     chosen: Array
     losses: Array
     steps: Array
-    taken: Array
 
     def best(self) -> Array:
         """Returns the index of the best strength, or of the first if none is clearly better."""
@@ -133,6 +132,7 @@ def preconditioned(
     """
     n, p = shape
     strength = 0.0 if strength is None and (n < _FEWEST or p > WIDEST) else strength
+    stop_early = stop_early and n >= _FEWEST_EARLY
     if strength == 0 and not stop_early:
         return base
     strengths = np.array(TRIED if strength is None else (strength,), np.float32)
@@ -169,7 +169,7 @@ def preconditioned(
     def init(prepared: Prepared, batch: Batch, *, key: Array) -> Trials:
         prepared, zero = jax.tree.map(jnp.asarray, prepared), jnp.zeros((), jnp.int32)
         losses, steps = jnp.full(len(strengths), jnp.inf, batch.x.dtype), jnp.zeros(len(strengths), jnp.int32)
-        state = Trials(prepared, key, None, zero, losses, steps, zero)
+        state = Trials(prepared, key, None, zero, losses, steps)
         return state._replace(run=start(state, parts(state, batch, None, trials > 0)[0]))
 
     def is_needed(state: Trials, stage: Array) -> Array:
@@ -181,7 +181,8 @@ def preconditioned(
         last: Any = rounds.steps
         most: Any = math.ceil(trial * rounds.steps)
         if stop_early:
-            last = state.steps[state.chosen]
+            diverged = jnp.isinf(state.losses[state.chosen])  # and so will the last run, which raises
+            last = jnp.where(diverged, last, state.steps[state.chosen])
             most = jnp.where(before - state.run.best.step > rounds.steps // _PATIENCE, before, most)
         return jnp.where(stage < trials, jnp.where(is_needed(state, stage), most, 0), last)
 
@@ -207,15 +208,14 @@ def preconditioned(
         loss, step = jax.lax.cond(ended, evaluated, lambda: (state.losses[0], state.steps[0]))
         here = ended & (jnp.arange(len(strengths)) == stage)
         results = {"losses": jnp.where(here, loss, state.losses), "steps": jnp.where(here, step, state.steps)}
-        taken = state.taken + jnp.where(in_trial, rounds.steps_in(i), 0)
-        return state._replace(taken=taken, **results), losses
+        return state._replace(**results), losses
 
     def result(state: Trials, batch: Batch, validation: Batch | None) -> SearchResult:
         data, m = mapped(state, batch)
         by = None if validation is None else mapped(state, validation)[0]
         result = base.result(state.run, data, by)
         extra = composed(result.extra, m), state.losses, jnp.asarray(strengths)[state.chosen]
-        return result._replace(model=composed(result.model, m), extra=extra, step=state.taken + result.step)
+        return result._replace(model=composed(result.model, m), extra=extra)
 
     def finish(result: SearchResult, prepared: Prepared, data: Data, **of_run: Any) -> Finished:
         extra, losses, chosen = result.extra
@@ -224,4 +224,4 @@ def preconditioned(
         return finished._replace(report=finished.report | report)
 
     functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
-    return base._replace(rounds=base.rounds._replace(stages=trials + 1), **functions)
+    return base._replace(rounds=base.rounds._replace(stages=trials + 1, trials=trials), **functions)

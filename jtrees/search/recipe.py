@@ -56,12 +56,14 @@ class Rounds(NamedTuple):
       steps: number of steps of a stage.
       elements: size of the array that a step works on, which determines the steps of a round.
       stages: number of stages.
+      trials: number of stages, the first ones, whose losses do not belong to the history.
       limit: number of steps after which a stage takes no more; may be traced. None: ``steps``.
     """
 
     steps: int
     elements: int
     stages: int = 1
+    trials: int = 0
     limit: Any = None
 
     def shared_by(self, runs: int) -> "Rounds":
