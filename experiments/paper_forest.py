@@ -30,7 +30,9 @@ SETS = tuple(PAPER)
 TRIALS = 30  # of the tuning of boosting
 ROUNDS, PATIENCE = 1000, 30  # of boosting: trees at most, and without gain
 UPDATES = 2000  # of a tree of DGT
-GET_FOREST: Any = jtrees.Bagged(jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000, precondition=0.0), trees=30)
+GET_FOREST: Any = jtrees.Bagged(
+    jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000, precondition=0.0, shrink=False), trees=30
+)
 GET_DEPTHS = (4, 6)
 ONE_TREE: Any = TreeRegressor.default_recipe
 

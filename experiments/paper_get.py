@@ -92,7 +92,9 @@ def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any)
     """
     x, _, y, _ = split
     keys, constant = jax.random.split(jax.random.key(seed)), leaves == "constant"
-    recipe = lambda budget: jtrees.GET(leaves=leaves, starts=budget[0], epochs=budget[1], precondition=0.0)
+    recipe = lambda budget: jtrees.GET(
+        leaves=leaves, starts=budget[0], epochs=budget[1], precondition=0.0, shrink=False
+    )
     grid: Any = {"depth": SWEEP_DEPTHS} | ({"alpha_ranges": SCALES} if constant else {"l1": options.l1})
     chosen = jtrees.tune(recipe(options.tuning), x, y, key=keys[0], grid=grid).report["chosen"]
     final = recipe(options.final).replace(**chosen)
@@ -111,7 +113,7 @@ def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[
     """Table 4: training R^2 at fixed depth under a fixed scale or an annealed one, and then with polish."""
     out, (starts, epochs) = {}, options.final
     for depth in ABLATION_DEPTHS:
-        recipe = jtrees.GET(depth=depth, starts=starts, epochs=epochs, precondition=0.0)
+        recipe = jtrees.GET(depth=depth, starts=starts, epochs=epochs, precondition=0.0, shrink=False)
         recipes: dict[str, Any] = {name: recipe.replace(alpha_ranges=pair) for name, pair in FIXED.items()}
         recipes["+ polish"] = jtrees.Polished(base=recipes["annealed"], epochs=options.polish)
         for name, one in recipes.items():
@@ -126,7 +128,9 @@ def depths_part(split: Split, seed: int, options: argparse.Namespace) -> dict[st
     for leaves in ("constant", "linear"):
         for depth in SWEEP_DEPTHS:
             starts, epochs = options.tuning[0], options.tuning[1] // (1 if depth <= 8 else 5)
-            recipe = jtrees.GET(depth=depth, leaves=leaves, starts=starts, epochs=epochs, precondition=0.0)
+            recipe = jtrees.GET(
+                depth=depth, leaves=leaves, starts=starts, epochs=epochs, precondition=0.0, shrink=False
+            )
             fit = jtrees.fit(recipe, split[0], split[2], key=jax.random.key(seed))
             out[f"{leaves}, depth {depth}"] = scores(fit.tree, split)
     return out

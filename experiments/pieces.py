@@ -105,10 +105,15 @@ def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, dir
     return study.best_trial
 
 
+# Options that older files do not have, with the values that do what was done then.
+LATER = {"precondition": 0.0, "shrink": False, "early_stopping": False}
+
+
 def recipe_text(recipe: Any) -> str:
-    """A recipe as text for settings, without options that are None: of those there may be more one day."""
+    """A recipe as text for settings, without options that are None, and without later ones that are off."""
     options = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    text = [f"{k}={recipe_text(v) if is_dataclass(v) else repr(v)}" for k, v in options.items() if v is not None]
+    options = {k: v for k, v in options.items() if v is not None and not (k in LATER and v == LATER[k])}
+    text = [f"{k}={recipe_text(v) if is_dataclass(v) else repr(v)}" for k, v in options.items()]
     return f"{type(recipe).__name__}({', '.join(text)})"
 
 

@@ -1,6 +1,7 @@
 """ObliqueTree, the hard tree of all methods."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from flax import struct
@@ -12,6 +13,7 @@ import numpy as np
 
 from jtrees import io, ops, prediction, topology, validation
 from jtrees.leaves.constant import Frequency, Logit, exact_text, listed
+from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.leaves.linear import linear_text
 
 
@@ -69,7 +71,7 @@ class ObliqueTree:
         """Returns the tree as a function of x instead of ``x @ matrix``; its leaves do not depend on x."""
         return self.replace(weights=jnp.matmul(self.weights, matrix.T, precision="highest"))
 
-    def refit(self, x: Any, y: Any, sample_weight: Any = None) -> "ObliqueTree":
+    def refit(self, x: Any, y: Any, sample_weight: Any = None, *, shrink: bool = False) -> "ObliqueTree":
         """Returns the tree with leaves fitted to samples by hard routing (GET, Algorithm 1: deterministic leaves).
 
         Pure. Depending on the kind of the leaves, whose values are ignored, fits means of the targets, smoothed class
@@ -79,9 +81,13 @@ class ObliqueTree:
           x: samples relative to the tree's origin, ``(n, p)``.
           y: targets, ``(n,)`` or ``(n, k)``, or classes.
           sample_weight: nonnegative weights, ``(n,)``.
+          shrink: whether constants and frequencies are drawn towards their ancestors', by as much as generalised
+            cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
         """
         x, y, weight = jax.tree.map(jnp.asarray, (x, y, sample_weight))
-        return self.replace(leaves=self.leaves.refit(ops.hard(self.weights, self.bias, x), x, y, weight))
+        leaf_index = ops.hard(self.weights, self.bias, x)
+        refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
+        return self.replace(leaves=refit(leaf_index, x, y, weight))
 
     @property
     def depth(self) -> int:

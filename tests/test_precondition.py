@@ -132,7 +132,7 @@ def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen
 def test_the_starts_of_get_have_different_strengths(collinear):
     x, y = collinear
     get = jtrees.GET(depth=2, starts=4, epochs=200, cart=False)
-    fit, without = (jtrees.fit(get.replace(precondition=p), x, y, key=KEY) for p in (None, 0.0))
+    fit, without = (jtrees.fit(get.replace(precondition=p), x, y, key=KEY) for p in ("auto", 0.0))
     np.testing.assert_array_equal(fit.report["precondition"], np.float32([0, 0.9, 0, 0.99]))
     assert fit.report["chosen"] in (1, 3) and fit.loss < 0.7 * without.loss
     assert "precondition" not in without.report
@@ -179,7 +179,7 @@ def test_steps_beyond_the_limit_of_a_stage_are_not_taken():
     assert int(rounds.steps_in(0)) == 4 and int(rounds._replace(limit=None).steps_in(0)) == 10
 
 
-@pytest.mark.parametrize("bad", [1.0, -0.1, "auto", True, np.nan, [0.5]])
+@pytest.mark.parametrize("bad", [1.0, -0.1, None, "best", True, np.nan, [0.5]])
 def test_a_strength_out_of_range_is_refused(bad, data):
-    with pytest.raises(ValueError, match="precondition must be a number of at least 0 and below 1, or None, got"):
+    with pytest.raises(ValueError, match='precondition must be "auto", or a number of at least 0 and below 1, got'):
         jtrees.fit(jtrees.DGT(precondition=bad), *data, key=KEY)

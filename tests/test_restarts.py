@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train 
 
 DEPTH = 2
 # One program for the fits of this file that share the options and the number of rows (193 to 200 are one bucket).
-GET = jtrees.GET(depth=DEPTH, starts=2, epochs=60)
-RADDT = jtrees.RADDT(depth=DEPTH, starts=2, epochs=30)
+GET = jtrees.GET(depth=DEPTH, starts=2, epochs=60, shrink=False)
+RADDT = jtrees.RADDT(depth=DEPTH, starts=2, epochs=30, shrink=False)
 LINEAR = jtrees.GET(depth=1, starts=1, epochs=20, leaves="linear")
 
 

@@ -1,5 +1,6 @@
 """Scaling: the map between the user's units and the scaled data of searches, and of models back."""
 
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from jtrees import io, tasks
 from jtrees.data.table import Table, bucket
+from jtrees.leaves import refit_hierarchical
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 
@@ -175,26 +177,28 @@ class Data(NamedTuple):
         """Returns the mean loss of a model in the user's units on ``validation``, or else on the training data."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
 
-    def refit(self, splits: ObliqueTree, leaves: Any) -> tuple[ObliqueTree, float]:
+    def refit(self, splits: ObliqueTree, leaves: Any, *, shrink: bool = False) -> tuple[ObliqueTree, float]:
         """Returns a tree with its leaves refitted to the table, and the criterion of its leaves.
 
         Args:
           splits: the tree, in the user's units; its leaves are ignored.
           leaves: leaves of the kind to fit.
+          shrink: as for :meth:`jtrees.ObliqueTree.refit`.
 
         Returns:
           The tree in the user's units, and the criterion in the user's units of loss.
         """
         rows, padded = len(self.table.x), len(self.batch.x)
         leaf = np.pad(np.asarray(splits.leaf_index(self.table.x)), (0, padded - rows), mode="edge")
-        fitted, criterion = _refit(leaves, leaf, self.batch)
+        fitted, criterion = _refit(leaves, leaf, self.batch, shrink)
         restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
         return restored, float(criterion) * self.scaling.loss_unit
 
 
-@jax.jit
-def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
-    return leaves.refit(leaf, *batch), leaves.criterion(leaf, *batch)
+@partial(jax.jit, static_argnums=3)
+def _refit(leaves: Any, leaf: jax.Array, batch: Batch, shrink: bool) -> tuple[Any, jax.Array]:
+    refitted = refit_hierarchical(leaves, leaf, *batch) if shrink else leaves.refit(leaf, *batch)
+    return refitted, leaves.criterion(leaf, *batch)
 
 
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from jtrees.leaves.constant import (
     fit_frequencies as fit_frequencies,
     frequencies_fit_error as frequencies_fit_error,
 )
+from jtrees.leaves.hierarchical import fit_hierarchical as fit_hierarchical, refit_hierarchical as refit_hierarchical
 from jtrees.leaves.linear import Linear as Linear
 from jtrees.leaves.shrunk import fit_shrunk as fit_shrunk, shrunk_fit_error as shrunk_fit_error
 from jtrees.tasks import Classification, Task

@@ -134,11 +134,17 @@ def fit_frequencies(
     Returns:
       ``(leaves, k)``, each row summing to one.
     """
-    return _smoothed(class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight), smoothing)
+    counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
+    return smoothed(counts, prior_of(counts), smoothing)
 
 
-def _smoothed(counts: Array, smoothing: float | Array) -> Array:
-    prior = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
+    """Returns class frequencies among all samples and one more of each class."""
+    return (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+
+
+def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Float[Array, "leaves k"]:
+    """Returns frequencies of counts to which ``smoothing`` samples of the prior are added."""
     return (counts + smoothing * prior) / (counts.sum(1, keepdims=True) + smoothing)
 
 
@@ -153,7 +159,7 @@ def frequencies_fit_error(
 ) -> Float[Array, ""]:
     """Returns the mean log loss of :func:`fit_frequencies` on the same samples, in one pass."""
     counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
-    return -jax.scipy.special.xlogy(counts, _smoothed(counts, smoothing)).sum() / counts.sum()
+    return -jax.scipy.special.xlogy(counts, smoothed(counts, prior_of(counts), smoothing)).sum() / counts.sum()
 
 
 # --- Kinds -----------------------------------------------------------------------------------------------------------

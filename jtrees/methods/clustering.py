@@ -45,7 +45,7 @@ class LatentClustering(LatentTree):
       hidden: not used.
       dropout: not used.
       patience: epochs without a lower loss before the learning rate is reduced.
-      precondition: None: clustering is by distance.
+      precondition: ``"auto"``: clustering is by distance, and never preconditioned.
     """
 
     target_features: tuple[int, ...] = options.static((0,), lambda _, value: tuple(map(int, np.atleast_1d(value))))
@@ -60,7 +60,7 @@ class LatentClustering(LatentTree):
         return x[:, _checked_columns(self.target_features, x.shape[1])]
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        for name, only in (("split", "linear"), ("predictor", "linear"), ("loss", None), ("precondition", None)):
+        for name, only in (("split", "linear"), ("predictor", "linear"), ("loss", None), ("precondition", "auto")):
             if getattr(self, name) != only:
                 raise ValueError(f"{name} must be {only!r} in clustering, got {getattr(self, name)!r}")
         # The hierarchy is a tree, whatever the inputs of the predictor.

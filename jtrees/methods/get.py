@@ -63,7 +63,8 @@ class GET(Recipe):
     - the mean squared error or log loss on ``validation``, if given.
 
     Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression); if no start
-    beats CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
+    beats CART, CART is returned. Constant leaves are then drawn towards their ancestors' (``shrink``; not in the paper),
+    which raises the loss on the training data. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
 
     The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the
     loss of the best hard tree under each, and its epoch; ``cart_loss``, the loss of CART, or NaN; ``chosen``, the index
@@ -79,8 +80,10 @@ class GET(Recipe):
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
-        features are correlated; None: none for start 0 and half of the others, 0.9, 0.99 or 0.999 for the rest; none
-        for more than 512 features.
+        features are correlated; ``"auto"``: none for start 0 and every second of the others, 0.9, 0.99 or 0.999 for
+        the rest; none for more than 512 features.
+      shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
+        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 
@@ -92,7 +95,8 @@ class GET(Recipe):
     alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
     l1: float = options.not_negative(0.0)
     cart: bool = options.flag(True)
-    precondition: float | None = options.precondition()
+    precondition: float | Literal["auto"] = options.precondition()
+    shrink: bool = options.flag(True)
     implementation: str | None = options.static(None)
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
@@ -115,4 +119,5 @@ class GET(Recipe):
             learning_rate=self.learning_rate,
             cart=self.cart,
             precondition=self.precondition,
+            shrink=self.shrink,
         )

@@ -70,8 +70,10 @@ class RADDT(Recipe):
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
-        features are correlated; None: none for start 0 and half of the others, 0.9, 0.99 or 0.999 for the rest; none
-        for more than 512 features.
+        features are correlated; ``"auto"``: none for start 0 and every second of the others, 0.9, 0.99 or 0.999 for
+        the rest; none for more than 512 features.
+      shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
+        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 
@@ -82,7 +84,8 @@ class RADDT(Recipe):
     learning_rate: float = options.positive(0.01)
     l1: float = options.not_negative(0.0)
     cart: bool = options.flag(True)
-    precondition: float | None = options.precondition()
+    precondition: float | Literal["auto"] = options.precondition()
+    shrink: bool = options.flag(True)
     implementation: str | None = options.static(None)
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
@@ -101,6 +104,7 @@ class RADDT(Recipe):
             learning_rate=self.learning_rate,
             cart=self.cart,
             precondition=self.precondition,
+            shrink=self.shrink,
             between=lambda splits, batch: centre_thresholds(splits, batch.x, batch.weight),
         )
 

@@ -110,7 +110,7 @@ class Trials(NamedTuple):
 
 
 def preconditioned(
-    base: Search, strength: float | None, shape: tuple[int, int], *, trial: float = 1.0, stop_early: bool = False
+    base: Search, strength: float | str, shape: tuple[int, int], *, trial: float = 1.0, stop_early: bool = False
 ) -> Search:
     """Returns the search on preconditioned features.
 
@@ -124,19 +124,19 @@ def preconditioned(
 
     Args:
       base: the search, of one stage; its models have ``composed``.
-      strength: at least 0 and below 1; None: the best of 0, 0.9 and 0.99 in a trial.
+      strength: at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99 in a trial.
       shape: shape of the features.
       trial: length of a trial, as a part of the base's steps.
       stop_early: whether the last run ends after as many updates as the best trial had before its lowest loss, which
         then is evaluated once an epoch. The state of the base is a :class:`jtrees.training.TrainState`.
     """
     n, p = shape
-    strength = 0.0 if strength is None and (n < _FEWEST or p > WIDEST) else strength
+    strength = 0.0 if strength == "auto" and (n < _FEWEST or p > WIDEST) else strength
     stop_early = stop_early and n >= _FEWEST_EARLY
     if strength == 0 and not stop_early:
         return base
-    strengths = np.array(TRIED if strength is None else (strength,), np.float32)
-    trials = len(strengths) if strength is None or stop_early else 0
+    strengths = np.array(TRIED if strength == "auto" else (strength,), np.float32)
+    trials = len(strengths) if strength == "auto" or stop_early else 0
 
     def prepare(batch: Batch, *, key: Array) -> Prepared:
         of = spectrum(batch)

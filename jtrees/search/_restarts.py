@@ -138,7 +138,8 @@ def restarts(
     epochs: int,
     learning_rate: Any,
     cart: bool,
-    precondition: float | None,
+    precondition: float | str,
+    shrink: bool,
     between: Callable[[ObliqueTree, Batch], ObliqueTree] | None = None,
 ) -> Search:
     """Returns the search over many starts under increasingly sharp routings.
@@ -159,7 +160,8 @@ def restarts(
       epochs: updates in each stage.
       learning_rate: peak learning rate.
       cart: whether start 0 is CART.
-      precondition: strength of the preconditioner of all starts; None: half of the random starts have one.
+      precondition: strength of the preconditioner of all starts; ``"auto"``: half of the random starts have one.
+      shrink: whether constant leaves are finally drawn towards their ancestors'.
       between: ``(splits, batch) -> splits``, which may move their biases after each stage; or None.
 
     Raises:
@@ -171,8 +173,8 @@ def restarts(
     rate = optax.warmup_cosine_decay_schedule(1 / (warm_up + 1), 1.0, warm_up, epochs, _LAST_LEARNING_RATE)
     optimizer = optax.adamw(lambda step: learning_rate * rate(step), weight_decay=_WEIGHT_DECAY)
 
-    conditioned = precondition != 0 and not (precondition is None and p > WIDEST)
-    strengths = np.resize(_STRENGTHS if precondition is None else (precondition,), starts).astype(np.float32)
+    conditioned = precondition != 0 and not (precondition == "auto" and p > WIDEST)
+    strengths = np.resize(_STRENGTHS if precondition == "auto" else (precondition,), starts).astype(np.float32)
 
     def method_for(run: Run, sharpness: Array) -> training.Method:
         """Returns the method on splits of preconditioned features."""
@@ -322,6 +324,9 @@ def restarts(
         if conditioned:
             report["precondition"] = strengths
         report |= {"cart_loss": cart_loss, "chosen": chosen, "dropped": int(result.extra["dropped"])}
+        if shrink and leaves == "constant":
+            tree = data.refit(tree, empty, shrink=True)[0]
+            loss = data.loss(tree)
         tree = tree.merged()
         return Finished(tree, tree, loss, report)
 

@@ -160,16 +160,17 @@ def share(default: float) -> Any:
 
 
 def precondition() -> Any:
-    """Strength of a preconditioner, in [0, 1), or None."""
+    """Strength of a preconditioner, in [0, 1), or ``"auto"``."""
 
-    def check(name: str, value: Any) -> float | None:
-        if value is None:
-            return None
-        if checks.is_traced(value) or np.ndim(value) or np.asarray(value).dtype.kind not in "iuf" or not 0 <= value < 1:
-            raise ValueError(f"{name} must be a number of at least 0 and below 1, or None, got {value!r}")
+    def check(name: str, value: Any) -> float | str:
+        if isinstance(value, str) and value == "auto":
+            return "auto"
+        array: Any = np.zeros(2) if checks.is_traced(value) else np.asarray(value)
+        if array.ndim or array.dtype.kind not in "iuf" or not 0 <= array < 1:
+            raise ValueError(f'{name} must be "auto", or a number of at least 0 and below 1, got {value!r}')
         return float(value)
 
-    return static(None, check)
+    return static("auto", check)
 
 
 # --- Numeric options -------------------------------------------------------------------------------------------------

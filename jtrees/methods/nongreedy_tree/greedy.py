@@ -65,6 +65,7 @@ class Greedy:
       momentum: momentum of the steps.
       learning_rate: initial learning rate of each level, which decays to zero.
       level: schedule of the mini-batches of a level.
+      shrink: whether the leaves of the result are drawn towards their ancestors'.
     """
 
     depth: int
@@ -73,6 +74,7 @@ class Greedy:
     momentum: Any
     learning_rate: Any
     level: Schedule
+    shrink: bool
 
     @property
     def steps(self) -> int:
@@ -207,7 +209,7 @@ class Greedy:
     def result(self, tree: ObliqueTree, run: TrainState, batch: Batch, validation: Batch | None) -> SearchResult:
         """Returns the result: the refitted tree and its score."""
         score = self.evaluate(tree, batch, validation)
-        return SearchResult(tree.refit(*batch), score, run.finite & jnp.isfinite(score), run.step)
+        return SearchResult(tree.refit(*batch, shrink=self.shrink), score, run.finite & jnp.isfinite(score), run.step)
 
     def finish(self, result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         """Returns the tree in the user's units; the report also has the number of leaves that training rows reach."""

@@ -140,8 +140,11 @@ class NonGreedy(Recipe):
       inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
       stable: whether the assigned leaf of a sample in its surrogate loss is frozen (stable SGD) until an epoch lowers
         the mean by less than one percent.
+      shrink: whether leaves are drawn towards their ancestors' means or class frequencies, by as much as generalised
+        cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; None: 0, 0.9 or 0.99, the best in runs on four fifths of the rows; 0 for features, fewer than 500 rows or more than 512 features.
+        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
+        are as good as uncorrelated, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(8, MAX_DEPTH)
@@ -154,12 +157,13 @@ class NonGreedy(Recipe):
     bins: int = options.count(32, minimum=2)
     inference: Literal["fast", "exact"] = options.choice("fast", INFERENCES)
     stable: bool = options.flag(True)
-    precondition: float | None = options.precondition()
+    shrink: bool = options.flag(True)
+    precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         n, p = shape
         level, last = (Schedule.of(n, epochs, self.batch_size) for epochs in (self.greedy_epochs, self.epochs))
-        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level)
+        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level, self.shrink)
         options: Any = {"task": task, "inference": self.inference, "momentum": self.momentum}
         method = nongreedy(self.depth, self.nu, learning_rate=greedy.rate(last.steps), **options)
         compared: Any = {"task": task, "nu": self.nu, "inference": self.inference, "block": level.batch_size}

@@ -186,7 +186,8 @@ class TEL(Recipe):
       early_stopping: whether the number of updates is chosen first, as that with the lowest loss in a run on four
         fifths of the rows (on ``validation``, if given); not for fewer than 100 rows.
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; None: 0, 0.9 or 0.99, the best in runs on four fifths of the rows; 0 for features, fewer than 500 rows or more than 512 features.
+        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
+        are as good as uncorrelated, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(4)
@@ -202,7 +203,7 @@ class TEL(Recipe):
     hard: bool = options.flag(False)
     width: int | None = options.optional_count(None)
     early_stopping: bool = options.flag(True)
-    precondition: float | None = options.precondition()
+    precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         task, (n, p) = with_loss(task, self.loss), shape

@@ -1,0 +1,103 @@
+"""Hierarchical shrinkage: values of constant leaves, drawn towards the means of their ancestors.
+
+Agarwal, Tan, Ronen, Singh and Yu, "Hierarchical Shrinkage", ICML 2022. With the mean m and the weight N of the targets
+at each node, root first, a leaf has the value
+
+    m_root + sum over its path of (m_node - m_parent) / (1 + strength / N_parent),
+
+so that a step down the tree counts less the fewer samples it rests on. Values are linear in the targets. The strength
+minimises generalised cross-validation, ``RSS / (1 - 2 df / n)^2``, where df is the trace of that linear map. Each
+degree of freedom counts twice, since the splits, too, were fitted to the targets (as in Friedman's MARS, where it
+counts two to four times).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+import numpy as np
+
+from jtrees import topology
+from jtrees.leaves.constant import (
+    Constant,
+    Frequency,
+    Logit,
+    class_counts,
+    effective,
+    floating,
+    ones_or,
+    prior_of,
+    smoothed,
+)
+
+STRENGTHS = (0.0, *np.geomspace(0.1, 1e4, 16))
+_COST = 2.0  # of a degree of freedom
+
+
+def fit_hierarchical(
+    leaf_index: Int[Array, " n"],
+    y: Num[Array, "n *k"],
+    num_leaves: int,
+    *,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> tuple[Float[Array, "leaves *k"], Float[Array, ""]]:
+    """Returns the shrunk mean of the targets in each leaf, and the strength, the best of 17 from 0 to 10 000 samples.
+
+    An empty leaf has the value of its parent.
+
+    Args:
+      leaf_index: leaf of each sample.
+      y: targets, ``(n,)`` or ``(n, k)``; of several, all are shrunk alike.
+      num_leaves: number of leaves, a power of 2.
+      sample_weight: nonnegative weights; a weight counts as that many samples.
+    """
+    shape, y = (num_leaves, *y.shape[1:]), floating(y).reshape(y.shape[0], -1)
+    weight = ones_or(sample_weight, y.shape[0], y.dtype)
+    n = weight.sum()
+    mean = jnp.matmul(weight, y, precision="highest") / n
+    y = y - mean
+    columns = weight[:, None] * jnp.pad(y, ((0, 0), (1, 0)), constant_values=1)
+    levels = [jax.ops.segment_sum(columns, leaf_index, num_leaves)]  # of weights and weighted targets, leaves first
+    while len(levels[-1]) > 1:
+        levels.append(topology.pairs(levels[-1]).sum(1))
+    squares = (weight[:, None] * jnp.square(y)).sum()
+
+    def fitted(strength: Array) -> tuple[Array, Array]:
+        """Returns the values, relative to the mean, and their criterion."""
+        root = levels[-1]
+        values, leverage = root[:, 1:] / n, 1 / root[:, 0]
+        for parents, children in zip(levels[:0:-1], levels[-2::-1], strict=True):
+            parent, count = (jnp.repeat(a, 2, axis=0) for a in (parents, parents[:, 0]))
+            some, share = children[:, 0] > 0, count / (count + strength)
+            safe = lambda of, some=some: jnp.where(some, of[:, 0], 1)[:, None]
+            step = children[:, 1:] / safe(children) - parent[:, 1:] / safe(parent)
+            values = jnp.repeat(values, 2, axis=0) + jnp.where(some[:, None], share[:, None] * step, 0)
+            rise = share * (1 / safe(children) - 1 / safe(parent))[:, 0]
+            leverage = jnp.repeat(leverage, 2) + jnp.where(some, rise, 0)
+        count, sums = levels[0][:, 0], levels[0][:, 1:]
+        rss = squares - 2 * (values * sums).sum() + (count[:, None] * jnp.square(values)).sum()
+        left = 1 - _COST * (count * leverage).sum() / n
+        return values, jnp.where(left > 0, rss / jnp.square(jnp.where(left > 0, left, 1)), jnp.inf)
+
+    strengths = jnp.asarray(STRENGTHS, y.dtype)
+    values, criterion = jax.lax.map(fitted, strengths)
+    best = jnp.argmin(criterion)
+    return (mean + values[best]).reshape(shape), strengths[best]
+
+
+def refit_hierarchical(leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Any:
+    """Returns leaves refitted to samples and shrunk, means of targets or class frequencies; linear leaves, which have a
+    shrinkage of their own, only refitted.
+
+    Uneven weights count as fewer samples. Class frequencies are smoothed as by :func:`jtrees.leaves.fit_frequencies`.
+    """
+    if not isinstance(leaves, (Constant, Logit, Frequency)):
+        return leaves.refit(leaf_index, x, y, sample_weight)
+    num_leaves, weight = len(leaves.values), effective(sample_weight)
+    if isinstance(leaves, Constant):
+        return Constant(fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight)[0])
+    one_hot = jax.nn.one_hot(y, leaves.values.shape[1], dtype=leaves.values.dtype)
+    values, _ = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight)
+    counts = class_counts(leaf_index, y, *leaves.values.shape, sample_weight=weight)
+    return Frequency(smoothed(jnp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts)))

@@ -1,0 +1,113 @@
+"""Hierarchical shrinkage: values and strength against the definition, by loops, and what recipes do with it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees import leaves
+from jtrees.leaves.hierarchical import STRENGTHS
+
+DEPTH, LEAVES, N = 3, 8, 60
+
+
+def definition(leaf, y, weight, strength):
+    """Values of the leaves, and the diagonal of the linear map from targets to fitted values, by loops."""
+    values, leverage = np.zeros(LEAVES), np.zeros(LEAVES)
+    for l in range(LEAVES):
+        value = share = mean = parent = None
+        for level in range(DEPTH + 1):
+            inside = (leaf >> (DEPTH - level)) == (l >> (DEPTH - level))
+            count = weight[inside].sum()
+            if level == 0:
+                value = mean = np.average(y, weights=weight)
+                share = 1 / count
+            elif count == 0:
+                break
+            else:
+                own = np.average(y[inside], weights=weight[inside])
+                value += (own - mean) / (1 + strength / parent)
+                share += (1 / count - 1 / parent) / (1 + strength / parent)
+                mean = own
+            parent = count
+        values[l], leverage[l] = value, share
+    return values, leverage[leaf] * weight
+
+
+def expected(leaf, y, weight):
+    """The values of the strength with the lowest criterion, and this strength."""
+    found = []
+    for strength in STRENGTHS:
+        values, diagonal = definition(leaf, y, weight, strength)
+        n, rss = weight.sum(), (weight * (y - values[leaf]) ** 2).sum()
+        left = 1 - 2 * diagonal.sum() / n
+        found.append((rss / left**2 if left > 0 else np.inf, strength, values))
+    return min(found, key=lambda one: one[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("noise", [0.01, 1.0, 30.0])
+def test_values_and_strength_are_those_of_the_definition(seed, noise):
+    rng = np.random.default_rng(seed)
+    leaf = rng.choice([0, 1, 2, 3, 4, 7], N)  # two leaves are empty
+    y = np.arange(LEAVES)[leaf] + noise * rng.normal(size=N)
+    weight = rng.integers(0, 3, N).astype(float)
+    _, strength, values = expected(leaf, y, weight)
+    with jax.enable_x64(True):
+        ours, chosen = leaves.fit_hierarchical(
+            jnp.asarray(leaf), jnp.asarray(y), LEAVES, sample_weight=jnp.asarray(weight)
+        )
+        np.testing.assert_allclose(ours, values, rtol=1e-9, atol=1e-9)
+    assert float(chosen) == pytest.approx(strength)
+
+
+def test_more_noise_shrinks_more_and_no_noise_not_at_all():
+    rng = np.random.default_rng(0)
+    leaf = jnp.asarray(np.repeat(np.arange(LEAVES), 10))
+    clean, noise = np.repeat(rng.normal(size=LEAVES), 10), rng.normal(size=10 * LEAVES)
+    chosen = [
+        float(leaves.fit_hierarchical(leaf, jnp.asarray(clean + s * noise, jnp.float32), LEAVES)[1]) for s in (0, 1, 10)
+    ]
+    assert chosen[0] == 0 < chosen[1] <= chosen[2]
+
+
+def test_targets_of_several_columns_and_far_from_zero():
+    rng = np.random.default_rng(1)
+    leaf, y = jnp.asarray(rng.integers(0, LEAVES, N)), rng.normal(size=N).astype(np.float32)
+    alone = leaves.fit_hierarchical(leaf, jnp.asarray(y), LEAVES)[0]
+    twice = leaves.fit_hierarchical(leaf, jnp.asarray(np.column_stack([y, y])), LEAVES)[0]
+    np.testing.assert_allclose(twice, np.column_stack([alone, alone]), rtol=1e-5, atol=1e-6)
+    far = leaves.fit_hierarchical(leaf, jnp.asarray(y + 1000), LEAVES)[0]
+    np.testing.assert_allclose(far - 1000, alone, atol=1e-3)  # float32 at 1000
+
+
+def test_class_frequencies_are_shrunk_indicators_smoothed(data):
+    x, _ = data
+    y = jnp.asarray(np.random.default_rng(0).integers(0, 3, len(x)), jnp.int32)
+    rng = np.random.default_rng(3)
+    splits = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((7, 3), (7,)))
+    tree = jtrees.ObliqueTree(*splits, leaves.Frequency(jnp.zeros((8, 3))))
+    shrunk, plain = (np.asarray(tree.refit(x, y, shrink=s).leaves.values) for s in (True, False))
+    np.testing.assert_allclose(shrunk.sum(1), 1, rtol=1e-5)
+    prior = (np.bincount(y, minlength=3) + 1) / (len(y) + 3)
+    # The classes are noise: leaves come nearer to what all rows have.
+    assert np.abs(shrunk - prior).sum() < 0.5 * np.abs(plain - prior).sum()
+    assert (shrunk > 0).all()
+
+
+@pytest.mark.parametrize(
+    "recipe", [jtrees.GET(depth=4, starts=1, epochs=20), jtrees.CO2(depth=4, epochs=5)], ids=["GET", "CO2"]
+)
+def test_recipes_shrink_unless_told_not_to(recipe, data, standard_promotion):
+    """The same splits; noise in the targets is followed less."""
+    x, y = data
+    y = y + 5 * np.random.default_rng(0).normal(size=len(y))
+    shrunk, plain = (
+        jtrees.fit(recipe.replace(shrink=s, precondition=0.0), x, y, key=jax.random.key(0)) for s in (True, False)
+    )
+    x32 = jnp.asarray(x)
+    np.testing.assert_array_equal(shrunk.tree.leaf_index(x), plain.tree.leaf_index(x))
+    assert shrunk.loss > plain.loss
+    assert np.var(np.asarray(shrunk.predict(x32))) < np.var(np.asarray(plain.predict(x32)))
+    assert shrunk.loss == pytest.approx(np.mean((np.asarray(shrunk.predict(x), np.float64) - y) ** 2), rel=1e-4)
