@@ -15,10 +15,10 @@ DEPTH, LEAVES, N = 3, 8, 60
 def definition(leaf, y, weight, strength):
     """Values of the leaves, and the diagonal of the linear map from targets to fitted values, by loops."""
     values, leverage = np.zeros(LEAVES), np.zeros(LEAVES)
-    for l in range(LEAVES):
+    for one in range(LEAVES):
         value = share = mean = parent = None
         for level in range(DEPTH + 1):
-            inside = (leaf >> (DEPTH - level)) == (l >> (DEPTH - level))
+            inside = (leaf >> (DEPTH - level)) == (one >> (DEPTH - level))
             count = weight[inside].sum()
             if level == 0:
                 value = mean = np.average(y, weights=weight)
@@ -31,7 +31,7 @@ def definition(leaf, y, weight, strength):
                 share += (1 / count - 1 / parent) / (1 + strength / parent)
                 mean = own
             parent = count
-        values[l], leverage[l] = value, share
+        values[one], leverage[one] = value, share
     return values, leverage[leaf] * weight
 
 

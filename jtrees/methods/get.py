@@ -63,8 +63,9 @@ class GET(Recipe):
     - the mean squared error or log loss on ``validation``, if given.
 
     Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression); if no start
-    beats CART, CART is returned. Constant leaves are then drawn towards their ancestors' (``shrink``; not in the paper),
-    which raises the loss on the training data. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
+    beats CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
+    Half of the random starts are preconditioned, and constant leaves are finally drawn towards their ancestors', which
+    raises the loss on the training data; the paper has neither (``precondition=0``, ``shrink=False``).
 
     The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the
     loss of the best hard tree under each, and its epoch; ``cart_loss``, the loss of CART, or NaN; ``chosen``, the index

@@ -202,15 +202,13 @@ def restarts(
         drawn = jax.random.uniform(key, (starts, stages + nodes * (p + 1)), batch.x.dtype)
         splits = 2 * drawn[:, stages:].reshape(starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
-        matrices = None
-        if conditioned:
-            assert start.spectrum is not None
-            matrices = jnp.stack([matrix(start.spectrum, s) for s in strengths])
-        if start.splits is not None:
-            given, m = start.splits, len(start.splits.bias)
-            if conditioned:
-                inverse = jnp.stack([matrix(start.spectrum, s, 0.5) for s in strengths[:m]])
-                given = jax.vmap(ObliqueTree.composed)(given, inverse)
+        given, of, matrices = start.splits, start.spectrum, None
+        if of is not None:
+            matrices = jnp.stack([matrix(of, s) for s in strengths])
+        if given is not None:
+            m = len(given.bias)
+            if of is not None:
+                given = jax.vmap(ObliqueTree.composed)(given, jnp.stack([matrix(of, s, 0.5) for s in strengths[:m]]))
             weights, bias = weights.at[:m].set(given.weights), bias.at[:m].set(given.bias)
         one = partial(init_run, batch=batch)
         return jax.vmap(one)(ObliqueTree(weights, bias, None), sharpness(drawn[:, :stages]), matrices)
