@@ -27,6 +27,7 @@ from experiments import (
     paper_nongreedy,
     paper_tel,
     pieces,
+    preconditioning,
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
@@ -573,3 +574,18 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
     study = ask_and_tell.main([*arguments, "--epochs", "5"])
     assert len(study.trials) == 6 and np.isfinite(study.best_value)
     assert capsys.readouterr().out.count("round ") == 2
+
+
+# --- Preconditioning -------------------------------------------------------------------------------------------------
+
+
+def test_strengths_are_compared_on_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(defaults, "ROWS", 100)
+    monkeypatch.setattr(preconditioning, "RECIPES", {"DGT": jtrees.DGT(depth=2, epochs=2, widths=())})
+    preconditioning.main(["--datasets", "made-collinear"])
+    text = (tmp_path / "results" / "preconditioning.md").read_text()
+    name, eigenvalue, scores = [cell.strip() for cell in text.splitlines()[6].split("|")[1:-1]]
+    assert name == "made-collinear" and 0 < float(eigenvalue) < 1e-3
+    none, *_, auto = scores.split(" / ")
+    assert len(scores.split(" / ")) == 4 and none == auto  # too few rows to try strengths
