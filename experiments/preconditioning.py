@@ -16,7 +16,7 @@ import jtrees
 from jtrees.data import Scaling, checked_table
 from jtrees.search._precondition import spectrum
 
-DATASETS = ("made-collinear", "abalone", "ailerons", "cpu-act", "elevators", "kin8nm", "space-ga")
+DATASETS = ("made-collinear", "abalone", "ailerons", "cpu-act", "kin8nm")
 STRENGTHS: tuple[float | str, ...] = (0.0, 0.9, 0.99, "auto")
 RECIPES: dict[str, Any] = {
     "GET, 300 epochs": jtrees.GET(epochs=300),
@@ -24,7 +24,6 @@ RECIPES: dict[str, Any] = {
     "LatentTree": jtrees.LatentTree(),
     "TEL": jtrees.TEL(),
     "CO2": jtrees.CO2(),
-    "NonGreedy": jtrees.NonGreedy(),
 }
 
 

@@ -255,6 +255,7 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
 # Evaluations of one fit with 40 epochs: once an epoch and at the end, of each tree; of annealed trees 20 times under
 # each sharpness, of which GET has two and RADDT five, and after its last step. CO2 decides node by node.
 EVALUATIONS = {"GET": 2 * 2 * 21, "RADDT": 2 * 5 * 21, "CO2": 0, "Bagged": 2 * 41, "BestOf": 2 * 41}
+EVALUATIONS["TEL"] = 2 * 41  # of the trial that says when to stop, and of the last run
 
 
 @pytest.mark.parametrize("name", each(("DGT",)))
