@@ -15,6 +15,7 @@ from jtrees.data import Data, Scaling, checked_table
 from jtrees.ensembles.polished import subtree_nodes
 from jtrees.leaves import Constant, Frequency
 from jtrees.search import Finished, Rounds, Search, SearchResult, options as kinds
+from jtrees.search._restarts import Start
 from jtrees.search.monitor import Monitor
 from jtrees.warmstart import cart_regressor, from_sklearn
 
@@ -211,7 +212,7 @@ def polish_one_by_one(tree, x, y, key):
         depth = tree.depth - level
         reached = np.asarray(tree.decision_path(x))[level]
         roots = [r for r in range(2**level - 1, 2 ** (level + 1) - 1) if len(np.unique(y[reached == r])) > 1]
-        recipe = kinds.checked(jtrees.GET(depth=depth, epochs=EPOCHS, starts=2))
+        recipe = kinds.checked(jtrees.GET(depth=depth, epochs=EPOCHS, starts=2, precondition=0.0))
         for root, of_root in zip(roots, jax.random.split(jax.random.fold_in(key, level), len(roots)), strict=True):
             here, nodes = reached == root, walk_below(root, depth)
             low, span = x[here].astype(np.float64).mean(0), 3 * x[here].astype(np.float64).std(0)
@@ -222,7 +223,7 @@ def polish_one_by_one(tree, x, y, key):
             now = jtrees.ObliqueTree(*(jnp.asarray(a, jnp.float32) for a in (w * span, b + w @ low)), None)
             starts = jax.tree.map(lambda *arrays: jnp.stack(arrays), grown, now)
             batch = jtrees.Batch(x01, y01.astype(np.float32), np.ones(len(x01), np.float32))
-            trained = recipe.search(jtrees.Regression(), x01.shape).run(starts, batch, key=of_root).model
+            trained = recipe.search(jtrees.Regression(), x01.shape).run(Start(starts), batch, key=of_root).model
             for candidate in (grown, trained):
                 w, b = np.array(tree.weights), np.array(tree.bias)
                 w[nodes] = np.asarray(candidate.weights) / span
