@@ -34,7 +34,7 @@ GET_FOREST: Any = jtrees.Bagged(
     jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000, precondition=0.0, shrink=False), trees=30
 )
 GET_DEPTHS = (4, 6)
-ONE_TREE: Any = TreeRegressor.default_recipe.replace(precondition=0.0, shrink=False)
+ONE_TREE: Any = TreeRegressor.default_recipe
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

@@ -203,7 +203,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
     :func:`jtrees.load` store a fitted estimator in one file.
     """
 
-    default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000)
+    default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000, precondition=0.0, shrink=False)
     _TASK = "regression"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -253,7 +253,9 @@ class TreeClassifier(ClassifierMixin, _Tree):
     """
 
     default_recipe = Bagged(
-        LatentTree(depth=5, predictor="mlp", dropout=0.2, penalty=0.2, epochs=None), trees=8, combine="mean"
+        LatentTree(depth=5, predictor="mlp", dropout=0.2, penalty=0.2, epochs=None, precondition=0.0),
+        trees=8,
+        combine="mean",
     )
     _TASK = "classification"
 

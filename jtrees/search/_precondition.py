@@ -116,8 +116,8 @@ def preconditioned(
 
     With several strengths, or to stop early, the search has a stage for each, a trial that is trained on four fifths of
     the rows (on all if there is a validation set) and evaluated on the others (on the validation set), and a last stage
-    on all rows, with the best strength. Where the smallest eigenvalue of the correlations is large, strengths above 0
-    are not tried.
+    on all rows, with the best strength. To stop early, strengths above 0 are not tried where the smallest eigenvalue of
+    the correlations is large.
 
     The report also has ``precondition``, the strength, and ``trials``, the loss of each trial (infinite if not run), on
     scaled data.
@@ -173,42 +173,44 @@ def preconditioned(
         return state._replace(run=start(state, parts(state, batch, None, trials > 0)[0]))
 
     def is_needed(state: Trials, stage: Array) -> Array:
-        return state.prepared.correlated | (stop_early & (stage == 0))
+        return state.prepared.correlated | (stage == 0) | (stage >= trials) if stop_early else jnp.ones((), bool)
 
     def limit(state: Trials, i: Array, rounds: Rounds) -> Array:
         """Returns the number of updates after which the stage of round i takes no more."""
-        stage, before = i // rounds.rounds_per_stage, rounds.steps_before(i)
+        in_trial, before = i // rounds.rounds_per_stage < trials, rounds.steps_before(i)
         last: Any = rounds.steps
         most: Any = math.ceil(trial * rounds.steps)
         if stop_early:
             diverged = jnp.isinf(state.losses[state.chosen])  # and so will the last run, which raises
             last = jnp.where(diverged, last, state.steps[state.chosen])
             most = jnp.where(before - state.run.best.step > rounds.steps // _PATIENCE, before, most)
-        return jnp.where(stage < trials, jnp.where(is_needed(state, stage), most, 0), last)
+            most = jnp.where(is_needed(state, i // rounds.rounds_per_stage), most, 0)
+        return jnp.where(in_trial, most, last)
 
+    # Under vmap, neither branches nor numbers of steps may depend on the state: both branches would be taken, and steps
+    # would cost several times as much. Those of early stopping do.
     def one_round(i: Array, state: Trials, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
         stage, place = i // rounds.rounds_per_stage, i % rounds.rounds_per_stage
         in_trial = stage < trials
         state = state._replace(chosen=jnp.where(in_trial, stage, state.best()).astype(jnp.int32))
         data, by = parts(state, batch, validation, in_trial)
-        if trials:
-            run = jax.lax.cond((place == 0) & (stage > 0), lambda: start(state, data), lambda: state.run)
-            state = state._replace(run=run)
-            rounds = rounds._replace(limit=limit(state, i, rounds))
-        run, losses = base.round(i, state.run, data, by if stop_early or validation is not None else None, rounds)
-        state = state._replace(run=run)
+        by_base = by if stop_early or validation is not None else None
         if not trials:
-            return state, losses
+            run, losses = base.round(i, state.run, data, by_base, rounds)
+            return state._replace(run=run), losses
+        run = jax.lax.cond((place == 0) & (stage > 0), lambda: start(state, data), lambda: state.run)
+        limited = rounds._replace(limit=limit(state._replace(run=run), i, rounds))
+        run, losses = base.round(i, run, data, by_base, limited)
 
         def evaluated() -> tuple[Array, Array]:
             result = base.result(run, data, by)
             return jnp.where(jnp.isfinite(result.score), result.score, jnp.inf), result.step
 
-        ended = in_trial & (place == rounds.rounds_per_stage - 1) & is_needed(state, stage)
+        ended = in_trial & (place == rounds.rounds_per_stage - 1)
         loss, step = jax.lax.cond(ended, evaluated, lambda: (state.losses[0], state.steps[0]))
-        here = ended & (jnp.arange(len(strengths)) == stage)
+        here = ended & is_needed(state, stage) & (jnp.arange(len(strengths)) == stage)
         results = {"losses": jnp.where(here, loss, state.losses), "steps": jnp.where(here, step, state.steps)}
-        return state._replace(**results), losses
+        return state._replace(run=run, **results), losses
 
     def result(state: Trials, batch: Batch, validation: Batch | None) -> SearchResult:
         data, m = mapped(state, batch)
