@@ -379,9 +379,11 @@ def test_a_split_of_features_of_two_values_gets_away_from_the_axis():
 
 
 def test_rounding_decides_nothing_at_the_start_of_a_split():
-    """Full batches: in another order the rows are the same table, but for the rounding of sums."""
+    """Full batches: in another order the rows are the same table, but for the rounding of sums. Without trials, which
+    hold out rows by their place.
+    """
     x, y = table()
-    whole = GREEDY.replace(batch_size=1024, epochs=20)  # with padding
+    whole = GREEDY.replace(batch_size=1024, epochs=20, precondition=0.0)  # with padding
     order = np.random.default_rng(0).permutation(1000)
     fits = [fit(whole, x[rows], y[rows]) for rows in (np.arange(1000), order)]
     np.testing.assert_allclose(fits[0].history, fits[1].history, rtol=1e-4)
