@@ -24,17 +24,16 @@ from experiments.outcome import size
 from experiments.paper_get import PAPER
 from experiments.pieces import percent
 import jtrees
-from jtrees.estimators import TreeRegressor
 
 SETS = tuple(PAPER)
 TRIALS = 30  # of the tuning of boosting
 ROUNDS, PATIENCE = 1000, 30  # of boosting: trees at most, and without gain
 UPDATES = 2000  # of a tree of DGT
 GET_FOREST: Any = jtrees.Bagged(
-    jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000, precondition=0.0, shrink=False), trees=30
+    jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000, precondition=0.0, shrink=False, halving=False), trees=30
 )
 GET_DEPTHS = (4, 6)
-ONE_TREE: Any = TreeRegressor.default_recipe
+ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

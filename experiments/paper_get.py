@@ -41,6 +41,7 @@ PAPER = {
 FOREST_DEPTHS, FOREST_TREES = (10, 15, 20, 50), (50, 100, 200, 300, 400, 500)
 # Scale factors to choose from: the paper's; and larger ones, from which the CART start goes further.
 SCALES = (((5.0, 25.0), (50.0, 150.0)), ((25.0, 75.0), (100.0, 300.0)))
+PUBLISHED = jtrees.GET(precondition=0.0, shrink=False, halving=False)
 FIXED = {"alpha 1": ((1.0, 1.0),) * 2, "alpha 100": ((100.0, 100.0),) * 2, "annealed": SCALES[0]}  # Table 4
 ABLATION_DEPTHS = (4, 8)
 SWEEP_DEPTHS = tuple(range(1, 13))
@@ -92,9 +93,7 @@ def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any)
     """
     x, _, y, _ = split
     keys, constant = jax.random.split(jax.random.key(seed)), leaves == "constant"
-    recipe = lambda budget: jtrees.GET(
-        leaves=leaves, starts=budget[0], epochs=budget[1], precondition=0.0, shrink=False
-    )
+    recipe = lambda budget: PUBLISHED.replace(leaves=leaves, starts=budget[0], epochs=budget[1])
     grid: Any = {"depth": SWEEP_DEPTHS} | ({"alpha_ranges": SCALES} if constant else {"l1": options.l1})
     chosen = jtrees.tune(recipe(options.tuning), x, y, key=keys[0], grid=grid).report["chosen"]
     final = recipe(options.final).replace(**chosen)
@@ -113,7 +112,7 @@ def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[
     """Table 4: training R^2 at fixed depth under a fixed scale or an annealed one, and then with polish."""
     out, (starts, epochs) = {}, options.final
     for depth in ABLATION_DEPTHS:
-        recipe = jtrees.GET(depth=depth, starts=starts, epochs=epochs, precondition=0.0, shrink=False)
+        recipe = PUBLISHED.replace(depth=depth, starts=starts, epochs=epochs)
         recipes: dict[str, Any] = {name: recipe.replace(alpha_ranges=pair) for name, pair in FIXED.items()}
         recipes["+ polish"] = jtrees.Polished(base=recipes["annealed"], epochs=options.polish)
         for name, one in recipes.items():
@@ -128,9 +127,7 @@ def depths_part(split: Split, seed: int, options: argparse.Namespace) -> dict[st
     for leaves in ("constant", "linear"):
         for depth in SWEEP_DEPTHS:
             starts, epochs = options.tuning[0], options.tuning[1] // (1 if depth <= 8 else 5)
-            recipe = jtrees.GET(
-                depth=depth, leaves=leaves, starts=starts, epochs=epochs, precondition=0.0, shrink=False
-            )
+            recipe = PUBLISHED.replace(depth=depth, leaves=leaves, starts=starts, epochs=epochs)
             fit = jtrees.fit(recipe, split[0], split[2], key=jax.random.key(seed))
             out[f"{leaves}, depth {depth}"] = scores(fit.tree, split)
     return out

@@ -106,7 +106,7 @@ def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, dir
 
 
 # Options that older files do not have, with the values that do what was done then.
-LATER = {"precondition": 0.0, "shrink": False, "early_stopping": False}
+LATER = {"precondition": 0.0, "shrink": False, "early_stopping": False, "halving": False}
 
 
 def recipe_text(recipe: Any) -> str:

@@ -16,7 +16,7 @@ from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
 from jtrees import training
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import Search, options as kinds
+from jtrees.search import Round, Search, options as kinds
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import with_options
 from jtrees.tasks import Classification, Regression, Task
@@ -50,24 +50,6 @@ class Job(NamedTuple):
     scaling: Scaling
     sample: Table
     validation: Table
-
-
-class RoundsOfBlocks(NamedTuple):
-    """Rounds of one size, as :class:`jtrees.search.Search` takes them: those of the blocks that are read.
-
-    Attributes:
-      size: steps of a round.
-    """
-
-    size: int
-
-    def steps_before(self, i: Any) -> Any:
-        """Steps before round i."""
-        return i * self.size
-
-    def steps_in(self, i: Any) -> Any:
-        """Steps of round i."""
-        return jnp.int32(self.size)
 
 
 # --- The job ---------------------------------------------------------------------------------------------------------
@@ -247,11 +229,12 @@ def _everywhere() -> NamedSharding:
 
 def round_of(job: Job) -> Any:
     """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows of :func:`stream`."""
-    scaling, rounds = scaling_of_counted(job.scaling), RoundsOfBlocks(job.updates)
+    scaling, updates = scaling_of_counted(job.scaling), job.updates
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
         data = training.Batch(scaling.transform(x), scaling.transform_y(y))
-        state, losses = job.search.round(state.step // job.updates, state, data, None, rounds)
+        at = Round(stage=0, before=state.step, count=updates, last=False, most=updates)
+        state, losses = job.search.round(at, state, data, None)
         return state, losses.mean()
 
     return jax.jit(run, donate_argnums=0, out_shardings=_everywhere())

@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.data import Data, Scaling
-from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, check_finite, options
+from jtrees.search import Finished, Recipe, Round, Rounds, Search, SearchResult, check_finite, options
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
@@ -69,14 +69,14 @@ class Polynomials(Recipe):
             first = jax.random.uniform(key, (self.depth + 1,))
             return first, jnp.zeros_like(first), jnp.int32(0)
 
-        def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
-            def step(at: Array, carry: Any) -> Any:
+        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
+            def step(i: Array, carry: Any) -> Any:
                 (now, speed, count), losses = carry
                 loss, slope = jax.value_and_grad(mse)(now, batch)
                 speed = (0 if self.momentum is None else self.momentum * speed) - self.learning_rate * slope
-                return (now + speed, speed, count + 1), losses.at[at].set(loss)
+                return (now + speed, speed, count + 1), losses.at[i].set(loss)
 
-            return jax.lax.fori_loop(0, rounds.steps_in(i), step, (state, jnp.full(rounds.size, jnp.nan)))
+            return jax.lax.fori_loop(0, at.count, step, (state, jnp.full(at.most, jnp.nan)))
 
         def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
             score = mse(state[0], batch if validation is None else validation)
@@ -87,4 +87,4 @@ class Polynomials(Recipe):
             model = Polynomial(result.model, data.scaling)
             return Finished(model, None, data.loss(model), {})
 
-        return Search(task, Rounds(self.steps, 2**25 // self.per_round), init, one_round, result, finish)
+        return Search(task, Rounds((self.steps,), 2**25 // self.per_round), init, one_round, result, finish)

@@ -40,7 +40,7 @@ class Stump(jtrees.Recipe):
             tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), leaves)
             return tree.refit(x, y, weight), start, batch.weight, jax.random.key_data(key)
 
-        def one_round(i, state, batch, validation, rounds):
+        def one_round(at, state, batch, validation):
             return state, jnp.zeros(1)
 
         def result(state, batch, validation):
@@ -54,7 +54,7 @@ class Stump(jtrees.Recipe):
             report = {"rows": rows, "start": float(start), "prepared": prepared, "weight": weight, "key": key_data}
             return Finished(tree, tree, float(rows), report)
 
-        return Search(task, Rounds(1, 1), init, one_round, result, finish, prepare)
+        return Search(task, Rounds((1,), 1), init, one_round, result, finish, prepare)
 
 
 def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):

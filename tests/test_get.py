@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipe trains 
 
 DEPTH = 2
 # One program for the fits of this file that share the options and the number of rows (193 to 200 are one bucket).
-SMALL = {"depth": DEPTH, "starts": 2, "epochs": 60, "shrink": False}
+SMALL = {"depth": DEPTH, "starts": 2, "epochs": 60, "shrink": False, "halving": False}
 LINEAR = {"leaves": "linear", "epochs": 40}
 LEAVES_AND_FITS = [("constant", "base"), pytest.param("linear", "planes", marks=pytest.mark.slow)]
 

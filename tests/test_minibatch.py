@@ -75,7 +75,7 @@ def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, mo
     fit = lambda: jtrees.fit(DGT, x, y, key=KEY, validation=(x[::2], -y[::2]))
     whole, losses = fit(), []
     for rounds in range(1, 4):
-        monkeypatch.setattr(Monitor, "should_stop", lambda monitor, i, losses, last=rounds: i + 1 == last)
+        monkeypatch.setattr(Monitor, "should_stop", lambda monitor, done, losses, last=rounds: done == last)
         result = fit()
         assert result.step % 4 == 0 and result.step <= 20 * rounds == len(result.history)
         np.testing.assert_array_equal(result.history, whole.history[: 20 * rounds])
@@ -101,10 +101,10 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data, monkeypatch):
     table, recipe = checked_table(x, y, None, "classification"), options.checked(recipe)
     scaling = Scaling.fit(table)
     batch, validation = scaling.batch(table), scaling.batch(held_out_table(x_new, y_new, table))
-    state = run._init(recipe, table.task, None, batch, jax.random.split(KEY, 3)[1])
+    state, _ = run._init(recipe, table.task, None, batch, jax.random.split(KEY, 3)[1])
     rounds, real, params = recipe.search(table.task, x.shape).rounds, without_padding(validation), [state.params]
     for i in range(rounds.count):
-        state, _ = run._round(recipe, table.task, jnp.int32(i), state, batch, validation, rounds)
+        state, *_ = run._round(recipe, table.task, jnp.int32(i), state, batch, validation)
         params.append(state.params)
     assert len(params) == 13
     losses, normalised = [], []

@@ -98,6 +98,23 @@ def test_results_are_stacked_in_order(count, batch_size):
     np.testing.assert_array_equal(found[1], starts[1]["a"].sum(1))
 
 
+@pytest.mark.parametrize(("total", "batch_size"), [(1, None), (4, 1), (5, 2), (7, 3), (7, None)])
+def test_of_some_starts_the_first_are_run(total, batch_size):
+    starts = jnp.arange(total), jnp.arange(total) % 2 == 0
+    others = -jnp.arange(total), jnp.full((total, 2), jnp.nan)
+    run = lambda i, even: (i * i, jnp.where(even, 1.0, 2.0) * jnp.ones(2))
+
+    @jax.jit
+    def some(count):
+        return jtrees.training.map_starts(run, *starts, batch_size=batch_size, count=count, others=others)
+
+    for count in range(total + 1):
+        (squares, ones), i = some(count), np.arange(total)
+        np.testing.assert_array_equal(squares, np.where(i < count, i * i, -i))
+        expected = np.where(i < count, np.where(i % 2 == 0, 1.0, 2.0), np.nan)
+        np.testing.assert_array_equal(ones, np.repeat(expected[:, None], 2, axis=1))
+
+
 @pytest.mark.parametrize("many", [jtrees.training.multi_start, jtrees.training.map_starts])
 def test_bad_starts_and_batch_sizes_are_refused(many):
     for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),), ([1.0, 2.0],), ()]:
@@ -136,7 +153,14 @@ def starts():
     pick = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), x)))
     picked = pick(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
     pairs = jtrees.training.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
-    found = {"devices": jax.device_count(), "pairs": pairs["a"], "index": picked.index, "dropped": picked.dropped}
+    few = [jtrees.training.map_starts(lambda a: 2 * a, x[:5], count=i, others=x[5:10]) for i in range(6)]
+    found = {
+        "devices": jax.device_count(),
+        "pairs": pairs["a"],
+        "few": np.stack(few),
+        "index": picked.index,
+        "dropped": picked.dropped,
+    }
     return found | picked.candidates._asdict()
 
 

@@ -212,7 +212,7 @@ def polish_one_by_one(tree, x, y, key):
         depth = tree.depth - level
         reached = np.asarray(tree.decision_path(x))[level]
         roots = [r for r in range(2**level - 1, 2 ** (level + 1) - 1) if len(np.unique(y[reached == r])) > 1]
-        recipe = kinds.checked(jtrees.GET(depth=depth, epochs=EPOCHS, starts=2, precondition=0.0))
+        recipe = kinds.checked(jtrees.GET(depth=depth, epochs=EPOCHS, starts=2, precondition=0.0, halving=False))
         for root, of_root in zip(roots, jax.random.split(jax.random.fold_in(key, level), len(roots)), strict=True):
             here, nodes = reached == root, walk_below(root, depth)
             low, span = x[here].astype(np.float64).mean(0), 3 * x[here].astype(np.float64).std(0)
@@ -261,7 +261,7 @@ class Given(jtrees.Recipe):
     def search(self, task, shape):
         return Search(
             task=task,
-            rounds=Rounds(1, 1),
+            rounds=Rounds((1,), 1),
             init=lambda start, batch, *, key: jnp.zeros(()),
             round=lambda i, state, *_: (state, jnp.zeros(1)),
             result=lambda state, *_: SearchResult((), state, jnp.ones((), bool), jnp.int32(7)),

@@ -43,16 +43,17 @@ def fit(table, recipe=None, **options):
 @pytest.mark.parametrize("steps", [1, 2, 3, 255, 256, 257, 997])
 @pytest.mark.parametrize(("elements", "stages"), [(1, 1), (2**18, 3), (2**19 + 1, 1), (2**20, 3), (2**40, 2)])
 def test_rounds_cover_every_step_of_every_stage_once(steps, elements, stages):
-    rounds = Rounds(steps, elements, stages)
-    sizes = [int(rounds.steps_in(i)) for i in range(rounds.count)]
-    covered = [
-        (i // rounds.rounds_per_stage, rounds.steps_before(i) + step)
-        for i, size in enumerate(sizes)
-        for step in range(size)
-    ]
-    assert covered == [(stage, step) for stage in range(stages) for step in range(steps)]
-    assert max(sizes) <= min(256, max(2, 2**25 // elements))  # about half a second
-    assert min(sizes) > max(sizes) - rounds.rounds_per_stage  # of about equal size: nobody waits for one last step
+    lengths = (-(-steps // 3), *[steps] * stages)
+    rounds = Rounds(lengths, elements)
+    every = [rounds.at(i) for i in range(rounds.count)]
+    covered = [(at.stage, at.before + step) for at in every for step in range(at.count)]
+    assert covered == [(stage, step) for stage, length in enumerate(lengths) for step in range(length)]
+    assert [at.stage for at in every if at.last] == list(range(len(lengths)))
+    assert max(at.count for at in every) <= rounds.size <= min(256, max(2, 2**25 // elements))  # about half a second
+    of_last = [at.count for at in every if at.stage == stages]
+    assert min(of_last) > max(of_last) - len(of_last)  # of about equal size: nobody waits for one last step
+    traced = jax.jit(rounds.at)(jnp.int32(rounds.count - 1))
+    assert [int(a) for a in traced[:4]] == [int(a) for a in every[-1][:4]] and every[-1].most == rounds.size
 
 
 # --- A fit -----------------------------------------------------------------------------------------------------------
@@ -171,13 +172,13 @@ def test_fits_run_in_other_threads(table):
 
 
 def test_max_seconds_end_a_fit_with_the_best_so_far(table, monkeypatch):
-    """By a clock that ticks a second each time it is read: at the start of the fit, of the rounds, and after each."""
+    """By a clock that ticks a second each time it is read: at the start of the fit and after each round."""
     ticks = itertools.count()
     for module in (run, monitor):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: float(next(ticks))))
     result = fit(table, ENDLESS, max_seconds=10)
     assert result.report["ended"] == "max_seconds"
-    assert result.step == len(result.history) == 9 * 32  # half of a tenth round would have been late
+    assert result.step == len(result.history) == 10 * 32  # half of an eleventh round would have been late
     assert result.loss < 1e-2 * np.var(table[1])
 
 
@@ -193,7 +194,7 @@ def test_the_last_round_is_not_late():
     """What is done is finished, however long it took."""
     late = Monitor(deadline=time.monotonic() - 1)
     with late.over(1):
-        assert not late.should_stop(0, np.ones(3))
+        assert not late.should_stop(1, np.ones(3))
     assert late.ended == "finished"
 
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train 
 
 DEPTH = 2
 # One program for the fits of this file that share the options and the number of rows (193 to 200 are one bucket).
-GET = jtrees.GET(depth=DEPTH, starts=2, epochs=60, shrink=False)
-RADDT = jtrees.RADDT(depth=DEPTH, starts=2, epochs=30, shrink=False)
+GET = jtrees.GET(depth=DEPTH, starts=2, epochs=60, shrink=False, halving=False)
+RADDT = jtrees.RADDT(depth=DEPTH, starts=2, epochs=30, shrink=False, halving=False)
 LINEAR = jtrees.GET(depth=1, starts=1, epochs=20, leaves="linear")
 
 
@@ -112,6 +112,33 @@ def test_more_starts_than_an_array_holds_are_refused(data):
         fit(*data, starts=2**30)
 
 
+# --- Successive halving ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("recipe", "stages"), [(GET, 2), (RADDT, 5)], ids=["GET", "RADDT"])
+@pytest.mark.parametrize("with_validation", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stages, with_validation):
+    x, y = data
+    recipe = recipe.replace(starts=10, epochs=30, halving=True)
+    result = fit(x, y, recipe=recipe, validation=(x[::3], y[::3]) if with_validation else None)
+    losses, steps, history = result.report["losses"], result.report["steps"], result.history
+    assert losses.shape == (10, 2 * stages) and np.isfinite(losses[:, :stages]).all()
+    best = np.argsort(losses[:, :stages].min(1))[:2]
+    assert set(np.flatnonzero(np.isfinite(losses[:, stages:]).all(1))) == set(best)
+    assert np.isinf(np.delete(losses[:, stages:], best, axis=0)).all()
+    assert (steps[:, :stages] <= 3).all() and (steps <= 30).all() and steps[best, stages:].max() > 3
+    assert history.shape == (10, 33 * stages) and np.isfinite(history[:, : 3 * stages]).all()
+    assert (np.isfinite(history).all(1) == np.isin(np.arange(10), best)).all()
+    # The first hard tree of a start that goes on is its best.
+    assert (losses[best, stages] <= losses[best, :stages].min(1) * (1 + 1e-5)).all()
+    assert result.report["chosen"] == losses.min(1).argmin() and result.loss == pytest.approx(losses.min(), rel=1e-3)
+
+
+def test_a_single_start_has_all_epochs_at_once(data):
+    result = fit(*data, starts=1, halving=True)
+    assert result.report["losses"].shape == (1, 2) and result.history.shape == (1, 120)
+
+
 # --- Round by round --------------------------------------------------------------------------------------------------
 
 
@@ -127,10 +154,11 @@ def state_after_rounds(data, change=lambda state: state, rounds=None):
     (search, of), recipe = search_of(data), options.checked(GET)
     prepare_key, key, _ = jax.random.split(jax.random.key(0), 3)
     start = search.prepare(of.batch, key=prepare_key)
-    state = change(run._init(recipe, Regression(), start, of.batch, key))
+    state = change(run._init(recipe, Regression(), start, of.batch, key)[0])
     rounds, after = rounds or search.rounds, []
+    advance = jax.jit(lambda i, *args: search.round(rounds.at(i), *args))
     for i in range(rounds.count):
-        state, losses = run._round(recipe, Regression(), jnp.int32(i), state, of.batch, None, rounds)
+        state, losses = advance(i, state, of.batch, None)
         after.append((state, np.asarray(losses)))
     return after
 
@@ -179,7 +207,7 @@ def test_what_a_start_reached_before_it_diverged_does_not_count(data, last_state
 
 def test_rounds_of_any_size_give_the_same_result(data, base):
     """Rounds of 9 steps, the last of each stage of 6; after each of them there is a result."""
-    after = state_after_rounds(data, rounds=Rounds(60, 2**25 // 9, 2))
+    after = state_after_rounds(data, rounds=Rounds((60, 60), 2**25 // 9))
     lost = [losses for _, losses in after]
     assert [np.isfinite(losses).sum(-1).tolist() for losses in lost] == [*[[9, 9]] * 6, [6, 6]] * 2
     history = np.concatenate(lost, axis=-1)

@@ -268,7 +268,7 @@ def test_leaves_are_set_from_the_routing_of_raw_samples(weighted):
 
 # --- Whole fits ------------------------------------------------------------------------------------------------------
 
-RECIPE = jtrees.GET(depth=2, starts=2, epochs=100)  # one program for all of these: shapes are equal
+RECIPE = jtrees.GET(depth=2, starts=2, epochs=100, halving=False)  # one program for all of these: shapes are equal
 
 
 @pytest.fixture(scope="module")

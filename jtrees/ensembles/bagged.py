@@ -11,7 +11,7 @@ import numpy as np
 from jtrees import sharding, validation as checks
 from jtrees.data import Data, Table
 from jtrees.forest import Forest, votes
-from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, options
+from jtrees.search import Finished, Recipe, Round, Search, SearchResult, next_of_all, options
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, map_starts
 
@@ -81,9 +81,9 @@ class Bagged(Recipe):
             one = lambda key, drawn, start: (drawn, base.init(start, _bag(batch, drawn), key=key))
             return map_starts(one, jax.random.split(key, self.trees), start.drawn, start.starts)
 
-        def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
+        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
             def one(drawn: Array, state: Any) -> Any:
-                state, losses = base.round(i, state, _bag(batch, drawn), validation, rounds)
+                state, losses = base.round(at, state, _bag(batch, drawn), validation)
                 return (drawn, state), losses
 
             return map_starts(one, *state)
@@ -110,7 +110,8 @@ class Bagged(Recipe):
             return Finished(forest, None, data.loss(forest), report)
 
         functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
-        return base._replace(**functions, rounds=base.rounds.shared_by(self.trees), yields_constant_tree=False)
+        functions |= {"rounds": base.rounds.shared_by(self.trees), "next": next_of_all(base, lambda state: state[1])}
+        return base._replace(**functions, yields_constant_tree=False)
 
 
 def _bag(batch: Batch, drawn: Any) -> Batch:

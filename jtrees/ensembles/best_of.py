@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jtrees.data import Data
-from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, options
+from jtrees.search import Finished, Recipe, Round, Search, SearchResult, next_of_all, options
 from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
 
@@ -40,8 +40,8 @@ class BestOf(Recipe):
         def init(start: Any, batch: Batch, *, key: Array) -> Any:
             return map_starts(lambda key: base.init(start, batch, key=key), jax.random.split(key, self.runs))
 
-        def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
-            return map_starts(lambda state: base.round(i, state, batch, validation, rounds), state)
+        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
+            return map_starts(lambda state: base.round(at, state, batch, validation), state)
 
         def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
             results = map_starts(lambda state: base.result(state, batch, validation), state)
@@ -55,5 +55,5 @@ class BestOf(Recipe):
             finished = base.finish(result._replace(extra=extra), start, data, **of_run)
             return finished._replace(report=finished.report | {"run_scores": scores, "run": int(run)})
 
-        rounds = base.rounds.shared_by(self.runs)
-        return base._replace(rounds=rounds, init=init, round=one_round, result=result, finish=finish)
+        functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish}
+        return base._replace(**functions, rounds=base.rounds.shared_by(self.runs), next=next_of_all(base))

@@ -15,7 +15,7 @@ import numpy as np
 from jtrees import leaves as kinds, topology
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
 from jtrees.methods.get import GET
-from jtrees.search import Finished, Recipe, Rounds, Search, SearchResult, options
+from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
 from jtrees.search._restarts import DEVIATIONS, Start, grown_cart
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import run_rounds
@@ -95,7 +95,7 @@ class Polished(Recipe):
         """Returns the tree with every improved subtree of a level replaced, and their number."""
         table, task, depth = data.table, data.table.task, tree.depth - level
         of_get: Any = {"epochs": self.epochs, "alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
-        recipe = options.checked(GET(depth=depth, starts=2, precondition=0.0, **of_get))
+        recipe = options.checked(GET(depth=depth, starts=2, precondition=0.0, halving=False, **of_get))
         reached = np.asarray(tree.decision_path(table.x))[level]
         subtrees = []
         for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
@@ -137,8 +137,8 @@ class _Level(Recipe):
             keys = jax.random.split(key, shape[0])
             return jax.vmap(lambda start, batch, key: one.init(Start(start), batch, key=key))(start, batch, keys), batch
 
-        def one_round(i: Array, state: Any, batch: Batch, validation: None, rounds: Rounds) -> Any:
-            step = lambda state, batch: one.round(i, state, batch, None, rounds)
+        def one_round(at: Round, state: Any, batch: Batch, validation: None) -> Any:
+            step = lambda state, batch: one.round(at, state, batch, None)
             state, losses = map_starts(step, *state, batch_size=1)
             return (state, batch), losses
 

@@ -65,7 +65,7 @@ class RADDT(Recipe):
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
       starts: number of starts, the CART start included.
-      epochs: updates under each sharpness.
+      epochs: updates under each sharpness, with halving of the starts that go on.
       learning_rate: peak learning rate.
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
@@ -74,6 +74,7 @@ class RADDT(Recipe):
         the rest; none for more than 512 features.
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
+      halving: whether only the best fifth of the starts, chosen after a tenth of the epochs, have all epochs.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 
@@ -86,6 +87,7 @@ class RADDT(Recipe):
     cart: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)
+    halving: bool = options.flag(True)
     implementation: str | None = options.static(None)
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
@@ -105,6 +107,7 @@ class RADDT(Recipe):
             cart=self.cart,
             precondition=self.precondition,
             shrink=self.shrink,
+            halving=self.halving,
             between=lambda splits, batch: centre_thresholds(splits, batch.x, batch.weight),
         )
 

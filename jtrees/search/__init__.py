@@ -3,15 +3,22 @@
 from jtrees.search.recipe import (
     Finished as Finished,
     Recipe as Recipe,
+    Round as Round,
     Rounds as Rounds,
     Search as Search,
     SearchResult as SearchResult,
     check_finite as check_finite,
     finished_tree as finished_tree,
     loss_of as loss_of,
+    next_of_all as next_of_all,
 )
 
 from jtrees.search import options as options  # isort: skip
-from jtrees.search._minibatch import Schedule as Schedule, evaluated as evaluated, minibatch as minibatch  # isort: skip
+from jtrees.search._minibatch import (  # isort: skip
+    Schedule as Schedule,
+    evaluated as evaluated,
+    minibatch as minibatch,
+    sample_losses as sample_losses,
+)
 from jtrees.search._precondition import preconditioned as preconditioned  # isort: skip
 from jtrees.search._restarts import restarts as restarts  # isort: skip

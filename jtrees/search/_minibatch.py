@@ -9,7 +9,7 @@ import optax
 
 from jtrees import losses, training, validation as checks
 from jtrees.data import Data
-from jtrees.search.recipe import Finished, Rounds, Search, SearchResult, finished_tree
+from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult, finished_tree
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
@@ -54,9 +54,14 @@ def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
     return losses.weighted_mean(task.loss(outputs, by.y), training.normalised(by).weight)
 
 
+def sample_losses(task: Task) -> Callable[[Any, Batch], Array]:
+    """Returns the function ``(model, batch) -> (n,)`` of the losses of a model's predictions on a scaled batch."""
+    return lambda model, by: task.prediction_loss(model.apply(by.x), by.y)
+
+
 def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
     """Returns the mean squared error or log loss of a model's predictions on a scaled batch."""
-    return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.normalised(by).weight)
+    return losses.weighted_mean(sample_losses(task)(model, by), training.normalised(by).weight)
 
 
 def minibatch(
@@ -101,7 +106,7 @@ def minibatch(
         return training.start(method, batch, key=key, optimizer=optimizer)
 
     def one_round(
-        i: Array, state: training.TrainState, batch: Batch, validation: Batch | None, rounds: Rounds
+        at: Round, state: training.TrainState, batch: Batch, validation: Batch | None
     ) -> tuple[training.TrainState, Array]:
         once = training.one_step(
             method,
@@ -111,8 +116,7 @@ def minibatch(
             score_every=0 if validation is None else schedule.steps_per_epoch,
             score=None if validation is None else lambda params: evaluate(params, batch, validation),
         )
-        count, step = rounds.steps_in(i), rounds.steps_before(i)
-        state, history = training.advance_up_to(once, state, count, rounds.size, step=step)
+        state, history = training.advance_up_to(once, state, at.count, at.most, step=at.before)
         return state, history.losses
 
     def result(state: training.TrainState, batch: Batch, validation: Batch | None) -> SearchResult:
@@ -124,5 +128,5 @@ def minibatch(
     def finish_tree(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         return finished_tree(result, data, task)
 
-    rounds = Rounds(schedule.steps, schedule.batch_size * elements_per_sample)
+    rounds = Rounds((schedule.steps,), schedule.batch_size * elements_per_sample)
     return Search(task, rounds, init, one_round, result, finish or finish_tree, **more)

@@ -8,6 +8,7 @@ features, all directions move alike. C is shrunk towards the identity, ``(1 - s)
 noise, and so that C may be singular: at strength s = 0 features stay as they are, near 1 they become uncorrelated.
 """
 
+from collections.abc import Callable
 import math
 from typing import Any, NamedTuple
 
@@ -17,18 +18,17 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees.data import Data, without_padding
-from jtrees.search.recipe import Finished, Rounds, Search, SearchResult
+from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
 from jtrees.training import Batch
 
 TRIED = (0.0, 0.9, 0.99)  # strengths to choose from
 _HELD_OUT = 0.2  # part of the rows that strengths are compared on
-# A strength is preferred to none if its loss there is lower by this, relative, over the root of their number.
-_MARGIN = 0.5
 _FEWEST = 500  # rows of a table below which those held out are too few to compare strengths
 _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
 _FEWEST_EARLY = 100  # likewise to stop early
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
+_PARTS = 16  # of a run, after each of which it may end
 
 
 class Spectrum(NamedTuple):
@@ -91,8 +91,8 @@ class Trials(NamedTuple):
       key: key of all runs.
       run: state of the current run.
       chosen: index of its strength.
-      losses: loss of each trial on the rows held out; infinite before, and if it was not run.
-      steps: number of updates before each of these.
+      losses: losses of each trial on the rows held out, ``(trials, n)``; infinite before, and if it was not run.
+      steps: number of updates before these.
     """
 
     prepared: Prepared
@@ -102,22 +102,34 @@ class Trials(NamedTuple):
     losses: Array
     steps: Array
 
-    def best(self) -> Array:
-        """Returns the index of the best strength, or of the first if none is clearly better."""
-        best, rows = jnp.argmin(self.losses), self.prepared.held_out.sum()
-        better = self.losses[best] < (1 - _MARGIN / jnp.sqrt(jnp.maximum(rows, 1))) * self.losses[0]
-        return jnp.where(better, best, 0).astype(jnp.int32)
+    def mean_losses(self, weight: Array) -> Array:
+        """Returns the mean loss of each trial on the rows held out, whose weights are ``weight``."""
+        return jax.vmap(lambda losses: jnp.average(jnp.where(weight > 0, losses, 0), weights=weight))(self.losses)
+
+    def best(self, weight: Array) -> Array:
+        """Returns the index of the best strength, or of the first if the gain is within its standard error."""
+        mean = self.mean_losses(weight)
+        best = jnp.argmin(mean)
+        gain = jnp.where((weight > 0) & (best > 0), self.losses[0] - self.losses[best], 0)
+        error = jnp.sqrt(jnp.square(weight * (gain - jnp.average(gain, weights=weight))).sum()) / weight.sum()
+        clear = jnp.isinf(mean[0]) | (mean[0] - mean[best] > error)
+        return jnp.where(clear, best, 0).astype(jnp.int32)
 
 
 def preconditioned(
-    base: Search, strength: float | str, shape: tuple[int, int], *, trial: float = 1.0, stop_early: bool = False
+    base: Search,
+    strength: float | str,
+    shape: tuple[int, int],
+    losses: Callable[[Any, Batch], Array],
+    *,
+    trial: float = 1.0,
+    stop_early: bool = False,
 ) -> Search:
     """Returns the search on preconditioned features.
 
-    With several strengths, or to stop early, the search has a stage for each, a trial that is trained on four fifths of
-    the rows (on all if there is a validation set) and evaluated on the others (on the validation set), and a last stage
-    on all rows, with the best strength. To stop early, strengths above 0 are not tried where the smallest eigenvalue of
-    the correlations is large.
+    With several strengths, or to stop early, the search begins with a run for each, a trial that is trained on four
+    fifths of the rows and evaluated on the others; the last run has all rows and the best strength. Strengths above 0
+    are not tried where the smallest eigenvalue of the correlations is large.
 
     The report also has ``precondition``, the strength, and ``trials``, the loss of each trial (infinite if not run), on
     scaled data.
@@ -126,6 +138,7 @@ def preconditioned(
       base: the search, of one stage; its models have ``composed``.
       strength: at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99 in a trial.
       shape: shape of the features.
+      losses: ``(model, batch) -> (n,)``: losses of a model of the base, by which trials are compared.
       trial: length of a trial, as a part of the base's steps.
       stop_early: whether the last run ends after as many updates as the best trial had before its lowest loss, which
         then is evaluated once an epoch. The state of the base is a :class:`jtrees.training.TrainState`.
@@ -137,6 +150,12 @@ def preconditioned(
         return base
     strengths = np.array(TRIED if strength == "auto" else (strength,), np.float32)
     trials = len(strengths) if strength == "auto" or stop_early else 0
+    # Each run is divided into parts, after any of which it may end.
+    steps = base.rounds.steps
+    part = -(-steps // _PARTS) if stop_early else steps
+    parts = -(-steps // part)
+    of_trial = (math.ceil(trial * part),) * (parts * trials)
+    lengths = (*of_trial, *[part] * (parts - 1), steps - (parts - 1) * part)
 
     def prepare(batch: Batch, *, key: Array) -> Prepared:
         of = spectrum(batch)
@@ -152,78 +171,88 @@ def preconditioned(
         m = matrix(state.prepared.spectrum, jnp.asarray(strengths)[state.chosen])
         return batch._replace(x=jnp.matmul(batch.x, m, precision="highest")), m
 
-    def parts(state: Trials, batch: Batch, validation: Batch | None, in_trial: Any) -> tuple[Batch, Batch]:
-        """Returns the preconditioned rows to train on and to evaluate on."""
-        data = mapped(state, batch)[0]
-        if validation is not None:
-            return data, mapped(state, validation)[0]
+    def divided(state: Trials, batch: Batch, in_trial: Any) -> tuple[Batch, Batch]:
+        """Returns the preconditioned rows to train on and those held out: the others have weight 0."""
+        data, held_out = mapped(state, batch)[0], state.prepared.held_out
         weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-        held_out = state.prepared.held_out
         inside = jnp.where(held_out & in_trial, 0, weight)
         return data._replace(weight=inside), data._replace(weight=jnp.where(held_out, weight, 0))
 
-    def start(state: Trials, data: Batch) -> Any:
+    def started(state: Trials, data: Batch) -> Trials:
         prepared = jax.tree.map(lambda a: a[state.chosen], state.prepared.starts)
-        return base.init(prepared, data, key=state.key)
+        return state._replace(run=base.init(prepared, data, key=state.key))
 
     def init(prepared: Prepared, batch: Batch, *, key: Array) -> Trials:
         prepared, zero = jax.tree.map(jnp.asarray, prepared), jnp.zeros((), jnp.int32)
-        losses, steps = jnp.full(len(strengths), jnp.inf, batch.x.dtype), jnp.zeros(len(strengths), jnp.int32)
-        state = Trials(prepared, key, None, zero, losses, steps)
-        return state._replace(run=start(state, parts(state, batch, None, trials > 0)[0]))
+        losses = jnp.full((len(strengths), len(batch.x)), jnp.inf, batch.x.dtype)
+        state = Trials(prepared, key, None, zero, losses, jnp.zeros(len(strengths), jnp.int32))
+        return started(state, divided(state, batch, trials > 0)[0])
 
-    def is_needed(state: Trials, stage: Array) -> Array:
-        return state.prepared.correlated | (stage == 0) | (stage >= trials) if stop_early else jnp.ones((), bool)
+    def is_needed(state: Trials, run: Any) -> Array:
+        """Whether a run is needed for the result."""
+        return state.prepared.correlated | (run >= trials) | (stop_early & (run == 0))
 
-    def limit(state: Trials, i: Array, rounds: Rounds) -> Array:
-        """Returns the number of updates after which the stage of round i takes no more."""
-        in_trial, before = i // rounds.rounds_per_stage < trials, rounds.steps_before(i)
-        last: Any = rounds.steps
-        most: Any = math.ceil(trial * rounds.steps)
+    def is_over(state: Trials, run: Any, before: Any) -> Array:
+        """Whether a run ends early, ``before`` being the number of its updates."""
+        patience = before - state.run.best.step > steps // _PATIENCE
+        diverged = ~jnp.isfinite(state.losses[state.chosen]).any()  # and so will the last run, which raises
+        return jnp.where(run < trials, patience, ~diverged & (before >= state.steps[state.chosen]))
+
+    def judged(state: Trials, batch: Batch, validation: Batch | None) -> Trials:
+        """Returns the state with the losses of the current trial on the rows held out."""
+        data, held_out = divided(state, batch, True)
+        result = base.result(state.run, data, held_out if validation is None else mapped(state, validation)[0])
+        lost = jnp.where(result.finite & is_needed(state, state.chosen), losses(result.model, held_out), jnp.inf)
+        here = state.chosen
+        return state._replace(losses=state.losses.at[here].set(lost), steps=state.steps.at[here].set(result.step))
+
+    def next_run(state: Trials, batch: Batch, validation: Batch | None, run: Any) -> Trials:
+        state = judged(state, batch, validation)
+        weight = divided(state, batch, True)[1].weight
+        chosen = jnp.where(run < trials, run, state.best(weight))  # type: ignore[arg-type]
+        state = state._replace(chosen=chosen.astype(jnp.int32))
+        return started(state, divided(state, batch, run < trials)[0])
+
+    def one_round(at: Round, state: Trials, batch: Batch, validation: Batch | None) -> tuple[Trials, Array]:
+        run, before = at.stage // parts, at.stage % parts * part + at.before
+        if trials:
+            begins = (before == 0) & (run > 0)
+            state = jax.lax.cond(begins, lambda: next_run(state, batch, validation, run), lambda: state)
+        data, held_out = divided(state, batch, run < trials)
+        by = mapped(state, validation)[0] if validation is not None else held_out if stop_early else None
+        after, lost = base.round(at._replace(stage=0, before=before), state.run, data, by)
         if stop_early:
-            diverged = jnp.isinf(state.losses[state.chosen])  # and so will the last run, which raises
-            last = jnp.where(diverged, last, state.steps[state.chosen])
-            most = jnp.where(before - state.run.best.step > rounds.steps // _PATIENCE, before, most)
-            most = jnp.where(is_needed(state, i // rounds.rounds_per_stage), most, 0)
-        return jnp.where(in_trial, most, last)
+            # Runs side by side do not end together, and a branch under vmap would take both ways.
+            over = is_over(state, run, before)
+            after = jax.tree.map(lambda old, new: jnp.where(over, old, new), state.run, after)
+            lost = jnp.where(over, jnp.nan, lost)
+        return state._replace(run=after), lost
 
-    # Under vmap, neither branches nor numbers of steps may depend on the state: both branches would be taken, and steps
-    # would cost several times as much. Those of early stopping do.
-    def one_round(i: Array, state: Trials, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
-        stage, place = i // rounds.rounds_per_stage, i % rounds.rounds_per_stage
-        in_trial = stage < trials
-        state = state._replace(chosen=jnp.where(in_trial, stage, state.best()).astype(jnp.int32))
-        data, by = parts(state, batch, validation, in_trial)
-        by_base = by if stop_early or validation is not None else None
-        if not trials:
-            run, losses = base.round(i, state.run, data, by_base, rounds)
-            return state._replace(run=run), losses
-        run = jax.lax.cond((place == 0) & (stage > 0), lambda: start(state, data), lambda: state.run)
-        limited = rounds._replace(limit=limit(state._replace(run=run), i, rounds))
-        run, losses = base.round(i, run, data, by_base, limited)
-
-        def evaluated() -> tuple[Array, Array]:
-            result = base.result(run, data, by)
-            return jnp.where(jnp.isfinite(result.score), result.score, jnp.inf), result.step
-
-        ended = in_trial & (place == rounds.rounds_per_stage - 1)
-        loss, step = jax.lax.cond(ended, evaluated, lambda: (state.losses[0], state.steps[0]))
-        here = ended & is_needed(state, stage) & (jnp.arange(len(strengths)) == stage)
-        results = {"losses": jnp.where(here, loss, state.losses), "steps": jnp.where(here, step, state.steps)}
-        return state._replace(run=run, **results), losses
+    def following(i: Array, state: Trials, rounds: Rounds) -> Array:
+        first = jnp.asarray(rounds.first[::parts])  # rounds of the runs
+        run = jnp.searchsorted(first, i, side="right") - 1
+        if stop_early:
+            at = rounds.at(jnp.minimum(i, rounds.count - 1))
+            before = at.stage % parts * part + at.before
+            over = (run <= trials) & (i > first[run]) & is_over(state, run, before)
+            i, run = jnp.where(over, first[jnp.minimum(run, trials) + 1], i), run + over
+        return jnp.where(is_needed(state, run), i, first[trials])
 
     def result(state: Trials, batch: Batch, validation: Batch | None) -> SearchResult:
         data, m = mapped(state, batch)
         by = None if validation is None else mapped(state, validation)[0]
         result = base.result(state.run, data, by)
-        extra = composed(result.extra, m), state.losses, jnp.asarray(strengths)[state.chosen]
+        tried = state.mean_losses(divided(state, batch, True)[1].weight)  # type: ignore[arg-type]
+        extra = composed(result.extra, m), tried, jnp.asarray(strengths)[state.chosen]
         return result._replace(model=composed(result.model, m), extra=extra)
 
     def finish(result: SearchResult, prepared: Prepared, data: Data, **of_run: Any) -> Finished:
-        extra, losses, chosen = result.extra
+        extra, tried, chosen = result.extra
         finished = base.finish(result._replace(extra=extra), None, data, **of_run)
-        report = {"precondition": float(chosen), "trials": np.asarray(losses)}
+        report = {"precondition": float(chosen), "trials": np.asarray(tried)}
         return finished._replace(report=finished.report | report)
 
     functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
-    return base._replace(rounds=base.rounds._replace(stages=trials + 1, trials=trials), **functions)
+    if trials:
+        functions["next"] = following
+    return base._replace(rounds=Rounds(lengths, base.rounds.elements, len(of_trial)), **functions)

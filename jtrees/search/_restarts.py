@@ -18,7 +18,7 @@ from jtrees import leaves as kinds, ops, topology, training, validation as check
 from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._minibatch import prediction_loss
 from jtrees.search._precondition import WIDEST, Spectrum, matrix, spectrum
-from jtrees.search.recipe import Finished, Rounds, Search, SearchResult
+from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, Best, TrainState, map_starts
 from jtrees.tree import ObliqueTree
@@ -36,6 +36,8 @@ _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that
 # Strengths of the preconditioners of the starts, in turn; by default half of the random starts have none.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _EVALUATIONS = 20  # evaluations of an expensive score, per sharpness
+# With halving, starts first have this part of the epochs, and this part of them goes on.
+_SHORT, _KEPT = 10, 5
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -103,6 +105,7 @@ class Run(NamedTuple):
     """The state of a start, which trains in one stage for each sharpness. Splits are those of ``x @ matrix``.
 
     Attributes:
+      number: number of the start.
       splits: the initial splits of the stage; after the last stage, its final ones (``leaves`` is None).
       training: the training state of the stage.
       best: the best splits of the stages so far.
@@ -112,6 +115,7 @@ class Run(NamedTuple):
       matrix: the preconditioner, ``(p, p)``, or None.
     """
 
+    number: Array
     splits: ObliqueTree
     training: TrainState
     best: Best
@@ -140,6 +144,7 @@ def restarts(
     cart: bool,
     precondition: float | str,
     shrink: bool,
+    halving: bool,
     between: Callable[[ObliqueTree, Batch], ObliqueTree] | None = None,
 ) -> Search:
     """Returns the search over many starts under increasingly sharp routings.
@@ -147,6 +152,9 @@ def restarts(
     Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay); a stage
     is initialised with the hard tree of the previous one. Hard trees are evaluated during training and the best is kept
     (every epoch for constant leaves and classes, about 20 times in a stage where an evaluation costs more).
+
+    With ``halving``, all starts have a tenth of the epochs under each sharpness; the best fifth of them then train for
+    all epochs under each sharpness once more, from their best trees.
 
     Args:
       task: what is predicted.
@@ -162,6 +170,7 @@ def restarts(
       cart: whether start 0 is CART.
       precondition: strength of the preconditioner of all starts; ``"auto"``: half of the random starts have one.
       shrink: whether constant leaves are finally drawn towards their ancestors'.
+      halving: whether most starts train only shortly.
       between: ``(splits, batch) -> splits``, which may move their biases after each stage; or None.
 
     Raises:
@@ -169,9 +178,18 @@ def restarts(
     """
     kind, (n, p), nodes, num_leaves = kinds.kind_of(leaves, task), shape, topology.num_nodes(depth), 2**depth
     checks.check_count("starts", starts, most=checks.MAX_NUMBERS // (nodes * (p + 1)))
-    warm_up = min(_WARM_UP, epochs // 2)
-    rate = optax.warmup_cosine_decay_schedule(1 / (warm_up + 1), 1.0, warm_up, epochs, _LAST_LEARNING_RATE)
-    optimizer = optax.adamw(lambda step: learning_rate * rate(step), weight_decay=_WEIGHT_DECAY)
+    halving = halving and starts > 1
+    short, kept = max(1, epochs // _SHORT), max(1, starts // _KEPT)
+    lengths = ((short,) * stages if halving else ()) + (epochs,) * stages
+
+    def optimizer_of(stage: Any) -> optax.GradientTransformation:
+        """Returns the optimizer of a stage, whose learning rate falls over its epochs."""
+
+        def rate(step: Any) -> Any:
+            each = [_rate(steps)(step) for steps in (lengths[0], epochs)]
+            return learning_rate * jnp.where(stage < len(lengths) - stages, *each)
+
+        return optax.adamw(rate, weight_decay=_WEIGHT_DECAY)
 
     conditioned = precondition != 0 and not (precondition == "auto" and p > WIDEST)
     strengths = np.resize(_STRENGTHS if precondition == "auto" else (precondition,), starts).astype(np.float32)
@@ -183,24 +201,24 @@ def restarts(
 
     def stage_of(params: ObliqueTree, sharpness: Array, batch: Batch) -> TrainState:
         """Returns the initial training state of a stage."""
-        # Any key: the batch is full, and the loss not random.
-        arguments: Any = {"key": jax.random.key(0), "optimizer": optimizer, "params": params}
+        # Any key: the batch is full, and the loss not random. The optimizers of all stages begin alike.
+        arguments: Any = {"key": jax.random.key(0), "optimizer": optimizer_of(0), "params": params}
         state = training.start(method(sharpness), batch, **arguments)
         return state.replace(order=state.order[:1])  # unused, as there is one batch
 
-    def init_run(splits: ObliqueTree, sharpness: Array, matrix: Array | None, batch: Batch) -> Run:
+    def init_run(number: Array, splits: ObliqueTree, sharpness: Array, matrix: Array | None, batch: Batch) -> Run:
         """Returns the initial state of a start."""
         infinite = jnp.full(sharpness.shape, jnp.inf, batch.x.dtype)
         best = Best(splits, infinite[0], jnp.zeros((), jnp.int32))
         # Only the shapes of this state matter: the first round replaces it.
         params = splits.replace(leaves=kind.empty(num_leaves, p, task.shape, batch.x.dtype).trainable())
         state = stage_of(params, sharpness[0], batch)
-        return Run(splits, state, best, sharpness, infinite, jnp.zeros(sharpness.shape, jnp.int32), matrix)
+        return Run(number, splits, state, best, sharpness, infinite, jnp.zeros(sharpness.shape, jnp.int32), matrix)
 
     def init(start: Start, batch: Batch, *, key: Array) -> Run:
         # One draw for all, as draws dominate the compile time of this function.
-        drawn = jax.random.uniform(key, (starts, stages + nodes * (p + 1)), batch.x.dtype)
-        splits = 2 * drawn[:, stages:].reshape(starts, nodes, p + 1) - 1
+        drawn = jax.random.uniform(key, (starts, len(lengths) + nodes * (p + 1)), batch.x.dtype)
+        splits = 2 * drawn[:, len(lengths) :].reshape(starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
         given, of, matrices = start.splits, start.spectrum, None
         if of is not None:
@@ -210,13 +228,13 @@ def restarts(
             if of is not None:
                 given = jax.vmap(ObliqueTree.composed)(given, jnp.stack([matrix(of, s, 0.5) for s in strengths[:m]]))
             weights, bias = weights.at[:m].set(given.weights), bias.at[:m].set(given.bias)
-        one = partial(init_run, batch=batch)
-        return jax.vmap(one)(ObliqueTree(weights, bias, None), sharpness(drawn[:, :stages]), matrices)
+        one, splits = partial(init_run, batch=batch), ObliqueTree(weights, bias, None)
+        sharpnesses = [sharpness(drawn[:, i : i + stages]) for i in range(0, len(lengths), stages)]
+        return jax.vmap(one)(jnp.arange(starts), splits, jnp.concatenate(sharpnesses, axis=1), matrices)
 
-    def advanced(i: Array, run: Run, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Run, Array]:
-        """Returns one start after round i (the same for all starts), and the losses of its steps."""
-        stage = i // rounds.rounds_per_stage
-        first, last = i % rounds.rounds_per_stage == 0, (i + 1) % rounds.rounds_per_stage == 0
+    def advanced(at: Round, run: Run, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
+        """Returns one start after a round, and the losses of its steps."""
+        stage, first, last, steps = at.stage, at.before == 0, at.last, jnp.asarray(lengths)[at.stage]
         # The loss of the hard tree, refitted to the batch, on other samples.
         score = (
             None
@@ -225,10 +243,10 @@ def restarts(
         )
         # The criterion of constant leaves is a by-product of a step; other scores cost as much as a step or more.
         free = validation is None and leaves == "constant"
-        every = 1 if free else max(1, epochs // _EVALUATIONS)
+        every = 1 if free else jnp.maximum(1, steps // _EVALUATIONS)
         current = run.sharpness[stage]
         one_step = training.one_step(
-            method_for(run, current), batch, optimizer, score_every=every, score=score, last=epochs
+            method_for(run, current), batch, optimizer_of(stage), score_every=every, score=score, last=steps
         )
 
         def init_stage() -> TrainState:
@@ -239,10 +257,9 @@ def restarts(
 
         state = jax.lax.cond(first, init_stage, lambda: run.training)
         # One step more after the last of a stage, for its score: a separate evaluation would double the program.
-        steps = rounds.steps_in(i)
-        count, step = steps + last.astype(jnp.int32), rounds.steps_before(i)
-        state, history = training.advance_up_to(one_step, state, count, rounds.size + 1, step=step)
-        losses_of_steps = jnp.where(jnp.arange(rounds.size) < steps, history.losses[:-1], jnp.nan)
+        count = at.count + last.astype(jnp.int32)
+        state, history = training.advance_up_to(one_step, state, count, at.most + 1, step=at.before)
+        losses_of_steps = jnp.where(jnp.arange(at.most) < at.count, history.losses[:-1], jnp.nan)
 
         def next_stage() -> Run:
             stage_splits, value = state.best.params.replace(leaves=None), state.best.score
@@ -259,13 +276,25 @@ def restarts(
             # Its best is in `best` already; of the finished stage only `finite` is still needed.
             spent = state.replace(best=state.best.replace(score=jnp.full_like(value, jnp.inf)), finite=finite)
             scores, steps = run.scores.at[stage].set(value), run.steps.at[stage].set(state.best.step)
-            return Run(splits, spent, best, run.sharpness, scores, steps, run.matrix)
+            return run._replace(splits=splits, training=spent, best=best, scores=scores, steps=steps)
 
         run = jax.lax.cond(last, next_stage, lambda: run._replace(training=state))
         return run, losses_of_steps
 
-    def one_round(i: Array, state: Run, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Run, Array]:
-        return map_starts(lambda run: advanced(i, run, batch, validation, rounds), state)
+    def ranked(state: Run) -> Run:
+        """Returns the starts, the best first, at their best trees."""
+        best = jax.vmap(_best_so_far)(state)
+        order = jnp.argsort(jnp.where(state.training.finite, best.score, jnp.inf))
+        return jax.tree.map(lambda a: a[order], state._replace(splits=best.params))
+
+    def one_round(at: Round, state: Run, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
+        each = lambda run: advanced(at, run, batch, validation)
+        if not halving:
+            return map_starts(each, state)
+        state = jax.lax.cond((at.stage == stages) & (at.before == 0), ranked, lambda state: state, state)
+        none = jnp.full((starts, at.most), jnp.nan, batch.x.dtype)
+        state, losses = map_starts(each, state, count=jnp.where(at.stage < stages, starts, kept), others=(state, none))
+        return state, none.at[state.number].set(losses)
 
     def result(state: Run, batch: Batch, validation: Batch | None) -> SearchResult:
         best = jax.vmap(_best_so_far)(state)
@@ -273,7 +302,9 @@ def restarts(
         index = jnp.argmin(scores)
         chosen = jax.tree.map(lambda a: a[index], best)
         splits = jax.tree.map(lambda a: a[index], state).on_x(chosen.params)
-        extra = {"sharpness": state.sharpness, "losses": state.scores, "steps": state.steps, "start": index}
+        extra = {"sharpness": state.sharpness, "losses": state.scores, "steps": state.steps}
+        extra = {name: jnp.zeros_like(a).at[state.number].set(a) for name, a in extra.items()}
+        extra["start"] = state.number[index]
         extra["dropped"] = starts - state.training.finite.sum()
         return SearchResult(splits, scores[index], state.training.finite.any(), chosen.step, extra)
 
@@ -333,7 +364,7 @@ def restarts(
         elements += (2 * nodes + 1) * _DECOMPOSITION * p**3 * min(1, _EVALUATIONS / epochs)
     return Search(
         task=task,
-        rounds=Rounds(epochs, starts * int(elements), stages),
+        rounds=Rounds(lengths, starts * int(elements)),
         init=init,
         round=one_round,
         result=result,
@@ -342,6 +373,12 @@ def restarts(
         scaling=scaling,
         yields_constant_tree=leaves == "constant",
     )
+
+
+def _rate(epochs: int) -> optax.Schedule:
+    """Returns the schedule of the learning rate of a stage, relative to its peak."""
+    warm_up = min(_WARM_UP, epochs // 2)
+    return optax.warmup_cosine_decay_schedule(1 / (warm_up + 1), 1.0, warm_up, epochs, _LAST_LEARNING_RATE)
 
 
 def _best_so_far(run: Run) -> Best:

@@ -39,7 +39,7 @@ class Monitor:
     def over(self, rounds: int, name: str = "") -> Any:
         """Context of a search of ``rounds`` rounds by the recipe ``name``."""
         with _bar(rounds, name) if self.progress else contextlib.nullcontext(lambda done, loss: None) as self._bar:
-            self._last, self._rounds = time.monotonic(), rounds
+            self._last, self._rounds = None, rounds
             yield
 
     def _interrupt(self, *_: Any) -> None:
@@ -53,14 +53,14 @@ class Monitor:
             self.ended = "max_seconds"
         return self.ended == "finished"
 
-    def should_stop(self, i: int, losses: np.ndarray) -> bool:
-        """Whether to stop after round i, whose losses are ``losses``."""
+    def should_stop(self, done: int, losses: np.ndarray) -> bool:
+        """Whether to stop before round ``done``, the last round's losses being ``losses``."""
         finite = losses[np.isfinite(losses)]
-        self._bar(i + 1, float(finite.min()) if finite.size else float("nan"))
+        self._bar(done, float(finite.min()) if finite.size else float("nan"))
         now = time.monotonic()
         # The first round includes compilation, so its time does not predict the next.
-        seconds, self._last = now - self._last if i else 0.0, now
-        late = self.deadline is not None and now + seconds / 2 > self.deadline and i + 1 < self._rounds
+        seconds, self._last = 0.0 if self._last is None else now - self._last, now
+        late = self.deadline is not None and now + seconds / 2 > self.deadline and done < self._rounds
         if self.ended == "finished" and late:
             self.ended = "max_seconds"
         return self.ended != "finished"

@@ -1,6 +1,7 @@
 """Recipe and Search: a paper's procedure as data, and the functions that run it on scaled data."""
 
 from collections.abc import Callable
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -49,51 +50,71 @@ class Finished(NamedTuple):
     report: dict[str, Any]
 
 
-class Rounds(NamedTuple):
-    """The division of a search into stages of equal length, and of stages into rounds of equal length but the last.
+class Round(NamedTuple):
+    """A round of a search: some steps of a stage. Its numbers may be traced.
 
     Attributes:
-      steps: number of steps of a stage.
-      elements: size of the array that a step works on, which determines the steps of a round.
-      stages: number of stages.
-      trials: number of stages, the first ones, whose losses do not belong to the history.
-      limit: number of steps after which a stage takes no more; may be traced. None: ``steps``.
+      stage: number of the stage.
+      before: steps of the stage before the round.
+      count: steps of the round.
+      last: whether it is the last round of the stage.
+      most: steps of the longest round; not traced.
     """
 
-    steps: int
+    stage: Any
+    before: Any
+    count: Any
+    last: Any
+    most: int
+
+
+class Rounds(NamedTuple):
+    """The division of a search into stages, and of stages into rounds of equal length but the last of each.
+
+    Attributes:
+      lengths: number of steps of each stage.
+      elements: size of the array that a step works on, which determines the steps of a round.
+      trials: number of stages, the first ones, whose losses do not belong to the history.
+    """
+
+    lengths: tuple[int, ...]
     elements: int
-    stages: int = 1
     trials: int = 0
-    limit: Any = None
 
     def shared_by(self, runs: int) -> "Rounds":
         """The rounds of ``runs`` runs side by side."""
         return self._replace(elements=self.elements * runs)
 
     @property
-    def rounds_per_stage(self) -> int:
-        """Number of rounds of a stage."""
-        return -(-self.steps // self.size)
+    def steps(self) -> int:
+        """Number of steps of the last stage."""
+        return self.lengths[-1]
 
     @property
     def size(self) -> int:
-        """Steps of every round but the last of a stage."""
-        fewest = -(-self.steps // blocking.steps_in_a_round(self.elements))
-        return -(-self.steps // fewest)
+        """Steps of the longest round."""
+        longest = max(self.lengths)
+        fewest = -(-longest // blocking.steps_in_a_round(self.elements))
+        return -(-longest // fewest)
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The first round of each stage, and the number of all rounds."""
+        size = self.size
+        return (0, *itertools.accumulate(-(-steps // size) for steps in self.lengths))
 
     @property
     def count(self) -> int:
         """Total number of rounds."""
-        return self.stages * self.rounds_per_stage
+        return self.first[-1]
 
-    def steps_before(self, i: Any) -> Any:
-        """Steps of the current stage before round i."""
-        return i % self.rounds_per_stage * self.size
-
-    def steps_in(self, i: Any) -> Any:
-        """Steps of round i."""
-        most = self.steps if self.limit is None else jnp.minimum(self.steps, self.limit)
-        return jnp.clip(most - self.steps_before(i), 0, self.size)
+    def at(self, i: Any) -> Round:
+        """Returns round i, a number that may be traced."""
+        xp: Any = jnp if isinstance(i, jax.Array) else np
+        first, lengths, size = xp.asarray(self.first), xp.asarray(self.lengths), self.size
+        stage = xp.searchsorted(first, i, side="right") - 1
+        before, last = (i - first[stage]) * size, i + 1 == first[stage + 1]
+        return Round(stage, before, xp.minimum(size, lengths[stage] - before), last, size)
 
 
 def check_finite(result: SearchResult) -> None:
@@ -111,20 +132,21 @@ class Search(NamedTuple):
     """An optimisation over a scaled batch, in rounds, for one task and one shape of the features.
 
     The state does not count rounds: the round is an argument, shared by all searches side by side, so that a branch
-    taken in some rounds only stays a branch under ``vmap``.
+    taken in some rounds only stays a branch under ``vmap``. Branches and numbers of steps should depend on it alone.
 
     Attributes:
       task: what is predicted, with the recipe's user-defined loss if there is one.
       rounds: the rounds of a single search.
       init: ``(start, batch, *, key) -> state``, pure.
-      round: ``(i, state, batch, validation, rounds) -> (state, losses)``: the state after round i of these rounds, and
-        the losses of its steps, steps last, NaN where it had fewer. Pure. ``validation`` is a batch or None.
+      round: ``(round, state, batch, validation) -> (state, losses)``: the state after a :class:`Round`, and the losses
+        of its steps, ``(..., round.most)``, NaN where it had fewer. Pure. ``validation`` is a batch or None.
       result: ``(state, batch, validation) -> SearchResult``: the best so far. Pure.
       finish: ``(result, start, data, *, key, monitor) -> Finished``: on the host; ``FloatingPointError`` if the search
         was not finite.
       prepare: ``(batch, *, key) -> start``: preparation on the host, from a NumPy batch; a pytree or None.
       scaling: ``table -> Scaling``.
       yields_constant_tree: whether the model is one tree with constant leaves or class frequencies.
+      next: ``(i, state, rounds) -> i``: the first of the rounds from i on that may change the result. Pure.
     """
 
     task: Task
@@ -136,6 +158,7 @@ class Search(NamedTuple):
     prepare: Callable[..., Any] = lambda batch, *, key: None
     scaling: Callable[[Table], Scaling] = Scaling.fit
     yields_constant_tree: bool = False
+    next: Callable[[Array, Any, Rounds], Array] = lambda i, state, rounds: i
 
     def run(self, start: Any, batch: Batch, validation: Batch | None = None, *, key: Array) -> SearchResult:
         """Runs the whole search as one pure function, to ``vmap`` over numeric options, keys or weights.
@@ -147,7 +170,7 @@ class Search(NamedTuple):
           key: random key.
         """
         batch, validation = jax.tree.map(jnp.asarray, (batch, validation))
-        body = lambda i, state: self.round(i, state, batch, validation, self.rounds)[0]
+        body = lambda i, state: self.round(self.rounds.at(i), state, batch, validation)[0]
         state = jax.lax.fori_loop(0, self.rounds.count, body, self.init(start, batch, key=key))
         return self.result(state, batch, validation)
 
@@ -177,6 +200,15 @@ class Recipe:
     def replace(self, **options: Any) -> Any:
         """Returns the recipe with other options (provided by flax)."""
         raise NotImplementedError
+
+
+def next_of_all(base: Search, states: Callable[[Any], Any] = lambda state: state) -> Callable[..., Array]:
+    """Returns the ``next`` of runs of a search side by side, whose states are ``states(state)``."""
+
+    def following(i: Array, state: Any, rounds: Rounds) -> Array:
+        return jax.vmap(lambda one: base.next(i, one, rounds))(states(state)).min()
+
+    return following
 
 
 def finished_tree(result: SearchResult, data: Data, task: Task) -> Finished:

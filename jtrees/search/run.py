@@ -23,7 +23,7 @@ from jtrees.data import Data, Table, checked_table, held_out_table
 from jtrees.data.baselines import baselines, warn_if_behind
 from jtrees.search import options
 from jtrees.search.monitor import Monitor
-from jtrees.search.recipe import Recipe, Rounds, Search, SearchResult
+from jtrees.search.recipe import Recipe, Round, Search, SearchResult, next_of_all
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, map_starts
 from jtrees.tree import ObliqueTree
@@ -196,13 +196,21 @@ def plain(value: Any) -> Any:
 
 # Static options are part of the recipe's tree structure: a new depth recompiles, a new learning rate does not.
 @functools.partial(jax.jit, static_argnames="task")
-def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) -> Any:
-    return recipe.search(task, batch.x.shape).init(start, batch, key=key)
+def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) -> tuple[Any, Array]:
+    """Returns the state and the number of the first round."""
+    search = recipe.search(task, batch.x.shape)
+    state = search.init(start, batch, key=key)
+    return state, search.next(jnp.int32(0), state, search.rounds)
 
 
-@functools.partial(jax.jit, static_argnames=("task", "rounds"))
-def _round(recipe: Any, task: Task, i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds):
-    return recipe.search(task, batch.x.shape).round(i, state, batch, validation, rounds)
+@functools.partial(jax.jit, static_argnames="task")
+def _round(
+    recipe: Any, task: Task, i: Array, state: Any, batch: Batch, validation: Batch | None
+) -> tuple[Any, Array, Array]:
+    """Returns the state after round i, the losses of its steps and the number of the next round."""
+    search = recipe.search(task, batch.x.shape)
+    state, losses = search.round(search.rounds.at(i), state, batch, validation)
+    return state, losses, search.next(i + 1, state, search.rounds)
 
 
 @functools.partial(jax.jit, static_argnames="task")
@@ -225,24 +233,22 @@ def run_rounds(
     if np.ndim(batch.x) == 2:  # else one batch per run
         batch, validation = sharding.put_rows(batch), sharding.put_rows(validation)  # once for all rounds
     rounds = recipe.search(task, batch.x.shape).rounds
-    state, losses = _init(recipe, task, start, batch, key), []
+    (state, i), losses = _init(recipe, task, start, batch, key), []
     with monitor.over(rounds.count, name or type(recipe).__name__):
-        for i in range(rounds.count):
-            step = _round(recipe, task, jnp.int32(i), state, batch, validation, rounds)
-            state, round_losses = jax.block_until_ready(step)
-            losses.append(np.asarray(round_losses)[..., : int(rounds.steps_in(i))])
-            if monitor.should_stop(i, losses[-1]):
+        while i < rounds.count:
+            now = rounds.at(int(i))
+            state, round_losses, i = jax.block_until_ready(_round(recipe, task, i, state, batch, validation))
+            of_history = int(now.count) if now.stage >= rounds.trials else 0
+            losses.append(np.asarray(round_losses)[..., :of_history])
+            if monitor.should_stop(int(i), np.asarray(round_losses)):
                 break
-    of_run = losses[rounds.trials * rounds.rounds_per_stage :]
-    history = np.concatenate(of_run or [losses[-1][..., :0]], axis=-1)
-    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), history
+    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), np.concatenate(losses, axis=-1)
 
 
 def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:
     """Returns the memory of a round in bytes, as reported by the compiler; the compiled program is reused."""
-    state = jax.eval_shape(lambda *args: _init(recipe, task, *args), None, batch, None)
-    rounds = recipe.search(task, batch.x.shape).rounds
-    program = _round.lower(recipe, task, jnp.int32(0), state, batch, validation, rounds).compile()
+    state, _ = jax.eval_shape(lambda *args: _init(recipe, task, *args), None, batch, None)
+    program = _round.lower(recipe, task, jnp.int32(0), state, batch, validation).compile()
     sizes: Any = program.memory_analysis()
     return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
 
@@ -290,15 +296,15 @@ class _Stacked(Recipe):
 
             return each(one, batch, self.keys, self.start)
 
-        def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> Any:
-            return each(lambda search, batch, state: search.round(i, state, batch, validation, rounds), batch, state)
+        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
+            return each(lambda search, batch, state: search.round(at, state, batch, validation), batch, state)
 
         def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
             return each(lambda search, batch, state: search.result(state, batch, validation), batch, state)
 
         search = jax.tree.map(lambda a: a[0], self.recipes).search(task, shape)
-        rounds = search.rounds.shared_by(len(self.fold))
-        return search._replace(rounds=rounds, init=init, round=one_round, result=result)
+        functions: Any = {"init": init, "round": one_round, "result": result, "next": next_of_all(search)}
+        return search._replace(**functions, rounds=search.rounds.shared_by(len(self.fold)))
 
 
 class _Start(NamedTuple):

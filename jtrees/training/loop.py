@@ -230,9 +230,9 @@ def one_step(
     optimizer: optax.GradientTransformation,
     *,
     batch_size: int | None = None,
-    score_every: int = 0,
+    score_every: int | Array = 0,
     score: Callable[[Params], Array] | None = None,
-    last: int | None = None,
+    last: int | Array | None = None,
 ) -> Callable[..., tuple[TrainState, History]]:
     """Returns a step of :func:`advance` as a function ``(state, shared_step=None) -> (state, History(loss, score))``.
 
@@ -241,7 +241,9 @@ def one_step(
     scores, ``method`` may be the ``update`` of a method.
     """
     n, dtype = data.x.shape[0], data.x.dtype
-    validation.check_count("score_every", score_every, minimum=0)
+    traced = isinstance(score_every, jax.Array)
+    if not traced:
+        validation.check_count("score_every", score_every, minimum=0)
     if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
         raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
     if batch_size is not None and batch_size % sharding.parts(n):
@@ -250,7 +252,7 @@ def one_step(
         )
     data = sharding.keep_rows(normalised(data))
     with_value = optax.with_extra_args_support(optimizer)  # some use the loss
-    free = score_every == 1 and batch_size is None and score is None
+    free = not traced and score_every == 1 and batch_size is None and score is None
 
     update = method.update if isinstance(method, Method) else method
 
@@ -268,7 +270,7 @@ def one_step(
             state = state.replace(step=jnp.asarray(shared_step, jnp.int32))
         _, order_key, loss_key = _keys(state.key)
         score_value, best_so_far, step = jnp.full((), jnp.nan, dtype), state.best, state.step
-        if score_every and not free:
+        if (traced or score_every) and not free:
             due = step % score_every == 0
             due = due if last is None else due | (step == last)
 

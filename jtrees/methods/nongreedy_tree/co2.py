@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned, sample_losses
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
@@ -66,7 +66,7 @@ class CO2(Recipe):
 
         base = Search(
             task=task,
-            rounds=Rounds(greedy.steps, level.batch_size * 2 * shape[1]),
+            rounds=Rounds((greedy.steps,), level.batch_size * 2 * shape[1]),
             init=greedy.init,
             round=stepwise(step, greedy),
             result=result,
@@ -74,4 +74,4 @@ class CO2(Recipe):
             prepare=edges(self.bins),
             yields_constant_tree=True,
         )
-        return preconditioned(base, self.precondition, shape)
+        return preconditioned(base, self.precondition, shape, sample_losses(task))

@@ -18,7 +18,7 @@ from jtrees.data import Data, without_padding
 from jtrees.methods.nongreedy_tree import splitting
 from jtrees.methods.nongreedy_tree.splitting import Thresholds
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
-from jtrees.search import Finished, Rounds, Schedule, SearchResult, evaluated, finished_tree
+from jtrees.search import Finished, Round, Schedule, SearchResult, evaluated, finished_tree
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree
@@ -225,16 +225,16 @@ def _weight(batch: Batch) -> Array:
 def stepwise(step: Callable[..., tuple[Any, Array]], greedy: Greedy) -> Callable[..., tuple[Any, Array]]:
     """Returns the ``round`` of a search with steps ``(state, number, data, batch, validation) -> (state, loss)``."""
 
-    def one_round(i: Array, state: Any, batch: Batch, validation: Batch | None, rounds: Rounds) -> tuple[Any, Array]:
+    def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> tuple[Any, Array]:
         data = greedy.standardised(batch)
 
         def body(j: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
             state, history = carry
-            state, loss = step(state, rounds.steps_before(i) + j, data, batch, validation)
+            state, loss = step(state, at.before + j, data, batch, validation)
             return state, history.at[j].set(loss)
 
-        empty = jnp.full(rounds.size, jnp.nan, batch.x.dtype)
-        return jax.lax.fori_loop(0, rounds.steps_in(i), body, (state, empty))
+        empty = jnp.full(at.most, jnp.nan, batch.x.dtype)
+        return jax.lax.fori_loop(0, at.count, body, (state, empty))
 
     return one_round
 

@@ -25,7 +25,7 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     surrogate_step,
     with_leaves,
 )
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned, sample_losses
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyMomentumState
 from jtrees.tree import ObliqueTree
@@ -230,7 +230,9 @@ class NonGreedy(Recipe):
 
         base = Search(
             task=task,
-            rounds=Rounds(greedy.steps + last.steps, last.batch_size * (self.depth * (self.depth + 1) // 2 * p // 4)),
+            rounds=Rounds(
+                (greedy.steps + last.steps,), last.batch_size * (self.depth * (self.depth + 1) // 2 * p // 4)
+            ),
             init=init,
             round=stepwise(step, greedy),
             result=result,
@@ -238,7 +240,7 @@ class NonGreedy(Recipe):
             prepare=edges(self.bins),
             yields_constant_tree=True,
         )
-        return preconditioned(base, self.precondition, shape)
+        return preconditioned(base, self.precondition, shape, sample_losses(task))
 
 
 def _reassigned(
