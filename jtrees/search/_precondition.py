@@ -240,8 +240,10 @@ def preconditioned(
 
     def result(state: Trials, batch: Batch, validation: Batch | None) -> SearchResult:
         data, m = mapped(state, batch)
-        by = None if validation is None else mapped(state, validation)[0]
-        result = base.result(state.run, data, by)
+        by, run = None if validation is None else mapped(state, validation)[0], state.run
+        if stop_early and validation is None:  # the last parameters: the best are by rows that now are trained on
+            run = run.replace(best=run.best.replace(score=jnp.full_like(run.best.score, jnp.inf)))
+        result = base.result(run, data, by)
         tried = state.mean_losses(divided(state, batch, True)[1].weight)  # type: ignore[arg-type]
         extra = composed(result.extra, m), tried, jnp.asarray(strengths)[state.chosen]
         return result._replace(model=composed(result.model, m), extra=extra)

@@ -36,8 +36,9 @@ _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that
 # Strengths of the preconditioners of the starts, in turn; by default half of the random starts have none.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _EVALUATIONS = 20  # evaluations of an expensive score, per sharpness
-# With halving, starts first have this part of the epochs, and this part of them goes on.
-_SHORT, _KEPT = 10, 5
+# With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
+# one CPU take as long as one.
+_SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -178,8 +179,8 @@ def restarts(
     """
     kind, (n, p), nodes, num_leaves = kinds.kind_of(leaves, task), shape, topology.num_nodes(depth), 2**depth
     checks.check_count("starts", starts, most=checks.MAX_NUMBERS // (nodes * (p + 1)))
-    halving = halving and starts > 1
-    short, kept = max(1, epochs // _SHORT), max(1, starts // _KEPT)
+    short, kept = max(1, epochs // _SHORT), max(_FEWEST_KEPT, starts // _KEPT)
+    halving = halving and starts > kept
     lengths = ((short,) * stages if halving else ()) + (epochs,) * stages
 
     def optimizer_of(stage: Any) -> optax.GradientTransformation:
