@@ -9,7 +9,7 @@ import jtrees
 from jtrees import leaves, tasks, topology
 from jtrees.data import Scaling, checked_table
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
-from jtrees.search._precondition import Spectrum, matrix, spectrum
+from jtrees.search._precondition import Spectrum, Trials, matrix, spectrum
 from jtrees.training import Batch
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -121,8 +121,9 @@ def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen
     fit = jtrees.fit(SMALL[name], x, y, key=KEY)
     losses = fit.report["trials"]
     assert losses.shape == (3,) and np.isfinite(losses).all()
-    clearly = losses.min() < (1 - 0.5 / np.sqrt(len(x) // 5)) * losses[0]
-    assert fit.report["precondition"] == np.float32((0.0, 0.9, 0.99)[int(losses.argmin()) if clearly else 0])
+    best = np.float32((0.0, 0.9, 0.99)[int(losses.argmin())])
+    chosen = fit.report["precondition"]
+    assert chosen == best or (chosen == 0 and losses[0] < 1.1 * losses.min())
     if name not in ("CO2", "NonGreedy"):  # their axis-aligned starts do not gain from it here
         without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
         assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
@@ -171,6 +172,59 @@ def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
     x, y = collinear
     result = jtrees.sweep(SMALL["DGT"], x, y, key=KEY, grid={"precondition": [0.0, 0.99]})
     assert np.diff(np.ravel(result.losses)) < 0
+
+
+def test_a_gain_within_its_standard_error_is_none():
+    """Of 25 rows held out of 30; that of strength 1 is 0.1 with a standard error of about 0.1 or 0.01."""
+    weight, first = np.repeat([1.0, 0.0], [25, 5]), np.full(30, 2.0)
+    spread = np.resize([-1.0, 1.0], 30)
+    inf, nan = np.full(30, np.inf), np.full(30, np.nan)
+
+    def chosen(*losses):
+        return int(Trials(*[None] * 4, jnp.asarray(losses), None).best(jnp.asarray(weight)))
+
+    assert chosen(first, first - 0.1 - 0.6 * spread, inf) == 0 and chosen(first, first - 0.1 - 0.05 * spread, inf) == 1
+    assert chosen(first, first - 0.1, first - 0.2) == 2 and chosen(first, first + 0.1, first + 0.2) == 0
+    assert chosen(first, np.where(weight > 0, first - 0.1, nan), inf) == 1  # whatever the other rows have
+    assert chosen(inf, first, first - 0.1) == 2 and chosen(inf, inf, inf) == 0
+
+
+@pytest.mark.parametrize("name", ["DGT", "TEL"])
+def test_where_features_are_uncorrelated_trials_of_strengths_are_skipped_and_change_nothing(name, data):
+    """The pure search, which skips nothing, has the same result."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3))
+    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + 0.1 * rng.normal(size=600)
+    fit = jtrees.fit(SMALL[name], x, y, key=KEY)
+    np.testing.assert_array_equal(np.isfinite(fit.report["trials"]), [name == "TEL", False, False])
+    assert fit.report["precondition"] == 0
+    table, recipe = checked_table(x, y, None, "regression"), jtrees.search.options.checked(SMALL[name])
+    batch, search = Scaling.fit(table).batch(table), recipe.search(tasks.Regression(), x.shape)
+    prepare_key, key, _ = jax.random.split(KEY, 3)
+    start = search.prepare(batch, key=prepare_key)
+    state = search.init(start, batch, key=key)
+    parts, rounds = len(search.rounds.lengths) // 4, search.rounds
+    skipped = range(rounds.first[parts] if name == "TEL" else 0, rounds.first[3 * parts])
+    assert {int(search.next(jnp.int32(i), state, rounds)) for i in skipped} == {rounds.first[3 * parts]}
+    result = jax.jit(lambda: search.run(start, batch, key=key))()
+    assert int(result.step) == fit.step
+    outputs = result.model.apply if name == "DGT" else result.model.outputs
+    ours = np.asarray(outputs(jnp.asarray(batch.x[:600])))
+    np.testing.assert_allclose(ours * np.ptp(y) + y.min(), fit.predict(x), atol=1e-4)  # float32
+
+
+def test_tel_ends_after_as_many_updates_as_were_best_for_rows_held_out():
+    """Targets that are noise: the fewer updates the better."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(600, 3)), rng.normal(size=600)
+    recipe = jtrees.TEL(depth=2, trees=4, epochs=100, learning_rate=0.05)
+    fit = jtrees.fit(recipe, x, y, key=KEY)
+    assert 0 < fit.step < 100 * 4 / 2 and fit.step == len(fit.history)
+    assert fit.loss > jtrees.fit(recipe.replace(early_stopping=False), x, y, key=KEY).loss
+    # Beside others that go on longer, a run ends as it does alone.
+    best = jtrees.fit(jtrees.BestOf(recipe, runs=3), x, y, key=KEY)
+    ended = np.isfinite(best.history).sum(-1)
+    assert len(set(ended)) > 1 and best.step in ended
 
 
 @pytest.mark.parametrize("bad", [1.0, -0.1, None, "best", True, np.nan, [0.5]])

@@ -172,8 +172,8 @@ class DGT(Recipe):
       l2: strength of the L2 penalty on split weights.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for fewer
-        than 500 rows or more than 512 features.
+        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for
+        features that are as good as uncorrelated, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(4)

@@ -58,8 +58,8 @@ class RADDT(Recipe):
     """RADDT's recipe: many starts under five logarithmically spaced sharpnesses from 2 to 100.
 
     Trees deeper than 8 continue under 130, 170 and 200. After each stage every threshold is moved to the middle of the
-    gap between the samples on its two sides (:func:`centre_thresholds`). Everything else, including the report, is as
-    for :class:`jtrees.GET`.
+    gap between the samples on its two sides (:func:`centre_thresholds`). Everything else, including the report and
+    the defaults that the paper does not have, is as for :class:`jtrees.GET`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.

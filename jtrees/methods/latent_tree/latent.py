@@ -153,9 +153,9 @@ class LatentTree(Recipe):
       dropout: dropout rate of the predictor's hidden layers, in [0, 1).
       patience: epochs without a lower loss before the learning rate is reduced.
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for fewer
-        than 500 rows, more than 512 features, or splits of your
-        own.
+        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for
+        features that are as good as uncorrelated, fewer than 500 rows, more than 512 features, or splits of
+        your own.
     """
 
     depth: int = options.depth(4, MAX_DEPTH)

@@ -40,8 +40,8 @@ class CO2(Recipe):
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies, by as much as generalised
         cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for fewer
-        than 500 rows or more than 512 features.
+        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
+        are as good as uncorrelated, fewer than 500 rows or more than 512 features.
     """
 
     depth: int = options.depth(8, MAX_DEPTH)
