@@ -379,4 +379,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    benchmark.keep_programs()
     sys.exit(main())

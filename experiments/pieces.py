@@ -156,9 +156,9 @@ def main(script: Script, arguments: list[str] | None = None) -> None:
 
 
 def program(script: Script) -> None:
-    """:func:`main` as a program of its own: on all cores, with compiled programs kept under ``results``."""
+    """:func:`main` as a program of its own: on all cores, with compiled programs kept."""
     benchmark.use_all_cores()
-    jax.config.update("jax_compilation_cache_dir", str(Path("results/compiled").resolve()))
+    benchmark.keep_programs()
     main(script)
 
 
