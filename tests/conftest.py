@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 # Shapes in signatures are checked in tests only, and the hook must be in place before jtrees is imported. Left out are
-# modules whose data classes jax rebuilds with placeholders or with batch axes (tree, forest, leaves, training, recipes,
+# modules whose data classes jax rebuilds with placeholders or with batch axes (tree, forest, leaves, training, search,
 # methods), and isotonic, whose functions refuse wrong shapes themselves.
 CHECKED = ["topology", "ops", "losses", "blocking", "validation", "warmstart", "leaves.shrunk"]
 CHECKED += ["methods.nongreedy_tree.splitting"]

@@ -191,9 +191,7 @@ class NonGreedy(Recipe):
             carry = training.apply_in_place_if(step == greedy.steps, start_joint, carry)
             return training.apply_in_place_if(step >= greedy.steps, joint, carry)
 
-        def joint_step(
-            state: Joint, step: Array, data: Batch, batch: Batch, validation: Batch | None
-        ) -> tuple[Joint, Array]:
+        def joint_step(state: Joint, step: Array, data: Batch, batch: Batch, validation: Any) -> tuple[Joint, Array]:
             if self.stable:
                 epoch_ended = (step > greedy.steps) & (step % last.steps_per_epoch == 0)
                 # A branch, as the compiler would move the routing out of a loop of at most one step.
@@ -228,11 +226,10 @@ class NonGreedy(Recipe):
             run = run.replace(step=jnp.where(joint_started, best.step, run.step))
             return greedy.result(tree, run, batch, validation)
 
+        elements = self.depth * (self.depth + 1) // 2 * p // 4  # of a step, per sample
         base = Search(
             task=task,
-            rounds=Rounds(
-                (greedy.steps + last.steps,), last.batch_size * (self.depth * (self.depth + 1) // 2 * p // 4)
-            ),
+            rounds=Rounds((greedy.steps + last.steps,), last.batch_size * elements),
             init=init,
             round=stepwise(step, greedy),
             result=result,
