@@ -345,7 +345,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--method", nargs="+", default=[], metavar="MODULE:NAME", help="recipes of your own, such as my_file:RECIPE")
     add("--depth", nargs="+", type=int, help="depths of --methods (default: some for each)")
     add("--starts", type=int, default=10, help="starts of GET (default: 10)")
-    add("--epochs", type=int, default=1000, help="epochs of GET under each scale (default: 1000)")
+    add("--epochs", type=int, default=500, help="epochs of GET under each scale (default: 500)")
     add("--seed", type=int, default=0)
     add("--out", default="results", help="where the results folder goes (default: results)")
     options = parser.parse_args(arguments)
