@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, leaves as kinds, losses, ops, routing, topology, training, validation as checks
-from jtrees.search import Recipe, Schedule, Search, minibatch, options, preconditioned, sample_losses
+from jtrees.search import Recipe, Schedule, Search, minibatch, options, preconditioned
 from jtrees.tasks import Classification, Regression, Task, with_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -218,4 +218,4 @@ class DGT(Recipe):
             outputs=outputs,
             yields_constant_tree=True,
         )
-        return preconditioned(base, self.precondition, shape, sample_losses(task), trial=1 / 6)
+        return preconditioned(base, self.precondition, shape, trial=1 / 6)

@@ -14,11 +14,6 @@ from jtrees.search.recipe import (
 )
 
 from jtrees.search import options as options  # isort: skip
-from jtrees.search._minibatch import (  # isort: skip
-    Schedule as Schedule,
-    evaluated as evaluated,
-    minibatch as minibatch,
-    sample_losses as sample_losses,
-)
+from jtrees.search._minibatch import Schedule as Schedule, evaluated as evaluated, minibatch as minibatch  # isort: skip
 from jtrees.search._precondition import preconditioned as preconditioned  # isort: skip
 from jtrees.search._restarts import restarts as restarts  # isort: skip

@@ -54,14 +54,9 @@ def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
     return losses.weighted_mean(task.loss(outputs, by.y), training.normalised(by).weight)
 
 
-def sample_losses(task: Task) -> Callable[[Any, Batch], Array]:
-    """Returns the function ``(model, batch) -> (n,)`` of the losses of a model's predictions on a scaled batch."""
-    return lambda model, by: task.prediction_loss(model.apply(by.x), by.y)
-
-
 def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
     """Returns the mean squared error or log loss of a model's predictions on a scaled batch."""
-    return losses.weighted_mean(sample_losses(task)(model, by), training.normalised(by).weight)
+    return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.normalised(by).weight)
 
 
 def minibatch(

@@ -8,7 +8,7 @@ features, all directions move alike. C is shrunk towards the identity, ``(1 - s)
 noise, and so that C may be singular: at strength s = 0 features stay as they are, near 1 they become uncorrelated.
 """
 
-from collections.abc import Callable
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -23,12 +23,14 @@ from jtrees.training import Batch
 
 TRIED = (0.0, 0.9, 0.99)  # strengths to choose from
 _HELD_OUT = 0.2  # part of the rows that strengths are compared on
+# A strength is preferred to none if its loss there is lower by this, relative, over the root of their number.
+_MARGIN = 0.5
 _FEWEST = 500  # rows of a table below which those held out are too few to compare strengths
 _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
 _FEWEST_EARLY = 100  # likewise to stop early
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
-_PARTS = 16  # of a run, after each of which it may end
+_GROWTH = 1.1  # of the number of epochs after which a run may end
 
 
 class Spectrum(NamedTuple):
@@ -91,7 +93,7 @@ class Trials(NamedTuple):
       key: key of all runs.
       run: state of the current run.
       chosen: index of its strength.
-      losses: losses of each trial on the rows held out, ``(trials, n)``; infinite before, and if it was not run.
+      losses: loss of each trial on the rows held out; infinite before, and if it was not run.
       steps: number of updates before these.
     """
 
@@ -102,34 +104,26 @@ class Trials(NamedTuple):
     losses: Array
     steps: Array
 
-    def mean_losses(self, weight: Array) -> Array:
-        """Returns the mean loss of each trial on the rows held out, whose weights are ``weight``."""
-        return jax.vmap(lambda losses: jnp.average(jnp.where(weight > 0, losses, 0), weights=weight))(self.losses)
-
-    def best(self, weight: Array) -> Array:
-        """Returns the index of the best strength, or of the first if the gain is within its standard error."""
-        mean = self.mean_losses(weight)
-        best = jnp.argmin(mean)
-        gain = jnp.where((weight > 0) & (best > 0), self.losses[0] - self.losses[best], 0)
-        error = jnp.sqrt(jnp.square(weight * (gain - jnp.average(gain, weights=weight))).sum()) / weight.sum()
-        clear = jnp.isinf(mean[0]) | (mean[0] - mean[best] > error)
-        return jnp.where(clear, best, 0).astype(jnp.int32)
+    def best(self) -> Array:
+        """Returns the index of the best strength, or of the first if none is clearly better."""
+        best, rows = jnp.argmin(self.losses), self.prepared.held_out.sum()
+        better = self.losses[best] < (1 - _MARGIN / jnp.sqrt(jnp.maximum(rows, 1))) * self.losses[0]
+        return jnp.where(better, best, 0).astype(jnp.int32)
 
 
 def preconditioned(
     base: Search,
     strength: float | str,
     shape: tuple[int, int],
-    losses: Callable[[Any, Batch], Array],
     *,
     trial: float = 1.0,
-    stop_early: bool = False,
+    stop_early: int = 0,
 ) -> Search:
     """Returns the search on preconditioned features.
 
     With several strengths, or to stop early, the search begins with a run for each, a trial that is trained on four
-    fifths of the rows and evaluated on the others; the last run has all rows and the best strength. Strengths above 0
-    are not tried where the smallest eigenvalue of the correlations is large.
+    fifths of the rows and evaluated on the others (on the validation set, if there is one); the last run has all rows
+    and the best strength. Strengths above 0 are not tried where the smallest eigenvalue of the correlations is large.
 
     The report also has ``precondition``, the strength, and ``trials``, the loss of each trial (infinite if not run), on
     scaled data.
@@ -138,24 +132,23 @@ def preconditioned(
       base: the search, of one stage; its models have ``composed``.
       strength: at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99 in a trial.
       shape: shape of the features.
-      losses: ``(model, batch) -> (n,)``: losses of a model of the base, by which trials are compared.
       trial: length of a trial, as a part of the base's steps.
-      stop_early: whether the last run ends after as many updates as the best trial had before its lowest loss, which
-        then is evaluated once an epoch. The state of the base is a :class:`jtrees.training.TrainState`.
+      stop_early: updates of an epoch, if the last run is to end after as many epochs, or up to a tenth more, as the
+        best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
+        the base is a :class:`jtrees.training.TrainState`.
     """
     n, p = shape
     strength = 0.0 if strength == "auto" and (n < _FEWEST or p > WIDEST) else strength
-    stop_early = stop_early and n >= _FEWEST_EARLY
+    stop_early = stop_early if n >= _FEWEST_EARLY else 0
     if strength == 0 and not stop_early:
         return base
     strengths = np.array(TRIED if strength == "auto" else (strength,), np.float32)
     trials = len(strengths) if strength == "auto" or stop_early else 0
     # Each run is divided into parts, after any of which it may end.
     steps = base.rounds.steps
-    part = -(-steps // _PARTS) if stop_early else steps
-    parts = -(-steps // part)
-    of_trial = (math.ceil(trial * part),) * (parts * trials)
-    lengths = (*of_trial, *[part] * (parts - 1), steps - (parts - 1) * part)
+    ends = _ends(steps, stop_early) if stop_early else (0, steps)
+    parts, of_run = len(ends) - 1, tuple(b - a for a, b in itertools.pairwise(ends))
+    of_trials = tuple(math.ceil(trial * part) for part in of_run) * trials
 
     def prepare(batch: Batch, *, key: Array) -> Prepared:
         of = spectrum(batch)
@@ -184,37 +177,39 @@ def preconditioned(
 
     def init(prepared: Prepared, batch: Batch, *, key: Array) -> Trials:
         prepared, zero = jax.tree.map(jnp.asarray, prepared), jnp.zeros((), jnp.int32)
-        losses = jnp.full((len(strengths), len(batch.x)), jnp.inf, batch.x.dtype)
+        losses = jnp.full(len(strengths), jnp.inf, batch.x.dtype)
         state = Trials(prepared, key, None, zero, losses, jnp.zeros(len(strengths), jnp.int32))
         return started(state, divided(state, batch, trials > 0)[0])
 
     def is_needed(state: Trials, run: Any) -> Array:
         """Whether a run is needed for the result."""
-        return state.prepared.correlated | (run >= trials) | (stop_early & (run == 0))
+        return state.prepared.correlated | (run >= trials) | ((run == 0) & (stop_early > 0))
 
     def is_over(state: Trials, run: Any, before: Any) -> Array:
         """Whether a run ends early, ``before`` being the number of its updates."""
         patience = before - state.run.best.step > steps // _PATIENCE
-        diverged = ~jnp.isfinite(state.losses[state.chosen]).any()  # and so will the last run, which raises
+        diverged = jnp.isinf(state.losses[state.chosen])  # and so will the last run, which raises
         return jnp.where(run < trials, patience, ~diverged & (before >= state.steps[state.chosen]))
 
     def judged(state: Trials, batch: Batch, validation: Batch | None) -> Trials:
-        """Returns the state with the losses of the current trial on the rows held out."""
+        """Returns the state with the loss of the current trial on the rows held out."""
         data, held_out = divided(state, batch, True)
         result = base.result(state.run, data, held_out if validation is None else mapped(state, validation)[0])
-        lost = jnp.where(result.finite & is_needed(state, state.chosen), losses(result.model, held_out), jnp.inf)
+        lost = jnp.where(jnp.isfinite(result.score) & is_needed(state, state.chosen), result.score, jnp.inf)
         here = state.chosen
         return state._replace(losses=state.losses.at[here].set(lost), steps=state.steps.at[here].set(result.step))
 
     def next_run(state: Trials, batch: Batch, validation: Batch | None, run: Any) -> Trials:
         state = judged(state, batch, validation)
-        weight = divided(state, batch, True)[1].weight
-        chosen = jnp.where(run < trials, run, state.best(weight))  # type: ignore[arg-type]
-        state = state._replace(chosen=chosen.astype(jnp.int32))
+        state = state._replace(chosen=jnp.where(run < trials, run, state.best()).astype(jnp.int32))
         return started(state, divided(state, batch, run < trials)[0])
 
+    def place_of(at: Round) -> tuple[Any, Any]:
+        """Returns the number of the run of a round, and the number of its updates before the round."""
+        return at.stage // parts, jnp.asarray(ends)[at.stage % parts] + at.before
+
     def one_round(at: Round, state: Trials, batch: Batch, validation: Batch | None) -> tuple[Trials, Array]:
-        run, before = at.stage // parts, at.stage % parts * part + at.before
+        run, before = place_of(at)
         if trials:
             begins = (before == 0) & (run > 0)
             state = jax.lax.cond(begins, lambda: next_run(state, batch, validation, run), lambda: state)
@@ -232,8 +227,7 @@ def preconditioned(
         first = jnp.asarray(rounds.first[::parts])  # rounds of the runs
         run = jnp.searchsorted(first, i, side="right") - 1
         if stop_early:
-            at = rounds.at(jnp.minimum(i, rounds.count - 1))
-            before = at.stage % parts * part + at.before
+            _, before = place_of(rounds.at(jnp.minimum(i, rounds.count - 1)))
             over = (run <= trials) & (i > first[run]) & is_over(state, run, before)
             i, run = jnp.where(over, first[jnp.minimum(run, trials) + 1], i), run + over
         return jnp.where(is_needed(state, run), i, first[trials])
@@ -244,8 +238,7 @@ def preconditioned(
         if stop_early and validation is None:  # the last parameters: the best are by rows that now are trained on
             run = run.replace(best=run.best.replace(score=jnp.full_like(run.best.score, jnp.inf)))
         result = base.result(run, data, by)
-        tried = state.mean_losses(divided(state, batch, True)[1].weight)  # type: ignore[arg-type]
-        extra = composed(result.extra, m), tried, jnp.asarray(strengths)[state.chosen]
+        extra = composed(result.extra, m), state.losses, jnp.asarray(strengths)[state.chosen]
         return result._replace(model=composed(result.model, m), extra=extra)
 
     def finish(result: SearchResult, prepared: Prepared, data: Data, **of_run: Any) -> Finished:
@@ -257,4 +250,13 @@ def preconditioned(
     functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
     if trials:
         functions["next"] = following
-    return base._replace(rounds=Rounds(lengths, base.rounds.elements, len(of_trial)), **functions)
+    return base._replace(rounds=Rounds(of_trials + of_run, base.rounds.elements, len(of_trials)), **functions)
+
+
+def _ends(steps: int, steps_per_epoch: int) -> tuple[int, ...]:
+    """Returns the numbers of updates after which a run may end, from 0 to all; from one to the next about a tenth."""
+    ends = [0]
+    while ends[-1] < steps:
+        epochs = ends[-1] // steps_per_epoch
+        ends.append(min(steps, max(epochs + 1, math.ceil(_GROWTH * epochs)) * steps_per_epoch))
+    return tuple(ends)

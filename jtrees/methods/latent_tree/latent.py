@@ -174,11 +174,8 @@ class LatentTree(Recipe):
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         bounded = isinstance(task, Regression) and self.loss is None
-        task = with_loss(task, self.loss)
-        search = latent_search(self, task, shape, bounded=bounded)
-        sample_losses = lambda model, by: task.loss(model.outputs(by.x), by.y)
-        strength = 0 if callable(self.split) else self.precondition
-        return preconditioned(search, strength, shape, sample_losses, trial=1 / 6)
+        search = latent_search(self, with_loss(task, self.loss), shape, bounded=bounded)
+        return preconditioned(search, 0 if callable(self.split) else self.precondition, shape, trial=1 / 6)
 
 
 def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bounded: bool, **more: Any) -> Search:

@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned, sample_losses
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
@@ -74,4 +74,4 @@ class CO2(Recipe):
             prepare=edges(self.bins),
             yields_constant_tree=True,
         )
-        return preconditioned(base, self.precondition, shape, sample_losses(task))
+        return preconditioned(base, self.precondition, shape)

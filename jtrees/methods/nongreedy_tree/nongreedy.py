@@ -25,7 +25,7 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     surrogate_step,
     with_leaves,
 )
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned, sample_losses
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyMomentumState
 from jtrees.tree import ObliqueTree
@@ -237,7 +237,7 @@ class NonGreedy(Recipe):
             prepare=edges(self.bins),
             yields_constant_tree=True,
         )
-        return preconditioned(base, self.precondition, shape, sample_losses(task))
+        return preconditioned(base, self.precondition, shape)
 
 
 def _reassigned(

@@ -244,7 +244,5 @@ class TEL(Recipe):
         elements: Any = {"elements_per_sample": 4 * self.trees * topology.num_nodes(min(self.depth, 10))}
         functions: Any = {"outputs": outputs, "model": model, "extra": reached, "finish": finish}
         base = minibatch(task, method, optimizer, schedule, **elements, **functions)
-        hard = lambda model, by: task.prediction_loss(model.apply(by.x), by.y)
-        soft = lambda model, by: task.loss(model.outputs(by.x), by.y)
-        sample_losses = hard if self.hard else soft
-        return preconditioned(base, self.precondition, shape, sample_losses, stop_early=self.early_stopping)
+        stop_early = schedule.steps_per_epoch if self.early_stopping else 0
+        return preconditioned(base, self.precondition, shape, stop_early=stop_early)
