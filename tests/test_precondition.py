@@ -9,7 +9,7 @@ import jtrees
 from jtrees import leaves, tasks, topology
 from jtrees.data import Scaling, checked_table
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
-from jtrees.search._precondition import Spectrum, matrix, spectrum
+from jtrees.search._precondition import Spectrum, _ends, matrix, spectrum
 from jtrees.training import Batch
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -195,6 +195,13 @@ def test_where_features_are_uncorrelated_trials_of_strengths_are_skipped_and_cha
     outputs = result.model.apply if name == "DGT" else result.model.outputs
     ours = np.asarray(outputs(jnp.asarray(batch.x[:600])))
     np.testing.assert_allclose(ours * np.ptp(y) + y.min(), fit.predict(x), atol=1e-4)  # float32
+
+
+@pytest.mark.parametrize(("steps", "per_epoch"), [(1, 1), (7, 7), (2300, 23), (2000, 5), (101, 10)])
+def test_a_run_may_end_after_epochs_a_tenth_apart(steps, per_epoch):
+    ends = np.array(_ends(steps, per_epoch))
+    assert ends[0] == 0 and ends[-1] == steps and (np.diff(ends) > 0).all() and (ends[:-1] % per_epoch == 0).all()
+    assert (np.diff(ends) <= per_epoch * np.ceil(np.maximum(1, ends[:-1] / per_epoch / 10))).all()
 
 
 def test_tel_ends_after_as_many_updates_as_were_best_for_rows_held_out():

@@ -30,7 +30,7 @@ _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as
 _FEWEST_EARLY = 100  # likewise to stop early
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
-_GROWTH = 1.1  # of the number of epochs after which a run may end
+_TENTH = 10  # from one number of epochs after which a run may end to the next, at least one
 
 
 class Spectrum(NamedTuple):
@@ -258,5 +258,5 @@ def _ends(steps: int, steps_per_epoch: int) -> tuple[int, ...]:
     ends = [0]
     while ends[-1] < steps:
         epochs = ends[-1] // steps_per_epoch
-        ends.append(min(steps, max(epochs + 1, math.ceil(_GROWTH * epochs)) * steps_per_epoch))
+        ends.append(min(steps, (epochs + max(1, -(-epochs // _TENTH))) * steps_per_epoch))
     return tuple(ends)
