@@ -78,12 +78,14 @@ class ObliqueTree:
         frequencies (also for logits), or shrunk linear models.
 
         Args:
-          x: samples relative to the tree's origin, ``(n, p)``.
+          x: samples, ``(n, p)``.
           y: targets, ``(n,)`` or ``(n, k)``, or classes.
           sample_weight: nonnegative weights, ``(n,)``.
           shrink: whether constants and frequencies are drawn towards their ancestors', by as much as generalised
             cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
         """
+        if self.origin is not None:
+            x, y = self.origin.transform(x), y if self.origin.y is None else counted_from(self.origin.y, y)
         x, y, weight = jax.tree.map(jnp.asarray, (x, y, sample_weight))
         leaf_index = ops.hard(self.weights, self.bias, x)
         refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
