@@ -44,7 +44,7 @@ class FitResult:
       loss: the loss the model was chosen by: mean squared error (of several targets on targets scaled to [0, 1]) or
         mean log loss, on ``validation`` if given, else on the training data; recipes document exceptions.
       step: number of updates before the model was evaluated.
-      history: training loss before each update, on scaled data, steps last; NaN after a run that stopped early.
+      history: training loss before each update, on scaled data, steps last; NaN for steps that a run did not take.
       report: further results by name: see the recipe. Always present: ``recipe``, its name and options as plain data;
         ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. From :func:`fit`, where the loss is squared
         error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
