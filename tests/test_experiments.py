@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
+from sklearn.datasets import load_diabetes
 from sklearn.linear_model import Ridge
 
 from experiments import (
@@ -19,6 +20,7 @@ from experiments import (
     cnn_tel,
     defaults,
     estimators,
+    keys,
     paper_bandit,
     paper_dgt,
     paper_forest,
@@ -574,6 +576,22 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
     study = ask_and_tell.main([*arguments, "--epochs", "5"])
     assert len(study.trials) == 6 and np.isfinite(study.best_value)
     assert capsys.readouterr().out.count("round ") == 2
+
+
+# --- Keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(defaults, "rows", lambda name, seed, data_dir: parts)
+    x, y = load_diabetes(return_X_y=True)
+    parts = x[:300], x[300:], y[:300], y[300:]
+    monkeypatch.setattr(keys, "RECIPES", {"GET": jtrees.GET(depth=1, starts=1, epochs=5)})
+    keys.main(["--datasets", "abalone", "--keys", "3"])
+    text = (tmp_path / "results" / "keys.md").read_text()
+    name, *cells, seconds = [cell.strip() for cell in text.splitlines()[6].split("|")[1:-1]]
+    median, worst, best = map(float, cells)
+    assert name == "abalone" and 10 < median < 60 and worst <= 0 <= best and "(" in seconds
 
 
 # --- Preconditioning -------------------------------------------------------------------------------------------------

@@ -1,0 +1,61 @@
+"""How much the key of a fit matters: GET with its default options and eight keys, on every regression set.
+
+python -m experiments.keys --data-dir DATA [--write] [--keys 8] [--datasets abalone ...]
+
+Splits and scores are those of experiments.defaults: test R^2 in per cent, the same split for all keys.
+"""
+
+import statistics
+import time
+from typing import Any
+import warnings
+
+import jax
+
+from experiments import benchmark, defaults
+import jtrees
+
+RECIPES = {"GET": jtrees.GET(), "GET-Linear": jtrees.GET(leaves="linear")}
+DATASETS = tuple(name for name in defaults.SETS["regression"] if name not in defaults.MADE)
+
+
+def fitted(recipe: Any, split: Any, key: int) -> tuple[float, float]:
+    """Test score and seconds of a fit."""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some fits are behind a linear model
+        model = jtrees.fit(recipe, split[0], split[2], key=jax.random.key(key)).model
+    seconds = time.perf_counter() - start
+    return defaults.scores(model, split)["test"], seconds
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Makes the table."""
+    out = benchmark.parser(__doc__)
+    out.add_argument("--data-dir")
+    out.add_argument("--datasets", nargs="+", default=DATASETS, choices=DATASETS)
+    out.add_argument("--keys", type=int, default=8)
+    options = out.parse_args(arguments)
+    rows = []
+    for name in options.datasets:
+        split = defaults.rows(name, 0, options.data_dir)
+        cells = [name]
+        for recipe in RECIPES.values():
+            first = fitted(recipe, split, 0)[1]
+            scores, seconds = zip(*(fitted(recipe, split, key) for key in range(options.keys)), strict=True)
+            median = statistics.median(scores)
+            cells += [f"{median:.1f}", f"{min(scores) - median:.1f}", f"{max(scores) - median:+.1f}"]
+            cells += [f"{statistics.median(seconds):.1f} ({first:.0f})"]
+        rows.append(cells)
+        jax.clear_caches()
+    notes = (
+        f"Test R² in per cent of {options.keys} keys: the median, and the worst and the best minus the median; up to "
+        "3000 rows to train. Seconds of a fit and, in brackets, of the first, compilation included."
+    )
+    columns = ("median", "worst", "best", "seconds")
+    header = ["set", *(f"{recipe}, {column}" for recipe in RECIPES for column in columns)]
+    benchmark.write("keys", f"--data-dir DATA --keys {options.keys}", header, rows, notes, committed=options.write)
+
+
+if __name__ == "__main__":
+    main()
