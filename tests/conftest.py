@@ -43,22 +43,25 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 settings.register_profile("jtrees", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jtrees")
 
+_compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration, **_: _compilations.append(event) if event.endswith("backend_compile_duration") else None
+)
+
+
 _MAPPINGS = 40_000  # of memory, well below the 65 530 of a process under Linux, beyond which compilation aborts
+_OFTEN = 100  # compilations after which to count mappings, which takes some milliseconds
+_counted_at = [0]
 
 
 @pytest.fixture(autouse=True)
 def _few_mappings():
     """Drops the compiled programs of earlier tests before they have too many memory mappings."""
-    maps = Path("/proc/self/maps")
+    if len(_compilations) - _counted_at[0] < _OFTEN:
+        return
+    _counted_at[0], maps = len(_compilations), Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MAPPINGS:
         jax.clear_caches()
-    yield
-
-
-_compilations = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, duration, **_: _compilations.append(event) if event.endswith("backend_compile_duration") else None
-)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ class RADDT(Recipe):
         the rest; none for more than 512 features.
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
-      halving: whether only the best fifth of the starts, chosen after a tenth of the epochs, have all epochs.
+      halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
     """
 

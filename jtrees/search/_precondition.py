@@ -112,12 +112,7 @@ class Trials(NamedTuple):
 
 
 def preconditioned(
-    base: Search,
-    strength: float | str,
-    shape: tuple[int, int],
-    *,
-    trial: float = 1.0,
-    stop_early: int = 0,
+    base: Search, strength: float | str, shape: tuple[int, int], *, trial: float = 1.0, stop_early: int = 0
 ) -> Search:
     """Returns the search on preconditioned features.
 

@@ -154,8 +154,8 @@ def restarts(
     is initialised with the hard tree of the previous one. Hard trees are evaluated during training and the best is kept
     (every epoch for constant leaves and classes, about 20 times in a stage where an evaluation costs more).
 
-    With ``halving``, all starts have a tenth of the epochs under each sharpness; the best fifth of them then train for
-    all epochs under each sharpness once more, from their best trees.
+    With ``halving``, all starts have a tenth of the epochs under each sharpness; the best fifth, at least two, then
+    train for all epochs under each sharpness, from their best trees.
 
     Args:
       task: what is predicted.
