@@ -130,6 +130,6 @@ def test_trees_deeper_than_8_go_on_under_larger_sharpnesses(data):
     recipe = options.checked(jtrees.RADDT(depth=9, starts=3, epochs=1, precondition=0.0, halving=False))
     search = recipe.search(Regression(), (200, 3))
     start = jax.jit(partial(search.init, Start(None)))(jtrees.Batch(*map(jnp.asarray, data)), key=jax.random.key(0))
-    np.testing.assert_allclose(start.sharpness[:, 4:], np.tile([100, 130, 170, 200], (3, 1)), rtol=1e-5)
+    np.testing.assert_allclose(start.runs.sharpness[:, 4:], np.tile([100, 130, 170, 200], (3, 1)), rtol=1e-5)
     assert len(search.rounds.lengths) == 8
     assert recipe.replace(depth=8).search(Regression(), (200, 3)).rounds.lengths == (1,) * 5

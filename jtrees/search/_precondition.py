@@ -63,6 +63,13 @@ def matrix(of: Spectrum, strength: Any, power: float = -0.5) -> Any:
     return xp.matmul(of.vectors * (1 - strength + strength * of.values) ** power, of.vectors.T)
 
 
+def drawn_rows(batch: Batch, key: Array) -> np.ndarray:
+    """Returns which rows of a NumPy batch to hold out, ``(n,)``: a fifth of those that have weight."""
+    rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
+    drawn = np.random.default_rng(np.asarray(jax.random.key_data(key))).permutation(rows)
+    return np.isin(np.arange(len(batch.x)), drawn[: int(_HELD_OUT * len(rows))])
+
+
 def composed(model: Any, with_matrix: Array) -> Any:
     """Returns the models within a pytree as functions of x instead of ``x @ with_matrix``."""
     is_model = lambda one: hasattr(one, "composed")
@@ -147,9 +154,7 @@ def preconditioned(
 
     def prepare(batch: Batch, *, key: Array) -> Prepared:
         of = spectrum(batch)
-        rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
-        drawn = np.random.default_rng(np.asarray(jax.random.key_data(key))).permutation(rows)
-        held_out = np.isin(np.arange(len(batch.x)), drawn[: int(_HELD_OUT * len(rows))])
+        held_out = drawn_rows(batch, key)
         mapped = [batch._replace(x=np.asarray(batch.x) @ matrix(of, s)) for s in strengths]
         starts = jax.tree.map(lambda *a: np.stack(a), *(base.prepare(one, key=key) for one in mapped))
         return Prepared(of, held_out, np.asarray(of.values[0] < _UNCORRELATED), starts)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import optax
 from jtrees import leaves as kinds, ops, topology, training, validation as checks, warmstart
 from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._minibatch import prediction_loss
-from jtrees.search._precondition import WIDEST, Spectrum, matrix, spectrum
+from jtrees.search._precondition import WIDEST, Spectrum, drawn_rows, matrix, spectrum
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, Best, TrainState, map_starts
@@ -96,10 +96,12 @@ class Start(NamedTuple):
     Attributes:
       splits: splits of the first m starts, ``(m, nodes, p)``, or None.
       spectrum: of the features, or None without preconditioning.
+      held_out: rows that the short stages leave out, ``(n,)``, or None without halving.
     """
 
     splits: ObliqueTree | None
     spectrum: Spectrum | None = None
+    held_out: Any = None
 
 
 class Run(NamedTuple):
@@ -130,6 +132,23 @@ class Run(NamedTuple):
         return splits if self.matrix is None else splits.composed(self.matrix)
 
 
+class Runs(NamedTuple):
+    """The state of the search.
+
+    Attributes:
+      runs: those of all starts, stacked.
+      held_out: rows that the short stages leave out, ``(n,)``, or None.
+    """
+
+    runs: Run
+    held_out: Any
+
+    def weighted(self, batch: Batch, inside: Any, outside: Any) -> Batch:
+        """Returns the batch with the rows inside and outside the short stages, where these flags are set."""
+        weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+        return batch._replace(weight=jnp.where(jnp.where(self.held_out, outside, inside), weight, 0))
+
+
 def restarts(
     task: Task,
     shape: tuple[int, int],
@@ -154,8 +173,9 @@ def restarts(
     is initialised with the hard tree of the previous one. Hard trees are evaluated during training and the best is kept
     (every epoch for constant leaves and classes, about 20 times in a stage where an evaluation costs more).
 
-    With ``halving``, all starts have a tenth of the epochs under each sharpness; the best fifth, at least two, then
-    train for all epochs under each sharpness, from their best trees.
+    With ``halving``, all starts have a tenth of the epochs under each sharpness, on four fifths of the rows. The fifth
+    of them (at least two) with the lowest loss on the other rows (on a validation set, if there is one) then train on
+    all rows, for all epochs under each sharpness, from their best trees.
 
     Args:
       task: what is predicted.
@@ -216,7 +236,7 @@ def restarts(
         state = stage_of(params, sharpness[0], batch)
         return Run(number, splits, state, best, sharpness, infinite, jnp.zeros(sharpness.shape, jnp.int32), matrix)
 
-    def init(start: Start, batch: Batch, *, key: Array) -> Run:
+    def init(start: Start, batch: Batch, *, key: Array) -> Runs:
         # One draw for all, as draws dominate the compile time of this function.
         drawn = jax.random.uniform(key, (starts, len(lengths) + nodes * (p + 1)), batch.x.dtype)
         splits = 2 * drawn[:, len(lengths) :].reshape(starts, nodes, p + 1) - 1
@@ -231,7 +251,8 @@ def restarts(
             weights, bias = weights.at[:m].set(given.weights), bias.at[:m].set(given.bias)
         one, splits = partial(init_run, batch=batch), ObliqueTree(weights, bias, None)
         sharpnesses = [sharpness(drawn[:, i : i + stages]) for i in range(0, len(lengths), stages)]
-        return jax.vmap(one)(jnp.arange(starts), splits, jnp.concatenate(sharpnesses, axis=1), matrices)
+        runs = jax.vmap(one)(jnp.arange(starts), splits, jnp.concatenate(sharpnesses, axis=1), matrices)
+        return Runs(runs, None if start.held_out is None else jnp.asarray(start.held_out))
 
     def advanced(at: Round, run: Run, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
         """Returns one start after a round, and the losses of its steps."""
@@ -282,22 +303,35 @@ def restarts(
         run = jax.lax.cond(last, next_stage, lambda: run._replace(training=state))
         return run, losses_of_steps
 
-    def ranked(state: Run) -> Run:
+    def ranked(state: Runs, batch: Batch, validation: Batch | None) -> Run:
         """Returns the starts, the best first, at their best trees."""
-        best = jax.vmap(_best_so_far)(state)
-        order = jnp.argsort(jnp.where(state.training.finite, best.score, jnp.inf))
-        return jax.tree.map(lambda a: a[order], state._replace(splits=best.params))
+        inside, outside = state.weighted(batch, True, False), state.weighted(batch, False, True)
+        best = jax.vmap(_best_so_far)(state.runs)
 
-    def one_round(at: Round, state: Run, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
-        each = lambda run: advanced(at, run, batch, validation)
+        def evaluated(run: Run, splits: ObliqueTree) -> Array:
+            tree = run.on_x(splits).replace(leaves=kind.empty(num_leaves, p, task.shape, batch.x.dtype))
+            return prediction_loss(task, tree.refit(*inside), outside)
+
+        scores = best.score if validation is not None else map_starts(evaluated, state.runs, best.params)
+        order = jnp.argsort(jnp.where(state.runs.training.finite, scores, jnp.inf))
+        # The scores so far are of fewer rows.
+        cleared = best.replace(score=jnp.full_like(best.score, jnp.inf))
+        return jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=cleared))
+
+    def one_round(at: Round, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Runs, Array]:
         if not halving:
-            return map_starts(each, state)
-        state = jax.lax.cond((at.stage == stages) & (at.before == 0), ranked, lambda state: state, state)
+            runs, losses = map_starts(lambda run: advanced(at, run, batch, validation), state.runs)
+            return state._replace(runs=runs), losses
+        begins, short = (at.stage == stages) & (at.before == 0), at.stage < stages
+        runs = jax.lax.cond(begins, lambda: ranked(state, batch, validation), lambda: state.runs)
+        rows = state.weighted(batch, True, ~short)
         none = jnp.full((starts, at.most), jnp.nan, batch.x.dtype)
-        state, losses = map_starts(each, state, count=jnp.where(at.stage < stages, starts, kept), others=(state, none))
-        return state, none.at[state.number].set(losses)
+        some: Any = {"count": jnp.where(short, starts, kept), "others": (runs, none)}
+        runs, losses = map_starts(lambda run: advanced(at, run, rows, validation), runs, **some)
+        return state._replace(runs=runs), none.at[runs.number].set(losses)
 
-    def result(state: Run, batch: Batch, validation: Batch | None) -> SearchResult:
+    def result(of: Runs, batch: Batch, validation: Batch | None) -> SearchResult:
+        state = of.runs
         best = jax.vmap(_best_so_far)(state)
         scores = jnp.where(state.training.finite, best.score, jnp.inf)
         index = jnp.argmin(scores)
@@ -314,7 +348,8 @@ def restarts(
         if cart:
             tree = grown_cart(without_padding(batch), task, depth, leaves)
             splits = jax.tree.map(lambda a: np.asarray(a)[None], tree)
-        return Start(splits, spectrum(batch) if conditioned else None)
+        held_out = drawn_rows(batch, key) if halving else None
+        return Start(splits, spectrum(batch) if conditioned else None, held_out)
 
     def scaling(table: Table) -> Scaling:
         fitted = Scaling.fit(table, DEVIATIONS)
