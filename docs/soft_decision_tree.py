@@ -9,17 +9,16 @@ A method is three functions; a recipe is its options and a search. That is all: 
 tuned, swept, bagged, polished, saved, and put into the scikit-learn estimators.
 """
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import optax
 
 import jtrees
-from jtrees import leaves, ops, routing, topology
+from jtrees import leaves, ops, pytree, routing, topology
 from jtrees.search import Schedule, Search, minibatch, options
 
 
-@struct.dataclass
+@pytree.dataclass
 class SoftTree:
     """What is trained.
 
@@ -72,7 +71,7 @@ def soft_decision_tree(depth: int, *, task: jtrees.tasks.Task, balance: float) -
     return jtrees.Method(init, loss, harden)
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class SoftDecisionTree(jtrees.Recipe):
     """A soft decision tree, trained on mini-batches by Adam, as its hard tree.
 

@@ -2,19 +2,18 @@
 
 from typing import Any, Literal
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import io, prediction, validation as checks
+from jtrees import io, prediction, pytree, validation as checks
 from jtrees.tree import ObliqueTree
 
 
 @io.model
-@struct.dataclass
+@pytree.dataclass
 class Forest:
     """Models of one type and shape, usually trees, whose predictions are combined.
 
@@ -29,8 +28,8 @@ class Forest:
     """
 
     trees: Any
-    combine: Literal["mean", "sum", "vote"] = struct.field(pytree_node=False, default="mean")
-    link: Literal["identity", "softmax"] = struct.field(pytree_node=False, default="identity")
+    combine: Literal["mean", "sum", "vote"] = pytree.field(pytree_node=False, default="mean")
+    link: Literal["identity", "softmax"] = pytree.field(pytree_node=False, default="identity")
 
     def __len__(self) -> int:
         return jax.tree.leaves(self.trees)[0].shape[0]

@@ -2,20 +2,19 @@
 
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import prediction
+from jtrees import prediction, pytree
 from jtrees.tasks import Task
 
 _MARGIN = 0.1  # as a fraction of the range of the training targets, as for linear leaves
 
 
-@struct.dataclass
+@pytree.dataclass
 class SoftModel:
     """A network on scaled data, with its scaling from the user's units.
 
@@ -29,8 +28,8 @@ class SoftModel:
 
     network: Any
     scaling: Any
-    task: Task = struct.field(pytree_node=False)
-    bounded: bool = struct.field(pytree_node=False, default=False)
+    task: Task = pytree.field(pytree_node=False)
+    bounded: bool = pytree.field(pytree_node=False, default=False)
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns predictions, as a pure function of arrays."""

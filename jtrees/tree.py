@@ -4,21 +4,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import io, ops, prediction, topology, validation
+from jtrees import io, ops, prediction, pytree, topology, validation
 from jtrees.leaves.constant import Frequency, Logit, exact_text, listed
 from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.leaves.linear import linear_text
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class Origin:
     """The origin of features and predictions of a tree, for tables whose values are large relative to their spread.
 
@@ -47,7 +46,7 @@ class Origin:
 
 
 @io.model
-@struct.dataclass
+@pytree.dataclass
 class ObliqueTree:
     """A perfect binary tree of linear splits: a sample goes right at node ``j`` iff ``weights[j] @ x + bias[j] > 0``.
 

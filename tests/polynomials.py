@@ -2,20 +2,19 @@
 
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import pytree, validation as checks
 from jtrees.data import Data, Scaling
 from jtrees.search import Finished, Recipe, Round, Rounds, Search, SearchResult, check_finite, options
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
 
-@struct.dataclass
+@pytree.dataclass
 class Polynomial:
     """The model."""
 
@@ -54,7 +53,7 @@ def _checked_momentum(name: str, value: Any) -> Any:
     return None if value is None or not np.any(value) else options.as_scalar(name, value, checks.check_part)
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class Polynomials(Recipe):
     """``depth`` is the degree; so many updates, in rounds of at most so many."""
 

@@ -1,6 +1,5 @@
 """Bagging: each tree from its own bootstrap sample, by any recipe."""
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import Batch, training
+from jtrees import Batch, pytree, training
 from jtrees.data import Data, checked_table, without_padding
 from jtrees.search import Finished, Rounds, Search, SearchResult, options
 from jtrees.search.monitor import Monitor
@@ -24,7 +23,7 @@ def key(seed=0):
     return jax.random.key(seed)
 
 
-@struct.dataclass
+@pytree.dataclass
 class Stump(jtrees.Recipe):
     """A recipe whose result can be checked by hand: one split at the mean of the first column of the whole table, and
     in each leaf the mean of the targets (or the class frequencies) of the samples that it is given.

@@ -7,7 +7,6 @@ import re
 from typing import Any
 import zipfile
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,7 @@ import optax
 import pytest
 
 import jtrees
-from jtrees import Batch, leaves as kinds
+from jtrees import Batch, leaves as kinds, pytree
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Constant(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
@@ -189,7 +188,7 @@ def test_a_run_is_continued(tmp_path):
 
 
 @jtrees.io.model
-@struct.dataclass
+@pytree.dataclass
 class Stump:
     """A model of the user's own, with a recipe of the user's own."""
 
@@ -197,7 +196,7 @@ class Stump:
     recipe: Any
 
 
-@struct.dataclass
+@pytree.dataclass
 class Stumps(jtrees.Recipe):
     """Registered as it is defined."""
 

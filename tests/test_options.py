@@ -2,7 +2,6 @@
 
 import re
 
-from flax import struct
 from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import jtrees
+from jtrees import pytree
 from jtrees.search import Recipe, options
 
 NAN, INF = float("nan"), float("inf")
@@ -39,7 +39,7 @@ KINDS = {
     "numbers": options.numbers(),
     "ranges": options.ranges((5.0, 25.0)),
     "precondition": options.precondition(),
-    "base": struct.field(metadata={"check": options.checked_base}),
+    "base": pytree.field(metadata={"check": options.checked_base}),
 }
 
 
@@ -151,7 +151,7 @@ def test_other_values_are_refused_by_name(kind, message, values):
 # --- Recipes ---------------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class Ten(Recipe):
     """A recipe with an option of every sort, one of them unchecked."""
 

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from sklearn.tree import DecisionTreeClassifier
 
 import jtrees
+from jtrees import pytree
 from jtrees.data import Data, Scaling, checked_table
 from jtrees.ensembles.polished import subtree_nodes
 from jtrees.leaves import Constant, Frequency
@@ -252,7 +252,7 @@ def test_side_by_side_is_one_after_the_other(data):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass
+@pytree.dataclass
 class Given(jtrees.Recipe):
     """A recipe that returns a given tree."""
 

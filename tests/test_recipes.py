@@ -10,7 +10,6 @@ import threading
 import time
 import types
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +17,7 @@ from polynomials import Polynomials, mse
 import pytest
 
 import jtrees
+from jtrees import pytree
 from jtrees.data import Scaling, checked_table
 from jtrees.search import Rounds, monitor, options, run
 from jtrees.search.monitor import Monitor
@@ -303,7 +303,7 @@ def test_fit_takes_no_part_for_validation(table, value):
     refused("fit", table, {"validation": value}, message)
 
 
-@struct.dataclass
+@pytree.dataclass
 class Nothing(jtrees.Recipe):
     """A recipe without a search."""
 

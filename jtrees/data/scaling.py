@@ -4,12 +4,11 @@ from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import io, tasks
+from jtrees import io, pytree, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import refit_hierarchical
 from jtrees.training import Batch
@@ -25,7 +24,7 @@ _TINY = 1e-30  # deviations below it underflow in squares and overflow in quotie
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class Scaling:
     """The map from the user's units to scaled data, and of models back to the user's units.
 

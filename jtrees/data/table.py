@@ -3,15 +3,14 @@
 import math
 from typing import Any
 
-from flax import struct
 import jax
 import numpy as np
 
-from jtrees import sharding, tasks, validation as checks
+from jtrees import pytree, sharding, tasks, validation as checks
 from jtrees.training import Batch
 
 
-@struct.dataclass
+@pytree.dataclass
 class Table:
     """Checked rows in the user's units, on the host: a training or a validation set.
 
@@ -25,7 +24,7 @@ class Table:
     x: np.ndarray
     y: np.ndarray
     weight: np.ndarray | None
-    task: tasks.Task = struct.field(pytree_node=False)
+    task: tasks.Task = pytree.field(pytree_node=False)
 
     def rows(self, chosen: Any) -> "Table":
         """Returns a subset of the rows."""

@@ -2,13 +2,12 @@
 
 from typing import Any, Literal, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import sharding, validation as checks
+from jtrees import pytree, sharding, validation as checks
 from jtrees.data import Data, Table
 from jtrees.forest import Forest, votes
 from jtrees.search import Finished, Recipe, Round, Search, SearchResult, next_of_all, options
@@ -30,7 +29,7 @@ class Bags(NamedTuple):
     starts: Any
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class Bagged(Recipe):
     """Bagging (Breiman 1996): many models of one recipe, each fitted to a bootstrap sample, as in DGT-Forest.
 
@@ -49,7 +48,7 @@ class Bagged(Recipe):
         classification, as in the paper, and the mean in regression.
     """
 
-    base: Recipe = struct.field(kw_only=False, metadata={"check": options.checked_base})
+    base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
     trees: int = options.count(30)
     fraction: float = options.share(1.0)
     combine: Literal["mean", "vote"] | None = options.choice(None, ("mean", "vote"), optional=True)

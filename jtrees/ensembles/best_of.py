@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jtrees import pytree
 from jtrees.data import Data
 from jtrees.search import Finished, Recipe, Round, Search, SearchResult, next_of_all, options
 from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class BestOf(Recipe):
     """Several runs of a recipe side by side; the model is that of the run with the lowest loss.
 
@@ -28,7 +28,7 @@ class BestOf(Recipe):
       runs: number of runs.
     """
 
-    base: Recipe = struct.field(kw_only=False, metadata={"check": options.checked_base})
+    base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
     runs: int = options.count(4)
 
     def targets(self, x: Any, y: Any) -> Any:

@@ -6,13 +6,12 @@ padded to a common number with weight 0.
 
 from typing import Any, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, topology
+from jtrees import leaves as kinds, pytree, topology
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
 from jtrees.methods.get import GET
 from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
@@ -26,7 +25,7 @@ from jtrees.tree import ObliqueTree
 _LEVELS = 5  # roots of polished subtrees are on the first five levels, as in the authors' code
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class Polished(Recipe):
     """Subtree polish of the tree of another recipe, with constant leaves or class frequencies.
 
@@ -46,7 +45,7 @@ class Polished(Recipe):
       learning_rate: peak learning rate.
     """
 
-    base: Recipe = struct.field(kw_only=False, metadata={"check": options.checked_base})
+    base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
     epochs: int = options.count(1000)
     alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
     learning_rate: float = options.positive(0.01)
@@ -124,7 +123,7 @@ class Polished(Recipe):
         return refit(_grafted(tree, subtrees, chosen)), int((best > 0).sum())
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class _Level(Recipe):
     """Side-by-side searches of the subtrees of a level, each with its own batch, ``(subtrees, n, ...)``."""
 

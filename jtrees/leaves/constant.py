@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import io
+from jtrees import io, pytree
 
 # --- Fitting ---------------------------------------------------------------------------------------------------------
 
@@ -194,7 +193,7 @@ def listed(classes: Sequence[str], most: int | None) -> str:
     return ", ".join([*classes[:most], *([f"{more} more class{'' if more == 1 else 'es'}"] if more else [])])
 
 
-@struct.dataclass
+@pytree.dataclass
 class _Values:
     """The common part of kinds with one array of values: those of constants, which others replace."""
 
@@ -236,7 +235,7 @@ class _Values:
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class Constant(_Values):
     """Leaves of one constant, or of k.
 
@@ -269,7 +268,7 @@ class Constant(_Values):
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class Logit(_Values):
     """Trainable leaves of the logits of k classes, whose output is their softmax.
 
@@ -318,7 +317,7 @@ class Logit(_Values):
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class Frequency(_Values):
     """Leaves of class frequencies, those of hard trees in classification.
 

@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flax import struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import io
+from jtrees import io, pytree
 from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class Linear:
     """Leaves of one linear model, ``x @ coefficients + intercept``, clipped to bounds if there are any; or of k.
 

@@ -10,14 +10,13 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 import optax
 
-from jtrees import io, ops, routing, validation as checks
+from jtrees import io, ops, pytree, routing, validation as checks
 from jtrees.leaves import Constant
 from jtrees.methods.dgt import random_chain
 from jtrees.training import rmsprop
@@ -25,7 +24,7 @@ from jtrees.tree import ObliqueTree
 
 
 @io.state
-@struct.dataclass
+@pytree.dataclass
 class BanditState:
     """The whole state of a learner: a pytree that can be saved and loaded. Other learners raise an error for it.
 
@@ -269,7 +268,7 @@ def _check_state(state: Any, init: Callable[..., BanditState]) -> None:
 # --- A whole stream ---------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass
+@pytree.dataclass
 class BanditRun:
     """The result of a run over a stream.
 

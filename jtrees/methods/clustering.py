@@ -4,11 +4,10 @@
 
 from typing import Any
 
-from flax import struct
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import pytree, validation as checks
 from jtrees.data import Scaling, Table
 from jtrees.methods.latent_tree.latent import LatentTree, latent_search
 from jtrees.methods.latent_tree.network import INPUTS
@@ -17,7 +16,7 @@ from jtrees.search import Search, options
 from jtrees.tasks import Task
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class LatentClustering(LatentTree):
     """Clusters unlabelled samples by a tree trained to predict some features from the others.
 

@@ -9,13 +9,12 @@ from functools import partial
 import itertools
 from typing import Any, Literal
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import io, leaves as kinds, losses, ops, routing, topology, training, validation as checks
+from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.search import Recipe, Schedule, Search, minibatch, options, preconditioned
 from jtrees.tasks import Classification, Regression, Task, with_loss
 from jtrees.training import Batch
@@ -26,7 +25,7 @@ WINDOWS = ("mean", "unit")
 
 
 @io.model
-@struct.dataclass
+@pytree.dataclass
 class ChainedTree:
     """A tree whose splits are parametrised as a product of matrices.
 
@@ -143,7 +142,7 @@ def _checked_momentum(name: str, value: Any) -> Any:
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class DGT(Recipe):
     """DGT's recipe (Algorithm 3).
 

@@ -6,11 +6,10 @@ Forest?", 2024, Algorithm 1).
 
 from typing import Any, Literal
 
-from flax import struct
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import training
+from jtrees import pytree, training
 from jtrees.search import Recipe, Search, options, restarts
 from jtrees.search._restarts import soft_method
 from jtrees.tasks import Regression, Task
@@ -48,7 +47,7 @@ def get(
     return soft_method(depth, alpha, name="alpha", route="sigmoid", **options)
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class GET(Recipe):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 

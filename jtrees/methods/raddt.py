@@ -7,13 +7,12 @@ sharpnesses, and the centring of thresholds between stages.
 
 from typing import Any, Literal
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import ops, topology, training
+from jtrees import ops, pytree, topology, training
 from jtrees.search import Recipe, Search, options, restarts
 from jtrees.search._restarts import soft_method
 from jtrees.tasks import Regression, Task
@@ -53,7 +52,7 @@ def raddt(
     return soft_method(depth, sharpness, name="sharpness", route="violation", **options)
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class RADDT(Recipe):
     """RADDT's recipe: many starts under five logarithmically spaced sharpnesses from 2 to 100.
 

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import optax
 
-from jtrees import training
+from jtrees import pytree, training
 from jtrees.search import options as kinds
 from jtrees.search._minibatch import Schedule, minibatch
 from jtrees.search.recipe import Recipe, Search
@@ -18,7 +17,7 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class FromMethod(Recipe):
     """Trains a :class:`jtrees.Method` on mini-batches, so that it can be fitted to tables, tuned, swept and bagged.
 
@@ -36,7 +35,7 @@ class FromMethod(Recipe):
       learning_rate: initial learning rate.
     """
 
-    make: Callable[..., training.Method] = struct.field(pytree_node=False, metadata={"check": kinds.check_function})
+    make: Callable[..., training.Method] = pytree.field(pytree_node=False, metadata={"check": kinds.check_function})
     options: Any = kinds.numbers()
     rule: Callable[..., optax.GradientTransformation] = kinds.static(optax.adam, kinds.check_function)
     epochs: int | None = kinds.optional_count(100)

@@ -12,14 +12,13 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from flax import struct
 from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import pytree, validation as checks
 from jtrees.search.recipe import Recipe
 
 Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueError naming the option
@@ -70,12 +69,12 @@ def _or_none(check: Check) -> Check:
 
 def static(default: Any, check: Check | None = None) -> Any:
     """A static option with any check."""
-    return struct.field(default=default, pytree_node=False, metadata={"check": check})
+    return pytree.field(default=default, pytree_node=False, metadata={"check": check})
 
 
 def traced(default: Any, check: Check) -> Any:
     """An option that may be traced."""
-    return struct.field(default=default, metadata={"check": check})
+    return pytree.field(default=default, metadata={"check": check})
 
 
 # --- Static options --------------------------------------------------------------------------------------------------

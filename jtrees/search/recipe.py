@@ -176,7 +176,7 @@ class Search(NamedTuple):
 
 
 class Recipe:
-    """A paper's whole procedure as data: a frozen dataclass that is a pytree, with its options as fields.
+    """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
     Numeric options may be traced, the others are static: see :mod:`jtrees.search.options`.
     """

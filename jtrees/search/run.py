@@ -11,14 +11,13 @@ import os
 import time
 from typing import Any, Literal, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io, losses, sharding, validation as checks
+from jtrees import io, losses, pytree, sharding, validation as checks
 from jtrees.data import Data, Table, checked_table, held_out_table
 from jtrees.data.baselines import baselines, warn_if_behind
 from jtrees.search import options
@@ -34,7 +33,7 @@ _MEMORY_SHARE = 0.5  # of the device's memory, for runs side by side
 
 
 @io.model
-@struct.dataclass
+@pytree.dataclass
 class FitResult:
     """What :func:`fit` returns, in the user's units.
 
@@ -56,7 +55,7 @@ class FitResult:
     loss: float
     step: int
     history: np.ndarray
-    report: dict[str, Any] = struct.field(pytree_node=False)
+    report: dict[str, Any] = pytree.field(pytree_node=False)
 
     def predict(self, x: ArrayLike) -> Any:
         """Predictions of the model: short for ``fit.model.predict(x)``."""
@@ -256,7 +255,7 @@ def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch
 # --- Many searches ---------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class _Stacked(Recipe):
     """Many runs of recipes with the same static options as one search.
 
@@ -276,7 +275,7 @@ class _Stacked(Recipe):
     start: Any
     weights: Any
     fold: Any
-    impl: str = struct.field(pytree_node=False)
+    impl: str = pytree.field(pytree_node=False)
 
     def search(self, task: Task, shape: tuple[int, ...]) -> Search:
         def each(run: Callable[..., Any], batch: Batch, *args: Any) -> Any:

@@ -9,13 +9,12 @@ from collections.abc import Callable
 import inspect
 from typing import Any, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import optax
 
-from jtrees import io, sharding, validation
+from jtrees import io, pytree, sharding, validation
 
 Params = Any  # a pytree of arrays
 Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
@@ -65,7 +64,7 @@ class Method(NamedTuple):
     update: Callable[..., tuple[Params, Any, tuple[jax.Array, jax.Array]]] | None = None
 
 
-@struct.dataclass
+@pytree.dataclass
 class Best:
     """The best parameters of a run, so far or finally: those with the lowest score, or the last if it has no scores.
 
@@ -90,7 +89,7 @@ class Best:
 
 
 @io.state
-@struct.dataclass
+@pytree.dataclass
 class TrainState:
     """The whole state of a run.
 

@@ -7,7 +7,7 @@ Binary Decision Trees by Argmin Differentiation", ICML 2021, Algorithm 2).
 
 from typing import Any, Literal
 
-from flax import nnx, struct
+from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -15,7 +15,7 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import io, losses, prediction, routing, topology, training, validation as checks
+from jtrees import io, losses, prediction, pytree, routing, topology, training, validation as checks
 from jtrees.data import Data
 from jtrees.methods.latent_tree.network import (
     INPUTS,
@@ -104,7 +104,7 @@ def latent(
 
 
 @io.model
-@struct.dataclass(repr=False)
+@pytree.dataclass(repr=False)
 class LatentModel(SoftModel):
     """A fitted LatentTree: its network is a :class:`LatentNetwork`."""
 
@@ -121,7 +121,7 @@ class LatentModel(SoftModel):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class LatentTree(Recipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 

@@ -4,12 +4,12 @@ from functools import lru_cache, partial
 import itertools
 from typing import Any, NamedTuple
 
-from flax import nnx, struct
+from flax import nnx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import io, leaves as kinds, routing, topology, validation as checks
+from jtrees import io, leaves as kinds, pytree, routing, topology, validation as checks
 from jtrees.nn.latent_tree import MAX_DEPTH, check_split, make_split, split_scores
 from jtrees.tasks import Task
 from jtrees.training import Batch
@@ -107,7 +107,7 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class LatentNetwork:
     """A trained tree and its predictor, on scaled data.
 
@@ -121,9 +121,9 @@ class LatentNetwork:
 
     params: Any
     active: Array
-    architecture: Architecture = struct.field(pytree_node=False)
-    features: int = struct.field(pytree_node=False)
-    task: Task = struct.field(pytree_node=False)
+    architecture: Architecture = pytree.field(pytree_node=False)
+    features: int = pytree.field(pytree_node=False)
+    task: Task = pytree.field(pytree_node=False)
 
     def composed(self, matrix: Array) -> "LatentNetwork":
         """Returns the network as a function of x instead of ``x @ matrix``."""

@@ -4,9 +4,9 @@ Fleet and Kohli, "CO2 Forest", 2015), the initial tree of non-greedy trees (Noro
 
 from typing import Any, Literal
 
-from flax import struct
 from jaxtyping import Array
 
+from jtrees import pytree
 from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
 from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
@@ -14,7 +14,7 @@ from jtrees.tasks import Task
 from jtrees.training import Batch
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class CO2(Recipe):
     """CO2's recipe: a greedy oblique tree, with all nodes of a level trained side by side.
 

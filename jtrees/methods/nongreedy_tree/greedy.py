@@ -6,14 +6,13 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 import optax
 
-from jtrees import ops, routing, topology, training
+from jtrees import ops, pytree, routing, topology, training
 from jtrees.data import Data, without_padding
 from jtrees.methods.nongreedy_tree import splitting
 from jtrees.methods.nongreedy_tree.splitting import Thresholds
@@ -33,7 +32,7 @@ _PUSHING = 0.3
 _RATE, _RATE_OF_SCORES = 0.5, 8.0
 
 
-@struct.dataclass
+@pytree.dataclass
 class Growing:
     """The state of a greedy tree, which grows level by level.
 

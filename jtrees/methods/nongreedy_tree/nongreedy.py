@@ -7,12 +7,11 @@ whose splits and leaves are then trained jointly.
 
 from typing import Any, Literal, NamedTuple
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrees import losses, ops, topology, training, validation as checks
+from jtrees import losses, ops, pytree, topology, training, validation as checks
 from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
@@ -118,7 +117,7 @@ class Joint(NamedTuple):
     surrogate: Float[Array, "2"]
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class NonGreedy(Recipe):
     """Recipe of non-greedy trees: CO2, then stochastic gradient descent on the surrogate loss of the whole tree.
 

@@ -3,13 +3,12 @@
 import math
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 import optax
 
-from jtrees import io, leaves as kinds, ops, topology
+from jtrees import io, leaves as kinds, ops, pytree, topology
 from jtrees.forest import Forest
 from jtrees.leaves.constant import effective, ones_or
 from jtrees.nn.tree_ensemble import small_uniform
@@ -22,7 +21,7 @@ _RIDGE = 1.0  # strength of the ridge penalty on changes of a leaf, in samples
 
 
 @io.model
-@struct.dataclass
+@pytree.dataclass
 class Ensemble:
     """Parameters of trees whose outputs are summed.
 

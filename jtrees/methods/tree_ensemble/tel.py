@@ -7,12 +7,11 @@ Ensemble Layer: Differentiability meets Conditional Computation", ICML 2020).
 
 from typing import Any, Literal
 
-from flax import struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 import optax
 
-from jtrees import io, losses, routing, topology, training, validation as checks
+from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.data import Data
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
@@ -111,7 +110,7 @@ def tel(
 
 
 @io.part
-@struct.dataclass
+@pytree.dataclass
 class SoftEnsemble:
     """Trained soft trees, on scaled data.
 
@@ -123,7 +122,7 @@ class SoftEnsemble:
 
     params: Ensemble
     gamma: Array
-    step: str = struct.field(pytree_node=False)
+    step: str = pytree.field(pytree_node=False)
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the sum of the trees' outputs."""
@@ -144,7 +143,7 @@ class SoftEnsemble:
 
 
 @io.model
-@struct.dataclass(repr=False)
+@pytree.dataclass(repr=False)
 class EnsembleModel(SoftModel):
     """Fitted soft trees, whose outputs add up: its network is a :class:`SoftEnsemble`.
 
@@ -156,7 +155,7 @@ class EnsembleModel(SoftModel):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass(kw_only=True)
+@pytree.dataclass(kw_only=True)
 class TEL(Recipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 

@@ -1,0 +1,72 @@
+"""Dataclasses that are pytrees, as those of :mod:`flax.struct`, and that JAX tells apart.
+
+jaxlib 0.10.2 compares tree structures of classes registered by ``jax.tree_util.register_dataclass``, as flax registers
+them, without their classes: leaves of values and leaves of logits are equal, though their hashes are not. Caches of
+traced and of compiled functions look at equality only where a few bits of the hashes agree, so that about one pair of
+classes in a hundred gets the program of the other, in some processes but not in others. Classes that are registered
+with functions of their own are compared.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from functools import partial
+from typing import Any, TypeVar, dataclass_transform, overload
+
+from flax import serialization, struct
+import jax
+
+T = TypeVar("T")
+
+field = struct.field
+
+
+@overload
+@dataclass_transform(field_specifiers=(struct.field, dataclasses.field))
+def dataclass(cls: type[T], /) -> type[T]: ...
+
+
+@overload
+@dataclass_transform(field_specifiers=(struct.field, dataclasses.field))
+def dataclass(**options: Any) -> Callable[[type[T]], type[T]]: ...
+
+
+def dataclass(cls: Any = None, /, **options: Any) -> Any:
+    """Returns the class as a frozen dataclass and a pytree, with a method ``replace``.
+
+    Fields are children, but those of ``field(pytree_node=False)``, which are static. :mod:`flax.serialization` takes
+    it, as one of flax.
+
+    Args:
+      cls: the class.
+      **options: of :func:`dataclasses.dataclass`.
+    """
+    if cls is None:
+        return partial(dataclass, **options)
+    cls = dataclasses.dataclass(frozen=True, **options)(cls)
+    fields = dataclasses.fields(cls)
+    children = tuple(one.name for one in fields if one.metadata.get("pytree_node", True))
+    static = tuple(one.name for one in fields if one.name not in children)
+
+    def flatten(one: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        return [getattr(one, name) for name in children], tuple(getattr(one, name) for name in static)
+
+    def flatten_with_keys(one: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        values, aux = flatten(one)
+        return [*zip(map(jax.tree_util.GetAttrKey, children), values, strict=True)], aux
+
+    def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> Any:
+        return cls(**dict(zip(children, values, strict=True)), **dict(zip(static, aux, strict=True)))
+
+    def to_state(one: Any) -> dict[str, Any]:
+        return {name: serialization.to_state_dict(getattr(one, name)) for name in children}
+
+    def from_state(one: Any, state: dict[str, Any]) -> Any:
+        if set(state) != set(children):
+            raise ValueError(f"the state of {cls.__name__} must have {sorted(children)}, got {sorted(state)}")
+        values = {n: serialization.from_state_dict(getattr(one, n), state[n], name=n) for n in children}
+        return dataclasses.replace(one, **values)
+
+    cls.replace = dataclasses.replace
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    serialization.register_serialization_state(cls, to_state, from_state)
+    return cls

@@ -1,0 +1,68 @@
+"""Dataclasses that are pytrees: structures of different classes differ, which jaxlib forgets for those of flax."""
+
+import dataclasses
+import importlib
+import pkgutil
+
+from flax import serialization
+import jax
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees import leaves, pytree
+
+
+@pytree.dataclass
+class Cat:
+    name: object
+    legs: int = pytree.field(pytree_node=False, default=4)
+
+
+@pytree.dataclass(kw_only=True)
+class Dog:
+    name: object
+    legs: int = pytree.field(pytree_node=False, default=4)
+
+
+def test_structures_differ_between_classes_and_static_values_and_nothing_else():
+    structure = jax.tree.structure
+    assert structure(Cat(1)) == structure(Cat(2))
+    assert structure(Cat(1)) != structure(Cat(1, legs=3))
+    assert structure(Cat(1)) != structure(Dog(name=1))
+    values = np.ones((4, 2))
+    kinds = [leaves.Constant(values), leaves.Logit(values), leaves.Frequency(values)]
+    for i, one in enumerate(kinds):
+        for j, other in enumerate(kinds):
+            assert (structure(one) == structure(other)) == (i == j)
+            assert (structure({"leaves": one}) == structure({"leaves": other})) == (i == j)
+
+
+def test_they_are_frozen_and_replaced_mapped_and_named():
+    cat = Cat(1, legs=3)
+    assert cat.replace(name=2) == Cat(2, legs=3)  # type: ignore[attr-defined]
+    assert jax.tree.map(lambda a: a + 1, cat) == Cat(2, legs=3)
+    assert jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path([cat])[0][0]) == "[0].name"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cat.name = 3  # type: ignore[misc]
+
+
+def test_serialization_restores_children_and_refuses_others():
+    cat = Cat({"first": np.arange(3)}, legs=3)
+    back = serialization.from_bytes(cat, serialization.to_bytes(cat))
+    np.testing.assert_array_equal(back.name["first"], np.arange(3))
+    assert back.legs == 3
+    for state in ({}, {"name": {"first": 1}, "age": 2}):
+        with pytest.raises(ValueError, match=r"state of Cat must have \['name'\], got"):
+            serialization.from_state_dict(cat, state)
+
+
+def test_every_dataclass_of_the_library_is_one_of_these():
+    found = []
+    for module in pkgutil.walk_packages(jtrees.__path__, "jtrees."):
+        for one in vars(importlib.import_module(module.name)).values():
+            if isinstance(one, type) and one.__module__.startswith("jtrees") and dataclasses.is_dataclass(one):
+                assert "_flax_dataclass" not in vars(one), one
+                found.append(one)
+    assert leaves.Constant in found
+    assert jtrees.GET in found
