@@ -143,10 +143,10 @@ class Runs(NamedTuple):
     runs: Run
     held_out: Any
 
-    def weighted(self, batch: Batch, inside: Any, outside: Any) -> Batch:
-        """Returns the batch with the rows inside and outside the short stages, where these flags are set."""
+    def weight(self, batch: Batch, inside: Any, outside: Any) -> Array:
+        """Returns the weights of the rows inside and outside the short stages, 0 where these flags are not set."""
         weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-        return batch._replace(weight=jnp.where(jnp.where(self.held_out, outside, inside), weight, 0))
+        return jnp.where(jnp.where(self.held_out, outside, inside), weight, 0)
 
 
 def restarts(
@@ -305,12 +305,14 @@ def restarts(
 
     def ranked(state: Runs, batch: Batch, validation: Batch | None) -> Run:
         """Returns the starts, the best first, at their best trees."""
-        inside, outside = state.weighted(batch, True, False), state.weighted(batch, False, True)
+        inside, outside = state.weight(batch, True, False), state.weight(batch, False, True)
         best = jax.vmap(_best_so_far)(state.runs)
 
         def evaluated(run: Run, splits: ObliqueTree) -> Array:
             tree = run.on_x(splits).replace(leaves=kind.empty(num_leaves, p, task.shape, batch.x.dtype))
-            return prediction_loss(task, tree.refit(*inside), outside)
+            outputs = tree.refit(*batch._replace(weight=inside)).apply(batch.x)
+            # Not over the sum of weights, another sum over devices, which depends on none of those of the refit.
+            return (outside * task.prediction_loss(outputs, batch.y)).sum()
 
         scores = best.score if validation is not None else map_starts(evaluated, state.runs, best.params)
         order = jnp.argsort(jnp.where(state.runs.training.finite, scores, jnp.inf))
@@ -323,8 +325,14 @@ def restarts(
             runs, losses = map_starts(lambda run: advanced(at, run, batch, validation), state.runs)
             return state._replace(runs=runs), losses
         begins, short = (at.stage == stages) & (at.before == 0), at.stage < stages
-        runs = jax.lax.cond(begins, lambda: ranked(state, batch, validation), lambda: state.runs)
-        rows = state.weighted(batch, True, ~short)
+        # The weights come out of the branch, too, for what follows to depend on it: of two sums over devices that are
+        # independent, one device may begin with one and the next with the other, and wait for ever (XLA on a CPU).
+        runs, weight = jax.lax.cond(
+            begins,
+            lambda: (ranked(state, batch, validation), state.weight(batch, True, True)),
+            lambda: (state.runs, state.weight(batch, True, ~short)),
+        )
+        rows = batch._replace(weight=weight)
         none = jnp.full((starts, at.most), jnp.nan, batch.x.dtype)
         some: Any = {"count": jnp.where(short, starts, kept), "others": (runs, none)}
         runs, losses = map_starts(lambda run: advanced(at, run, rows, validation), runs, **some)
