@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrees import blocking, leaves as kinds, routing, sharding, topology, validation
+from jtrees.routing import sharp
 from jtrees.routing.by_level import with_one
 from jtrees.routing.soft import leaf_weights
 import pallas_kernels as kernels
@@ -220,8 +221,10 @@ def expected_loss(
     A scaled sigmoid is had by scaling ``weights`` and ``bias``, which leaves the hard routing as it is.
 
     The rule of its own works through the samples in blocks and computes value, gradient and hard routing in one visit:
-    two matrix products and one sigmoid a node, the rest additions. Reverse mode only; gradients flow to ``weights``,
-    ``bias`` and ``leaves``, not to the data.
+    two matrix products and one sigmoid a node, the rest additions. Deep trees under sharp sigmoids are visited only
+    where a sample goes with a probability above 1e-6, on a CPU and with losses of the leaves themselves
+    (:mod:`jtrees.routing.sharp`): each split that is not visited changes the loss of a sample by at most 1e-6 of the
+    range of its losses. Reverse mode only; gradients flow to ``weights``, ``bias`` and ``leaves``, not to the data.
 
     Args:
       weights: split weights.
@@ -266,7 +269,7 @@ def _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share):
 # own, because joining the levels first costs more than the products; and value, gradient and hard routing share one
 # visit, so the forward rule computes the gradient and the backward rule only scales it.
 def _expected_loss_fwd(leaf_losses, route, how, *operands):
-    visit = partial(_visit_in_blocks, leaf_losses, route)
+    visit = partial(_visit, leaf_losses, route)
     fused = lambda how, *operands: sharding.each_part(partial(_visit_fused, route, how), *operands, rows=(3, 4, 5))
     (loss, gradient), leaf = _branched(how, fused, visit, *operands)
     return (loss, leaf), gradient
@@ -281,6 +284,23 @@ def _visit_fused(route, how, weights, bias, leaves, x, y, share):
 
     (total, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(weights, bias, leaves)
     return (total, gradient), leaf
+
+
+def _visit(leaf_losses, route, *operands):
+    """Visits the leaves that samples reach, on a CPU where these are few, else all."""
+    dense = partial(_visit_in_blocks, leaf_losses, route)
+    width = sharp.width_of(topology.depth_of(len(operands[0])))
+    if width is None or route != "sigmoid" or leaf_losses is not None or jax.default_backend() != "cpu":
+        return dense(*operands)
+    block, losses = blocking.samples_on_paths(1), lambda leaves, x, y: leaves.losses(x, y)
+
+    def by_device(weights, bias, leaves, x, y, share):
+        of_block = lambda share, x, y: sharp.visit(losses, width, dense, weights, bias, leaves, x, y, share)
+        return blocking.sum_over_blocks(of_block, share, x, y, block=block)
+
+    # Under vmap one after the other, as both branches of a batched condition are computed; and on each device by
+    # itself, as one list of the paths of all devices would be on a single device.
+    return sharding.each_part(jax.custom_batching.sequential_vmap(by_device), *operands, rows=(3, 4, 5))
 
 
 def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):

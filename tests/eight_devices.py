@@ -26,6 +26,7 @@ KEY = jax.random.key(0)
 
 CASES = {name: (make(numbers[0]), CLASS if y.dtype.kind == "i" else Y) for name, (make, numbers, y) in METHODS.items()}
 CASES["tel, by paths"] = (jtrees.methods.tel(4, 3, 0.3, width=6), Y)
+CASES["get, by paths"] = (jtrees.methods.get(8, 100.0), Y)
 
 
 @pytest.fixture(autouse=True)

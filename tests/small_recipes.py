@@ -19,6 +19,8 @@ OTHERS = [
     jtrees.TEL(depth=3, trees=5, epochs=60),
     jtrees.CO2(depth=3, epochs=20),
     jtrees.NonGreedy(depth=3, greedy_epochs=10, epochs=30),
+]
+COMBINATORS = [
     jtrees.Bagged(_DGT, trees=3),
     jtrees.BestOf(_DGT, runs=2),
     jtrees.Polished(_GET, epochs=10),

@@ -1,4 +1,4 @@
-"""Scikit-learn's own checks of the classifier, for every recipe: as ``test_checks_regressor.py``."""
+"""Scikit-learn's own checks of the classifier, for every recipe but combinators: as ``test_checks_regressor.py``."""
 
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks

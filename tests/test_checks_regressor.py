@@ -25,7 +25,8 @@ def test_quick(estimator, check):
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, small.LINEAR]], expected_failed_checks=fails
+    [TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, *small.COMBINATORS, small.LINEAR]],
+    expected_failed_checks=fails,
 )
 def test_all_recipes(estimator, check):
     check(estimator)
@@ -33,6 +34,6 @@ def test_all_recipes(estimator, check):
 
 def test_every_recipe_is_checked():
     recipes = {value for value in vars(jtrees).values() if isinstance(value, type) and issubclass(value, jtrees.Recipe)}
-    checked = {type(recipe) for recipe in small.QUICK + small.OTHERS}
+    checked = {type(recipe) for recipe in small.QUICK + small.OTHERS + small.COMBINATORS}
     # The names of a check would hold the addresses of functions, and no two processes would find the same.
     assert recipes - {jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod} == checked

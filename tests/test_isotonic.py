@@ -228,7 +228,7 @@ def wide(rng, nodes, n) -> tuple[np.ndarray, float]:
     return q[rng.integers(len(q))], 10 ** rng.uniform(-8, 8)
 
 
-@pytest.mark.parametrize("trials", [80, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [80, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("n", "depth", "weighted"),
     [(5, 3, False), (5, 3, True), (300, 3, False), pytest.param(17, 4, True, marks=pytest.mark.slow)],

@@ -95,7 +95,7 @@ def _reachable(width: int | None, asked: Asked) -> tuple[Array, Array]:
         return by_level.reachable(asked), jnp.zeros((), bool)
 
     def of_block(asked: Asked) -> tuple[Array, Array]:
-        frontier, fits = paths.explore(asked, width)
+        frontier, fits = paths.explore(asked, width, paths.smooth_step(asked.gamma))
         counted = lambda: paths.counted(frontier, len(asked.bias), len(asked.x))
         count = jax.lax.cond(fits, counted, lambda: by_level.reachable(asked))
         return count.T, jnp.broadcast_to(~fits, len(asked.x))
@@ -175,7 +175,7 @@ def _conditional(width: int, asked: Asked) -> Array:
 
 
 def _conditional_fwd(width: int, asked: Asked) -> tuple[Array, Any]:
-    frontier, fits = paths.explore(asked, width)
+    frontier, fits = paths.explore(asked, width, paths.smooth_step(asked.gamma))
     out = jax.lax.cond(fits, lambda: paths.outputs(frontier, asked), lambda: by_level.outputs(asked))
     return out, (asked, frontier, fits)
 

@@ -1,16 +1,18 @@
 """The frontier of an ensemble: the paths of the samples of a batch through all trees.
 
-A split is certain if its score is beyond half of gamma; it then sends a sample one way only. A *path* is a sample
-descending one tree: it starts as one path, and each uncertain split adds another, so a sample that reaches R leaves of
-a tree has R paths and passes R - 1 uncertain splits. All paths of a batch are in one list, the frontier, and descend
-together level by level; their splits are scored row by row, and the backward pass visits only uncertain splits and
-reachable leaves. Cost O(p depth) per path forwards, and O(p) per uncertain split backwards.
+A split is certain if it sends a sample one way only: for the smooth step, if its score is beyond half of gamma; for
+another :class:`Step`, where this says so. A *path* is a sample descending one tree: it starts as one path, and each
+uncertain split adds another, so a sample that reaches R leaves of a tree has R paths and passes R - 1 uncertain splits.
+All paths of a batch are in one list, the frontier, and descend together level by level; their splits are scored row by
+row, and the backward pass visits only uncertain splits and reachable leaves. Cost O(p depth) per path forwards, and
+O(p) per uncertain split backwards.
 
 The list has capacity for ``width`` paths per sample and tree *on average*. (A limit for each would be too small for a
 few: among 2560 pairs of sample and tree nearly always one reaches several times the mean.) Overflow is detected exactly
 and handled by :mod:`jtrees.routing.conditional`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +28,26 @@ _BEYOND = 2**31 - 1  # an index out of range
 _NEAR = 5  # levels from the root whose splits are all scored (7 are no faster from depth 14 on)
 
 
+class Step(NamedTuple):
+    """A step: the probability of going right by the score of a split.
+
+    Attributes:
+      position: ``(score, reach) -> position`` on the step, by which the others are computed; 0 where a sample that
+        reaches the split with this probability is certain to go left, 1 where it is certain to go right.
+      right: ``position -> probability`` of going right, 0 at 0 and 1 at 1.
+      slope: ``position -> derivative`` of this probability with respect to the score.
+    """
+
+    position: Callable[[Array, Array], Array]
+    right: Callable[[Array], Array]
+    slope: Callable[[Array], Array]
+
+
+def smooth_step(gamma: Array) -> Step:
+    """Returns the smooth step with an uncertain region of width gamma."""
+    return Step(lambda z, reach: by_level.position(z, gamma), cubic, lambda a: by_level.slope(a, gamma))
+
+
 class Frontier(NamedTuple):
     """The paths of a batch: the first ``trees n`` start at the roots, tree by tree; the others at uncertain splits.
 
@@ -39,7 +61,7 @@ class Frontier(NamedTuple):
       reach: probability of reaching the node.
       parent: the path that this path branched off.
       row: row of the uncertain split among all splits of all trees.
-      position: position of the sample's score on the step (:func:`jtrees.routing.by_level.position`).
+      position: position of the sample's score on the step.
       before: probability of reaching the split.
       right: whether the path starts at the right child.
       counts: number of paths on each level, ``(depth + 1,)``, leaves last.
@@ -57,12 +79,12 @@ class Frontier(NamedTuple):
     counts: Int[Array, " levels"]
 
 
-def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
+def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
     """Returns the paths of a batch, and whether they fit; if not, they stop at the level of the overflow."""
-    x, weights, bias, _, gamma = asked
+    x, weights, bias = asked.x, asked.weights, asked.bias
     (n, p), (trees, nodes) = x.shape, bias.shape
     roots, depth = trees * n, topology.depth_of(nodes)
-    capacity = width * roots
+    capacity = int(width * roots)
     many, few = blocking.paths_at_once(roots)
     flat_weights, flat_bias = weights.reshape(-1, p), bias.reshape(-1)
     slot = jnp.arange(capacity + many + few, dtype=jnp.int32)
@@ -92,7 +114,7 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
                 lambda: _rows(scores, (chunk.tree * upper + chunk.node) * n + chunk.sample),
                 lambda: (_rows(flat_weights, row) * _rows(x, chunk.sample)).sum(1) + _rows(flat_bias, row),
             )
-            a, right = by_level.position(z, gamma), z > 0
+            a, right = step.position(z, chunk.reach), z > 0
             valid = i * many + slot[:many] < count_on_level
             uncertain = valid & (a > 0) & (a < 1)
             rank = jnp.cumsum(uncertain, dtype=jnp.int32)
@@ -102,7 +124,7 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
             def append(j: Array, all_paths: Frontier) -> Frontier:
                 sources = jax.lax.dynamic_slice_in_dim(chosen, j * few, few)
                 slots, before, source_right = _rows(a, sources), _rows(chunk.reach, sources), _rows(right, sources)
-                to_right = before * cubic(slots)
+                to_right = before * step.right(slots)
                 new = Frontier(
                     tree=_rows(chunk.tree, sources),
                     sample=_rows(chunk.sample, sources),
@@ -121,7 +143,7 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
             all_paths = jax.lax.fori_loop(0, -(-rank[-1] // few), append, all_paths)
             # Reads the chunk again: using the old arrays would make the compiler copy them.
             chunk = _cut(all_paths, i * many, many)
-            to_right = chunk.reach * cubic(a)
+            to_right = chunk.reach * step.right(a)
             node = jnp.where(valid, 2 * chunk.node + 1 + right.astype(jnp.int32), chunk.node)
             reach = jnp.where(valid, jnp.where(right, to_right, chunk.reach - to_right), chunk.reach)
             put = lambda a, values: jax.lax.dynamic_update_slice_in_dim(a, values, i * many, 0)
@@ -132,8 +154,11 @@ def explore(asked: Asked, width: int) -> tuple[Frontier, Array]:
         return level + 1, frontier._replace(counts=frontier.counts.at[level + 1].set(count))
 
     # Most overflows are detected in these levels already.
-    upper_counts = by_level.reachable_by(by_level.position(scores.reshape(trees, upper, n), gamma))
-    may_fit = upper_counts.sum() <= capacity
+    reach = jnp.ones((1, trees, n), x.dtype)
+    for z in topology.levels(jnp.moveaxis(scores.reshape(trees, upper, n), 1, 0)):
+        to_right = reach * step.right(step.position(z, reach))
+        reach = topology.interleave(reach - to_right, to_right)
+    may_fit = jnp.count_nonzero(reach) <= capacity
     continues = lambda state: may_fit & (state[0] < depth) & (state[1].counts[state[0]] <= capacity)
     level, frontier = jax.lax.while_loop(continues, go_down, (jnp.int32(0), frontier))
     return frontier, may_fit & (frontier.counts[level] <= capacity)
@@ -167,10 +192,9 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
 
     ``to.x`` and ``to.gamma`` may be None, and are then not computed.
     """
-    x, weights, bias, leaf_values, gamma = asked
-    (trees, leaves, k), (n, p) = leaf_values.shape, x.shape
-    depth, (many, few) = topology.depth_of(bias.shape[1]), blocking.paths_at_once(trees * n)
-    flat_leaves, flat_weights = leaf_values.reshape(-1, k), weights.reshape(-1, p)
+    trees, leaves, k = asked.leaf_values.shape
+    many, _ = blocking.paths_at_once(trees * len(asked.x))
+    flat_leaves = asked.leaf_values.reshape(-1, k)
 
     def at_leaves(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         value, d_leaves = state
@@ -182,6 +206,55 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
 
     initial = jnp.zeros_like(frontier.reach), to.leaf_values.reshape(-1, k)
     value, d_leaves = jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at_leaves, initial)
+    to = to._replace(leaf_values=d_leaves.reshape(trees, leaves, k))
+    return _climb(frontier, value, smooth_step(asked.gamma), asked, to)[1]
+
+
+def expected(
+    frontier: Frontier, asked: Asked, step: Step, loss_of: Any, leaves: Any, y: Array, share: Float[Array, " n"]
+) -> tuple[tuple[Array, Any], Int[Array, " n"]]:
+    """Returns the expected loss of one tree, its gradient for weights, bias and leaves, and the leaf that each sample
+    reaches when the routing is hard.
+
+    Args:
+      frontier: the paths of the samples.
+      asked: one tree, without values of leaves.
+      step: the step of the frontier.
+      loss_of: ``(leaves (m, ...), x (m, p), y (m, ...)) -> losses (m,)`` and their gradients for the leaves.
+      leaves: a pytree of arrays whose first axis is over the leaves.
+      y: targets.
+      share: weight of each sample in the loss.
+    """
+    n, nodes = len(asked.x), asked.bias.shape[1]
+    many, _ = blocking.paths_at_once(n)
+
+    def at_leaves(i: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+        value, d_leaves = state
+        valid, paths = _chunk(frontier, i, many)
+        leaf, sample = jnp.where(valid, paths.node - nodes, 0), paths.sample
+        loss, d_leaf = loss_of(jax.tree.map(lambda a: _rows(a, leaf), leaves), _rows(asked.x, sample), _rows(y, sample))
+        shares = _rows(share, sample)
+        value = jax.lax.dynamic_update_slice_in_dim(value, shares * loss, i * many, 0)
+        factor, leaf = shares * paths.reach, jnp.where(valid, leaf, nodes + 1)
+        add = lambda total, d: total.at[leaf].add(factor.reshape(-1, *[1] * (d.ndim - 1)) * d, mode="drop")
+        return value, jax.tree.map(add, d_leaves, d_leaf)
+
+    initial = jnp.zeros_like(frontier.reach), jax.tree.map(jnp.zeros_like, leaves)
+    value, d_leaves = jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at_leaves, initial)
+    to = Asked(None, jnp.zeros_like(asked.weights), jnp.zeros_like(asked.bias), None, None)
+    value, to = _climb(frontier, value, step, asked, to)
+    return (value[:n].sum(), (to.weights[0], to.bias[0], d_leaves)), frontier.node[:n] - nodes
+
+
+def _climb(frontier: Frontier, value: Array, step: Step, asked: Asked, to: Asked) -> tuple[Array, Asked]:
+    """Passes the values of paths at leaves up to the roots, and adds the gradient of their sum there to ``to``.
+
+    Returns:
+      The values, of which the first ``trees n`` are those of the roots; and ``to``.
+    """
+    (n, p), (trees, nodes) = asked.x.shape, asked.bias.shape
+    depth, (_, few) = topology.depth_of(nodes), blocking.paths_at_once(trees * n)
+    x, flat_weights = asked.x, asked.weights.reshape(-1, p)
 
     def at_level(i: Array, state: tuple[Array, Asked]) -> tuple[Array, Asked]:
         start, stop = frontier.counts[depth - 1 - i], frontier.counts[depth - i]
@@ -192,9 +265,9 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
             valid, splits = first + jnp.arange(few, dtype=jnp.int32) < stop, _cut(frontier, first, few)
             own, other = jax.lax.dynamic_slice_in_dim(value, first, few), value.at[splits.parent].get(mode="clip")
             right, left = jnp.where(splits.right, own, other), jnp.where(splits.right, other, own)
-            d_z = jnp.where(valid, splits.before * by_level.slope(splits.position, gamma) * (right - left), 0)
+            d_z = jnp.where(valid, splits.before * step.slope(splits.position) * (right - left), 0)
             parent = jnp.where(valid, splits.parent, len(value))
-            value = value.at[parent].set(left + cubic(splits.position) * (right - left), mode="drop")
+            value = value.at[parent].set(left + step.right(splits.position) * (right - left), mode="drop")
             row, sample = jnp.where(valid, splits.row, len(to.weights)), jnp.where(valid, splits.sample, n)
             touched = jnp.where(valid, splits.row, 0)
             through = lambda d_x: d_x.at[sample].add(d_z[:, None] * _rows(flat_weights, touched), mode="drop")
@@ -208,9 +281,9 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
 
         return jax.lax.fori_loop(0, -(-(stop - start) // few), at_splits, state)
 
-    flat = Asked(to.x, to.weights.reshape(-1, p), to.bias.reshape(-1), d_leaves, to.gamma)
-    _, flat = jax.lax.fori_loop(0, jnp.int32(depth), at_level, (value, flat))
-    return jax.tree.map(lambda a, like: a.reshape(like.shape), flat, to)
+    flat = to._replace(weights=to.weights.reshape(-1, p), bias=to.bias.reshape(-1))
+    value, flat = jax.lax.fori_loop(0, jnp.int32(depth), at_level, (value, flat))
+    return value, jax.tree.map(lambda a, like: a.reshape(like.shape), flat, to)
 
 
 def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:

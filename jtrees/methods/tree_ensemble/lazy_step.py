@@ -61,7 +61,7 @@ def lazy_step(
         value, cotangent = jax.value_and_grad(column_loss)(by_level.outputs(ensemble))
         params, state = whole((params, state))
         return *_with_leaves(params, state, leaf_shape), value
-    frontier, fits = paths.explore(ensemble, width)
+    frontier, fits = paths.explore(ensemble, width, paths.smooth_step(ensemble.gamma))
     path_outputs = lambda: paths.outputs(frontier, ensemble)
     outputs = jax.lax.cond(fits, path_outputs, lambda: by_level.outputs(ensemble))
     value, cotangent = jax.value_and_grad(column_loss)(outputs)

@@ -1,0 +1,100 @@
+"""Speed of GET's training step where routing is sharp: leaves that samples reach, against all leaves.
+
+python -m experiments.bench_sharp [--data-dir FOLDER] [--depth 7 8 9 10 12 14] [--sharpness 15 100] [--write]
+
+A step is one of ``jtrees.train``, hard evaluation included, in runs of two starts, on cpu-act as in bench_training. In
+turns: the step as the library chooses, the same with all leaves (not for depth 14), and what a step over all leaves
+cannot avoid, the two matrix products and one sigmoid a node and sample.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import benchmark
+from experiments.bench_training import table
+import jtrees
+from jtrees import topology
+from jtrees.routing import frontier, sharp
+from jtrees.routing.by_level import Asked
+
+DEEPEST = 12  # for all leaves
+REPEATS = 7
+
+
+def reached(tree: jtrees.ObliqueTree, x: jax.Array) -> tuple[float, float]:
+    """Leaves that a sample reaches on average, and the share of its splits that are skipped."""
+    asked, depth = Asked(x, tree.weights[None], tree.bias[None], None, None), topology.depth_of(len(tree.bias))
+    paths, fits = jax.jit(lambda: frontier.explore(asked, 64, sharp.sigmoid()))()
+    if not fits:
+        return np.nan, np.nan
+    counts = np.asarray(paths.counts) / len(x)
+    return float(counts[-1]), float(1 - counts[:-1].sum() / (2**depth - 1))
+
+
+def measured(depth: int, sharpness: float, x: jax.Array, y: jax.Array) -> dict[str, Any]:
+    """Seconds of a step of one start, and what it reaches."""
+    starts, steps = max(2, jax.device_count()), 40 if depth <= 8 else 15 if depth <= 10 else 5
+    keys, method = jax.random.split(jax.random.key(0), starts), jtrees.methods.get(depth, sharpness)
+    how: Any = {"optimizer": optax.adamw(0.01), "score_every": 1, "steps": steps}
+
+    def train(x, y, keys):
+        run = lambda key: jtrees.train(method, jtrees.Batch(x, y), key=key, **how)
+        return jtrees.training.multi_start(run, keys).best
+
+    def floor(x, weights):
+        step = lambda w, _: (w - 1e-6 * (jax.nn.sigmoid(w @ x.T) @ x), None)
+        return jax.lax.scan(step, weights, None, length=steps)[0]
+
+    tree = method.init(jtrees.Batch(x, y), key=keys[0])
+    chosen = jax.jit(train).lower(x, y, keys).compile()
+    calls: dict[str, Any] = {"chosen": lambda: chosen(x, y, keys)}
+    if depth <= DEEPEST:
+        kept = dict(sharp.WIDTHS)
+        sharp.WIDTHS.clear()
+        all_leaves = jax.jit(lambda *a: train(*a)).lower(x, y, keys).compile()
+        sharp.WIDTHS.update(kept)
+        calls["all leaves"] = lambda: all_leaves(x, y, keys)
+    bottom = jax.jit(floor).lower(x, tree.weights).compile()
+    calls["floor"] = lambda: bottom(x, tree.weights)
+    times = benchmark.in_turn(calls, REPEATS)
+    scaled = {name: np.array(t) / steps / (1 if name == "floor" else starts) for name, t in times.items()}
+    scaled_tree = tree.replace(weights=sharpness * tree.weights, bias=sharpness * tree.bias)
+    return {"times": scaled, "reached": reached(scaled_tree, x)}
+
+
+def main() -> None:
+    """Every depth and sharpness, one after the other."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--depth", nargs="+", type=int, default=[7, 8, 9, 10, 12, 14])
+    parser.add_argument("--sharpness", nargs="+", type=float, default=[15, 100])
+    parser.add_argument("--data-dir")
+    options = parser.parse_args()
+    benchmark.use_all_cores()
+    name, x, y = table(options.data_dir)
+    rows = []
+    for depth in options.depth:
+        for sharpness in options.sharpness:
+            found = measured(depth, sharpness, jnp.asarray(x), jnp.asarray(y))
+            times, (leaves, skipped) = found["times"], found["reached"]
+            ratio = f"{np.median(times['chosen']) / np.median(times['floor']):.2f}"
+            row = [str(depth), f"{sharpness:g}", f"{leaves:.1f}", f"{100 * skipped:.1f}"]
+            row += [benchmark.spread(times[n]) if n in times else "-" for n in ("chosen", "all leaves", "floor")]
+            rows.append([*row, ratio])
+            print(*rows[-1], flush=True)
+    header = ["depth", "sharpness", "leaves a sample", "splits skipped, %", "step, ms", "of all leaves, ms"]
+    header += ["floor, ms", "step / floor"]
+    notes = (
+        f"Milliseconds per step and start on {len(x)} x {x.shape[1]} samples of {name}: median and half the "
+        "interquartile range. Leaves a sample: those of the initial splits with a probability above about "
+        f"{sharp.TOLERANCE:g} (nan: more than 64); splits skipped: of all splits of all samples, of paths that are "
+        "followed. Where there is room for fewer paths than there are, the step is that of all leaves."
+    )
+    benchmark.write("bench_sharp", "--data-dir DATA", header, rows, notes, committed=options.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Time that people wait: fits by default in a fresh process and again, cross-validation, tuning, bagging.
+
+python -m experiments.bench_time [--data-dir FOLDER] [--repeats 3] [--jobs regressor classifier ...] [--write]
+
+Each job runs in a process of its own, several times; the first time counts from the start of the process, with the
+import of the library and compilation, and no program is kept on disk.
+"""
+
+import argparse
+from collections.abc import Callable
+import json
+import sys
+import time
+from typing import Any
+
+from experiments import benchmark
+
+FORESTS = 100  # trees
+Score = tuple[float, float]  # ours, the peer's
+
+
+def _split(name: str, data_dir: str | None) -> Any:
+    from sklearn.model_selection import train_test_split
+
+    from experiments import data
+
+    table = data.load(name, data_dir=data_dir)
+    return train_test_split(table.x, table.y, train_size=0.75, random_state=0)
+
+
+def _estimator(name: str, classifies: bool, data_dir: str | None) -> Callable[[], Score]:
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+
+    from jtrees.estimators import TreeClassifier, TreeRegressor
+
+    x, x_test, y, y_test = _split(name, data_dir)
+
+    def fit() -> Score:
+        ours, forest = (
+            (TreeClassifier, RandomForestClassifier) if classifies else (TreeRegressor, RandomForestRegressor)
+        )
+        model = ours(random_state=0).fit(x, y)
+        model.predict(x_test)
+        seconds.append(time.time())
+        peer = forest(FORESTS, random_state=0).fit(x, y)
+        return model.score(x_test, y_test), peer.score(x_test, y_test)
+
+    return fit
+
+
+def regressor(data_dir: str | None) -> Callable[[], Score]:
+    """`TreeRegressor()` on diabetes."""
+    return _estimator("diabetes", False, data_dir)
+
+
+def classifier(data_dir: str | None) -> Callable[[], Score]:
+    """`TreeClassifier()` on breast cancer."""
+    return _estimator("breast_cancer", True, data_dir)
+
+
+def cross_validation(data_dir: str | None) -> Callable[[], Score]:
+    """Five-fold `cross_val_score` of `TreeRegressor()` on abalone."""
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.model_selection import cross_val_score
+
+    from experiments import data
+    from jtrees.estimators import TreeRegressor
+
+    table = data.load("abalone", data_dir=data_dir)
+
+    def fit() -> Score:
+        ours = cross_val_score(TreeRegressor(random_state=0), table.x, table.y, cv=5).mean()
+        seconds.append(time.time())
+        return ours, cross_val_score(RandomForestRegressor(FORESTS, random_state=0), table.x, table.y, cv=5).mean()
+
+    return fit
+
+
+def _recipe(make: Callable[[Any], Any], name: str, data_dir: str | None) -> Callable[[], Score]:
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.metrics import r2_score
+
+    x, x_test, y, y_test = _split(name, data_dir)
+
+    def fit() -> Score:
+        found = make((x, y))
+        outputs = found.predict(x_test)
+        seconds.append(time.time())
+        return r2_score(y_test, outputs), RandomForestRegressor(FORESTS, random_state=0).fit(x, y).score(x_test, y_test)
+
+    return fit
+
+
+def tuning(data_dir: str | None) -> Callable[[], Score]:
+    """`tune(GET(leaves="linear"))` over depth 1 to 8 on kin8nm."""
+    import jax
+
+    import jtrees
+
+    make = lambda xy: jtrees.tune(
+        jtrees.GET(leaves="linear"), *xy, key=jax.random.key(0), grid={"depth": range(1, 9)}, validation=0.2
+    )
+    return _recipe(make, "kin8nm", data_dir)
+
+
+def bagging(data_dir: str | None) -> Callable[[], Score]:
+    """30 bagged trees of `GET(leaves="linear")`, two starts of 500 epochs, on kin8nm."""
+    import jax
+
+    import jtrees
+
+    base = jtrees.GET(leaves="linear", starts=2, epochs=500)
+    make = lambda xy: jtrees.fit(jtrees.Bagged(base=base, trees=30), *xy, key=jax.random.key(0)).model
+    return _recipe(make, "kin8nm", data_dir)
+
+
+JOBS = {one.__name__: one for one in (regressor, classifier, cross_validation, tuning, bagging)}
+seconds: list[float] = []  # when our part of each fit was done
+
+
+def one(job: str, data_dir: str | None, began: float) -> dict[str, Any]:
+    """Seconds from the start of the process, at ``began``, to the end of the first fit, and of a second; scores."""
+    fit = JOBS[job](data_dir)
+    scores = fit()
+    start = time.time()
+    fit()
+    return {"first": seconds[0] - began, "second": seconds[1] - start, "scores": scores}
+
+
+def main() -> None:
+    """Every job, one after the other."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--jobs", nargs="+", default=[*JOBS], choices=[*JOBS])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data-dir")
+    parser.add_argument("--only", choices=[*JOBS], help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(one(options.only, options.data_dir, options.began)))
+        return
+    folder = ["--data-dir", options.data_dir] if options.data_dir else []
+    rows = []
+    for job in options.jobs:
+        child = lambda job=job: benchmark.child(
+            "experiments.bench_time", "--only", job, "--began", time.time(), *folder
+        )
+        found = [child() for _ in range(options.repeats)]
+        times = [benchmark.spread([each[name] for each in found], 1) for name in ("first", "second")]
+        ours, peer = (f"{100 * score:.2f}" for score in found[0]["scores"])
+        rows.append([(JOBS[job].__doc__ or "").rstrip("."), *times, ours, peer])
+        print(*rows[-1], file=sys.stderr, flush=True)
+    header = ["what", "first, s", "again, s", "score, %", "random forest, %"]
+    notes = (
+        f"Seconds, median of {options.repeats} processes and half the interquartile range: first, from the start of a "
+        "process, imports, compilation and prediction included; again, in the same process. Scores on a quarter of the "
+        f"rows, or of cross-validation: R², or accuracy of classes; the forest has {FORESTS} trees."
+    )
+    benchmark.write("bench_time", "--data-dir DATA", header, rows, notes, committed=options.write)
+
+
+if __name__ == "__main__":
+    main()

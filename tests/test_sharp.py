@@ -1,0 +1,137 @@
+"""The expected loss at the leaves that samples reach, against that of all leaves."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtrees import blocking, leaves as kinds, ops, topology
+from jtrees.routing import sharp
+
+N, P, DEPTH = 60, 3, 5
+NODES = topology.num_nodes(DEPTH)
+
+
+def draw(kind, sharpness, dtype, seed=0):
+    """Splits, leaves, samples, targets and shares (some 0, as of padding)."""
+    rng = np.random.default_rng(seed)
+    weights, bias = sharpness * rng.normal(size=(NODES, P)), sharpness * rng.normal(size=NODES)
+    x, y, share = rng.normal(size=(N, P)), rng.normal(size=N), rng.uniform(size=N) / N
+    share[::7] = 0
+    match kind:
+        case "constant":
+            leaves = kinds.Constant(rng.normal(size=NODES + 1))
+        case "linear":
+            leaves = kinds.Linear(rng.normal(size=(NODES + 1, P)), rng.normal(size=NODES + 1))
+        case "several":
+            y = rng.normal(size=(N, 2))
+            leaves = kinds.Linear(rng.normal(size=(NODES + 1, P, 2)), rng.normal(size=(NODES + 1, 2)))
+        case "classes":
+            y, leaves = rng.integers(3, size=N), kinds.Logit(rng.normal(size=(NODES + 1, 3)))
+    cast = lambda a: jnp.asarray(a, dtype if np.issubdtype(a.dtype, np.floating) else np.int32)
+    return jax.tree.map(cast, (weights, bias, leaves, x, y, share))
+
+
+def losses_of(leaves, x, y):
+    return leaves.losses(x, y)
+
+
+def dense(*operands):
+    return ops._visit_in_blocks(None, "sigmoid", *operands)
+
+
+def refuses(*operands):
+    """In place of all leaves: NaN wherever there is a number."""
+    spoilt = lambda a: jnp.full_like(a, jnp.nan) if jnp.issubdtype(a.dtype, jnp.floating) else a
+    return jax.tree.map(spoilt, dense(*operands))
+
+
+def same(one, other, atol):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol * max(1, float(jnp.abs(b).max())))
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "several", "classes"])
+@pytest.mark.parametrize("sharpness", [0.3, 3, 30, 1e3])
+def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
+    operands = draw(kind, sharpness, np.float32)
+    found = sharp.visit(losses_of, 2**DEPTH, refuses, *operands)
+    # A sample has at most 31 certain splits, of 1e-6 of the range of losses each; and float32 is rounded.
+    same(found, dense(*operands), atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "classes"])
+def test_without_tolerance_they_are_the_same_numbers(x64, monkeypatch, kind):
+    monkeypatch.setattr(sharp, "TOLERANCE", 0.0)
+    operands = draw(kind, 1.0, np.float64)
+    same(sharp.visit(losses_of, 2**DEPTH, refuses, *operands), dense(*operands), atol=1e-13)
+
+
+@pytest.mark.parametrize("sharpness", [1, 5, 20])
+def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
+    monkeypatch.setattr(sharp, "TOLERANCE", 1e-3)
+    weights, bias, leaves, x, y, _ = draw("constant", sharpness, np.float64)
+    share = jnp.zeros(N)
+    for i in range(0, N, 6):  # samples by themselves
+        operands = weights, bias, leaves, x, y, share.at[i].set(1)
+        (loss, _), _ = sharp.visit(losses_of, 2**DEPTH, refuses, *operands)
+        (exact, _), _ = dense(*operands)
+        losses = leaves.losses(x[i : i + 1], y[i : i + 1])
+        assert abs(loss - exact) <= NODES * 1e-3 * (losses.max() - losses.min())
+
+
+def test_more_paths_than_there_is_room_for_are_computed_densely():
+    operands = draw("constant", 1.0, np.float32)
+    same(sharp.visit(losses_of, 2, dense, *operands), dense(*operands), atol=1e-6)
+    assert np.isnan(sharp.visit(losses_of, 2, refuses, *operands)[0][0])
+
+
+@pytest.fixture
+def deep(monkeypatch):
+    """Room for paths at the depth of these tests."""
+    monkeypatch.setitem(sharp.WIDTHS, DEPTH, 4)
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "several", "classes"])
+def test_the_expected_loss_takes_them_where_they_are_few(deep, monkeypatch, kind):
+    weights, bias, leaves, x, y, share = draw(kind, 30, np.float32)
+    weight = share / share.mean()
+
+    def loss(weights, bias, leaves):
+        return ops.expected_loss(weights, bias, leaves, x, y, weight=weight)
+
+    of = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
+    found = jax.jit(of)(weights, bias, leaves)
+    monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 25)  # 3 blocks, the last padded
+    same(of(weights, bias, leaves), found, atol=1e-6)
+    monkeypatch.setattr(sharp, "WIDTHS", {DEPTH + 1: 4})
+    same(of(weights, bias, leaves), found, atol=3e-5)
+
+
+def test_each_tree_under_vmap_goes_its_own_way(deep):
+    trees = [draw("constant", sharpness, np.float32, seed)[:3] for seed, sharpness in enumerate([30.0, 0.3])]
+    x, y, _ = draw("constant", 1, np.float32)[3:]
+    loss = lambda weights, bias, leaves: ops.expected_loss(weights, bias, leaves, x, y)[0]
+    of = jax.value_and_grad(loss, argnums=(0, 1, 2))
+    found = jax.vmap(of)(*jax.tree.map(lambda *a: jnp.stack(a), *trees))
+    for i, tree in enumerate(trees):
+        same(jax.tree.map(lambda a, i=i: a[i], found), of(*tree), atol=1e-6)
+
+
+def test_far_and_equal_scores_give_no_nan():
+    weights, bias, leaves, x, y, share = draw("constant", 1.0, np.float32)
+    for scale in (0.0, 1e30):
+        (loss, gradient), leaf = sharp.visit(
+            losses_of, 2**DEPTH, refuses, scale * weights, scale * bias, leaves, x, y, share
+        )
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves((loss, gradient)))
+        np.testing.assert_array_equal(leaf, ops.hard(scale * weights, scale * bias, x))
+
+
+def test_a_second_call_compiles_nothing(deep, count_compilations):
+    weights, bias, leaves, x, y, _ = draw("constant", 30, np.float32)
+    loss = jax.jit(partial(ops.expected_loss, x=x, y=y))
+    loss(weights, bias, leaves)
+    assert count_compilations(loss, 0.5 * weights, bias, leaves) == 0
