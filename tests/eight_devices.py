@@ -14,6 +14,7 @@ from test_battery import METHODS
 
 import jtrees
 from jtrees import blocking, ops, sharding
+from jtrees.routing import sharp
 from jtrees.training import Batch, loop
 
 N, FEATURES = 512, 3
@@ -26,7 +27,7 @@ KEY = jax.random.key(0)
 
 CASES = {name: (make(numbers[0]), CLASS if y.dtype.kind == "i" else Y) for name, (make, numbers, y) in METHODS.items()}
 CASES["tel, by paths"] = (jtrees.methods.tel(4, 3, 0.3, width=6), Y)
-CASES["get, by paths"] = (jtrees.methods.get(8, 100.0), Y)
+CASES["get, by paths"] = (jtrees.methods.get(4, 100.0), Y)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,7 @@ def eight(monkeypatch, standard_promotion):
     assert jax.device_count() == 8
     monkeypatch.setattr(blocking, "_ELEMENTS_CPU", 2**7)
     monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 32)
+    monkeypatch.setitem(sharp.WIDTHS, 4, 6)
 
 
 def collectives(text):
