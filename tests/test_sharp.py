@@ -130,6 +130,14 @@ def test_far_and_equal_scores_give_no_nan():
         np.testing.assert_array_equal(leaf, ops.hard(scale * weights, scale * bias, x))
 
 
+@pytest.mark.parametrize("node", [0, NODES - 1])
+def test_splits_that_are_not_numbers_are_in_the_loss(node):
+    weights, bias, leaves, x, y, share = draw("constant", 1.0, np.float32)
+    for spoilt in (bias.at[node].set(jnp.nan), jnp.full_like(bias, jnp.nan)):
+        for width in (1, 2**DEPTH):
+            assert np.isnan(sharp.visit(losses_of, width, dense, weights, spoilt, leaves, x, y, share)[0][0])
+
+
 def test_a_second_call_compiles_nothing(deep, count_compilations):
     weights, bias, leaves, x, y, _ = draw("constant", 30, np.float32)
     loss = jax.jit(partial(ops.expected_loss, x=x, y=y))

@@ -116,7 +116,7 @@ def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
             )
             a, right = step.position(z, chunk.reach), z > 0
             valid = i * many + slot[:many] < count_on_level
-            uncertain = valid & (a > 0) & (a < 1)
+            uncertain = valid & ~((a <= 0) | (a >= 1))  # NaN is uncertain, so that it is in what follows
             rank = jnp.cumsum(uncertain, dtype=jnp.int32)
             slots = jnp.where(uncertain, rank - 1, many + few)
             chosen = jnp.zeros(many + few, jnp.int32).at[slots].set(slot[:many], mode="drop")
