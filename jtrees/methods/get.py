@@ -63,11 +63,11 @@ class GET(Recipe):
 
     Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression); if no start
     beats CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
-    All starts first have a tenth of the epochs, on four fifths of the rows; the fifth of them with the lowest loss on
-    the other rows (or on ``validation``) go on with all rows and all epochs (successive halving). Half of the random
-    starts are preconditioned; constant leaves are finally drawn towards their ancestors', which raises the loss on the
-    training data. The paper has none of these: ``halving=False``, ``precondition=0`` and ``shrink=False`` are its
-    procedure, at three times the work.
+    All starts first have a tenth of the epochs; the best fifth of them go on with all epochs (successive halving). The
+    best are those by ``validation``; without it, by a fifth of the rows, which the others are trained without at first,
+    or for linear leaves by the criterion. Half of the random starts are preconditioned; constant leaves are finally
+    drawn towards their ancestors', which raises the loss on the training data. The paper has none of these:
+    ``halving=False``, ``precondition=0`` and ``shrink=False`` are its procedure, at three times the work.
 
     The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the
     loss of the best hard tree under each, and its epoch. With halving the short stages come first; in the others, the

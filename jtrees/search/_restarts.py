@@ -96,7 +96,7 @@ class Start(NamedTuple):
     Attributes:
       splits: splits of the first m starts, ``(m, nodes, p)``, or None.
       spectrum: of the features, or None without preconditioning.
-      held_out: rows that the short stages leave out, ``(n,)``, or None without halving.
+      held_out: rows that the short stages leave out, ``(n,)``, or None.
     """
 
     splits: ObliqueTree | None
@@ -173,9 +173,10 @@ def restarts(
     is initialised with the hard tree of the previous one. Hard trees are evaluated during training and the best is kept
     (every epoch for constant leaves and classes, about 20 times in a stage where an evaluation costs more).
 
-    With ``halving``, all starts have a tenth of the epochs under each sharpness, on four fifths of the rows. The fifth
-    of them (at least two) with the lowest loss on the other rows (on a validation set, if there is one) then train on
-    all rows, for all epochs under each sharpness, from their best trees.
+    With ``halving``, all starts have a tenth of the epochs under each sharpness. The fifth of them (at least two) with
+    the lowest loss on the validation set then train for all epochs under each sharpness, from their best trees. Without
+    such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
+    as it is an expected error already.
 
     Args:
       task: what is predicted.
@@ -305,32 +306,38 @@ def restarts(
 
     def ranked(state: Runs, batch: Batch, validation: Batch | None) -> Run:
         """Returns the starts, the best first, at their best trees."""
-        inside, outside = state.weight(batch, True, False), state.weight(batch, False, True)
         best = jax.vmap(_best_so_far)(state.runs)
+        scores = best.score
+        if holds_out(state, validation):
+            inside, outside = state.weight(batch, True, False), state.weight(batch, False, True)
 
-        def evaluated(run: Run, splits: ObliqueTree) -> Array:
-            tree = run.on_x(splits).replace(leaves=kind.empty(num_leaves, p, task.shape, batch.x.dtype))
-            outputs = tree.refit(*batch._replace(weight=inside)).apply(batch.x)
-            # Not over the sum of weights, another sum over devices, which depends on none of those of the refit.
-            return (outside * task.prediction_loss(outputs, batch.y)).sum()
+            def evaluated(run: Run, splits: ObliqueTree) -> Array:
+                tree = run.on_x(splits).replace(leaves=kind.empty(num_leaves, p, task.shape, batch.x.dtype))
+                outputs = tree.refit(*batch._replace(weight=inside)).apply(batch.x)
+                # Not over the sum of weights, another sum over devices, which depends on none of those of the refit.
+                return (outside * task.prediction_loss(outputs, batch.y)).sum()
 
-        scores = best.score if validation is not None else map_starts(evaluated, state.runs, best.params)
+            scores = map_starts(evaluated, state.runs, best.params)
+            best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
         order = jnp.argsort(jnp.where(state.runs.training.finite, scores, jnp.inf))
-        # The scores so far are of fewer rows.
-        cleared = best.replace(score=jnp.full_like(best.score, jnp.inf))
-        return jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=cleared))
+        return jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=best))
+
+    def holds_out(state: Runs, validation: Batch | None) -> bool:
+        """Whether the short stages leave rows out."""
+        return state.held_out is not None and validation is None
 
     def one_round(at: Round, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Runs, Array]:
         if not halving:
             runs, losses = map_starts(lambda run: advanced(at, run, batch, validation), state.runs)
             return state._replace(runs=runs), losses
         begins, short = (at.stage == stages) & (at.before == 0), at.stage < stages
+        weights = lambda short: state.weight(batch, True, ~short) if holds_out(state, validation) else batch.weight
         # The weights come out of the branch, too, for what follows to depend on it: of two sums over devices that are
         # independent, one device may begin with one and the next with the other, and wait for ever (XLA on a CPU).
         runs, weight = jax.lax.cond(
             begins,
-            lambda: (ranked(state, batch, validation), state.weight(batch, True, True)),
-            lambda: (state.runs, state.weight(batch, True, ~short)),
+            lambda: (ranked(state, batch, validation), weights(jnp.array(False))),
+            lambda: (state.runs, weights(short)),
         )
         rows = batch._replace(weight=weight)
         none = jnp.full((starts, at.most), jnp.nan, batch.x.dtype)
@@ -356,7 +363,7 @@ def restarts(
         if cart:
             tree = grown_cart(without_padding(batch), task, depth, leaves)
             splits = jax.tree.map(lambda a: np.asarray(a)[None], tree)
-        held_out = drawn_rows(batch, key) if halving else None
+        held_out = drawn_rows(batch, key) if halving and leaves == "constant" else None
         return Start(splits, spectrum(batch) if conditioned else None, held_out)
 
     def scaling(table: Table) -> Scaling:
