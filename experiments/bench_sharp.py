@@ -1,6 +1,6 @@
 """Speed of GET's training step where routing is sharp: leaves that samples reach, against all leaves.
 
-python -m experiments.bench_sharp [--data-dir FOLDER] [--depth 7 8 9 10 12 14] [--sharpness 15 100] [--write]
+python -m experiments.bench_sharp [--data-dir FOLDER] [--depth 9 10 12 14] [--sharpness 15 100] [--write]
 
 A step is one of ``jtrees.train``, hard evaluation included, in runs of two starts, on cpu-act as in bench_training. In
 turns: the step as the library chooses, the same with all leaves (not for depth 14), and what a step over all leaves
@@ -69,7 +69,7 @@ def measured(depth: int, sharpness: float, x: jax.Array, y: jax.Array) -> dict[s
 def main() -> None:
     """Every depth and sharpness, one after the other."""
     parser = benchmark.parser(__doc__)
-    parser.add_argument("--depth", nargs="+", type=int, default=[7, 8, 9, 10, 12, 14])
+    parser.add_argument("--depth", nargs="+", type=int, default=[9, 10, 12, 14])
     parser.add_argument("--sharpness", nargs="+", type=float, default=[15, 100])
     parser.add_argument("--data-dir")
     options = parser.parse_args()

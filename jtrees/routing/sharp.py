@@ -21,8 +21,8 @@ TOLERANCE = 1e-6
 
 # Paths per sample by depth, on average, for which there is room: somewhat below the number at which paths take as long
 # as all splits, as what does not fit costs both. Measured on two cores with 6144 x 21 samples: 2.1, 2.9, 4.2, 6.1 and
-# 15 at depth 7, 8, 9, 10 and 12; depth 11 is interpolated. In trees that are shallower all splits are as fast.
-WIDTHS = {8: 2.5, 9: 3.5, 10: 5, 11: 8, 12: 13}
+# 15 at depth 7, 8, 9, 10 and 12; depth 11 is interpolated. At depth 8 whole fits, whose sharpness grows, were slower.
+WIDTHS = {9: 3.5, 10: 5, 11: 8, 12: 13}
 
 
 def width_of(depth: int) -> float | None:
