@@ -19,43 +19,34 @@ FORESTS = 100  # trees
 Score = tuple[float, float]  # ours, the peer's
 
 
-def _split(name: str, data_dir: str | None) -> Any:
-    from sklearn.model_selection import train_test_split
-
-    from experiments import data
-
-    table = data.load(name, data_dir=data_dir)
-    return train_test_split(table.x, table.y, train_size=0.75, random_state=0)
-
-
-def _estimator(name: str, classifies: bool, data_dir: str | None) -> Callable[[], Score]:
+def _estimator(classifies: bool) -> Callable[[], Score]:
+    from sklearn.datasets import load_breast_cancer, load_diabetes
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+    from sklearn.model_selection import train_test_split
 
     from jtrees.estimators import TreeClassifier, TreeRegressor
 
-    x, x_test, y, y_test = _split(name, data_dir)
+    loaded: Any = (load_breast_cancer if classifies else load_diabetes)(return_X_y=True)
+    x, x_test, y, y_test = train_test_split(*loaded, train_size=0.75, random_state=0)
 
     def fit() -> Score:
-        ours, forest = (
-            (TreeClassifier, RandomForestClassifier) if classifies else (TreeRegressor, RandomForestRegressor)
-        )
-        model = ours(random_state=0).fit(x, y)
-        model.predict(x_test)
+        model = (TreeClassifier if classifies else TreeRegressor)(random_state=0).fit(x, y)
+        score = model.score(x_test, y_test)
         seconds.append(time.time())
-        peer = forest(FORESTS, random_state=0).fit(x, y)
-        return model.score(x_test, y_test), peer.score(x_test, y_test)
+        peer = (RandomForestClassifier if classifies else RandomForestRegressor)(FORESTS, random_state=0)
+        return score, peer.fit(x, y).score(x_test, y_test)
 
     return fit
 
 
 def regressor(data_dir: str | None) -> Callable[[], Score]:
     """`TreeRegressor()` on diabetes."""
-    return _estimator("diabetes", False, data_dir)
+    return _estimator(False)
 
 
 def classifier(data_dir: str | None) -> Callable[[], Score]:
     """`TreeClassifier()` on breast cancer."""
-    return _estimator("breast_cancer", True, data_dir)
+    return _estimator(True)
 
 
 def cross_validation(data_dir: str | None) -> Callable[[], Score]:
@@ -79,8 +70,12 @@ def cross_validation(data_dir: str | None) -> Callable[[], Score]:
 def _recipe(make: Callable[[Any], Any], name: str, data_dir: str | None) -> Callable[[], Score]:
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.metrics import r2_score
+    from sklearn.model_selection import train_test_split
 
-    x, x_test, y, y_test = _split(name, data_dir)
+    from experiments import data
+
+    table = data.load(name, data_dir=data_dir)
+    x, x_test, y, y_test = train_test_split(table.x, table.y, train_size=0.75, random_state=0)
 
     def fit() -> Score:
         found = make((x, y))
