@@ -27,7 +27,8 @@ def _estimator(classifies: bool) -> Callable[[], Score]:
     from jtrees.estimators import TreeClassifier, TreeRegressor
 
     loaded: Any = (load_breast_cancer if classifies else load_diabetes)(return_X_y=True)
-    x, x_test, y, y_test = train_test_split(*loaded, train_size=0.75, random_state=0)
+    parts: Any = train_test_split(*loaded, train_size=0.75, random_state=0)
+    x, x_test, y, y_test = parts
 
     def fit() -> Score:
         model = (TreeClassifier if classifies else TreeRegressor)(random_state=0).fit(x, y)
