@@ -148,11 +148,13 @@ def main() -> None:
         print(*rows[-1], file=sys.stderr, flush=True)
     header = ["what", "first, s", "again, s", "score, %", "random forest, %"]
     notes = (
-        f"Seconds, median of {options.repeats} processes and half the interquartile range: first, from the start of a "
+        f"Seconds in {options.repeats} processes, median and half the interquartile range: first, from the start of a "
         "process, imports, compilation and prediction included; again, in the same process. Scores on a quarter of the "
         f"rows, or of cross-validation: R², or accuracy of classes; the forest has {FORESTS} trees."
     )
-    benchmark.write("bench_time", "--data-dir DATA", header, rows, notes, committed=options.write)
+    jobs = "" if len(options.jobs) == len(JOBS) else f"--jobs {' '.join(options.jobs)} "
+    arguments = f"--data-dir DATA {jobs}--repeats {options.repeats}"
+    benchmark.write("bench_time", arguments, header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":

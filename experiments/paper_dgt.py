@@ -102,7 +102,9 @@ def task(name: str) -> Any:
 
 def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: int | None = None) -> jtrees.FitResult:
     """A tree by DGT with some options, or a forest."""
-    recipe: Any = jtrees.DGT(depth=SETS[name].depth, epochs=SETS[name].epochs, precondition=0.0, **options)
+    recipe: Any = jtrees.DGT(
+        depth=SETS[name].depth, epochs=SETS[name].epochs, precondition=0.0, early_stopping=False, **options
+    )
     recipe = recipe if trees is None else jtrees.Bagged(base=recipe, trees=trees)
     return jtrees.fit(recipe, *split[:2], key=jax.random.key(key), task=task(name))
 
@@ -113,7 +115,7 @@ def chosen(name: str, split: Split) -> dict[str, Any]:
     if len(split[0]) > LARGE:
         keys, epochs = 1, epochs // 2
     recipe, how = (
-        jtrees.DGT(depth=SETS[name].depth, epochs=epochs, precondition=0.0),
+        jtrees.DGT(depth=SETS[name].depth, epochs=epochs, precondition=0.0, early_stopping=False),
         {"validation": 1 / 6, "task": task(name)},
     )
     tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report["tuning"]

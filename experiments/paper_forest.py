@@ -60,7 +60,9 @@ def get_forest(split: Split, seed: int) -> dict[str, Any]:
 def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
     """A forest of DGT, untuned."""
     epochs = max(10, UPDATES * 128 // len(split[0]))
-    return fitted(jtrees.Bagged(jtrees.DGT(depth=6, epochs=epochs, precondition=0.0), trees=30), split, seed)
+    return fitted(
+        jtrees.Bagged(jtrees.DGT(depth=6, epochs=epochs, precondition=0.0, early_stopping=False), trees=30), split, seed
+    )
 
 
 def boosting(split: Split, seed: int) -> dict[str, Any]:

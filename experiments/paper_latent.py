@@ -96,7 +96,7 @@ def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
 def recipe(width: int, epochs: int, **options: Any) -> jtrees.LatentTree:
     """LatentTree with a predictor of some width."""
     mlp: Any = {"predictor": "mlp", "hidden": width, "dropout": 0.1} if width else {}
-    return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, precondition=0.0, **mlp, **options)
+    return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, precondition=0.0, early_stopping=False, **mlp, **options)
 
 
 def task(classes: bool) -> Any:
@@ -187,7 +187,10 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
     for seed in range(seeds):
         rows, rest = train_test_split(np.arange(len(table.x)), test_size=0.4, random_state=seed, stratify=table.y)
         validation, test = train_test_split(rest, test_size=0.5, random_state=seed)
-        clusters, held_out = jtrees.LatentClustering(target_features=(0, 1)), (table.x[validation], table.y[validation])
+        clusters, held_out = (
+            jtrees.LatentClustering(target_features=(0, 1), early_stopping=False),
+            (table.x[validation], table.y[validation]),
+        )
         fit: Any = jtrees.tune(clusters, table.x[rows], key=jax.random.key(seed), grid=grid, validation=held_out)
         picked.append(list(fit.report["chosen"].values()))
         means = hierarchical_kmeans(table.x[rows], table.x, fit.report["chosen"]["depth"], seed)

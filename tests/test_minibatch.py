@@ -66,7 +66,8 @@ def test_the_best_epoch_by_validation_is_kept(noise, recipe):
     assert result.loss == pytest.approx(mse(result.model, *held_out), rel=1e-5)
     assert last.loss == pytest.approx(mse(last.model, *train), rel=1e-5)
     assert mse(result.model, *held_out) < mse(last.model, *held_out)
-    np.testing.assert_array_equal(result.history, last.history)  # not trained on
+    updates = result.report["updates"]
+    np.testing.assert_array_equal(result.history[:updates], last.history[:updates])  # not trained on
 
 
 def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, monkeypatch):
@@ -77,10 +78,70 @@ def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, mo
     for rounds in range(1, 4):
         monkeypatch.setattr(Monitor, "should_stop", lambda monitor, done, losses, last=rounds: done == last)
         result = fit()
-        assert result.step % 4 == 0 and result.step <= 20 * rounds == len(result.history)
+        assert result.step % 4 == 0 and result.step <= len(result.history) == min(20 * rounds, len(whole.history))
         np.testing.assert_array_equal(result.history, whole.history[: 20 * rounds])
         losses.append(result.loss)
     assert losses == sorted(losses, reverse=True) and losses[-1] >= whole.loss
+
+
+LONG: tuple = (
+    (DGT.replace(epochs=120), 44),
+    pytest.param(jtrees.LatentTree(depth=2, batch_size=50, epochs=120), 30, marks=pytest.mark.slow),
+)
+
+
+@pytest.mark.parametrize(("recipe", "patience"), LONG, ids=["DGT", "LatentTree"])
+def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(recipe, patience, noise, monkeypatch):
+    train, held_out = noise
+    fit = lambda recipe: jtrees.fit(recipe, *train, key=KEY, validation=held_out)
+    whole, results = fit(recipe.replace(early_stopping=False)), []
+    for steps in (1, 25, 256):  # it ends at the same update, however long a round is
+        monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements, steps=steps: steps)
+        jax.clear_caches()
+        results.append(fit(recipe))
+    one, *others = results
+    updates = one.step + patience + 1  # one mini-batch an epoch: the last was the first beyond the patience
+    assert one.report["updates"] == updates == len(one.history) < 120
+    for other in others:
+        assert other.step == one.step and other.loss == one.loss and other.report["updates"] == updates
+        np.testing.assert_array_equal(other.predict(train[0]), one.predict(train[0]))
+        np.testing.assert_array_equal(other.history, whole.history[:updates])
+    assert whole.loss <= one.loss and whole.report["updates"] == 120
+
+
+def test_a_latent_tree_ends_when_its_learning_rate_has_vanished(noise, monkeypatch):
+    train, held_out = noise
+    recipe = jtrees.LatentTree(depth=2, batch_size=25, epochs=200, patience=3, dropout=0.0)
+    results, whole = [], jtrees.fit(recipe.replace(early_stopping=False), *train, key=KEY)
+    for steps in (1, 23, 1000):  # it ends at the same update, however long a round is
+        monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements, steps=steps: steps)
+        jax.clear_caches()
+        results.append(jtrees.fit(recipe, *train, key=KEY))
+    one, *others = results
+    updates = one.report["updates"]
+    assert one.step == updates == len(one.history) and 12 < updates < len(whole.history) // 2
+    # What is left out moves weights by at most the sum of the learning rates, a thousandth and less.
+    np.testing.assert_allclose(one.predict(held_out[0]), whole.predict(held_out[0]), atol=0.02)
+    assert not np.array_equal(one.predict(held_out[0]), whole.predict(held_out[0]))
+    for other in others:
+        assert (other.step, other.loss, other.report["updates"]) == (updates, one.loss, updates)
+        np.testing.assert_array_equal(other.predict(train[0]), one.predict(train[0]))
+        np.testing.assert_array_equal(other.history, whole.history[:updates])
+
+
+def test_runs_side_by_side_end_when_they_would_alone(noise):
+    train, held_out = noise
+    recipe = LONG[0][0]
+    best = jtrees.fit(jtrees.BestOf(recipe, runs=4), *train, key=KEY, validation=held_out)
+    updates = best.report["updates"]
+    assert len(set(updates)) > 1 and best.step + 45 in updates
+    options = {"learning_rate": [0.003, 0.02]}
+    swept = jtrees.sweep(recipe, *train, grid=options, key=KEY, validation=held_out).fits.ravel()
+    for rate, fit in zip(options["learning_rate"], swept, strict=True):
+        alone = jtrees.fit(
+            recipe.replace(learning_rate=rate), *train, key=jax.random.fold_in(KEY, 0), validation=held_out
+        )
+        assert (alone.step, alone.report["updates"]) == (fit.step, fit.report["updates"])
 
 
 def off_one_hot(outputs, y):

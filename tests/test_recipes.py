@@ -222,6 +222,13 @@ def test_progress_in_a_pipe_is_some_lines(table, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("Polynomials: round 4 of 4, loss ")
 
 
+@pytest.mark.usefixtures("standard_promotion")
+def test_progress_says_how_many_runs_go_on(table, capsys):
+    recipe = jtrees.GET(depth=2, starts=5, epochs=200)
+    fit(table, recipe, progress=True)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(", 2 of 5 runs")
+
+
 def test_progress_in_a_terminal_is_a_bar_with_the_loss(table, capsys, monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes it for a terminal

@@ -130,6 +130,7 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     assert (steps[:, :stages] <= 3).all() and (steps <= 30).all() and steps[best, stages:].max() > 3
     assert history.shape == (10, 33 * stages) and np.isfinite(history[:, : 3 * stages]).all()
     assert (np.isfinite(history).all(1) == np.isin(np.arange(10), best)).all()
+    assert (result.report["updates"] == np.where(np.isin(np.arange(10), best), 33, 3) * stages).all()
     losses = losses[:, stages:]  # the others are of fewer rows
     assert result.report["chosen"] == losses.min(1).argmin() and result.loss == pytest.approx(losses.min(), rel=1e-3)
 

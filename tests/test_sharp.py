@@ -10,6 +10,8 @@ import pytest
 from jtrees import blocking, leaves as kinds, ops, topology
 from jtrees.routing import sharp
 
+slow = pytest.mark.slow
+
 N, P, DEPTH = 60, 3, 5
 NODES = topology.num_nodes(DEPTH)
 
@@ -54,7 +56,7 @@ def same(one, other, atol):
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "several", "classes"])
-@pytest.mark.parametrize("sharpness", [0.3, 3, 30, 1e3])
+@pytest.mark.parametrize("sharpness", [pytest.param(0.3, marks=slow), 3, pytest.param(30, marks=slow), 1e3])
 def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
     operands = draw(kind, sharpness, np.float32)
     found = sharp.visit(losses_of, 2**DEPTH, refuses, *operands)
@@ -69,7 +71,7 @@ def test_without_tolerance_they_are_the_same_numbers(x64, monkeypatch, kind):
     same(sharp.visit(losses_of, 2**DEPTH, refuses, *operands), dense(*operands), atol=1e-13)
 
 
-@pytest.mark.parametrize("sharpness", [1, 5, 20])
+@pytest.mark.parametrize("sharpness", [pytest.param(1, marks=slow), 5, pytest.param(20, marks=slow)])
 def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
     monkeypatch.setattr(sharp, "TOLERANCE", 1e-3)
     weights, bias, leaves, x, y, _ = draw("constant", sharpness, np.float64)

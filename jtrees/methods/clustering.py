@@ -44,6 +44,8 @@ class LatentClustering(LatentTree):
       hidden: not used.
       dropout: not used.
       patience: epochs without a lower loss before the learning rate is reduced.
+      early_stopping: whether training ends once the learning rate is a thousandth of the initial one, or after a
+        quarter of the updates without a lower loss on ``validation``.
       precondition: ``"auto"``: clustering is by distance, and never preconditioned.
     """
 

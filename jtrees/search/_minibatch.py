@@ -1,8 +1,10 @@
 """A search that is one training run on mini-batches."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import optax
@@ -71,6 +73,8 @@ def minibatch(
     extra: Callable[[Any, Batch], Any] = lambda params, batch: None,
     score: Callable[[Any, Batch], Array] | None = None,
     finish: Callable[..., Finished] | None = None,
+    patience: int | None = None,
+    vanished: Callable[[Any], tuple[Array, Array]] | None = None,
     **more: Any,
 ) -> Search:
     """Returns the search of one mini-batch run; a validation set, evaluated once an epoch, chooses the parameters.
@@ -87,6 +91,10 @@ def minibatch(
       extra: ``(params, batch) ->`` further values for ``finish``.
       score: ``(params, batch) -> scalar`` in place of the task's loss of the outputs.
       finish: as for :class:`Search`; the default expects the model to be a tree.
+      patience: number of updates without a lower loss on the validation set after which the run ends; None: it does not
+        end early by it.
+      vanished: ``opt_state -> (whether updates have become zero for good, number of updates before)``, where the run
+        ends; None: they do not.
       **more: other fields of the :class:`Search`.
     """
 
@@ -96,6 +104,19 @@ def minibatch(
         if outputs is not None:
             return evaluated(task, outputs(params, batch, by.x), by)
         return prediction_loss(task, method.harden(params, batch), by)
+
+    endless = patience is None and vanished is None
+
+    def length(state: training.TrainState) -> Array:
+        """Returns the number of updates of the run: all, unless it has ended early."""
+        count = jnp.int32(schedule.steps)
+        if patience is not None:
+            over = training.is_over(state, patience)
+            count = jnp.where(over, state.best.step + patience + 1, count)
+        if vanished is not None:
+            has_vanished, updates = vanished(state.opt_state)
+            count = jnp.where(has_vanished, jnp.minimum(count, updates), count)
+        return count
 
     def init(start: Any, batch: Batch, *, key: Array) -> training.TrainState:
         return training.start(method, batch, key=key, optimizer=optimizer)
@@ -110,18 +131,28 @@ def minibatch(
             batch_size=schedule.batch_size,
             score_every=0 if validation is None else schedule.steps_per_epoch,
             score=None if validation is None else lambda params: evaluate(params, batch, validation),
+            patience=patience,
         )
         state, history = training.advance_up_to(once, state, at.count, at.most, step=at.before)
-        return state, history.losses
+        # The rest of the round in which the run ended is as if it were not taken, however long rounds are.
+        taken = at.before + jnp.arange(at.most) < length(state)
+        return state, history.losses if endless else jnp.where(taken, history.losses, jnp.nan)
+
+    def following(i: Array, state: training.TrainState, rounds: Rounds) -> Array:
+        return i if endless else jnp.where(length(state) <= state.step, rounds.count, i)
 
     def result(state: training.TrainState, batch: Batch, validation: Batch | None) -> SearchResult:
         by = batch if validation is None else validation
+        if patience is not None:
+            over, last = training.is_over(state, patience), state.params
+            state = state.replace(params=jax.tree.map(partial(jnp.where, over), state.best.params, last))
         best = training.best(method, state, batch, score=lambda params: evaluate(params, batch, by))
         trained_model = (method.harden if model is None else model)(best.params, batch)
-        return SearchResult(trained_model, best.score, jnp.isfinite(best.score), best.step, extra(best.params, batch))
+        step = jnp.minimum(best.step, length(state))
+        return SearchResult(trained_model, best.score, jnp.isfinite(best.score), step, extra(best.params, batch))
 
     def finish_tree(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         return finished_tree(result, data, task)
 
     rounds = Rounds((schedule.steps,), schedule.batch_size * elements_per_sample)
-    return Search(task, rounds, init, one_round, result, finish or finish_tree, **more)
+    return Search(task, rounds, init, one_round, result, finish or finish_tree, next=following, **more)

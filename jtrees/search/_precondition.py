@@ -226,11 +226,13 @@ def preconditioned(
     def following(i: Array, state: Trials, rounds: Rounds) -> Array:
         first = jnp.asarray(rounds.first[::parts])  # rounds of the runs
         run = jnp.searchsorted(first, i, side="right") - 1
+        over = base.next(i, state.run, rounds) > i
         if stop_early:
             _, before = place_of(rounds.at(jnp.minimum(i, rounds.count - 1)))
-            over = (run <= trials) & (i > first[run]) & is_over(state, run, before)
-            i, run = jnp.where(over, first[jnp.minimum(run, trials) + 1], i), run + over
-        return jnp.where(is_needed(state, run), i, first[trials])
+            over |= is_over(state, run, before)
+        over &= (run <= trials) & (i > first[run])  # in the first round of a run its state is that of the run before
+        i, run = jnp.where(over, first[jnp.minimum(run, trials) + 1], i), run + over.astype(run.dtype)
+        return jnp.where(is_needed(state, run), i, first[trials]) if trials else i
 
     def result(state: Trials, batch: Batch, validation: Batch | None) -> SearchResult:
         data, m = mapped(state, batch)
@@ -248,8 +250,7 @@ def preconditioned(
         return finished._replace(report=finished.report | report)
 
     functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
-    if trials:
-        functions["next"] = following
+    functions["next"] = following
     return base._replace(rounds=Rounds(of_trials + of_run, base.rounds.elements, len(of_trials)), **functions)
 
 

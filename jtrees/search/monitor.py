@@ -38,7 +38,7 @@ class Monitor:
     @contextlib.contextmanager
     def over(self, rounds: int, name: str = "") -> Any:
         """Context of a search of ``rounds`` rounds by the recipe ``name``."""
-        with _bar(rounds, name) if self.progress else contextlib.nullcontext(lambda done, loss: None) as self._bar:
+        with _bar(rounds, name) if self.progress else contextlib.nullcontext(lambda done, text: None) as self._bar:
             self._last, self._rounds = None, rounds
             yield
 
@@ -54,9 +54,11 @@ class Monitor:
         return self.ended == "finished"
 
     def should_stop(self, done: int, losses: np.ndarray) -> bool:
-        """Whether to stop before round ``done``, the last round's losses being ``losses``."""
-        finite = losses[np.isfinite(losses)]
-        self._bar(done, float(finite.min()) if finite.size else float("nan"))
+        """Whether to stop before round ``done``, the last round's losses being ``losses``, ``(..., steps)``."""
+        finite = np.isfinite(losses)
+        lowest, runs = np.min(losses, where=finite, initial=np.inf), finite.any(-1)
+        dropped = f", {runs.sum()} of {runs.size} runs" if not runs.all() else ""
+        self._bar(done, f"loss {lowest if finite.any() else np.nan:.4g}{dropped}")
         now = time.monotonic()
         # The first round includes compilation, so its time does not predict the next.
         seconds, self._last = 0.0 if self._last is None else now - self._last, now
@@ -77,11 +79,11 @@ def _bar(rounds: int, name: str) -> Any:
     else:
         console = Console()
     if console is None or not (console.is_terminal or console.is_jupyter):
-        line = lambda done, loss: print(f"{name}: round {done} of {rounds}, loss {loss:.4g}", flush=True)
-        yield lambda done, loss: line(done, loss) if 10 * done // rounds > 10 * (done - 1) // rounds else None
+        line = lambda done, text: print(f"{name}: round {done} of {rounds}, {text}", flush=True)
+        yield lambda done, text: line(done, text) if 10 * done // rounds > 10 * (done - 1) // rounds else None
         return
-    text = TextColumn("{task.description}"), TextColumn("loss {task.fields[loss]}")
+    text = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
     columns = (text[0], BarColumn(), text[1], TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(name, total=rounds, loss="-")
-        yield lambda done, loss: progress.update(task, completed=done, loss=f"{loss:.4g}")
+        task = progress.add_task(name, total=rounds, text="")
+        yield lambda done, text: progress.update(task, completed=done, text=text)

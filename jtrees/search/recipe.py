@@ -198,7 +198,7 @@ class Recipe:
         return y
 
     def replace(self, **options: Any) -> Any:
-        """Returns the recipe with other options (provided by flax)."""
+        """Returns the recipe with other options (provided by :func:`jtrees.pytree.dataclass`)."""
         raise NotImplementedError
 
 

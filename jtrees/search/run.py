@@ -43,10 +43,12 @@ class FitResult:
       loss: the loss the model was chosen by: mean squared error (of several targets on targets scaled to [0, 1]) or
         mean log loss, on ``validation`` if given, else on the training data; recipes document exceptions.
       step: number of updates before the model was evaluated.
-      history: training loss before each update, on scaled data, steps last; NaN for steps that a run did not take.
+      history: training loss before each update, on scaled data, steps last, up to the last that any run took; NaN
+        where a run did not take it.
       report: further results by name: see the recipe. Always present: ``recipe``, its name and options as plain data;
-        ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``. From :func:`fit`, where the loss is squared
-        error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
+        ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``; ``updates``, the number of updates that
+        each run in the history took before it ended, was dropped or became non-finite. From :func:`fit`, where the loss
+        is squared error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
         :func:`jtrees.data.baselines.baselines`).
     """
 
@@ -389,6 +391,9 @@ def fits_of(
             try:
                 finished = own_search.finish(result, start.start, rows, key=start.finish_key, monitor=monitor)
                 report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
+                taken = np.isfinite(history)
+                history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
+                report["updates"] = taken.sum(-1)
                 fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
             except FloatingPointError as error:
                 fitted = error

@@ -14,6 +14,7 @@ from jtrees.training.loop import (
     at_step as at_step,
     best as best,
     init_state as init_state,
+    is_over as is_over,
     normalised as normalised,
     one_step as one_step,
     start as start,
@@ -27,6 +28,7 @@ from jtrees.training.optimizers import (
     lazy_adam as lazy_adam,
     lazy_momentum as lazy_momentum,
     momentum_step as momentum_step,
+    reduce_until_vanished as reduce_until_vanished,
     rmsprop as rmsprop,
 )
 from jtrees.training.parallel import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start

@@ -232,12 +232,14 @@ def one_step(
     score_every: int | Array = 0,
     score: Callable[[Params], Array] | None = None,
     last: int | Array | None = None,
+    patience: int | None = None,
 ) -> Callable[..., tuple[TrainState, History]]:
     """Returns a step of :func:`advance` as a function ``(state, shared_step=None) -> (state, History(loss, score))``.
 
     ``shared_step`` is the number of the step where a search counts for all runs side by side, so that branches on it
-    stay branches under ``vmap``; None: ``state.step``. The score is also evaluated before step ``last``. Without
-    scores, ``method`` may be the ``update`` of a method.
+    stay branches under ``vmap``; None: ``state.step``. The score is also evaluated before step ``last``. The best
+    parameters do not change any more once :func:`is_over` with this ``patience``. Without scores, ``method`` may be the
+    ``update`` of a method.
     """
     n, dtype = data.x.shape[0], data.x.dtype
     traced = isinstance(score_every, jax.Array)
@@ -278,8 +280,10 @@ def one_step(
             score_now = lambda: _score(method, state, data, score).astype(dtype)  # type: ignore[arg-type]
             score_value = jax.lax.cond(due, score_now, lambda: score_value)
 
+            counts = score_value if patience is None else jnp.where(is_over(state, patience), jnp.inf, score_value)
+
             def keep_better(carry: tuple[Best, Array]) -> tuple[Best, Array]:
-                return _better(carry[0], Best(state.params, score_value, state.step)), carry[1] + 1
+                return _better(carry[0], Best(state.params, counts, state.step)), carry[1] + 1
 
             best_so_far, evaluations = apply_in_place_if(due, keep_better, (best_so_far, jnp.zeros_like(step)))
             # The same number, but it makes the update depend on this evaluation. Otherwise the update might come first,
@@ -299,6 +303,11 @@ def one_step(
         return after, History(loss.astype(dtype), score_value)
 
     return once
+
+
+def is_over(state: TrainState, patience: int) -> Array:
+    """Whether more than ``patience`` steps were taken since the best score, if there is one."""
+    return jnp.isfinite(state.best.score) & (state.step - state.best.step > patience)
 
 
 def _better(old: Best, new: Best) -> Best:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 import optax
 
 from jtrees.training.loop import Number, at_step
@@ -32,6 +32,43 @@ def cosine_cycles(steps: int, cycles: int) -> Callable[[Array | int], Array]:
         return jnp.asarray(optax.cosine_decay_schedule(1.0, 1)(phase))
 
     return fraction
+
+
+# --- A learning rate that vanishes ------------------------------------------------------------------------------------
+
+
+class PlateauState(NamedTuple):
+    """State of :func:`reduce_until_vanished`.
+
+    Attributes:
+      plateau: state of ``optax.contrib.reduce_on_plateau``.
+      updates: number of updates before the learning rate vanished.
+      vanished: whether it has.
+    """
+
+    plateau: Any
+    updates: Int[Array, ""]
+    vanished: Bool[Array, ""]
+
+
+def reduce_until_vanished(
+    *, factor: float, patience: int | Array, accumulation_size: int, least: float
+) -> optax.GradientTransformationExtraArgs:
+    """Returns ``optax.contrib.reduce_on_plateau`` with a scale of exactly 0 once it is below ``least``, so that a run
+    may end there.
+    """
+    reduce: Any = optax.contrib.reduce_on_plateau(factor, patience, accumulation_size=accumulation_size)
+
+    def init(params: Any) -> PlateauState:
+        return PlateauState(reduce.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
+        updates, plateau = reduce.update(updates, state.plateau, params, **more)
+        vanished = plateau.scale < least
+        updates = jax.tree.map(lambda a: jnp.where(vanished, 0, a), updates)
+        return updates, PlateauState(plateau, state.updates + ~vanished, vanished)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 # --- Lazy Adam --------------------------------------------------------------------------------------------------------
