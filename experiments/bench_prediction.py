@@ -36,7 +36,8 @@ def main() -> None:
     models: dict[str, Callable[..., Any]] = {
         f"jtrees, one tree, depth {depth}": oblique(depth, rng).predict for depth in (4, 6, 8, 10, 12)
     }
-    models["scikit-learn, CART, depth 8"] = DecisionTreeRegressor(max_depth=8).fit(x[:20_000], y).predict
+    for depth in (8, 12):
+        models[f"scikit-learn, CART, depth {depth}"] = DecisionTreeRegressor(max_depth=depth).fit(x[:20_000], y).predict
     forest = RandomForestRegressor(100, max_depth=8, n_jobs=-1, random_state=0).fit(x[:20_000], y)
     models["scikit-learn, forest of 100, depth 8"] = forest.predict
     if benchmark.installed("xgboost"):

@@ -5,10 +5,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import io, prediction, pytree, validation as checks
+from jtrees import exact, io, ops, prediction, pytree, validation as checks
 from jtrees.tree import ObliqueTree
 
 
@@ -74,7 +74,7 @@ class Forest:
         """
         if self.combine == "sum" and self.link == "identity":  # the scaling of predictions is that of one tree
             return len(self) * self.replace(combine="mean").predict(x)
-        return prediction.predict(self, x)
+        return prediction.predict(self, x, exactly=_PREDICTIONS if isinstance(self.trees, ObliqueTree) else None)
 
     @property
     def features(self) -> int:
@@ -113,6 +113,27 @@ class Forest:
         if isinstance(self.trees, ObliqueTree):
             shared += f", depth={self.trees.depth}, features={self.trees.weights.shape[-1]}"
         return f"Forest({len(self)} x {shared}, combine={self.combine!r}, link={self.link!r})"
+
+
+def _certain_predictions(forest: Forest, x: jax.Array) -> jax.Array:
+    leaf, uncertain = jax.vmap(lambda tree: ops.hard_and_uncertain(tree.weights, tree.bias, x))(forest.trees)
+    out = _at_leaves(forest, leaf, x)
+    return jnp.where(uncertain.any(0).reshape(-1, *[1] * (out.ndim - 1)), jnp.nan, out)
+
+
+def _at_leaves(forest: Forest, leaf: Int[Array, "trees n"], x: Array) -> Array:
+    return forest.combined(jax.vmap(lambda tree, leaf: tree.at_leaf(leaf, x))(forest.trees, leaf))
+
+
+def _predictions_again(forest: Forest, x: np.ndarray) -> np.ndarray:
+    weights, biases = np.asarray(forest.trees.weights), np.asarray(forest.trees.bias)
+    leaves = [exact.leaf_index(*splits, x) for splits in zip(weights, biases, strict=True)]
+    return exact.at_leaves(_at_leaves, forest, np.stack(leaves), x)
+
+
+_PREDICTIONS = prediction.Exactly(
+    lambda forest: forest.replace(trees=exact.unit_splits(forest.trees)), _certain_predictions, _predictions_again
+)
 
 
 def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:

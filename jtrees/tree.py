@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import io, ops, prediction, pytree, topology, validation
+from jtrees import exact, io, ops, prediction, pytree, topology, validation
 from jtrees.leaves.constant import Frequency, Logit, exact_text, listed
 from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.leaves.linear import linear_text
@@ -106,6 +106,10 @@ class ObliqueTree:
         predictions = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
         return predictions if self.origin is None else self.origin.inverse(predictions)
 
+    def at_leaf(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """Returns predictions of the given leaf for each sample, relative to the origin."""
+        return self.leaves.at(leaf_index, x)
+
     def predict(self, x: ArrayLike) -> Any:
         """Returns predictions: :meth:`apply`, checked, compiled and block by block.
 
@@ -118,7 +122,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        return prediction.predict(self._single(), x)
+        return prediction.predict(self._single(), x, exactly=_PREDICTIONS)
 
     def leaf_index(self, x: ArrayLike) -> Any:
         """Returns the leaf that each sample reaches.
@@ -133,7 +137,8 @@ class ObliqueTree:
           ValueError: for another rank or width, or values that are not finite.
         """
         x = prediction.scaled(self._single().origin, x, self.features)
-        return prediction.evaluate(_leaf_index, self.without_scaling(), x, features=self.features)
+        tree = self.without_scaling()
+        return prediction.evaluate(_leaf_index, tree, x, features=self.features, exactly=_LEAF_INDEX)
 
     @property
     def scaling(self) -> Origin | None:
@@ -391,3 +396,24 @@ def counted_from(zero: Any, x: Any) -> Any:
 
 def _leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
     return ops.hard(tree.weights, tree.bias, x)
+
+
+def _certain_leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
+    leaf, uncertain = ops.hard_and_uncertain(tree.weights, tree.bias, x)
+    return jnp.where(uncertain, -1, leaf)
+
+
+def _certain_predictions(tree: ObliqueTree, x: jax.Array) -> jax.Array:
+    leaf, uncertain = ops.hard_and_uncertain(tree.weights, tree.bias, x)
+    out = tree.leaves.at(leaf, x)
+    return jnp.where(uncertain.reshape(-1, *[1] * (out.ndim - 1)), jnp.nan, out)
+
+
+def _predictions_again(tree: ObliqueTree, x: np.ndarray) -> np.ndarray:
+    return exact.at_leaves(ObliqueTree.at_leaf, tree, exact.leaf_index(tree.weights, tree.bias, x), x)
+
+
+_LEAF_INDEX = prediction.Exactly(
+    exact.unit_splits, _certain_leaf_index, lambda tree, x: exact.leaf_index(tree.weights, tree.bias, x)
+)
+_PREDICTIONS = prediction.Exactly(exact.unit_splits, _certain_predictions, _predictions_again)

@@ -4,8 +4,12 @@ from dataclasses import dataclass
 import tempfile
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+
+from jtrees import ObliqueTree
+from jtrees.leaves import Constant
 
 # Columns of a shape ``(n, w)``, given those before.
 COLUMNS: dict[str, Any] = {
@@ -133,3 +137,17 @@ LAYOUTS: dict[str, Any] = {
     "objects": lambda a: a.astype(object),
     "frame": lambda a: pd.Series(a) if a.ndim == 1 else pd.DataFrame({f"c{i}": column for i, column in enumerate(a.T)}),
 }
+
+
+def near_ties(depth, p, seed=0, n=2000):
+    """A tree, and samples whose score at some node on their way is zero but for rounding in single precision."""
+    rng = np.random.default_rng(seed)
+    nodes = 2**depth - 1
+    weights = (rng.normal(size=(nodes, p)) * 10 ** rng.uniform(-3, 3, (nodes, 1))).astype(np.float32)
+    bias = (weights @ rng.normal(size=p)).astype(np.float32)
+    x = (100 * rng.normal(size=(n, p))).astype(np.float32)
+    node = rng.integers(0, nodes, n)
+    rest = np.einsum("np,np->n", weights[node, 1:].astype(np.float64), x[:, 1:]) + bias[node]
+    x[:, 0] = -rest / weights[node, 0]
+    values = rng.permutation(nodes + 1).astype(np.float32)
+    return ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), Constant(jnp.asarray(values))), x

@@ -79,6 +79,25 @@ def test_more_rows_than_a_chunk_are_answered_as_fewer():
     assert np.array_equal(tree.predict(x.astype(np.float64)), whole)
 
 
+def test_more_rows_than_a_chunk_are_answered_in_float64_too(x64):
+    tree, x = jax.tree.map(lambda a: a.astype(jnp.float64), draw(4)), samples(2 * MANY, dtype=np.float64)
+    whole = tree.predict(x)
+    assert whole.dtype == np.float64
+    for first in (0, MANY, 2 * MANY - 100):
+        piece = x[first : first + 100]
+        assert np.array_equal(whole[first : first + 100], tree.predict(piece))
+        leaf, leaves = tree.leaf_index(piece), tree.leaves
+        expected = (piece * np.asarray(leaves.coefficients)[leaf]).sum(1) + np.asarray(leaves.intercept)[leaf]
+        assert np.allclose(whole[first : first + 100], expected, rtol=1e-12, atol=1e-12)  # rounding of float64
+
+
+def test_not_finite_in_any_chunk_is_noticed():
+    tree, x = draw(4), samples(3 * MANY)
+    x[2 * MANY, 1] = np.nan
+    with pytest.raises(ValueError, match=f"x .*{2 * MANY}"):
+        tree.predict(x)
+
+
 @pytest.mark.parametrize("n", [257, *(pytest.param(n, marks=slow) for n in (1, 2, 7, 63, 255, 256, 3000, MANY))])
 def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
     # Values that are whole in float32 even when counted from the origin, so that both ways round alike.

@@ -1,0 +1,84 @@
+"""Leaves decided in double precision, in which products of float32 numbers are exact.
+
+In single precision a score near zero has the sign of its rounding error, which depends on the order of additions and so
+on the device and the compiler. In double precision an error is a billion times smaller: a sample reaches the same leaf
+wherever a tree is evaluated. Predictions of NumPy arrays are computed in single precision, and again, here, for the few
+samples for which rounding may have decided (:func:`jtrees.ops.hard_and_uncertain`).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrees import topology
+
+_BLOCK = 256
+
+
+def unit_splits(tree: Any) -> Any:
+    """Returns a tree, or many, with the same splits, each times a power of two: ``|bias|`` and the norm of the weights
+    are below 2, and one of them is at least 1/2.
+    """
+    weights, bias = jnp.asarray(tree.weights), jnp.asarray(tree.bias)
+    largest = jnp.maximum(jnp.abs(weights).max(-1), jnp.abs(bias))
+    one = jnp.ldexp(weights, -jnp.frexp(largest)[1][..., None])  # whose squares neither overflow nor vanish
+    exponent = -jnp.frexp(largest)[1]
+    norm = jnp.sqrt(jnp.square(one).sum(-1))
+    more = jnp.where(norm > 1, -jnp.frexp(norm)[1] + 1, 0)
+    # A split that is all zero sends every sample left; its score of 0 would be uncertain.
+    bias = jnp.where(largest > 0, jnp.ldexp(bias, exponent + more), -1)
+    return tree.replace(weights=jnp.ldexp(one, more[..., None]), bias=bias)
+
+
+def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Returns the score of one split per sample, in double precision.
+
+    Four partial sums, as a processor computes them side by side; exported programs add in the same order.
+
+    Args:
+      weights: weights of each sample's split, ``(n, p)`` or ``(p,)``, in float32.
+      bias: its bias, ``(n,)`` or ``()``, in float32.
+      x: samples in float32, ``(n, p)``.
+    """
+    sums = np.zeros((4, len(x)))
+    sums[0] = bias
+    for j, (w, column) in enumerate(zip(weights.T, x.T, strict=True)):
+        sums[j % 4] += np.multiply(w, column, dtype=np.float64)
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
+    """Returns the leaf reached by scores in double precision; on the host.
+
+    Args:
+      weights: split weights in float32, ``(nodes, p)``.
+      bias: split biases in float32, ``(nodes,)``.
+      x: samples in float32, ``(n, p)``.
+
+    Returns:
+      Leaf numbers from 0, int32, ``(n,)``.
+    """
+    weights, bias = np.asarray(weights), np.asarray(bias)
+    node = np.zeros(len(x), np.int32)
+    for _ in range(topology.depth_of(len(bias))):
+        node = 2 * node + 1 + (scores(weights[node], bias[node], x) > 0)
+    return (node - len(bias)).astype(np.int32)
+
+
+def at_leaves(fn: Any, model: Any, leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Returns ``fn(model, leaf, x)``, compiled, in blocks of one size, so that a row has the same bits in any company.
+
+    Args:
+      fn: a module-level function or a method, with one row of output per sample.
+      model: a pytree.
+      leaf: leaf of each sample, ``(..., n)``.
+      x: samples, ``(n, p)``.
+    """
+    rows = np.arange(-(-len(x) // _BLOCK) * _BLOCK).reshape(-1, _BLOCK) % len(x)
+    out = [np.asarray(_compiled(fn, model, leaf[..., some], x[some])) for some in rows]
+    return np.concatenate(out)[: len(x)]
+
+
+_compiled = jax.jit(lambda fn, model, leaf, x: fn(model, leaf, x), static_argnums=0)

@@ -1,0 +1,85 @@
+"""Leaves decided in double precision, against scores as fractions."""
+
+from fractions import Fraction
+
+import jax.numpy as jnp
+import nasty
+import numpy as np
+import pytest
+
+from jtrees import Forest, ObliqueTree, Origin, exact, ops
+from jtrees.leaves import Linear
+
+
+def walked(tree, x):
+    """The leaf of each sample by exact arithmetic."""
+    exactly = np.vectorize(Fraction, otypes=[object])
+    weights, bias, leaves = exactly(np.float64(tree.weights)), exactly(np.float64(tree.bias)), []
+    for row in exactly(np.float64(x)):
+        node = 0
+        while node < len(bias):
+            node = 2 * node + 1 + int(weights[node] @ row + bias[node] > 0)
+        leaves.append(node - len(bias))
+    return np.array(leaves)
+
+
+@pytest.mark.parametrize(("depth", "p"), [(1, 2), (3, 5), (8, 3), (7, 40)])
+def test_samples_on_a_split_reach_the_leaf_of_exact_scores(depth, p):
+    tree, x = nasty.near_ties(depth, p)
+    expected = walked(tree, x)
+    leaf = tree.leaf_index(x)
+    assert leaf.dtype == np.int32
+    np.testing.assert_array_equal(leaf, expected)
+    np.testing.assert_array_equal(exact.leaf_index(tree.weights, tree.bias, x), expected)
+    np.testing.assert_array_equal(tree.predict(x), np.asarray(tree.leaves.values)[expected])
+    rounded = np.asarray(ops.hard(tree.weights, tree.bias, jnp.asarray(x)))
+    assert (rounded != expected).mean() > 0.005  # what single precision makes of them
+
+
+def test_all_samples_that_single_precision_sends_elsewhere_are_uncertain_and_few_others():
+    tree, x = nasty.near_ties(8, 21)
+    others = np.random.default_rng(1).normal(size=(20_000, 21)).astype(np.float32)
+    for samples, share in ((x, 1.0), (others, 0.01)):
+        unit = exact.unit_splits(tree)
+        leaf, uncertain = ops.hard_and_uncertain(*map(jnp.asarray, (unit.weights, unit.bias, samples)))
+        elsewhere = np.asarray(leaf) != exact.leaf_index(tree.weights, tree.bias, samples)
+        assert not (elsewhere & ~np.asarray(uncertain)).any()
+        assert 0 < np.mean(uncertain) <= share
+
+
+def test_linear_leaves_origins_and_forests():
+    tree, x = nasty.near_ties(4, 3)
+    rng = np.random.default_rng(2)
+    leaves = Linear(
+        jnp.asarray(rng.normal(size=(16, 3)), jnp.float32), jnp.asarray(1e6 * rng.normal(size=16), jnp.float32)
+    )
+    origin = Origin(jnp.asarray([1000.0, -4096.0, 0.0], jnp.float32), jnp.float32(5.0))
+    tree = tree.replace(leaves=leaves, origin=origin)
+    far = x.astype(np.float64) + np.asarray(origin.x, np.float64)
+    relative = (far - np.asarray(origin.x, np.float64)).astype(np.float32)
+    leaf = walked(tree, relative)
+    expected = (
+        np.einsum("np,np->n", np.float64(leaves.coefficients)[leaf], relative) + np.float64(leaves.intercept)[leaf]
+    )
+    np.testing.assert_array_equal(tree.leaf_index(far), leaf)
+    np.testing.assert_allclose(tree.predict(far), expected + 5, rtol=1e-5)  # leaves are 1e6 apart
+    other = tree.replace(weights=-tree.weights)
+    forest = Forest(
+        ObliqueTree(
+            *(jnp.stack(pair) for pair in ((tree.weights, other.weights), (tree.bias, other.bias))),
+            Linear(*(jnp.stack([a, a]) for a in (leaves.coefficients, leaves.intercept))),
+        )
+    )
+    np.testing.assert_allclose(forest.predict(relative), (tree.predict(far) + other.predict(far)) / 2 - 5, rtol=1e-5)
+
+
+def test_unit_splits_are_the_same_splits():
+    weights = np.array([[1e30, -1e20], [0, 0], [0, 0], [3e-30, 0], [5, 12], [0, 1], [0, 0]], np.float32)
+    bias = np.array([1, 1, -1, 0, 13, 1e20, 0], np.float32)
+    unit = exact.unit_splits(ObliqueTree(weights, bias, None))
+    assert unit.weights.dtype == unit.bias.dtype == jnp.float32
+    norm = np.linalg.norm(np.float64(unit.weights), axis=1)
+    size = np.maximum(norm, np.abs(unit.bias))
+    assert (size >= 0.5).all() and (size < 2).all()
+    x = np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
+    np.testing.assert_array_equal(exact.leaf_index(unit.weights, unit.bias, x), exact.leaf_index(weights, bias, x))
