@@ -2,6 +2,7 @@
 
 from jtrees import (
     data as data,
+    export as export,
     io as io,
     isotonic as isotonic,
     leaves as leaves,

@@ -6,6 +6,7 @@ classes of the object, which must be registered classes of this library.
 Whatever is saved can be loaded: :func:`save` raises an error for anything else, naming its place in the object.
 """
 
+from collections.abc import Iterator
 import contextlib
 from dataclasses import fields, is_dataclass
 import io
@@ -14,7 +15,7 @@ import os
 from pathlib import Path
 import secrets
 import struct
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 import zipfile
 
 import jax
@@ -84,15 +85,25 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
         raise ValueError(
             f"what must not hold itself, or lists and dicts too deeply nested, got such a {kind}"
         ) from None
+    with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("header.json", header)
+        for i, (_, _, array) in enumerate(arrays):
+            with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """Yields a binary file to write, which takes its place, and that of a file of the same name, once it is complete.
+
+    Raises:
+      OSError: if the file cannot be written.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr("header.json", header)
-                for i, (_, _, array) in enumerate(arrays):
-                    with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

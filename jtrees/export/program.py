@@ -1,0 +1,143 @@
+"""What is exported: a tree or a forest as plain arrays, the common part of all formats."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jtrees import exact
+from jtrees.forest import Forest
+from jtrees.leaves import Constant, Frequency, Linear, Logit
+from jtrees.tree import ObliqueTree
+
+_TESTED = 10  # rows of a self-test
+
+
+class Program(NamedTuple):
+    """A tree, or several, and what becomes of their predictions.
+
+    With ``z = float32(x - zero)``, a sample goes right at node j of a tree iff ``weights[j] @ z + bias[j] > 0``; a leaf
+    predicts ``intercept + z @ coefficients``, from ``lower`` to ``upper``. The result is the sum over the trees divided
+    by ``divisor``, plus ``offset``, or the softmax of that.
+
+    Attributes:
+      weights: float32, ``(trees, nodes, p)``.
+      bias: float32, ``(trees, nodes)``.
+      zero: origin of the features, ``(p,)``.
+      intercept: float32, ``(trees, leaves, k)``.
+      coefficients: float32, ``(trees, leaves, k, p)``; None: constants.
+      lower: float32, ``(trees, leaves, k)``; None: no bounds.
+      upper: likewise.
+      divisor: number of trees for a mean, 1 for a sum.
+      offset: ``(k,)``.
+      softmax: whether outputs are the softmax.
+      single: whether the model is one tree: then leaves are ``(n,)``, else ``(n, trees)``.
+      scalar: whether predictions are ``(n,)``, else ``(n, k)``.
+    """
+
+    weights: np.ndarray
+    bias: np.ndarray
+    zero: np.ndarray
+    intercept: np.ndarray
+    coefficients: np.ndarray | None
+    lower: np.ndarray | None
+    upper: np.ndarray | None
+    divisor: int
+    offset: np.ndarray
+    softmax: bool
+    single: bool
+    scalar: bool
+
+    @property
+    def depth(self) -> int:
+        """Depth of the trees."""
+        return (self.bias.shape[1] + 1).bit_length() - 1
+
+    def relative(self, x: np.ndarray) -> np.ndarray:
+        """Returns samples relative to the origin, ``(n, p)`` float32."""
+        return (np.asarray(x, np.float64) - self.zero).astype(np.float32)
+
+    def leaf(self, x: np.ndarray) -> np.ndarray:
+        """Returns the leaf of each sample in each tree, ``(n, trees)``."""
+        z = self.relative(x)
+        return np.stack([exact.leaf_index(w, b, z) for w, b in zip(self.weights, self.bias, strict=True)], axis=1)
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Returns predictions in double precision, ``(n, k)``."""
+        z, leaf, trees = self.relative(x).astype(np.float64), self.leaf(x), np.arange(len(self.bias))
+        out = self.intercept[trees, leaf].astype(np.float64)
+        if self.coefficients is not None:
+            out += np.einsum("ntkp,np->ntk", self.coefficients[trees, leaf], z)
+        if self.lower is not None and self.upper is not None:
+            out = np.clip(out, self.lower[trees, leaf], self.upper[trees, leaf])
+        out = out.sum(1) / self.divisor + self.offset
+        if self.softmax:
+            out = np.exp(out - out.max(1, keepdims=True))
+            out /= out.sum(1, keepdims=True)
+        return out
+
+    def test_rows(self) -> np.ndarray:
+        """Returns samples for the self-test of a file, ``(10, p)``: normal deviates about the origin, in float32."""
+        rows = np.random.default_rng(0).normal(size=(_TESTED, len(self.zero)))
+        return (self.zero + rows).astype(np.float32).astype(np.float64)
+
+    def described(self) -> str:
+        """Returns a line that says what the model is."""
+        what = f"{len(self.bias)} trees" if not self.single else "a tree"
+        kind = "constant" if self.coefficients is None else "linear"
+        return f"{what} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
+
+
+def program_of(model: Any) -> Program:
+    """Returns the program of a model.
+
+    Raises:
+      ValueError: for a model that is neither a tree nor a forest of trees, that is not float32, or that has votes of
+        linear leaves.
+    """
+    one = isinstance(model, ObliqueTree) and np.ndim(model.weights) == 2
+    forest = Forest(jax.tree.map(lambda a: np.asarray(a)[None], model)) if one else model
+    tree = forest.trees if isinstance(forest, Forest) else None
+    if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 3:
+        of = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
+        of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
+        raise ValueError(f"model must be an ObliqueTree or a Forest of them, got {type(model).__name__}{of}")
+    if np.asarray(tree.weights).dtype != np.float32:
+        raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
+    origin, leaves = tree.origin, tree.leaves
+    if isinstance(leaves, Logit):
+        leaves = jax.vmap(Logit.frequencies)(leaves)
+    coefficients = lower = upper = None
+    if isinstance(leaves, Linear):
+        intercept, coefficients = np.asarray(leaves.intercept), np.asarray(leaves.coefficients)
+        coefficients = coefficients[..., None, :] if intercept.ndim == 2 else np.swapaxes(coefficients, -1, -2)
+        if leaves.lower is not None:
+            lower, upper = np.asarray(leaves.lower), np.asarray(leaves.upper)
+    elif isinstance(leaves, (Constant, Frequency)):
+        intercept = np.asarray(leaves.values)
+    else:
+        raise ValueError(f"leaves must be Constant, Linear, Logit or Frequency, got {type(leaves).__name__}")
+    if forest.combine == "vote":
+        if coefficients is not None:
+            raise ValueError("trees with linear leaves cannot vote: combine must be 'mean' or 'sum'")
+        intercept = np.eye(intercept.shape[-1], dtype=np.float32)[intercept.argmax(-1)]
+    scalar = intercept.ndim == 2
+    outputs: Any = lambda a: a if a is None or not scalar else a[..., None]
+    trees, k = len(intercept), 1 if scalar else intercept.shape[-1]
+    zero = np.zeros(tree.features) if origin is None else np.asarray(origin.x, np.float64)[0]
+    offset = np.zeros(k) if origin is None or origin.y is None else np.asarray(origin.y, np.float64)[0] * np.ones(k)
+    divisor = 1 if forest.combine == "sum" else trees
+    return Program(
+        np.asarray(tree.weights),
+        np.asarray(tree.bias),
+        zero,
+        outputs(intercept),
+        coefficients,
+        outputs(lower),
+        outputs(upper),
+        divisor,
+        offset * (trees / divisor),
+        forest.link == "softmax",
+        one,
+        scalar,
+    )

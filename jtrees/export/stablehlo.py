@@ -1,0 +1,65 @@
+"""A tree or a forest as a serialised StableHLO program."""
+
+import os
+from typing import Any
+
+import jax
+from jax import export
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jtrees import io
+from jtrees.export.program import Program, program_of
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
+    """Writes a model as a program of ``x (n, p)``, double, to ``(predictions, leaves)``, for any number of rows.
+
+    It is read by ``jax.export.deserialize(bytearray(open(path, "rb").read()))``, whose ``call(x)`` needs
+    ``jax.enable_x64(True)``. Predictions are double, ``(n,)`` or ``(n, k)``; leaves int32, ``(n,)``, of a forest ``(n,
+    trees)``. For CPU, CUDA, ROCm and TPU. Needs the extra ``export``.
+
+    Args:
+      model: an :class:`jtrees.ObliqueTree`, or a :class:`jtrees.Forest` of them.
+      path: path of the file, which is written whole or not at all.
+
+    Raises:
+      ImportError: without flatbuffers.
+      ValueError: for another model.
+      OSError: if the file cannot be written.
+    """
+    of = program_of(model)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        (rows,) = export.symbolic_shape("n")
+        x = jax.ShapeDtypeStruct((rows, len(of.zero)), jnp.float64)
+        exported = export.export(jax.jit(lambda x: _evaluated(of, x)), platforms=_PLATFORMS)(x)
+        contents = exported.serialize()
+    with io.written_whole(path) as file:
+        file.write(contents)
+
+
+def _evaluated(of: Program, x: Array) -> tuple[Array, Array]:
+    z = (x - of.zero).astype(jnp.float32).astype(jnp.float64)
+    out, leaves = jnp.zeros((x.shape[0], len(of.offset))), []
+    for tree in range(len(of.bias)):
+        weights, bias = jnp.asarray(of.weights[tree]), jnp.asarray(of.bias[tree])
+
+        def descend(_: Any, node: Array, weights: Array = weights, bias: Array = bias) -> Array:
+            sums = [bias[node].astype(jnp.float64), *jnp.zeros((3, x.shape[0]))]
+            for j in range(len(of.zero)):
+                sums[j % 4] += weights[node, j] * z[:, j]
+            return 2 * node + 1 + ((sums[0] + sums[1]) + (sums[2] + sums[3]) > 0).astype(node.dtype)
+
+        leaf = jax.lax.fori_loop(0, of.depth, descend, jnp.zeros(x.shape[0], jnp.int32)) - len(bias)
+        value = jnp.asarray(of.intercept[tree])[leaf].astype(jnp.float64)
+        if of.coefficients is not None:
+            value += jnp.einsum("nkp,np->nk", jnp.asarray(of.coefficients[tree])[leaf].astype(jnp.float64), z)
+        if of.lower is not None and of.upper is not None:
+            value = jnp.clip(value, jnp.asarray(of.lower[tree])[leaf], jnp.asarray(of.upper[tree])[leaf])
+        out, leaves = out + value, [*leaves, leaf]
+    out = out / of.divisor + of.offset
+    if of.softmax:
+        out = jax.nn.softmax(out, axis=1)
+    return out[:, 0] if of.scalar else out, leaves[0] if of.single else jnp.stack(leaves, axis=1)
