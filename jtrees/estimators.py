@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import leaves, topology, validation as checks
+from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.ensembles import Bagged
 from jtrees.methods import GET, LatentTree
 from jtrees.search import Recipe
@@ -26,7 +27,7 @@ try:
     from sklearn.model_selection import train_test_split
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError('estimators need scikit-learn: pip install "jtrees[sklearn]"') from error
 
@@ -75,10 +76,11 @@ class _Tree(BaseEstimator):
 
     # --- Fitting -----------------------------------------------------------------------------------------------------
 
-    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> None:
+    def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         recipe = self._recipe()
-        if isinstance(recipe, Recipe) and recipe.targets(x, y) is not y:
+        numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
+        if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
         options: Any = {"task": self._TASK, "max_seconds": self.max_seconds, "progress": self.progress}
@@ -92,27 +94,68 @@ class _Tree(BaseEstimator):
             options["sample_weight"] = weight
         fitted = fit(recipe, x, y, key=jax.random.key(int(rng.randint(np.iinfo(np.int32).max))), **options)
         self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
+        self.columns_ = fitted.model.columns if isinstance(fitted.model, FrameModel) else None
         if fitted.report["ended"] == "interrupted":
             warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
 
-    def _learn_nothing(self, features: int, of_leaf: Any) -> None:
+    def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
         """Fits to constant targets a tree with a single leaf."""
+        self.columns_ = Columns.fit(x)[0] if isinstance(x, Frame) else None
+        features = x.shape[1] if isinstance(x, np.ndarray) else len(self.get_feature_names_out())
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
+        if self.columns_ is not None:
+            self.model_ = FrameModel(self.tree_, self.columns_)
         self.loss_, self.report_ = 0.0, {}
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
-        """Returns X, or X and y, checked by scikit-learn."""
+        """Returns X, or X and y, checked by scikit-learn; a DataFrame, or an array with NaN, as a raw table."""
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
+        raw = bool(y) or self.columns_ is not None  # else the model is of numbers alone
         # scikit-learn converts dates to numbers, and does not name an invalid column.
-        if hasattr(X, "columns") or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
+        if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
-        return validate_data(self, X, *y, dtype=(np.float64, np.float32), **options)
+        if hasattr(X, "columns") and raw:
+            frame, least = read_frame(X), options.pop("ensure_min_samples", 1)
+            targets = [validate_data(self, y=given, **options) for given in y]
+            validate_data(self, X, skip_check_array=True, reset=bool(y))  # its columns
+            check_consistent_length(frame, *targets)
+            if len(X) < least:
+                raise ValueError(f"X must have at least {least} rows, got {len(X)}")
+            return (frame, *targets) if y else frame
+        options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan" if raw else True}
+        if not y:
+            return validate_data(self, X, reset=False, **options)
+        x, targets = validate_data(self, X, *y, **options)
+        return read_frame(x) or x, targets
+
+    def _features(self, X: Any) -> np.ndarray:
+        """Returns the features of new rows, ``(n, p)``."""
+        check_is_fitted(self)
+        x = self._checked(X)
+        return x if self.columns_ is None else self.columns_.transform(x)
 
     def _answers(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
-        x = self._checked(X, reset=False)
-        return np.asarray(self.model_.predict(x), np.float64).reshape(len(x), -1)
+        x = self._features(X)
+        model = self.model_ if self.columns_ is None else self.model_.model
+        return np.asarray(model.predict(x), np.float64).reshape(len(x), -1)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Returns the names of the features of the model: of a raw table, such as ``[heating = gas]``.
+
+        Args:
+          input_features: names of the columns of X, if it came without; else not used.
+        """
+        check_is_fitted(self, "n_features_in_")
+        if self.columns_ is not None:
+            return np.asarray(self.columns_.feature_names, object)
+        names = getattr(self, "feature_names_in_", input_features)
+        return np.asarray([f"x{j}" for j in range(self.n_features_in_)] if names is None else names, object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     # --- The tree ----------------------------------------------------------------------------------------------------
 
@@ -125,9 +168,9 @@ class _Tree(BaseEstimator):
     def _path(self, X: Any) -> np.ndarray:
         """Returns the nodes on each sample's path, root first, ``(n, depth + 1)``."""
         tree = self._single()
-        return np.asarray(tree.decision_path(self._checked(X, reset=False)), np.int64).T
+        return np.asarray(tree.decision_path(self._features(X)), np.int64).T
 
-    def apply(self, X: ArrayLike) -> np.ndarray:
+    def apply(self, X: Any) -> np.ndarray:
         """Returns the leaf of each sample, ``(n,)``: breadth-first indices of nodes, with gaps, root 0.
 
         Raises:
@@ -135,7 +178,7 @@ class _Tree(BaseEstimator):
         """
         return self._path(X)[:, -1]
 
-    def decision_path(self, X: ArrayLike) -> Any:
+    def decision_path(self, X: Any) -> Any:
         """Returns the nodes on each sample's path: a sparse 0/1 matrix, samples by nodes, numbered as in :meth:`apply`.
 
         Raises:
@@ -171,7 +214,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
     """A scikit-learn regressor for any recipe.
 
     ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Predictions are float64, in the shape of the targets.
-    Encode text and impute missing values in a pipeline.
+    X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text, as
+    :class:`jtrees.data.Columns` encodes them.
 
     The model is that of :func:`jtrees.fit` on the same rows. A row of weight 2 contributes as much to the training loss
     as two equal rows, but the models can differ, as they do for shuffled rows: mini-batches and bootstrap samples are
@@ -188,8 +232,10 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
 
     Attributes:
-      model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`.
-      tree_: the model if it is a single tree, else None.
+      model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`; of a raw table, a
+        :class:`jtrees.data.FrameModel`.
+      tree_: the model if it is a single tree, else None; of a raw table, the tree of its features.
+      columns_: the :class:`jtrees.data.Columns` of a DataFrame or an array with NaN, else None.
       loss_: loss of the model, as in :class:`jtrees.FitResult`.
       report_: further results, as in :class:`jtrees.FitResult`.
       n_features_in_: number of features.
@@ -206,11 +252,11 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
     default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000, precondition=0.0, shrink=False)
     _TASK = "regression"
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
 
         Args:
-          X: features, ``(n, p)``.
+          X: features, ``(n, p)``: an array or a DataFrame.
           y: targets, ``(n,)`` or ``(n, k)``.
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
@@ -229,10 +275,10 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         if varying.shape[1]:
             self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight)
         else:
-            self._learn_nothing(x.shape[1], leaves.Constant(jnp.asarray(targets[[0, 0]], jnp.float32)))
+            self._learn_nothing(x, leaves.Constant(jnp.asarray(targets[[0, 0]], jnp.float32)))
         return self
 
-    def predict(self, X: ArrayLike) -> np.ndarray:
+    def predict(self, X: Any) -> np.ndarray:
         """Returns predictions in float64, in the shape of the targets."""
         predictions = self._answers(X)
         out = np.tile(self._first, (len(predictions), 1))
@@ -244,8 +290,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
 class TreeClassifier(ClassifierMixin, _Tree):
     """A scikit-learn classifier for any recipe.
 
-    ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels are of any type; encode text features and
-    impute missing values in a pipeline. The model is that of :func:`jtrees.fit` on the same rows.
+    ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels are of any type, X is as for
+    :class:`TreeRegressor`. The model is that of :func:`jtrees.fit` on the same rows.
 
     Parameters and attributes are those of :class:`TreeRegressor`, and ``classes_``, the sorted labels. The default is
     eight bagged LatentTrees of depth 5, on average over sixteen data sets as good as a random forest
@@ -259,11 +305,11 @@ class TreeClassifier(ClassifierMixin, _Tree):
     )
     _TASK = "classification"
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
 
         Args:
-          X: features, ``(n, p)``.
+          X: features, ``(n, p)``: an array or a DataFrame.
           y: labels of any type, ``(n,)``.
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
@@ -283,17 +329,17 @@ class TreeClassifier(ClassifierMixin, _Tree):
         if len(self._present) > 1:
             self._learn(x, labels, weight)
         else:
-            self._learn_nothing(x.shape[1], leaves.Frequency(jnp.ones((2, 1))))
+            self._learn_nothing(x, leaves.Frequency(jnp.ones((2, 1))))
         return self
 
-    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+    def predict_proba(self, X: Any) -> np.ndarray:
         """Returns class probabilities in the order of ``classes_``, in float64, ``(n, K)``."""
         predictions = self._answers(X)
         out = np.zeros((len(predictions), len(self.classes_)))
         out[:, self._present] = predictions / predictions.sum(1, keepdims=True)
         return out
 
-    def predict(self, X: ArrayLike) -> np.ndarray:
+    def predict(self, X: Any) -> np.ndarray:
         """Returns the most probable label of each sample."""
         most_probable = self.predict_proba(X).argmax(1)
         return self.classes_[most_probable]
@@ -307,7 +353,7 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def _weighed(x: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _weighed(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:
     """Returns the rows of positive weight, and their weights."""
     if sample_weight is None:
         return x, y, np.ones(len(x))

@@ -167,7 +167,7 @@ def _not_a_number(array: Any, values: np.ndarray) -> str:
 
 def _repair(value: Any) -> str:
     """Returns the text of a repair for a non-numeric value."""
-    if _is_missing(value):
+    if is_missing(value):
         return ": fill gaps, or leave such rows out"
     if isinstance(value, (str, bytes)):
         return ": encode text, such as by a OneHotEncoder"
@@ -176,10 +176,12 @@ def _repair(value: Any) -> str:
     return ""
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Whether a value is missing: None, NaN, or pandas' NA or NaT."""
     if isinstance(value, float):
         return value != value
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
@@ -296,7 +298,7 @@ def label_array(y: Any) -> tuple[np.ndarray, str]:
     if labels.ndim != 1 or labels.dtype.kind != "O" or not len(labels):
         return labels, ""
     for i, label in enumerate(labels):
-        if _is_missing(label):
+        if is_missing(label):
             return labels, f"{label!r} in row {i}: leave rows without a label out"
     if all(isinstance(label, (int, float, np.number, np.bool_)) for label in labels):
         return np.array(labels.tolist()), ""

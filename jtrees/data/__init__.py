@@ -1,5 +1,8 @@
-"""Tables of the user's rows, and their scaling to the batches that searches work on, and back."""
+"""Tables of the user's rows, raw or numeric, and their scaling to the batches that searches work on, and back."""
 
+from jtrees.data.columns import Columns as Columns, ColumnsWarning as ColumnsWarning
+from jtrees.data.frame import Frame as Frame, read_frame as read_frame
+from jtrees.data.frame_model import FrameModel as FrameModel
 from jtrees.data.scaling import (
     Data as Data,
     Scaling as Scaling,

@@ -1,12 +1,15 @@
 """Checked tables in the user's units."""
 
+from collections.abc import Callable
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jtrees import pytree, sharding, tasks, validation as checks
+from jtrees.data.columns import Columns
+from jtrees.data.frame import read_frame
 from jtrees.training import Batch
 
 
@@ -19,16 +22,19 @@ class Table:
       y: targets, ``(n,)`` or ``(n, k)``, or classes in int32.
       weight: weights above 0, ``(n,)``, of which only the ratios matter; None: equal weights.
       task: what is predicted.
+      columns: the columns of the raw table that x was, or None.
     """
 
     x: np.ndarray
     y: np.ndarray
     weight: np.ndarray | None
     task: tasks.Task = pytree.field(pytree_node=False)
+    columns: Columns | None = pytree.field(pytree_node=False, default=None)
 
     def rows(self, chosen: Any) -> "Table":
         """Returns a subset of the rows."""
-        return Table(self.x[chosen], self.y[chosen], None if self.weight is None else self.weight[chosen], self.task)
+        weight = None if self.weight is None else self.weight[chosen]
+        return self.replace(x=self.x[chosen], y=self.y[chosen], weight=weight)
 
 
 def without_padding(batch: Batch) -> Batch:
@@ -50,13 +56,31 @@ def bucket(n: int) -> int:
     return -(-max(32, n) // step) * step
 
 
-def checked_table(x: Any, y: Any, sample_weight: Any, task: str | tasks.Task) -> Table:
+def checked_table(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    task: Literal["regression", "classification"] | tasks.Task,
+    targets: Callable[[Any, Any], Any] = lambda x, y: y,
+) -> Table:
     """Returns the checked training data, without rows of weight 0.
+
+    ``targets(x, y)`` derives the targets from the features, where a recipe does so.
 
     Raises:
       ValueError: naming the argument, what was expected and what came.
     """
+    columns, frame = None, read_frame(x)
+    if frame is not None:
+        if sample_weight is not None:  # rows of weight 0 count in no median or level
+            weight = np.asarray(checks.check_weight(sample_weight, len(frame)))
+            if y is not None:
+                checks.check_rows(y := np.asarray(y), len(frame))
+                y = y[weight > 0]
+            frame, sample_weight = frame[weight > 0], weight[weight > 0]
+        columns, x = Columns.fit(frame, y, task=task, sample_weight=sample_weight)
     x = _rows(checks.check_x(x))
+    y = targets(x, y)
     if y is None:
         raise ValueError("y must hold the targets to learn, got None")
     task, y = tasks.checked_targets(task, y, len(x))
@@ -66,21 +90,23 @@ def checked_table(x: Any, y: Any, sample_weight: Any, task: str | tasks.Task) ->
         x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0] / weight.max()
         if not task.varies(y):
             checks.check_targets(y, len(x))  # names the constant column
-    table = Table(x, y, weight, task)
+    table = Table(x, y, weight, task, columns)
     _check_range(table)
     return table
 
 
-def held_out_table(x: Any, y: Any, table: Table) -> Table:
-    """Returns a checked validation set for the table that is trained on.
+def held_out_table(x: Any, y: Any, table: Table, targets: Callable[[Any, Any], Any] = lambda x, y: y) -> Table:
+    """Returns a checked validation set for the table that is trained on; ``targets`` as for :func:`checked_table`.
 
     Raises:
       ValueError: for rows of another width, or targets of another kind.
     """
+    x = x if table.columns is None else table.columns.transform(x)
+    x = _rows(checks.check_x(x, features=table.x.shape[1]))
+    y = targets(x, y)
     if y is None:
         raise ValueError("y must hold the targets to evaluate on, got None")
-    x = _rows(checks.check_x(x, features=table.x.shape[1]))
-    held_out = Table(x, table.task.held_out_targets(y, len(x)), None, table.task)
+    held_out = Table(x, table.task.held_out_targets(y, len(x)), None, table.task, table.columns)
     _check_range(held_out)
     return held_out
 

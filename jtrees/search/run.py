@@ -18,7 +18,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import io, losses, pytree, sharding, validation as checks
-from jtrees.data import Data, Table, checked_table, held_out_table
+from jtrees.data import Data, FrameModel, Table, checked_table, held_out_table
 from jtrees.data.baselines import baselines, warn_if_behind
 from jtrees.search import options
 from jtrees.search.monitor import Monitor
@@ -38,8 +38,9 @@ class FitResult:
     """What :func:`fit` returns, in the user's units.
 
     Attributes:
-      model: ``model.predict(x)`` maps x to y, or to class probabilities ``(n, K)``.
-      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
+      model: ``model.predict(x)`` maps x to y, or to class probabilities ``(n, K)``. Of a raw table (a DataFrame, or an
+        array with NaN), a :class:`jtrees.data.FrameModel`.
+      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None; of a raw table, the tree of its features.
       loss: the loss the model was chosen by: mean squared error (of several targets on targets scaled to [0, 1]) or
         mean log loss, on ``validation`` if given, else on the training data; recipes document exceptions.
       step: number of updates before the model was evaluated.
@@ -59,7 +60,7 @@ class FitResult:
     history: np.ndarray
     report: dict[str, Any] = pytree.field(pytree_node=False)
 
-    def predict(self, x: ArrayLike) -> Any:
+    def predict(self, x: Any) -> Any:
         """Predictions of the model: short for ``fit.model.predict(x)``."""
         return self.model.predict(x)
 
@@ -84,24 +85,25 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def fit(
     recipe: Recipe,
-    x: ArrayLike,
+    x: Any,
     y: ArrayLike | None = None,
     *,
     key: Array,
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
-    validation: tuple[ArrayLike, ArrayLike] | None = None,
+    validation: tuple[Any, ArrayLike] | None = None,
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
-    """Fits a model to a table of numbers.
+    """Fits a model to a table.
 
     The search runs in rounds of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current round with
     the best result so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
 
     Args:
       recipe: what to fit, such as ``jtrees.GET(depth=4)``.
-      x: features, ``(n, p)``, finite.
+      x: features: an array ``(n, p)``, in which NaN is a missing value; or a raw table, a DataFrame of pandas, polars
+        or Arrow with numbers, booleans, dates and text, which :class:`jtrees.data.Columns` describes and encodes.
       y: targets, ``(n,)`` or ``(n, k)``, finite and not constant; in classification integers 0..K-1, every class
         present.
       key: random key.
@@ -114,6 +116,7 @@ def fit(
       max_seconds: deadline, in seconds from now.
 
     Warns:
+      jtrees.data.ColumnsWarning: of columns of a raw table that are left out, as constant or as naming rows.
       jtrees.data.baselines.BehindBaselineWarning: if the model explains less of the targets than a linear model or a
         constant does.
 
@@ -133,15 +136,24 @@ def fit(
         [(result, data, search)] = fits_of([recipe], [key], [None], table, held_out, monitor)
     if isinstance(result, FloatingPointError):
         raise result
-    if recipe.targets(x, y) is y and search.task.own_loss is None:
+    if table.columns is not None:
+        table.columns.warn_left_out()
+    if recipe.targets(table.x, y) is y and search.task.own_loss is None:
         report = result.report | {"baselines": baselines(result.model, table, held_out, data.scaling)}
         where = "in the training data" if validation is None else "in the validation set"
         warn_if_behind(report["baselines"], type(recipe).__name__, where)
         result = result.replace(report=report)
-    return result
+    return of_raw_table(result, table)
 
 
-def table_of(recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: str | Task) -> Table:
+def of_raw_table(result: FitResult, table: Table) -> FitResult:
+    """Returns the fit with a model of the raw table, if the table was one."""
+    return result if table.columns is None else result.replace(model=FrameModel(result.model, table.columns))
+
+
+def table_of(
+    recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: Literal["regression", "classification"] | Task
+) -> Table:
     """Returns the checked table that a recipe is trained on.
 
     Raises:
@@ -149,7 +161,7 @@ def table_of(recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: str | Tas
     """
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
-    return checked_table(x, recipe.targets(x, y), sample_weight, task)
+    return checked_table(x, y, sample_weight, task, recipe.targets)
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
@@ -162,7 +174,7 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")
     x, y = validation
     try:
-        return held_out_table(x, recipe.targets(checks.check_x(x, features=table.x.shape[1]), y), table)
+        return held_out_table(x, y, table, recipe.targets)
     except ValueError as error:
         raise ValueError(f"validation: {error}") from None
 

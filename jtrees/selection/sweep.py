@@ -14,7 +14,7 @@ from jtrees import validation as checks
 from jtrees.data import Scaling, Table, losses_of
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import FitResult, fits_of, table_of, validation_of
+from jtrees.search.run import FitResult, fits_of, of_raw_table, table_of, validation_of
 from jtrees.selection.grid import checked_grid, checked_samples, groups_of, with_options
 from jtrees.tasks import Classification, Task
 
@@ -77,14 +77,14 @@ class SweepResult(NamedTuple):
 
 def sweep(
     recipe: Recipe,
-    x: ArrayLike,
+    x: Any,
     y: ArrayLike | None = None,
     *,
     key: Array,
     grid: Mapping[str, Sequence[Any]] | None = None,
     samples: Sequence[Mapping[str, Any]] | None = None,
     seeds: int | Sequence[int] = 1,
-    validation: tuple[ArrayLike, ArrayLike] | float | int | None = None,
+    validation: tuple[Any, ArrayLike] | float | int | None = None,
     batch: int | Literal["auto"] = "auto",
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
@@ -94,7 +94,7 @@ def sweep(
 
     Each combination of static options (depth, widths, epochs) is compiled once, for all values of the others. Run
     (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))``. Rows that a fold leaves out stay in
-    the batch, with weight 0.
+    the batch, with weight 0; a raw table is encoded once, for all folds.
 
     On CPUs each device (``jax_num_cpu_devices``) runs one fit after another. Other devices run as many side by side as
     fit into memory. Ctrl-C ends the sweep after the current runs and keeps their results.
@@ -125,6 +125,8 @@ def sweep(
         checks.check_count("batch", batch)
     seeds = _seeds(seeds)
     table = table_of(recipe, x, y, sample_weight, task)
+    if table.columns is not None:
+        table.columns.warn_left_out()
     split = split_of(recipe, table, validation, jax.random.fold_in(key, 2**31 - 1))
     if grid is not None and samples is not None:
         raise ValueError("grid and samples exclude each other, got both")
@@ -142,7 +144,8 @@ def sweep(
             recipes = [with_options(recipe, combinations[c]) for c in group]
             cells = itertools.product(group, range(len(seeds)), range(len(split.left_out)))
             for cell, run in zip(cells, runs_of(recipes, keys, split, monitor, batch), strict=False):
-                fits[cell], losses[cell], sizes[cell] = run.fit, run.loss, run.size
+                fits[cell] = None if run.fit is None else of_raw_table(run.fit, table)
+                losses[cell], sizes[cell] = run.loss, run.size
     mean, size = _mean_over_folds(losses, monitor.ended), sizes.mean(2)
     if not np.isfinite(mean).any():
         raise FloatingPointError("no run found anything finite: try a smaller learning_rate")

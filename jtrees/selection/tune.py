@@ -41,12 +41,12 @@ class Trial(NamedTuple):
 
 def tune(
     recipe: Recipe,
-    x: ArrayLike,
+    x: Any,
     y: ArrayLike | None = None,
     *,
     key: Array,
     grid: dict[str, Sequence[Any]],
-    validation: tuple[ArrayLike, ArrayLike] | float | int = 1 / 3,
+    validation: tuple[Any, ArrayLike] | float | int = 1 / 3,
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     progress: bool = False,

@@ -1,0 +1,536 @@
+"""Columns: a fitted description of a raw table, by which its rows become numbers.
+
+Every kind of column is a class that can be fitted to a raw column, names its features and encodes rows. All are plain
+data, so that a saved model holds the columns it was fitted to.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+import warnings
+
+from jax.typing import ArrayLike
+import numpy as np
+
+from jtrees import io, tasks, validation as checks
+from jtrees.data.frame import Frame, RawColumn, read_frame
+
+MAX_LEVELS = 10
+_RARE = 5  # rows: levels with fewer are put together
+_FOLDS = 5
+_IDENTIFIES = 20  # distinct values from which a column may identify rows
+_HELPS = 0.01  # part of the variance that months or weekdays must explain beyond a trend
+
+
+class ColumnsWarning(UserWarning):
+    """Columns of a raw table are left out, or have gaps where the training rows had none."""
+
+
+class Targets(NamedTuple):
+    """What target means are of.
+
+    Attributes:
+      names: name of each output.
+      values: targets, or class indicators, of which those of two classes have one: ``(n, k)``.
+      weight: weights of the rows, ``(n,)``.
+      fold: fold of each row, ``(n,)``.
+    """
+
+    names: tuple[str, ...]
+    values: np.ndarray
+    weight: np.ndarray
+    fold: np.ndarray
+
+
+# --- Kinds of columns ------------------------------------------------------------------------------------------------
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Numeric:
+    """Numbers, booleans (0 and 1) or days. A missing value is the centre, and if the training rows had any, marked.
+
+    Attributes:
+      kind: ``"numeric"``, ``"boolean"`` or ``"date"``.
+      center: the median, the value in place of a missing one.
+      spread: the standard deviation.
+      start: subtracted from the values; of dates the first day.
+      missing: number of missing values in the training rows.
+    """
+
+    kind: str
+    center: float
+    spread: float
+    start: float
+    missing: int
+
+    @classmethod
+    def fit(cls, raw: RawColumn) -> "Numeric":
+        """Returns the description of a raw column with at least one value."""
+        there = raw.values[~raw.missing]
+        start = float(np.floor(there.min())) if raw.kind == "date" else 0.0
+        return cls(raw.kind, float(np.median(there) - start), float(there.std()), start, len(raw.values) - len(there))
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        since = f" (days since {np.datetime64(int(self.start), 'D')})" if self.kind == "date" else ""
+        return [name + since, *([f"[{name} missing]"] if self.missing else [])]
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of rows, ``(n, 1)`` or ``(n, 2)``."""
+        value = np.where(raw.missing, self.center, raw.values - self.start)
+        return np.column_stack([value, raw.missing] if self.missing else [value])
+
+    def __str__(self) -> str:
+        shown = np.datetime64(int(self.start + self.center), "D") if self.kind == "date" else f"{self.center:.6g}"
+        gaps = f", {self.missing} missing" if self.missing else ""
+        return f"{self.kind}, median {shown}, deviation {self.spread:.3g}{' days' * (self.kind == 'date')}{gaps}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class OneHot:
+    """Levels, of which each is a feature of 0 and 1.
+
+    Attributes:
+      levels: the levels, sorted.
+      other: number of training rows with a rare level; if there are any, these and new levels share a feature.
+      missing: number of missing values in the training rows; if there are any, they have a feature.
+    """
+
+    levels: tuple[str, ...]
+    other: int
+    missing: int
+
+    @classmethod
+    def fit(cls, raw: RawColumn) -> "OneHot":
+        """Returns the description of a column of text; levels with fewer than five rows are put together."""
+        levels, counts = _levels(raw)
+        common = counts >= min(_RARE, counts.max())
+        return cls(tuple(levels[common]), int(counts[~common].sum()), int(raw.missing.sum()))
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        of_levels = [f"[{name} = {level}]" for level in self.levels]
+        return of_levels + [f"[{name} = other]"] * bool(self.other) + [f"[{name} missing]"] * bool(self.missing)
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of rows, ``(n, k)``."""
+        code = _codes(raw, self.levels)
+        columns = [code == i for i in range(len(self.levels))]
+        columns += [(code < 0) & ~raw.missing] if self.other else []
+        columns += [raw.missing] if self.missing else []
+        return np.column_stack(columns).astype(np.float64)
+
+    def __str__(self) -> str:
+        other = f", others in {self.other} rows" if self.other else ""
+        gaps = f", {self.missing} missing" if self.missing else ""
+        return f"categorical, levels {', '.join(self.levels)}{other}{gaps}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class TargetMeans:
+    """Many levels, each encoded by its mean target (a mean for each class but the first of two) and its frequency.
+
+    Attributes:
+      levels: the levels, sorted.
+      outputs: names of the outputs.
+      means: shrunk mean of each output at each level, and if values are missing, there.
+      shares: part of the training rows with each level, likewise.
+      prior: the mean of all targets, the encoding of new levels.
+      missing: number of missing values in the training rows.
+    """
+
+    levels: tuple[str, ...]
+    outputs: tuple[str, ...]
+    means: tuple[tuple[float, ...], ...]
+    shares: tuple[float, ...]
+    prior: tuple[float, ...]
+    missing: int
+
+    @classmethod
+    def fit(cls, raw: RawColumn, targets: Targets) -> tuple["TargetMeans", np.ndarray]:
+        """Returns the description of a column of text, and the encoding of its own rows.
+
+        The mean of a level for one of its own rows is that over the other four fifths of the rows (cross-fitting):
+        means over all rows would hand every row a part of its own target.
+        """
+        levels, counts = _levels(raw)
+        missing = int(raw.missing.sum())
+        code = np.where(raw.missing, len(levels), _codes(raw, tuple(levels)))
+        shares = np.append(counts, [missing] * bool(missing)) / len(code)
+        prior, means = _shrunk_means(code, len(shares), targets, np.ones(len(code), bool))
+        own = np.empty((len(code), means.shape[1]))
+        for fold in range(_FOLDS):
+            held_out = targets.fold == fold
+            own[held_out] = _shrunk_means(code, len(shares), targets, ~held_out)[1][code[held_out]]
+        rows = lambda array: tuple(tuple(row) for row in array.tolist())
+        described = cls(
+            tuple(levels), targets.names, rows(means), tuple(shares.tolist()), rows(prior[None])[0], missing
+        )
+        return described, np.column_stack([own, shares[code]])
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        return [*(f"[mean {output} by {name}]" for output in self.outputs), f"[frequency of {name}]"]
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of new rows, ``(n, k + 1)``."""
+        code = _codes(raw, self.levels)
+        if self.missing:
+            code[raw.missing] = len(self.levels)
+        table = np.column_stack([np.array([*self.means, self.prior]), [*self.shares, 0.0]])
+        return table[np.where(code < 0, len(self.shares), code)]
+
+    def __str__(self) -> str:
+        gaps = f", {self.missing} missing" if self.missing else ""
+        return f"categorical, {len(self.levels)} levels by target mean and frequency{gaps}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Date:
+    """Dates: days since the first, and where they explain the targets, month and weekday.
+
+    Attributes:
+      days: the description of the days.
+      parts: levels of ``"month"`` and ``"weekday"``, where they are features.
+    """
+
+    days: Numeric
+    parts: dict[str, OneHot]
+
+    @classmethod
+    def fit(cls, raw: RawColumn, targets: Targets) -> "Date":
+        """Returns the description of a column of dates."""
+        days, parts = Numeric.fit(raw), {}
+        for part in ("month", "weekday"):
+            names = _part_of_date(part, raw)
+            if _helps(names, raw, targets):
+                parts[part] = dataclasses.replace(OneHot.fit(names), missing=0)
+        return cls(days, parts)
+
+    @property
+    def missing(self) -> int:
+        """Number of missing values in the training rows."""
+        return self.days.missing
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        return self.days.features(name) + [
+            f for p, levels in self.parts.items() for f in levels.features(f"{name} {p}")
+        ]
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of rows, ``(n, k)``."""
+        parts = [levels.encode(_part_of_date(part, raw)) for part, levels in self.parts.items()]
+        return np.column_stack([self.days.encode(raw), *parts])
+
+    def __str__(self) -> str:
+        return f"{self.days}{', with ' * bool(self.parts)}{' and '.join(self.parts)}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A column without features.
+
+    Attributes:
+      why: the reason.
+    """
+
+    why: str
+    missing: int = 0
+
+    def features(self, name: str) -> list[str]:
+        """Returns no names."""
+        return []
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns no features, ``(n, 0)``."""
+        return np.zeros((len(raw.values), 0))
+
+    def __str__(self) -> str:
+        return f"left out: {self.why}"
+
+
+Column = Numeric | OneHot | TargetMeans | Date | LeftOut
+
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns of a raw table.
+
+    Attributes:
+      columns: the description of each column by name, in the order of the table.
+      named: whether columns are found by name; else, from an array, by place.
+    """
+
+    columns: dict[str, Column]
+    named: bool
+
+    @classmethod
+    def fit(
+        cls,
+        x: Any,
+        y: ArrayLike | None = None,
+        *,
+        task: Literal["regression", "classification"] | tasks.Task = "regression",
+        sample_weight: ArrayLike | None = None,
+        max_levels: int = MAX_LEVELS,
+    ) -> tuple["Columns", np.ndarray]:
+        """Returns the columns of a table, and its rows as numbers.
+
+        These are not ``transform(x)`` where a column has more than ``max_levels`` levels: see :class:`TargetMeans`.
+
+        Args:
+          x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` with NaN where values are missing.
+          y: targets, as for :func:`jtrees.fit`; None: levels are encoded by their frequencies alone.
+          task: as for :func:`jtrees.fit`.
+          sample_weight: weights of the rows in target means.
+          max_levels: largest number of levels that have a feature each; rare ones count as one.
+
+        Returns:
+          The columns and features ``(n, p')`` in float64.
+
+        Raises:
+          ValueError: for a table that cannot be read, naming the column and the row, or without a usable column.
+          ImportError: for a DataFrame without narwhals.
+        """
+        frame = _read(x)
+        checks.check_count("max_levels", max_levels)
+        targets = _targets(y, len(frame), task, sample_weight)
+        columns, encoded = {}, []
+        for name, raw in frame.columns.items():
+            columns[name], features = _fitted(raw, targets, max_levels)
+            encoded.append(columns[name].encode(raw) if features is None else features)
+        if not any(features.shape[1] for features in encoded):
+            reasons = "; ".join(f"{name}: {column}" for name, column in columns.items())
+            raise ValueError(f"x must have a column to learn from, got {reasons}")
+        return cls(columns, frame.named), np.column_stack(encoded)
+
+    def transform(self, x: Any) -> np.ndarray:
+        """Returns new rows as numbers, ``(n, p')`` in float64.
+
+        Args:
+          x: a table with at least the columns fitted to, in any order and of any library; an array, whose columns are
+            found by place, if all are numeric.
+
+        Warns:
+          ColumnsWarning: of missing values in columns that had none in the training rows; they are filled.
+
+        Raises:
+          ValueError: for a missing column, by name; for values of another kind, naming the column and the row.
+        """
+        frame = self._found(_read(x))
+        gaps = {
+            name: count
+            for name, raw in frame.columns.items()
+            if not self.columns[name].missing and (count := raw.missing.sum())
+        }
+        if gaps:
+            which = ", ".join(f"{name!r} ({count})" for name, count in gaps.items())
+            message = f"x has missing values where the training rows had none, taken for typical ones: {which}"
+            warnings.warn(message, ColumnsWarning, stacklevel=2)
+        return np.column_stack([self.columns[name].encode(raw) for name, raw in frame.columns.items()])
+
+    def _found(self, frame: Frame) -> Frame:
+        """Returns the columns of a table, by name or place, each of the kind fitted to."""
+        if not (self.named and frame.named):
+            if len(frame.columns) != len(self.columns):
+                raise ValueError(f"x must have {len(self.columns)} columns, got {len(frame.columns)}")
+            frame = Frame(dict(zip(self.columns, frame.columns.values(), strict=True)), named=True)
+        used = {name: column for name, column in self.columns.items() if not isinstance(column, LeftOut)}
+        if absent := [name for name in used if name not in frame.columns]:
+            expected = ", ".join(map(repr, used))
+            raise ValueError(f"x must have the columns {expected}, got none called {absent[0]!r}")
+        return Frame({name: _of_kind(name, column, frame.columns[name]) for name, column in used.items()}, named=True)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features, such as ``area``, ``[area missing]``, ``[heating = gas]``."""
+        return [feature for name, column in self.columns.items() for feature in column.features(name)]
+
+    def warn_left_out(self) -> None:
+        """Warns with :class:`ColumnsWarning` of columns that are left out."""
+        reasons = [f"{name!r} ({column.why})" for name, column in self.columns.items() if isinstance(column, LeftOut)]
+        if reasons:
+            warnings.warn(f"columns of x are left out: {', '.join(reasons)}", ColumnsWarning, stacklevel=3)
+
+    def __hash__(self) -> int:
+        return hash((self.named, tuple(self.columns)))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {column}" for name, column in self.columns.items())
+
+
+def _read(x: Any) -> Frame:
+    """Returns the raw table of a DataFrame or any array of numbers."""
+    frame = read_frame(x)
+    if frame is not None:
+        return frame
+    values = np.asarray(checks.check_x(x), np.float64)
+    return Frame({f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values.T)}, named=False)
+
+
+def _fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, np.ndarray | None]:
+    """Returns the description of a column, and the features of its rows if they are not those of new rows."""
+    there = raw.values[~raw.missing]
+    missing = len(raw.values) - len(there)
+    if not len(there):
+        return LeftOut("without values"), None
+    if raw.kind == "text":
+        levels, counts = _levels(raw)
+        if len(levels) > max(_IDENTIFIES, len(there) / 2):
+            return LeftOut("nearly every row has another text"), None
+        if len(levels) == 1 and not missing:
+            return LeftOut("constant"), None
+        rare = counts < _RARE
+        if (~rare).sum() + rare.any() <= max_levels:
+            return OneHot.fit(raw), None
+        return TargetMeans.fit(raw, targets)
+    if not missing and (there == there[0]).all():
+        return LeftOut("constant"), None
+    if raw.kind == "numeric" and len(there) >= _IDENTIFIES and not missing and (np.diff(there) == 1).all():
+        return LeftOut("counts the rows"), None
+    return (Date.fit(raw, targets) if raw.kind == "date" else Numeric.fit(raw)), None
+
+
+def _of_kind(name: str, column: Column, raw: RawColumn) -> RawColumn:
+    """Returns the raw column, checked to be of the kind fitted to; numbers may stand for levels and booleans."""
+    if raw.missing.all():
+        empty = isinstance(column, (OneHot, TargetMeans))
+        return RawColumn("text", np.full(len(raw.values), None)) if empty else RawColumn("numeric", _none(raw))
+    if isinstance(column, (OneHot, TargetMeans)):
+        if raw.kind == "text":
+            return raw
+        if raw.kind == "date":
+            raise ValueError(f"x must hold text in column {name!r}, got dates")
+        shown = (lambda v: str(bool(v))) if raw.kind == "boolean" else lambda v: str(int(v) if v == int(v) else v)
+        values = np.full(len(raw.values), None)
+        values[:] = [None if value != value else shown(value) for value in raw.values.tolist()]
+        return RawColumn("text", values)
+    expected = "dates" if isinstance(column, Date) else "numbers"
+    if raw.kind == "text" or (raw.kind == "date") != isinstance(column, Date):
+        row = int(np.argmin(raw.missing))
+        got = f"{raw.values[row]!r} in row {row}" if raw.kind == "text" else f"values of kind {raw.kind}"
+        raise ValueError(f"x must hold {expected} in column {name!r}, got {got}")
+    return raw
+
+
+def _none(raw: RawColumn) -> np.ndarray:
+    return np.full(len(raw.values), np.nan)
+
+
+# --- Levels and means ------------------------------------------------------------------------------------------------
+
+
+def _levels(raw: RawColumn) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sorted levels of a column of text, and the number of rows of each."""
+    return np.unique(raw.values[~raw.missing], return_counts=True)
+
+
+def _codes(raw: RawColumn, levels: tuple[str, ...]) -> np.ndarray:
+    """Returns the place of each value among the levels, -1 for others, ``(n,)``."""
+    places = {level: i for i, level in enumerate(levels)}
+    return np.array([places.get(value, -1) for value in raw.values], int)
+
+
+def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targets:
+    weight = np.ones(n) if sample_weight is None else np.asarray(checks.check_weight(sample_weight, n), np.float64)
+    fold = np.random.default_rng(0).permutation(n) % _FOLDS
+    if y is None:
+        return Targets((), np.zeros((n, 0)), weight / weight.mean(), fold)
+    task, y = tasks.checked_targets(task, y, n)
+    values = task.indicators(y).astype(np.float64)
+    if isinstance(task, tasks.Classification):
+        names = [f"class {i}" for i in range(task.classes)]
+        values, names = (values[:, 1:], names[1:]) if task.classes == 2 else (values, names)
+    else:
+        names = ["y"] if task.outputs is None else [f"y{i}" for i in range(task.outputs)]
+    return Targets(tuple(names), values, weight / weight.mean(), fold)
+
+
+def _shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean of the targets over some rows, ``(k,)``, and those of each level shrunk towards it.
+
+    With targets of variance s2 around the mean of their level, and means of levels of variance t2 around the common
+    one, the posterior mean of a level of n rows is (sum + m mean) / (n + m) with m = s2 / t2 (empirical Bayes).
+    """
+    weight = targets.weight * rows
+    count = np.bincount(code, weight, levels)
+    mean = weight @ targets.values / weight.sum()
+    means = np.empty((levels, len(mean)))
+    for j, y in enumerate(targets.values.T):
+        total = np.bincount(code, weight * y, levels)
+        within, between, _ = _variances(total, count, weight @ np.square(y))
+        prior = within / between if between > 0 else np.inf
+        share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
+        means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
+    return mean, means
+
+
+def _variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
+    """Returns variances by the method of moments (one-way ANOVA).
+
+    Args:
+      total: sum of the targets at each level.
+      count: number of rows at each level.
+      squares: sum of all squared targets.
+
+    Returns:
+      The variance within levels, that between their means, and the number of rows of a level by which the mean square
+      between levels is expected to be ``within + size * between``.
+    """
+    total, count = total[count > 0], count[count > 0]
+    n, levels = count.sum(), len(count)
+    if levels < 2 or n <= levels:
+        return 1.0, 0.0, 1.0
+    explained = float(np.sum(np.square(total) / count))
+    within = max(squares - explained, 0.0) / (n - levels)
+    between = (explained - total.sum() ** 2 / n) / (levels - 1)
+    size = (n - np.square(count).sum() / n) / (levels - 1)
+    return within, max((between - within) / size, 0.0), size
+
+
+def _part_of_date(part: str, raw: RawColumn) -> RawColumn:
+    """Returns the months (01 to 12) or weekdays (Mon to Sun) of days since 1970 as text."""
+    days = np.floor(np.where(raw.missing, 0, raw.values)).astype(np.int64)
+    if part == "month":
+        number, names = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12, _MONTHS
+    else:
+        number, names = (days + 3) % 7, _WEEKDAYS  # the first day of 1970 was a Thursday
+    values = np.array(names, object)[number]
+    values[raw.missing] = None
+    return RawColumn("text", values)
+
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
+    """Whether levels explain an output beyond a linear trend in the days: by more than a hundredth of its variance, and
+    by more than chance does.
+
+    By chance the ratio of the mean squares between and within L levels is about 1, with deviation sqrt(2 / (L - 1)).
+    """
+    rows = ~part.missing
+    levels, code = np.unique(part.values[rows], return_inverse=True)
+    if len(levels) < 2:
+        return False
+    weight, days = targets.weight[rows], raw.values[rows]
+    root, days = np.sqrt(weight), days - np.average(days, weights=weight)
+    trend = np.column_stack([np.ones(len(days)), days])
+    for y in targets.values[rows].T:
+        y = y - trend @ np.linalg.lstsq(trend * root[:, None], y * root, rcond=None)[0]
+        total, count = np.bincount(code, weight * y, len(levels)), np.bincount(code, weight, len(levels))
+        within, between, size = _variances(total, count, weight @ np.square(y))
+        surprising = size * between > 3 * np.sqrt(2 / (len(levels) - 1)) * within
+        if surprising and between > _HELPS * (within + between):
+            return True
+    return False

@@ -1,0 +1,76 @@
+"""A model of a raw table: the columns that it was fitted to, and a model of the numbers that they become."""
+
+from typing import Any
+
+from jaxtyping import Int
+import numpy as np
+
+from jtrees import io, pytree
+from jtrees.data.columns import Columns
+from jtrees.tree import ObliqueTree
+
+
+@io.model
+@pytree.dataclass
+class FrameModel:
+    """A model of DataFrames, or of arrays with missing values.
+
+    Methods take a table with at least the columns fitted to, in any order and of any library, or, if all are numeric,
+    an array whose columns are found by place. They warn with :class:`jtrees.data.ColumnsWarning` of missing values in
+    columns that had none in the training rows, and raise ``ValueError`` for a missing column, by name, and for values
+    of another kind.
+
+    Attributes:
+      model: the model of the features, such as a :class:`jtrees.ObliqueTree`.
+      columns: the columns, by which rows become features.
+    """
+
+    model: Any
+    columns: Columns = pytree.field(pytree_node=False)
+
+    def predict(self, x: Any) -> Any:
+        """Returns predictions, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``."""
+        return self.model.predict(self.columns.transform(x))
+
+    def leaf_index(self, x: Any) -> Int[np.ndarray, "..."]:
+        """Returns the leaf of each row, as the model's own."""
+        return self.model.leaf_index(self.columns.transform(x))
+
+    def decision_path(self, x: Any) -> Int[np.ndarray, "..."]:
+        """Returns the nodes on the path of each row, as :meth:`jtrees.ObliqueTree.decision_path`."""
+        return self.model.decision_path(self.columns.transform(x))
+
+    def to_text(self, *, x: Any = None, **options: Any) -> str:
+        """Returns the rules in terms of the columns, such as ``0.31 area - 0.4 [area missing] > 0.7``.
+
+        Arguments are those of :meth:`jtrees.ObliqueTree.to_text`, but for the names of the features; x is a raw table.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        features = None if x is None else self.columns.transform(x)
+        return self.tree.to_text(self.columns.feature_names, x=features, **options)
+
+    @property
+    def tree(self) -> ObliqueTree:
+        """The tree of the features.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        if not isinstance(self.model, ObliqueTree):
+            raise AttributeError(f"this needs a single tree; this model is a {self.model}")
+        return self.model
+
+    @property
+    def features(self) -> int:
+        """Number of columns of the table."""
+        return len(self.columns.columns)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of the model."""
+        return self.model.num_parameters
+
+    def __repr__(self) -> str:
+        return f"FrameModel({self.model!r}, columns={list(self.columns.columns)})"

@@ -1,0 +1,385 @@
+"""Raw tables: what columns become, whatever library they come from, and what is refused."""
+
+import datetime
+from decimal import Decimal
+import warnings
+
+from hypothesis import given, settings, strategies as st
+import jax
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import jtrees
+from jtrees.data import Columns, ColumnsWarning, FrameModel, read_frame
+from jtrees.data.columns import Numeric, OneHot, TargetMeans
+from jtrees.estimators import TreeClassifier, TreeRegressor
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
+
+KEY = jax.random.key(0)
+N = 240
+GET = jtrees.GET(depth=2, starts=2, epochs=30)
+
+
+def table(n=N, seed=0):
+    """Columns of all kinds as lists, missing values as None, and targets."""
+    rng = np.random.default_rng(seed)
+    gap = lambda values, share: [None if rng.random() < share else value for value in values]
+    area = rng.normal(70, 20, n)
+    heating = rng.choice(["gas", "oil", "wood"], n, p=[0.6, 0.3, 0.1]).tolist()
+    city = [f"city {i}" for i in rng.integers(0, 16, n)]
+    sold = [datetime.date(2020, 1, 1) + datetime.timedelta(int(day)) for day in rng.integers(0, 900, n)]
+    y = area / 20 + 2 * (np.array(heating) == "gas") + np.array([int(c[5:]) for c in city]) / 8
+    columns = {
+        "area": gap(area.tolist(), 0.1),
+        "rooms": rng.integers(1, 6, n).tolist(),
+        "heating": gap(heating, 0.1),
+        "city": gap(city, 0.05),
+        "sold": gap(sold, 0.05),
+        "new": gap((rng.random(n) < 0.3).tolist(), 0.1),
+    }
+    return columns, y
+
+
+COLUMNS, Y = table()
+FRAME = pd.DataFrame(COLUMNS)
+LIBRARIES = {
+    "pandas": FRAME,
+    "pandas, nullable": FRAME.convert_dtypes(),
+    "pandas, Arrow": FRAME.convert_dtypes(dtype_backend="pyarrow"),
+    "pandas, categories": FRAME.astype({"heating": "category", "city": "category", "sold": "datetime64[s]"}),
+    "pandas, objects": FRAME.astype(object),
+    "polars": pl.DataFrame(COLUMNS),
+    "polars, categories": pl.DataFrame(COLUMNS).cast({"heating": pl.Categorical, "new": pl.Boolean}),
+    "Arrow": pa.table(COLUMNS),
+}
+
+
+# --- What columns become ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_library_gives_the_same_features(library):
+    expected, own = Columns.fit(FRAME, Y)
+    columns, features = Columns.fit(LIBRARIES[library], Y)
+    assert columns == expected
+    np.testing.assert_array_equal(features, own)
+    np.testing.assert_array_equal(expected.transform(LIBRARIES[library]), expected.transform(FRAME))
+
+
+def test_features_are_what_their_names_say():
+    columns, own = Columns.fit(FRAME, Y)
+    features = dict(zip(columns.feature_names, columns.transform(FRAME).T, strict=True))
+    area, city = FRAME["area"], FRAME["city"]
+    first = min(day for day in COLUMNS["sold"] if day)
+    expected = {
+        "area": area.fillna(area.median()),
+        "[area missing]": area.isna(),
+        "rooms": FRAME["rooms"],
+        "[heating = gas]": FRAME["heating"] == "gas",
+        "[heating = oil]": FRAME["heating"] == "oil",
+        "[heating = wood]": FRAME["heating"] == "wood",
+        "[heating missing]": FRAME["heating"].isna(),
+        "[mean y by city]": None,  # below
+        "[frequency of city]": city.map(city.value_counts() / N).fillna(city.isna().mean()),
+        f"sold (days since {first})": None,
+        "[sold missing]": FRAME["sold"].isna(),
+        "new": FRAME["new"].astype(float).fillna(0),  # most are not
+        "[new missing]": FRAME["new"].isna(),
+    }
+    assert list(features) == list(expected)
+    for name, values in expected.items():
+        if values is not None:
+            np.testing.assert_array_equal(features[name], values.astype(float), err_msg=name)
+    days = [None if day is None else (day - first).days for day in COLUMNS["sold"]]
+    there = [i for i, day in enumerate(days) if day is not None]
+    np.testing.assert_array_equal(features[f"sold (days since {first})"][there], [days[i] for i in there])
+    others = [i for i, name in enumerate(expected) if name != "[mean y by city]"]
+    np.testing.assert_array_equal(own[:, others], columns.transform(FRAME)[:, others])
+
+
+def shrunk_means(levels, y):
+    """The definition, level by level: the posterior mean under variances by the method of moments."""
+    n, groups = len(y), {level: [b for a, b in zip(levels, y, strict=True) if a == level] for level in set(levels)}
+    mean = sum(y) / n
+    within = sum((b - sum(g) / len(g)) ** 2 for g in groups.values() for b in g) / (n - len(groups))
+    between = sum(len(g) * (sum(g) / len(g) - mean) ** 2 for g in groups.values()) / (len(groups) - 1)
+    size = (n - sum(len(g) ** 2 for g in groups.values()) / n) / (len(groups) - 1)
+    variance = max((between - within) / size, 0)
+    if variance == 0:
+        return dict.fromkeys(groups, mean)
+    prior = within / variance
+    return {level: (sum(g) + prior * mean) / (len(g) + prior) for level, g in groups.items()}
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(11, 40), st.floats(0, 3))
+@settings(max_examples=25, deadline=None)
+def test_target_means_are_posterior_means(seed, levels, spread):
+    rng = np.random.default_rng(seed)
+    code = np.append(np.repeat(np.arange(levels), 6), rng.integers(0, levels, 50))
+    y = spread * rng.normal(size=levels)[code] + rng.normal(size=len(code))
+    frame = pd.DataFrame({"level": [f"{c:02}" for c in code]})
+    columns, _ = Columns.fit(frame, y)
+    expected = shrunk_means(list(frame["level"]), y.tolist())
+    found = columns.transform(frame)[:, 0]
+    np.testing.assert_allclose(found, [expected[level] for level in frame["level"]], rtol=1e-9, atol=1e-9)  # rounding
+
+
+def test_no_row_sees_its_own_target():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"city": rng.permutation(np.repeat([f"c{i}" for i in range(12)], 20))})
+    y = rng.normal(size=N)
+    before = Columns.fit(frame, y)[1][:, 0]
+    for row in (0, 7, 100):
+        other = y.copy()
+        other[row] += 100
+        after = Columns.fit(frame, other)[1][:, 0]
+        assert after[row] == before[row]
+        same_city = frame["city"] == frame["city"][row]
+        assert (after[same_city] != before[same_city]).sum() > 10  # the other folds see it
+
+
+def test_means_of_classes_and_of_several_targets():
+    labels = (Y.mean() < Y).astype(int) + (Y > 8)
+    for y, task, names in (
+        (labels % 2, "classification", ["class 1"]),
+        (labels, "classification", ["class 0", "class 1", "class 2"]),
+        (np.stack([Y, -2 * Y], 1), "regression", ["y0", "y1"]),
+    ):
+        columns, features = Columns.fit(FRAME[["city"]], y, task=task)
+        assert columns.feature_names == [*(f"[mean {name} by city]" for name in names), "[frequency of city]"]
+        if names[-1] == "class 2":
+            np.testing.assert_allclose(features[:, :3].sum(1), 1, atol=0.2)  # each is shrunk by its own variances
+        if names[-1] == "y1":
+            np.testing.assert_allclose(features[:, 1], -2 * features[:, 0], rtol=1e-9)
+    assert Columns.fit(FRAME[["city"]])[0].feature_names == ["[frequency of city]"]
+
+
+def test_months_and_weekdays_where_they_help():
+    days = pd.Series(pd.date_range("2019-01-01", periods=1200))
+    rng = np.random.default_rng(0)
+    y = 0.01 * np.arange(1200) + rng.normal(size=1200)
+    names = lambda y: Columns.fit(pd.DataFrame({"day": days}), y)[0].feature_names
+    assert names(y) == ["day (days since 2019-01-01)"]
+    assert len(names(y + (days.dt.month == 3))) == 1 + 12
+    on_sundays = names(y + 2 * (days.dt.day_of_week == 6))
+    assert len(on_sundays) == 1 + 7 and "[day weekday = Sun]" in on_sundays
+    columns = Columns.fit(pd.DataFrame({"day": days}), y + 2 * (days.dt.day_of_week == 6))[0]
+    sunday = columns.transform(pd.DataFrame({"day": days}))[:, on_sundays.index("[day weekday = Sun]")]
+    np.testing.assert_array_equal(sunday, days.dt.day_of_week == 6)
+
+
+def test_rare_levels_are_one_and_new_levels_are_others():
+    text = ["a"] * 10 + ["b"] * 10 + ["c"] * 2 + ["d"] * 3
+    columns, features = Columns.fit(pd.DataFrame({"level": text}))
+    assert columns.feature_names == ["[level = a]", "[level = b]", "[level = other]"]
+    np.testing.assert_array_equal(features.sum(0), [10, 10, 5])
+    new = pd.DataFrame({"level": ["a", "d", "z"]})
+    np.testing.assert_array_equal(columns.transform(new), [[1, 0, 0], [0, 0, 1], [0, 0, 1]])
+    whole, _ = Columns.fit(pd.DataFrame({"level": text[:20]}))
+    np.testing.assert_array_equal(whole.transform(new), [[1, 0], [0, 0], [0, 0]])
+    many, _ = Columns.fit(FRAME[["city"]], Y)
+    np.testing.assert_allclose(many.transform(pd.DataFrame({"city": ["nowhere"]})), [[Y.mean(), 0]])
+    assert isinstance(Columns.fit(FRAME[["city"]], Y, max_levels=16)[0].columns["city"], OneHot)
+    assert isinstance(Columns.fit(FRAME[["city"]], Y, max_levels=15)[0].columns["city"], TargetMeans)
+
+
+def test_numbers_stand_for_their_levels():
+    """A gap makes whole numbers float, and a CSV file text."""
+    columns, _ = Columns.fit(pd.DataFrame({"code": pd.Categorical([1, 2, 3] * 10)}))
+    expected = [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    for values in ([1, 2, 9], [1.0, 2.0, np.nan], ["1", "2", "9"], pd.Categorical([1, 2, None])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ColumnsWarning)
+            np.testing.assert_array_equal(columns.transform(pd.DataFrame({"code": values})), expected)
+
+
+def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
+    columns, _ = Columns.fit(pd.DataFrame({"a": np.arange(30.0) ** 2, "b": ["u", "v"] * 15}))
+    new = pd.DataFrame({"a": [np.nan, 2.0, np.nan], "b": ["u", None, "v"]})
+    with pytest.warns(ColumnsWarning, match=r"none, taken for typical ones: 'a' \(2\), 'b' \(1\)"):
+        features = columns.transform(new)
+    np.testing.assert_array_equal(features, [[210.5, 1, 0], [2, 0, 0], [210.5, 0, 1]])
+
+
+def test_columns_that_teach_nothing_are_left_out():
+    frame = pd.DataFrame({"id": range(5, 65), "one": 1, "none": np.nan, "text": [f"row {i}" for i in range(60)]})
+    with pytest.raises(
+        ValueError, match="x must have a column to learn from, got id: left out: counts the rows; one: "
+    ):
+        Columns.fit(frame)
+    frame["size"] = np.random.default_rng(0).permutation(60)
+    columns, features = Columns.fit(frame)
+    assert columns.feature_names == ["size"] and features.shape == (60, 1)
+    np.testing.assert_array_equal(columns.transform(frame[["size"]]), features)  # the others need not be there
+    with pytest.warns(ColumnsWarning) as warned:
+        jtrees.fit(GET, frame, frame["size"] % 7, key=KEY)
+    assert [str(one.message) for one in warned if one.category is ColumnsWarning] == [
+        "columns of x are left out: 'id' (counts the rows), 'one' (constant), 'none' (without values), 'text' (nearly "
+        "every row has another text)"
+    ]
+
+
+def test_description():
+    text = str(Columns.fit(FRAME, Y)[0]).splitlines()
+    assert text[2] == f"heating: categorical, levels gas, oil, wood, {FRAME['heating'].isna().sum()} missing"
+    assert text[3].startswith("city: categorical, 16 levels by target mean and frequency, ")
+    assert text[1] == "rooms: numeric, median 3, deviation 1.41"
+    area = Columns.fit(FRAME, Y)[0].columns["area"]
+    assert isinstance(area, Numeric) and area.center == FRAME["area"].median()
+    assert area.spread == pytest.approx(FRAME["area"].std(ddof=0)) and area.missing == FRAME["area"].isna().sum()
+
+
+# --- Refused ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1, "a", 2], r"x must have columns of one type, got 1 in row 0 and 'a' in row 1 of 'c'"),
+        ([None, "a", True], r"columns of one type, got 'a' in row 1 and True in row 2 of 'c'"),
+        ([None, {}, {}], r"x must have columns of numbers, booleans, dates or text, got \{\} in row 1 of 'c'"),
+        (pd.period_range("2020", periods=3), r"booleans, dates or text, got Period\(.* in row 0 of 'c'"),
+        ([1.0, np.inf, 2], "x must hold finite numbers, got inf in column 'c', row 1"),
+        ([1.0, 2, 1e39], "x must hold numbers within the range of float32, got 1e.39 in column 'c', row 2"),
+    ],
+)
+def test_columns_that_cannot_be_read(values, message):
+    with pytest.raises(ValueError, match=message):
+        jtrees.fit(GET, pd.DataFrame({"c": values}), [1.0, 2, 3], key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (FRAME.drop(columns="area"), "x must have the columns 'area', 'rooms', .*, got none called 'area'"),
+        (FRAME.assign(area="large"), "x must hold numbers in column 'area', got 'large' in row 0"),
+        (FRAME.assign(area=FRAME["sold"]), "x must hold numbers in column 'area', got values of kind date"),
+        (FRAME.assign(sold=3), "x must hold dates in column 'sold', got values of kind numeric"),
+        (FRAME.assign(heating=FRAME["sold"]), "x must hold text in column 'heating', got dates"),
+        (FRAME.assign(rooms=np.inf), "x must hold finite numbers, got inf in column 'rooms', row 0"),
+        (np.zeros((3, 5)), "x must have 6 columns, got 5"),
+        (pl.DataFrame(COLUMNS).lazy(), "x must be an array or a DataFrame in memory, got LazyFrame"),
+        (FRAME[:0], r"x must have at least one row and one column, got shape \(0, 6\)"),
+        (pd.concat([FRAME, FRAME], axis=1), "x must have columns of different names, got 'area' twice"),
+    ],
+)
+def test_other_tables_are_refused(x, message):
+    columns, _ = Columns.fit(FRAME, Y)
+    with pytest.raises(ValueError, match=message), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of polars, of the names of a lazy table
+        columns.transform(x)
+
+
+# --- Fits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_is_that_of_its_features_and_is_saved_with_its_columns(tmp_path):
+    columns, features = Columns.fit(FRAME, Y)
+    fit, own = jtrees.fit(GET, FRAME, Y, key=KEY), jtrees.fit(GET, features, Y, key=KEY)
+    assert isinstance(fit.model, FrameModel) and fit.model.columns == columns and fit.loss == own.loss
+    expected = own.predict(columns.transform(FRAME))
+    np.testing.assert_array_equal(fit.predict(FRAME), expected)
+    shuffled = pl.DataFrame(COLUMNS).select("new", "city", "sold", "heating", "rooms", "area")
+    jtrees.save(fit, tmp_path / "fit.jtrees")
+    loaded = jtrees.load(tmp_path / "fit.jtrees")
+    assert loaded.model.columns == columns
+    np.testing.assert_array_equal(loaded.predict(shuffled), expected)
+    np.testing.assert_array_equal(loaded.model.leaf_index(shuffled), own.tree.leaf_index(columns.transform(FRAME)))
+    assert loaded.model.decision_path(shuffled).shape == (3, N)
+    text = loaded.model.to_text(x=FRAME)
+    assert text == own.tree.to_text(columns.feature_names, x=columns.transform(FRAME)) and "[heating = gas]" in text
+
+
+def test_a_validation_set_and_tuning():
+    others, targets = table(100, seed=1)
+    held_out = pd.DataFrame(others), targets
+    fit = jtrees.fit(GET, FRAME, Y, key=KEY, validation=held_out)
+    assert fit.loss == pytest.approx(np.mean((fit.predict(held_out[0]) - targets) ** 2), rel=1e-5)
+    tuned = jtrees.tune(GET, FRAME, Y, key=KEY, grid={"depth": [1, 2]}, validation=0.3)
+    assert isinstance(tuned.model, FrameModel) and tuned.predict(held_out[0]).shape == (100,)
+    swept = jtrees.sweep(GET, FRAME, Y, key=KEY, seeds=2, validation=3)
+    assert all(isinstance(one.model, FrameModel) for one in swept.fits.ravel())
+
+
+def test_rows_of_weight_zero_are_not_there():
+    weight = np.random.default_rng(0).integers(0, 3, N).astype(float)
+    fit = jtrees.fit(GET, FRAME, Y, key=KEY, sample_weight=weight)
+    used = weight > 0
+    alone = jtrees.fit(GET, FRAME[used], Y[used], key=KEY, sample_weight=weight[used])
+    assert fit.model.columns == alone.model.columns
+    np.testing.assert_array_equal(fit.predict(FRAME), alone.predict(FRAME))
+
+
+def test_arrays_with_gaps():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 3))
+    y = np.where(x[:, 0] > 0, 1.0, -1.0) + x[:, 1]
+    x[rng.random(N) < 0.2, 1] = np.nan
+    fit = jtrees.fit(GET, x, y, key=KEY)
+    assert fit.model.columns.feature_names == ["x0", "x1", "[x1 missing]", "x2"]
+    np.testing.assert_array_equal(fit.predict(x), fit.predict(pd.DataFrame(x, columns=["u", "v", "w"])))  # by place
+    assert fit.predict(np.nan_to_num(x)).shape == (N,)
+    with pytest.raises(ValueError, match="x must be finite, got"):
+        jtrees.fit(GET, np.nan_to_num(x), y, key=KEY).predict(x)
+    assert read_frame(np.nan_to_num(x)) is None
+
+
+def test_estimators_take_frames(tmp_path):
+    labels = np.where(np.median(Y) < Y, "dear", "cheap")
+    model = TreeClassifier(GET, random_state=0, validation_fraction=0.2).fit(FRAME, labels)
+    assert model.score(FRAME, labels) > 0.8 and model.n_features_in_ == 6
+    assert list(model.feature_names_in_) == list(FRAME.columns)
+    assert list(model.get_feature_names_out()) == model.columns_.feature_names
+    assert model.get_depth() == 2 and model.apply(FRAME).shape == (N,)
+    jtrees.save(model, tmp_path / "model.jtrees")
+    np.testing.assert_array_equal(jtrees.load(tmp_path / "model.jtrees").predict(FRAME), model.predict(FRAME))
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(FRAME[["rooms", "area", "heating", "city", "sold", "new"]])  # as everywhere in scikit-learn
+    regressor = TreeRegressor(GET, random_state=0).fit(pl.DataFrame(COLUMNS), Y, sample_weight=np.arange(N) % 3)
+    assert regressor.score(pl.DataFrame(COLUMNS), Y) > 0.4
+    constant = TreeRegressor(GET).fit(FRAME, np.ones(N))
+    assert (constant.predict(FRAME) == 1).all() and constant.columns_.feature_names
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        TreeRegressor(GET).fit(FRAME, Y[1:])
+
+
+def test_estimators_take_arrays_with_gaps():
+    x = np.random.default_rng(0).normal(size=(N, 2))
+    y = np.where(x[:, 0] > 0, 1.0, -1.0)
+    x[::5, 0] = np.nan
+    model = TreeRegressor(GET, random_state=0).fit(x, y)
+    assert list(model.get_feature_names_out()) == ["x0", "[x0 missing]", "x1"]
+    assert model.score(x, y) > 0.5
+    x[3, 1] = np.nan
+    with pytest.warns(ColumnsWarning, match=r"'x1' \(1\)"):
+        model.predict(x)
+    with pytest.raises(ValueError, match="Input X contains infinity"):
+        model.predict(np.where(np.isnan(x), np.inf, x))
+
+
+def test_numbers_of_many_kinds():
+    frame = pd.DataFrame(
+        {
+            "money": [Decimal("1.5"), None, Decimal("2")],
+            "time": pd.to_timedelta([36, 12, None], "h"),
+            "zone": pd.to_datetime(["2020-01-01T01:00+02:00", None, "2020-01-02T12:00+02:00"]),
+            "aware": [
+                datetime.datetime(2020, 1, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
+                None,
+                None,
+            ],
+            "nat": [np.datetime64("NaT"), np.datetime64("2020-01-01"), None],
+        }
+    )
+    columns = read_frame(frame).columns
+    assert [column.kind for column in columns.values()] == ["numeric", "numeric", "date", "date", "date"]
+    day = (datetime.date(2020, 1, 1) - datetime.date(1970, 1, 1)).days
+    np.testing.assert_allclose(columns["money"].values, [1.5, np.nan, 2])
+    np.testing.assert_allclose(columns["time"].values, [1.5, 0.5, np.nan])
+    np.testing.assert_allclose(columns["zone"].values, [day - 1 / 24, np.nan, day + 1 + 10 / 24], rtol=1e-12)
+    np.testing.assert_allclose(columns["aware"].values, [day - 1 / 24, np.nan, np.nan], rtol=1e-12)
+    np.testing.assert_allclose(columns["nat"].values, [np.nan, day, np.nan])
