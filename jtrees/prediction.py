@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import os
 from typing import Any, NamedTuple
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,8 @@ def evaluate(
             parts = _evaluated(_compiled, fn, model, chunks, dtype)
             out, finite = _joined([part for part, _ in parts], chunks), all(np.asarray(ok) for _, ok in parts)
         else:
-            out = _joined(_evaluated(_compiled_exactly, exactly, model, chunks, dtype), chunks)
+            prepared = _prepared(exactly.prepare, model)
+            out = _joined(_evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype), chunks)
             first = out.reshape(len(out), -1)[:, 0] if out.ndim > 1 else out
             uncertain = first < 0 if out.dtype.kind == "i" else np.isnan(first)
             if uncertain.any():
@@ -121,10 +123,39 @@ def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _compiled_exactly(exactly: Exactly, model: Any, x: jax.Array) -> jax.Array:
-    """Returns what ``exactly.fn`` does, block by block."""
-    fn = partial(exactly.fn, exactly.prepare(model))
-    return blocking.map_over_blocks(fn, x, blocking.prediction_block(x.shape[0]))
+def _compiled_exactly(fn: Any, prepared: Any, x: jax.Array) -> jax.Array:
+    """Returns ``fn(prepared, x)``, block by block."""
+    return blocking.map_over_blocks(partial(fn, prepared), x, blocking.prediction_block(x.shape[0]))
+
+
+class _Last(NamedTuple):
+    """A model that was prepared, by its arrays, which are not kept alive, and the result."""
+
+    prepare: Any
+    structure: Any
+    arrays: list[Any]
+    prepared: Any
+
+
+_last = _Last(None, None, [], None)
+
+
+def _prepared(prepare: Any, model: Any) -> Any:
+    """Returns ``prepare(model)``, compiled; once for a model of JAX arrays, which do not change, that comes again."""
+    global _last
+    arrays, structure = jax.tree.flatten(model)
+    last, same = _last, lambda reference, array: reference() is array
+    if (last.prepare, last.structure) == (prepare, structure) and all(map(same, last.arrays, arrays)):
+        return last.prepared
+    prepared = _compiled_preparation(prepare, model)
+    if all(isinstance(array, jax.Array) for array in arrays):
+        _last = _Last(prepare, structure, [weakref.ref(array) for array in arrays], prepared)
+    return prepared
+
+
+@partial(jax.jit, static_argnums=0)
+def _compiled_preparation(prepare: Any, model: Any) -> Any:
+    return prepare(model)
 
 
 def _joined(parts: list[Any], chunks: list[np.ndarray]) -> np.ndarray:

@@ -1,6 +1,8 @@
 """Predictions do not depend on the number of rows, nor on how they lie in memory; and what they cost."""
 
 from functools import partial
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +91,27 @@ def test_more_rows_than_a_chunk_are_answered_in_float64_too(x64):
         leaf, leaves = tree.leaf_index(piece), tree.leaves
         expected = (piece * np.asarray(leaves.coefficients)[leaf]).sum(1) + np.asarray(leaves.intercept)[leaf]
         assert np.allclose(whole[first : first + 100], expected, rtol=1e-12, atol=1e-12)  # rounding of float64
+
+
+def test_what_is_prepared_for_one_model_serves_no_other():
+    x, trees = samples(50), [draw(3), draw(3).replace(weights=-draw(3).weights)]
+    expected = [np.asarray(tree.predict(jnp.asarray(x))) for tree in trees]  # nothing is prepared for JAX arrays
+    assert (expected[0] != expected[1]).any()
+    for i in (0, 1, 0, 0, 1, 1, 0):
+        np.testing.assert_allclose(trees[i].predict(x), expected[i], rtol=1e-5)  # leaves are equal, linear models round
+    own = jax.tree.map(np.array, trees[0])  # arrays that may change
+    np.testing.assert_allclose(own.predict(x), expected[0], rtol=1e-5)
+    own.weights[...] = trees[1].weights
+    np.testing.assert_allclose(own.predict(x), expected[1], rtol=1e-5)
+
+
+def test_a_model_that_was_prepared_is_not_kept_alive():
+    tree = draw(3)
+    tree.predict(samples(50))
+    weights = weakref.ref(tree.weights)
+    del tree
+    gc.collect()
+    assert weights() is None
 
 
 def test_not_finite_in_any_chunk_is_noticed():
@@ -190,13 +213,14 @@ def test_apply_is_predict_as_a_pure_function(outputs):
 
 def test_no_compilation_for_each_number_of_rows(count_compilations):
     tree, x = draw(4), samples(1024)
-    assert count_compilations(lambda: [tree.predict(x[: 2**i]) for i in range(11)]) <= 3
+    # Three sizes, the preparation, and the leaves of samples that are scored again.
+    assert count_compilations(lambda: [tree.predict(x[: 2**i]) for i in range(11)]) <= 5
     assert count_compilations(lambda: [tree.predict(x[:n]) for n in range(1, 1025, 11)]) == 0
     # Nor for another tree of that shape, with an origin or without, or for rows in another precision.
     others = [draw(4, seed=1), draw(4, seed=2, origin=True, shift=FAR)]
     assert count_compilations(lambda: [tree.predict(x[:n].astype(float)) for tree in others for n in (1, 600)]) == 0
     together = Forest(jax.tree.map(lambda a: jnp.stack([a, a]), tree))
-    together.predict(x[:1])
+    together.predict(x[:BLOCK])
     assert count_compilations(lambda: [together.predict(x[:n]) for n in range(1, BLOCK, 31)]) == 0
 
 
