@@ -20,20 +20,22 @@ import sys
 import threading
 import time
 from typing import Any
+import warnings
 
 import jax
 import numpy as np
 from rich.console import Console
-from sklearn.compose import ColumnTransformer
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, r2_score, roc_auc_score
 from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data, prepare
+from experiments import benchmark, data
 from experiments.outcome import LEGEND, SMALL, Outcome, Row, as_tree, size
 import jtrees
+from jtrees.data import Columns, ColumnsWarning
+from jtrees.data.columns import Numeric
 from jtrees.search.run import described
 
 
@@ -51,16 +53,16 @@ class Parts:
     classes: list[Any] | None
 
     @property
-    def task(self) -> prepare.Task:
+    def task(self) -> data.Task:
         return "regression" if self.classes is None else "classification"
 
 
-def _cart(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
+def _cart(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
     kind = DecisionTreeRegressor if task == "regression" else DecisionTreeClassifier
     return kind(max_depth=depth, random_state=options.seed)
 
 
-def _forest(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
+def _forest(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
     kind = RandomForestRegressor if task == "regression" else RandomForestClassifier
     return kind(n_estimators=100, random_state=options.seed, n_jobs=-1)
 
@@ -69,12 +71,12 @@ def _get(depth: Any, options: argparse.Namespace, **others: Any) -> Any:
     return jtrees.GET(depth=depth, starts=options.starts, epochs=options.epochs, **others)
 
 
-def _raddt(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
+def _raddt(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
     # Five scales where GET has two: as many updates in all.
     return jtrees.RADDT(depth=depth, starts=options.starts, epochs=max(1, 2 * options.epochs // 5))
 
 
-def _baseline(depth: Any, options: argparse.Namespace, task: prepare.Task) -> Any:
+def _baseline(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
     return DummyRegressor() if task == "regression" else DummyClassifier()  # the mean; the shares of the classes
 
 
@@ -82,7 +84,7 @@ def _baseline(depth: Any, options: argparse.Namespace, task: prepare.Task) -> An
 class Model:
     """A method: ``(depth, command line, task) -> a recipe, or an estimator of scikit-learn``, and its depths here."""
 
-    make: Callable[[Any, argparse.Namespace, prepare.Task], Any]
+    make: Callable[[Any, argparse.Namespace, data.Task], Any]
     depths: tuple[int | None, ...]
 
 
@@ -110,10 +112,13 @@ _MANY = 10_000
 _TIMED = 8192  # rows predicted at least, when that is timed
 
 
-def split(frame: data.Frame, columns: ColumnTransformer, task: prepare.Task, options: argparse.Namespace) -> Parts:
-    """The parts of a table: a quarter to test, three twentieths to validate. Columns are fitted to the rest.
+def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tuple[Parts, Columns]:
+    """The parts of a table, a quarter to test and three twentieths to validate, and the columns, fitted to the rest.
 
     Parts are stratified by class, so each has at least as many rows as there are classes.
+
+    Raises:
+      ValueError: for a table that has no usable column, or columns that cannot be read.
     """
     classes, y = None, frame.y.to_numpy()
     if task == "classification":
@@ -124,9 +129,12 @@ def split(frame: data.Frame, columns: ColumnTransformer, task: prepare.Task, opt
     by_class = None if classes is None else y[rest]
     fifth = max(math.ceil(0.2 * len(rest)), 0 if classes is None else len(classes))
     train, validate = train_test_split(rest, test_size=fifth, stratify=by_class, **drawn)
-    columns.fit(frame.x.iloc[train])
-    part = lambda rows: (np.asarray(columns.transform(frame.x.iloc[rows]), np.float64), y[rows])
-    return Parts(part(train), part(validate), part(test), None if classes is None else classes.tolist())
+    columns, x = Columns.fit(frame.x.iloc[train], y[train], task=task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ColumnsWarning)  # of gaps where the training rows have none
+        part = lambda rows: (columns.transform(frame.x.iloc[rows]), y[rows])
+        parts = Parts((x, y[train]), part(validate), part(test), None if classes is None else classes.tolist())
+    return parts, columns
 
 
 def measure(method: str, depth: int | None, parts: Parts, options: argparse.Namespace, bar: bool) -> tuple[Row, Any]:
@@ -167,7 +175,7 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
     return Row(method, depth, train, validate, test, lost, *cost, balanced, auc), model
 
 
-def _score(answers: np.ndarray, y: np.ndarray, task: prepare.Task) -> float:
+def _score(answers: np.ndarray, y: np.ndarray, task: data.Task) -> float:
     return float(r2_score(y, answers) if task == "regression" else accuracy_score(y, answers.argmax(1)))
 
 
@@ -187,17 +195,16 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
       OSError: if results cannot be written.
     """
     data.check_rows(frame := _loaded(options))
-    task, why = prepare.guess(frame.y)
+    task, why = data.guess(frame.y)
     described_task = f"{task}, as {why} (--task says otherwise)" if options.task is None else options.task
     task = options.task or task
-    frame, left_out = prepare.usable(frame, task)
+    frame, left_out = data.usable(frame, task)
     data.check_rows(frame)
-    columns, done = prepare.columns(frame.x)
     jobs = _jobs(options, task)
     if len(frame.x) >= _MANY:
         benchmark.use_all_cores()
-    parts = split(frame, columns, task, options)
-    names = [str(name) for name in columns.get_feature_names_out()]
+    parts, columns = split(frame, task, options)
+    names, done = columns.feature_names, described_columns(columns)
     said = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
     said += [f"task: {described_task}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
     # Each line is whole, whatever the width of a terminal.
@@ -231,6 +238,12 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     return code
 
 
+def described_columns(columns: Columns) -> list[str]:
+    """A line on each column that is more than numbers without gaps."""
+    plain = lambda column: isinstance(column, Numeric) and column.kind != "date" and not column.missing
+    return [f"{name}: {column}" for name, column in columns.columns.items() if not plain(column)]
+
+
 def _loaded(options: argparse.Namespace) -> data.Frame:
     if options.csv is not None:
         frame = data.read_csv(options.csv, options.target, options.separator, options.decimal)
@@ -239,7 +252,7 @@ def _loaded(options: argparse.Namespace) -> data.Frame:
     return data.drop(frame, options.drop)
 
 
-def _jobs(options: argparse.Namespace, task: prepare.Task) -> list[tuple[str, int | None]]:
+def _jobs(options: argparse.Namespace, task: data.Task) -> list[tuple[str, int | None]]:
     """The baseline, the user's own recipes, and methods with depths, in this order.
 
     Raises:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 import warnings
 
 import numpy as np
@@ -18,6 +18,10 @@ COLUMNS = {DEFAULT: [f"theta{i}" for i in range(1, 9)]}
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # scikit-learn's
 ON_OPENML = {"mnist": "mnist_784"}  # where the name is another
 _FEWEST = 20  # rows to train, to validate and to test
+_LABELS = 20  # whole numbers that are taken for classes
+_MEMBERS = 5  # rows of a class, without which it cannot be learnt, chosen by and tested
+
+Task = Literal["regression", "classification"]
 
 
 class DataError(ValueError):
@@ -96,7 +100,8 @@ def read_csv(file: Path, target: str | None, separator: str = ",", decimal: str 
     """A data set from a CSV file with a header.
 
     Args:
-      file: the file; empty fields, ``NA``, ``?`` and the like are gaps.
+      file: the file; empty fields, ``NA``, ``?`` and the like are gaps, and dates are read if all of a column are of
+        ISO 8601.
       target: the column to learn; all others are features.
       separator: what stands between two fields.
       decimal: what stands between the whole number and its decimals.
@@ -135,7 +140,18 @@ def read_csv(file: Path, target: str | None, separator: str = ",", decimal: str 
         raise DataError(f"--target must be one of the columns {', '.join(names)}; {came}")
     if len(names) == 1:
         raise DataError(f"{file} must have at least one column besides the target")
+    for name in names:
+        if name != target and _are_dates(frame[name]):
+            frame[name] = pd.to_datetime(frame[name], format="ISO8601")
     return Frame(file.stem, frame.drop(columns=target), frame[target])
+
+
+def _are_dates(values: pd.Series) -> bool:
+    """Whether all values that a column of text has are dates as of ISO 8601, such as 2024-05-31 or 2024-05-31 12:00."""
+    if pd.api.types.is_numeric_dtype(values) or values.isna().all():
+        return False
+    text = values.dropna().astype(str)
+    return bool(text.str.fullmatch(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?").all())
 
 
 def drop(frame: Frame, names: list[str]) -> Frame:
@@ -157,6 +173,77 @@ def check_rows(frame: Frame) -> None:
     if len(frame.x) < _FEWEST:
         rows = "a header and no rows" if len(frame.x) == 0 else f"{len(frame.x)} rows"
         raise DataError(f"{frame.name} has {rows}: at least {_FEWEST} are needed to train, choose and test")
+
+
+def guess(y: Any) -> tuple[Task, str]:
+    """The task that a target is for, and why."""
+    kinds = y.nunique()
+    if not pd.api.types.is_numeric_dtype(y) or pd.api.types.is_bool_dtype(y):
+        return "classification", f"{y.name} holds {kinds} labels"
+    if kinds <= _LABELS and (y.dropna() % 1 == 0).all():
+        return "classification", f"{y.name} holds {kinds} different whole numbers"
+    return "regression", f"{y.name} holds {kinds} different numbers"
+
+
+def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
+    """The rows that can be learnt from, and what was left out.
+
+    Raises:
+      DataError: for a target that the task is not for, or that does not vary, and for columns that look like numbers
+        but are text, all of them.
+    """
+    y: Any = frame.y
+    if not len(frame.x.columns):
+        raise DataError("there must be a column to learn from besides the target")
+    said: list[str] = []
+    keep = y.notna()
+    if not keep.all():
+        said.append(f"{(~keep).sum()} rows without {y.name} left out")
+    comma = None if pd.api.types.is_numeric_dtype(y) else _decimal_comma(y[keep].astype(str))
+    if task == "regression" and comma:
+        raise DataError(f"target {y.name!r} {comma}")
+    if task == "regression" and (not pd.api.types.is_numeric_dtype(y) or not np.isfinite(y[keep].astype(float)).all()):
+        raise DataError(f"target {y.name!r} must hold finite numbers for --task regression, got {y[keep].iloc[0]!r}")
+    if task == "regression" and len(far := beyond_float32(y[keep].to_numpy(np.float64))):
+        raise DataError(f"target {y.name!r} must be within the range of float32, got {far[0]:.6g}")
+    if task == "classification":
+        members = y.map(y.value_counts())
+        rare = sorted({str(label) for label in y[keep & (members < _MEMBERS)]})
+        if len(rare) > _LABELS:
+            many = f"has {len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
+            raise DataError(f"target {y.name!r} {comma or many}")
+        if rare:
+            said.append(f"classes of fewer than {_MEMBERS} rows left out: {', '.join(rare)}")
+            keep &= members >= _MEMBERS
+    if y[keep].nunique() < 2:
+        raise DataError(f"target {y.name!r} must take at least two values, got {sorted(set(map(str, y[keep])))}")
+    x: Any = frame.x[keep].reset_index(drop=True)
+    if bad := [what for name in x.columns if (what := _fault(x[name]))]:
+        raise DataError(f"columns must hold numbers or text: {'; '.join(bad)}")
+    return Frame(frame.name, x, y[keep].reset_index(drop=True)), said
+
+
+def _fault(values: Any) -> str | None:
+    """What is wrong with a column, if anything is."""
+    if pd.api.types.is_numeric_dtype(values):
+        infinite = int(np.isinf(values.to_numpy(np.float64, na_value=0.0)).sum())
+        if infinite:
+            return f"{values.name!r} has {infinite} infinite values"
+        far = beyond_float32(values.to_numpy(np.float64, na_value=0.0))
+        return f"{values.name!r} has values beyond the range of float32, such as {far[0]:.6g}" if len(far) else None
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return None
+    text = values.dropna().astype(str)
+    number = pd.to_numeric(text, errors="coerce").notna()
+    if len(text) and 0.5 < number.mean() < 1:
+        return f"{values.name!r} holds numbers and texts such as {text[~number].iloc[0]!r}"
+    return f"{values.name!r} {comma}" if (comma := _decimal_comma(text)) else None
+
+
+def _decimal_comma(text: pd.Series) -> str | None:
+    """What to do about texts that are all numbers with a decimal comma, if they are."""
+    comma = text.str.fullmatch(r"[-+]?\d+,\d+")
+    return f"has a decimal comma, as in {text.iloc[0]!r}: try --decimal ," if len(text) and comma.all() else None
 
 
 def folder_of(data_dir: str | os.PathLike | None) -> Path:

@@ -252,3 +252,56 @@ def test_what_cannot_be_exported(tmp_path):
     with pytest.raises(ValueError, match="precision must be"):
         export.to_c(tree, path, precision="half")
     assert path.read_text() == "before" and [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+SETS = (
+    "abalone",
+    "ailerons",
+    "airfoil-self-noise",
+    "breast-cancer-wisconsin",
+    "churn",
+    "combined-cycle-power-plant",
+    "connect-4",
+    "cpu-act",
+    "diabetes",
+    "dna",
+    "elevators",
+    "kin8nm",
+    "letter",
+    "pendigits",
+    "satimage",
+    "spambase",
+)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETS)
+def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, data_dir, tmp_path):
+    """Every split passes through a row of the table, and single precision sends some rows elsewhere."""
+    rng = np.random.default_rng(0)
+    with np.load(data_dir / f"{name}.npz") as arrays:
+        x = arrays["X"].astype(np.float32)
+    depth, p = 6, x.shape[1]
+    nodes = 2**depth - 1
+    spread = x.std(0)
+    weights = (rng.normal(size=(nodes, p)) / np.where(spread > 0, spread, 1)).astype(np.float32)
+    axis_aligned = rng.random(nodes) < 0.3
+    weights[axis_aligned] *= np.arange(p) == rng.integers(0, p, (axis_aligned.sum(), 1))
+    through = x[rng.integers(0, len(x), nodes)]
+    bias = -np.einsum("np,np->n", weights.astype(np.float64), through).astype(np.float32)
+    tree = ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), Constant(jnp.arange(nodes + 1, dtype=jnp.float32)))
+    expected = tree.leaf_index(x)
+    assert len(np.unique(expected)) > nodes // 4
+    np.testing.assert_array_equal(tree.predict(x), expected)
+    for write, file in ((export.to_c, "tree.h"), (export.to_numpy, "tree.py"), (export.to_onnx, "tree.onnx")):
+        write(tree, tmp_path / file)
+    leaves, _, wrong = called(compiled(tmp_path / "tree.h", "jtrees"), tree, x)
+    session = onnxruntime.InferenceSession(tmp_path / "tree.onnx", providers=["CPUExecutionProvider"])
+    found = {
+        "C": leaves[:, 0],
+        "NumPy": runpy.run_path(str(tmp_path / "tree.py"))["leaf"](x),
+        "ONNX": session.run(["leaf"], {"x": np.float64(x)})[0],
+    }
+    assert {where: int((leaf != expected).sum()) for where, leaf in found.items()} == dict.fromkeys(found, 0)
+    assert wrong == 0
