@@ -164,7 +164,10 @@ def test_months_and_weekdays_where_they_help():
     y = 0.01 * np.arange(1200) + rng.normal(size=1200)
     names = lambda y: Columns.fit(pd.DataFrame({"day": days}), y)[0].feature_names
     assert names(y) == ["day (days since 2019-01-01)"]
-    assert len(names(y + (days.dt.month == 3))) == 1 + 12
+    in_march = names(y + (days.dt.month == 3))
+    assert in_march[1:] == ["[mean y by day month]"]
+    march = Columns.fit(pd.DataFrame({"day": days}), y + (days.dt.month == 3))[0].transform(pd.DataFrame({"day": days}))
+    assert len(np.unique(march[:, 1])) == 12 and (days.dt.month[march[:, 1] == march[:, 1].max()] == 3).all()
     on_sundays = names(y + 2 * (days.dt.day_of_week == 6))
     assert len(on_sundays) == 1 + 7 and "[day weekday = Sun]" in on_sundays
     columns = Columns.fit(pd.DataFrame({"day": days}), y + 2 * (days.dt.day_of_week == 6))[0]
@@ -208,17 +211,20 @@ def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
 def test_columns_that_teach_nothing_are_left_out():
     frame = pd.DataFrame({"id": range(5, 65), "one": 1, "none": np.nan, "text": [f"row {i}" for i in range(60)]})
     with pytest.raises(
-        ValueError, match="x must have a column to learn from, got id: left out: counts the rows; one: "
+        ValueError, match="x must have a column to learn from, got id: left out: numbers the rows; one: "
     ):
         Columns.fit(frame)
-    frame["size"] = np.random.default_rng(0).permutation(60)
+    frame["size"] = np.random.default_rng(0).permutation(60) ** 2
     columns, features = Columns.fit(frame)
+    some = np.random.default_rng(0).permutation(60)[:40]
+    assert Columns.fit(frame.iloc[some])[0].feature_names == ["size"]  # the numbers of some rows, in another order
+    assert Columns.fit(pd.DataFrame({"year": [2000 + i // 2 for i in range(60)]}))[0].feature_names == ["year"]
     assert columns.feature_names == ["size"] and features.shape == (60, 1)
     np.testing.assert_array_equal(columns.transform(frame[["size"]]), features)  # the others need not be there
     with pytest.warns(ColumnsWarning) as warned:
         jtrees.fit(GET, frame, frame["size"] % 7, key=KEY)
     assert [str(one.message) for one in warned if one.category is ColumnsWarning] == [
-        "columns of x are left out: 'id' (counts the rows), 'one' (constant), 'none' (without values), 'text' (nearly "
+        "columns of x are left out: 'id' (numbers the rows), 'one' (constant), 'none' (without values), 'text' (nearly "
         "every row has another text)"
     ]
 

@@ -236,10 +236,12 @@ def test_what_cannot_be_exported(tmp_path):
     path.write_text("before")
     soft = jtrees.fit(jtrees.TEL(trees=2, depth=2, epochs=1), x, x[:, 0], key=jax.random.key(0)).model
     many = jax.tree.map(lambda a: jnp.stack([a, a]), tree)
+    raw = jtrees.data.FrameModel(tree, jtrees.data.Columns.fit(x)[0])
     for write in (export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo):
         for model, message in (
             (soft, f"model must be an ObliqueTree or a Forest of them, got {type(soft).__name__}"),
             (many, r"model must be an ObliqueTree or a Forest of them, got ObliqueTree of shape \(2, 7, 5\)"),
+            (raw, "got FrameModel: export its .model, and encode rows by its .columns"),
             (tree.replace(weights=np.float64(tree.weights)), "model must have float32 weights, got float64"),
             (Forest(many, "vote"), "trees with linear leaves cannot vote"),
         ):

@@ -136,7 +136,7 @@ class TargetMeans:
       levels: the levels, sorted.
       outputs: names of the outputs.
       means: shrunk mean of each output at each level, and if values are missing, there.
-      shares: part of the training rows with each level, likewise.
+      shares: part of the training rows with each level, likewise; empty if it is not a feature.
       prior: the mean of all targets, the encoding of new levels.
       missing: number of missing values in the training rows.
     """
@@ -172,19 +172,22 @@ class TargetMeans:
 
     def features(self, name: str) -> list[str]:
         """Returns the names of the features."""
-        return [*(f"[mean {output} by {name}]" for output in self.outputs), f"[frequency of {name}]"]
+        return [f"[mean {output} by {name}]" for output in self.outputs] + [f"[frequency of {name}]"] * bool(
+            self.shares
+        )
 
     def encode(self, raw: RawColumn) -> np.ndarray:
         """Returns the features of new rows, ``(n, k + 1)``."""
         code = _codes(raw, self.levels)
         if self.missing:
             code[raw.missing] = len(self.levels)
-        table = np.column_stack([np.array([*self.means, self.prior]), [*self.shares, 0.0]])
-        return table[np.where(code < 0, len(self.shares), code)]
+        table = np.array([*self.means, self.prior])
+        table = np.column_stack([table, [*self.shares, 0.0]]) if self.shares else table
+        return table[np.where(code < 0, len(self.means), code)]
 
     def __str__(self) -> str:
         gaps = f", {self.missing} missing" if self.missing else ""
-        return f"categorical, {len(self.levels)} levels by target mean and frequency{gaps}"
+        return f"categorical, {len(self.levels)} levels by target mean{' and frequency' * bool(self.shares)}{gaps}"
 
 
 @io.part
@@ -194,21 +197,29 @@ class Date:
 
     Attributes:
       days: the description of the days.
-      parts: levels of ``"month"`` and ``"weekday"``, where they are features.
+      parts: that of ``"month"``, by target means, and of ``"weekday"``, by levels, where they are features.
     """
 
     days: Numeric
-    parts: dict[str, OneHot]
+    parts: dict[str, OneHot | TargetMeans]
 
     @classmethod
-    def fit(cls, raw: RawColumn, targets: Targets) -> "Date":
-        """Returns the description of a column of dates."""
+    def fit(cls, raw: RawColumn, targets: Targets) -> tuple["Date", np.ndarray]:
+        """Returns the description of a column of dates, and the encoding of its own rows."""
         days, parts = Numeric.fit(raw), {}
-        for part in ("month", "weekday"):
-            names = _part_of_date(part, raw)
-            if _helps(names, raw, targets):
-                parts[part] = dataclasses.replace(OneHot.fit(names), missing=0)
-        return cls(days, parts)
+        own = [days.encode(raw)]
+        for name in _PARTS:
+            part = _part_of_date(name, raw)
+            if not _helps(part, raw, targets):
+                continue
+            if name == "weekday":
+                parts[name] = OneHot.fit(part)
+                own.append(parts[name].encode(part))
+            else:
+                month, encoded = TargetMeans.fit(part, targets)
+                parts[name] = dataclasses.replace(month, shares=())  # all months are about as frequent
+                own.append(encoded[:, :-1])
+        return cls(days, parts), np.column_stack(own)
 
     @property
     def missing(self) -> int:
@@ -217,13 +228,11 @@ class Date:
 
     def features(self, name: str) -> list[str]:
         """Returns the names of the features."""
-        return self.days.features(name) + [
-            f for p, levels in self.parts.items() for f in levels.features(f"{name} {p}")
-        ]
+        return self.days.features(name) + [f for p, part in self.parts.items() for f in part.features(f"{name} {p}")]
 
     def encode(self, raw: RawColumn) -> np.ndarray:
-        """Returns the features of rows, ``(n, k)``."""
-        parts = [levels.encode(_part_of_date(part, raw)) for part, levels in self.parts.items()]
+        """Returns the features of new rows, ``(n, k)``."""
+        parts = [part.encode(_part_of_date(name, raw)) for name, part in self.parts.items()]
         return np.column_stack([self.days.encode(raw), *parts])
 
     def __str__(self) -> str:
@@ -395,9 +404,17 @@ def _fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, 
         return TargetMeans.fit(raw, targets)
     if not missing and (there == there[0]).all():
         return LeftOut("constant"), None
-    if raw.kind == "numeric" and len(there) >= _IDENTIFIES and not missing and (np.diff(there) == 1).all():
-        return LeftOut("counts the rows"), None
-    return (Date.fit(raw, targets) if raw.kind == "date" else Numeric.fit(raw)), None
+    if raw.kind == "numeric" and not missing and _numbers_rows(there):
+        return LeftOut("numbers the rows"), None
+    return Date.fit(raw, targets) if raw.kind == "date" else (Numeric.fit(raw), None)
+
+
+def _numbers_rows(values: np.ndarray) -> bool:
+    """Whether values are different whole numbers, of which at least a third of those between are there: numbers of rows
+    of which some are left out, in any order.
+    """
+    dense = len(values) >= _IDENTIFIES and np.ptp(values) < 3 * len(values)
+    return bool(dense and (values == np.floor(values)).all() and len(np.unique(values)) == len(values))
 
 
 def _of_kind(name: str, column: Column, raw: RawColumn) -> RawColumn:
@@ -498,7 +515,7 @@ def _variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[fl
 
 
 def _part_of_date(part: str, raw: RawColumn) -> RawColumn:
-    """Returns the months (01 to 12) or weekdays (Mon to Sun) of days since 1970 as text."""
+    """Returns the months (Jan to Dec) or weekdays (Mon to Sun) of days since 1970 as text."""
     days = np.floor(np.where(raw.missing, 0, raw.values)).astype(np.int64)
     if part == "month":
         number, names = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12, _MONTHS
@@ -509,6 +526,7 @@ def _part_of_date(part: str, raw: RawColumn) -> RawColumn:
     return RawColumn("text", values)
 
 
+_PARTS = ("month", "weekday")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 

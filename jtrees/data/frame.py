@@ -68,10 +68,10 @@ def read_frame(x: Any) -> Frame | None:
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
-    values = np.asarray(x, np.float64)
-    if not np.isnan(values).any():
+    if not np.isnan(values := np.asarray(x)).any():
         return None
-    columns = {f"x{j}": RawColumn("numeric", np.ascontiguousarray(column)) for j, column in enumerate(values.T)}
+    by_column = np.array(values.T, np.float64, order="C")
+    columns = {f"x{j}": RawColumn("numeric", column) for j, column in enumerate(by_column)}
     return _checked(Frame(columns, named=False))
 
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jtrees import exact
+from jtrees.data import FrameModel
 from jtrees.forest import Forest
 from jtrees.leaves import Constant, Frequency, Linear, Logit
 from jtrees.tree import ObliqueTree
@@ -101,6 +102,7 @@ def program_of(model: Any) -> Program:
     if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 3:
         of = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
+        of = ": export its .model, and encode rows by its .columns" if isinstance(model, FrameModel) else of
         raise ValueError(f"model must be an ObliqueTree or a Forest of them, got {type(model).__name__}{of}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
