@@ -116,7 +116,7 @@ class _Tree(BaseEstimator):
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         if hasattr(X, "columns") and raw:
-            frame, least = read_frame(X), options.pop("ensure_min_samples", 1)
+            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1)
             targets = [validate_data(self, y=given, **options) for given in y]
             validate_data(self, X, skip_check_array=True, reset=bool(y))  # its columns
             check_consistent_length(frame, *targets)

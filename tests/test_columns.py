@@ -221,6 +221,8 @@ def test_columns_that_teach_nothing_are_left_out():
     assert Columns.fit(pd.DataFrame({"year": [2000 + i // 2 for i in range(60)]}))[0].feature_names == ["year"]
     assert columns.feature_names == ["size"] and features.shape == (60, 1)
     np.testing.assert_array_equal(columns.transform(frame[["size"]]), features)  # the others need not be there
+    other = frame.assign(text=[[i] for i in range(60)], more=np.inf)  # nor hold anything that can be read
+    np.testing.assert_array_equal(columns.transform(other), features)
     with pytest.warns(ColumnsWarning) as warned:
         jtrees.fit(GET, frame, frame["size"] % 7, key=KEY)
     assert [str(one.message) for one in warned if one.category is ColumnsWarning] == [

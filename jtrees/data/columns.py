@@ -4,6 +4,7 @@ Every kind of column is a class that can be fitted to a raw column, names its fe
 data, so that a saved model holds the columns it was fitted to.
 """
 
+from collections.abc import Collection
 import dataclasses
 from typing import Any, Literal, NamedTuple
 import warnings
@@ -335,7 +336,7 @@ class Columns:
         Raises:
           ValueError: for a missing column, by name; for values of another kind, naming the column and the row.
         """
-        frame = self._found(_read(x))
+        frame = self._found(_read(x, only=self._used if self.named else None))
         gaps = {
             name: count
             for name, raw in frame.columns.items()
@@ -353,11 +354,15 @@ class Columns:
             if len(frame.columns) != len(self.columns):
                 raise ValueError(f"x must have {len(self.columns)} columns, got {len(frame.columns)}")
             frame = Frame(dict(zip(self.columns, frame.columns.values(), strict=True)), named=True)
-        used = {name: column for name, column in self.columns.items() if not isinstance(column, LeftOut)}
+        used = self._used
         if absent := [name for name in used if name not in frame.columns]:
             expected = ", ".join(map(repr, used))
             raise ValueError(f"x must have the columns {expected}, got none called {absent[0]!r}")
         return Frame({name: _of_kind(name, column, frame.columns[name]) for name, column in used.items()}, named=True)
+
+    @property
+    def _used(self) -> dict[str, Column]:
+        return {name: column for name, column in self.columns.items() if not isinstance(column, LeftOut)}
 
     @property
     def feature_names(self) -> list[str]:
@@ -377,9 +382,9 @@ class Columns:
         return "\n".join(f"{name}: {column}" for name, column in self.columns.items())
 
 
-def _read(x: Any) -> Frame:
+def _read(x: Any, only: Collection[str] | None = None) -> Frame:
     """Returns the raw table of a DataFrame or any array of numbers."""
-    frame = read_frame(x)
+    frame = read_frame(x, only)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x), np.float64)

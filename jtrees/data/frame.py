@@ -4,6 +4,7 @@ Every column becomes one of four kinds, whatever library it comes from: numbers,
 where a value is missing, or text as objects, None where a value is missing.
 """
 
+from collections.abc import Collection
 import datetime
 import decimal
 import numbers
@@ -50,11 +51,12 @@ class Frame:
         return Frame(chosen, named=self.named)
 
 
-def read_frame(x: Any) -> Frame | None:
+def read_frame(x: Any, only: Collection[str] | None = None) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
     Args:
       x: a DataFrame or table of pandas, polars, Arrow or another library that narwhals reads, or anything array-like.
+      only: names of the columns of a DataFrame to read, where they exist; None: all.
 
     Raises:
       ImportError: for a DataFrame without narwhals.
@@ -64,7 +66,8 @@ def read_frame(x: Any) -> Frame | None:
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        return _checked(Frame({name: _of_series(name, series) for name, series in _series(x).items()}, named=True))
+        series = {name: one for name, one in _series(x).items() if only is None or name in only}
+        return _checked(Frame({name: _of_series(name, one) for name, one in series.items()}, named=True))
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
