@@ -2,6 +2,7 @@
 
 from jtrees import (
     data as data,
+    explain as explain,
     export as export,
     io as io,
     isotonic as isotonic,
