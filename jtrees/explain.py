@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
-import scipy.optimize
 
 from jtrees import exact, prediction, validation
 from jtrees.data.columns import Numeric
@@ -97,13 +96,13 @@ def path(
     zero = np.zeros(tree.features, np.float32)
     z = _relative(tree, x)[0]
     base = zero if reference is None else _relative(tree, columns.row("reference", reference))[0]
-    weights, bias = np.asarray(tree.weights, np.float64), np.asarray(tree.bias, np.float64)
-    leaf, splits = int(exact.leaf_index(tree.weights, tree.bias, z[None])[0]), []
+    weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
+    leaf, splits = int(exact.leaf_index(weights, bias, z[None])[0]), []
     for level in range(tree.depth):
         node = ((leaf + len(bias) + 1) >> (tree.depth - level)) - 1
         if not weights[node].any():
             continue
-        score = lambda at, node=node: float(exact.scores(tree.weights[node], tree.bias[node], at[None])[0])
+        score = lambda at, node=node: float(exact.scores(weights[node], bias[node], at[None])[0])
         parts = columns.summed(weights[node] * (z.astype(np.float64) - base))
         splits.append(Split(node, score(z), score(base), dict(zip(columns.names, parts.tolist(), strict=True))))
     parts = None
@@ -192,10 +191,12 @@ def nearest_change(
         others = answers != answers[now] if target is None else answers == target
     if others[now]:
         return _changed(tree, described, given[0], given[0], deviation)
+    splits = np.asarray(tree.weights, np.float64), np.asarray(tree.bias, np.float64)
+    z = _relative(tree, given)[0].astype(np.float64)
     nearby = [
         (float(np.linalg.norm(step)), step, constraints)
-        for leaf in np.flatnonzero(others & tree._reachable()[len(tree.bias) :])
-        for step, constraints in _step_to(tree, leaf, _relative(tree, given)[0], deviation)
+        for leaf in np.flatnonzero(others).tolist()
+        for step, constraints in _step_to(*splits, leaf, z, deviation)
     ]
     for _, step, (directions, needed) in sorted(nearby, key=lambda one: one[0]):
         for more in 10.0 ** np.arange(-6, 0):
@@ -217,17 +218,19 @@ def _changed(
 
 
 def _step_to(
-    tree: ObliqueTree, leaf: int, z: np.ndarray, deviation: np.ndarray
+    weights: np.ndarray, bias: np.ndarray, leaf: int, z: np.ndarray, deviation: np.ndarray
 ) -> list[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
     """Returns the shortest step in deviations from z to the closure of a leaf, with its constraints, or nothing."""
-    place, rows, needed = leaf + len(tree.bias) + 1, [], []
-    for _ in range(tree.depth):
+    place, rows, needed = leaf + len(bias) + 1, [], []
+    while place > 1:
         side, place = 2 * (place & 1) - 1, place >> 1
-        weights = np.asarray(tree.weights[place - 1], np.float64)
-        if weights.any():
-            rows.append(side * weights * deviation)
-            needed.append(-side * (weights @ z.astype(np.float64) + float(tree.bias[place - 1])))
-    constraints = np.array(rows), np.array(needed)
+        rows.append(side * weights[place - 1] * deviation)
+        needed.append(-side * (weights[place - 1] @ z + bias[place - 1]))
+        if not weights[place - 1].any():  # such a node sends every sample one way
+            if (bias[place - 1] > 0) != (side > 0):
+                return []
+            del rows[-1], needed[-1]
+    constraints = np.reshape(rows, (-1, len(z))), np.array(needed)
     step = _least_distance(*constraints)
     return [] if step is None else [(step, constraints)]
 
@@ -238,6 +241,8 @@ def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
     For r, the residual of the least squares problem ``min ||[g^T; h^T] u - e||, u >= 0`` with e the last unit vector,
     ``d = -r[:-1] / r[-1]``; there is none if r is 0.
     """
+    from scipy.optimize import nnls  # jax needs SciPy, but does not import this slow part of it
+
     length = np.linalg.norm(g, axis=1)
     if np.any((length == 0) & (h > 0)):
         return None
@@ -246,7 +251,7 @@ def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
         return np.zeros(g.shape[1])
     unit = np.abs(h).max()  # the problem is homogeneous: distances of 1 are the best conditioned
     both = np.vstack([g.T, h / unit])
-    u, _ = scipy.optimize.nnls(both, np.eye(len(both))[-1])
+    u, _ = nnls(both, np.eye(len(both))[-1])
     residual = both @ u - np.eye(len(both))[-1]
     if np.linalg.norm(residual) < 1e-9:
         return None

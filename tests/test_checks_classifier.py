@@ -1,6 +1,7 @@
 """Scikit-learn's own checks of the classifier: as ``test_checks_regressor.py``, which has all recipes.
 
-Here are those that classify in a way of their own: RADDT is GET with another schedule, CO2 the first stage of NonGreedy.
+Here are those that classify in a way of their own: RADDT is GET with another schedule, CO2 the first stage of
+NonGreedy.
 """
 
 import pytest

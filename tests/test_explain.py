@@ -149,6 +149,11 @@ def test_a_class_and_columns_can_be_asked_for():
 def test_nothing_to_change():
     only = jtrees.ObliqueTree(jnp.zeros((1, 2)), jnp.array([-1.0]), jtrees.leaves.Constant(jnp.array([1.0, 2.0])))
     assert explain.nearest_change(only, [0.0, 0.0], rows(10, 2)) is None
+    whole = drawn(depth=2, p=2)
+    part = whole.replace(weights=whole.weights.at[1].set(0), bias=whole.bias.at[1].set(1.0))  # leaf 0 is out of reach
+    for x in rows(20, 2):
+        change = explain.nearest_change(part, x, rows(10, 2))
+        assert change.leaf == part.leaf_index(change.x[None])[0] != part.leaf_index(x[None])[0]
     tree = only.replace(weights=jnp.array([[1.0, 0.0]]))
     assert explain.nearest_change(tree, [0.0, 0.0], rows(10, 2), columns=["x1"]) is None
     assert explain.nearest_change(tree, [0.0, 0.0], rows(10, 2) * [0, 1]) is None  # it does not vary
