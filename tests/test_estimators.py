@@ -251,6 +251,7 @@ def done(code, blocked=False):
 MISSING = 'ImportError: estimators need scikit-learn: pip install "jtrees[sklearn]"'
 
 
+@pytest.mark.slow
 def test_without_scikit_learn():
     assert MISSING in done("import jtrees; import jtrees.estimators", blocked=True).stderr
 

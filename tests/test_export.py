@@ -2,20 +2,24 @@
 
 import ctypes
 import os
+import re
 import runpy
 import shutil
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
 import nasty
 import numpy as np
 import onnxruntime
+import pandas as pd
 import pytest
 
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, export
+from jtrees.export import encoding
 from jtrees.export.program import program_of
 from jtrees.leaves import Constant, Frequency, Linear, Logit
 
@@ -82,11 +86,11 @@ def compiled(path, prefix, precision="double", flags=()):
     source = path.with_suffix(".c")
     body = f"""#include "{path.name}"
     int rows_leaf(int tree, const {precision} *x, int n, int *out) {{
-      for (int i = 0; i < n; i++) out[i] = {prefix}_leaf(tree, x + i * {prefix.upper()}_FEATURES);
+      for (int i = 0; i < n; i++) out[i] = {prefix}_leaf(tree, x + i * {prefix.upper()}_COLUMNS);
       return {prefix}_selftest();
     }}
     void rows_predict(const {precision} *x, int n, {precision} *out) {{
-      for (; n--; x += {prefix.upper()}_FEATURES, out += {prefix.upper()}_OUTPUTS) {prefix}_predict(x, out);
+      for (; n--; x += {prefix.upper()}_COLUMNS, out += {prefix.upper()}_OUTPUTS) {prefix}_predict(x, out);
     }}"""
     if f"int {prefix}_leaf(const" in path.read_text():  # of one tree
         body = body.replace("_leaf(tree, ", "_leaf(")
@@ -241,7 +245,6 @@ def test_what_cannot_be_exported(tmp_path):
         for model, message in (
             (soft, f"model must be an ObliqueTree or a Forest of them, got {type(soft).__name__}"),
             (many, r"model must be an ObliqueTree or a Forest of them, got ObliqueTree of shape \(2, 7, 5\)"),
-            (raw, "got FrameModel: export its .model, and encode rows by its .columns"),
             (tree.replace(weights=np.float64(tree.weights)), "model must have float32 weights, got float64"),
             (Forest(many, "vote"), "trees with linear leaves cannot vote"),
         ):
@@ -249,6 +252,15 @@ def test_what_cannot_be_exported(tmp_path):
                 write(model, path)
         with pytest.raises(OSError):
             write(tree, tmp_path / "missing" / "model")
+    with pytest.raises(
+        ValueError, match="StableHLO knows no text, got one of a raw table: use to_c, to_numpy or to_onnx"
+    ):
+        export.to_stablehlo(raw, path)
+    column = jtrees.data.Columns.fit(pd.DataFrame({"leaf": x[:, 0]}))[0]
+    with pytest.raises(
+        ValueError, match="columns must not be called 'prediction' or 'leaf', as the outputs are, got 'leaf'"
+    ):
+        export.to_onnx(jtrees.data.FrameModel(drawn("linear", p=1)[0], column), path)
     with pytest.raises(ValueError, match="prefix must be a name in C, got '2nd'"):
         export.to_c(tree, path, prefix="2nd")
     with pytest.raises(ValueError, match="precision must be"):
@@ -278,12 +290,16 @@ SETS = (
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, data_dir, tmp_path):
+@pytest.mark.parametrize(("name", "gaps"), [(name, False) for name in SETS] + [(name, True) for name in SETS[::3]])
+def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, data_dir, tmp_path):
     """Every split passes through a row of the table, and single precision sends some rows elsewhere."""
     rng = np.random.default_rng(0)
     with np.load(data_dir / f"{name}.npz") as arrays:
-        x = arrays["X"].astype(np.float32)
+        x = given = arrays["X"].astype(np.float32)
+    if gaps:
+        given = np.where(rng.random(x.shape) < 0.1, np.nan, x.astype(np.float64))
+        columns, x = jtrees.data.Columns.fit(given)
+        x = x.astype(np.float32)
     depth, p = 6, x.shape[1]
     nodes = 2**depth - 1
     spread = x.std(0)
@@ -293,6 +309,8 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, data_dir,
     through = x[rng.integers(0, len(x), nodes)]
     bias = -np.einsum("np,np->n", weights.astype(np.float64), through).astype(np.float32)
     tree = ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), Constant(jnp.arange(nodes + 1, dtype=jnp.float32)))
+    if gaps:
+        tree, x = jtrees.data.FrameModel(tree, columns), given
     expected = tree.leaf_index(x)
     assert len(np.unique(expected)) > nodes // 4
     np.testing.assert_array_equal(tree.predict(x), expected)
@@ -307,3 +325,196 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, data_dir,
     }
     assert {where: int((leaf != expected).sum()) for where, leaf in found.items()} == dict.fromkeys(found, 0)
     assert wrong == 0
+
+
+# --- Models of raw tables --------------------------------------------------------------------------------------------
+
+
+def raw_table(n=400, seed=0, other=False):
+    """Columns of all kinds under awkward names, with gaps; ``other``: with levels and gaps that others do not have."""
+    rng = np.random.default_rng(seed)
+    gaps = lambda values, share=0.1: [None if rng.random() < share else value for value in values]
+    days = np.datetime64("1969-06-01") + rng.integers(0, 1500, n)
+    frame = pd.DataFrame(
+        {
+            "living area": np.array(gaps(rng.normal(70, 20, n)), float),
+            "living-area": np.array(gaps(rng.normal(0, 1e4, n), 0.1 * other), float),
+            "int": rng.integers(0, 9, n) + rng.random(n),
+            'heating "$x"': gaps(rng.choice(["gas */", "oil\n", "öl", "@LEAF@", *(["coal"] * other)], n)),
+            "city": gaps([f"city {i}" for i in rng.integers(0, 14 + 4 * other, n)]),
+            "sold": pd.to_datetime(pd.Series(gaps(days.tolist()))),
+            "new": pd.Series(gaps((rng.random(n) < 0.3).tolist()), dtype="boolean"),
+            "same": 1.0,
+        }
+    )
+    month = frame["sold"].dt.month.fillna(6).to_numpy()
+    weekday = frame["sold"].dt.day_of_week.fillna(6).to_numpy()
+    y = (month > 6) + (weekday > 4) + 0.01 * frame["living area"].fillna(0).to_numpy()
+    return frame, y
+
+
+def raw_model(kind="linear", trees=None):
+    """A random tree of the raw table, or a forest, with splits through rows of the table, and other rows."""
+    frame, y = raw_table()
+    columns, features = jtrees.data.Columns.fit(frame, y)
+    assert set(columns.columns["sold"].parts) == {"month", "weekday"}
+    x = features.astype(np.float32)
+    made = []
+    for seed in range(trees or 1):
+        rng = np.random.default_rng(seed)
+        tree, _ = drawn(kind, p=x.shape[1], depth=4, seed=seed)
+        weights = np.float32(np.asarray(tree.weights) / np.where(x.std(0) > 0, x.std(0), 1))
+        through = x[rng.integers(0, len(x), 15)].astype(np.float64)
+        bias = np.float32(-np.einsum("np,np->n", weights.astype(np.float64), through))
+        made.append(tree.replace(weights=jnp.asarray(weights), bias=jnp.asarray(bias)))
+    model = made[0] if trees is None else Forest(jax.tree.map(lambda *a: jnp.stack(a), *made))
+    return jtrees.data.FrameModel(model, columns), raw_table(seed=1, other=True)[0]
+
+
+def expected_of(model, frame):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jtrees.data.ColumnsWarning)
+        features = model.columns.transform(frame)
+    program = program_of(model)
+    return program.leaf(features), program.predict(features)
+
+
+@needs_compiler
+@pytest.mark.parametrize("trees", [None, 2])
+def test_c_of_a_raw_table(trees, tmp_path):
+    model, frame = raw_model(trees=trees)
+    path = tmp_path / "model.h"
+    export.to_c(model, path)
+    fields = encoding.fields_of(model.columns)
+    assert "same" not in [field.name for field in fields]
+    table = jtrees.data.read_frame(frame)
+    members = re.findall(r"^  (?:int|double) (\w+);", path.read_text(), re.MULTILINE)
+    assert members[:4] == ["living_area", "living_area_2", "int_2", "heating___x_"]
+    kinds = [np.int32 if field.kind == "text" else np.float64 for field in fields]
+    rows = np.zeros(len(frame), np.dtype(list(zip(members, kinds, strict=True)), align=True))
+    for field, member in zip(fields, members, strict=True):
+        raw = table.columns[field.name]
+        rows[member] = encoding.codes_of(field, raw) if field.kind == "text" else raw.values
+    source = tmp_path / "rows.c"
+    tree = "" if trees is None else "tree, "
+    source.write_text(f"""#include "model.h"
+    int rows(int tree, const jtrees_row *x, int n, int *leaf, double *out) {{
+      for (int i = 0; i < n; i++) {{
+        leaf[i] = jtrees_leaf({tree}x + i);
+        jtrees_predict(x + i, out + i);
+      }}
+      return jtrees_selftest();
+    }}
+    int level(const char *text) {{ return jtrees_heating___x__of(text); }}""")
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-pedantic", "-O2"]
+    subprocess.run([COMPILER, *strict, "-shared", "-fPIC", source, "-o", tmp_path / "rows.so"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "rows.so"))
+    leaves, predictions = expected_of(model, frame)
+    pointer = lambda a: a.ctypes.data_as(ctypes.c_void_p)
+    for tree in range(leaves.shape[1]):
+        leaf, out = np.empty(len(rows), np.int32), np.empty(len(rows))
+        assert library.rows(tree, pointer(rows), len(rows), pointer(leaf), pointer(out)) == 0
+        np.testing.assert_array_equal(leaf, leaves[:, tree])
+    np.testing.assert_allclose(out, predictions[:, 0], rtol=1e-12, atol=1e-12)
+    heating = fields[3]
+    texts = [*heating.levels, "coal", "", None]
+    found = [library.level(None if text is None else text.encode()) for text in texts]
+    assert found == [0, 1, 2, 3, 4, 4, 5]
+
+
+def test_numpy_of_a_raw_table(tmp_path):
+    model, frame = raw_model()
+    path = tmp_path / "model.py"
+    export.to_numpy(model, path)
+    written = runpy.run_path(str(path), run_name="__main__")  # tests itself
+    leaves, predictions = expected_of(model, frame)
+    for table in (frame, frame.astype(object), {name: column.tolist() for name, column in frame.items()}):
+        np.testing.assert_array_equal(written["leaf"](table), leaves[:, 0])
+        np.testing.assert_allclose(written["predict"](table), predictions[:, 0], rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="x must have a column 'city'"):
+        written["predict"](frame.drop(columns="city"))
+
+
+def test_onnx_of_a_raw_table(tmp_path):
+    model, frame = raw_model(trees=2)
+    path = tmp_path / "model.onnx"
+    export.to_onnx(model, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    table = jtrees.data.read_frame(frame)
+    inputs = {}
+    for field in encoding.fields_of(model.columns):
+        raw = table.columns[field.name]
+        text = field.kind == "text"
+        inputs[field.name] = np.where(raw.missing, "", raw.values).astype(object) if text else raw.values
+    assert {one.name for one in session.get_inputs()} == set(inputs)
+    predicted, leaf = session.run(["prediction", "leaf"], inputs)
+    leaves, predictions = expected_of(model, frame)
+    np.testing.assert_array_equal(leaf, leaves)
+    np.testing.assert_allclose(predicted, predictions[:, 0], rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+def test_arrays_with_missing_values(tmp_path):
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(300), rng.normal(size=(300, 3))])
+    x[rng.random(x.shape) < 0.2 * np.array([0, 1, 1, 0])] = np.nan
+    columns, features = jtrees.data.Columns.fit(x)
+    model = jtrees.data.FrameModel(drawn("bounded", p=features.shape[1])[0], columns)
+    leaves, predictions = expected_of(model, x)
+    export.to_c(model, tmp_path / "model.h", precision="float")
+    body = """#include "model.h"
+    int rows(const double *x, int n, int *leaf, float *out) {
+      for (int i = 0; i < n; i++) {
+        leaf[i] = jtrees_leaf(x + 4 * i);
+        jtrees_predict(x + 4 * i, out + i);
+      }
+      return jtrees_selftest();
+    }"""
+    (tmp_path / "rows.c").write_text(body)
+    subprocess.run(
+        [COMPILER, "-std=c99", "-shared", "-fPIC", tmp_path / "rows.c", "-o", tmp_path / "rows.so"], check=True
+    )
+    pointer = lambda a: a.ctypes.data_as(ctypes.c_void_p)
+    leaf, out = np.empty(len(x), np.int32), np.empty(len(x), np.float32)
+    assert ctypes.CDLL(str(tmp_path / "rows.so")).rows(pointer(x), len(x), pointer(leaf), pointer(out)) == 0
+    np.testing.assert_array_equal(leaf, leaves[:, 0])
+    np.testing.assert_allclose(out, predictions[:, 0], rtol=1e-6, atol=1e-6)
+    export.to_numpy(model, tmp_path / "model.py")
+    written = runpy.run_path(str(tmp_path / "model.py"), run_name="__main__")
+    np.testing.assert_array_equal(written["leaf"](x), leaves[:, 0])
+    with pytest.raises(ValueError, match=r"x must have shape \(n, 4\)"):
+        written["leaf"](x[:, :3])
+    export.to_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(["leaf"], {"x": x})[0], leaves[:, 0])
+
+
+def test_months_and_weekdays_of_three_thousand_years(tmp_path):
+    """The calendar of the C header and of the ONNX model is that of NumPy."""
+    days = np.concatenate([np.arange(-600_000, 500_000, 17), np.arange(-1500, 1500)])
+    frame = pd.DataFrame({"day": days.astype("datetime64[D]").astype("datetime64[ms]")})
+    months = days.astype("datetime64[D]").astype("datetime64[M]").astype(int) % 12
+    columns, features = jtrees.data.Columns.fit(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2))
+    assert {"month", "weekday"} == set(columns.columns["day"].parts)
+    leaves = Linear(jnp.ones((2, features.shape[1])), jnp.zeros(2))
+    tree = ObliqueTree(jnp.zeros((1, features.shape[1])), -jnp.ones(1), leaves)
+    model = jtrees.data.FrameModel(tree, columns)
+    expected = program_of(model).predict(columns.transform(frame))[:, 0]
+    export.to_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(["prediction"], {"day": np.float64(days)})[0], expected, rtol=1e-12)
+    if COMPILER is None:
+        return
+    export.to_c(model, tmp_path / "model.h")
+    body = """#include "model.h"
+    void rows(const jtrees_row *x, int n, double *out) {
+      for (int i = 0; i < n; i++) jtrees_predict(x + i, out + i);
+    }"""
+    (tmp_path / "rows.c").write_text(body)
+    subprocess.run(
+        [COMPILER, "-std=c99", "-shared", "-fPIC", tmp_path / "rows.c", "-o", tmp_path / "rows.so"], check=True
+    )
+    pointer = lambda a: a.ctypes.data_as(ctypes.c_void_p)
+    x, out = np.float64(days), np.empty(len(days))
+    ctypes.CDLL(str(tmp_path / "rows.so")).rows(pointer(x), len(x), pointer(out))
+    np.testing.assert_allclose(out, expected, rtol=1e-12)

@@ -109,6 +109,7 @@ def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(recipe, 
     assert whole.loss <= one.loss and whole.report["updates"] == 120
 
 
+@pytest.mark.slow
 def test_a_latent_tree_ends_when_its_learning_rate_has_vanished(noise, monkeypatch):
     train, held_out = noise
     recipe = jtrees.LatentTree(depth=2, batch_size=25, epochs=200, patience=3, dropout=0.0)

@@ -241,6 +241,7 @@ def accuracy(model, x, y):
     return np.mean(model.predict(x).argmax(1) == y)
 
 
+@pytest.mark.slow
 def test_greedy_and_joint_trees_find_oblique_splits():
     x, y = table()
     test = table(1)
@@ -313,6 +314,7 @@ def test_validation_chooses_among_the_passes_and_the_greedy_tree():
     assert result.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
 
 
+@pytest.mark.slow
 def test_the_joint_stage_never_ends_in_a_worse_tree_than_it_starts_from():
     """With steps so large that the greedy tree is the better one."""
     x, y = table()

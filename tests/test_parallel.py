@@ -196,7 +196,7 @@ np.savez(sys.argv[1], **getattr(test_parallel, sys.argv[2])())
 
 
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
-@pytest.mark.parametrize("what", [starts, pytest.param(fit, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", [starts, fit])
 def test_two_devices_find_what_one_finds(tmp_path, what):
     """Of three or of five starts, a share is padded, too."""
     file = tmp_path / "two.npz"

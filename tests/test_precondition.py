@@ -204,6 +204,7 @@ def test_a_run_may_end_after_epochs_a_tenth_apart(steps, per_epoch):
     assert (np.diff(ends) <= per_epoch * np.ceil(np.maximum(1, ends[:-1] / per_epoch / 10))).all()
 
 
+@pytest.mark.slow
 def test_tel_ends_after_as_many_updates_as_were_best_for_rows_held_out():
     """Targets that are noise: the fewer updates the better."""
     rng = np.random.default_rng(0)

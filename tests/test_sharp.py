@@ -64,6 +64,7 @@ def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
     same(found, dense(*operands), atol=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "classes"])
 def test_without_tolerance_they_are_the_same_numbers(x64, monkeypatch, kind):
     monkeypatch.setattr(sharp, "TOLERANCE", 0.0)
@@ -112,6 +113,7 @@ def test_the_expected_loss_takes_them_where_they_are_few(deep, monkeypatch, kind
     same(of(weights, bias, leaves), found, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_each_tree_under_vmap_goes_its_own_way(deep):
     trees = [draw("constant", sharpness, np.float32, seed)[:3] for seed, sharpness in enumerate([30.0, 0.3])]
     x, y, _ = draw("constant", 1, np.float32)[3:]

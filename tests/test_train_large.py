@@ -363,6 +363,7 @@ def timed(folder, kind, offset, unit=1):
     return rows
 
 
+@pytest.mark.slow
 def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, capsys):
     """Unix times, and targets likewise. The oracle: the same rows, the offset subtracted before they are written."""
     options = ["--block", "100", "--batch", "20", "--held-out", "5", "--epochs", "2", "--set", "depth=2", "widths=[]"]

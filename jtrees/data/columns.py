@@ -523,17 +523,17 @@ def _part_of_date(part: str, raw: RawColumn) -> RawColumn:
     """Returns the months (Jan to Dec) or weekdays (Mon to Sun) of days since 1970 as text."""
     days = np.floor(np.where(raw.missing, 0, raw.values)).astype(np.int64)
     if part == "month":
-        number, names = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12, _MONTHS
+        number, names = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12, MONTHS
     else:
-        number, names = (days + 3) % 7, _WEEKDAYS  # the first day of 1970 was a Thursday
+        number, names = (days + 3) % 7, WEEKDAYS  # the first day of 1970 was a Thursday
     values = np.array(names, object)[number]
     values[raw.missing] = None
     return RawColumn("text", values)
 
 
 _PARTS = ("month", "weekday")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:

@@ -4,9 +4,10 @@ import os
 import re
 from typing import Any, Literal
 
-import numpy as np
-
 from jtrees import io, validation
+from jtrees.export.c_columns import Columns
+from jtrees.export.c_text import released, table
+from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
 
 
@@ -20,11 +21,18 @@ def to_c(
     predictions; and ``int jtrees_selftest(void)``, the number of rows of ten whose leaf or predictions differ from
     those recorded in the file. With ``-DJTREES_MAIN`` it is a program whose exit status is that number.
 
+    For a model of DataFrames a row is a struct ``jtrees_row`` with a member for each column that is used: doubles for
+    numbers, booleans (0 and 1) and dates (days since 1970-01-01), in which NaN is a missing value; and for text an int,
+    a level of an enum, which ``jtrees_COLUMN_of(text)`` returns. Of arrays with missing values it is a ``const double
+    *`` with NaN.
+
     Args:
-      model: an :class:`jtrees.ObliqueTree`, or a :class:`jtrees.Forest` of them.
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
+        (:class:`jtrees.data.FrameModel`).
       path: path of the file, which is written whole or not at all.
       prefix: what all names in the file begin with.
-      precision: type of features and predictions. Scores are in double precision for both.
+      precision: type of features and predictions; of raw tables that of predictions alone. Scores are in double
+        precision for both.
 
     Raises:
       ValueError: for another model, a prefix that is not a name in C, or another precision.
@@ -41,18 +49,31 @@ def to_c(
 def _header(of: Program, prefix: str, precision: str) -> str:
     trees, nodes, p = of.weights.shape
     k, linear, bounded = len(of.offset), of.coefficients is not None, of.lower is not None
-    rows, name = of.test_rows(), prefix.upper()
-    tables = [("float", "weights", of.weights), ("float", "bias", of.bias), ("float", "intercept", of.intercept)]
+    given, rows = of.test_rows()
+    tables: list[Any] = [("float", "weights", of.weights), ("float", "bias", of.bias)]
+    tables += [("float", "intercept", of.intercept)]
     tables += [("float", "coefficients", of.coefficients)] if linear else []
     tables += [("float", "lower", of.lower), ("float", "upper", of.upper)] if bounded else []
     tables += [("double", "zero", of.zero), ("double", "offset", of.offset)]
-    tables += [
-        (precision, "test_x", rows),
-        ("int", "test_leaf", of.leaf(rows)),
-        ("double", "test_out", of.predict(rows)),
-    ]
-    text = _TEMPLATE.replace("@TABLES@", "\n".join(_table(*table) for table in tables))
+    tables += [("int", "test_leaf", of.leaf(rows)), ("double", "test_out", of.predict(rows))]
+    if of.columns is None:
+        encode, row, tests, test_row, address = "", precision, table(precision, "test_x", rows), _TEST_ROW, "x"
+    else:
+        columns = Columns(fields_of(of.columns), named=of.columns.named)
+        encode, row = columns.text, columns.row
+        tests, test_row = columns.test_rows(given)
+        address = "&x" if of.columns.named else "x"
     parts = {
+        "COLUMNS": ""
+        if row == "$_row"
+        else f"  $$_COLUMNS = {p if of.columns is None else len(of.columns.columns)},\n",
+        "TABLES": "\n".join(table(*each) for each in tables),
+        "RELATIVE": _RELATIVE if of.columns is None else _RELATIVE_TO_ENCODED,
+        "ENCODE": encode,
+        "ROW": row,
+        "TESTS": tests,
+        "TEST_ROW": test_row,
+        "ADDRESS": address,
         "LEAF": "tree, " if not of.single else "0, ",
         "TREE_ARGUMENT": "int tree, " if not of.single else "",
         "TEST_TREE": "t, " if not of.single else "",
@@ -71,29 +92,10 @@ def _header(of: Program, prefix: str, precision: str) -> str:
         "REAL": precision,
         "TESTED": len(rows),
     }
+    text = _TEMPLATE
     for key, part in parts.items():
         text = text.replace(f"@{key}@", str(part))
-    return text.replace("$$", name).replace("$", prefix)
-
-
-def _table(kind: str, name: str, values: Any) -> str:
-    values = np.asarray(values)
-    shape = "".join(f"[{n}]" for n in values.shape)
-    return f"static const {kind} $_{name}{shape} = {_listed(values, kind)};"
-
-
-def _listed(values: np.ndarray, kind: str) -> str:
-    if values.ndim > 1:
-        return "{" + ",\n".join(_listed(row, kind) for row in values) + "}"
-    return "{" + ", ".join(_number(value, kind) for value in values) + "}"
-
-
-def _number(value: Any, kind: str) -> str:
-    """Returns a number as the shortest text that reads back as itself."""
-    if kind == "int":
-        return str(int(value))
-    text = str(np.float32(value) if kind == "float" else np.float64(value))
-    return text + "f" if kind == "float" else text
+    return released(text.replace("$$", prefix.upper()).replace("$", prefix))
 
 
 _TEMPLATE = """\
@@ -106,7 +108,7 @@ _TEMPLATE = """\
 #define $$_H
 
 enum {
-  $$_FEATURES = @FEATURES@,
+@COLUMNS@  $$_FEATURES = @FEATURES@,
   $$_TREES = @TREES@,
   $$_DEPTH = @DEPTH@,
   $$_OUTPUTS = @OUTPUTS@
@@ -114,10 +116,10 @@ enum {
 
 @TABLES@
 
+@ENCODE@
 /* A row relative to the origin, in single precision, so that products with weights are exact. */
-static inline void $_relative(const @REAL@ *x, double *z) {
-  for (int j = 0; j < $$_FEATURES; j++) z[j] = (float)((double)x[j] - $_zero[j]);
-}
+static inline void $_relative(const @ROW@ *x, double *z) {
+@RELATIVE@}
 
 /* The leaf of a relative row. Four partial sums, in the order of jtrees. */
 static inline int $_descend(int tree, const double *z) {
@@ -140,13 +142,13 @@ static inline int $_descend(int tree, const double *z) {
   return node - @NODES@;
 }
 
-static inline int $_leaf(@TREE_ARGUMENT@const @REAL@ *x) {
+static inline int $_leaf(@TREE_ARGUMENT@const @ROW@ *x) {
   double z[$$_FEATURES];
   $_relative(x, z);
   return $_descend(@LEAF@z);
 }
 @EXP@
-static inline void $_predict(const @REAL@ *x, @REAL@ *out) {
+static inline void $_predict(const @ROW@ *x, @REAL@ *out) {
   double z[$$_FEATURES], sum[$$_OUTPUTS];
   $_relative(x, z);
   for (int k = 0; k < $$_OUTPUTS; k++) sum[k] = 0;
@@ -161,13 +163,15 @@ static inline void $_predict(const @REAL@ *x, @REAL@ *out) {
 @SOFTMAX@  for (int k = 0; k < $$_OUTPUTS; k++) out[k] = (@REAL@)sum[k];
 }
 
+@TESTS@
 static inline int $_selftest(void) {
   int wrong = 0;
   for (int i = 0; i < @TESTED@; i++) {
+@TEST_ROW@
     @REAL@ out[$$_OUTPUTS];
     int differs = 0;
-    for (int t = 0; t < $$_TREES; t++) differs |= $_leaf(@TEST_TREE@$_test_x[i]) != $_test_leaf[i][t];
-    $_predict($_test_x[i], out);
+    for (int t = 0; t < $$_TREES; t++) differs |= $_leaf(@TEST_TREE@@ADDRESS@) != $_test_leaf[i][t];
+    $_predict(@ADDRESS@, out);
     for (int k = 0; k < $$_OUTPUTS; k++) {
       const double expected = $_test_out[i][k], error = out[k] - expected;
       const double most = @TOLERANCE@ * (1 + (expected < 0 ? -expected : expected));
@@ -183,6 +187,18 @@ int main(void) { return $_selftest(); }
 #endif
 
 #endif
+"""
+
+_TEST_ROW = "    const @REAL@ *x = $_test_x[i];"
+
+_RELATIVE = """\
+  for (int j = 0; j < $$_FEATURES; j++) z[j] = (float)((double)x[j] - $_zero[j]);
+"""
+
+_RELATIVE_TO_ENCODED = """\
+  double features[$$_FEATURES];
+  $_encode(x, features);
+  for (int j = 0; j < $$_FEATURES; j++) z[j] = (float)(features[j] - $_zero[j]);
 """
 
 _TERMS = """\

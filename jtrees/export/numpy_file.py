@@ -1,19 +1,27 @@
 """A tree or a forest as a Python file that needs NumPy alone."""
 
 import os
+import re
 from typing import Any
 
 import numpy as np
 
 from jtrees import io
+from jtrees.data.columns import Columns
+from jtrees.data.frame import Frame, RawColumn
+from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
 
 
 def to_numpy(model: Any, path: str | os.PathLike) -> None:
     """Writes a model as a Python file with ``leaf(x)`` and ``predict(x)``; run as a program it tests itself.
 
+    For a model of DataFrames x is a DataFrame, or another mapping of names to columns; of arrays with missing values an
+    array with NaN.
+
     Args:
-      model: an :class:`jtrees.ObliqueTree`, or a :class:`jtrees.Forest` of them.
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
+        (:class:`jtrees.data.FrameModel`).
       path: path of the file, which is written whole or not at all.
 
     Raises:
@@ -26,27 +34,51 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
 
 
 def _source(of: Program) -> str:
-    rows = of.test_rows()
+    given, rows = of.test_rows()
     out, leaf = of.predict(rows), of.leaf(rows)
     arrays = [("WEIGHTS", of.weights), ("BIAS", of.bias), ("INTERCEPT", of.intercept)]
     arrays += [("COEFFICIENTS", of.coefficients), ("LOWER", of.lower), ("UPPER", of.upper)]
-    arrays += [("ZERO", of.zero), ("OFFSET", of.offset), ("TEST_X", rows)]
+    arrays += [("ZERO", of.zero), ("OFFSET", of.offset)]
     arrays += [("TEST_LEAF", leaf[:, 0] if of.single else leaf), ("TEST_OUT", out[:, 0] if of.scalar else out)]
     tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
+    features, test_x = (_FEATURES, _array(rows)) if of.columns is None else _of_columns(of.columns, given)
+    tables = f"{tables}\nTEST_X = {test_x}"
     parts = {
         "WHAT": of.described(),
         "LEAVES": "(n,)" if of.single else "(n, trees)",
         "OUTPUTS": "(n,)" if of.scalar else "(n, k)",
         "TABLES": tables,
+        "FEATURES": features,
         "DIVISOR": of.divisor,
         "SOFTMAX": _SOFTMAX if of.softmax else "",
         "OF_LEAF": "leaf[:, 0]" if of.single else "leaf",
         "OF_OUT": "out[:, 0]" if of.scalar else "out",
     }
-    text = _TEMPLATE
-    for key, part in parts.items():
-        text = text.replace(f"@{key}@", str(part))
-    return text
+    return re.sub("@([A-Z_]+)@", lambda found: str(parts[found[1]]), _TEMPLATE)
+
+
+def _of_columns(columns: Columns, given: Frame) -> tuple[str, str]:
+    """Returns the source that makes features of the columns of a raw table, and the rows of the self-test."""
+    listed = []
+    for field in fields_of(columns):
+        tables = ", ".join(f"{part!r}: {_array(features)}" for part, features in field.tables.items())
+        numbers = f"{float(field.start)!r}, {float(field.center)!r}, {field.masked}"
+        where = field.name if columns.named else field.place
+        listed.append(f"    ({where!r}, {field.kind!r}, {numbers}, {field.levels!r}, {{{tables}}}),")
+    check = _CHECK_MAPPING if columns.named else _CHECK_ARRAY.replace("@WIDTH@", str(len(columns.columns)))
+    source = _FEATURES_OF_COLUMNS.replace("@CHECK@", check).replace("@COLUMNS@", "\n".join(listed))
+    if not columns.named:
+        return source, _array(np.stack([raw.values for raw in given.columns.values()], axis=1))
+    rows = [f"{field.name!r}: {_column(given.columns[field.name])}" for field in fields_of(columns)]
+    return source, "{" + ",\n".join(rows) + "}"
+
+
+def _column(raw: RawColumn) -> str:
+    if raw.kind == "date":
+        days = np.where(raw.missing, 0, raw.values).astype(np.int64).astype("datetime64[D]")
+        days[raw.missing] = np.datetime64("NaT")
+        return f"np.array({days.astype(str).tolist()}, 'datetime64[D]')"
+    return repr([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
 
 
 def _array(values: np.ndarray | None) -> str:
@@ -54,7 +86,7 @@ def _array(values: np.ndarray | None) -> str:
         return "None"
     # Numbers of float32 as the shortest text that reads back as themselves.
     lists = np.vectorize(str, otypes=[object])(values).tolist()
-    listed = str(lists).replace("'", "").replace("], [", "],\n[")
+    listed = str(lists).replace("'", "").replace("], [", "],\n[").replace("nan", "np.nan")
     return f"np.array({listed}, np.{values.dtype})"
 
 
@@ -69,10 +101,10 @@ import numpy as np
 @TABLES@
 
 
+@FEATURES@
+
 def _leaves(x):
-    x = np.asarray(x, np.float64)
-    if x.ndim != 2 or x.shape[1] != len(ZERO):
-        raise ValueError(f"x must have shape (n, {len(ZERO)}), got {x.shape}")
+    x = _features(x)
     z = (x - ZERO).astype(np.float32)  # products of float32 numbers are exact in double precision
     leaf = np.empty((len(x), len(BIAS)), np.int64)
     for tree, (weights, bias) in enumerate(zip(WEIGHTS, BIAS)):
@@ -111,6 +143,77 @@ if __name__ == "__main__":
     assert (leaf(TEST_X) == TEST_LEAF).all()
     np.testing.assert_allclose(predict(TEST_X), TEST_OUT, rtol=1e-12, atol=1e-12)
 '''
+
+_FEATURES = """\
+def _features(x):
+    x = np.asarray(x, np.float64)
+    if x.ndim != 2 or x.shape[1] != len(ZERO):
+        raise ValueError(f"x must have shape (n, {len(ZERO)}), got {x.shape}")
+    return x
+"""
+
+_CHECK_ARRAY = """\
+    x = np.asarray(x, np.float64)
+    if x.ndim != 2 or x.shape[1] != @WIDTH@:
+        raise ValueError(f"x must have shape (n, @WIDTH@), got {x.shape}")
+    x = x.T
+"""
+
+_CHECK_MAPPING = """\
+    for name, *_ in COLUMNS:
+        if name not in x:
+            raise ValueError(f"x must have a column {name!r}")
+"""
+
+_FEATURES_OF_COLUMNS = """\
+# Of each column: its name or place, its kind, what is subtracted, the value of a missing one, whether that is marked,
+# its levels, and the features of its levels, months or weekdays, then those of any other and of a missing one.
+COLUMNS = [
+@COLUMNS@
+]
+
+
+def _missing(value):
+    return not isinstance(value, str) and str(value) in ("None", "nan", "<NA>", "NaT")
+
+
+def _array(values, dtype, gap):
+    try:
+        return np.array(values, dtype)
+    except (TypeError, ValueError):
+        return np.array([gap if _missing(value) else value for value in values], dtype)
+
+
+def _days(values):
+    dates = _array(values, "datetime64[ms]", None)
+    return np.where(np.isnat(dates), np.nan, dates.astype(np.int64) / 86400000)
+
+
+def _level(value):
+    if isinstance(value, str):
+        return value
+    if _missing(value):
+        return None
+    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
+    return str(int(value) if whole else value)
+
+
+def _features(x):
+@CHECK@    out = []
+    for name, kind, start, center, masked, levels, tables in COLUMNS:
+        if kind == "text":
+            codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
+            places = {"level": np.array([codes.get(_level(value), len(levels)) for value in x[name]], np.int64)}
+        else:
+            values = _days(x[name]) if kind == "date" else _array(x[name], np.float64, np.nan)
+            missing = np.isnan(values)
+            out += [np.where(missing, center, values - start), *([missing] if masked else [])]
+            day = np.floor(np.where(missing, 0, values)).astype(np.int64)
+            month = day.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
+            places = {"month": np.where(missing, 13, month), "weekday": np.where(missing, 8, (day + 3) % 7)}
+        out += [features[places[part]] for part, features in tables.items()]
+    return np.column_stack(out).astype(np.float64)
+"""
 
 _SOFTMAX = """\
     out = np.exp(out - out.max(1, keepdims=True))

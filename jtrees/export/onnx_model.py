@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
+from jtrees.data.columns import Columns
+from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
 
 _OPSET = 17
+_FOR_TEXT = "ai.onnx.ml"  # has the one standard operator from strings to numbers
 _SCORED = 7  # levels whose nodes are all scored by one matrix product; below, weights on the path are gathered
 
 
@@ -20,13 +23,18 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
     runtime chooses: leaves are those of :meth:`jtrees.ObliqueTree.leaf_index` but for scores of about 1e-15. Needs the
     extra ``export``.
 
+    For a model of DataFrames there is an input ``(n,)`` for each column that is used, by its name: double for numbers,
+    booleans (0 and 1) and dates (days since 1970-01-01), in which NaN is a missing value; and strings for text, in
+    which an empty one is missing. Of arrays with missing values it is ``x`` with NaN.
+
     Args:
-      model: an :class:`jtrees.ObliqueTree`, or a :class:`jtrees.Forest` of them.
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
+        (:class:`jtrees.data.FrameModel`).
       path: path of the file, which is written whole or not at all.
 
     Raises:
       ImportError: without onnx.
-      ValueError: for another model.
+      ValueError: for another model, and for a column with the name of an output.
       OSError: if the file cannot be written.
     """
     of = program_of(model)
@@ -47,17 +55,17 @@ class _Graph:
         from onnx import helper
 
         names = [one if isinstance(one, str) else self._constant(one) for one in inputs]
-        name = f"{operator.lower()}_{len(self.nodes)}"
+        name = f"jtrees.{operator.lower()}_{len(self.nodes)}"  # a column may be called ``add_1``
         self.nodes.append(helper.make_node(operator, names, [name], **attributes))
         return name
 
     def _constant(self, array: Any) -> str:
         from onnx import numpy_helper
 
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self.constants:
-            self.constants[key] = numpy_helper.from_array(array, f"constant_{len(self.constants)}")
+            self.constants[key] = numpy_helper.from_array(array, f"jtrees.constant_{len(self.constants)}")
         return self.constants[key].name
 
 
@@ -66,7 +74,11 @@ def _model(of: Program) -> Any:
 
     add = _Graph()
     double = lambda value: add("Cast", value, to=TensorProto.DOUBLE)
-    z = double(add("Cast", add("Sub", "x", of.zero), to=TensorProto.FLOAT))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(of.zero)])]
+    features = "x"
+    if of.columns is not None:
+        inputs, features = _encoded(add, of.columns)
+    z = double(add("Cast", add("Sub", features, of.zero), to=TensorProto.FLOAT))
     sums, leaves = [], []
     for tree in range(len(of.bias)):
         leaf = _leaf(add, z, of.weights[tree], of.bias[tree], of.depth)
@@ -91,15 +103,68 @@ def _model(of: Program) -> Any:
     graph = helper.make_graph(
         add.nodes,
         "jtrees",
-        [value("x", TensorProto.DOUBLE, ["n", len(of.zero)])],
+        inputs,
         [value("prediction", TensorProto.DOUBLE, ["n", *of_out]), value("leaf", TensorProto.INT64, ["n", *of_leaf])],
         list(add.constants.values()),
         doc_string=of.described(),
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], producer_name="jtrees")
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_FOR_TEXT, 2)]
+    model = helper.make_model(graph, opset_imports=opsets, producer_name="jtrees")
     model.ir_version = 8  # that of the operators, which older runtimes read
     checker.check_model(model)
     return model
+
+
+def _encoded(add: _Graph, columns: Columns) -> tuple[list[Any], str]:
+    """Adds the encoding of a raw table; returns the inputs, and the name of the features, ``(n, p)``."""
+    from onnx import TensorProto, helper
+
+    fields, parts, inputs = fields_of(columns), [], []
+    if not columns.named:
+        inputs.append(helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(columns.columns)]))
+    column = lambda value: add("Unsqueeze", value, np.array([1]))
+    for field in fields:
+        if field.name in ("prediction", "leaf"):
+            raise ValueError(
+                f"columns must not be called 'prediction' or 'leaf', as the outputs are, got {field.name!r}"
+            )
+        if columns.named:
+            kind = TensorProto.STRING if field.kind == "text" else TensorProto.DOUBLE
+            inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
+        value = field.name if columns.named else add("Gather", "x", np.int64(field.place), axis=1)
+        if field.kind == "text":
+            missing = [] if "" in field.levels else [""]
+            keys, count = [*field.levels, *missing], len(field.levels)
+            codes = {"values_int64s": [*range(count), *([count + 1] * len(missing))], "default_int64": count}
+            places = {"level": add("LabelEncoder", value, domain=_FOR_TEXT, keys_strings=keys, **codes)}
+        else:
+            missing = add("IsNaN", value)
+            number = add("Sub", value, np.float64(field.start))
+            parts.append(column(add("Where", missing, np.float64(field.center), number)))
+            if field.masked:
+                parts.append(column(add("Cast", missing, to=TensorProto.DOUBLE)))
+            places = _parts_of_date(add, value, missing) if field.tables else {}
+        parts += [add("Gather", features, places[part], axis=0) for part, features in field.tables.items()]
+    return inputs, add("Concat", *parts, axis=1)
+
+
+def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:
+    """Adds month and weekday of days since 1970, as places in their tables; the month as in the C header."""
+    from onnx import TensorProto
+
+    int64 = lambda value: np.int64(value)
+    whole = add("Cast", add("Floor", add("Where", missing, np.float64(0), days)), to=TensorProto.INT64)
+    z = add("Add", whole, int64(719468))
+    day = add("Mod", z, int64(146097))
+    over = lambda value, by: add("Div", value, int64(by))
+    year = add("Sub", add("Add", add("Sub", day, over(day, 1460)), over(day, 36524)), over(day, 146096))
+    year = over(year, 365)
+    before = add("Sub", add("Add", add("Mul", year, int64(365)), over(year, 4)), over(year, 100))
+    of_year = add("Sub", day, before)
+    month = over(add("Add", add("Mul", of_year, int64(5)), int64(2)), 153)
+    month = add("Mod", add("Add", month, int64(2)), int64(12))
+    weekday = add("Mod", add("Add", whole, int64(3)), int64(7))
+    return {"month": add("Where", missing, int64(13), month), "weekday": add("Where", missing, int64(8), weekday)}
 
 
 def _leaf(add: _Graph, z: str, weights: np.ndarray, bias: np.ndarray, depth: int) -> str:

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from jtrees import exact
-from jtrees.data import FrameModel
+from jtrees.data import Columns, FrameModel
+from jtrees.export import encoding
 from jtrees.forest import Forest
 from jtrees.leaves import Constant, Frequency, Linear, Logit
 from jtrees.tree import ObliqueTree
@@ -34,6 +35,7 @@ class Program(NamedTuple):
       softmax: whether outputs are the softmax.
       single: whether the model is one tree: then leaves are ``(n,)``, else ``(n, trees)``.
       scalar: whether predictions are ``(n,)``, else ``(n, k)``.
+      columns: the columns of a raw table, which become the features, or None.
     """
 
     weights: np.ndarray
@@ -48,6 +50,7 @@ class Program(NamedTuple):
     softmax: bool
     single: bool
     scalar: bool
+    columns: Columns | None
 
     @property
     def depth(self) -> int:
@@ -77,10 +80,16 @@ class Program(NamedTuple):
             out /= out.sum(1, keepdims=True)
         return out
 
-    def test_rows(self) -> np.ndarray:
-        """Returns samples for the self-test of a file, ``(10, p)``: normal deviates about the origin, in float32."""
+    def test_rows(self) -> tuple[Any, np.ndarray]:
+        """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates about the origin,
+        in float32; or a raw table, and its features.
+        """
+        if self.columns is not None:
+            table = encoding.test_table(self.columns, _TESTED)
+            return table, encoding.encoded(self.columns, table)
         rows = np.random.default_rng(0).normal(size=(_TESTED, len(self.zero)))
-        return (self.zero + rows).astype(np.float32).astype(np.float64)
+        rows = (self.zero + rows).astype(np.float32).astype(np.float64)
+        return rows, rows
 
     def described(self) -> str:
         """Returns a line that says what the model is."""
@@ -96,13 +105,15 @@ def program_of(model: Any) -> Program:
       ValueError: for a model that is neither a tree nor a forest of trees, that is not float32, or that has votes of
         linear leaves.
     """
+    columns = None
+    if isinstance(model, FrameModel):
+        model, columns = model.model, model.columns
     one = isinstance(model, ObliqueTree) and np.ndim(model.weights) == 2
     forest = Forest(jax.tree.map(lambda a: np.asarray(a)[None], model)) if one else model
     tree = forest.trees if isinstance(forest, Forest) else None
     if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 3:
         of = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
-        of = ": export its .model, and encode rows by its .columns" if isinstance(model, FrameModel) else of
         raise ValueError(f"model must be an ObliqueTree or a Forest of them, got {type(model).__name__}{of}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
@@ -142,4 +153,5 @@ def program_of(model: Any) -> Program:
         forest.link == "softmax",
         one,
         scalar,
+        columns,
     )

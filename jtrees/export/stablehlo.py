@@ -31,6 +31,11 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
       OSError: if the file cannot be written.
     """
     of = program_of(model)
+    if of.columns is not None:
+        raise ValueError(
+            "model must be one of numbers, as StableHLO knows no text, got one of a raw table: use to_c, "
+            "to_numpy or to_onnx, or export its .model and encode rows by its .columns"
+        )
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         (rows,) = export.symbolic_shape("n")
         x = jax.ShapeDtypeStruct((rows, len(of.zero)), jnp.float64)

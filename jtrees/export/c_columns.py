@@ -1,0 +1,194 @@
+"""The columns of a raw table in C: a struct for a row, an enum for levels, a function from a row to its features."""
+
+import re
+
+import numpy as np
+
+from jtrees.data.frame import Frame
+from jtrees.export.c_text import held, number, string, table
+from jtrees.export.encoding import Field, codes_of
+
+_RESERVED = """
+auto break case char const continue default do double else enum extern float for goto if inline int long register
+restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
+asm bool catch class delete explicit export false friend mutable namespace new operator private protected public
+template this throw true try typeid typename using virtual
+"""  # words of C, and of C++
+
+
+class Columns:
+    """The columns of a model in C. In all texts, ``$`` and ``$$`` stand for the prefix and the prefix in capitals.
+
+    Attributes:
+      text: declarations: the struct and the enums of named columns, and ``$_encode(x, out)``.
+    """
+
+    def __init__(self, fields: list[Field], *, named: bool):
+        """``named``: whether a row is a struct; else an array, whose columns are found by place."""
+        self.fields, self.named = fields, named
+        members, constants = (
+            _Names(set(_RESERVED.split())),
+            _Names({"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"}),
+        )
+        self.members = [members(field.name) for field in fields]
+        self.levels = {
+            field.name: [constants(f"{member}_{level}".upper()) for level in (*field.levels, "other", "missing")]
+            for field, member in zip(fields, self.members, strict=True)
+            if field.kind == "text"
+        }
+        self.text = self._text()
+
+    def _text(self) -> str:
+        parts, start, body = [], 0, []
+        for field, member in zip(self.fields, self.members, strict=True):
+            if field.kind == "text":
+                parts.append(_level_functions(member, field, self.levels[field.name]))
+            value = f"x->{member}" if self.named else f"x[{field.place}]"
+            tables = {part: f"{member}_{part}_features" for part in field.tables}
+            parts += [table("double", tables[part], field.tables[part]) for part in tables]
+            body += _of_field(field, value, tables, start)
+            start += field.numbers + sum(features.shape[1] for features in field.tables.values())
+        if any("month" in field.tables or "weekday" in field.tables for field in self.fields):
+            parts.insert(0, _DATES)
+        if self.named:
+            parts.append(self._struct())
+        parts.append(f"static inline void $_encode(const {self.row} *x, double *out) {{\n" + "\n".join(body) + "\n}\n")
+        return "\n".join(parts)
+
+    @property
+    def row(self) -> str:
+        """The type that an argument points to."""
+        return "$_row" if self.named else "double"
+
+    def _struct(self) -> str:
+        kinds = {"numeric": "a number", "boolean": "0 or 1", "date": "days since 1970-01-01", "text": "a level"}
+        lines = []
+        for field, member in zip(self.fields, self.members, strict=True):
+            kind = "int" if field.kind == "text" else "double"
+            lines.append(f"  {kind} {member}; /* {_comment(field.name)}: {kinds[field.kind]} */")
+        return "/* A row. NaN is a missing number. */\ntypedef struct {\n" + "\n".join(lines) + "\n} $_row;\n"
+
+    def test_rows(self, rows: Frame) -> tuple[str, str]:
+        """Returns the declarations of rows for the self-test, and the lines that make row ``i`` of them, ``x``."""
+        numbers = [field for field in self.fields if field.kind != "text"]
+        width = max((field.place for field in self.fields), default=0) + 1
+        gaps = np.stack([rows.columns[field.name].missing for field in numbers], axis=1) if numbers else None
+        values = {field.name: rows.columns[field.name] for field in self.fields}
+        cells = {
+            field.name: codes_of(field, values[field.name])
+            if field.kind == "text"
+            else np.where(values[field.name].missing, 0.0, values[field.name].values)
+            for field in self.fields
+        }
+        if self.named:
+            of_row = lambda i: ", ".join(
+                number(cells[f.name][i], "int" if f.kind == "text" else "double") for f in self.fields
+            )
+            listed = ",\n".join("{" + of_row(i) + "}" for i in range(len(rows)))
+            declared = f"static const $_row $_test_x[{len(rows)}] = {{{listed}}};\n"
+            lines = ["    $_row x = $_test_x[i];"]
+        else:
+            array = np.zeros((len(rows), width))
+            for field in self.fields:
+                array[:, field.place] = cells[field.name]
+            declared = table("double", "test_x", array) + "\n"
+            lines = [f"    double x[{width}];", f"    for (int j = 0; j < {width}; j++) x[j] = $_test_x[i][j];"]
+        if gaps is not None and gaps.any():
+            declared += table("int", "test_gaps", gaps) + "\n"
+            for j, field in enumerate(numbers):
+                place = f"x.{self.members[self.fields.index(field)]}" if self.named else f"x[{field.place}]"
+                lines.append(f"    if ($_test_gaps[i][{j}]) {place} = zero / zero;")
+            lines.insert(0, "    const volatile double zero = 0;")
+        return declared, "\n".join(lines)
+
+
+def _of_field(field: Field, value: str, tables: dict[str, str], start: int) -> list[str]:
+    """Returns the lines that write the features of a column from place ``start`` on."""
+    lines = []
+    if field.kind != "text":
+        there = f"{value} - {number(field.start, 'double')}" if field.start else value
+        lines.append(f"  out[{start}] = {value} != {value} ? {number(field.center, 'double')} : {there};")
+        if field.masked:
+            lines.append(f"  out[{start + 1}] = {value} != {value};")
+    start += field.numbers
+    for part, name in tables.items():
+        last, width = len(field.tables[part]) - 1, field.tables[part].shape[1]
+        if part == "level":
+            code = f"{value} < 0 || {value} > {last} ? {last - 1} : {value}"
+        else:
+            code = f"{value} != {value} ? {last} : $_{part}({value})"
+        lines.append(f"  for (int k = 0; k < {width}; k++) out[{start} + k] = $_{name}[{code}][k];")
+        start += width
+    return lines
+
+
+def _level_functions(member: str, field: Field, names: list[str]) -> str:
+    constants = ",\n".join(
+        f"  $$_{name} /* {_comment(level)} */"
+        for name, level in zip(names, (*field.levels, "any other", "none"), strict=True)
+    )
+    levels = ", ".join(map(string, field.levels))
+    return f"""\
+/* Levels of {_comment(field.name)}. */
+enum {{
+{constants}
+}};
+
+/* The level of a text; of a null pointer that of a missing value. */
+static inline int $_{member}_of(const char *text) {{
+  static const char *const levels[] = {{{levels}}};
+  if (!text) return $$_{names[-1]};
+  for (int i = 0; i < {len(field.levels)}; i++) {{
+    const char *a = levels[i], *b = text;
+    while (*a && *a == *b) a++, b++;
+    if (*a == *b) return i;
+  }}
+  return $$_{names[-2]};
+}}
+"""
+
+
+def _comment(text: str) -> str:
+    """Returns a text that does not end a comment, on one line."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return held(printable.replace("*/", "* /").replace("/*", "/ *"))
+
+
+class _Names:
+    """Names of C that differ from each other."""
+
+    def __init__(self, taken: set[str]):
+        self.taken = set(taken)
+
+    def __call__(self, text: str) -> str:
+        name = base = re.sub("[^0-9A-Za-z_]", "_", text) or "_"
+        name = base = f"_{base}" if base[0].isdigit() else base
+        for i in range(2, len(self.taken) + 3):
+            if name not in self.taken:
+                break
+            name = f"{base}_{i}"
+        self.taken.add(name)
+        return name
+
+
+# From https://howardhinnant.github.io/date_algorithms.html: years begin in March, and repeat after 400.
+_DATES = """\
+static inline long long $_whole_days(double days) {
+  const long long whole = (long long)days;
+  return whole - (whole > days);
+}
+
+/* The month of days since 1970-01-01, 0 to 11. */
+static inline int $_month(double days) {
+  const long long z = $_whole_days(days) + 719468;
+  const long long day = z - (z >= 0 ? z : z - 146096) / 146097 * 146097;
+  const long long year = (day - day / 1460 + day / 36524 - day / 146096) / 365;
+  const long long of_year = day - (365 * year + year / 4 - year / 100);
+  return (int)(((5 * of_year + 2) / 153 + 2) % 12);
+}
+
+/* The weekday of days since 1970-01-01, 0 for Monday. */
+static inline int $_weekday(double days) {
+  return (int)((($_whole_days(days) + 3) % 7 + 7) % 7);
+}
+"""

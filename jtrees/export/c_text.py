@@ -1,0 +1,44 @@
+"""Numbers, strings and arrays as they are written in C."""
+
+from typing import Any
+
+import numpy as np
+
+_SPECIAL = {"$": "\1", "@": "\2"}  # characters that have a meaning in templates
+
+
+def held(text: str) -> str:
+    """Returns a text with stand-ins for the characters that have a meaning in templates."""
+    return text.translate(str.maketrans(_SPECIAL))
+
+
+def released(text: str) -> str:
+    """Returns a text with the characters that :func:`held` replaced."""
+    return text.translate(str.maketrans({stand_in: own for own, stand_in in _SPECIAL.items()}))
+
+
+def table(kind: str, name: str, values: Any) -> str:
+    """Returns the definition of a constant array."""
+    values = np.asarray(values)
+    shape = "".join(f"[{n}]" for n in values.shape)
+    return f"static const {kind} $_{name}{shape} = {_listed(values, kind)};"
+
+
+def _listed(values: np.ndarray, kind: str) -> str:
+    if values.ndim > 1:
+        return "{" + ",\n".join(_listed(row, kind) for row in values) + "}"
+    return "{" + ", ".join(number(value, kind) for value in values) + "}"
+
+
+def number(value: Any, kind: str) -> str:
+    """Returns a number as the shortest text that reads back as itself."""
+    if kind == "int":
+        return str(int(value))
+    text = str(np.float32(value) if kind == "float" else np.float64(value))
+    return text + "f" if kind == "float" else text
+
+
+def string(text: str) -> str:
+    """Returns a string literal in UTF-8, in which all but letters and digits is escaped."""
+    safe = lambda byte: chr(byte) if (chr(byte).isalnum() and byte < 128) or byte == 32 else f"\\{byte:03o}"
+    return '"' + "".join(map(safe, text.encode())) + '"'
