@@ -14,7 +14,9 @@ import pytest
 import jtrees
 
 KINDS = ["Constant", "Linear", "Logit", "Frequency"]
-ROOMS = {"jtrees": jtrees} | {name: getattr(jtrees, name) for name in ("data", "methods", "search", "training")}
+ROOMS = {"jtrees": jtrees} | {
+    name: getattr(jtrees, name) for name in ("data", "export", "methods", "plotting", "search", "training")
+}
 PUBLIC = {
     f"{room}.{name}": thing
     for room, module in ROOMS.items()

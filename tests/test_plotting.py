@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 
 import jtrees
+from jtrees import plotting
 from jtrees.leaves import Constant, Frequency, Linear
 from jtrees.plotting import plot_tree
 
@@ -156,5 +158,114 @@ def test_classes_by_name_and_their_rows():
 def test_wrong_names_and_batches_of_trees_are_refused():
     with pytest.raises(ValueError, match="feature_names must hold 2 names"):
         plot_tree(_tree(), feature_names=["age"])
-    with pytest.raises(ValueError, match="the tree must be one tree, got a batch of shape"):
+    with pytest.raises(ValueError, match="model must be a single tree, got a batch of shape"):
         plot_tree(jax.tree.map(lambda a: jnp.stack([a, a]), _tree()))
+
+
+# --- Charts ----------------------------------------------------------------------------------------------------------
+
+
+def _raw():
+    """A tree of a raw table: right iff area, in twenties, and gas add up to more than four."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"area": rng.uniform(0, 100, 200), "heating": rng.choice(["gas", "oil"], 200)})
+    columns, x = jtrees.data.Columns.fit(frame)
+    assert columns.feature_names == ["area", "[heating = gas]", "[heating = oil]"]
+    tree = jtrees.ObliqueTree(np.float32([[0.05, 1, 0]]), np.float32([-4]), Constant(np.arange(2.0)))
+    return jtrees.data.FrameModel(tree, columns), frame, x
+
+
+def test_splits_as_bars():
+    model, frame, x = _raw()
+    [ax] = plotting.plot_splits(model, frame)
+    size = np.array([0.05, 1]) * x[:, :2].std(0)
+    np.testing.assert_allclose([bar.get_width() for bar in ax.patches], size / size.sum(), rtol=1e-6)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["area", "[heating = gas]"]
+    share = (x @ [0.05, 1, 0] > 4).mean()
+    assert ax.get_title() == f"node 0: 100% of rows, {share:.0%} go right" and 0.1 < share < 0.9
+    axes = plotting.plot_splits(
+        _deep(4, Constant(np.zeros(16))), np.random.default_rng(0).normal(size=(50, 6)), max_terms=2
+    )
+    assert axes.shape == (8,) and all(len(ax.patches) == 2 for ax in axes)
+    assert axes[0].get_xlabel().startswith("left      share of the score, 4 smaller")
+    assert len(axes[0].figure.axes) == 8
+    with pytest.raises(ValueError, match="model must have a split"):
+        plotting.plot_splits(jtrees.ObliqueTree(np.zeros((1, 2)), np.ones(1), Constant(np.zeros(2))), np.zeros((3, 2)))
+
+
+def test_leaves_as_boxes_and_shares():
+    model, frame, x = _raw()
+    leaf = (x @ [0.05, 1, 0] > 4).astype(int)
+    y = np.where(leaf, 7.0, 2.0)
+    ax = plotting.plot_leaves(model, frame, y)
+    medians = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
+    assert set(medians) == {2.0, 7.0}
+    assert [label.get_text() for label in ax.get_xticklabels()] == [f"{i}\n{np.mean(leaf == i):.0%}" for i in (0, 1)]
+    classes = model.replace(model=model.model.replace(leaves=Frequency(np.full((2, 3), 1 / 3))))
+    of_class = np.where(leaf, 2, np.arange(len(leaf)) % 2)
+    ax = plotting.plot_leaves(classes, frame, of_class, class_names=["a", "b", "c"])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "c"]
+    heights = np.array([bar.get_height() for bar in ax.patches]).reshape(3, 2)
+    np.testing.assert_allclose(heights.sum(0), 1)
+    np.testing.assert_allclose(heights[2], [0, 1])
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\)"):
+        plotting.plot_leaves(model, frame, np.zeros((200, 2)))
+
+
+def test_importances_are_sorted():
+    ax = plotting.plot_importances({"a": [0.1, 0.3], "b": 0.5, "c": [0.0, 0.0]}, most=2)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
+    np.testing.assert_allclose([bar.get_width() for bar in ax.patches], [0.5, 0.2])
+    with pytest.raises(ValueError, match="falls must hold numbers by column name, got none"):
+        plotting.plot_importances({})
+
+
+def test_a_learning_curve_has_a_line_for_each_run():
+    history = np.array([[3.0, 2.0, np.nan], [4.0, 1.0, 0.5], [np.nan] * 3])
+    fit = jtrees.FitResult(None, None, 0.5, 3, history, {})
+    ax = plotting.plot_learning_curve(fit)
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[3, 2], [4, 1, 0.5]] and ax.get_yscale() == "log"
+    with pytest.raises(ValueError, match="fit must have a history with finite losses"):
+        plotting.plot_learning_curve(fit.replace(history=history[2:]))
+
+
+def test_calibration_is_the_share_of_a_class_at_each_probability():
+    rng = np.random.default_rng(0)
+    chance = rng.uniform(size=4000)
+    y = (rng.random(4000) < chance).astype(int)
+    ax = plotting.plot_calibration(y, np.stack([1 - chance, chance], 1), class_names=["no", "yes"], bins=2)
+    [_, line] = ax.lines
+    high = chance > np.median(chance)
+    np.testing.assert_allclose(line.get_xdata(), [chance[~high].mean(), chance[high].mean()])
+    np.testing.assert_allclose(line.get_ydata(), [y[~high].mean(), y[high].mean()])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["yes"]
+    three = rng.dirichlet(np.ones(3), 300)
+    assert len(plotting.plot_calibration(np.arange(300) % 3, three).lines) == 4
+    with pytest.raises(ValueError, match=r"probabilities must have shape \(4000, K\) with K >= 2, got \(4000,\)"):
+        plotting.plot_calibration(y, chance)
+
+
+def test_regions_are_predictions_at_the_medians_of_the_other_features():
+    model, frame, x = _raw()
+    ax = plotting.plot_regions(model, frame, ("area", "[heating = gas]"), resolution=11)
+    shown = ax.collections[0].get_array().reshape(11, 11)
+    area, gas = np.meshgrid(np.linspace(x[:, 0].min(), x[:, 0].max(), 11), np.linspace(0, 1, 11))
+    np.testing.assert_array_equal(shown, (0.05 * area + gas > 4))
+    assert len(ax.collections[1].get_offsets()) == 200 and ax.get_xlabel() == "area"
+    classes = _tree(Frequency(np.float32([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8], [0.2, 0.8]])))
+    ax = plotting.plot_regions(classes, np.random.default_rng(0).normal(size=(9, 2)), ("a", "b"), feature_names="ab")
+    assert set(np.unique(ax.collections[0].get_array())) <= {0, 1}
+    with pytest.raises(ValueError, match=r"columns must be two of 'area', .*, got 'area'"):
+        plotting.plot_regions(model, frame, "area")
+    with pytest.raises(ValueError, match="model must have one output, got 2"):
+        plotting.plot_regions(_tree(Constant(np.ones((4, 2)))), np.zeros((3, 2)), ("x0", "x1"))
+
+
+def test_a_tree_of_a_raw_table_is_drawn_in_its_names():
+    model, frame, _ = _raw()
+    assert _texts(plot_tree(model, x=frame))[-1] == "+0.05 area\n+1 [heating = gas]\n> 4"
+    for plot in (plot_tree, lambda model, x: plotting.plot_splits(model, x)):
+        with pytest.raises(ValueError, match="model must be a single tree, got Forest"):
+            plot(jtrees.Forest(jax.tree.map(lambda a: jnp.stack([a, a]), _tree())), x=np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="feature_names must be None: the columns of this model have names"):
+        plot_tree(model, feature_names=["a", "b", "c"])

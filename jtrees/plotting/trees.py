@@ -1,4 +1,4 @@
-"""Plots of trees (needs ``pip install "jtrees[plots]"``)."""
+"""A tree as boxes of text."""
 
 from collections.abc import Sequence
 import re
@@ -9,19 +9,19 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees.leaves.linear import largest_terms, smaller_terms
-from jtrees.tree import ObliqueTree
+from jtrees.plotting._common import features_of, new_axes, tree_of
 
 _POINTS = 10  # font size
 _WIDTH = 18  # width of the text of a leaf in characters
 
 
 def plot_tree(
-    tree: ObliqueTree,
+    model: Any,
     ax: Any = None,
     *,
     feature_names: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
-    x: ArrayLike | None = None,
+    x: Any = None,
     y: ArrayLike | None = None,
     max_terms: int | None = 2,
     max_depth: int = 4,
@@ -30,11 +30,11 @@ def plot_tree(
     """Plots the splits of a tree to a depth: the condition at each node by its largest terms, right if it holds.
 
     Args:
-      tree: the tree; nodes that do not split are omitted.
+      model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one; nodes that do not split are omitted.
       ax: matplotlib axes, by default new ones, sized to fit the text.
-      feature_names: names of the columns, by default ``x0``, ``x1``, ...
+      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
       class_names: names of the K classes, in classification; each leaf then lists the most probable class first.
-      x: samples, ``(n, p)``, such as the training data, to count at each leaf.
+      x: samples, ``(n, p)`` or a raw table, such as the training data, to count at each leaf.
       y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf.
       max_terms: maximum number of terms of a condition: those of the largest |weight| times standard deviation in x
         (without x, |weight|), and the number of others. None: all. A leaf has up to two lines more, and no bounds.
@@ -49,14 +49,11 @@ def plot_tree(
       ValueError: for another number of names than columns or classes, for x or y that do not fit the tree, and for a
         batch of trees.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('drawing a tree needs matplotlib: pip install "jtrees[plots]"') from error
-    splits, names = tree.splits, tree.names(feature_names)
+    tree, x, names = features_of(model, x, feature_names)
+    splits = tree_of(tree).splits
     deviations, rows = tree.measured(x, y, class_names, max_terms)
     new = ax is None
-    ax = plt.subplots()[1] if new else ax
+    ax = new_axes(ax)
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)
     next_x = iter(range(2 ** (max_depth + 1)))
 

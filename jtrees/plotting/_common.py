@@ -1,0 +1,54 @@
+"""What all plots share: axes, and the features and names of a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jtrees import validation
+from jtrees.data.frame_model import FrameModel
+from jtrees.tree import ObliqueTree
+
+
+def new_axes(ax: Any, **size: Any) -> Any:
+    """Returns the axes, or new ones.
+
+    Raises:
+      ImportError: without matplotlib.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('plots need matplotlib: pip install "jtrees[plots]"') from error
+    return plt.subplots(**size)[1] if ax is None else ax
+
+
+def features_of(model: Any, x: Any, feature_names: Sequence[str] | None) -> tuple[Any, Any, list[str]]:
+    """Returns the model of features, samples as features, ``(n, p)`` or None, and the names of the features.
+
+    Raises:
+      ValueError: for rows that do not fit the model, for another number of names, and for names for a raw table.
+    """
+    if isinstance(model, FrameModel):
+        if feature_names is not None:
+            raise ValueError("feature_names must be None: the columns of this model have names")
+        features = None if x is None else model.columns.transform(x)
+        return model.model, features, model.columns.feature_names
+    features = None if x is None else np.asarray(validation.check_x(x, features=model.features), np.float64)
+    names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
+    if len(names) != model.features:
+        raise ValueError(f"feature_names must hold {model.features} names, one a column, got {len(names)}")
+    return model, features, names
+
+
+def tree_of(model: Any) -> ObliqueTree:
+    """Returns the tree that a model is.
+
+    Raises:
+      ValueError: if it is not one tree.
+    """
+    if not isinstance(model, ObliqueTree):
+        raise ValueError(f"model must be a single tree, got {model}")
+    if np.ndim(model.weights) != 2:
+        raise ValueError(f"model must be a single tree, got a batch of shape {np.shape(model.weights)[:-2]}")
+    return model

@@ -1,0 +1,267 @@
+"""Plots of what a model does: its splits, its leaves, importances, calibration, regions, and how it was trained."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.typing import ArrayLike
+import numpy as np
+
+from jtrees import validation
+from jtrees.leaves.linear import largest_terms
+from jtrees.plotting._common import features_of, new_axes, tree_of
+
+_ROWS = 3  # inches of a chart of one split
+_LINES = 20  # runs of a learning curve, at most
+_LEFT, _RIGHT = "#c0504d", "#4472a8"
+
+
+def plot_splits(
+    model: Any,
+    x: Any,
+    *,
+    feature_names: Sequence[str] | None = None,
+    max_terms: int = 6,
+    max_splits: int = 8,
+) -> np.ndarray:
+    """Plots the splits of a tree as bars: of each the terms with the largest variation, and the shares of rows.
+
+    A bar is a weight times the standard deviation of its feature, as a part of the sum of their absolute values; to the
+    right are features whose large values send a sample right.
+
+    Args:
+      model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
+      x: samples, such as the training data, for deviations and shares.
+      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
+      max_terms: maximum number of bars of a split.
+      max_splits: maximum number of splits, breadth first.
+
+    Returns:
+      The axes, one for each split, ``(splits,)``.
+
+    Raises:
+      ImportError: without matplotlib.
+      ValueError: for a model that is not one tree, and for rows that do not fit it.
+    """
+    validation.check_count("max_terms", max_terms)
+    validation.check_count("max_splits", max_splits)
+    tree, features, names = features_of(model, x, feature_names)
+    path = np.asarray(tree_of(tree).decision_path(features))
+    weights, deviations = np.asarray(tree.weights, np.float64), features.std(0)
+    nodes = np.flatnonzero(tree.splits)[:max_splits]
+    if not len(nodes):
+        raise ValueError("model must have a split to plot, got a tree of a single leaf")
+    across = min(len(nodes), 4)
+    down = -(-len(nodes) // across)
+    axes = new_axes(None, nrows=down, ncols=across, figsize=(4 * across, _ROWS * down), squeeze=False, layout="tight")
+    for extra in axes.ravel()[len(nodes) :]:
+        extra.remove()
+    for node, ax in zip(nodes.tolist(), axes.ravel(), strict=False):
+        reached = (path == node).any(0)
+        right = (path == 2 * node + 2).any(0)
+        size = weights[node] * deviations
+        shown, left_out = largest_terms(weights[node], max_terms, deviations, by_size=True)
+        share = size[shown] / (np.abs(size).sum() or 1)
+        ax.barh([names[i] for i in shown], share, color=np.where(share > 0, _RIGHT, _LEFT))
+        ax.axvline(0, color="0.3", lw=0.8)
+        ax.invert_yaxis()
+        others = f", {left_out} smaller" if left_out else ""
+        ax.set_title(f"node {node}: {reached.mean():.0%} of rows, {right.mean():.0%} go right", fontsize=10)
+        ax.set_xlabel(f"left      share of the score{others}      right", fontsize=9)
+    return axes.ravel()[: len(nodes)]
+
+
+def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names: Sequence[str] | None = None) -> Any:
+    """Plots the targets in each leaf that a row reaches: a box each, or the shares of the classes.
+
+    Args:
+      model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
+      x: samples, ``(n, p)`` or a raw table.
+      y: their targets, ``(n,)``; for leaves of class frequencies, classes 0..K-1.
+      ax: matplotlib axes, by default new ones.
+      class_names: names of the classes.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: without matplotlib.
+      ValueError: for a model that is not one tree, and for rows that do not fit it.
+    """
+    tree, features, _ = features_of(model, x, None)
+    tree_of(tree).measured(None, None, class_names, None)  # checks the names
+    y = np.asarray(y)
+    validation.check_rows(y, len(features))
+    if y.ndim != 1:
+        raise ValueError(f"y must have shape (n,), got {y.shape}")
+    leaf = np.asarray(tree.leaf_index(features))
+    reached = np.unique(leaf)
+    ax = new_axes(ax, figsize=(max(5, 0.6 * len(reached) + 2), 4), layout="tight")
+    values = np.asarray(getattr(tree.leaves, "values", np.zeros(1)))
+    labels = [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached]
+    if values.ndim == 2:
+        shares = np.stack([np.bincount(y[leaf == one].astype(int), minlength=values.shape[1]) for one in reached])
+        shares = shares / shares.sum(1, keepdims=True)
+        names = [f"class {k}" for k in range(values.shape[1])] if class_names is None else list(class_names)
+        for k, name in enumerate(names):
+            ax.bar(labels, shares[:, k], bottom=shares[:, :k].sum(1), label=str(name))
+        ax.set_ylabel("share of the rows")
+        ax.legend(fontsize=9)
+    else:
+        ax.boxplot([y[leaf == one] for one in reached], tick_labels=labels, showfliers=False)
+        ax.set_ylabel("target")
+    ax.set_xlabel("leaf, and its share of all rows")
+    return ax
+
+
+def plot_importances(falls: Mapping[str, Any], ax: Any = None, *, most: int = 15) -> Any:
+    """Plots importances by column, the largest first: means, and the standard deviation of several values.
+
+    Args:
+      falls: what :func:`jtrees.explain.permutation_importance` or ``negation_importance`` returns: a number, or
+        several, by column name.
+      ax: matplotlib axes, by default new ones.
+      most: maximum number of columns.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: without matplotlib.
+      ValueError: if there is no column.
+    """
+    validation.check_count("most", most)
+    if not falls:
+        raise ValueError("falls must hold numbers by column name, got none")
+    mean = {name: float(np.mean(values)) for name, values in falls.items()}
+    names = sorted(mean, key=lambda name: -mean[name])[:most]
+    ax = new_axes(ax, figsize=(6, 0.35 * len(names) + 1), layout="tight")
+    ax.barh(names, [mean[name] for name in names], xerr=[float(np.std(falls[name])) for name in names], color=_RIGHT)
+    ax.invert_yaxis()
+    ax.axvline(0, color="0.3", lw=0.8)
+    ax.set_xlabel("fall of the score without the column")
+    return ax
+
+
+def plot_learning_curve(fit: Any, ax: Any = None) -> Any:
+    """Plots the training loss of a fit before each update, on scaled data: a line for each run, up to 20.
+
+    Args:
+      fit: a :class:`jtrees.FitResult`.
+      ax: matplotlib axes, by default new ones.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: without matplotlib.
+      ValueError: for a fit without a loss that is finite.
+    """
+    history = np.asarray(fit.history, np.float64)
+    lines = history.reshape(-1, history.shape[-1])
+    lines = lines[np.isfinite(lines).any(1)]
+    if not len(lines):
+        raise ValueError("fit must have a history with finite losses, got none")
+    ax = new_axes(ax, figsize=(6, 4), layout="tight")
+    for line in lines[:_LINES]:
+        ax.plot(np.flatnonzero(np.isfinite(line)), line[np.isfinite(line)], lw=0.8, alpha=0.7)
+    if np.nanmin(lines) > 0:
+        ax.set_yscale("log")
+    ax.set_xlabel("update")
+    ax.set_ylabel("training loss")
+    return ax
+
+
+def plot_calibration(
+    y: ArrayLike,
+    probabilities: ArrayLike,
+    ax: Any = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    bins: int = 10,
+) -> Any:
+    """Plots how often a class occurs among rows of similar predicted probability, scikit-learn's ``calibration_curve``.
+
+    Args:
+      y: classes 0..K-1, ``(n,)``.
+      probabilities: predicted ones, ``(n, K)``.
+      ax: matplotlib axes, by default new ones.
+      class_names: names of the classes.
+      bins: number of bins, of about equally many rows.
+
+    Returns:
+      The axes, with a line for each class, of two classes for the second.
+
+    Raises:
+      ImportError: without matplotlib or scikit-learn.
+      ValueError: for shapes that do not fit.
+    """
+    validation.check_count("bins", bins, 2)
+    y, probabilities = np.asarray(y), np.asarray(probabilities, np.float64)
+    if probabilities.ndim != 2 or probabilities.shape[0] != len(y) or probabilities.shape[1] < 2:
+        raise ValueError(f"probabilities must have shape ({len(y)}, K) with K >= 2, got {probabilities.shape}")
+    names = range(probabilities.shape[1]) if class_names is None else class_names
+    ax = new_axes(ax, figsize=(4.5, 4.5), layout="tight")
+    try:
+        from sklearn.calibration import calibration_curve
+    except ImportError as error:
+        raise ImportError('calibration needs scikit-learn: pip install "jtrees[sklearn]"') from error
+    ax.plot([0, 1], [0, 1], color="0.6", ls="--")
+    for k, name in enumerate(names):
+        if probabilities.shape[1] == 2 and k == 0:
+            continue
+        chance = probabilities[:, k].clip(0, 1)
+        happened, predicted = calibration_curve(y == k, chance, n_bins=bins, strategy="quantile")
+        ax.plot(predicted, happened, "o-", ms=4, label=str(name))
+    ax.set(xlabel="predicted probability", ylabel="share of the rows", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    ax.legend(fontsize=9)
+    return ax
+
+
+def plot_regions(
+    model: Any,
+    x: Any,
+    columns: tuple[str, str],
+    ax: Any = None,
+    *,
+    feature_names: Sequence[str] | None = None,
+    resolution: int = 200,
+) -> Any:
+    """Plots the predictions of a model over two features, the others at their medians, and the samples.
+
+    Of classes the most probable is shown.
+
+    Args:
+      model: any fitted model with one output.
+      x: samples, which give ranges and medians, ``(n, p)`` or a raw table.
+      columns: names of two features, the horizontal one first.
+      ax: matplotlib axes, by default new ones.
+      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
+      resolution: points on each side.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: without matplotlib.
+      ValueError: for names that the model does not have, for several outputs, and for rows that do not fit the model.
+    """
+    validation.check_count("resolution", resolution, 2)
+    inner, features, names = features_of(model, x, feature_names)
+    chosen = [columns] if isinstance(columns, str) else list(columns)
+    if len(chosen) != 2 or any(name not in names for name in chosen):
+        raise ValueError(f"columns must be two of {', '.join(map(repr, names))}, got {columns!r}")
+    across, down = (names.index(name) for name in chosen)
+    ranges = [np.linspace(features[:, i].min(), features[:, i].max(), resolution) for i in (across, down)]
+    grid = np.tile(np.median(features, axis=0), (resolution**2, 1))
+    grid[:, across], grid[:, down] = (each.ravel() for each in np.meshgrid(*ranges))
+    predicted = np.asarray(inner.predict(grid))
+    classes = predicted.ndim == 2 and np.allclose(predicted.sum(1), 1, atol=1e-3)
+    if predicted.ndim == 2 and not classes:
+        raise ValueError(f"model must have one output, got {predicted.shape[1]}")
+    predicted = predicted.argmax(1) if classes else predicted
+    ax = new_axes(ax, figsize=(6, 4.5), layout="tight")
+    shown = ax.pcolormesh(*ranges, predicted.reshape(resolution, resolution), shading="nearest", cmap="viridis")
+    ax.figure.colorbar(shown, ax=ax, label="most probable class" if classes else "prediction")
+    ax.scatter(features[:, across], features[:, down], s=4, color="white", alpha=0.4, edgecolors="none")
+    ax.set(xlabel=chosen[0], ylabel=chosen[1])
+    return ax
