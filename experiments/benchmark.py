@@ -29,16 +29,6 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
-def keep_programs() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR says where."""
-    import jax
-
-    if jax.config.jax_compilation_cache_dir is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(cache / "jtrees"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
-
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A command line with what all benchmarks have."""
     out = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -34,6 +34,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from experiments import benchmark, data
 from experiments.outcome import LEGEND, SMALL, Outcome, Row, as_tree, size
 import jtrees
+from jtrees.cli import keep_programs
 from jtrees.data import Columns, ColumnsWarning
 from jtrees.data.columns import Numeric
 from jtrees.search.run import described
@@ -246,7 +247,7 @@ def described_columns(columns: Columns) -> list[str]:
 
 def _loaded(options: argparse.Namespace) -> data.Frame:
     if options.csv is not None:
-        frame = data.read_csv(options.csv, options.target, options.separator, options.decimal)
+        frame = data.read_labelled(options.csv, options.target, options.separator, options.decimal)
     else:
         frame = data.load_frame(options.dataset, data_dir=options.data_dir)
     return data.drop(frame, options.drop)
@@ -392,5 +393,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    benchmark.keep_programs()
+    keep_programs()
     sys.exit(main())

@@ -19,6 +19,7 @@ from rich.progress import Progress
 from sklearn.metrics import accuracy_score, r2_score
 
 from experiments import benchmark
+from jtrees.cli import keep_programs
 
 Found = dict[str, dict[str, dict[int, dict[str, Any]]]]  # by part, set and seed, what the files hold
 
@@ -158,7 +159,7 @@ def main(script: Script, arguments: list[str] | None = None) -> None:
 def program(script: Script) -> None:
     """:func:`main` as a program of its own: on all cores, with compiled programs kept."""
     benchmark.use_all_cores()
-    benchmark.keep_programs()
+    keep_programs()
     main(script)
 
 

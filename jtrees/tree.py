@@ -13,7 +13,9 @@ import numpy as np
 from jtrees import exact, io, ops, prediction, pytree, topology, validation
 from jtrees.leaves.constant import Frequency, Logit, exact_text, listed
 from jtrees.leaves.hierarchical import refit_hierarchical
-from jtrees.leaves.linear import linear_text
+from jtrees.leaves.linear import Linear, linear_text
+
+_READ = 8  # digits above which text is for computing, not for reading
 
 
 @io.part
@@ -264,17 +266,18 @@ class ObliqueTree:
         names = self.names(feature_names)
         deviations, rows = self.measured(x, y, class_names, max_terms)
         options: Any = {"max_terms": max_terms, "deviations": deviations}
+        shown = self.with_short_origin(deviations, digits)
         lines: list[str] = []
 
         def render(node: int, indent: str) -> None:
             if (leaf := node - len(self.bias)) >= 0:
                 reached = f" ({'; '.join(rows[leaf])})" if rows[leaf] else ""
-                prediction = self.describe_leaf(leaf, names, digits, class_names=class_names, **options)
+                prediction = shown.describe_leaf(leaf, names, digits, class_names=class_names, **options)
                 lines.append(f"{indent}-> {prediction}{reached}")
             elif not np.any(np.asarray(self.weights[node])):
                 render(2 * node + 1 + int(self.bias[node] > 0), indent)
             else:
-                lines.append(f"{indent}if {self.describe_split(node, names, digits, **options)}:")
+                lines.append(f"{indent}if {shown.describe_split(node, names, digits, **options)}:")
                 render(2 * node + 2, indent + "|   ")
                 lines.append(f"{indent}else:")
                 render(2 * node + 1, indent + "|   ")
@@ -357,6 +360,25 @@ class ObliqueTree:
         """
         y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
         return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
+
+    def with_short_origin(self, deviations: np.ndarray | None, digits: int) -> "ObliqueTree":
+        """Returns the tree, in double precision, relative to an origin of few digits: 1968 instead of 1967.6204.
+
+        The origin of a feature is rounded to the power of ten below its deviation, and thresholds and intercepts are
+        those of the rounded origin. For text alone; without deviations, or for many digits, the tree itself.
+        """
+        if self.origin is None or deviations is None or digits > _READ:
+            return self
+        zero = np.asarray(self.origin.x, np.float64)
+        places = -np.floor(np.log10(np.where(deviations > 0, deviations, 1))).astype(int)
+        short = np.array([round(value, place) for value, place in zip(zero.tolist(), places.tolist(), strict=True)])
+        wide, moved = (lambda a: np.asarray(a, np.float64)), short - zero
+        leaves = self.leaves
+        if isinstance(leaves, Linear):
+            intercept = wide(leaves.intercept) + np.einsum("lp...,p->l...", wide(leaves.coefficients), moved)
+            leaves = leaves.replace(intercept=intercept)
+        bias = wide(self.bias) + wide(self.weights) @ moved
+        return self.replace(bias=bias, leaves=leaves, origin=self.origin.replace(x=short))
 
     def counted(self, names: Sequence[str]) -> list[str]:
         """Returns names of the features relative to the origin, as ``"(year - 2000)"``."""

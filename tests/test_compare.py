@@ -161,7 +161,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     rules = (written / "get_depth2.txt").read_text()
     assert "area" in rules or "[heating = gas]" in rules
     saved = joblib.load(written / "get_depth2.joblib")
-    frame, _ = data.usable(data.read_csv(houses, "verdict"), "classification")
+    frame, _ = data.usable(data.read_labelled(houses, "verdict"), "classification")
     chances = np.asarray(saved["model"].predict(saved["columns"].transform(frame.x)), float)
     assert saved["classes"] == ["not yet", "sold"]
     assert (np.array(saved["classes"])[chances.argmax(1)] == frame.y).mean() > 0.7
@@ -492,7 +492,7 @@ def test_the_task_is_inferred(y, task):
 def test_csv(tmp_path, decimal):
     file = tmp_path / "houses.csv"
     file.write_text("rooms;area;price\n1;20.5;100.25\n2; ?;210\n3;70;350\n".replace(".", decimal))
-    frame = data.read_csv(file, "price", ";", decimal)
+    frame = data.read_labelled(file, "price", ";", decimal)
     assert list(frame.x.columns) == ["rooms", "area"] and frame.name == "houses"
     np.testing.assert_array_equal(frame.x["area"], [20.5, np.nan, 70])
     np.testing.assert_array_equal(frame.y, [100.25, 210, 350])
@@ -504,7 +504,7 @@ def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, header, e
     areas = np.random.default_rng(0).uniform(20, 200, 60).round(1)
     file = tmp_path / "houses.csv"
     file.write_text("\n".join([header, *(f"{area},{3 * area}{end}" for area in areas)]) + "\n")
-    frame = data.read_csv(file, "price")
+    frame = data.read_labelled(file, "price")
     np.testing.assert_array_equal(frame.y, 3 * frame.x["area"])
     np.testing.assert_array_equal(frame.x["area"], areas)
 
@@ -522,7 +522,7 @@ def test_dates_of_a_csv(tmp_path):
     frame = pd.DataFrame({"sold": days, "name": [f"2020-02-{i}" for i in range(60)], "price": np.arange(60.0)})
     frame.loc[::7, "sold"] = None
     frame.to_csv(tmp_path / "sales.csv", index=False)
-    x = data.read_csv(tmp_path / "sales.csv", "price").x
+    x = data.read_labelled(tmp_path / "sales.csv", "price").x
     assert [pd.api.types.is_datetime64_any_dtype(x[name]) for name in x] == [True, False]
     assert x["sold"][1] == pd.Timestamp("2020-02-02") and x["sold"].isna().sum() == 9
 
@@ -574,7 +574,7 @@ def test_sets_of_openml_become_tables(openml, folder):
 
 def test_missing_files_and_folders(tmp_path):
     with pytest.raises(data.DataError, match="cannot read"):
-        data.read_csv(tmp_path / "none.csv", "y")
+        data.read_labelled(tmp_path / "none.csv", "y")
     with pytest.raises(data.DataError, match="does not exist"):
         data.load("plane", data_dir=tmp_path / "none")
 

@@ -214,6 +214,26 @@ def test_stablehlo(name, tmp_path):
             )
 
 
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("trees", [None, 2])
+@pytest.mark.parametrize("recipe", [jtrees.TEL(trees=2, depth=3, epochs=2), jtrees.LatentTree(depth=2, epochs=2)])
+def test_stablehlo_of_soft_models(recipe, trees, tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 4)) + 100
+    y = np.arange(60) % 3 if trees else x[:, 0] * 1e3
+    recipe = recipe if trees is None else jtrees.Bagged(recipe, trees=trees, combine="mean")
+    options = {"task": "classification"} if trees else {}
+    model = jtrees.fit(recipe, x, y, key=jax.random.key(0), **options).model
+    export.to_stablehlo(model, tmp_path / "model.stablehlo")
+    with jax.enable_x64(True):
+        program = jax.export.deserialize(bytearray((tmp_path / "model.stablehlo").read_bytes()))
+        for rows in (x, x[:7]):
+            predicted, expected = np.asarray(program.call(rows)), model.predict(rows)
+            assert predicted.shape == expected.shape and predicted.dtype == np.float64
+            np.testing.assert_allclose(predicted, expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="model must be a fitted model, got int"):
+        export.to_stablehlo(3, tmp_path / "model.stablehlo")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx(name, tmp_path):
     model, x = MODELS[name]()
@@ -241,10 +261,11 @@ def test_what_cannot_be_exported(tmp_path):
     soft = jtrees.fit(jtrees.TEL(trees=2, depth=2, epochs=1), x, x[:, 0], key=jax.random.key(0)).model
     many = jax.tree.map(lambda a: jnp.stack([a, a]), tree)
     raw = jtrees.data.FrameModel(tree, jtrees.data.Columns.fit(x)[0])
+    trees_alone = r"model must be an ObliqueTree or a Forest of them \(to_stablehlo takes others\), got"
     for write in (export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo):
         for model, message in (
-            (soft, f"model must be an ObliqueTree or a Forest of them, got {type(soft).__name__}"),
-            (many, r"model must be an ObliqueTree or a Forest of them, got ObliqueTree of shape \(2, 7, 5\)"),
+            *([(soft, f"{trees_alone} {type(soft).__name__}")] if write is not export.to_stablehlo else []),
+            (many, rf"{trees_alone} ObliqueTree of shape \(2, 7, 5\)"),
             (tree.replace(weights=np.float64(tree.weights)), "model must have float32 weights, got float64"),
             (Forest(many, "vote"), "trees with linear leaves cannot vote"),
         ):

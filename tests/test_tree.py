@@ -391,3 +391,26 @@ def test_bad_x_is_refused(x, message, counted, far):
     for method in (tree.predict, tree.leaf_index, tree.decision_path, tree.prune):
         with pytest.raises(ValueError, match=f"x must .*{message}"):
             method(x)
+
+
+def test_origins_in_rules_have_few_digits():
+    """The rounded origin is another way to write the same tree."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3)) * [30, 0.02, 1] + [1967.6204, 100.123456, 0]
+    origin = Origin(np.float32([1967.6204, 100.12345, 0]), np.float32(50.5))
+    leaves = Linear(rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=4).astype(np.float32))
+    tree = ObliqueTree(
+        rng.normal(size=(3, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32), leaves, origin
+    )
+    short = tree.with_short_origin(x.std(0), 3)
+    np.testing.assert_allclose(short.origin.x, [1970, 100.12, 0], rtol=1e-12)
+    score = lambda tree: (x - np.float64(tree.origin.x)) @ np.float64(tree.weights).T + np.float64(tree.bias)
+    np.testing.assert_allclose(score(short), score(tree), atol=1e-9)
+    value = lambda tree: (
+        (x - np.float64(tree.origin.x)) @ np.float64(tree.leaves.coefficients).T + tree.leaves.intercept
+    )
+    np.testing.assert_allclose(value(short), value(tree), atol=1e-4)  # of float32
+    text = tree.to_text(["built", "warm", "other"], x=x)
+    assert "(built - 1970)" in text and "(warm - 100.12)" in text and "1967" not in text
+    assert "(built - 1967.620361328125)" in tree.to_text(["built", "warm", "other"], x=x, digits=17)
+    assert "(built - 1967.620361328125)" in tree.to_text(["built", "warm", "other"])

@@ -114,7 +114,8 @@ def program_of(model: Any) -> Program:
     if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 3:
         of = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
-        raise ValueError(f"model must be an ObliqueTree or a Forest of them, got {type(model).__name__}{of}")
+        came = f"{type(model).__name__}{of}"
+        raise ValueError(f"model must be an ObliqueTree or a Forest of them (to_stablehlo takes others), got {came}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
     origin, leaves = tree.origin, tree.leaves

@@ -9,37 +9,49 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jtrees import io
+from jtrees.data import FrameModel
 from jtrees.export.program import Program, program_of
+from jtrees.forest import Forest
+from jtrees.tree import ObliqueTree
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
-    """Writes a model as a program of ``x (n, p)``, double, to ``(predictions, leaves)``, for any number of rows.
+    """Writes a model as a program of ``x (n, p)``, double, to ``(predictions, leaves)``, for any number of rows; of a
+    model that is neither a tree nor a forest of trees, such as one of TEL or LatentTree, to ``predictions`` alone.
 
     It is read by ``jax.export.deserialize(bytearray(open(path, "rb").read()))``, whose ``call(x)`` needs
-    ``jax.enable_x64(True)``. Predictions are double, ``(n,)`` or ``(n, k)``; leaves int32, ``(n,)``, of a forest ``(n,
-    trees)``. For CPU, CUDA, ROCm and TPU. Needs the extra ``export``.
+    ``jax.enable_x64(True)``. Predictions are double, ``(n,)`` or ``(n, k)``, computed in single precision
+    but for trees; leaves int32, ``(n,)``, of a forest ``(n, trees)``. For CPU, CUDA, ROCm and TPU. Needs the extra
+    ``export``.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, or a :class:`jtrees.Forest` of them.
+      model: any fitted model of numbers.
       path: path of the file, which is written whole or not at all.
 
     Raises:
       ImportError: without flatbuffers.
-      ValueError: for another model.
+      ValueError: for a model of a raw table, or something that is no model.
       OSError: if the file cannot be written.
     """
-    of = program_of(model)
-    if of.columns is not None:
+    if isinstance(model, FrameModel):
         raise ValueError(
             "model must be one of numbers, as StableHLO knows no text, got one of a raw table: use to_c, "
             "to_numpy or to_onnx, or export its .model and encode rows by its .columns"
         )
+    if isinstance(model, ObliqueTree) or (isinstance(model, Forest) and isinstance(model.trees, ObliqueTree)):
+        of = program_of(model)
+        evaluate, features = (lambda x: _evaluated(of, x)), len(of.zero)
+    elif hasattr(model, "apply") and hasattr(model, "features"):
+        # Row by row, as blocks of rows need to know their number.
+        evaluate, features = jax.vmap(lambda row: model.apply(row[None])[0].astype(jnp.float64)), model.features
+    else:
+        raise ValueError(f"model must be a fitted model, got {type(model).__name__}")
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         (rows,) = export.symbolic_shape("n")
-        x = jax.ShapeDtypeStruct((rows, len(of.zero)), jnp.float64)
-        exported = export.export(jax.jit(lambda x: _evaluated(of, x)), platforms=_PLATFORMS)(x)
+        x = jax.ShapeDtypeStruct((rows, features), jnp.float64)
+        exported = export.export(jax.jit(evaluate), platforms=_PLATFORMS)(x)
         contents = exported.serialize()
     with io.written_whole(path) as file:
         file.write(contents)

@@ -52,6 +52,7 @@ def plot_tree(
     tree, x, names = features_of(model, x, feature_names)
     splits = tree_of(tree).splits
     deviations, rows = tree.measured(x, y, class_names, max_terms)
+    tree = tree.with_short_origin(deviations, digits)
     new = ax is None
     ax = new_axes(ax)
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)

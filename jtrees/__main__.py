@@ -1,0 +1,7 @@
+"""``python -m jtrees``: the command line."""
+
+import sys
+
+from jtrees.cli import main
+
+sys.exit(main())

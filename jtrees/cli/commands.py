@@ -1,0 +1,341 @@
+"""The five commands, and their arguments."""
+
+import argparse
+import ast
+from collections.abc import Iterator, Sequence
+import contextlib
+from pathlib import Path
+import re
+import sys
+import time
+from typing import Any
+import warnings
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+import jtrees
+from jtrees import cli, explain, export, io
+from jtrees.cli.report import write_report
+from jtrees.cli.tables import (
+    DataError,
+    Frame,
+    Task,
+    check_rows,
+    drop,
+    guess,
+    one_line,
+    read_labelled,
+    read_table,
+    targets_of,
+    usable,
+)
+from jtrees.data import FrameModel
+from jtrees.data.columns import LeftOut
+from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.selection.grid import with_options
+
+# One tree, which can be drawn, read and exported.
+DEFAULTS = {
+    "regression": jtrees.GET(depth=4, leaves="linear", starts=4, epochs=1000),
+    "classification": jtrees.GET(depth=4, starts=4, epochs=1000),
+}
+MAX_TERMS = 5  # of a condition in rules
+_BACKGROUND = 100  # rows that stand for the others in Shapley values
+_WRITERS = {
+    ".h": export.to_c,
+    ".py": export.to_numpy,
+    ".onnx": export.to_onnx,
+    ".stablehlo": export.to_stablehlo,
+}
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Runs a command: see :func:`jtrees.cli.main`."""
+    cli.keep_programs()
+    matplotlib.use("Agg")
+    options = _parser().parse_args(arguments)
+    try:
+        with _warnings_as_lines():
+            return options.command(options)
+    except (ValueError, ImportError, FloatingPointError) as error:
+        print(f"jtrees: {one_line(error)}", file=sys.stderr)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"jtrees: cannot read or write{where}: {error.strerror or one_line(error)}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("jtrees: interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jtrees", description="Decision trees trained by gradient descent.")
+    parser.add_argument("--version", action="version", version=f"jtrees {jtrees.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, what: str, function: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=what, description=what)
+        added.set_defaults(command=function)
+        return added
+
+    fit = command("fit", "Fits a model to a table and saves it.", _fit)
+    _add_table(fit)
+    _add_recipe(fit)
+    fit.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the file to write, such as model.jtrees")
+
+    predict = command("predict", "Predicts for the rows of a table, as CSV.", _predict)
+    predict.add_argument("model", type=Path, metavar="MODEL")
+    _add_table(predict, target=False)
+    predict.add_argument("--out", type=Path, metavar="FILE", help="the file to write (default: standard output)")
+    predict.add_argument("--probabilities", action="store_true", help="of each class, too")
+
+    explained = command("explain", "Explains the prediction for a row of a table.", _explain)
+    explained.add_argument("model", type=Path, metavar="MODEL")
+    _add_table(explained, target=False)
+    explained.add_argument(
+        "--row", type=int, default=0, help="its number, from 0 (default: 0); others are for comparison"
+    )
+
+    exported = command("export", f"Writes a model as {', '.join(_WRITERS)}, for other machines.", _export)
+    exported.add_argument("model", type=Path, metavar="MODEL")
+    exported.add_argument("file", type=Path, metavar="FILE", help="the file to write; its ending says the format")
+    exported.add_argument("--prefix", default="jtrees", help="what names in C begin with (default: jtrees)")
+
+    report = command("report", "Fits, compares and explains a model; one HTML page.", _report)
+    _add_table(report)
+    _add_recipe(report)
+    report.add_argument(
+        "--out", type=Path, required=True, metavar="PAGE", help="the file to write, such as report.html"
+    )
+    return parser
+
+
+def _add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
+    add = parser.add_argument
+    add("table", type=Path, metavar="TABLE", help="a file: CSV with a header, or .parquet")
+    add("--separator", default=",", help="what separates two fields of CSV (default: a comma)")
+    add("--decimal", default=".", help="what precedes the decimals of a number in CSV (default: a point)")
+    if target:
+        add("--target", required=True, metavar="COLUMN", help="the column to predict")
+        add("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
+        add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--recipe", help=f"such as TEL or Bagged(LatentTree) (default: {DEFAULTS['regression'].__class__.__name__})")
+    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="its options, such as depth=3 or base.depth=3")
+    add("--seed", type=int, default=0)
+    add("--max-seconds", type=float, help="ends the fit with the best model so far")
+
+
+# --- Commands --------------------------------------------------------------------------------------------------------
+
+
+def _fit(options: argparse.Namespace) -> int:
+    frame, task = _labelled(options)
+    recipe = _recipe(options, task)
+    model = _estimator(options, recipe, task)
+    started = time.perf_counter()
+    model.fit(frame.x, targets_of(frame.y))
+    seconds = time.perf_counter() - started
+    print(f"{model.columns_}\n")
+    score = model.score(frame.x, targets_of(frame.y))
+    measure = "R2" if task == "regression" else "accuracy"
+    print(f"{type(recipe).__name__}: {measure} {score:.4f} on the training rows, {seconds:.1f} s")
+    if model.tree_ is not None:
+        classes = None if task == "regression" else [str(label) for label in model.classes_]
+        print(model.model_.to_text(x=frame.x, class_names=classes, max_terms=MAX_TERMS))
+    io.save(model, options.out)
+    print(f"written to {options.out}")
+    if model.report_.get("ended") == "interrupted":
+        print("jtrees: interrupted; the model is the best until then", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    model = _loaded(options.model)
+    x = _rows(model, options)
+    columns = {"prediction": model.predict(x)}
+    if np.ndim(columns["prediction"]) == 2:
+        columns = {f"prediction {i}": column for i, column in enumerate(np.transpose(columns["prediction"]))}
+    if options.probabilities:
+        if not isinstance(model, TreeClassifier):
+            raise DataError("--probabilities are for a classifier, and this model is a regressor")
+        probabilities = model.predict_proba(x)
+        columns |= {f"probability of {label}": probabilities[:, k] for k, label in enumerate(model.classes_)}
+    text = pd.DataFrame(columns).to_csv(index=False)
+    if options.out is None:
+        print(text, end="")
+    else:
+        with io.written_whole(options.out) as file:
+            file.write(text.encode())
+        print(f"{len(x)} rows written to {options.out}")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    model = _loaded(options.model)
+    x = _rows(model, options)
+    if not 0 <= options.row < len(x):
+        raise DataError(f"--row must be from 0 to {len(x) - 1}, got {options.row}")
+    row, of_classes = x.iloc[[options.row]], isinstance(model, TreeClassifier)
+    print(f"prediction: {model.predict(row)[0]}")
+    if model.tree_ is not None:
+        print(f"\npath\n{explain.path(model.model_, row)}")
+        nearest = explain.nearest_change(model.model_, row, x)
+        other = "class" if of_classes else "leaf"
+        if nearest is None:
+            print(f"\nno change of the columns of numbers leads to another {other}")
+        else:
+            changes = ", ".join(f"{name} = {value:.6g}" for name, value in nearest.changes.items())
+            print(f"\nnearest {other}: {nearest.distance:.3g} deviations away, with {changes}")
+    background = x.sample(min(_BACKGROUND, len(x)), random_state=0)
+    shapley = explain.shapley_values(model.model_, row, background)
+    values = shapley.values[0]
+    of_what = ""
+    if values.ndim == 2:
+        k = int(np.asarray(model.model_.predict(row))[0].argmax())
+        values, base = values[:, k], shapley.base_values[0, k]
+        of_what = f" of the probability of {model.classes_[k]}" if of_classes else f" of output {k}"
+    else:
+        base = shapley.base_values[0]
+    print(f"\nShapley values{of_what}\n{base:+.4g} mean")
+    for i in np.argsort(-np.abs(values), kind="stable"):
+        print(f"{values[i]:+.4g} {shapley.feature_names[i]}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    if (write := _WRITERS.get(options.file.suffix)) is None:
+        raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {str(options.file)!r}")
+    model = _loaded(options.model)
+    how = {"prefix": options.prefix} if write is export.to_c else {}
+    exported = model.model_
+    if write is export.to_stablehlo and isinstance(exported, FrameModel):
+        print(f"its features are {', '.join(exported.columns.feature_names)}")
+        exported = exported.model
+    write(exported, options.file, **how)
+    if isinstance(model, TreeClassifier):
+        print(f"its outputs are probabilities of {', '.join(map(str, model.classes_))}")
+    print(f"written to {options.file}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    frame, task = _labelled(options)
+    model = _estimator(options, _recipe(options, task), task)
+    command = ["jtrees report", str(options.table), f"--target {options.target!r}"]
+    write_report(options.out, frame, task, model, seed=options.seed, command=" ".join(command))
+    print(f"written to {options.out}")
+    return 0
+
+
+# --- Arguments -------------------------------------------------------------------------------------------------------
+
+
+def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
+    """Returns the data set and its task; says what is left out.
+
+    Raises:
+      DataError: for data that cannot be used.
+    """
+    frame = read_labelled(options.table, options.target, options.separator, options.decimal)
+    check_rows(frame := drop(frame, options.drop))
+    task, why = guess(frame.y)
+    said = f"{task}, as {why} (--task says otherwise)" if options.task is None else options.task
+    frame, left_out = usable(frame, options.task or task)
+    check_rows(frame)
+    print(f"{frame.name}: {len(frame.x)} rows, {len(frame.x.columns)} columns; task: {said}")
+    for line in left_out:
+        print(line)
+    return frame, options.task or task
+
+
+def _estimator(options: argparse.Namespace, recipe: jtrees.Recipe, task: Task) -> Any:
+    kind = TreeRegressor if task == "regression" else TreeClassifier
+    bar = sys.stdout.isatty()
+    return kind(recipe, random_state=options.seed, max_seconds=options.max_seconds, progress=bar)
+
+
+def _recipe(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
+    """Returns the recipe that the arguments describe.
+
+    Raises:
+      DataError: for an unknown name, and for options that are not ``name=value``.
+      ValueError: for an unknown option.
+    """
+    recipe = DEFAULTS[task] if options.recipe is None else _named(options.recipe)
+    for given in options.set:
+        name, equals, value = given.partition("=")
+        if not name or not equals:
+            raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {given!r}")
+        with contextlib.suppress(ValueError, SyntaxError):  # a word stays text
+            value = ast.literal_eval(value)
+        recipe = with_options(recipe, {name.replace(".", "__"): value})
+    return recipe
+
+
+def _named(text: str) -> jtrees.Recipe:
+    """Returns the recipe ``Name`` or ``Name(Base)``."""
+    found = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
+    recipes = {name: one for name, one in vars(jtrees).items() if _is_recipe(one)}
+    if found is None or found[1] not in recipes:
+        raise DataError(f"--recipe must be one of {', '.join(recipes)}, such as Bagged(LatentTree), got {text!r}")
+    base = [] if found[2] is None else [_named(found[2])]
+    try:
+        return recipes[found[1]](*base)
+    except TypeError:
+        takes = "needs a base, such as Bagged(LatentTree)" if not base else "takes no base"
+        raise DataError(f"--recipe: {found[1]} {takes}") from None
+
+
+def _is_recipe(thing: Any) -> bool:
+    """Whether a recipe can be made from its name: those of clustering and of own methods need more."""
+    others = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
+    return isinstance(thing, type) and issubclass(thing, jtrees.Recipe) and thing not in others
+
+
+def _loaded(path: Path) -> Any:
+    """Returns the estimator in a file.
+
+    Raises:
+      DataError: for a file of something else.
+      ValueError: for a file that is not one of jtrees.
+    """
+    model = io.load(path)
+    if not isinstance(model, (TreeRegressor, TreeClassifier)):
+        raise DataError(f"{path} must hold a model of jtrees fit, or an estimator, got {type(model).__name__}")
+    return model
+
+
+def _rows(model: Any, options: argparse.Namespace) -> pd.DataFrame:
+    """Returns the columns of a table that a model was fitted to, in its order; unused ones may be missing.
+
+    Raises:
+      DataError: for a table that cannot be read, or without a column that the model uses.
+    """
+    table = read_table(options.table, options.separator, options.decimal)
+    described = {} if model.columns_ is None else model.columns_.columns
+    names = list(getattr(model, "feature_names_in_", described))
+    if absent := [name for name in names if name not in table and not isinstance(described.get(name), LeftOut)]:
+        raise DataError(f"{options.table} must have the columns of the model, got none called {absent[0]!r}")
+    if not len(table):
+        raise DataError(f"{options.table} has no rows")
+    return table.reindex(columns=names) if names else table
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Context in which a warning is one line on standard error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for package in ("jax", "sklearn", "pandas", "matplotlib"):
+            warnings.filterwarnings("ignore", module=rf"{package}\.")
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"jtrees: {one_line(Exception(message))}", file=sys.stderr
+        )
+        yield

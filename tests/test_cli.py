@@ -1,0 +1,312 @@
+"""The command line: what it prints and writes, and how it refuses."""
+
+import base64
+from html.parser import HTMLParser
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import jtrees
+from jtrees import cli
+from jtrees.cli import commands
+from jtrees.estimators import TreeRegressor
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
+
+QUICK = ["--set", "depth=2", "starts=2", "epochs=30"]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def houses(n=300):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "id": np.arange(n),
+            "area": rng.uniform(20, 200, n).round(1),
+            "heating": rng.choice(["gas", "wood", "oil & <b>"], n),
+            "offered": (np.datetime64("2020-01-01") + rng.integers(0, 900, n)).astype(str),
+        }
+    )
+    frame["price"] = (frame["area"] * 2 + 50 * (frame["heating"] == "gas") + rng.normal(size=n)).round(2)
+    frame["verdict"] = np.where(frame["price"] > 250, "sold", "not yet")
+    frame.loc[::9, "area"] = np.nan
+    return frame
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a table, and models of a target of each kind."""
+    folder = tmp_path_factory.mktemp("cli")
+    houses().to_csv(folder / "houses.csv", index=False)
+    with jax.numpy_dtype_promotion("standard"):
+        for target, other in (("price", "verdict"), ("verdict", "price")):
+            out = ["--out", folder / f"{target}.jtrees", *QUICK]
+            assert run("fit", folder / "houses.csv", "--target", target, "--drop", other, *out) == 0
+    return folder
+
+
+def dated(frame):
+    """The table with its dates, which a CSV has as text."""
+    return frame.assign(offered=pd.to_datetime(frame["offered"]))
+
+
+def run(*arguments):
+    return cli.main([str(argument) for argument in arguments])
+
+
+def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
+    out = tmp_path / "model.jtrees"
+    assert run("fit", folder / "houses.csv", "--target", "price", "--drop", "verdict", "--out", out, *QUICK) == 0
+    said, warned = capsys.readouterr()
+    assert "houses: 300 rows, 4 columns; task: regression, as price holds" in said
+    assert re.search(r"area: numeric, median [\d.]+, deviation [\d.]+, 34 missing", said)
+    assert "heating: categorical, levels gas, oil & <b>, wood" in said and "offered: date, median 20" in said
+    assert re.search(r"GET: R2 0\.\d+ on the training rows, [\d.]+ s\nif ", said) and f"written to {out}" in said
+    assert warned.splitlines() == ["jtrees: columns of x are left out: 'id' (numbers the rows)"]
+    model = jtrees.load(out)
+    assert isinstance(model, TreeRegressor) and model.recipe.depth == 2 and model.recipe.leaves == "linear"
+
+
+def test_predictions_of_any_order_of_columns(folder, tmp_path, capsys):
+    table = houses().drop(columns=["price", "verdict", "id"])
+    table[["offered", "heating", "area"]].to_csv(tmp_path / "rows.csv", index=False)
+    expected = jtrees.load(folder / "price.jtrees").model_.predict(
+        table.assign(offered=pd.to_datetime(table["offered"]))
+    )
+    assert run("predict", folder / "price.jtrees", tmp_path / "rows.csv", "--out", tmp_path / "out.csv") == 0
+    np.testing.assert_array_equal(
+        pd.read_csv(tmp_path / "out.csv")["prediction"].astype(np.float32), np.float32(expected)
+    )
+    assert "300 rows written to" in capsys.readouterr().out
+    assert run("predict", folder / "verdict.jtrees", folder / "houses.csv", "--probabilities") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "prediction,probability of not yet,probability of sold" and len(lines) == 301
+    label, *chances = lines[1].split(",")
+    assert label == ["not yet", "sold"][int(float(chances[1]) > 0.5)]
+    np.testing.assert_allclose(sum(map(float, chances)), 1, rtol=1e-6)
+
+
+def test_a_table_of_parquet(tmp_path, capsys):
+    houses().drop(columns="verdict").to_parquet(tmp_path / "houses.parquet")
+    out = tmp_path / "model.jtrees"
+    assert run("fit", tmp_path / "houses.parquet", "--target", "price", "--out", out, *QUICK) == 0
+    assert run("predict", out, tmp_path / "houses.parquet") == 0
+    assert len(capsys.readouterr().out.split("prediction\n")[1].splitlines()) == 300
+
+
+def test_a_row_is_explained(folder, capsys):
+    assert run("explain", folder / "verdict.jtrees", folder / "houses.csv", "--row", 7) == 0
+    said = capsys.readouterr().out
+    assert re.match(r"prediction: (sold|not yet)\n\npath\nnode 0: ", said)
+    assert re.search(r"\nnearest class: [\d.e-]+ deviations away, with area = \d", said)
+    shapley = said.split("Shapley values of the probability of ")[1].splitlines()
+    assert shapley[1].endswith(" mean") and {line.split(" ", 1)[1] for line in shapley[2:]} == {
+        "area",
+        "heating",
+        "offered",
+    }
+    model, row = jtrees.load(folder / "verdict.jtrees"), houses().iloc[[7]]
+    chance = model.model_.predict(dated(row)).max()
+    np.testing.assert_allclose(sum(float(line.split()[0]) for line in shapley[1:]), chance, atol=2e-3)  # four digits
+    assert run("explain", folder / "price.jtrees", folder / "houses.csv", "--row", 1) == 0
+    assert "nearest leaf: " in capsys.readouterr().out
+    assert run("explain", folder / "price.jtrees", folder / "houses.csv") == 0  # its one number is missing
+    assert "no change of the columns of numbers leads to another leaf" in capsys.readouterr().out
+
+
+def test_files_for_other_machines(folder, tmp_path, capsys):
+    for name in ("model.h", "model.py", "model.onnx", "model.stablehlo"):
+        assert run("export", folder / "verdict.jtrees", tmp_path / name) == 0
+        assert "its outputs are probabilities of not yet, sold" in capsys.readouterr().out
+    table = houses()
+    chances = runpy.run_path(str(tmp_path / "model.py"))["predict"](table)
+    model = jtrees.load(folder / "verdict.jtrees").model_
+    np.testing.assert_allclose(chances, model.predict(dated(table)), rtol=1e-6)
+    assert run("export", folder / "verdict.jtrees", tmp_path / "own.h", "--prefix", "own") == 0
+    assert "own_predict(" in (tmp_path / "own.h").read_text()
+
+
+class Parts(HTMLParser):
+    """The headings, images and links of a page, and whether all tags are closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.heads, self.images, self.links, self.text = [], [], [], {}, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag == "img":
+            self.images.append(attributes)
+        if tag == "a":
+            self.links[attributes["download"]] = attributes["href"]
+        if tag not in ("img", "meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        if self.open and self.open[-1] == "h2":
+            self.heads.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    with jax.numpy_dtype_promotion("standard"):
+        arguments = [folder / "houses.csv", "--target", "verdict", "--drop", "price", "--out", folder / "page.html"]
+        assert run("report", *arguments, *QUICK) == 0
+    return folder / "page.html"
+
+
+@pytest.mark.slow
+def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
+    text = page.read_text()
+    parts = Parts(text)
+    assert not parts.open and "<script" not in text and not re.search('(src|href)="(?!data:)', text)
+    assert parts.heads == [
+        "Data",
+        "Comparison",
+        "The tree",
+        "Rules",
+        "Splits and leaves",
+        "Importances",
+        "Calibration",
+        "One prediction explained",
+        "Use",
+        "How this was made",
+    ]
+    for name in ("jtrees, GET", "constant", "linear model", "CART, depth 2", "random forest", "gradient boosting"):
+        assert name in parts.text
+    assert "left out: numbers the rows" in parts.text and "levels gas, oil & <b>, wood" in parts.text
+    names = [image["alt"] for image in parts.images]
+    assert names == ["verdict in the training rows", "the tree", "splits", "leaves", "importances", "calibration"]
+    for image in parts.images:
+        assert len(base64.b64decode(image["src"].split("base64,")[1])) > 1000
+    (tmp_path / "model.py").write_bytes(base64.b64decode(parts.links["model.py"].split("base64,")[1]))
+    assert runpy.run_path(str(tmp_path / "model.py"))["predict"](houses()).shape == (300, 2)
+    assert "jtrees_row" in base64.b64decode(parts.links["model.h"].split("base64,")[1]).decode()
+
+
+@pytest.mark.slow
+def test_a_report_of_a_regression_and_of_a_model_that_is_no_tree(folder, tmp_path):
+    arguments = [folder / "houses.csv", "--target", "price", "--drop", "verdict", "--out", tmp_path / "page.html"]
+    assert run("report", *arguments, "--recipe", "TEL", "--set", "trees=2", "depth=2", "epochs=3") == 0
+    parts = Parts((tmp_path / "page.html").read_text())
+    assert "Residuals" in parts.heads and "The tree" not in parts.heads and not parts.links
+    assert "This kind of model is not exported" in parts.text and "CART, depth 4" in parts.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_browser_shows_the_report_without_an_error(page, tmp_path):
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+    flags = [*flags.split(), "--disable-component-update", f"--user-data-dir={tmp_path / 'user'}"]
+    flags += ["--enable-logging=stderr", "--dump-dom"]
+    how = {"capture_output": True, "text": True, "timeout": 120, "check": True}
+    done = subprocess.run([CHROMIUM, *flags, page.as_uri()], **how)
+    assert "CONSOLE" not in done.stderr
+    parts = Parts(done.stdout)
+    assert "The tree" in parts.heads and len(parts.images) == 6
+    broken = page.read_text().replace("</body>", "<script>console.error('broken')</script></body>")
+    (tmp_path / "broken.html").write_text(broken)  # an error would be seen
+    done = subprocess.run([CHROMIUM, *flags, (tmp_path / "broken.html").as_uri()], **how)
+    assert "CONSOLE" in done.stderr
+
+
+FIT = ["fit", "houses.csv", "--target", "price", "--out", "model.jtrees"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "houses.csv", "--target", "prize", "--out", "m"], "--target must be one of the columns id, area"),
+        (["fit", "none.csv", "--target", "price", "--out", "m"], "cannot read none.csv: No such file"),
+        ([*FIT, "--drop", "roof"], "--drop must name features among id, area, heating, offered, verdict; got 'roof'"),
+        ([*FIT, "--recipe", "Bagged(Oak)"], "--recipe must be one of Bagged, .*, got 'Oak'"),
+        ([*FIT, "--recipe", "Bagged"], r"--recipe: Bagged needs a base, such as Bagged\(LatentTree\)"),
+        ([*FIT, "--recipe", "GET(DGT)"], "--recipe: GET takes no base"),
+        ([*FIT, "--set", "depth"], "--set must be OPTION=VALUE, such as depth=3, got 'depth'"),
+        ([*FIT, "--set", "deph=3"], "options of GET are depth, .*, got 'deph'"),
+        ([*FIT, "--set", "depth=deep"], "depth must be"),
+        ([*FIT, "--task", "classification"], "target 'price' has .* labels of fewer than 5 rows"),
+        (["predict", "none.jtrees", "houses.csv"], "none.jtrees: No such file"),
+        (["predict", "houses.csv", "houses.csv"], "houses.csv"),
+        (
+            ["predict", "price.jtrees", "short.csv"],
+            "short.csv must have the columns of the model, got none .* 'area'",
+        ),
+        (["predict", "price.jtrees", "empty.csv"], "empty.csv has no rows"),
+        (["predict", "price.jtrees", "houses.csv", "--probabilities"], "--probabilities are for a classifier"),
+        (["explain", "price.jtrees", "houses.csv", "--row", "300"], "--row must be from 0 to 299, got 300"),
+        (["export", "price.jtrees", "model.exe"], "FILE must end in .h, .py, .onnx, .stablehlo, got 'model.exe'"),
+        (["export", "price.jtrees", "none/model.h"], "cannot read or write .*: No such file or directory"),
+        (
+            ["export", "tree.jtrees", "model.h"],
+            "tree.jtrees must hold a model of jtrees fit, .*, got ObliqueTree",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(folder, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(folder)
+    houses().drop(columns="area").to_csv("short.csv", index=False)
+    houses()[:0].to_csv("empty.csv", index=False)
+    jtrees.save(jtrees.load("price.jtrees").tree_, "tree.jtrees")
+    before = set(os.listdir())
+    assert cli.main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert re.match(f"jtrees: .*{said}", lines[-1]) and all(line.startswith("jtrees: ") for line in lines)
+    assert set(os.listdir()) == before
+
+
+def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
+    """While it trains, the best until then is written; elsewhere nothing is."""
+    fit = TreeRegressor.fit
+
+    def interrupted(self, *given):
+        fit(self, *given).report_["ended"] = "interrupted"
+        return self
+
+    monkeypatch.setattr(TreeRegressor, "fit", interrupted)
+    fitting = ["fit", folder / "houses.csv", "--target", "price", *QUICK, "--out"]
+    assert run(*fitting, tmp_path / "best.jtrees") == 130
+    assert "interrupted; the model is the best until then" in capsys.readouterr().err
+    assert jtrees.load(tmp_path / "best.jtrees").tree_.depth == 2
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TreeRegressor, "fit", stopped)
+    assert run(*fitting, tmp_path / "none.jtrees") == 130
+    assert capsys.readouterr().err == "jtrees: interrupted\n" and not (tmp_path / "none.jtrees").exists()
+
+
+def test_recipes_by_name():
+    made = commands._named("Bagged(BestOf(LatentTree))")
+    assert made == jtrees.Bagged(jtrees.BestOf(jtrees.LatentTree()))
+    recipe = ["--recipe", "Bagged(GET)", "--set", "trees=3", "base.leaves=linear"]
+    options = commands._parser().parse_args(["fit", "t.csv", "--target", "y", "--out", "m", *recipe])
+    assert commands._recipe(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
+
+
+def test_the_module_is_a_program():
+    done = subprocess.run([sys.executable, "-m", "jtrees", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"jtrees {jtrees.__version__}\n"
+
+
+def test_without_its_packages(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("jtrees.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(cli, "commands", raising=False)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert cli.main(["--version"]) == 2
+    assert 'the command line needs pip install "jtrees[cli]"' in capsys.readouterr().err
