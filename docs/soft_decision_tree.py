@@ -100,5 +100,5 @@ class SoftDecisionTree(jtrees.Recipe):
             optax.adam(self.learning_rate),
             schedule,
             elements_per_sample=8 * topology.num_nodes(self.depth),
-            yields_constant_tree=True,
+            tree_leaves="constant",
         )

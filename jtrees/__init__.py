@@ -21,7 +21,7 @@ from jtrees import (
     validation as validation,
     warmstart as warmstart,
 )
-from jtrees.ensembles import Bagged as Bagged, BestOf as BestOf, Polished as Polished
+from jtrees.ensembles import Bagged as Bagged, BestOf as BestOf, Polished as Polished, Sparse as Sparse
 from jtrees.forest import Forest as Forest
 from jtrees.io import load as load, save as save
 from jtrees.methods import (

@@ -24,6 +24,7 @@ COMBINATORS = [
     jtrees.Bagged(_DGT, trees=3),
     jtrees.BestOf(_DGT, runs=2),
     jtrees.Polished(_GET, epochs=10),
+    jtrees.Sparse(_DGT, terms=2, epochs=10),
 ]
 LINEAR = _GET.replace(leaves="linear")  # for regression
 

@@ -151,6 +151,7 @@ RECIPES = {
     "Bagged": (jtrees.Bagged(DGT, trees=2), "base__learning_rate", (0.01, 0.02)),
     "BestOf": (jtrees.BestOf(DGT, runs=2), "base__learning_rate", (0.01, 0.02)),
     "Polished": (jtrees.Polished(DGT.replace(depth=1), epochs=4), "learning_rate", (0.01, 0.02)),
+    "Sparse": (jtrees.Sparse(DGT, terms=2, epochs=4), "learning_rate", (0.01, 0.02)),
 }
 QUICK = ("GET", "DGT", "LatentTree", "Bagged")
 
@@ -341,7 +342,7 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
 
 @pytest.mark.parametrize("name", each(("DGT",)))
 def test_a_search_under_vmap_is_what_a_fit_in_rounds_finds(name):
-    """Over a number and over keys, in one program; Polished has the search of its base."""
+    """Over a number and over keys, in one program; Polished and Sparse have the search of their bases."""
     recipe, number, values = RECIPES[name]
     recipe = options.checked(recipe)
     table = table_of(recipe, X, Y, None, "regression")

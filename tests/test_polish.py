@@ -266,7 +266,7 @@ class Given(jtrees.Recipe):
             round=lambda i, state, *_: (state, jnp.zeros(1)),
             result=lambda state, *_: SearchResult((), state, jnp.ones((), bool), jnp.int32(7)),
             finish=lambda *_, key, monitor: Finished(self.tree, self.tree, 99.0, {"own": "report"}),
-            yields_constant_tree=True,
+            tree_leaves="constant",
         )
 
 

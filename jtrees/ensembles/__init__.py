@@ -1,5 +1,6 @@
-"""Recipes over other recipes: bagging, the best of several runs, subtree polish."""
+"""Recipes over other recipes: bagging, the best of several runs, subtree polish, splits of few terms."""
 
 from jtrees.ensembles.bagged import Bagged as Bagged
 from jtrees.ensembles.best_of import BestOf as BestOf
 from jtrees.ensembles.polished import Polished as Polished
+from jtrees.ensembles.sparse import Sparse as Sparse

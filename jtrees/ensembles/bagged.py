@@ -110,7 +110,7 @@ class Bagged(Recipe):
 
         functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
         functions |= {"rounds": base.rounds.shared_by(self.trees), "next": next_of_all(base, lambda state: state[1])}
-        return base._replace(**functions, yields_constant_tree=False)
+        return base._replace(**functions, tree_leaves=None)
 
 
 def _bag(batch: Batch, drawn: Any) -> Batch:

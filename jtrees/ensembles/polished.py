@@ -55,7 +55,7 @@ class Polished(Recipe):
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         base = self.base.search(task, shape)
-        if not base.yields_constant_tree:
+        if base.tree_leaves != "constant":
             raise ValueError(f"base must end in a tree with constant leaves or class frequencies, got {self.base!r}")
 
         def finish(result: SearchResult, start: Any, data: Data, *, key: Array, monitor: Monitor) -> Finished:

@@ -65,7 +65,7 @@ class LatentClustering(LatentTree):
             if getattr(self, name) != only:
                 raise ValueError(f"{name} must be {only!r} in clustering, got {getattr(self, name)!r}")
         # The hierarchy is a tree, whatever the inputs of the predictor.
-        more: Any = {"scaling": self._scaling, "yields_constant_tree": True}
+        more: Any = {"scaling": self._scaling, "tree_leaves": "constant"}
         return latent_search(self, task, shape, bounded=False, **more)
 
     def _scaling(self, table: Table) -> Scaling:

@@ -220,6 +220,6 @@ class DGT(Recipe):
             elements_per_sample=4 * sizes[-1] + sum(a * b for a, b in itertools.pairwise(sizes)) // 8,
             outputs=outputs,
             patience=int(_PATIENCE * schedule.steps / cycles) if self.early_stopping else None,
-            yields_constant_tree=True,
+            tree_leaves="constant",
         )
         return preconditioned(base, self.precondition, shape, trial=1 / 6)

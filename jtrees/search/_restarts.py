@@ -422,7 +422,7 @@ def restarts(
         finish=finish,
         prepare=prepare,
         scaling=scaling,
-        yields_constant_tree=leaves == "constant",
+        tree_leaves=leaves,
     )
 
 

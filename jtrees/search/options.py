@@ -90,6 +90,18 @@ def count(default: int, minimum: int = 1, most: int | None = None) -> Any:
     return static(default, partial(_checked_count, minimum=minimum, most=most))
 
 
+def count_or_auto(default: int | str) -> Any:
+    """An integer of at least 1, or ``"auto"``."""
+
+    def check(name: str, value: Any) -> int | str:
+        if isinstance(value, str):
+            checks.check_choice(name, value, ("auto",))
+            return value
+        return _checked_count(name, value)
+
+    return static(default, check)
+
+
 def optional_count(default: int | None) -> Any:
     """An integer of at least 1, or None."""
     return static(default, _or_none(_checked_count))

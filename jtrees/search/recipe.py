@@ -145,7 +145,8 @@ class Search(NamedTuple):
         was not finite.
       prepare: ``(batch, *, key) -> start``: preparation on the host, from a NumPy batch; a pytree or None.
       scaling: ``table -> Scaling``.
-      yields_constant_tree: whether the model is one tree with constant leaves or class frequencies.
+      tree_leaves: of a model that is one tree the kind of its leaves, ``"constant"`` (also of class frequencies) or
+        ``"linear"``; else None.
       next: ``(i, state, rounds) -> i``: the first of the rounds from i on that may change the result. Pure.
     """
 
@@ -157,7 +158,7 @@ class Search(NamedTuple):
     finish: Callable[..., Finished]
     prepare: Callable[..., Any] = lambda batch, *, key: None
     scaling: Callable[[Table], Scaling] = Scaling.fit
-    yields_constant_tree: bool = False
+    tree_leaves: str | None = None
     next: Callable[[Array, Any, Rounds], Array] = lambda i, state, rounds: i
 
     def run(self, start: Any, batch: Batch, validation: Batch | None = None, *, key: Array) -> SearchResult:

@@ -221,7 +221,7 @@ def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bou
         report = {"active": np.asarray(network.active)}
         return Finished(model, tree, loss_of(result, model, data, task), report)
 
-    fields: Any = {"yields_constant_tree": is_tree(architecture)} | more
+    fields: Any = {"tree_leaves": "constant" if is_tree(architecture) else None} | more
     hidden, mlp = architecture.hidden, "mlp" in (architecture.split, architecture.predictor)
     inner = hidden * (hidden + p) if mlp else 0
     return minibatch(

@@ -72,6 +72,6 @@ class CO2(Recipe):
             result=result,
             finish=greedy.finish,
             prepare=edges(self.bins),
-            yields_constant_tree=True,
+            tree_leaves="constant",
         )
         return preconditioned(base, self.precondition, shape)

@@ -234,7 +234,7 @@ class NonGreedy(Recipe):
             result=result,
             finish=greedy.finish,
             prepare=edges(self.bins),
-            yields_constant_tree=True,
+            tree_leaves="constant",
         )
         return preconditioned(base, self.precondition, shape)
 

@@ -1,0 +1,204 @@
+"""Trees whose splits have few terms, so that the tree that is read is the tree that was scored."""
+
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+import optax
+
+from jtrees import leaves as kinds, pytree, topology, training
+from jtrees.data import Data, losses_of
+from jtrees.methods.get import get
+from jtrees.search import Finished, Recipe, Search, SearchResult, options
+from jtrees.search._minibatch import prediction_loss
+from jtrees.search.monitor import Monitor
+from jtrees.tasks import Task
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+_KEPT = 0.85  # part of the terms that a step keeps
+_SHARPNESS = 8.0, 60.0  # of scores of deviation 1, from the first to the last update after a step
+_WEIGHT_DECAY = 1e-2  # GET's
+_EVALUATIONS = 20  # of a score that costs as much as an update
+
+
+@pytree.dataclass(kw_only=True)
+class Sparse(Recipe):
+    """The tree of another recipe with at most so many columns in a split.
+
+    Step by step, about a seventh of the terms of each split is removed, those of the smallest weight times deviation on
+    the rows that reach the split; the terms that remain are then trained from where they are, as by GET under
+    increasing sharpness, and the best hard tree is kept. Leaves are refitted at the end. The features of one column of
+    a raw table, such as the levels of a category, are one term. Removal runs on the host in ``finish``; the pure
+    ``search`` is that of the base. A deadline or Ctrl-C ends the training after the steps, not the removal.
+
+    The report is the base's, with ``terms``, the numbers of terms that were tried, decreasing, and ``term_losses``, the
+    loss of the tree with each, on ``validation`` if given, else on the training data.
+
+    Attributes:
+      base: a recipe whose model is a tree.
+      terms: largest number of columns in a split; ``"auto"``: the smallest number whose loss on ``validation`` is
+        within one standard error of the lowest.
+      epochs: updates after each step.
+      learning_rate: initial learning rate of each step, with cosine decay.
+      shrink: whether constant leaves are finally drawn towards their ancestors', as in :class:`jtrees.GET`.
+    """
+
+    base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
+    terms: int | Literal["auto"] = options.count_or_auto(5)
+    epochs: int = options.count(300)
+    learning_rate: float = options.positive(0.01)
+    shrink: bool = options.flag(True)
+
+    def targets(self, x: Any, y: Any) -> Any:
+        return options.checked_base("base", self.base).targets(x, y)
+
+    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        base = self.base.search(task, shape)
+        if base.tree_leaves is None:
+            raise ValueError(f"base must end in a single tree, got {self.base!r}")
+        leaves = base.tree_leaves
+
+        def finish(result: SearchResult, start: Any, data: Data, *, monitor: Monitor, **of_run: Any) -> Finished:
+            if self.terms == "auto" and data.validation is None:
+                raise ValueError('terms must be a number without a validation set, got "auto"')
+            finished = base.finish(result, start, data, monitor=monitor, **of_run)
+            assert finished.tree is not None
+            trees = self._thinned(finished.tree, leaves, data, monitor)
+            losses = {terms: data.loss(tree) for terms, tree in trees.items()}
+            chosen = _fewest(trees, data) if self.terms == "auto" else min(trees)
+            report = finished.report | {"terms": list(losses), "term_losses": np.array(list(losses.values()))}
+            return Finished(trees[chosen], trees[chosen], losses[chosen], report)
+
+        return base._replace(finish=finish)
+
+    def _thinned(self, tree: ObliqueTree, leaves: str, data: Data, monitor: Monitor) -> dict[int, ObliqueTree]:
+        """Returns the tree, and trees with fewer and fewer terms, by their largest numbers of terms."""
+        task, p = data.table.task, data.table.x.shape[1]
+        empty = kinds.kind_of(leaves, task).empty(topology.num_leaves(tree.depth), p, task.shape)
+        owner = _columns(data, p)
+        splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
+        weights, bias = np.array(splits.weights, np.float64), np.array(splits.bias, np.float64)
+        most = max(1, int(_terms(weights, owner).max(initial=0)))
+        trees, wanted = {most: tree}, 1 if self.terms == "auto" else int(self.terms)
+        steps = _steps(most, wanted)
+        validation = None if data.validation is None else data.scaling.batch(data.validation)
+        with monitor.over(len(steps), type(self).__name__):
+            for done, terms in enumerate(steps):
+                weights, bias = _without_least(weights, bias, owner, terms, data.batch)
+                if monitor.ended == "finished":
+                    arguments = np.float32(weights), np.float32(bias), data.batch, validation, self.learning_rate
+                    weights, bias, loss = _trained(*arguments, task=task, leaves=leaves, steps=self.epochs)
+                    monitor.should_stop(done + 1, np.asarray(loss)[None])
+                    weights, bias = np.array(weights, np.float64), np.array(bias, np.float64)
+                thin = ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), None)
+                restored = data.scaling.restore_splits(thin, tree.origin)
+                trees[terms] = data.refit(restored, empty, shrink=self.shrink and leaves == "constant")[0]
+        return trees
+
+
+def _steps(most: int, wanted: int) -> list[int]:
+    """Returns the numbers of terms after each step."""
+    steps, terms = [], most
+    while terms > wanted:
+        terms = max(wanted, int(_KEPT * terms))
+        steps.append(terms)
+    return steps
+
+
+def _columns(data: Data, p: int) -> np.ndarray:
+    """Returns the column that each feature is of, ``(p,)``."""
+    if data.table.columns is None:
+        return np.arange(p)
+    sizes = [len(column.features(name)) for name, column in data.table.columns.columns.items()]
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def _terms(weights: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """Returns the number of columns in each split, ``(nodes,)``."""
+    return np.array([len(np.unique(owner[row != 0])) for row in weights])
+
+
+def _without_least(
+    weights: np.ndarray, bias: np.ndarray, owner: np.ndarray, terms: int, batch: Batch
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns splits without the terms beyond the largest ones, and with scores of deviation 1.
+
+    The size of a term is the deviation of what its column adds to the score of the rows that reach the split. What is
+    removed is replaced by its mean.
+    """
+    x, weight = np.asarray(batch.x, np.float64), np.ones(len(batch.x))
+    if batch.weight is not None:
+        real = np.asarray(batch.weight) > 0
+        x, weight = x[real], np.asarray(batch.weight, np.float64)[real]
+    weights, bias, node = weights.copy(), bias.copy(), np.zeros(len(x), int)
+    columns = np.unique(owner)
+    for level in map(topology.level, range(topology.depth_of(len(bias)))):
+        right = np.zeros(len(x), bool)
+        for j in range(level.start, level.stop):
+            here = node == j
+            varied = here.any() and np.ptp(x[here], axis=0).any()
+            rows, share = (x[here], weight[here]) if varied else (x, weight)
+            share = share / share.sum()
+            added = np.stack([rows[:, owner == c] @ weights[j, owner == c] for c in columns], axis=1)
+            mean = share @ added
+            least = np.argsort(-(share @ np.square(added - mean)), kind="stable")[terms:]
+            bias[j] += mean[least].sum()
+            weights[j, np.isin(owner, columns[least])] = 0
+            score = np.delete(added - mean, least, axis=1).sum(1)
+            deviation = np.sqrt(share @ np.square(score))
+            if deviation > 0:
+                weights[j] /= deviation
+                bias[j] /= deviation
+            right[here] = x[here] @ weights[j] + bias[j] > 0
+        node = 2 * node + 1 + right
+    return weights, bias
+
+
+@partial(jax.jit, static_argnames=("task", "leaves", "steps"))
+def _trained(
+    weights: Array,
+    bias: Array,
+    batch: Batch,
+    validation: Batch | None,
+    learning_rate: Array,
+    *,
+    task: Task,
+    leaves: str,
+    steps: int,
+) -> tuple[Array, Array, Array]:
+    """Returns splits trained without terms of weight 0, and the score of their hard tree."""
+    low, high = _SHARPNESS
+    sharpness = lambda step: low * (high / low) ** (step / steps)
+    plain = get(topology.depth_of(len(bias)), sharpness, leaves=leaves, task=task)  # type: ignore[arg-type]
+    there = weights != 0
+    method = plain._replace(project=lambda tree: tree.replace(weights=jnp.where(there, tree.weights, 0)))
+    empty = kinds.kind_of(leaves, task).empty(len(bias) + 1, weights.shape[1], task.shape, weights.dtype)
+    batch, validation = jax.tree.map(jnp.asarray, (batch, validation))
+    hard = ObliqueTree(weights, bias, empty).refit(*batch)
+    optimizer = optax.adamw(optax.cosine_decay_schedule(learning_rate, steps), weight_decay=_WEIGHT_DECAY)
+    params = hard.replace(leaves=hard.leaves.trainable())
+    state = training.start(method, batch, key=jax.random.key(0), optimizer=optimizer, params=params)
+    score = None
+    if validation is not None:
+        score = lambda params: prediction_loss(task, params.refit(*batch), validation)
+    every = 1 if score is None and leaves == "constant" else max(1, steps // _EVALUATIONS)
+    how: Any = {"optimizer": optimizer, "steps": steps, "score_every": every, "score": score}
+    state, _ = training.advance(method, state, batch, **how)
+    best = training.best(method, state, batch, score=score)
+    finite = jnp.isfinite(best.score)  # else as before
+    of_best = best.params.weights, best.params.bias
+    kept = jax.tree.map(partial(jnp.where, finite), of_best, (weights, bias))
+    return *kept, best.score
+
+
+def _fewest(trees: dict[int, ObliqueTree], data: Data) -> int:
+    """Returns the fewest terms whose loss on the validation set is within one standard error of the lowest."""
+    held_out: Any = data.validation
+    losses = {terms: losses_of(tree, held_out, data.scaling) for terms, tree in trees.items()}
+    best = min(losses.values(), key=lambda each: each.mean())
+    error = lambda each: np.std(each - best, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else 0.0
+    return min(terms for terms, each in losses.items() if each.mean() - best.mean() <= error(each))

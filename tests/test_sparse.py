@@ -1,0 +1,189 @@
+"""Splits of few terms: what is removed, that the rest is trained, and how the number of terms is chosen."""
+
+from functools import partial
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import jtrees
+from jtrees.ensembles import sparse
+from jtrees.search import options as kinds
+from jtrees.training import Batch
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+KEY = jax.random.key(0)
+GET = jtrees.GET(depth=2, starts=2, epochs=60, precondition=0.0)
+
+
+def plane(n=600, p=12, seed=0):
+    """Steps along two directions of two features each, among many that do not matter."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, p))
+    y = 2.0 * (x[:, 0] + 2 * x[:, 1] > 0) + (x[:, 2] - x[:, 3] > 0.5) + 0.05 * rng.normal(size=n)
+    return x, y
+
+
+def columns_of(tree):
+    """The number of features in each split."""
+    return np.count_nonzero(np.asarray(tree.weights), axis=1)
+
+
+def test_the_least_terms_on_the_rows_of_a_split_are_replaced_by_their_means():
+    rng = np.random.default_rng(0)
+    x, weight = (
+        rng.normal(size=(300, 6)) * [1, 2, 3, 1, 1, 1] + 1,
+        rng.uniform(size=300) * (rng.uniform(size=300) > 0.2),
+    )
+    weights, bias, owner = rng.normal(size=(7, 6)), rng.normal(size=7), np.array([0, 1, 2, 2, 3, 3])
+    thin, offset = sparse._without_least(weights, bias, owner, 2, Batch(x, None, weight))
+    rows = {0: np.flatnonzero(weight)}
+    for j in range(7):
+        here, share = x[rows[j]], weight[rows[j]]
+        mean = partial(np.average, weights=share)
+        deviation = lambda values, share=share: np.sqrt(np.cov(values, aweights=share, ddof=0))
+        added = {c: here[:, owner == c] @ weights[j, owner == c] for c in range(4)}
+        kept = sorted(range(4), key=lambda c: -deviation(added[c]))[:2]
+        score = sum(added[c] for c in kept) + bias[j] + sum(mean(added[c]) for c in range(4) if c not in kept)
+        found = here @ thin[j] + offset[j]
+        np.testing.assert_allclose(found, score / deviation(sum(added[c] for c in kept)), atol=1e-9)
+        assert set(owner[thin[j] != 0]) == set(kept)
+        np.testing.assert_allclose(deviation(found), 1)
+        rows |= {2 * j + 1: rows[j][found <= 0], 2 * j + 2: rows[j][found > 0]}
+
+
+def test_steps_end_at_the_number_that_is_wanted():
+    assert sparse._steps(21, 5) == [17, 14, 11, 9, 7, 5] and sparse._steps(3, 1) == [2, 1]
+    assert sparse._steps(5, 5) == sparse._steps(4, 5) == []
+
+
+@pytest.mark.parametrize("leaves", ["constant", "linear"])
+def test_what_matters_is_kept(leaves):
+    x, y = plane()
+    base = GET.replace(leaves=leaves, epochs=200)
+    dense = jtrees.fit(base, x, y, key=KEY)
+    fit = jtrees.fit(jtrees.Sparse(base, terms=2, epochs=100), x, y, key=KEY)
+    assert columns_of(dense.tree).max() == 12 and columns_of(fit.tree).max() == 2
+    x_test, y_test = plane(seed=1)
+    error = lambda fit: np.mean((fit.predict(x_test) - y_test) ** 2)
+    assert error(fit) < error(dense) + 0.02
+    assert fit.report["terms"] == [12, 10, 8, 6, 5, 4, 3, 2] and fit.report["term_losses"].shape == (8,)
+    if leaves == "constant":  # else the loss is an expected error
+        np.testing.assert_allclose(fit.report["term_losses"][[0, -1]], [dense.loss, fit.loss], rtol=1e-5)
+    assert fit.report["cart_loss"] == dense.report["cart_loss"]
+
+
+def test_training_after_a_step_lowers_the_loss_of_the_hard_tree():
+    x, y = plane()
+    batch = Batch(np.float32(x), np.float32(y))
+    rng = np.random.default_rng(0)
+    weights, bias = sparse._without_least(rng.normal(size=(3, 12)), np.zeros(3), np.arange(12), 4, batch)
+    of = {"task": jtrees.Regression(), "leaves": "constant", "steps": 60}
+    loss = lambda weights, bias: jtrees.leaves.constant_fit_error(
+        jtrees.ops.hard(weights, bias, jnp.asarray(x, jnp.float32)), batch.y, 4
+    )
+    before = loss(jnp.float32(weights), jnp.float32(bias))
+    after, offset, score = sparse._trained(np.float32(weights), np.float32(bias), batch, None, 0.03, **of)
+    assert score < 0.9 * before
+    np.testing.assert_allclose(loss(after, offset), score, rtol=1e-4)
+    assert ((np.asarray(after) != 0) <= (weights != 0)).all()
+    nan = sparse._trained(np.float32(weights), np.float32(bias), batch._replace(y=batch.y * np.nan), None, 0.03, **of)
+    np.testing.assert_array_equal(nan[0], np.float32(weights))
+
+
+def test_a_tree_of_few_terms_stays_as_it_is():
+    x, y = plane(p=4)
+    base, fit = (jtrees.fit(recipe, x, y, key=KEY) for recipe in (GET, jtrees.Sparse(GET, terms=4)))
+    for a, b in zip(jax.tree.leaves(base.tree), jax.tree.leaves(fit.tree), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert fit.report["terms"] == [4] and fit.loss == base.loss
+
+
+def test_the_number_of_terms_is_chosen_on_the_validation_set():
+    x, y = plane(p=8)
+    recipe = jtrees.Sparse(GET.replace(epochs=200), terms="auto", epochs=100)
+    fit = jtrees.fit(recipe, x, y, key=KEY, validation=plane(p=8, seed=1))
+    assert fit.report["terms"] == [8, 6, 5, 4, 3, 2, 1]
+    losses = dict(zip(fit.report["terms"], fit.report["term_losses"], strict=True))
+    terms = columns_of(fit.tree).max()
+    assert terms in (2, 3) and losses[1] > 1.5 * losses[terms] and fit.loss == losses[terms]
+    with pytest.raises(ValueError, match='terms must be a number without a validation set, got "auto"'):
+        jtrees.fit(recipe, x, y, key=KEY)
+
+
+def test_the_fewest_terms_within_one_standard_error():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 2)), rng.normal(size=80)
+    table = jtrees.data.checked_table(x, y, None, "regression")
+    scaling = jtrees.data.Scaling.fit(table)
+    data = jtrees.data.Data(table, table, scaling, scaling.batch(table))
+    predicting = lambda values: jtrees.ObliqueTree(
+        np.float32([[1, 0]]), np.zeros(1, np.float32), jtrees.leaves.Constant(np.float32(values))
+    )
+    chosen = set()
+    for worst in (0.02, 0.1, 1.0):
+        values = {4: (0.0, 0.0), 2: (0.05, worst), 1: (2 * worst, 2 * worst)}
+        losses = {terms: (np.where(x[:, 0] > 0, v[1], v[0]) - y) ** 2 for terms, v in values.items()}
+        best = min(losses.values(), key=np.mean)
+        near = [k for k, each in losses.items() if (each - best).mean() <= (each - best).std(ddof=1) / np.sqrt(80)]
+        assert sparse._fewest({terms: predicting(v) for terms, v in values.items()}, data) == min(near)
+        chosen.add(min(near))
+    assert len(chosen) > 1
+
+
+def test_a_column_of_a_raw_table_is_one_term():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({name: rng.normal(size=300) for name in "abc"} | {"level": rng.choice(list("uvwxyz"), 300)})
+    frame.loc[::7, "a"] = np.nan
+    y = frame["a"].fillna(2) + 3.0 * frame["level"].isin(["u", "v"])
+    fit = jtrees.fit(jtrees.Sparse(GET, terms=2, epochs=60), frame, y, key=KEY)
+    owner = np.repeat(range(5), [2, 1, 1, 6, 0])
+    assert len(fit.model.columns.feature_names) == 10
+    columns = [set(owner[row != 0]) for row in np.asarray(fit.tree.weights)]
+    assert max(map(len, columns)) == 2 and {0, 3} in columns and columns_of(fit.tree).max() > 2
+    assert fit.report["terms"] == [4, 3, 2]
+
+
+def test_classes_weights_and_composition():
+    x, y = plane(300, 6)
+    classes = (y > 1).astype(int) + (y > 2)
+    weight = np.random.default_rng(0).uniform(0.5, 1.5, 300)
+    recipe = jtrees.Sparse(jtrees.DGT(depth=2, epochs=20, widths=()), terms=2, epochs=30)
+    options = {"key": KEY, "task": "classification", "sample_weight": weight}
+    fit = jtrees.fit(recipe, x, classes, **options)
+    assert columns_of(fit.tree).max() == 2 and fit.model.predict(x).shape == (300, 3)
+    forest = jtrees.fit(jtrees.Bagged(recipe, trees=2), x, classes, **options).model
+    assert columns_of(forest[1]).max() == 2
+
+
+def test_a_deadline_ends_the_training_and_not_the_removal(monkeypatch):
+    x, y = plane()
+    calls, trained = [], sparse._trained
+    monkeypatch.setattr(
+        sparse, "_trained", lambda *args, **how: (calls.append(0), time.sleep(0.2), trained(*args, **how))[2]
+    )
+    recipe = jtrees.Sparse(GET, terms=2, epochs=5)
+    fit = jtrees.fit(recipe, x, y, key=KEY, max_seconds=0.1)
+    assert fit.report["ended"] == "max_seconds" and len(calls) <= 2 and columns_of(fit.tree).max() == 2
+    jtrees.fit(recipe, x, y, key=KEY)
+    assert len(calls) >= 7
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (jtrees.Sparse(GET, terms=0), "terms must be at least 1"),
+        (jtrees.Sparse(GET, terms="few"), "terms must be"),
+        (jtrees.Sparse(GET, epochs=0), "epochs must be at least 1"),
+        (jtrees.Sparse(jtrees.TEL()), "base must end in a single tree"),
+        (jtrees.Sparse(jtrees.Bagged(GET)), "base must end in a single tree"),
+        (jtrees.Sparse(3), "base must be a recipe"),
+    ],
+)
+def test_bad_options_are_refused(recipe, message):
+    with pytest.raises(ValueError, match=message):
+        kinds.checked(recipe).search(jtrees.Regression(), (100, 4))
