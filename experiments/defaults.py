@@ -46,8 +46,9 @@ RECIPES = {
     "Polished-GET": jtrees.Polished(jtrees.GET()),
     "BestOf-DGT": jtrees.BestOf(jtrees.DGT()),
 }
-# LatentClustering predicts features from other features, without y; FromMethod has no default method.
-LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod)
+# LatentClustering predicts features from other features, without y; FromMethod has no default method; Sparse is in
+# experiments.sparse.
+LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse)
 PARTS = ("baselines", *RECIPES)
 ROWS = 3000  # to train on, and to test on, at most
 BEHIND, OVERFIT = 2, 5  # points

@@ -94,6 +94,7 @@ def test_predictions_of_any_order_of_columns(folder, tmp_path, capsys):
     np.testing.assert_allclose(sum(map(float, chances)), 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_table_of_parquet(tmp_path, capsys):
     houses().drop(columns="verdict").to_parquet(tmp_path / "houses.parquet")
     out = tmp_path / "model.jtrees"

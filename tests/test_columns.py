@@ -302,6 +302,7 @@ def test_a_fit_is_that_of_its_features_and_is_saved_with_its_columns(tmp_path):
     assert text == own.tree.to_text(columns.feature_names, x=columns.transform(FRAME)) and "[heating = gas]" in text
 
 
+@pytest.mark.slow
 def test_a_validation_set_and_tuning():
     others, targets = table(100, seed=1)
     held_out = pd.DataFrame(others), targets

@@ -37,6 +37,7 @@ def test_it_learns_and_is_saved(example, tmp_path):
     np.testing.assert_array_equal(jtrees.load(path).predict(X), result.predict(X))
 
 
+@pytest.mark.slow
 def test_classes_bags_and_sweeps(example):
     recipe = example.SoftDecisionTree(depth=2, epochs=30)
     forest = jtrees.fit(jtrees.Bagged(recipe, trees=2), X, Y > 0, key=KEY, task="classification")

@@ -84,6 +84,7 @@ def test_pieces_are_made_once_seed_by_seed_and_what_is_missing_is_added(long_run
     assert record["seconds"] >= 0 and "jax" in record["machine"]
 
 
+@pytest.mark.slow
 def test_the_report_is_of_all_files_that_are_there(long_run, tmp_path):
     run, made = long_run
     run("--parts", "a", "--datasets", "one")

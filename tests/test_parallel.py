@@ -195,6 +195,7 @@ np.savez(sys.argv[1], **getattr(test_parallel, sys.argv[2])())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
 @pytest.mark.parametrize("what", [starts, fit])
 def test_two_devices_find_what_one_finds(tmp_path, what):

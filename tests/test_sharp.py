@@ -72,6 +72,7 @@ def test_without_tolerance_they_are_the_same_numbers(x64, monkeypatch, kind):
     same(sharp.visit(losses_of, 2**DEPTH, refuses, *operands), dense(*operands), atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [pytest.param(1, marks=slow), 5, pytest.param(20, marks=slow)])
 def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
     monkeypatch.setattr(sharp, "TOLERANCE", 1e-3)

@@ -61,7 +61,7 @@ def test_steps_end_at_the_number_that_is_wanted():
     assert sparse._steps(5, 5) == sparse._steps(4, 5) == []
 
 
-@pytest.mark.parametrize("leaves", ["constant", "linear"])
+@pytest.mark.parametrize("leaves", ["constant", pytest.param("linear", marks=pytest.mark.slow)])
 def test_what_matters_is_kept(leaves):
     x, y = plane()
     base = GET.replace(leaves=leaves, epochs=200)
@@ -103,6 +103,7 @@ def test_a_tree_of_few_terms_stays_as_it_is():
     assert fit.report["terms"] == [4] and fit.loss == base.loss
 
 
+@pytest.mark.slow
 def test_the_number_of_terms_is_chosen_on_the_validation_set():
     x, y = plane(p=8)
     recipe = jtrees.Sparse(GET.replace(epochs=200), terms="auto", epochs=100)
@@ -148,6 +149,7 @@ def test_a_column_of_a_raw_table_is_one_term():
     assert fit.report["terms"] == [4, 3, 2]
 
 
+@pytest.mark.slow
 def test_classes_weights_and_composition():
     x, y = plane(300, 6)
     classes = (y > 1).astype(int) + (y > 2)
@@ -160,6 +162,7 @@ def test_classes_weights_and_composition():
     assert columns_of(forest[1]).max() == 2
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_the_training_and_not_the_removal(monkeypatch):
     x, y = plane()
     calls, trained = [], sparse._trained

@@ -94,9 +94,10 @@ def count_or_auto(default: int | str) -> Any:
     """An integer of at least 1, or ``"auto"``."""
 
     def check(name: str, value: Any) -> int | str:
-        if isinstance(value, str):
-            checks.check_choice(name, value, ("auto",))
+        if isinstance(value, str) and value == "auto":
             return value
+        if isinstance(value, str):
+            raise ValueError(f'{name} must be "auto" or a whole number, got {value!r}')
         return _checked_count(name, value)
 
     return static(default, check)
