@@ -152,6 +152,12 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
+def replaced(file, array):
+    """Writes a file in the place of another, which threads that read ahead for an earlier run may still have mapped."""
+    np.save(file.with_suffix(".new.npy"), array)
+    os.replace(file.with_suffix(".new.npy"), file)
+
+
 @pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_data(folder, tmp_path):
     """It names what differs, and loses nothing: with the first data again it goes on."""
@@ -163,17 +169,17 @@ def test_a_run_does_not_go_on_with_other_data(folder, tmp_path):
         assert message in within(*command, status=1)
         assert {file: file.read_bytes() for file in left} == left
 
-    np.save(folder / "1.npy", table(350, 1))
+    replaced(folder / "1.npy", table(350, 1))
     refused("holds a run on other data: 1.npy had 300 rows, and has 350 rows now; give another --out")
-    np.save(folder / "1.npy", table(300, 1))
-    np.save(folder / "2.npy", table(100, 2))
+    replaced(folder / "1.npy", table(300, 1))
+    replaced(folder / "2.npy", table(100, 2))
     refused("holds a run on other data: 2.npy had no rows, and has 100 rows now; give another --out")
     (folder / "2.npy").unlink()
-    np.save(folder / "1.npy", table(300, 1)[:, [0, 1, 2, 2, 3]])
+    replaced(folder / "1.npy", table(300, 1)[:, [0, 1, 2, 2, 3]])
     refused("shards must have the same columns, but 1.npy has 4 features")
-    np.save(folder / "1.npy", table(300, 1) * [1, 1, 1, 2])  # another target
+    replaced(folder / "1.npy", table(300, 1) * [1, 1, 1, 2])  # another target
     refused("or of the validation set, some differ; restore the data, or give another --out")
-    np.save(folder / "1.npy", table(300, 1).astype(">f8"))  # the same numbers in another byte order
+    replaced(folder / "1.npy", table(300, 1).astype(">f8"))  # the same numbers in another byte order
     assert "100 steps, all that was planned" in within(*command)
 
 
@@ -191,11 +197,11 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
     later = next(i for i in range(3, 10) if order[i] < 6)  # the first block of the file that comes in round 3 or later
     broken = whole.copy()
     broken[50 * order[later] + 7, 3] = np.nan if task == "regression" else 5
-    np.save(folder / "0.npy", broken)
+    replaced(folder / "0.npy", broken)
     said = within(tmp_path / "run", *command, status=1)
     assert f"0.npy, row {50 * order[later] + 7} (from 0)" in said
     assert parameters(tmp_path / "run")[0] == 5 * later
-    np.save(folder / "0.npy", whole)
+    replaced(folder / "0.npy", whole)
     assert f"resumes at step {5 * later}," in within(tmp_path / "run", *command)
     same_run(tmp_path / "run", tmp_path / "whole", steps=100, features=3)
 
