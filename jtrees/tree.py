@@ -362,7 +362,7 @@ class ObliqueTree:
         return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
 
     def with_short_origin(self, deviations: np.ndarray | None, digits: int) -> "ObliqueTree":
-        """Returns the tree, in double precision, relative to an origin of few digits: 1968 instead of 1967.6204.
+        """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204.
 
         The origin of a feature is rounded to the power of ten below its deviation, and thresholds and intercepts are
         those of the rounded origin. For text alone; without deviations, or for many digits, the tree itself.
