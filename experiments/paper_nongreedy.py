@@ -30,8 +30,8 @@ from sklearn.tree import DecisionTreeClassifier
 
 from experiments import benchmark, data, pieces
 import jtrees
+from jtrees import splitting
 from jtrees.leaves.constant import fit_frequencies
-from jtrees.methods.nongreedy_tree import splitting
 
 SETS = ("letter", "pendigits", "satimage", "connect-4", "mnist")
 DEPTHS = (6, 8, 10, 12, 14, 16, 18)

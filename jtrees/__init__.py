@@ -21,7 +21,13 @@ from jtrees import (
     validation as validation,
     warmstart as warmstart,
 )
-from jtrees.ensembles import Bagged as Bagged, BestOf as BestOf, Polished as Polished, Sparse as Sparse
+from jtrees.ensembles import (
+    Bagged as Bagged,
+    BestOf as BestOf,
+    Boosted as Boosted,
+    Polished as Polished,
+    Sparse as Sparse,
+)
 from jtrees.forest import Forest as Forest
 from jtrees.io import load as load, save as save
 from jtrees.methods import (
@@ -39,7 +45,7 @@ from jtrees.search.from_method import FromMethod as FromMethod
 from jtrees.search.run import FitResult as FitResult, fit as fit
 from jtrees.selection import SweepResult as SweepResult, sweep as sweep, tune as tune
 from jtrees.soft_model import SoftModel as SoftModel
-from jtrees.tasks import Classification as Classification, Regression as Regression
+from jtrees.tasks import Classification as Classification, Policy as Policy, Regression as Regression
 from jtrees.training import Batch as Batch, Method as Method, train as train
 from jtrees.tree import ObliqueTree as ObliqueTree, Origin as Origin
 

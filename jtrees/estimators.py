@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import leaves, topology, validation as checks
+from jtrees import leaves, losses, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.ensembles import Bagged
 from jtrees.methods import GET, LatentTree
 from jtrees.search import Recipe
 from jtrees.search.run import fit
 from jtrees.selection.grid import options_of, with_options
+from jtrees.tasks import Regression
 from jtrees.tree import ObliqueTree
 
 try:
@@ -74,6 +75,9 @@ class _Tree(BaseEstimator):
     def _recipe(self) -> Any:
         return self.default_recipe if self.recipe is None else self.recipe
 
+    def _task(self, y: np.ndarray) -> Any:
+        return self._TASK
+
     # --- Fitting -----------------------------------------------------------------------------------------------------
 
     def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray) -> None:
@@ -83,7 +87,7 @@ class _Tree(BaseEstimator):
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
-        options: Any = {"task": self._TASK, "max_seconds": self.max_seconds, "progress": self.progress}
+        options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         if self.validation_fraction is not None:
             by_class = y if self._TASK == "classification" else None
             drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
@@ -230,6 +234,10 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         its use.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
+      loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,
+        ``"quantile"``, ``"poisson"``, ``"gamma"``, ``"tweedie"``; or a function ``(outputs, y) -> (n,)`` of targets
+        scaled to [0, 1]. For other losses than the squared error the default recipe has constant leaves.
+      quantile: level of the quantile for ``loss="quantile"``, or several, which predict ``(n, levels)``.
 
     Attributes:
       model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`; of a raw table, a
@@ -251,6 +259,33 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
 
     default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000, precondition=0.0, shrink=False)
     _TASK = "regression"
+
+    def __init__(
+        self,
+        recipe: Any = None,
+        *,
+        random_state: Any = None,
+        validation_fraction: float | None = None,
+        max_seconds: float | None = None,
+        progress: bool = False,
+        loss: Any = "squared_error",
+        quantile: float | tuple[float, ...] | None = None,
+    ):
+        common: Any = {"validation_fraction": validation_fraction, "max_seconds": max_seconds, "progress": progress}
+        super().__init__(recipe, random_state=random_state, **common)
+        self.loss = loss
+        self.quantile = quantile
+
+    def _recipe(self) -> Any:
+        if self.recipe is None and self.loss != "squared_error":
+            return self.default_recipe.replace(leaves="constant")
+        return super()._recipe()
+
+    def _task(self, y: np.ndarray) -> Regression:
+        if self.quantile is not None and self.loss != "quantile":
+            raise ValueError(f'quantile must be None unless loss is "quantile", got loss={self.loss!r}')
+        loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else losses.named(self.loss)
+        return Regression(y.shape[1] if y.ndim > 1 else None, loss)
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
@@ -279,8 +314,10 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Returns predictions in float64, in the shape of the targets."""
+        """Returns predictions in float64, in the shape of the targets, or for several quantiles ``(n, levels)``."""
         predictions = self._answers(X)
+        if isinstance(self.quantile, (tuple, list)) and self._varies.all():
+            return predictions
         out = np.tile(self._first, (len(predictions), 1))
         if self._varies.any():
             out[:, self._varies] = predictions

@@ -1,6 +1,6 @@
 """Forest: an ensemble of models of one type."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import exact, io, ops, prediction, pytree, validation as checks
+from jtrees import exact, io, losses, ops, prediction, pytree, validation as checks
 from jtrees.tree import ObliqueTree
 
 
@@ -24,12 +24,12 @@ class Forest:
         common to all trees.
       combine: ``"mean"`` or ``"sum"`` of the predictions; or ``"vote"``: the fraction of the trees for which a class is
         the most probable.
-      link: applied to the result: ``"identity"``, or ``"softmax"`` over the last axis.
+      link: applied to the result: ``"identity"``; ``"exp"``; ``"softmax"`` or ``"sorted"``, over the last axis.
     """
 
     trees: Any
     combine: Literal["mean", "sum", "vote"] = pytree.field(pytree_node=False, default="mean")
-    link: Literal["identity", "softmax"] = pytree.field(pytree_node=False, default="identity")
+    link: losses.Link = pytree.field(pytree_node=False, default="identity")
 
     def __len__(self) -> int:
         return jax.tree.leaves(self.trees)[0].shape[0]
@@ -46,11 +46,11 @@ class Forest:
           ValueError: for votes of trees with scalar predictions, or an unknown option.
         """
         checks.check_choice("combine", self.combine, ("mean", "sum", "vote"))
-        checks.check_choice("link", self.link, ("identity", "softmax"))
+        checks.check_choice("link", self.link, get_args(losses.Link))
         if self.combine == "vote":
             answers = votes(answers)
         out = answers.sum(0) if self.combine == "sum" else answers.mean(0)
-        return jax.nn.softmax(out, axis=-1) if self.link == "softmax" else out
+        return losses.linked(self.link, out)
 
     def composed(self, matrix: Any) -> "Forest":
         """Returns the forest as a function of x instead of ``x @ matrix``."""
@@ -72,7 +72,10 @@ class Forest:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        if self.combine == "sum" and self.link == "identity":  # the scaling of predictions is that of one tree
+        if self.combine == "sum" and self.link in (
+            "identity",
+            "sorted",
+        ):  # the scaling of predictions is that of one tree
             return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x, exactly=_PREDICTIONS if isinstance(self.trees, ObliqueTree) else None)
 
@@ -94,12 +97,15 @@ class Forest:
         """Returns a forest of scaled data with summed outputs in the user's units; each tree predicts an equal share of
         the offset of the targets.
         """
-        trees = len(self)
-        if scaling.y_low is not None:
-            origin = scaling.origin
-            if origin is not None and origin.y is not None:
-                origin = origin.replace(y=origin.y / np.float32(trees))
-            scaling = scaling.replace(y_low=scaling.y_low / trees, origin=origin)
+        trees, origin = len(self), scaling.origin
+        low, unit = {
+            "softmax": lambda: (np.float64(0), np.float64(1)),
+            "exp": lambda: (np.log(scaling.y_unit), np.float64(1)),  # a unit of predictions is an offset of outputs
+        }.get(self.link, lambda: (scaling.y_low, scaling.y_unit))()
+        if origin is not None:
+            additive = origin.y is not None and self.link != "exp"
+            origin = origin.replace(y=np.asarray(origin.y) / np.float32(trees) if additive else None)
+        scaling = scaling.replace(y_low=low / trees, y_unit=unit, origin=origin)
         each = [scaling.restore(self[i]) for i in range(trees)]
         return self.replace(trees=jax.tree.map(lambda *arrays: jnp.stack(arrays), *each))
 

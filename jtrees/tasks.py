@@ -7,42 +7,98 @@ themselves in regression.
 import dataclasses
 from typing import Any
 
-import jax
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
-import optax
 
 from jtrees import io, losses, validation as checks
 
 
+class _OfLoss:
+    """The common part of the tasks whose losses are a :class:`jtrees.losses.Loss`."""
+
+    loss_function: losses.Loss
+
+    def __repr__(self) -> str:
+        # Fields that differ from their defaults, as messages name tasks.
+        fields = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields)})"
+
+    @property
+    def link_name(self) -> losses.Link:
+        """Name of the link, as in :class:`jtrees.Forest`."""
+        return self.loss_function.link
+
+    @property
+    def in_units(self) -> bool:
+        """Whether the loss can be computed from predictions in the user's units."""
+        return self.loss_function.in_units
+
+    def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
+        """Loss of each sample, of several outputs the mean."""
+        return self.loss_function.samples(outputs, y)
+
+    def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
+        """Predictions of outputs."""
+        return losses.linked(self.link_name, outputs)
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        """Returns offset and unit of the targets of a table: scaled targets are ``(y - offset) / unit``."""
+        return self.loss_function.units(y)
+
+    @property
+    def has_baselines(self) -> bool:
+        """Whether squared errors tell a good fit from a bad one: see :mod:`jtrees.data.baselines`."""
+        return isinstance(self.loss_function, (losses.SquaredError, losses.LogLoss))
+
+    def row_weights(self, y: np.ndarray) -> np.ndarray | None:
+        """Returns factors of the weights of samples, or None."""
+        return None
+
+
 @io.part
-@dataclasses.dataclass(frozen=True)
-class Regression:
-    """Regression with squared error.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Regression(_OfLoss):
+    """Regression, by default with squared error.
 
     Args:
       outputs: number of targets, for y of shape ``(n, outputs)``; None: one target, y is ``(n,)``.
-      own_loss: user-defined loss ``(outputs, y) -> (n,)`` in place of squared error, on scaled targets.
+      loss_function: a loss of :mod:`jtrees.losses`, its name, such as ``"poisson"``, or a function ``(outputs, y) ->
+        (n,)`` of scaled targets. :class:`jtrees.losses.Quantile` of several levels predicts ``(n, levels)``.
 
     Raises:
-      ValueError: unless ``outputs`` is None or an integer of at least 1.
+      ValueError: unless ``outputs`` is None or an integer of at least 1; for an unknown loss, or several levels of
+        several targets.
     """
 
     outputs: int | None = None
-    own_loss: losses.SampleLoss | None = dataclasses.field(default=None, repr=False)
+    loss_function: losses.Loss = losses.SquaredError()
 
     def __post_init__(self) -> None:
         if self.outputs is not None:
             checks.check_count("outputs", self.outputs)
+        object.__setattr__(self, "loss_function", losses.named(self.loss_function))
+        if self.outputs is not None and self.loss_function.outputs is not None:
+            raise ValueError(f"outputs must be None for {self.loss_function}, got {self.outputs}")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the outputs for one sample: ``()`` or ``(outputs,)``."""
-        return () if self.outputs is None else (self.outputs,)
+        count = self.loss_function.outputs if self.outputs is None else self.outputs
+        return () if count is None else (count,)
+
+    @property
+    def is_least_squares(self) -> bool:
+        """Whether the loss is the squared error."""
+        return isinstance(self.loss_function, losses.SquaredError)
+
+    def scaled(self, unit: Any) -> "Regression":
+        """Returns the task for targets divided by ``unit``."""
+        return dataclasses.replace(self, loss_function=self.loss_function.scaled(unit))
 
     def check(self, y: Any) -> None:
         """Raises ``ValueError`` for training targets, possibly traced, of another shape."""
-        if y.shape[1:] != self.shape:
+        shape = () if self.outputs is None else (self.outputs,)
+        if y.shape[1:] != shape:
             columns = "(n,)" if self.outputs is None else f"(n, {self.outputs})"
             repair = f"Regression(outputs={y.shape[1]})" if y.ndim == 2 else "Regression()"
             raise ValueError(f"y must have shape {columns} for {self}, got shape {y.shape}: use {repair}")
@@ -51,53 +107,59 @@ class Regression:
         """Returns the checked training targets of n samples, in float64.
 
         Raises:
-          ValueError: for another shape, values that are not finite, fewer than two samples, or constant targets.
+          ValueError: for another shape, values that are not finite or that the loss cannot take, fewer than two
+            samples, or constant targets.
         """
         y = np.asarray(checks.check_targets(y, n)).astype(np.float64, order="C")
         self.check(y)
+        self.loss_function.check_training(y)
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
         """Returns the checked evaluation targets of n samples: as :meth:`targets`, but they may be constant.
 
         Raises:
-          ValueError: for another shape, or values that are not finite.
+          ValueError: for another shape, or values that are not finite or that the loss cannot take.
         """
         y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
         checks.check_finite("y", y)
-        if y.shape != (n, *self.shape):
-            raise ValueError(f"y must have shape {(n, *self.shape)}, got {y.shape}")
+        wanted = (n,) if self.outputs is None else (n, self.outputs)
+        if y.shape != wanted:
+            raise ValueError(f"y must have shape {wanted}, got {y.shape}")
+        self.loss_function.check(y)
         return y
 
     def varies(self, y: np.ndarray) -> bool:
         """Whether no column of targets is constant."""
         return bool(np.ptp(y, axis=0).all())
 
-    def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Squared error of each sample, of several targets the mean; or the user-defined loss."""
-        return losses.squared_error(outputs, y) if self.own_loss is None else losses.own_loss(self.own_loss, outputs, y)
-
     def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Squared error of each sample; of several targets the mean."""
-        return losses.squared_error(predictions, y)
+        """Loss of the predictions of scaled targets for each sample; of a user-defined loss the squared error."""
+        loss = self.loss_function if self.in_units else losses.SquaredError()
+        each = loss.of_predictions(predictions, loss.aligned(y))
+        return each if each.ndim == 1 else each.mean(axis=1)
 
-    def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """The identity."""
-        return outputs
+    def loss_unit(self, unit: Any) -> float:
+        """A scaled loss of 1 in the user's units; 1 for several targets, whose losses stay scaled."""
+        return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.power()
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Squared error of each sample in double precision; of several targets the mean, on targets divided by
-        ``unit``.
+        """Loss of each sample in double precision, of a user-defined loss the squared error; of several targets the
+        mean, on targets divided by ``unit``.
         """
-        error = np.square(predictions - y).reshape(len(y), -1)
-        return (error if error.shape[1] == 1 else error / np.square(unit)).mean(1)
+        loss = self.loss_function if self.in_units else losses.SquaredError()
+        each = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
+        return (each if np.size(unit) == 1 else each / np.power(unit, loss.power())).mean(1)
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        """R^2, of several targets the mean; NaN where y is constant."""
+        """The part of the loss of the best constant that the predictions save, of several targets the mean: R^2 for the
+        squared error (and a user-defined loss); NaN where y is constant.
+        """
         if not self.varies(y):
             return float("nan")
-        mean = lambda a: np.average(a, axis=0, weights=weight)
-        return float(np.mean(1 - mean(np.square(y - predictions)) / mean(np.square(y - mean(y)))))
+        loss = self.loss_function if self.in_units else losses.SquaredError()
+        mean = lambda predictions: np.average(loss.of_predictions(predictions, loss.aligned(y)), axis=0, weights=weight)
+        return float(np.mean(1 - mean(predictions) / mean(loss.best(y, weight))))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
         """Targets of a linear model: y as ``(n, k)``."""
@@ -105,23 +167,37 @@ class Regression:
 
 
 @io.part
-@dataclasses.dataclass(frozen=True)
-class Classification:
-    """Classification with log loss.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Classification(_OfLoss):
+    """Classification, by default with log loss.
 
     Args:
       classes: number of classes K; y holds classes 0..K-1, outputs are logits ``(n, K)``, predictions probabilities.
-      own_loss: user-defined loss ``(outputs, y) -> (n,)`` in place of log loss.
+      loss_function: :class:`jtrees.losses.LogLoss`, or a function ``(outputs, y) -> (n,)``.
+      class_weight: factor of the weight of the samples of each class, K numbers above 0; None: equal ones.
 
     Raises:
-      ValueError: for fewer than two classes.
+      ValueError: for fewer than two classes, another loss, or other weights.
     """
 
     classes: int
-    own_loss: losses.SampleLoss | None = dataclasses.field(default=None, repr=False)
+    loss_function: losses.Loss = losses.LogLoss()
+    class_weight: tuple[float, ...] | None = None
+
+    is_least_squares = False
 
     def __post_init__(self) -> None:
         checks.check_count("classes", self.classes, minimum=2)
+        object.__setattr__(self, "loss_function", losses.named(self.loss_function))
+        if not isinstance(self.loss_function, (losses.LogLoss, losses.OwnLoss)):
+            raise ValueError(f"loss_function must be LogLoss or a function, got {self.loss_function}")
+        if self.class_weight is not None:
+            weights = np.asarray(self.class_weight, np.float64)
+            if weights.shape != (self.classes,) or not (np.isfinite(weights) & (weights > 0)).all():
+                raise ValueError(
+                    f"class_weight must be {self.classes} numbers above 0, one a class, got {self.class_weight!r}"
+                )
+            object.__setattr__(self, "class_weight", tuple(weights.tolist()))
 
     @property
     def outputs(self) -> int:
@@ -132,6 +208,23 @@ class Classification:
     def shape(self) -> tuple[int, ...]:
         """Shape of the outputs for one sample: ``(classes,)``."""
         return (self.classes,)
+
+    @property
+    def smoothing(self) -> float:
+        """Part of a label that is shared by all classes."""
+        return self.loss_function.smoothing if isinstance(self.loss_function, losses.LogLoss) else 0.0
+
+    def scaled(self, unit: Any) -> "Classification":
+        """Returns the task itself, as classes are not scaled."""
+        return self
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        """Returns None, as classes are not scaled."""
+        return None, None
+
+    def loss_unit(self, unit: Any) -> float:
+        """1, as losses are not scaled."""
+        return 1.0
 
     def check(self, y: Any) -> None:
         """Raises ``ValueError`` for training labels, possibly traced, that are not integers 0..K-1."""
@@ -158,23 +251,17 @@ class Classification:
             raise ValueError(f"y must have shape {(n,)}, got {y.shape}")
         return y
 
+    def row_weights(self, y: np.ndarray) -> np.ndarray | None:
+        """Returns factors of the weights of samples, or None."""
+        return None if self.class_weight is None else np.asarray(self.class_weight)[y]
+
     def varies(self, y: np.ndarray) -> bool:
         """True, as class frequencies can be fitted to labels of a single class."""
         return True
 
-    def loss(self, outputs: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
-        """Log loss of logits on each sample; or the user-defined loss."""
-        if self.own_loss is not None:
-            return losses.own_loss(self.own_loss, outputs, y)
-        return optax.losses.softmax_cross_entropy_with_integer_labels(outputs, y)
-
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
-        """Log loss of probabilities on each sample."""
+        """Log loss of probabilities on each sample, without smoothing."""
         return losses.log_loss(predictions, y)
-
-    def link(self, outputs: Float[Array, "n k"]) -> Float[Array, "n k"]:
-        """Softmax of the logits."""
-        return jax.nn.softmax(outputs, axis=1)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
         """Log loss of each sample in double precision; probabilities are at least float32's smallest normal number."""
@@ -189,20 +276,119 @@ class Classification:
         return np.eye(self.classes)[y]
 
 
-Task = Regression | Classification
+@io.part
+@dataclasses.dataclass(frozen=True, repr=False)
+class Policy(_OfLoss):
+    """Choice of an action for each sample: the mean reward is maximised.
+
+    The targets are rewards of all actions, ``(n, actions)``; where only the rewards of actions taken are known, doubly
+    robust scores (Athey & Wager, "Policy Learning with Observational Data", 2021). They should be of order 1: they are
+    not scaled. Predictions are the probabilities of
+    the actions, in a hard tree 0 and 1: a leaf plays one action. The loss is minus the mean reward.
+
+    Args:
+      actions: number of actions, at least 2.
+
+    Raises:
+      ValueError: for fewer than two actions.
+    """
+
+    actions: int
+
+    is_least_squares = False
+    loss_function = losses.Rewards()
+
+    def __post_init__(self) -> None:
+        checks.check_count("actions", self.actions, minimum=2)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of a sample, one for each action."""
+        return self.actions
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the outputs for one sample: ``(actions,)``."""
+        return (self.actions,)
+
+    def scaled(self, unit: Any) -> "Policy":
+        """Returns the task itself, as rewards are not scaled."""
+        return self
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        """Returns 0 and 1, as rewards are not scaled, nor probabilities of actions."""
+        return np.float64(0), np.float64(1)
+
+    def loss_unit(self, unit: Any) -> float:
+        """1, as rewards are not scaled."""
+        return 1.0
+
+    def check(self, y: Any) -> None:
+        """Raises ``ValueError`` for rewards, possibly traced, of another shape."""
+        if y.shape[1:] != self.shape:
+            raise ValueError(f"y must hold the rewards of {self.actions} actions, (n, {self.actions}), got {y.shape}")
+
+    def targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked rewards of n samples, in float64.
+
+        Raises:
+          ValueError: for another shape, values that are not finite, fewer than two samples, or equal rewards only.
+        """
+        y = self.held_out_targets(y, n)
+        checks.check_rows(y, n)
+        if not (y != y[:, :1]).any():
+            raise ValueError("y must hold rewards that differ between actions in some row")
+        return y
+
+    def held_out_targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked rewards of n samples.
+
+        Raises:
+          ValueError: for another shape, or values that are not finite.
+        """
+        y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
+        checks.check_finite("y", y)
+        if y.shape != (n, self.actions):
+            raise ValueError(f"y must hold the rewards of {self.actions} actions, {(n, self.actions)}, got {y.shape}")
+        return y
+
+    def varies(self, y: np.ndarray) -> bool:
+        """True, as one action can be played everywhere."""
+        return True
+
+    def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n k"]) -> Float[Array, " n"]:
+        """Minus the expected reward of each sample."""
+        return -(predictions * y).sum(-1)
+
+    def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
+        """Minus the expected reward of each sample, in the user's units."""
+        return -(predictions * y).sum(-1)
+
+    def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        """The mean reward."""
+        return float(np.average((predictions * y).sum(1), weights=weight))
+
+    def indicators(self, y: np.ndarray) -> np.ndarray:
+        """Targets of a linear model: the rewards."""
+        return y
+
+
+Task = Regression | Classification | Policy
 
 
 def with_loss(task: Task, loss: losses.SampleLoss | None) -> Task:
     """Returns the task with a user-defined loss, ``(outputs, y) -> (n,)``; unchanged for None.
 
     Raises:
-      ValueError: unless the loss is a function.
+      ValueError: unless the loss is a function, and for :class:`Policy`.
     """
     if loss is None:
         return task
     if not callable(loss):
         raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
-    return dataclasses.replace(task, own_loss=loss)
+    if isinstance(task, Policy):
+        raise ValueError("loss must be None for a Policy, whose loss is minus the reward")
+    return dataclasses.replace(task, loss_function=losses.OwnLoss(loss))
 
 
 def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]:

@@ -20,7 +20,9 @@ OTHERS = [
     jtrees.CO2(depth=3, epochs=20),
     jtrees.NonGreedy(depth=3, greedy_epochs=10, epochs=30),
 ]
+_WEAK = jtrees.GET(depth=3, starts=1, epochs=20, cart="binned", halving=False, precondition=0, shrink=False)
 COMBINATORS = [
+    jtrees.Boosted(_WEAK, rounds=10, learning_rate=0.5, patience=None),
     jtrees.Bagged(_DGT, trees=3),
     jtrees.BestOf(_DGT, runs=2),
     jtrees.Polished(_GET, epochs=10),

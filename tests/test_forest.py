@@ -108,5 +108,5 @@ def test_bad_arguments_are_refused(x):
     for combine in ("median", None):
         with pytest.raises(ValueError, match="combine must be one of 'mean', 'sum', 'vote', got"):
             forest.replace(combine=combine).predict(x)
-    with pytest.raises(ValueError, match="link must be one of 'identity', 'softmax', got 'exp'"):
-        forest.replace(link="exp").predict(x)
+    with pytest.raises(ValueError, match="link must be one of 'identity', 'softmax', 'exp', 'sorted', got 'log'"):
+        forest.replace(link="log").predict(x)

@@ -358,9 +358,12 @@ def test_numbers_as_text():
 
 
 def test_kinds_by_name():
-    assert leaves.kind_of("constant", Regression()) is Constant
-    assert leaves.kind_of("linear", Regression()) is Linear
-    assert leaves.kind_of("constant", Classification(3)) is Logit
+    assert leaves.kind_of("constant", Regression()).of is Constant
+    assert leaves.kind_of("linear", Regression()).of is Linear
+    assert leaves.kind_of("constant", Classification(3)).of is Logit
+    assert leaves.kind_of("constant", Regression(loss_function="poisson")).of is leaves.Estimates
+    with pytest.raises(ValueError, match=r'leaves must be "constant" for Regression\(loss_function=Poisson\(\)\)'):
+        leaves.kind_of("linear", Regression(loss_function="poisson"))
     with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
         leaves.kind_of("linear", Classification(2))
     with pytest.raises(ValueError, match="leaves must be one of 'constant', 'linear', got 'cubic'"):

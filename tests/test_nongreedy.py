@@ -13,8 +13,8 @@ from sklearn.tree import DecisionTreeClassifier
 import sweeps
 
 import jtrees
-from jtrees import Batch, leaves as kinds
-from jtrees.methods.nongreedy_tree import splitting, surrogate
+from jtrees import Batch, leaves as kinds, splitting
+from jtrees.methods.nongreedy_tree import surrogate
 from jtrees.methods.nongreedy_tree.greedy import _PUSHING, _lengths
 from jtrees.tasks import Classification, Regression
 

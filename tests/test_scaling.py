@@ -133,9 +133,9 @@ def test_targets_are_scaled_each_by_itself():
     assert scaling.inverse(found).dtype == np.float64
     np.testing.assert_allclose(scaling.inverse(found), y, atol=1e-6)
     np.testing.assert_allclose(jax.jit(scaling.inverse)(found), y, rtol=1e-7, atol=1e-6)
-    assert scaling.loss_unit == 1  # units differ: losses stay scaled
-    assert Scaling.fit(table(y=3 * Y)).loss_unit == pytest.approx(9 * np.ptp(Y) ** 2)
-    assert Scaling.fit(table(y=LABELS)).loss_unit == 1
+    assert jtrees.Regression(2).loss_unit(scaling.y_unit) == 1  # units differ: losses stay scaled
+    assert Regression().loss_unit(Scaling.fit(table(y=3 * Y)).y_unit) == pytest.approx(9 * np.ptp(Y) ** 2)
+    assert Classification(3).loss_unit(Scaling.fit(table(y=LABELS)).y_unit) == 1
 
 
 def test_losses_of_a_model_on_each_sample():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from jtrees.methods.nongreedy_tree import splitting
+from jtrees import splitting
 
 
 @partial(jax.jit, static_argnames=("nodes", "classes"))

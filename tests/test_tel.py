@@ -184,7 +184,7 @@ def test_products_of_features_are_learnt(lazy):
     assert 1 <= result.report["reachable_leaves"] < 8 and not result.report["overflows"]
     assert result.tree is None
     assert repr(result.model) == (
-        "EnsembleModel(trees=5, depth=3, features=4, step='smooth', Regression(outputs=None), parameters=215)"
+        "EnsembleModel(trees=5, depth=3, features=4, step='smooth', Regression(), parameters=215)"
     )
 
 

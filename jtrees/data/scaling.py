@@ -30,15 +30,15 @@ class Scaling:
 
     Features are standardised, in units of a given number of standard deviations. (GET's authors scale by the minimum
     and maximum, which leaves the bulk of a heavy-tailed column in a corner that no random hyperplane cuts.) Each target
-    is scaled to [0, 1]; classes are not scaled. Centres are subtracted in double precision.
+    is scaled to [0, 1], under a log link to mean 1; classes are not scaled. Centres are subtracted in double precision.
 
     Attributes:
       x_center: subtracted from the features, ``(p,)``.
       x_unit: divides the centred features, ``(p,)``.
       x_most: absolute value at which scaled features are clipped.
       constant: columns treated as constant, and scaled to 0, ``(p,)`` bool.
-      y_low: smallest target, ``()`` or ``(k,)``; None in classification.
-      y_unit: range of the targets, likewise.
+      y_low: offset of the targets, ``()`` or ``(k,)``, such as the smallest; None in classification.
+      y_unit: unit of the targets, such as their range; likewise.
       origin: origin of trees in the user's units, or None.
     """
 
@@ -56,9 +56,9 @@ class Scaling:
         share = np.ones(len(table.x)) if table.weight is None else table.weight
         mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
-        low, unit, y_mean = (None,) * 3
+        (low, unit), y_mean = table.task.units(table.y), None
         if isinstance(table.task, tasks.Regression):
-            low, unit, y_mean = table.y.min(0), np.ptp(table.y, axis=0), table.y.mean(0)
+            y_mean = table.y.mean(0)
         return cls.from_moments(mean, deviation, deviations, low, unit, y_mean)
 
     @classmethod
@@ -84,7 +84,7 @@ class Scaling:
         return xp.clip(scaled, -self.x_most, self.x_most).astype(np.float32)
 
     def transform_y(self, y: Any) -> np.ndarray:
-        """Returns targets scaled to [0, 1], in float32; classes unchanged."""
+        """Returns scaled targets in float32; classes unchanged."""
         return y if self.y_low is None else ((y - self.y_low) / self.y_unit).astype(np.float32)
 
     def inverse(self, outputs: Any) -> Any:
@@ -94,11 +94,6 @@ class Scaling:
         xp, dtype = (jnp, outputs.dtype) if isinstance(outputs, jax.Array) else (np, np.float64)
         low, unit = (xp.asarray(a, dtype) for a in (self.y_low, self.y_unit))
         return low + unit * xp.asarray(outputs, dtype)
-
-    @property
-    def loss_unit(self) -> float:
-        """A scaled loss of 1 in the user's units; 1 for several targets, whose losses stay scaled."""
-        return 1.0 if self.y_low is None or np.size(self.y_unit) > 1 else float(np.sum(self.y_unit)) ** 2
 
     def batch(self, table: Table) -> Batch:
         """Returns the scaled table in NumPy, padded with copies of its last row of weight 0."""
@@ -134,7 +129,8 @@ class Scaling:
         """Returns the same leaves in the user's units, relative to the origin."""
         if self.y_low is None:  # classes
             return leaves
-        x_zero, y_zero = (0, 0) if self.origin is None else (self.origin.x, self.origin.y)
+        x_zero, y_zero = (0, None) if self.origin is None else (self.origin.x, self.origin.y)
+        y_zero = 0 if y_zero is None else y_zero
         return leaves.rescaled(self.x_center - x_zero, self.x_unit, self.y_low - y_zero, self.y_unit)
 
     def restore(self, model: Any) -> Any:
@@ -172,6 +168,11 @@ class Data(NamedTuple):
     scaling: Scaling
     batch: Batch
 
+    @property
+    def loss_unit(self) -> float:
+        """A scaled loss of 1 in the user's units; 1 for several targets, whose losses stay scaled."""
+        return self.table.task.loss_unit(self.scaling.y_unit)
+
     def loss(self, model: Any) -> float:
         """Returns the mean loss of a model in the user's units on ``validation``, or else on the training data."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
@@ -191,7 +192,7 @@ class Data(NamedTuple):
         leaf = np.pad(np.asarray(splits.leaf_index(self.table.x)), (0, padded - rows), mode="edge")
         fitted, criterion = _refit(leaves, leaf, self.batch, shrink)
         restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
-        return restored, float(criterion) * self.scaling.loss_unit
+        return restored, float(criterion) * self.loss_unit
 
 
 @partial(jax.jit, static_argnums=3)

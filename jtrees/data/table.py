@@ -90,6 +90,8 @@ def checked_table(
         x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0] / weight.max()
         if not task.varies(y):
             checks.check_targets(y, len(x))  # names the constant column
+    if (factors := task.row_weights(y)) is not None:
+        weight = factors / factors.max() if weight is None else weight * factors / (weight * factors).max()
     table = Table(x, y, weight, task, columns)
     _check_range(table)
     return table

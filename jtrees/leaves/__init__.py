@@ -6,7 +6,7 @@ trainable form (``trainable``), a change of units (``rescaled``), the number of 
 (``describe``). The axis over the leaves comes first in every array.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from jtrees.leaves.constant import (
     Constant as Constant,
@@ -18,6 +18,7 @@ from jtrees.leaves.constant import (
     fit_frequencies as fit_frequencies,
     frequencies_fit_error as frequencies_fit_error,
 )
+from jtrees.leaves.estimates import Estimates as Estimates
 from jtrees.leaves.hierarchical import fit_hierarchical as fit_hierarchical, refit_hierarchical as refit_hierarchical
 from jtrees.leaves.linear import Linear as Linear
 from jtrees.leaves.shrunk import fit_shrunk as fit_shrunk, shrunk_fit_error as shrunk_fit_error
@@ -27,20 +28,43 @@ from jtrees.validation import check_choice
 KINDS = ("constant", "linear")
 
 
-def kind_of(leaves: str, task: Task) -> Any:
-    """Returns the class of trainable leaves for a name: :class:`Constant`, :class:`Linear`, or in classification
-    :class:`Logit`.
+class Kind(NamedTuple):
+    """A class of trainable leaves, with the fields that do not depend on data.
+
+    Attributes:
+      of: the class.
+      fixed: its static fields by name.
+    """
+
+    of: Any
+    fixed: dict[str, Any]
+
+    def start(self, *arguments: Any) -> Any:
+        """Returns random initial leaves: ``(key, num_leaves, x, y, outputs)``."""
+        return self.of.start(*arguments, **self.fixed)
+
+    def empty(self, *arguments: Any) -> Any:
+        """Returns leaves to be refitted: ``(num_leaves, features, outputs, dtype)``."""
+        return self.of.empty(*arguments, **self.fixed)
+
+
+def kind_of(leaves: str, task: Task) -> Kind:
+    """Returns the kind of trainable leaves for a name: :class:`Constant`, :class:`Linear`, in classification
+    :class:`Logit`, for other losses :class:`Estimates`.
 
     Args:
       leaves: ``"constant"`` or ``"linear"``.
       task: what is predicted.
 
     Raises:
-      ValueError: for an unknown name, and for linear leaves in classification.
+      ValueError: for an unknown name, and for linear leaves of another loss than the squared error.
     """
     check_choice("leaves", leaves, KINDS)
-    if not isinstance(task, Classification):
-        return Constant if leaves == "constant" else Linear
+    if task.is_least_squares:
+        return Kind(Constant if leaves == "constant" else Linear, {})
     if leaves == "linear":
-        raise ValueError('leaves must be "constant" in classification: leaves hold class frequencies')
-    return Logit
+        what = "in classification: leaves hold class frequencies" if isinstance(task, Classification) else f"for {task}"
+        raise ValueError(f'leaves must be "constant" {what}')
+    if isinstance(task, Classification):
+        return Kind(Logit, {"smoothing": task.smoothing} if task.smoothing else {})
+    return Kind(Estimates, {"loss": task.loss_function})

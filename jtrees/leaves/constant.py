@@ -194,7 +194,7 @@ def listed(classes: Sequence[str], most: int | None) -> str:
 
 
 @pytree.dataclass
-class _Values:
+class Values:
     """The common part of kinds with one array of values: those of constants, which others replace."""
 
     values: Any
@@ -236,7 +236,7 @@ class _Values:
 
 @io.part
 @pytree.dataclass
-class Constant(_Values):
+class Constant(Values):
     """Leaves of one constant, or of k.
 
     Attributes:
@@ -269,19 +269,36 @@ class Constant(_Values):
 
 @io.part
 @pytree.dataclass
-class Logit(_Values):
+class Logit(Values):
     """Trainable leaves of the logits of k classes, whose output is their softmax.
 
     Attributes:
       values: ``(leaves, k)``.
+      smoothing: part of a label that is shared by all classes, as in :class:`jtrees.losses.LogLoss`.
     """
 
     values: Float[Array, "leaves k"]
+    smoothing: float = pytree.field(pytree_node=False, default=0.0)
 
     @classmethod
-    def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Logit":
+    def start(
+        cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...], smoothing: float = 0.0
+    ) -> "Logit":
         """Returns random initial leaves."""
-        return cls(jax.random.uniform(key, (num_leaves, *outputs), x.dtype, -1, 1))
+        return cls(jax.random.uniform(key, (num_leaves, *outputs), x.dtype, -1, 1), smoothing)
+
+    @classmethod
+    def empty(
+        cls,
+        num_leaves: int,
+        features: int,
+        outputs: tuple[int, ...],
+        dtype: Any = jnp.float32,
+        *,
+        smoothing: float = 0.0,
+    ) -> "Logit":
+        """Returns zero leaves of this shape, to be refitted."""
+        return cls(jnp.zeros((num_leaves, *outputs), dtype), smoothing)
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n k"]:
         """Returns class probabilities in the given leaf of each sample."""
@@ -295,6 +312,8 @@ class Logit(_Values):
         """Returns the log loss of every leaf on every sample."""
         # A product with one-hot rows, not a gather, so that its transpose is not a scatter.
         one_hot = jax.nn.one_hot(y, self.values.shape[1], axis=0, dtype=self.values.dtype)
+        if self.smoothing:
+            one_hot = (1 - self.smoothing) * one_hot + self.smoothing / len(one_hot)
         return -jnp.matmul(jax.nn.log_softmax(self.values, axis=1), one_hot, precision="highest")
 
     def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0, **shown: Any) -> str:
@@ -303,12 +322,19 @@ class Logit(_Values):
 
     def frequencies(self) -> "Frequency":
         """Returns leaves of the class probabilities."""
-        return Frequency(jax.nn.softmax(self.values, axis=1))
+        return Frequency(jax.nn.softmax(self.values, axis=1), self.smoothing)
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Frequency":
         """Returns leaves of smoothed class frequencies; uneven weights count as fewer samples."""
         weight = ones_or(effective(sample_weight), y.shape[0], self.values.dtype)
-        return Frequency(fit_frequencies(leaf_index, y, *self.values.shape, sample_weight=weight))
+        return self.of_frequencies(fit_frequencies(leaf_index, y, *self.values.shape, sample_weight=weight))
+
+    def of_frequencies(self, frequencies: Float[Array, "leaves k"]) -> "Frequency":
+        """Returns leaves of these frequencies of the labels, which are smoothed like them."""
+        smoothing = self.smoothing
+        if smoothing:
+            frequencies = (1 - smoothing) * frequencies + smoothing / frequencies.shape[1]
+        return Frequency(frequencies, smoothing)
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the mean log loss after :meth:`refit`."""
@@ -318,14 +344,16 @@ class Logit(_Values):
 
 @io.part
 @pytree.dataclass
-class Frequency(_Values):
+class Frequency(Values):
     """Leaves of class frequencies, those of hard trees in classification.
 
     Attributes:
       values: ``(leaves, k)``, each row summing to one.
+      smoothing: as in :class:`Logit`.
     """
 
     values: Float[Array, "leaves k"]
+    smoothing: float = pytree.field(pytree_node=False, default=0.0)
 
     def losses(self, x: Float[Array, "n p"], y: Int[Array, " n"]) -> Float[Array, "leaves n"]:
         """Returns the log loss of every leaf on every sample."""
@@ -333,9 +361,9 @@ class Frequency(_Values):
 
     def trainable(self) -> Logit:
         """Returns leaves of logits; frequencies are at least the smallest normal number."""
-        return Logit(jnp.log(jnp.maximum(self.values, jnp.finfo(self.values.dtype).tiny)))
+        return Logit(jnp.log(jnp.maximum(self.values, jnp.finfo(self.values.dtype).tiny)), self.smoothing)
 
-    refit, criterion = Logit.refit, Logit.criterion
+    refit, criterion, of_frequencies = Logit.refit, Logit.criterion, Logit.of_frequencies
 
     def describe(
         self,

@@ -100,4 +100,4 @@ def refit_hierarchical(leaves: Any, leaf_index: Array, x: Array, y: Array, sampl
     one_hot = jax.nn.one_hot(y, leaves.values.shape[1], dtype=leaves.values.dtype)
     values, _ = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight)
     counts = class_counts(leaf_index, y, *leaves.values.shape, sample_weight=weight)
-    return Frequency(smoothed(jnp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts)))
+    return leaves.of_frequencies(smoothed(jnp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts)))

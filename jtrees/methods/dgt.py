@@ -16,7 +16,7 @@ import numpy as np
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.search import Recipe, Schedule, Search, minibatch, options, preconditioned
-from jtrees.tasks import Classification, Regression, Task, with_loss
+from jtrees.tasks import Regression, Task, with_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -35,7 +35,8 @@ class ChainedTree:
 
     Attributes:
       factors: the first is ``(width, p + 1)``, the last ``(nodes, width)``; a single factor is W itself.
-      leaves: :class:`jtrees.leaves.Constant`, in classification :class:`jtrees.leaves.Logit`.
+      leaves: :class:`jtrees.leaves.Constant`, in classification :class:`jtrees.leaves.Logit`, of other losses
+        :class:`jtrees.leaves.Estimates`.
     """
 
     factors: tuple[Array, ...]
@@ -99,9 +100,10 @@ def dgt(
     def init(batch: Batch, *, key: Array) -> ChainedTree:
         task.check(batch.y)
         chain = random_chain(key, depth, batch.x.shape[1], widths, task.shape, batch.x.dtype)
-        if isinstance(task, Classification):
-            return chain.replace(leaves=kinds.Logit(chain.leaves.values - 0.5))
-        return chain
+        if task.is_least_squares:
+            return chain
+        values = chain.leaves.values - (0 if task.link_name in ("identity", "sorted") else 0.5)
+        return chain.replace(leaves=kinds.kind_of("constant", task).empty(1, 1, task.shape).replace(values=values))
 
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         tree, (x, y, weight) = params.tree(), batch

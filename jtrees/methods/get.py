@@ -83,7 +83,8 @@ class GET(Recipe):
       learning_rate: peak learning rate.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
       l1: strength of the L1 penalty on split weights (of scaled data).
-      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
+      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART. ``"binned"``: CART
+        over 32 bins of each feature, within the compiled program, for :class:`jtrees.Boosted`.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
         features are correlated; ``"auto"``: none for start 0 and every second of the others, 0.9, 0.99 or 0.999 for
         the rest; none for more than 512 features.
@@ -100,7 +101,7 @@ class GET(Recipe):
     learning_rate: float = options.positive(0.01)
     alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
     l1: float = options.not_negative(0.0)
-    cart: bool = options.flag(True)
+    cart: bool | Literal["binned"] = options.flag_or(True, "binned")
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)
     halving: bool = options.flag(True)

@@ -14,6 +14,7 @@ from jtrees.search.recipe import (
 )
 
 from jtrees.search import options as options  # isort: skip
+from jtrees.search._first_step import by_first_step as by_first_step  # isort: skip
 from jtrees.search._minibatch import Schedule as Schedule, evaluated as evaluated, minibatch as minibatch  # isort: skip
 from jtrees.search._precondition import preconditioned as preconditioned  # isort: skip
 from jtrees.search._restarts import restarts as restarts  # isort: skip

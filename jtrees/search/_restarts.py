@@ -14,12 +14,12 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, ops, topology, training, validation as checks, warmstart
+from jtrees import leaves as kinds, ops, splitting, topology, training, validation as checks, warmstart
 from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._minibatch import prediction_loss
 from jtrees.search._precondition import WIDEST, Spectrum, drawn_rows, matrix, spectrum
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
-from jtrees.tasks import Classification, Task
+from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch, Best, TrainState, map_starts
 from jtrees.tree import ObliqueTree
 
@@ -94,12 +94,13 @@ class Start(NamedTuple):
     """What ``prepare`` returns.
 
     Attributes:
-      splits: splits of the first m starts, ``(m, nodes, p)``, or None.
+      splits: splits of the first m starts, ``(m, nodes, p)``; or the edges of the bins that they are grown from, ``(p,
+        bins)``; or None.
       spectrum: of the features, or None without preconditioning.
       held_out: rows that the short stages leave out, ``(n,)``, or None.
     """
 
-    splits: ObliqueTree | None
+    splits: Any
     spectrum: Spectrum | None = None
     held_out: Any = None
 
@@ -161,7 +162,7 @@ def restarts(
     starts: int,
     epochs: int,
     learning_rate: Any,
-    cart: bool,
+    cart: bool | str,
     precondition: float | str,
     shrink: bool,
     halving: bool,
@@ -243,6 +244,9 @@ def restarts(
         splits = 2 * drawn[:, len(lengths) :].reshape(starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
         given, of, matrices = start.splits, start.spectrum, None
+        if cart == "binned":
+            w, b = grown_in_bins(batch, given, task, depth)
+            given = ObliqueTree(w[None], b[None], None)
         if of is not None:
             matrices = jnp.stack([matrix(of, s) for s in strengths])
         if given is not None:
@@ -265,7 +269,7 @@ def restarts(
             else lambda params: prediction_loss(task, run.on_x(params).refit(*batch), validation)
         )
         # The criterion of constant leaves is a by-product of a step; other scores cost as much as a step or more.
-        free = validation is None and leaves == "constant"
+        free = validation is None and kind.of in (kinds.Constant, kinds.Logit)
         every = 1 if free else jnp.maximum(1, steps // _EVALUATIONS)
         current = run.sharpness[stage]
         one_step = training.one_step(
@@ -360,7 +364,9 @@ def restarts(
 
     def prepare(batch: Batch, *, key: Array) -> Start:
         splits = None
-        if cart:
+        if cart == "binned":
+            splits = splitting.edges_of(np.asarray(without_padding(batch).x))
+        elif cart:
             tree = grown_cart(without_padding(batch), task, depth, leaves)
             splits = jax.tree.map(lambda a: np.asarray(a)[None], tree)
         held_out = drawn_rows(batch, key) if halving and leaves == "constant" else None
@@ -373,9 +379,10 @@ def restarts(
         return fitted
 
     def finish(result: SearchResult, start: Start, data: Data, **_: Any) -> Finished:
-        if not result.finite and start.splits is None:
+        grown = None if cart == "binned" else start.splits
+        if not result.finite and grown is None:
             raise FloatingPointError(f"all {starts} starts became non-finite: try a smaller learning_rate")
-        empty, loss_unit = kind.empty(num_leaves, p, task.shape), data.scaling.loss_unit
+        empty, loss_unit = kind.empty(num_leaves, p, task.shape), data.loss_unit
 
         def finished(splits: ObliqueTree) -> tuple[ObliqueTree, float]:
             """Returns the tree refitted in the user's units, and the loss it is chosen by."""
@@ -389,7 +396,7 @@ def restarts(
 
         # CART's tolerances are absolute and its thresholds exact on raw features only, so compare with the better of
         # two, grown on scaled features and (where float32 represents them) on raw ones.
-        cart_splits = None if start.splits is None else jax.tree.map(lambda a: a[0], start.splits)
+        cart_splits = None if grown is None else jax.tree.map(lambda a: a[0], grown)
         carts = [] if cart_splits is None else [data.scaling.restore_splits(cart_splits)]
         if carts and data.scaling.origin is None:
             table = data.table
@@ -444,6 +451,8 @@ def _better(old: Best, new: Best) -> Best:
 
 def _check_slopes(scaling: Scaling) -> None:
     """Raises ``ValueError`` if slopes in the user's units are outside the range of float32."""
+    if scaling.y_unit is None:  # outputs are not in the units of the targets
+        return
     varying = np.flatnonzero(~scaling.constant)
     slopes = np.atleast_1d(scaling.y_unit)[:, None] / scaling.x_unit[varying]
     if len(bad := np.argwhere((slopes < _FLATTEST) | (slopes > _STEEPEST))):
@@ -455,11 +464,24 @@ def _check_slopes(scaling: Scaling) -> None:
         )
 
 
+def grown_in_bins(batch: Batch, edges: Array, task: Task, depth: int) -> tuple[Array, Array]:
+    """Returns weights and biases of the splits of CART over bins of the features, in a compiled program."""
+    weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+    if isinstance(task, Classification):
+        statistics, impurity = splitting.class_statistics(batch.y, weight, task.classes), splitting.entropy
+    else:
+        statistics, impurity = splitting.target_statistics(batch.y, weight), splitting.squared_deviation
+    return splitting.binned_cart(batch.x, jnp.asarray(edges), statistics, depth, impurity)
+
+
 def grown_cart(rows: Batch, task: Task, depth: int, leaves: str = "constant") -> ObliqueTree:
     """Returns the splits of CART of a depth; with linear leaves, CART of the residuals of a linear regression."""
     x, y, weight = rows
     if isinstance(task, Classification):
         return warmstart.cart_classifier(x, y, depth, sample_weight=weight).replace(leaves=None)
+    if isinstance(task, Policy):  # what an action is worth beside the others
+        y = y - y.mean(1, keepdims=True)
+        y = y[:, np.ptp(y, axis=0) > 0]
     if leaves == "linear":
         root = np.sqrt(np.ones(len(x)) if weight is None else weight)[:, None]
         with_one = np.column_stack([x - x.mean(0, dtype=np.float64), np.ones(len(x))])

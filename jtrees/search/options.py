@@ -143,6 +143,21 @@ def flag(default: bool) -> Any:
     return static(default, checks.check_flag)
 
 
+def flag_or(default: bool | str, *others: str) -> Any:
+    """True, False, or one of other names."""
+
+    def check(name: str, value: Any) -> bool | str:
+        if isinstance(value, str) and value in others:
+            return value
+        try:
+            return checks.check_flag(name, value)
+        except ValueError:
+            named = " or ".join(f'"{other}"' for other in others)
+            raise ValueError(f"{name} must be True, False or {named}, got {value!r}") from None
+
+    return static(default, check)
+
+
 def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
     """One of several names, or None if ``optional``."""
 

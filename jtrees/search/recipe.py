@@ -125,7 +125,7 @@ def check_finite(result: SearchResult) -> None:
 
 def loss_of(result: SearchResult, model: Any, data: Data, task: Task) -> float:
     """The loss to report for a model in the user's units; for a user-defined loss the score, on scaled data."""
-    return float(result.score) if task.own_loss is not None else data.loss(model)
+    return data.loss(model) if task.in_units else float(result.score)
 
 
 class Search(NamedTuple):

@@ -138,7 +138,7 @@ def fit(
         raise result
     if table.columns is not None:
         table.columns.warn_left_out()
-    if recipe.targets(table.x, y) is y and search.task.own_loss is None:
+    if recipe.targets(table.x, y) is y and search.task.has_baselines:
         report = result.report | {"baselines": baselines(result.model, table, held_out, data.scaling)}
         where = "in the training data" if validation is None else "in the validation set"
         warn_if_behind(report["baselines"], type(recipe).__name__, where)
@@ -359,6 +359,7 @@ def fits_of(
     search = first.search(task, table.x.shape)
     check_link(search.task, table)
     scaling = search.scaling(table)
+    task = task.scaled(scaling.y_unit)
     scaled = scaling.batch(table)
     scaled_validation = None if validation is None else scaling.batch(validation)
     tables, weights = _folds(table, scaled, left_out)
@@ -415,7 +416,7 @@ def fits_of(
 def check_link(task: Task, table: Table) -> None:
     """Raises ``ValueError`` for a user-defined loss with a link, unless targets range from exactly 0 to 1."""
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
-    if isinstance(task, Regression) and task.own_loss is not None and not as_given:
+    if isinstance(task, Regression) and not task.in_units and not as_given:
         losses.check_without_link(task.loss, task.shape)
 
 

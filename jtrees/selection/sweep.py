@@ -266,7 +266,7 @@ def runs_of(
 
 def row_losses(task: Task, model: Any, rows: Table, scaling: Scaling) -> np.ndarray:
     """Returns the loss of a model on each row; in regression a user-defined loss is that on scaled targets."""
-    if task.own_loss is None or isinstance(task, Classification):
+    if task.in_units or isinstance(task, Classification):
         return losses_of(model, rows, scaling)
     predictions = np.asarray(model.predict(rows.x), np.float64)
     outputs, y = (jnp.asarray(scaling.transform_y(a)) for a in (predictions, rows.y))

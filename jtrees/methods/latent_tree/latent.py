@@ -179,7 +179,7 @@ class LatentTree(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        bounded = isinstance(task, Regression) and self.loss is None
+        bounded = self.loss is None and task.in_units and task.link_name in ("identity", "sorted")
         search = latent_search(self, with_loss(task, self.loss), shape, bounded=bounded)
         return preconditioned(search, 0 if callable(self.split) else self.precondition, shape, trial=1 / 6)
 

@@ -2,6 +2,7 @@
 
 from functools import lru_cache, partial
 import itertools
+import math
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -40,7 +41,7 @@ class Network(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         width = 2 * nodes + 1 + (features if of.inputs == "xz" else 0)
         linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
-        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), task.outputs or 1]
+        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), math.prod(task.shape)]
         self.layers = nnx.List([linear(*pair) for pair in itertools.pairwise(sizes)])
         self.of, self.task = of, task
 

@@ -9,7 +9,7 @@ from jaxtyping import Array
 from jtrees import pytree
 from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, by_first_step, options, preconditioned
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
@@ -55,6 +55,9 @@ class CO2(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        return by_first_step(lambda task: self._search(task, shape), task)
+
+    def _search(self, task: Task, shape: tuple[int, int]) -> Search:
         level, rate = Schedule.of(shape[0], self.epochs, self.batch_size), rate_of(self.learning_rate, shape[1])
         greedy = Greedy(self.depth, task, self.nu, self.momentum, rate, level, self.shrink)
 

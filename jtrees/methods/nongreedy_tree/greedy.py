@@ -12,12 +12,11 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 import optax
 
-from jtrees import ops, pytree, routing, topology, training
+from jtrees import ops, pytree, routing, splitting, topology, training
 from jtrees.data import Data, without_padding
-from jtrees.methods.nongreedy_tree import splitting
-from jtrees.methods.nongreedy_tree.splitting import Thresholds
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
 from jtrees.search import Finished, Round, Schedule, SearchResult, evaluated, finished_tree
+from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree

@@ -24,7 +24,7 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     surrogate_step,
     with_leaves,
 )
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, options, preconditioned
+from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, by_first_step, options, preconditioned
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyMomentumState
 from jtrees.tree import ObliqueTree
@@ -160,6 +160,9 @@ class NonGreedy(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
+        return by_first_step(lambda task: self._search(task, shape), task)
+
+    def _search(self, task: Task, shape: tuple[int, int]) -> Search:
         n, p = shape
         level, last = (Schedule.of(n, epochs, self.batch_size) for epochs in (self.greedy_epochs, self.epochs))
         greedy = Greedy(self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level, self.shrink)

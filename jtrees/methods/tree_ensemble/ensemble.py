@@ -12,7 +12,7 @@ from jtrees import io, leaves as kinds, ops, pytree, topology
 from jtrees.forest import Forest
 from jtrees.leaves.constant import effective, ones_or
 from jtrees.nn.tree_ensemble import small_uniform
-from jtrees.tasks import Classification, Task
+from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -87,7 +87,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
     reached, values = params.hard_leaves(x), params.leaf_values
     share = ones_or(effective(weight), len(x), x.dtype)
     outputs = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
-    if not isinstance(task, Classification):
+    if task.is_least_squares:
         spread = jax.linear_transpose(outputs, values)
         weighted = lambda of: share.reshape(-1, *[1] * (of.ndim - 1)) * of
         normal = lambda change: spread(weighted(outputs(change)))[0] + _RIDGE * change
@@ -101,7 +101,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
 
         change = _minimised(penalised_loss, jnp.zeros_like(values))
     trees = ObliqueTree(params.weights, params.bias, kinds.Constant(values + change))
-    return Forest(trees, "sum", "softmax" if isinstance(task, Classification) else "identity")
+    return Forest(trees, "sum", task.link_name)
 
 
 def _minimised(fn: Any, start: Array) -> Array:

@@ -5,6 +5,7 @@ Ensemble Layer: Differentiability meets Conditional Computation", ICML 2020).
 :class:`jtrees.nn.TreeEnsemble`.
 """
 
+import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -207,7 +208,7 @@ class TEL(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         task, (n, p) = with_loss(task, self.loss), shape
         schedule = Schedule.of(n, self.epochs, self.batch_size)
-        tree_size = topology.num_leaves(self.depth) * (p + (task.outputs or 1))
+        tree_size = topology.num_leaves(self.depth) * (p + math.prod(task.shape))
         checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
         lazy = self.lazy and self.step == "smooth"  # under logistic steps a batch touches all rows
         options: Any = {"step": self.step, "l2": self.l2, "width": self.width}

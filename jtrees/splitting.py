@@ -1,4 +1,5 @@
-"""Axis-aligned splits of the largest information gain, for all nodes of a level at once: initial splits of CO2.
+"""Axis-aligned splits of the largest information gain, for all nodes of a level at once: initial splits of CO2, of
+GET with ``cart="binned"``, and of boosting.
 
 CART within a compiled program: features are binned, and thresholds are edges of bins.
 """
@@ -107,6 +108,29 @@ def best_thresholds(
     splits = jax.tree.map(lambda a: a[jnp.clip(label, 0)], splits)
     gain = jnp.where(open_ & (splits.gain > _GAIN * cost), splits.gain, 0)
     return splits._replace(gain=gain)
+
+
+def binned_cart(
+    x: Float[Array, "n p"],
+    edges: Float[Array, "p bins"],
+    statistics: Float[Array, "n q"],
+    depth: int,
+    impurity: Impurity,
+) -> tuple[Float[Array, "nodes p"], Float[Array, " nodes"]]:
+    """Returns weights and biases of the splits of a tree grown level by level; a node without a gain does not split.
+
+    Arguments are those of :func:`best_thresholds`, and the depth of the tree.
+    """
+    node, rows = jnp.zeros(len(x), jnp.int32), []
+    for level in range(depth):
+        best = best_thresholds(x, edges, statistics, node, 2**level, impurity)
+        divides = best.gain > 0
+        weights = jnp.where(divides[:, None], jax.nn.one_hot(best.feature, x.shape[1], dtype=x.dtype), 0)
+        rows.append((weights, jnp.where(divides, -best.threshold, -1)))
+        feature = jnp.take_along_axis(x, best.feature[node][:, None], axis=1)[:, 0]
+        node = 2 * node + (divides[node] & (feature > best.threshold[node]))
+    weights, bias = (jnp.concatenate(parts) for parts in zip(*rows, strict=True))
+    return weights, bias.astype(x.dtype)
 
 
 def _best(

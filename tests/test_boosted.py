@@ -1,0 +1,226 @@
+"""Boosting: the sum of trees is that of a plain loop; losses, early stopping, rows and columns drawn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees import Classification, Policy, Regression, losses, pytree, training
+from jtrees.data import checked_table
+from jtrees.search import Rounds, Search, SearchResult, finished_tree, options
+from jtrees.search.monitor import Monitor
+from jtrees.search.run import run_rounds
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+KEY = jax.random.key(0)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(256, 3)).astype(np.float32)
+Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2] + 0.1 * rng.normal(size=256)
+COUNTS = rng.poisson(np.exp(0.5 * X[:, 0]))
+CLASSES = np.digitize(X[:, 0] + 0.3 * X[:, 1], [-0.5, 0.5])
+WEAK = jtrees.GET(depth=2, starts=1, epochs=6, cart="binned", halving=False, precondition=0, shrink=False)
+
+
+@pytree.dataclass
+class Corner(jtrees.Recipe):
+    """One split, at 0 of the column with the largest absolute weighted covariance with the targets."""
+
+    def search(self, task, shape):
+        def init(start, batch, *, key):
+            x, y, weight = training.normalised(batch)
+            flat = y.reshape(len(y), -1)
+            centred = flat - (weight[:, None] * flat).mean(0)
+            column = jnp.abs(jnp.einsum("np,n,nk->pk", x, weight, centred)).sum(1).argmax()
+            return jax.nn.one_hot(column, shape[1])[None]
+
+        def result(weights, batch, validation):
+            leaves = jtrees.leaves.kind_of("constant", task).empty(2, 0, task.shape)
+            tree = jtrees.ObliqueTree(weights, jnp.zeros(1), leaves).refit(*batch)
+            return SearchResult(tree, jnp.zeros(()), jnp.ones((), bool), jnp.int32(0))
+
+        one_round = lambda at, weights, batch, validation: (weights, jnp.zeros(at.most))
+        finish = lambda result, start, data, **_: finished_tree(result, data, task)
+        return Search(task, Rounds((1, 2), 1), init, one_round, result, finish, tree_leaves="constant")
+
+
+def searched(recipe, x, y, task):
+    """The result of the pure search on scaled data, the scaling and the batch."""
+    table = checked_table(x, y, None, task)
+    recipe = options.checked(recipe)
+    scaling = recipe.search(table.task, x.shape).scaling(table)
+    batch = scaling.batch(table)
+    search = recipe.search(table.task.scaled(scaling.y_unit), batch.x.shape)
+    return search.run(search.prepare(batch, key=KEY), batch, key=KEY), scaling, batch
+
+
+def by_hand(x, y, loss, rounds, rate, l2):
+    """Outputs after each round, in NumPy: gradient, curvature, split of the Newton steps, Newton leaf values."""
+    k = 3 if isinstance(loss, losses.LogLoss) else None
+    if k:
+        frequency = (np.bincount(y, minlength=k) + 1) / (len(y) + k)
+        outputs = np.tile(np.log(frequency), (len(y), 1))
+    else:
+        outputs = np.full(len(y), {"identity": y.mean(), "exp": np.log(y.mean())}[loss.link])
+    for _ in range(rounds):
+        if k:
+            p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+            g, h = p - np.eye(k)[y], p * (1 - p)
+        elif loss.link == "exp":
+            g, h = 2 * (np.exp(outputs) - y), 2 * np.exp(outputs)
+        else:
+            g, h = 2 * (outputs - y), np.full(len(y), 2.0)
+        step, weight = (-g / h).reshape(len(y), -1), h.reshape(len(y), -1).mean(1)
+        step = step if loss.link == "identity" else np.clip(step, -4, 4)
+        low, high = step.min(0), step.max(0)
+        target = (step - low) / (high - low)
+        target = target - np.average(target, axis=0, weights=weight)
+        column = np.abs((x * weight[:, None]).T @ target).sum(1).argmax()
+        leaf = (x[:, column] > 0).astype(int)
+        for side in (0, 1):
+            inside = leaf == side
+            value = -g[inside].sum(0) / (h[inside].sum(0) + l2 * h.mean(0))
+            outputs[inside] += rate * value
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "loss"),
+    [
+        (Regression(), Y, losses.SquaredError()),
+        (Regression(loss_function="poisson"), COUNTS, losses.Poisson()),
+        (Classification(3), CLASSES, losses.LogLoss()),
+    ],
+    ids=["squared", "poisson", "classes"],
+)
+def test_boosting_is_that_of_a_plain_loop(task, y, loss):
+    recipe = jtrees.Boosted(Corner(), rounds=7, learning_rate=0.3, subsample=1.0, patience=None, l2=2.0)
+    result, scaling, batch = searched(recipe, X, y, task)
+    x = np.asarray(batch.x[: len(X)], np.float64)
+    scaled = np.asarray(scaling.transform_y(y + 0.0 if task.in_units and loss.link != "softmax" else y))
+    expected = by_hand(x, scaled.astype(np.float64) if scaled.dtype.kind == "f" else y, loss, 7, 0.3, 2.0)
+    fit = jtrees.fit(recipe, X, y, key=KEY, task=task)
+    assert len(fit.model) == fit.report["rounds"] == 7 and fit.report["dropped"] == 0
+    predictions = np.asarray(losses.linked(loss.link, jnp.asarray(expected, jnp.float32)), np.float64)
+    np.testing.assert_allclose(fit.predict(X), scaling.inverse(predictions), rtol=2e-4, atol=2e-5)
+    mean = np.asarray(loss.samples(jnp.asarray(expected, jnp.float32), jnp.asarray(scaled))).mean()
+    assert float(result.score) == pytest.approx(mean, rel=1e-4)
+    assert (np.diff(fit.history[:: sum((1, 2))]) < 0).all()  # the loss after each round
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [("absolute_error", Y), (losses.Quantile((0.1, 0.9)), Y), ("gamma", COUNTS + 0.5), (losses.Huber(1), Y)],
+)
+def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
+    task = Regression(loss_function=loss)
+    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=15, patience=None), X, y, key=KEY, task=task)
+    predictions = np.asarray(fit.predict(X), np.float64)
+    assert task.score(predictions, y + 0.0, None) > 0.15
+    assert fit.loss == pytest.approx(task.host_losses(predictions, y + 0.0, np.float64(1)).mean())
+    assert fit.model.link == task.link_name
+    if predictions.ndim == 2:
+        assert (predictions[:, 0] <= predictions[:, 1]).all()
+
+
+def test_linear_leaves_and_several_targets():
+    both = np.stack([Y, X[:, 0] - 2 * X[:, 1]], 1)
+    recipe = jtrees.Boosted(WEAK.replace(leaves="linear"), rounds=8, learning_rate=0.5, patience=None)
+    fit = jtrees.fit(recipe, X, both, key=KEY)
+    assert Regression(2).score(fit.predict(X), both, None) > 0.9
+    classes = jtrees.fit(recipe, X, CLASSES, key=KEY, task="classification")
+    assert Classification(3).score(classes.predict(X), CLASSES, None) > 0.85
+    np.testing.assert_allclose(classes.predict(X).sum(1), 1, rtol=1e-5)
+
+
+def test_boosting_ends_after_its_patience_and_keeps_the_best_rounds():
+    noise = rng.normal(size=256)
+    recipe = jtrees.Boosted(WEAK, rounds=40, learning_rate=0.5, patience=4)
+    held_out = (X[200:], noise[200:])
+    fit = jtrees.fit(recipe, X[:200], noise[:200], key=KEY, validation=held_out)
+    lost = fit.report["losses"]
+    taken = np.isfinite(lost).sum()
+    assert taken < 40 and fit.report["rounds"] == np.argmin(lost) + 1
+    assert taken == np.argmin(lost) + 1 + 4
+    error = np.mean((fit.predict(held_out[0]) - held_out[1]) ** 2)
+    assert fit.loss == pytest.approx(error, rel=1e-5)
+    assert lost.min() * np.ptp(noise[:200]) ** 2 == pytest.approx(error, rel=1e-4)
+
+
+def test_rounds_found_on_rows_held_out_are_taken_by_all_rows():
+    recipe = jtrees.Boosted(WEAK, rounds=30, learning_rate=0.3, patience=3)
+    fit = jtrees.fit(recipe, X, Y, key=KEY)
+    lost, rounds = fit.report["losses"], fit.report["rounds"]
+    assert rounds == np.argmin(lost) + 1 == len(fit.model)
+    # The history is that of the last run, of all rows.
+    assert fit.history.shape[-1] == 12 * rounds and np.isfinite(fit.history).all()
+    again = jtrees.fit(recipe.replace(rounds=rounds, patience=None), X, Y, key=KEY)
+    assert again.loss == pytest.approx(fit.loss, rel=0.3)  # other rows are drawn
+    assert (np.diff(fit.history) <= 1e-6).mean() > 0.9
+
+
+def test_the_pure_search_skips_nothing_and_gives_the_same():
+    recipe = jtrees.Boosted(WEAK, rounds=6, learning_rate=0.9, patience=1)
+    table = checked_table(X, Y, None, "regression")
+    checked = options.checked(recipe)
+    batch = checked.search(table.task, X.shape).scaling(table).batch(table)
+    search = checked.search(table.task, batch.x.shape)
+    start = search.prepare(batch, key=KEY)
+    pure = jax.jit(lambda key: search.run(start, batch, key=key))(KEY)
+    driven, _ = run_rounds(checked, table.task, start, batch, None, KEY, Monitor(False, None))
+    assert 1 < int(pure.extra["count"]) <= 6
+    for one, other in zip(jax.tree.leaves(pure.model), jax.tree.leaves(driven.model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_and_columns_are_drawn():
+    narrow = jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None)
+    fit = jtrees.fit(narrow, X, Y, key=KEY)
+    used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
+    assert used.sum(1).max() == 1 and len(np.unique(used.argmax(1))) == 3
+    whole = jtrees.fit(narrow.replace(columns=1.0), X, Y, key=KEY)
+    assert (np.asarray(whole.model.trees.weights) != 0).any(1).sum(1).max() == 3
+    few = jtrees.fit(narrow.replace(columns=1.0, subsample=0.1), X, Y, key=KEY)
+    assert few.loss != whole.loss
+
+
+def test_boosting_composes_with_other_recipes(tmp_path):
+    boosted = jtrees.Boosted(WEAK, rounds=3, patience=None)
+    bagged = jtrees.fit(jtrees.Bagged(boosted, trees=2), X, Y, key=KEY)
+    assert len(bagged.model) == 2 and Regression().score(bagged.predict(X), Y, None) > 0.2
+    best = jtrees.fit(jtrees.BestOf(boosted, runs=2), X, Y, key=KEY)
+    assert best.report["run_scores"].shape == (2,)
+    sweep = jtrees.sweep(boosted, X, Y, grid={"learning_rate": (0.1, 0.3)}, validation=0.25, key=KEY)
+    assert sweep.losses[1, 0, 0] < sweep.losses[0, 0, 0]
+    tuned = jtrees.tune(boosted, X, Y, grid={"l2": (0.0, 10.0)}, validation=3, key=KEY)
+    assert set(tuned.report["chosen"]) == {"l2"}
+    jtrees.save(tuned, tmp_path / "fit.jtrees")
+    np.testing.assert_array_equal(jtrees.load(tmp_path / "fit.jtrees").predict(X), tuned.predict(X))
+
+
+def test_far_targets_keep_their_digits():
+    x, recipe = X.astype(np.float64), jtrees.Boosted(Corner(), rounds=5, patience=None)
+    fit, near = (jtrees.fit(recipe, x + far, Y + far, key=KEY) for far in (1e6, 0))
+    np.testing.assert_allclose(fit.predict(x + 1e6) - 1e6, near.predict(x), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "data", "message"),
+    [
+        (jtrees.Boosted(jtrees.TEL()), {}, r"base must end in a single tree, got TEL\("),
+        (jtrees.Boosted(WEAK), {"task": Policy(2), "y": np.stack([Y, -Y], 1)}, "task must not be a Policy"),
+        (
+            jtrees.Boosted(WEAK),
+            {"rows": 40},
+            "patience must be None for fewer than 50 rows without a validation set, got 40",
+        ),
+        (jtrees.Boosted(WEAK, rounds=0), {}, "rounds must be at least 1, got 0"),
+        (jtrees.Boosted(WEAK, subsample=0), {}, "subsample must be above 0 and at most 1, got 0"),
+        (jtrees.Boosted(WEAK, l2=-1), {}, "l2 must be finite and not negative, got "),
+    ],
+)
+def test_bad_options_are_refused(recipe, data, message):
+    rows = data.get("rows", 256)
+    with pytest.raises(ValueError, match=message):
+        jtrees.fit(recipe, X[:rows], data.get("y", Y)[:rows], key=KEY, task=data.get("task", "regression"))
