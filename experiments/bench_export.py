@@ -9,7 +9,7 @@ from pathlib import Path
 import runpy
 import subprocess
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
@@ -20,87 +20,107 @@ from experiments.bench_prediction import FEATURES, oblique
 import jtrees
 
 _ROWS = """#include "model.h"
-void predict(const double *x, int n, double *out) {
+void one_by_one(const double *x, int n, double *out) {
   for (int i = 0; i < n; i++) jtrees_predict(x + i * JTREES_FEATURES, out + i);
 }
+void many(const double *x, int n, double *out) { jtrees_predict_rows(x, n, out); }
 void leaf(const double *x, int n, int *out) {
   for (int i = 0; i < n; i++) out[i] = jtrees_leaf(x + i * JTREES_FEATURES);
 }
 """
+ROUNDS = 7
 
 
-def exported(tree: jtrees.ObliqueTree, folder: Path) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Functions of rows for predictions and for leaves, by format."""
-    jtrees.export.to_c(tree, folder / "model.h")
-    (folder / "rows.c").write_text(_ROWS)
-    subprocess.run(
-        ["cc", "-std=c99", "-O2", "-shared", "-fPIC", folder / "rows.c", "-o", folder / "rows.so"], check=True
-    )
-    library = ctypes.CDLL(str(folder / "rows.so"))
+class Entry(NamedTuple):
+    """Functions of rows, and how many of the rows each call gets."""
 
-    def in_c(function: Any, dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+    predict: Callable[..., Any]
+    leaf: Callable[..., Any] | None
+    x: np.ndarray
+
+
+def in_c(folder: Path, flags: str, precision: str) -> dict[str, Callable[..., Any]]:
+    """The functions of a compiled header, of arrays."""
+    kind, library = {"double": np.float64, "float": np.float32}[precision], folder / f"rows{flags}{precision}.so"
+    (folder / "rows.c").write_text(_ROWS.replace("double", precision))
+    subprocess.run(["cc", "-std=c99", flags, "-shared", "-fPIC", folder / "rows.c", "-o", library], check=True)
+    functions = ctypes.CDLL(str(library))
+
+    def of_array(function: Any, dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
         def call(x: np.ndarray) -> np.ndarray:
-            out = np.empty(len(x), dtype)
-            function(*(a.ctypes.data_as(ctypes.c_void_p) if isinstance(a, np.ndarray) else a for a in (x, len(x), out)))
+            x, out = np.ascontiguousarray(x, kind), np.empty(len(x), dtype)
+            function(x.ctypes.data_as(ctypes.c_void_p), len(x), out.ctypes.data_as(ctypes.c_void_p))
             return out
 
         return call
 
+    answers = {name: of_array(getattr(functions, name), kind) for name in ("one_by_one", "many")}
+    return answers | {"leaf": of_array(functions.leaf, np.int32)}
+
+
+def exported(tree: jtrees.ObliqueTree, folder: Path, x: np.ndarray) -> dict[str, Entry]:
+    """Functions of rows for predictions and for leaves, by format."""
+    wide, entries = x.astype(np.float64), {}
+    for flags, precision in (("-O2", "double"), ("-O3", "double"), ("-O2", "float")):
+        jtrees.export.to_c(tree, folder / "model.h", precision=precision)  # type: ignore[arg-type]
+        functions, rows = in_c(folder, flags, precision), wide if precision == "double" else x
+        if precision == "double":
+            entries[f"C, row by row, {flags}"] = Entry(functions["one_by_one"], functions["leaf"], rows)
+        entries[f"C, rows, {precision}, {flags}"] = Entry(functions["many"], functions["leaf"], rows)
     jtrees.export.to_onnx(tree, folder / "model.onnx")
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     jtrees.export.to_numpy(tree, folder / "model.py")
     written = runpy.run_path(str(folder / "model.py"))
-    return {
-        "C, one core": (in_c(library.predict, np.float64), in_c(library.leaf, np.int32)),
-        "ONNX": (
-            lambda x: session.run(["prediction"], {"x": x})[0],
-            lambda x: session.run(["leaf"], {"x": x})[0],
-        ),
-        "NumPy": (written["predict"], written["leaf"]),
-    }
+    entries["ONNX"] = Entry(
+        lambda x: session.run(["prediction"], {"x": x})[0], lambda x: session.run(["leaf"], {"x": x})[0], wide
+    )
+    entries["NumPy"] = Entry(written["predict"], written["leaf"], wide[:100_000])
+    return entries
 
 
 def main() -> None:
-    """Times each format on the same array, one after the other."""
+    """Times the formats of each depth in turn, so that what else the machine does meets all."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     x = rng.random((options.rows, FEATURES), dtype=np.float32)
-    y, wide = np.sin(5 * x[:20_000, 0]) + x[:20_000, 1] * x[:20_000, 2], x.astype(np.float64)
+    y = np.sin(5 * x[:20_000, 0]) + x[:20_000, 1] * x[:20_000, 2]
     rows = []
 
-    def add(name: str, predict: Callable[..., Any], x: np.ndarray, differing: str) -> None:
-        rates, single = [], []
-        first = benchmark.seconds(lambda: predict(x), 1)[0]
-        for _ in range(7 if first < 1 else 3):
-            rates.append(len(x) / benchmark.seconds(lambda: predict(x), 1)[0])
-            single += benchmark.seconds(lambda: predict(x[:1]), 50)
-        rows.append([name, benchmark.spread(rates, 1e-6), benchmark.spread(single, 1e6), differing])
-        print(*rows[-1], flush=True)
+    def add(entries: dict[str, Entry], peer: str, what: str, expected: np.ndarray | None) -> None:
+        times = benchmark.in_turn({name: lambda e=e: e.predict(e.x) for name, e in entries.items()}, ROUNDS)
+        for name, (predict, leaf, x) in entries.items():
+            rates = len(x) / np.array(times[name])
+            faster = np.median(rates * np.array(times[peer]) / len(entries[peer].x))
+            single = benchmark.spread(benchmark.seconds(lambda p=predict, x=x: p(x[:1]), 200), 1e6)
+            differing = "" if leaf is None else f"{int((leaf(x) != expected[: len(x)]).sum())} of {len(x)}"  # type: ignore[index]
+            shown = benchmark.spread(rates.tolist(), 1e-6)
+            rows.append([f"{name}{what}", shown, f"{faster:.2f}", single, differing])
+            print(*rows[-1], flush=True)
 
     for depth in (4, 8, 12):
         tree = oblique(depth, rng)
-        expected = tree.leaf_index(x)
-        add(f"jtrees, depth {depth}", tree.predict, x, "")
-        with tempfile.TemporaryDirectory() as folder:
-            for name, (predict, leaf) in exported(tree, Path(folder)).items():
-                some = slice(None if name != "NumPy" else 100_000)
-                differing = int((leaf(wide[some]) != expected[some]).sum())
-                add(f"{name}, depth {depth}", predict, wide[some], f"{differing} of {len(wide[some])}")
-    for depth in (8, 12):
         cart = DecisionTreeRegressor(max_depth=depth).fit(x[:20_000], y)
-        add(f"scikit-learn, CART, depth {depth}", cart.predict, x, "")
+        with tempfile.TemporaryDirectory() as folder:
+            entries = {"scikit-learn, CART": Entry(cart.predict, None, x), "jtrees": Entry(tree.predict, None, x)}
+            entries |= exported(tree, Path(folder), x)
+            add(entries, "scikit-learn, CART", f", depth {depth}", tree.leaf_index(x))
     if benchmark.installed("xgboost"):
         import xgboost  # type: ignore[import-not-found]
 
-        add("XGBoost, 100 trees, depth 6", xgboost.XGBRegressor(n_estimators=100).fit(x[:20_000], y).predict, x, "")
-    header = ["model", "million rows/s", "one row, µs", "rows with another leaf"]
+        boosted = xgboost.XGBRegressor(n_estimators=100).fit(x[:20_000], y)
+        name = "XGBoost, 100 trees, depth 6"
+        add({name: Entry(boosted.predict, None, x)}, name, "", None)
+        rows[-1][2] = ""
+    header = ["model", "million rows/s", "of CART's", "one row, µs", "rows with another leaf"]
     notes = (
         f"{options.rows} rows of {FEATURES} features in a NumPy array, float64 for exported files, else float32; "
-        "answers in NumPy. C is compiled with -O2 and runs on one core; the time of one row is that of a call from "
-        "Python by ctypes, of a row within C the inverse of the rate. jtrees and ONNX use all cores. Leaves are "
-        "compared with those of leaf_index. Median and half the interquartile range."
+        "answers in NumPy. C and CART run on one core; the time of one row is that of a call from "
+        "Python by ctypes, of a row within C the inverse of the rate. jtrees and ONNX use all cores. Rows: "
+        f"jtrees_predict_rows. Those of a depth are timed in turn, {ROUNDS} times; of CART's: median ratio of the "
+        "rates of one round, CART of equal depth. Leaves are compared with those of leaf_index. Median and half the "
+        "interquartile range."
     )
     arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
     benchmark.write("bench_export", arguments, header, rows, notes, committed=options.write)

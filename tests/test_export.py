@@ -19,7 +19,7 @@ import pytest
 
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, export
-from jtrees.export import encoding
+from jtrees.export import c_header, encoding
 from jtrees.export.program import program_of
 from jtrees.leaves import Constant, Frequency, Linear, Logit
 
@@ -91,7 +91,8 @@ def compiled(path, prefix, precision="double", flags=()):
     }}
     void rows_predict(const {precision} *x, int n, {precision} *out) {{
       for (; n--; x += {prefix.upper()}_COLUMNS, out += {prefix.upper()}_OUTPUTS) {prefix}_predict(x, out);
-    }}"""
+    }}
+    void all_rows(const {precision} *x, long n, {precision} *out) {{ {prefix}_predict_rows(x, n, out); }}"""
     if f"int {prefix}_leaf(const" in path.read_text():  # of one tree
         body = body.replace("_leaf(tree, ", "_leaf(")
     source.write_text(body)
@@ -113,6 +114,11 @@ def called(library, model, x, precision="double"):
         leaves.append(out)
     out = np.empty((len(x), len(program.offset)), REALS[precision])
     library.rows_predict(pointer(x), len(x), pointer(out))
+    for rows in (len(x), 37, 1, 0):  # whole blocks and parts of one
+        together = np.full((len(x), out.shape[1]), 7, out.dtype)
+        library.all_rows(pointer(x), ctypes.c_long(rows), pointer(together))
+        np.testing.assert_array_equal(together[:rows], out[:rows], strict=True)
+        assert np.all(together[rows:] == 7)
     return np.stack(leaves, axis=1), out, wrong
 
 
@@ -149,6 +155,39 @@ def test_c_in_single_precision(flags, tmp_path):
     np.testing.assert_array_equal(leaf, leaves_of(model, x))
     expected = program_of(model).predict(x)
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", [(), ("-O3", "-march=native"), ("-O1", "-U__GNUC__")])
+@pytest.mark.parametrize("power", [-110, -61, 0, 62, 110])
+def test_single_precision_decides_in_c_only_what_it_can(power, flags, tmp_path):
+    """Splits and features of many sizes, whose squares underflow or overflow, and rows close to splits, or without
+    numbers.
+    """
+    tree, x = drawn("constant", depth=4, p=6)
+    size = np.float32(2.0) ** power
+    for name, scaled, rows in (
+        ("splits", tree.replace(weights=tree.weights * size, bias=tree.bias * size), x),
+        ("features", tree.replace(weights=tree.weights / size), x * np.float64(size)),
+    ):
+        rows = rows.astype(np.float32).astype(np.float64)
+        rows[:4, 0] = np.nan, np.inf, -np.inf, 3e38
+        export.to_c(scaled, tmp_path / f"{name}.h")
+        leaf, _, wrong = called(compiled(tmp_path / f"{name}.h", "jtrees", flags=flags), scaled, rows)
+        assert wrong == 0
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(leaf, program_of(scaled).leaf(rows))
+
+
+def test_few_rows_near_a_split_are_computed_twice_in_c():
+    tree, x = drawn("constant", depth=4, p=21)
+    reach, bounded = c_header._reach(program_of(tree), 24)
+    assert bounded
+    x = np.random.default_rng(0).normal(size=(2000, 21)).astype(np.float32)
+    exactly = np.float64(tree.weights) @ x.T.astype(np.float64) + np.float64(tree.bias)[:, None]
+    score = np.asarray(tree.weights) @ x.T + np.asarray(tree.bias)[:, None]  # single precision, added in another order
+    bound = np.sqrt(reach[0][:, None] * (1 + np.square(x).sum(1)))
+    assert np.all(np.abs(score - exactly) < bound) and np.mean(np.abs(score) < bound) < 1e-4
 
 
 @needs_compiler
@@ -426,6 +465,7 @@ def test_c_of_a_raw_table(trees, tmp_path):
       }}
       return jtrees_selftest();
     }}
+    void all_rows(const jtrees_row *x, long n, double *out) {{ jtrees_predict_rows(x, n, out); }}
     int level(const char *text) {{ return jtrees_heating___x__of(text); }}""")
     strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-pedantic", "-O2"]
     subprocess.run([COMPILER, *strict, "-shared", "-fPIC", source, "-o", tmp_path / "rows.so"], check=True)
@@ -437,6 +477,9 @@ def test_c_of_a_raw_table(trees, tmp_path):
         assert library.rows(tree, pointer(rows), len(rows), pointer(leaf), pointer(out)) == 0
         np.testing.assert_array_equal(leaf, leaves[:, tree])
     np.testing.assert_allclose(out, predictions[:, 0], rtol=1e-12, atol=1e-12)
+    together = np.empty_like(out)
+    library.all_rows(pointer(rows), ctypes.c_long(len(rows)), pointer(together))
+    np.testing.assert_array_equal(together, out)
     heating = fields[3]
     texts = [*heating.levels, "coal", "", None]
     found = [library.level(None if text is None else text.encode()) for text in texts]

@@ -17,10 +17,12 @@ def released(text: str) -> str:
     return text.translate(str.maketrans({stand_in: own for own, stand_in in _SPECIAL.items()}))
 
 
-def table(kind: str, name: str, values: Any) -> str:
-    """Returns the definition of a constant array."""
+def table(kind: str, name: str, values: Any, width: int | None = None) -> str:
+    """Returns the definition of a constant array, of which ``width`` elements of the last axis are declared: those
+    without a value are 0.
+    """
     values = np.asarray(values)
-    shape = "".join(f"[{n}]" for n in values.shape)
+    shape = "".join(f"[{n}]" for n in (*values.shape[:-1], width or values.shape[-1]))
     return f"static const {kind} $_{name}{shape} = {_listed(values, kind)};"
 
 
