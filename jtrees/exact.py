@@ -49,6 +49,32 @@ def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
     return (sums[0] + sums[1]) + (sums[2] + sums[3])
 
 
+def row_scores(weights: np.ndarray, bias: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Returns the scores of several splits for one sample, ``(nodes,)``: bit for bit those of :func:`scores`, in fewer
+    calls.
+
+    Args:
+      weights: weights of the splits, ``(nodes, p)``, in float32.
+      bias: their biases, ``(nodes,)``, in float32.
+      row: the sample in float32, ``(p,)``.
+    """
+    terms = np.multiply(weights, row, dtype=np.float64)
+    sums = np.zeros((len(bias), 4))
+    sums[:, 0] = bias
+    for start in range(0, len(row), 4):
+        part = terms[:, start : start + 4]
+        sums[:, : part.shape[1]] += part
+    return (sums[:, 0] + sums[:, 1]) + (sums[:, 2] + sums[:, 3])
+
+
+def row_leaf(scores: np.ndarray) -> int:
+    """Returns the leaf of the sample with these scores of all splits, ``(nodes,)``."""
+    node, right = 0, (scores > 0).tolist()
+    while node < len(right):
+        node = 2 * node + 1 + right[node]
+    return node - len(right)
+
+
 def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
     """Returns the leaf reached by scores in double precision; on the host.
 

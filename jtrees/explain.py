@@ -4,8 +4,10 @@ Functions take a fitted model, such as ``result.model`` or an estimator's ``mode
 tables are explained by column: the levels of a category, or a value and whether it is missing, belong together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
+import heapq
 import math
 from typing import Any, NamedTuple
 
@@ -97,14 +99,20 @@ def path(
     z = _relative(tree, x)[0]
     base = zero if reference is None else _relative(tree, columns.row("reference", reference))[0]
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
-    leaf, splits = int(exact.leaf_index(weights, bias, z[None])[0]), []
-    for level in range(tree.depth):
-        node = ((leaf + len(bias) + 1) >> (tree.depth - level)) - 1
-        if not weights[node].any():
-            continue
-        score = lambda at, node=node: float(exact.scores(weights[node], bias[node], at[None])[0])
-        parts = columns.summed(weights[node] * (z.astype(np.float64) - base))
-        splits.append(Split(node, score(z), score(base), dict(zip(columns.names, parts.tolist(), strict=True))))
+    place, nodes, margins = 0, [], []
+    while place < len(bias):
+        margin = float(exact.row_scores(weights[place, None], bias[place, None], z)[0])
+        if weights[place].any():
+            nodes.append(place)
+            margins.append(margin)
+        place = 2 * place + 1 + (margin > 0)
+    leaf, taken = place - len(bias), weights[nodes]
+    references = exact.row_scores(taken, bias[nodes], base).tolist()
+    by_column = columns.summed((taken * (z.astype(np.float64) - base)).T).T.tolist()
+    splits = [
+        Split(node, margin, reference, dict(zip(columns.names, terms, strict=True)))
+        for node, margin, reference, terms in zip(nodes, margins, references, by_column, strict=True)
+    ]
     parts = None
     if isinstance(tree.leaves, Linear):
         slopes = np.asarray(tree.leaves.coefficients, np.float64)[leaf]
@@ -156,8 +164,9 @@ def nearest_change(
 
     A leaf is the intersection of the half-spaces on its path, so the nearest point of each is a quadratic program with
     one constraint a level: least distance programming, solved by non-negative least squares (Lawson and Hanson, Solving
-    Least Squares Problems, 1974, chapter 23). The nearest of all leaves is exact; it is moved over the splits that it
-    touches by a millionth, and more where float32 asks for it.
+    Least Squares Problems, 1974, chapter 23). No leaf is nearer than the farthest of the half-spaces on its path, so
+    leaves are solved in that order, up to the first that cannot be nearer than one that is solved. The nearest of all
+    leaves is exact; it is moved over the splits that it touches by a millionth, and more where float32 asks for it.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
@@ -178,7 +187,10 @@ def nearest_change(
     tree, described = _tree(model), _Columns.of(model, feature_names)
     given = described.row("row", row)
     deviation = np.where(described.free(columns, row), described.features(x).std(0), 0.0)
-    answers, now = _answers(tree), int(tree.leaf_index(given)[0])
+    weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
+    leaf_at = lambda x: exact.row_leaf(exact.row_scores(weights, bias, _relative(tree, x[None])[0]))
+    margins = exact.row_scores(weights, bias, _relative(tree, given)[0])
+    answers, now = _answers(tree), exact.row_leaf(margins)
     if target is not None:
         classes = tree.leaves.values.shape[-1] if answers is not None else 0
         if answers is None:
@@ -190,73 +202,92 @@ def nearest_change(
     else:
         others = answers != answers[now] if target is None else answers == target
     if others[now]:
-        return _changed(tree, described, given[0], given[0], deviation)
-    splits = np.asarray(tree.weights, np.float64), np.asarray(tree.bias, np.float64)
-    z = _relative(tree, given)[0].astype(np.float64)
-    nearby = [
-        (float(np.linalg.norm(step)), step, constraints)
-        for leaf in np.flatnonzero(others).tolist()
-        for step, constraints in _step_to(*splits, leaf, z, deviation)
-    ]
-    for _, step, (directions, needed) in sorted(nearby, key=lambda one: one[0]):
+        return _changed(tree, described, given[0], given[0], now, deviation)
+    for step, (directions, needed) in _nearest_leaves(weights, margins, deviation, others):
         for more in 10.0 ** np.arange(-6, 0):
-            beyond = _least_distance(directions, needed + more * np.linalg.norm(directions, axis=1))
+            beyond = _least_distance(directions, needed + more)
             changed = given[0] + deviation * (step if beyond is None else beyond)
-            if others[int(tree.leaf_index(changed[None])[0])]:
-                return _changed(tree, described, given[0], changed, deviation)
+            if others[leaf := leaf_at(changed)]:
+                return _changed(tree, described, given[0], changed, leaf, deviation)
     return None
 
 
 def _changed(
-    tree: ObliqueTree, columns: "_Columns", before: np.ndarray, after: np.ndarray, deviation: np.ndarray
+    tree: ObliqueTree, columns: "_Columns", before: np.ndarray, after: np.ndarray, leaf: int, deviation: np.ndarray
 ) -> Change:
     moved = np.flatnonzero(before != after)
     length = float(np.linalg.norm((after - before)[moved] / deviation[moved]))
-    leaf = int(tree.leaf_index(after[None])[0])
     values = {columns.names[columns.owner[i]]: float(after[i]) for i in moved}
     return Change(after, length, leaf, np.asarray(tree.predict(after[None]))[0], values)
 
 
-def _step_to(
-    weights: np.ndarray, bias: np.ndarray, leaf: int, z: np.ndarray, deviation: np.ndarray
-) -> list[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
-    """Returns the shortest step in deviations from z to the closure of a leaf, with its constraints, or nothing."""
-    place, rows, needed = leaf + len(bias) + 1, [], []
-    while place > 1:
-        side, place = 2 * (place & 1) - 1, place >> 1
-        rows.append(side * weights[place - 1] * deviation)
-        needed.append(-side * (weights[place - 1] @ z + bias[place - 1]))
-        if not weights[place - 1].any():  # such a node sends every sample one way
-            if (bias[place - 1] > 0) != (side > 0):
-                return []
-            del rows[-1], needed[-1]
-    constraints = np.reshape(rows, (-1, len(z))), np.array(needed)
-    step = _least_distance(*constraints)
-    return [] if step is None else [(step, constraints)]
+def _nearest_leaves(
+    weights: np.ndarray, margins: np.ndarray, deviation: np.ndarray, others: np.ndarray
+) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
+    """Yields the shortest step to the closure of each leaf, in deviations, and its constraints ``g step >= h``, with
+    unit vectors g; the shortest first.
+
+    Args:
+      weights: weights of all nodes, ``(nodes, p)``.
+      margins: the scores of the sample, ``(nodes,)``.
+      deviation: units of the steps, ``(p,)``.
+      others: which leaves may be reached, ``(leaves,)`` bool.
+    """
+    directions = weights * deviation
+    length = np.sqrt(np.square(directions).sum(1))
+    moves = length > 0  # other nodes send the sample one way, wherever it goes
+    scale = np.where(moves, length, 1)
+    directions, away = directions / scale[:, None], margins / scale
+    nodes, sides = _paths(len(others))
+    fixed = np.where((margins[nodes] > 0) == (sides > 0), -np.inf, np.inf)
+    needed = np.where(moves[nodes], -sides * away[nodes], fixed)
+    least = np.where(others, needed.max(1).clip(0), np.inf)
+    solved: list[tuple[float, int, np.ndarray, tuple[np.ndarray, np.ndarray]]] = []
+    for leaf in [*np.argsort(least, kind="stable").tolist(), -1]:
+        bound = np.inf if leaf < 0 else least[leaf]
+        while solved and solved[0][0] <= bound:
+            yield heapq.heappop(solved)[2:]
+        if not np.isfinite(bound):
+            break
+        kept = moves[nodes[leaf]]
+        path, side = nodes[leaf][kept], sides[leaf][kept]
+        constraints = side[:, None] * directions[path], needed[leaf][kept]
+        step = _least_distance(*constraints)
+        if step is not None:
+            heapq.heappush(solved, (float(np.linalg.norm(step)), leaf, step, constraints))
+
+
+@functools.cache
+def _paths(leaves: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the nodes on the path to each leaf, ``(leaves, depth)``, and the sides that it takes, 1 for right."""
+    depth = leaves.bit_length() - 1
+    places = (np.arange(leaves)[:, None] + leaves) >> np.arange(depth, -1, -1)
+    return places[:, :-1] - 1, np.where(places[:, 1:] % 2 == 1, 1.0, -1.0)
 
 
 def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
-    """Returns the shortest d with ``g d >= h``, or None if there is none.
+    """Returns the shortest d with ``g d >= h`` for unit vectors g, or None if there is none.
 
-    For r, the residual of the least squares problem ``min ||[g^T; h^T] u - e||, u >= 0`` with e the last unit vector,
-    ``d = -r[:-1] / r[-1]``; there is none if r is 0.
+    If the nearest point of the farthest half-space is in all others, it is that. Else for r, the residual of the least
+    squares problem ``min ||[g^T; h^T] u - e||, u >= 0`` with e the last unit vector, ``d = -r[:-1] / r[-1]``; there is
+    none if r is 0.
     """
+    unit = float(h.max(initial=0))
+    if unit <= 0:
+        return np.zeros(g.shape[1])
+    step = unit * g[h.argmax()]
+    if (g @ step - h).min() >= -1e-12 * unit:
+        return step
     from scipy.optimize import nnls  # jax needs SciPy, but does not import this slow part of it
 
-    length = np.linalg.norm(g, axis=1)
-    if np.any((length == 0) & (h > 0)):
-        return None
-    g, h = g[length > 0] / length[length > 0, None], h[length > 0] / length[length > 0]
-    if not np.any(h > 0):
-        return np.zeros(g.shape[1])
     unit = np.abs(h).max()  # the problem is homogeneous: distances of 1 are the best conditioned
-    both = np.vstack([g.T, h / unit])
-    u, _ = nnls(both, np.eye(len(both))[-1])
-    residual = both @ u - np.eye(len(both))[-1]
+    both, last = np.vstack([g.T, h / unit]), np.zeros(g.shape[1] + 1)
+    last[-1] = 1
+    residual = both @ nnls(both, last)[0] - last
     if np.linalg.norm(residual) < 1e-9:
         return None
     step = -unit * residual[:-1] / residual[-1]
-    return step if np.all(g @ step >= h - 1e-6 * unit) else None
+    return step if (g @ step - h).min() >= -1e-6 * unit else None
 
 
 def _answers(tree: ObliqueTree) -> np.ndarray | None:

@@ -36,6 +36,17 @@ def test_samples_on_a_split_reach_the_leaf_of_exact_scores(depth, p):
     assert (rounded != expected).mean() > 0.005  # what single precision makes of them
 
 
+@pytest.mark.parametrize(("depth", "p"), [(1, 2), (3, 5), (2, 40)])
+def test_scores_of_one_sample_have_the_same_bits(depth, p):
+    tree, x = nasty.near_ties(depth, p, n=50)
+    weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
+    each = np.stack([exact.scores(w, b, x) for w, b in zip(weights, bias, strict=True)], axis=1)
+    for row, expected, leaf in zip(x, each, exact.leaf_index(weights, bias, x), strict=True):
+        scores = exact.row_scores(weights, bias, row)
+        np.testing.assert_array_equal(scores, expected)
+        assert exact.row_leaf(scores) == leaf
+
+
 def test_all_samples_that_single_precision_sends_elsewhere_are_uncertain_and_few_others():
     tree, x = nasty.near_ties(8, 21)
     others = np.random.default_rng(1).normal(size=(20_000, 21)).astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import accuracy_score, r2_score
 
 import jtrees
-from jtrees import explain
+from jtrees import exact, explain
 
 KEY = jax.random.key(0)
 
@@ -106,11 +106,11 @@ def nearest_by_active_sets(tree, x, deviation, wanted):
 
 
 @pytest.mark.parametrize("kind", ["constant", "classes"])
-@pytest.mark.parametrize(("depth", "p"), [(1, 1), (2, 2), (3, 5), (4, 3)])
+@pytest.mark.parametrize(("depth", "p"), [(1, 1), (2, 2), (3, 5), (4, 3), (6, 4)])
 def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
     tree, table = drawn(kind, depth, p), rows(100, p) * np.arange(1, p + 1)
     deviation = table.std(0)
-    for x in table[:15]:
+    for x in table[: 15 if depth < 6 else 3]:
         now = tree.leaf_index(x[None])[0]
         leaves = np.arange(2**depth)
         answer = leaves if kind == "constant" else np.asarray(tree.leaves.values).argmax(-1)
@@ -124,6 +124,23 @@ def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
         assert change.leaf == tree.leaf_index(change.x[None])[0] and wanted[change.leaf]
         assert change.distance == pytest.approx(np.linalg.norm((change.x - x) / deviation))
         assert change.changes == {f"x{i}": change.x[i] for i in np.flatnonzero(change.x != x)}
+
+
+@pytest.mark.parametrize("fixed", [0, 2])
+def test_leaves_are_visited_in_the_order_of_their_distances(fixed):
+    """Also with splits that send all samples one way, and with columns that do not change."""
+    tree = drawn(depth=4, p=3)
+    tree = tree.replace(weights=tree.weights.at[5].set(0).at[6, fixed:].set(0))
+    weights, bias, deviation = np.asarray(tree.weights), np.asarray(tree.bias), np.array([1.0, 2.0, 0.5])
+    deviation[:fixed] = 0
+    for x in rows(20, 3).astype(np.float32):
+        margins = exact.row_scores(weights, bias, x)
+        found = list(explain._nearest_leaves(weights, margins, deviation, np.ones(16, bool)))
+        lengths = [np.linalg.norm(step) for step, _ in found]
+        assert lengths == sorted(lengths)
+        expected = [nearest_by_active_sets(tree, x.astype(float), deviation, np.arange(16) == i) for i in range(16)]
+        expected = [length for length in expected if np.isfinite(length)]
+        np.testing.assert_allclose(lengths, sorted(expected), rtol=1e-6, atol=1e-8)
 
 
 def test_a_class_and_columns_can_be_asked_for():
