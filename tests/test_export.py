@@ -1,6 +1,7 @@
 """Exported files against the model: the same leaf for every row, and the same predictions."""
 
 import ctypes
+import itertools
 import os
 import re
 import runpy
@@ -20,6 +21,7 @@ import pytest
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, export
 from jtrees.export import c_header, encoding
+from jtrees.export.c_soft import SoftProgram, soft_program_of
 from jtrees.export.program import program_of
 from jtrees.leaves import Constant, Frequency, Linear, Logit
 
@@ -142,6 +144,123 @@ def test_c(name, tmp_path):
     assert wrong == 0
     np.testing.assert_array_equal(leaf, leaves_of(model, x))
     np.testing.assert_allclose(out, program_of(model).predict(x), rtol=1e-12, atol=1e-12)
+
+
+def compiled_rows(path, row="double", real="double"):
+    """A header as a library: ``one``, predictions row by row, ``many``, those of all rows, and ``wrong``."""
+    source, library = path.with_suffix(".c"), path.with_suffix(".so")
+    step = "JTREES_COLUMNS" if row != "jtrees_row" else "1"
+    source.write_text(f"""#include "{path.name}"
+    void one(const {row} *x, long n, {real} *out) {{
+      for (; n--; x += {step}, out += JTREES_OUTPUTS) jtrees_predict(x, out);
+    }}
+    void many(const {row} *x, long n, {real} *out) {{ jtrees_predict_rows(x, n, out); }}
+    int wrong(void) {{ return jtrees_selftest(); }}""")
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-pedantic", "-O2"]
+    subprocess.run([COMPILER, *strict, "-shared", "-fPIC", source, "-o", library], check=True)
+    functions = ctypes.CDLL(str(library))
+
+    def predictions(x, outputs, dtype=np.float64):
+        both = []
+        for function in (functions.one, functions.many):
+            out = np.empty((len(x), outputs), dtype)
+            function(x.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(len(x)), out.ctypes.data_as(ctypes.c_void_p))
+            both.append(out)
+        np.testing.assert_array_equal(*both)
+        assert functions.wrong() == 0
+        return both[0]
+
+    return predictions
+
+
+def soft_program(weights, bias, leaves, gamma, logistic):
+    """The program of soft trees on scaled data."""
+    p, k = weights.shape[-1], leaves.shape[-1]
+    scaling = np.zeros(p), np.zeros(p), np.ones(p), 1e30, np.ones(k), np.zeros(k)
+    return SoftProgram(weights, bias, leaves, gamma, logistic, *scaling, False, False, None)
+
+
+def soft_model(outputs, step, gamma=0.5):
+    """A random model of soft trees in the user's units, with a constant column, and samples."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.normal(size=(300, 3)) * [1, 50, 1e-3] + [0, 1e4, 2], np.ones(300)])
+    y = {None: x[:, 0] * 1e3 - 7e3, 2: x[:, :2] * [1, 1e4], "classes": np.arange(300) % 3}[outputs]
+    task = jtrees.Classification(3) if outputs == "classes" else jtrees.Regression(outputs)
+    fitted = jtrees.fit(jtrees.TEL(trees=3, depth=4, epochs=1, step=step), x, y, task=task, key=jax.random.key(0)).model
+    f32 = lambda like: jnp.asarray(rng.normal(size=like.shape) / 2, jnp.float32)
+    network = fitted.network.replace(params=jax.tree.map(f32, fitted.network.params), gamma=jnp.float32(gamma))
+    return fitted.replace(network=network), x
+
+
+def test_soft_trees_in_double_precision_are_sums_over_leaves():
+    """The reach of a leaf is the product of the steps on its path (Hazimeh et al. 2020, section 2)."""
+    rng = np.random.default_rng(0)
+    weights, bias, leaves = (rng.normal(size=shape) for shape in ((2, 7, 3), (2, 7), (2, 8, 2)))
+    for logistic in (False, True):
+        of = soft_program(weights, bias, leaves, gamma=1.5, logistic=logistic)
+        x = rng.normal(size=(5, 3)).astype(np.float32).astype(np.float64)
+        expected = np.zeros((5, 2))
+        for n, tree, leaf in itertools.product(range(5), range(2), range(8)):
+            reach, place = 1.0, leaf + 8
+            while place > 1:
+                side, place = place % 2, place // 2
+                score = weights[tree, place - 1] @ x[n] + bias[tree, place - 1]
+                u = np.clip(score / 1.5, -0.5, 0.5)
+                right = 1 / (1 + np.exp(-4 * score)) if logistic else -2 * u**3 + 1.5 * u + 0.5
+                reach *= right if side else 1 - right
+            expected[n] += reach * leaves[tree, leaf]
+        np.testing.assert_allclose(of.predict(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("step", ["smooth", "logistic"])
+@pytest.mark.parametrize("outputs", [None, 2, "classes"])
+@pytest.mark.parametrize("precision", ["double", "float"])
+def test_c_of_soft_trees(outputs, step, precision, tmp_path):
+    model, x = soft_model(outputs, step)
+    if precision == "float":
+        x = x.astype(np.float32)
+    export.to_c(model, tmp_path / "model.h", precision=precision)
+    text = (tmp_path / "model.h").read_text()
+    assert f"3 soft trees of depth 4 with 4 features, {step} steps" in text and "#include" not in text
+    expected = soft_program_of(model).predict(x)
+    predictions = compiled_rows(tmp_path / "model.h", precision, precision)
+    out = predictions(np.ascontiguousarray(x), expected.shape[1], REALS[precision])
+    close = 1e-12 if precision == "double" else 1e-6
+    np.testing.assert_allclose(out, expected, rtol=close, atol=close * np.ptp(expected))
+    # The library adds in single precision, in units of the range of the targets.
+    predicted = model.predict(x.astype(np.float64)).reshape(expected.shape)
+    np.testing.assert_allclose(out, predicted, rtol=1e-5, atol=1e-5 * np.ptp(expected))
+    hard = soft_model(outputs, step, gamma=1e-4)[0]
+    assert np.all(np.isfinite(soft_program_of(hard).predict(x)))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("standard_promotion")
+def test_c_of_fitted_soft_trees_of_a_raw_table(tmp_path):
+    frame, y = raw_table()
+    frame, other = frame.drop(columns="same"), raw_table(seed=1)[0]
+    model = jtrees.fit(jtrees.TEL(trees=3, depth=3, epochs=20), frame, y, key=jax.random.key(0)).model
+    export.to_c(model, tmp_path / "model.h")
+    predictions = compiled_rows(tmp_path / "model.h", "jtrees_row")
+    out = predictions(rows_in_c(model, other, tmp_path / "model.h"), 1)[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jtrees.data.ColumnsWarning)  # gaps in columns that had none
+        predicted = model.predict(other)
+    np.testing.assert_allclose(out, predicted, rtol=1e-5, atol=1e-5 * np.ptp(y))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_soft_trees_that_cannot_be_exported(tmp_path):
+    model, _ = soft_model(None, "smooth")
+    scaled = model.without_scaling()
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    np.testing.assert_allclose(soft_program_of(scaled).predict(x)[:, 0], scaled.predict(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"float32 weights \(trees, nodes, p\), got float32, of shape \(1, 3, 15, 4\)"):
+        export.to_c(jax.tree.map(lambda a: jnp.asarray(a)[None], scaled), tmp_path / "model.h")
+    with pytest.raises(ValueError, match="model must be one of regression or classification"):
+        export.to_c(model.replace(task=None), tmp_path / "model.h")
 
 
 @needs_compiler
@@ -297,13 +416,18 @@ def test_what_cannot_be_exported(tmp_path):
     tree, x = drawn("linear")
     path = tmp_path / "model"
     path.write_text("before")
-    soft = jtrees.fit(jtrees.TEL(trees=2, depth=2, epochs=1), x, x[:, 0], key=jax.random.key(0)).model
+    fitted = lambda recipe: jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0)).model
+    soft, latent = fitted(jtrees.TEL(trees=2, depth=2, epochs=1)), fitted(jtrees.LatentTree(depth=2, epochs=1))
     many = jax.tree.map(lambda a: jnp.stack([a, a]), tree)
     raw = jtrees.data.FrameModel(tree, jtrees.data.Columns.fit(x)[0])
-    trees_alone = r"model must be an ObliqueTree or a Forest of them \(to_stablehlo takes others\), got"
+    trees_alone = (
+        "model must be an ObliqueTree or a Forest of them "
+        r"\(to_c takes an EnsembleModel, too, and to_stablehlo all others\), got"
+    )
+    others = {export.to_c: [latent], export.to_stablehlo: []}
     for write in (export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo):
         for model, message in (
-            *([(soft, f"{trees_alone} {type(soft).__name__}")] if write is not export.to_stablehlo else []),
+            *((other, f"{trees_alone} {type(other).__name__}") for other in others.get(write, [soft, latent])),
             (many, rf"{trees_alone} ObliqueTree of shape \(2, 7, 5\)"),
             (tree.replace(weights=np.float64(tree.weights)), "model must have float32 weights, got float64"),
             (Forest(many, "vote"), "trees with linear leaves cannot vote"),
@@ -439,6 +563,18 @@ def expected_of(model, frame):
     return program.leaf(features), program.predict(features)
 
 
+def rows_in_c(model, frame, path):
+    """A table as an array of the structs that a header declares."""
+    fields, table = encoding.fields_of(model.columns), jtrees.data.read_frame(frame)
+    members = re.findall(r"^  (?:int|double) (\w+);", path.read_text(), re.MULTILINE)
+    kinds = [np.int32 if field.kind == "text" else np.float64 for field in fields]
+    rows = np.zeros(len(frame), np.dtype(list(zip(members, kinds, strict=True)), align=True))
+    for field, member in zip(fields, members, strict=True):
+        raw = table.columns[field.name]
+        rows[member] = encoding.codes_of(field, raw) if field.kind == "text" else raw.values
+    return rows
+
+
 @needs_compiler
 @pytest.mark.parametrize("trees", [None, 2])
 def test_c_of_a_raw_table(trees, tmp_path):
@@ -447,14 +583,8 @@ def test_c_of_a_raw_table(trees, tmp_path):
     export.to_c(model, path)
     fields = encoding.fields_of(model.columns)
     assert "same" not in [field.name for field in fields]
-    table = jtrees.data.read_frame(frame)
-    members = re.findall(r"^  (?:int|double) (\w+);", path.read_text(), re.MULTILINE)
-    assert members[:4] == ["living_area", "living_area_2", "int_2", "heating___x_"]
-    kinds = [np.int32 if field.kind == "text" else np.float64 for field in fields]
-    rows = np.zeros(len(frame), np.dtype(list(zip(members, kinds, strict=True)), align=True))
-    for field, member in zip(fields, members, strict=True):
-        raw = table.columns[field.name]
-        rows[member] = encoding.codes_of(field, raw) if field.kind == "text" else raw.values
+    rows = rows_in_c(model, frame, path)
+    assert rows.dtype.names[:4] == ("living_area", "living_area_2", "int_2", "heating___x_")
     source = tmp_path / "rows.c"
     tree = "" if trees is None else "tree, "
     source.write_text(f"""#include "model.h"

@@ -1,4 +1,4 @@
-"""A tree or a forest as one C99 header."""
+"""A tree, a forest or soft trees as one C99 header."""
 
 import os
 import re
@@ -7,7 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from jtrees import io, validation
+from jtrees.export import c_soft
 from jtrees.export.c_columns import Columns
+from jtrees.export.c_soft import SoftProgram
 from jtrees.export.c_text import released, table
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
@@ -25,13 +27,18 @@ def to_c(
     predictions differ from those recorded in the file. With ``-DJTREES_MAIN`` it is a program whose exit status is that
     number.
 
+    Soft trees have no leaf of a row, and no ``jtrees_leaf``. Their predictions are computed in double precision from
+    features in single precision, and those of ``predict`` in single precision: its scores have errors of some 1e-7,
+    which steps of width gamma magnify. For a gamma of 0.5 they agree to 1e-5 of the range of the targets.
+
     For a model of DataFrames a row is a struct ``jtrees_row`` with a member for each column that is used: doubles for
     numbers, booleans (0 and 1) and dates (days since 1970-01-01), in which NaN is a missing value; and for text an int,
     a level of an enum, which ``jtrees_COLUMN_of(text)`` returns. Of arrays with missing values it is a ``const double
     *`` with NaN.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, a
+        :class:`jtrees.methods.EnsembleModel` (of TEL), or any of these of a raw table
         (:class:`jtrees.data.FrameModel`).
       path: path of the file, which is written whole or not at all.
       prefix: what all names in the file begin with.
@@ -42,7 +49,7 @@ def to_c(
       ValueError: for another model, a prefix that is not a name in C, or another precision.
       OSError: if the file cannot be written.
     """
-    program = program_of(model)
+    program = c_soft.soft_program_of(model) or program_of(model)
     validation.check_choice("precision", precision, ("double", "float"))
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", prefix):
         raise ValueError(f"prefix must be a name in C, got {prefix!r}")
@@ -50,22 +57,12 @@ def to_c(
         file.write(_header(program, prefix, precision).encode())
 
 
-def _header(of: Program, prefix: str, precision: str) -> str:
+def _header(of: Program | SoftProgram, prefix: str, precision: str) -> str:
     trees, nodes, p = of.weights.shape
-    k, linear, bounded = len(of.offset), of.coefficients is not None, of.lower is not None
     given, rows = of.test_rows()
     padded = -(-p // 4) * 4
-    reach, reached = _reach(of, padded)
-    tables: list[Any] = [
-        ("float", "weights", of.weights, padded),
-        ("float", "bias", of.bias),
-        ("float", "reach", reach),
-    ]
-    tables += [("float", "intercept", of.intercept)]
-    tables += [("float", "coefficients", of.coefficients)] if linear else []
-    tables += [("float", "lower", of.lower), ("float", "upper", of.upper)] if bounded else []
-    tables += [("double", "zero", of.zero), ("double", "offset", of.offset)]
-    tables += [("int", "test_leaf", of.leaf(rows)), ("double", "test_out", of.predict(rows))]
+    tables: list[Any] = [("float", "weights", of.weights, padded), ("float", "bias", of.bias)]
+    tables += [("double", "zero", of.zero), ("double", "offset", of.offset), ("double", "test_out", of.predict(rows))]
     if of.columns is None:
         encode, row, tests, test_row, address = "", precision, table(precision, "test_x", rows), _TEST_ROW, "x"
     else:
@@ -73,36 +70,30 @@ def _header(of: Program, prefix: str, precision: str) -> str:
         encode, row = columns.text, columns.row
         tests, test_row = columns.test_rows(given)
         address = "&x" if of.columns.named else "x"
-    parts = {
+    parts = c_soft.parts_of(of, tables) if isinstance(of, SoftProgram) else _parts_of_trees(of, tables, padded, rows)
+    parts |= {
         "COLUMNS": ""
         if row == "$_row"
         else f"  $$_COLUMNS = {p if of.columns is None else len(of.columns.columns)},\n",
         "TABLES": "\n".join(table(*each) for each in tables),
-        "REACHED": "" if reached else "0 && ",
-        "BLOCK": min(16, max(1, 2**14 // padded)),
         "NEXT": "1" if row == "$_row" else "$$_COLUMNS",
         "PADDED": padded,
-        "RELATIVE": _RELATIVE if of.columns is None else _RELATIVE_TO_ENCODED,
+        "FEATURES_OF": "" if of.columns is None else _ENCODED,
+        "FEATURE": "(double)x[j]" if of.columns is None else "features[j]",
         "ENCODE": encode,
         "ROW": row,
         "TESTS": tests,
         "TEST_ROW": test_row,
         "ADDRESS": address,
-        "LEAF": "tree, " if not of.single else "0, ",
-        "TREE_ARGUMENT": "int tree, " if not of.single else "",
-        "TEST_TREE": "t, " if not of.single else "",
-        "TERMS": _TERMS if linear else "",
-        "BOUNDS": _BOUNDS if bounded else "",
         "SOFTMAX": _SOFTMAX if of.softmax else "",
-        "EXP": _EXP if of.softmax else "",
+        "EXP": _EXP if of.softmax or (isinstance(of, SoftProgram) and of.logistic) else "",
         "TOLERANCE": "1e-12" if precision == "double" else "1e-6",
         "WHAT": of.described(),
         "FEATURES": p,
         "TREES": trees,
         "NODES": nodes,
         "DEPTH": of.depth,
-        "OUTPUTS": k,
-        "DIVISOR": of.divisor,
+        "OUTPUTS": len(of.offset),
         "REAL": precision,
         "TESTED": len(rows),
     }
@@ -110,6 +101,29 @@ def _header(of: Program, prefix: str, precision: str) -> str:
     for key, part in parts.items():
         text = text.replace(f"@{key}@", str(part))
     return released(text.replace("$$", prefix.upper()).replace("$", prefix))
+
+
+def _parts_of_trees(of: Program, tables: list[Any], padded: int, rows: np.ndarray) -> dict[str, Any]:
+    """Returns what the template has for hard trees, and adds their tables."""
+    linear, bounded = of.coefficients is not None, of.lower is not None
+    reach, reached = _reach(of, padded)
+    tables += [("float", "reach", reach), ("float", "intercept", of.intercept)]
+    tables += [("float", "coefficients", of.coefficients)] if linear else []
+    tables += [("float", "lower", of.lower), ("float", "upper", of.upper)] if bounded else []
+    tables += [("int", "test_leaf", of.leaf(rows))]
+    return {
+        "SAYS": _SAYS,
+        "BODY": _BODY,
+        "TEST_LEAVES": _TEST_LEAVES,
+        "REACHED": "" if reached else "0 && ",
+        "BLOCK": min(16, max(1, 2**14 // padded)),
+        "LEAF": "tree, " if not of.single else "0, ",
+        "TREE_ARGUMENT": "int tree, " if not of.single else "",
+        "TEST_TREE": "t, " if not of.single else "",
+        "TERMS": _TERMS if linear else "",
+        "BOUNDS": _BOUNDS if bounded else "",
+        "DIVISOR": of.divisor,
+    }
 
 
 def _reach(of: Program, padded: int) -> tuple[np.ndarray, bool]:
@@ -130,10 +144,7 @@ def _reach(of: Program, padded: int) -> tuple[np.ndarray, bool]:
 _TEMPLATE = """\
 /* @WHAT@, written by jtrees.
  *
- * $_leaf: the leaf of a row, from 0. $_predict: its predictions. $_predict_rows: those of n rows, in less
- * time. $_selftest: 0 if they are what jtrees computed for ten rows. With -D$$_MAIN a program whose exit
- * status is that of the self-test.
- */
+@SAYS@ */
 #ifndef $$_H
 #define $$_H
 
@@ -149,6 +160,59 @@ enum {
 @TABLES@
 
 @ENCODE@
+/* The score of a split in double precision, in which products are exact: four partial sums, in the order of jtrees. */
+static inline double $_score(int tree, int node, const float *z) {
+  const float *w = $_weights[tree][node];
+  double a = $_bias[tree][node], b = 0, c = 0, d = 0;
+  for (int j = 0; j < $$_PADDED; j += 4) {
+    a += (double)w[j] * z[j];
+    b += (double)w[j + 1] * z[j + 1];
+    c += (double)w[j + 2] * z[j + 2];
+    d += (double)w[j + 3] * z[j + 3];
+  }
+  return (a + b) + (c + d);
+}
+@EXP@
+/* Predictions from the sums over all trees. */
+static inline void $_finish(double *sum, @REAL@ *out) {
+  for (int k = 0; k < $$_OUTPUTS; k++) sum[k] = sum[k] / @DIVISOR@ + $_offset[k];
+@SOFTMAX@  for (int k = 0; k < $$_OUTPUTS; k++) out[k] = (@REAL@)sum[k];
+}
+
+@BODY@
+@TESTS@
+static inline int $_selftest(void) {
+  int wrong = 0;
+  for (int i = 0; i < @TESTED@; i++) {
+@TEST_ROW@
+    @REAL@ out[$$_OUTPUTS], again[$$_OUTPUTS];
+    int differs = 0;
+@TEST_LEAVES@    $_predict(@ADDRESS@, out);
+    $_predict_rows(@ADDRESS@, 1, again);
+    for (int k = 0; k < $$_OUTPUTS; k++) {
+      const double expected = $_test_out[i][k], error = out[k] - expected;
+      const double most = @TOLERANCE@ * (1 + (expected < 0 ? -expected : expected));
+      differs |= !(error <= most && error >= -most) || again[k] != out[k];
+    }
+    wrong += differs;
+  }
+  return wrong;
+}
+
+#ifdef $$_MAIN
+int main(void) { return $_selftest(); }
+#endif
+
+#endif
+"""
+
+_SAYS = """\
+ * $_leaf: the leaf of a row, from 0. $_predict: its predictions. $_predict_rows: those of n rows, in less
+ * time. $_selftest: 0 if they are what jtrees computed for ten rows. With -D$$_MAIN a program whose exit
+ * status is that of the self-test.
+"""
+
+_BODY = """\
 /* first + w z, in single precision, in any order. */
 static inline float $_dot(const float *w, const float *z, float first) {
 #ifdef __GNUC__
@@ -163,27 +227,18 @@ static inline float $_dot(const float *w, const float *z, float first) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* A row relative to the origin, in single precision, so that products with weights are exact in double precision.
-   Returns 1 + |z|^2. */
+/* A row relative to the origin, in single precision. Returns 1 + |z|^2. */
 static inline float $_relative(const @ROW@ *x, float *z) {
-@RELATIVE@  for (int j = $$_FEATURES; j < $$_PADDED; j++) z[j] = 0;
+@FEATURES_OF@  for (int j = 0; j < $$_FEATURES; j++) z[j] = (float)(@FEATURE@ - $_zero[j]);
+  for (int j = $$_FEATURES; j < $$_PADDED; j++) z[j] = 0;
   return $_dot(z, z, 1);
 }
 
-/* Whether a row goes right. Where rounding may decide the sign in single precision, scores are computed in double
-   precision: four partial sums, in the order of jtrees. */
+/* Whether a row goes right. Scores are in double precision where rounding may decide their sign in single precision. */
 static inline int $_right(int tree, int node, const float *z, float size) {
-  const float *w = $_weights[tree][node];
-  const float score = $_dot(w, z, $_bias[tree][node]);
+  const float score = $_dot($_weights[tree][node], z, $_bias[tree][node]);
   if (@REACHED@score * score > $_reach[tree][node] * size) return score > 0;
-  double a = $_bias[tree][node], b = 0, c = 0, d = 0;
-  for (int j = 0; j < $$_PADDED; j += 4) {
-    a += (double)w[j] * z[j];
-    b += (double)w[j + 1] * z[j + 1];
-    c += (double)w[j + 2] * z[j + 2];
-    d += (double)w[j + 3] * z[j + 3];
-  }
-  return (a + b) + (c + d) > 0;
+  return $_score(tree, node, z) > 0;
 }
 
 /* The leaf of a relative row. */
@@ -206,12 +261,6 @@ static inline void $_add(int tree, int leaf, const float *z, double *sum) {
     double value = $_intercept[tree][leaf][k];
 @TERMS@@BOUNDS@    sum[k] += value;
   }
-}
-@EXP@
-/* Predictions from the sums over all trees. */
-static inline void $_finish(double *sum, @REAL@ *out) {
-  for (int k = 0; k < $$_OUTPUTS; k++) sum[k] = sum[k] / @DIVISOR@ + $_offset[k];
-@SOFTMAX@  for (int k = 0; k < $$_OUTPUTS; k++) out[k] = (@REAL@)sum[k];
 }
 
 static inline void $_predict(const @ROW@ *x, @REAL@ *out) {
@@ -242,44 +291,17 @@ static inline void $_predict_rows(const @ROW@ *x, long n, @REAL@ *out) {
     for (int i = 0; i < rows; i++, out += $$_OUTPUTS) $_finish(sum[i], out);
   }
 }
+"""
 
-@TESTS@
-static inline int $_selftest(void) {
-  int wrong = 0;
-  for (int i = 0; i < @TESTED@; i++) {
-@TEST_ROW@
-    @REAL@ out[$$_OUTPUTS], again[$$_OUTPUTS];
-    int differs = 0;
+_TEST_LEAVES = """\
     for (int t = 0; t < $$_TREES; t++) differs |= $_leaf(@TEST_TREE@@ADDRESS@) != $_test_leaf[i][t];
-    $_predict(@ADDRESS@, out);
-    $_predict_rows(@ADDRESS@, 1, again);
-    for (int k = 0; k < $$_OUTPUTS; k++) {
-      const double expected = $_test_out[i][k], error = out[k] - expected;
-      const double most = @TOLERANCE@ * (1 + (expected < 0 ? -expected : expected));
-      differs |= !(error <= most && error >= -most) || again[k] != out[k];
-    }
-    wrong += differs;
-  }
-  return wrong;
-}
-
-#ifdef $$_MAIN
-int main(void) { return $_selftest(); }
-#endif
-
-#endif
 """
 
 _TEST_ROW = "    const @REAL@ *x = $_test_x[i];"
 
-_RELATIVE = """\
-  for (int j = 0; j < $$_FEATURES; j++) z[j] = (float)((double)x[j] - $_zero[j]);
-"""
-
-_RELATIVE_TO_ENCODED = """\
+_ENCODED = """\
   double features[$$_FEATURES];
   $_encode(x, features);
-  for (int j = 0; j < $$_FEATURES; j++) z[j] = (float)(features[j] - $_zero[j]);
 """
 
 _TERMS = """\

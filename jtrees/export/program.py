@@ -115,7 +115,8 @@ def program_of(model: Any) -> Program:
         of = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
         came = f"{type(model).__name__}{of}"
-        raise ValueError(f"model must be an ObliqueTree or a Forest of them (to_stablehlo takes others), got {came}")
+        others = "to_c takes an EnsembleModel, too, and to_stablehlo all others"
+        raise ValueError(f"model must be an ObliqueTree or a Forest of them ({others}), got {came}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
     origin, leaves = tree.origin, tree.leaves
