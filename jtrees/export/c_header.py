@@ -181,6 +181,11 @@ static inline void $_finish(double *sum, @REAL@ *out) {
 
 @BODY@
 @TESTS@
+static inline int $_differs(double value, double expected) {
+  const double error = value - expected, most = @TOLERANCE@ * (1 + (expected < 0 ? -expected : expected));
+  return !(error <= most && error >= -most);
+}
+
 static inline int $_selftest(void) {
   int wrong = 0;
   for (int i = 0; i < @TESTED@; i++) {
@@ -189,11 +194,8 @@ static inline int $_selftest(void) {
     int differs = 0;
 @TEST_LEAVES@    $_predict(@ADDRESS@, out);
     $_predict_rows(@ADDRESS@, 1, again);
-    for (int k = 0; k < $$_OUTPUTS; k++) {
-      const double expected = $_test_out[i][k], error = out[k] - expected;
-      const double most = @TOLERANCE@ * (1 + (expected < 0 ? -expected : expected));
-      differs |= !(error <= most && error >= -most) || again[k] != out[k];
-    }
+    for (int k = 0; k < $$_OUTPUTS; k++)
+      differs |= $_differs(out[k], $_test_out[i][k]) | $_differs(again[k], $_test_out[i][k]);
     wrong += differs;
   }
   return wrong;

@@ -166,8 +166,8 @@ def parts_of(of: SoftProgram, tables: list[Any]) -> dict[str, Any]:
 
 
 _SAYS = """\
- * $_predict: the predictions of a row. $_predict_rows: those of n rows. $_selftest: 0 if they are what jtrees
- * computed for ten rows. With -D$$_MAIN a program whose exit status is that of the self-test.
+ * $_predict: the predictions of a row. $_predict_rows: those of n rows. $_selftest: 0 if they are what
+ * jtrees computed for ten rows. With -D$$_MAIN a program whose exit status is that of the self-test.
 """
 
 _BODY = """\
