@@ -118,9 +118,9 @@ def main() -> None:
         f"{options.rows} rows of {FEATURES} features in a NumPy array, float64 for exported files, else float32; "
         "answers in NumPy. C and CART run on one core; the time of one row is that of a call from "
         "Python by ctypes, of a row within C the inverse of the rate. jtrees and ONNX use all cores. Rows: "
-        f"jtrees_predict_rows. Those of a depth are timed in turn, {ROUNDS} times; of CART's: the largest rate as "
-        "a multiple of the largest of CART of equal depth, which what else runs on the machine disturbs least. Leaves are compared with those of leaf_index. Median and half the "
-        "interquartile range."
+        f"jtrees_predict_rows. Those of a depth are timed in turn, {ROUNDS} times; of CART's: the largest rate as a "
+        "multiple of the largest of CART of equal depth, which what else runs on the machine disturbs least. Leaves "
+        "are compared with those of leaf_index. Median and half the interquartile range."
     )
     arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
     benchmark.write("bench_export", arguments, header, rows, notes, committed=options.write)
