@@ -151,11 +151,29 @@ def test_means_of_classes_and_of_several_targets():
     ):
         columns, features = Columns.fit(FRAME[["city"]], y, task=task)
         assert columns.feature_names == [*(f"[mean {name} by city]" for name in names), "[frequency of city]"]
+        own = {"class 0": "unsold", "class 1": "sold", "class 2": "withdrawn"}
+        named = columns.with_class_names(list(own.values())[: max(len(names), 2)])
+        assert named.feature_names[:-1] == [f"[mean {own.get(name, name)} by city]" for name in names]
+        np.testing.assert_array_equal(named.transform(FRAME), columns.transform(FRAME))
         if names[-1] == "class 2":
             np.testing.assert_allclose(features[:, :3].sum(1), 1, atol=0.2)  # each is shrunk by its own variances
         if names[-1] == "y1":
             np.testing.assert_allclose(features[:, 1], -2 * features[:, 0], rtol=1e-9)
     assert Columns.fit(FRAME[["city"]])[0].feature_names == ["[frequency of city]"]
+
+
+def test_rules_and_plots_speak_of_classes_by_their_names():
+    plot_tree = pytest.importorskip("jtrees.plotting").plot_tree
+    columns, features = Columns.fit(FRAME[["city"]], Y.mean() < Y, task="classification")
+    leaves = jtrees.leaves.Frequency(np.float32([[0.9, 0.1], [0.2, 0.8]]))
+    model = FrameModel(jtrees.ObliqueTree(np.float32([[2, 0]]), np.float32([-1]), leaves), columns)
+    assert features.shape[1] == 2 and "[mean class 1 by city]" in model.to_text()
+    text = model.to_text(class_names=["unsold", "sold"])
+    assert "[mean sold by city]" in text and "sold: 0.8" in text and "class 1" not in text
+    shown = " ".join(text.get_text() for text in plot_tree(model, class_names=["unsold", "sold"]).texts)
+    assert "[mean sold by city]" in shown and "class 1" not in shown
+    with pytest.raises(ValueError, match="class_names must hold 2 names, one a class, got 1"):
+        model.to_text(class_names=["sold"])
 
 
 def test_months_and_weekdays_where_they_help():
@@ -164,6 +182,8 @@ def test_months_and_weekdays_where_they_help():
     y = 0.01 * np.arange(1200) + rng.normal(size=1200)
     names = lambda y: Columns.fit(pd.DataFrame({"day": days}), y)[0].feature_names
     assert names(y) == ["day (days since 2019-01-01)"]
+    of_classes = Columns.fit(pd.DataFrame({"day": days}), days.dt.month == 3, task="classification")[0]
+    assert of_classes.with_class_names(["no", "yes"]).feature_names[1:] == ["[mean yes by day month]"]
     in_march = names(y + (days.dt.month == 3))
     assert in_march[1:] == ["[mean y by day month]"]
     march = Columns.fit(pd.DataFrame({"day": days}), y + (days.dt.month == 3))[0].transform(pd.DataFrame({"day": days}))

@@ -4,7 +4,7 @@ Every kind of column is a class that can be fitted to a raw column, names its fe
 data, so that a saved model holds the columns it was fitted to.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 import dataclasses
 from typing import Any, Literal, NamedTuple
 import warnings
@@ -368,6 +368,23 @@ class Columns:
     def feature_names(self) -> list[str]:
         """Names of the features, such as ``area``, ``[area missing]``, ``[heating = gas]``."""
         return [feature for name, column in self.columns.items() for feature in column.features(name)]
+
+    def with_class_names(self, class_names: Sequence[str]) -> "Columns":
+        """Returns the same columns, in whose feature names classes have the user's names: ``[mean sold by city]``.
+
+        Args:
+          class_names: names of the K classes, in the order of their numbers.
+        """
+        names = {f"class {i}": str(name) for i, name in enumerate(class_names)}
+
+        def renamed(column: Any) -> Any:
+            if isinstance(column, Date):
+                return dataclasses.replace(column, parts={name: renamed(part) for name, part in column.parts.items()})
+            if not isinstance(column, TargetMeans):
+                return column
+            return dataclasses.replace(column, outputs=tuple(names.get(output, output) for output in column.outputs))
+
+        return dataclasses.replace(self, columns={name: renamed(column) for name, column in self.columns.items()})
 
     def warn_left_out(self) -> None:
         """Warns with :class:`ColumnsWarning` of columns that are left out."""

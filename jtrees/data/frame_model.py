@@ -1,5 +1,6 @@
 """A model of a raw table: the columns that it was fitted to, and a model of the numbers that they become."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Int
@@ -40,16 +41,18 @@ class FrameModel:
         """Returns the nodes on the path of each row, as :meth:`jtrees.ObliqueTree.decision_path`."""
         return self.model.decision_path(self.columns.transform(x))
 
-    def to_text(self, *, x: Any = None, **options: Any) -> str:
+    def to_text(self, *, x: Any = None, class_names: Sequence[str] | None = None, **options: Any) -> str:
         """Returns the rules in terms of the columns, such as ``0.31 area - 0.4 [area missing] > 0.7``.
 
         Arguments are those of :meth:`jtrees.ObliqueTree.to_text`, but for the names of the features; x is a raw table.
+        With ``class_names``, features that are means of classes have these names, too: ``[mean sold by city]``.
 
         Raises:
           AttributeError: if the model is not one tree.
         """
         features = None if x is None else self.columns.transform(x)
-        return self.tree.to_text(self.columns.feature_names, x=features, **options)
+        columns = self.columns if class_names is None else self.columns.with_class_names(class_names)
+        return self.tree.to_text(columns.feature_names, x=features, class_names=class_names, **options)
 
     @property
     def tree(self) -> ObliqueTree:

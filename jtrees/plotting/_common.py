@@ -23,8 +23,11 @@ def new_axes(ax: Any, **size: Any) -> Any:
     return plt.subplots(**size)[1] if ax is None else ax
 
 
-def features_of(model: Any, x: Any, feature_names: Sequence[str] | None) -> tuple[Any, Any, list[str]]:
-    """Returns the model of features, samples as features, ``(n, p)`` or None, and the names of the features.
+def features_of(
+    model: Any, x: Any, feature_names: Sequence[str] | None, class_names: Sequence[str] | None = None
+) -> tuple[Any, Any, list[str]]:
+    """Returns the model of features, samples as features, ``(n, p)`` or None, and the names of the features, in which
+    classes have the given names.
 
     Raises:
       ValueError: for rows that do not fit the model, for another number of names, and for names for a raw table.
@@ -33,7 +36,8 @@ def features_of(model: Any, x: Any, feature_names: Sequence[str] | None) -> tupl
         if feature_names is not None:
             raise ValueError("feature_names must be None: the columns of this model have names")
         features = None if x is None else model.columns.transform(x)
-        return model.model, features, model.columns.feature_names
+        columns = model.columns if class_names is None else model.columns.with_class_names(class_names)
+        return model.model, features, columns.feature_names
     features = None if x is None else np.asarray(validation.check_x(x, features=model.features), np.float64)
     names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
     if len(names) != model.features:

@@ -49,7 +49,7 @@ def plot_tree(
       ValueError: for another number of names than columns or classes, for x or y that do not fit the tree, and for a
         batch of trees.
     """
-    tree, x, names = features_of(model, x, feature_names)
+    tree, x, names = features_of(model, x, feature_names, class_names)
     splits = tree_of(tree).splits
     deviations, rows = tree.measured(x, y, class_names, max_terms)
     tree = tree.with_short_origin(deviations, digits)
