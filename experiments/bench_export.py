@@ -5,6 +5,7 @@ python -m experiments.bench_export [--rows 1000000] [--write]
 
 from collections.abc import Callable
 import ctypes
+import os
 from pathlib import Path
 import runpy
 import subprocess
@@ -126,10 +127,10 @@ def main() -> None:
         f"{options.rows} rows of {FEATURES} features in a NumPy array, float64 for exported files, else float32; "
         "answers in NumPy. C and CART run on one core; the time of one row is that of a call from "
         "Python by ctypes, of a row within C the inverse of the rate. jtrees and ONNX use all cores. Rows: "
-        f"jtrees_predict_rows. Those of a depth are timed in turn, {ROUNDS} times; of CART's per core: the "
-        "most rows a second of processor time as a multiple of that of CART of equal depth, which what else runs on the "
-        "machine disturbs least. Leaves "
-        "are compared with those of leaf_index. Median and half the interquartile range."
+        f"jtrees_predict_rows. Those of a depth are timed in turn, {ROUNDS} times; of CART's per core: the most rows a "
+        "second of processor time as a multiple of that of CART of equal depth, which what else runs on the machine "
+        "disturbs least. Leaves are compared with those of leaf_index. Median and half the interquartile range. "
+        f"Mean load of the machine at the end: {os.getloadavg()[2]:.1f} processes."
     )
     arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
     benchmark.write("bench_export", arguments, header, rows, notes, committed=options.write)
