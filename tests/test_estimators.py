@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import jax
 import joblib
 import numpy as np
 import pandas as pd
@@ -314,6 +315,36 @@ def test_interrupted(data, monkeypatch):
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = TreeRegressor(SHORT).fit(*data)
     assert np.isfinite(model.predict(data[0])).all()
+
+
+def test_losses_by_name(data):
+    x, y = (a.astype(np.float64) for a in data)
+    y = y - y.min()
+    task = jtrees.Regression(loss_function="poisson")
+    model = TreeRegressor(GET, loss="poisson", random_state=0).fit(x, y)
+    key = jax.random.key(int(np.random.RandomState(0).randint(np.iinfo(np.int32).max)))
+    np.testing.assert_array_equal(model.predict(x), jtrees.fit(GET, x, y, key=key, task=task).predict(x))
+    assert clone(model).get_params()["loss"] == "poisson"
+    assert TreeRegressor(loss="gamma").get_params()["recipe__leaves"] == "constant"  # of the default recipe
+    both = TreeRegressor(GET, loss="quantile", quantile=(0.1, 0.9), random_state=0).fit(x, y)
+    low, high = both.predict(x).T
+    assert (low <= high).all() and (low < high).any()
+    one = TreeRegressor(GET, loss="quantile", quantile=0.9, random_state=0).fit(x, y)
+    assert one.predict(x).shape == y.shape and np.mean(y <= one.predict(x)) == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "cubic"}, "loss must be one of 'squared_error', 'absolute_error'"),
+        ({"quantile": 0.9}, "quantile must be None unless loss is \"quantile\", got loss='squared_error'"),
+        ({"loss": "quantile", "quantile": 1}, "levels must be above 0 and below 1, got 1"),
+        ({"loss": "poisson"}, r"y must be at least 0 for Poisson\(\), got .* in row \d+"),
+    ],
+)
+def test_losses_that_do_not_fit_are_refused(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        TreeRegressor(GET, **options).fit(*data)
 
 
 def test_random_state(data):
