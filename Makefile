@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: compare test test-slow lint wheel peers bench bench-kernels clean
+.PHONY: help compare test test-slow lint docs wheel peers bench bench-kernels clean
+
+help:                      ## this list
+	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
 	$(BIN)/python -m experiments.compare $(ARGS)
@@ -25,12 +28,19 @@ lint: .venv/ready          ## linters and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Notebooks and method pages are executed, two at a time. JTREES_DOCS_EXECUTE=cache executes only pages that changed.
+docs: .venv/docs           ## the site, in build/docs: executed, every warning an error, names and links checked
+	$(BIN)/python docs/check.py docstrings
+	$(BIN)/python docs/figures/relaxations.py docs/_drawn
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs 2 -q -d build/doctrees -b html docs build/docs
+	$(BIN)/python docs/check.py site build/docs
+
 wheel: .venv/ready         ## the wheel: built, installed without extras into a fresh environment, and used there
-	rm -rf build
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build .
-	$(PYTHON) -m venv build/env
-	build/env/bin/python -m pip install --quiet build/*.whl
-	cd build && env/bin/python -W error ../tests/installed.py
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/env
+	build/wheel/env/bin/python -m pip install --quiet build/wheel/*.whl
+	cd build/wheel && env/bin/python -W error ../../tests/installed.py
 
 # The published programs that benchmarks run beside ours. get-oblique pins old versions that clash with ours, hence
 # --no-deps; torch is the release that it was measured with (a build for CPUs is enough).
@@ -50,5 +60,9 @@ bench-kernels: .venv/ready ## the fused kernels on the device that is here, tune
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
-clean:
-	rm -rf .venv build results .pytest_cache .ruff_cache .hypothesis
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	touch $@
+
+clean:                     ## everything that these commands made
+	rm -rf docs/_drawn .venv build results .pytest_cache .ruff_cache .hypothesis

@@ -182,7 +182,7 @@ def header(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the header of a file: ``format``, ``kind``, and if present ``recipe`` and ``feature_names``.
 
     Raises:
-      ValueError, OSError: as :func:`load`.
+      ValueError, OSError: as :func:`jtrees.load`.
     """
     contents = _header(Path(path))
     return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays")}

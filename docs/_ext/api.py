@@ -1,0 +1,98 @@
+"""A directive for the reference: a table of the names of a module, then the entry of each.
+
+.. code-block:: rst
+
+   .. api:: jtrees.routing
+      :first:
+
+      leaf_index leaf_probabilities
+
+``first`` makes the module itself a target of references, once on the site.
+"""
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_refnode
+
+_FIELD_OF_TUPLE = "Alias for field number"
+_KINDS = {"func": "function", "meth": "method", "class": "class"}
+_INHERITED = r"set_\w+_request|get_metadata_routing"  # of scikit-learn
+
+
+class Api(SphinxDirective):
+    """``.. api:: module`` with names as its content, separated by blanks."""
+
+    required_arguments = 1
+    option_spec = {"first": directives.flag}  # noqa: RUF012 (docutils has it so)
+    has_content = True
+
+    def run(self) -> list[Any]:
+        module = self.arguments[0]
+        names = " ".join(self.content).split()
+        lines = [f".. py:module:: {module}", ""] if "first" in self.options else []
+        lines += [f".. currentmodule:: {module}", "", f"In ``{module}``:", "", ".. autosummary::", "   :nosignatures:", ""]
+        lines += [f"   {name}" for name in names]
+        for name in names:
+            thing = getattr(importlib.import_module(module), name)
+            if inspect.isclass(thing):
+                lines += ["", f".. autoclass:: {name}", "   :members:"]
+                if issubclass(thing, Exception):
+                    lines += ["   :no-members:"]
+            elif callable(thing):
+                lines += ["", f".. autofunction:: {name}"]
+            else:
+                lines += ["", f".. autodata:: {name}", "   :no-value:"]
+        lines.append("")
+        return self.parse_text_to_nodes(StringList(lines, self.get_source_info()[0]))
+
+
+def skipped(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Leaves out fields of named tuples, which the docstring of the class lists, and what other libraries add."""
+    if (inspect.getdoc(thing) or "").startswith(_FIELD_OF_TUPLE) or re.fullmatch(_INHERITED, name):
+        return True
+    return True if name in ("replace", "search") and what == "class" and callable(thing) else None
+
+
+def escaped(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Escapes what reStructuredText would read as marks outside literals: |weight| and (n, *k)."""
+    for i, line in enumerate(lines):
+        parts = re.split(r"(``.*?``)", line)
+        for j in range(0, len(parts), 2):
+            parts[j] = re.sub(r"(?<![\w*])\*(?=\w+[),])", r"\\*", parts[j].replace("|", r"\|"))
+        lines[i] = "".join(parts)
+
+
+def escaped_types(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Escapes shapes in the types of attributes, which napoleon adds."""
+    lines[:] = [line.replace("*", "\\*") if line.startswith(":vartype") else line for line in lines]
+
+
+def resolved(app: Any, env: Any, node: Any, contnode: Any) -> Any:
+    """Resolves a reference by the other name of a thing, ``jtrees.Regression`` or in a docstring ``advance``."""
+    if node.get("refdomain") != "py" or node.get("reftype") == "mod":
+        return None
+    last, found = node["reftarget"].rpartition(".")[2], {}
+    for name, entry in env.domaindata["py"]["objects"].items():
+        kind = _KINDS.get(node["reftype"], entry.objtype)
+        if name.rpartition(".")[2] == last and not entry.aliased and entry.objtype == kind:
+            found[entry.docname, entry.node_id] = entry
+    own = node["reftarget"].startswith("jtrees.") or "." not in node["reftarget"]
+    if len(found) != 1 or not own or "._" in node["reftarget"]:
+        return None
+    ((page, anchor),) = found
+    return make_refnode(app.builder, node["refdoc"], page, anchor, contnode, last)
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("api", Api)
+    app.connect("autodoc-skip-member", skipped)
+    app.connect("autodoc-process-docstring", escaped, priority=100)  # before napoleon
+    app.connect("autodoc-process-docstring", escaped_types, priority=900)
+    app.connect("missing-reference", resolved)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

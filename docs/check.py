@@ -1,0 +1,209 @@
+"""What ``make docs`` checks beside the build: docstrings before it, the finished site after it.
+
+``python docs/check.py docstrings``: every option of a recipe has a line, every example in a docstring runs, every public
+name that should have an example has one, and every block of Python in a page is executed.
+
+``python docs/check.py site FOLDER``: every public name has an entry, and every link within the site leads somewhere.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import doctest
+from html.parser import HTMLParser
+import importlib
+import inspect
+from pathlib import Path
+import re
+import sys
+import types
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+import warnings
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jtrees
+
+DOCS = Path(__file__).parent
+MODULES = (
+    *("", "data", "estimators", "explain", "export", "io", "isotonic", "leaves", "losses", "methods", "nn", "ops"),
+    *("plotting", "pytree", "routing", "search", "search.options", "selection", "sharding", "tasks", "topology"),
+    *("training", "validation", "warmstart"),
+)
+# What examples need not import; the reference says so.
+GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jtrees": jtrees}
+# Modules whose functions each have an example, as has every recipe.
+WITH_EXAMPLES = ("estimators", "explain", "export", "isotonic", "leaves", "routing", "selection")
+# Names that still lack one. Nothing is added here: take a name out when it has its example.
+WITHOUT_EXAMPLE: set[str] = set()
+
+
+def public(module: str) -> Iterator[tuple[str, Any]]:
+    """Yields the public names of a module of jtrees, and what they stand for: of a module in one file its own."""
+    full = f"jtrees.{module}".rstrip(".")
+    found = importlib.import_module(full)
+    for name, thing in vars(found).items():
+        home = getattr(thing, "__module__", None) or ""
+        own = home.startswith("jtrees.") if hasattr(found, "__path__") else home == full
+        if not name.startswith("_") and not isinstance(thing, (types.ModuleType, TypeVar)) and own:
+            if module not in ("leaves", "tasks") or home.startswith(full):  # what leaves imports is public elsewhere
+                yield f"{full}.{name}", thing
+
+
+# --- Docstrings -------------------------------------------------------------------------------------------------------
+
+
+def recipes() -> dict[str, Any]:
+    """Returns the public recipes by name."""
+    return {
+        name: thing
+        for name, thing in public("")
+        if inspect.isclass(thing) and issubclass(thing, jtrees.Recipe) and thing is not jtrees.Recipe
+    }
+
+
+def options_without_a_line() -> list[str]:
+    """Returns what is wrong with the options in the docstrings of recipes and estimators."""
+    wrong = []
+    for name, recipe in recipes().items():
+        _, _, section = (inspect.getdoc(recipe) or "").partition("\nAttributes:\n")
+        described = set(re.findall(r"^  (\w+): \S", section, re.MULTILINE))
+        declared = {field.name for field in dataclasses.fields(recipe)}
+        wrong += [f"{name}: the option {option} has no line under Attributes" for option in declared - described]
+        wrong += [f"{name}: {option} is described and is no option" for option in described - declared]
+    return wrong
+
+
+def wanting_examples() -> dict[str, Any]:
+    """Returns the names that should have an example: recipes, and functions and estimators of some modules."""
+    functions = {
+        name: thing
+        for module in WITH_EXAMPLES
+        for name, thing in public(module)
+        if inspect.isfunction(inspect.unwrap(thing)) or name.endswith(("TreeRegressor", "TreeClassifier"))
+    }
+    return recipes() | functions
+
+
+def names_without_example() -> list[str]:
+    """Returns what is wrong with the list of names without an example."""
+    lacking = {name for name, thing in wanting_examples().items() if ">>>" not in (inspect.getdoc(thing) or "")}
+    wrong = [f"{name} has no example in its docstring" for name in sorted(lacking - WITHOUT_EXAMPLE)]
+    return wrong + [f"{name} has an example: take it out of WITHOUT_EXAMPLE" for name in WITHOUT_EXAMPLE - lacking]
+
+
+def failing_examples() -> list[str]:
+    """Runs every example in a docstring of the library, each by itself; returns what fails."""
+    finder, wrong, done = doctest.DocTestFinder(), [], set()
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
+    modules = [name for name in sorted(sys.modules) if name.startswith("jtrees")]
+    for module in modules:
+        for test in finder.find(sys.modules[module], module):
+            if not test.examples or test.name in done:
+                continue
+            done.add(test.name)
+            test.globs = dict(GIVEN)
+            said: list[str] = []
+            if runner.run(test, out=said.append).failed:
+                wrong.append(f"{test.name}:\n{''.join(said)}")
+    print(f"{len(done)} docstrings with examples ran")
+    return wrong
+
+
+def blocks_that_nothing_runs() -> list[str]:
+    """Returns the blocks of Python in pages that are not code cells, which alone are executed."""
+    wrong = []
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for block in re.finditer(r"^```(python|py|pycon)\b", text, re.MULTILINE):
+            wrong.append(f"{page.relative_to(DOCS)}:{text.count(chr(10), 0, block.start()) + 1}: make it a code-cell")
+        if "```{code-cell}" in text and not text.startswith("---\n"):
+            wrong.append(f"{page.relative_to(DOCS)} has code cells, and no header that makes it a notebook")
+    return wrong
+
+
+# --- The site ---------------------------------------------------------------------------------------------------------
+
+
+def inventory(site: Path) -> set[str]:
+    """Returns the names of Python that have an entry, from the inventory that Sphinx writes."""
+    data = (site / "objects.inv").read_bytes()
+    for _ in range(4):
+        data = data.partition(b"\n")[2]
+    lines = zlib.decompress(data).decode("utf-8").splitlines()
+    return {line.split()[0] for line in lines if line.split()[1].startswith("py:")}
+
+
+def resolved(name: str) -> Any:
+    """Returns what a dotted name stands for, None if nothing."""
+    parts = name.split(".")
+    try:
+        thing = importlib.import_module(parts[0])
+        for i, part in enumerate(parts[1:], 2):
+            if not hasattr(thing, part):
+                importlib.import_module(".".join(parts[:i]))
+            thing = getattr(thing, part)
+    except (ImportError, AttributeError):
+        return None
+    return thing
+
+
+def names_without_an_entry(site: Path) -> list[str]:
+    """Returns the public names that the reference lacks; a thing with two names needs one entry."""
+    entries = inventory(site)
+    documented = {id(resolved(name)) for name in entries}
+    missing = [name for module in MODULES for name, thing in public(module) if id(thing) not in documented]
+    return [f"{name} has no entry in the reference" for name in missing]
+
+
+class _Page(HTMLParser):
+    """Links and anchors of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        self.links |= {given[name] for name in ("href", "src") if name in given and tag != "base"}
+
+
+def broken_links(site: Path) -> list[str]:
+    """Returns the links between pages that lead nowhere."""
+    pages = {page.resolve(): _Page(page.read_text(encoding="utf-8")) for page in site.rglob("*.html") if "_static" not in page.parts}
+    wrong = []
+    for path, page in pages.items():
+        for link in page.links:
+            target = urlsplit(link)
+            if target.scheme or target.netloc:
+                continue
+            file = (path.parent / unquote(target.path)).resolve() if target.path else path
+            if not file.exists():
+                wrong.append(f"{path.name}: no file for {link}")
+            elif file in pages and unquote(target.fragment) not in pages[file].anchors:
+                wrong.append(f"{path.name}: no anchor for {link}")
+    print(f"{len(pages)} pages, {sum(len(page.links) for page in pages.values())} links")
+    return wrong
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one of the two checks; returns 1 after listing what is wrong."""
+    if arguments[:1] == ["docstrings"]:
+        warnings.simplefilter("ignore")
+        wrong = options_without_a_line() + names_without_example() + blocks_that_nothing_runs() + failing_examples()
+    else:
+        site = Path(arguments[1])
+        wrong = names_without_an_entry(site) + broken_links(site)
+    print("\n".join(wrong), file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

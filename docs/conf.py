@@ -1,0 +1,83 @@
+"""Configuration of the site: ``make docs`` builds it with every warning an error."""
+
+import os
+from pathlib import Path
+import sys
+
+import jtrees
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE), str(HERE.parent)]
+# Kernels of notebooks: figures and methods of this folder, and the committed results, are found from any page.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs that the pages compile are kept for the next build, and kernels read no profile of the user's.
+BUILD = HERE.parent / "build"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILD / "docs-programs"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+profile = BUILD / "docs-ipython" / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text('c.IPKernelApp.log_level = "ERROR"\n', encoding="utf-8")
+os.environ["IPYTHONDIR"] = str(profile.parent)
+
+project = "jtrees"
+author = "The jtrees authors"
+copyright = "the jtrees authors, Apache-2.0"
+version = release = jtrees.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "api",
+]
+exclude_patterns = ["_ext"]
+suppress_warnings = ["config.cache"]
+
+# --- Notebooks: MyST pages with code cells, each run in a process of its own from an empty folder ---------------------
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = os.environ.get("JTREES_DOCS_EXECUTE", "force")  # "cache" while writing, "off" for the text alone
+suppress_warnings += ["myst-nb.lexer"] if nb_execution_mode == "off" else []
+nb_execution_cache_path = str(BUILD / "docs-cache")
+nb_execution_timeout = 120
+nb_execution_show_tb = True  # a cell that fails is a warning, so all of them are listed
+nb_execution_in_temp = True
+nb_merge_streams = True
+copybutton_exclude = ".linenos, .gp, .go"
+
+# --- Reference --------------------------------------------------------------------------------------------------------
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autosummary_generate = False
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+nitpicky = True
+# References to this library are checked; there is no inventory of the others, which would need the network.
+nitpick_ignore_regex = [
+    (r"py:(class|obj|data|exc)", r"(?!jtrees\.).*"),
+    (r"py:(func|meth|mod)", r"(dataclasses|flax|jax|optax|sklearn)\b.*"),
+    (r"py:class", r"jtrees\.(\w+\.)+_\w+|jtrees\.pytree\.T|jtrees\.(data\.(columns|frame)|prediction)\.\w+"),  # in signatures
+    # Docstrings speak of these, which are not public.
+    (r"py:(func|meth|mod)", r"predict|hardened|linear_text|centre_thresholds|jtrees\.exact\.unit_splits|jtrees\.routing\.sharp"),
+]
+
+# --- The look ---------------------------------------------------------------------------------------------------------
+html_theme = "sphinx_book_theme"
+html_title = "jtrees"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+}
+html_show_sourcelink = False
+html_copy_source = False

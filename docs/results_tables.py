@@ -1,0 +1,60 @@
+"""Tables of pages, computed from the committed reports of ``experiments/results`` while the site is built."""
+
+from pathlib import Path
+import re
+
+import pandas as pd
+
+RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+
+
+def tables(name: str) -> list[pd.DataFrame]:
+    """Returns the tables of a committed report, cells as text without marks; the first column is the index."""
+    found: list[list[list[str]]] = []
+    inside = False
+    for line in (RESULTS / name).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip().strip("*") for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            inside = False
+        elif not inside:
+            found.append([cells])
+            inside = True
+        elif not re.fullmatch(r"[-|: ]+", line):
+            found[-1].append(cells)
+    return [pd.DataFrame(rows[1:], columns=rows[0]).set_index(rows[0][0]) for rows in found]
+
+
+def numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with every cell as its first number, NaN where there is none."""
+    first = lambda cell: float(found[0].replace(",", "")) if (found := re.findall(r"-?[\d,]*\.?\d+", cell)) else None
+    return table.map(first).astype(float)
+
+
+def made_by(name: str) -> str:
+    """Returns the command that made a committed report."""
+    return re.findall(r"`(python -m [^`]+)`", (RESULTS / name).read_text(encoding="utf-8"))[0]
+
+
+def defaults() -> pd.DataFrame:
+    """Returns, by recipe with its default options, the mean test score of both tasks and the longest fit."""
+    rows = {}
+    for task, table in zip(("test R2", "test accuracy"), tables("defaults.md")[:2], strict=True):
+        split = table.drop(columns="rows x features")
+        real = split[~split.index.str.startswith(("made-", "longest"))]
+        for name in real.columns:
+            what = f"{task}, mean of {len(real)} sets"
+            if name.startswith("CART"):
+                for i, depth in enumerate((4, 8)):
+                    scores = real[name].map(lambda cell, i=i: float(cell.split(" / ")[i]))
+                    rows.setdefault(f"CART, depth {depth}", {})[what] = scores.mean().round(1)
+                continue
+            rows.setdefault(name, {})[what] = numbers(real[[name]])[name].mean().round(1)
+            longest = numbers(split.loc[[i for i in split.index if i.startswith("longest")], [name]])[name].iloc[0]
+            if pd.notna(longest):
+                rows[name]["longest fit, s"] = max(longest, rows[name].get("longest fit, s", 0))
+    return pd.DataFrame(rows).T.fillna("")
+
+
+def kin8nm() -> pd.DataFrame:
+    """Returns the table of ``make compare``."""
+    return tables("kin8nm/table.md")[0]
