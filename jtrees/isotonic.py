@@ -42,6 +42,11 @@ def prune(
     Raises:
       ValueError: for a shape that is not that of a tree, values that are not finite, a penalty that is not above 0, or
         weights that are negative or of another length.
+
+    Example:
+      >>> q = jnp.array([[1.0, 1.0], [-0.8, -1.0], [0.3, 0.6]])  # the root, its left and its right child
+      >>> print(np.asarray(jtrees.isotonic.prune(q, 0.5)).round(2))
+      [1.   0.   0.76]
     """
     dtype, *given = _checked(q, penalty, weight)
     return _prune(*given)[0].astype(dtype)
@@ -86,6 +91,11 @@ def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> 
 
     Raises:
       ValueError: as :func:`prune`.
+
+    Example:
+      >>> activity, group = jtrees.isotonic.prune_pav([[1.0, 1.0], [-0.8, -1.0], [0.3, 0.6]], 0.5)
+      >>> print(activity.round(2))
+      [1.   0.   0.76]
     """
     _checked(q, penalty, weight)
     raised = np.asarray(q, np.float64) + 0.5
@@ -304,6 +314,11 @@ def tree_isotonic(
 
     Raises:
       ValueError: for shapes that differ, weights not above 0, targets that are not finite, or an invalid ``parent``.
+
+    Example:
+      >>> chain = np.arange(3) - 1
+      >>> print(jtrees.isotonic.tree_isotonic(jnp.ones(3), jnp.array([1.0, 2.0, 0.0]), parent=chain))
+      [1.5 1.5 0. ]
     """
     targets = jnp.asarray(targets)
     if targets.ndim != 1 or not len(targets) or not jnp.issubdtype(targets.dtype, jnp.floating):

@@ -47,6 +47,13 @@ class LatentClustering(LatentTree):
       early_stopping: whether training ends once the learning rate is a thousandth of the initial one, or after a
         quarter of the updates without a lower loss on ``validation``.
       precondition: ``"auto"``: clustering is by distance, and never preconditioned.
+
+    Example:
+      >>> x = np.repeat([[0.0, 0.0, 0.0], [4.0, 4.0, 1.0]], 20, axis=0)  # two groups of twenty
+      >>> recipe = jtrees.LatentClustering(depth=1, target_features=(2,), epochs=40)
+      >>> leaf = jtrees.fit(recipe, x, key=jax.random.key(0)).tree.leaf_index(x)
+      >>> print(leaf[0] != leaf[-1])
+      True
     """
 
     target_features: tuple[int, ...] = options.static((0,), lambda _, value: tuple(map(int, np.atleast_1d(value))))

@@ -177,6 +177,12 @@ class DGT(Recipe):
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for
         features that are as good as uncorrelated, fewer than 500 rows or more than 512 features.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> fit = jtrees.fit(jtrees.DGT(depth=1, epochs=60, refit=True), x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> fit.tree
+      ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Constant)
     """
 
     depth: int = options.depth(4)

@@ -75,6 +75,12 @@ class RADDT(Recipe):
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> fit = jtrees.fit(jtrees.RADDT(depth=1, starts=1, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> print(fit.predict([[-0.5], [0.5]]))
+      [-1.  1.]
     """
 
     depth: int = options.depth(4)

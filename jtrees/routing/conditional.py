@@ -53,6 +53,12 @@ def conditional_ensemble(
 
     Raises:
       ValueError: for shapes that do not fit, a depth above 20, gamma <= 0, width < 1, or samples that are not finite.
+
+    Example:
+      >>> weights, bias, values = jnp.ones((2, 1, 1)), jnp.zeros((2, 1)), jnp.array([[[0.0], [1.0]], [[0.0], [10.0]]])
+      >>> x = jnp.array([[-3.0], [0.0], [3.0]])
+      >>> print(jtrees.routing.conditional_ensemble(x, weights, bias, values, 1.0).T)  # two trees of one split
+      [[ 0.   5.5 11. ]]
     """
     asked = checked(x, weights, bias, leaf_values, gamma)
     width = checked_width(width, topology.depth_of(asked.bias.shape[1]))
@@ -78,6 +84,12 @@ def reachable_leaves(
 
     Raises:
       ValueError: as :func:`conditional_ensemble`.
+
+    Example:
+      >>> x = jnp.array([[-3.0], [0.0], [3.0]])
+      >>> count, overflows = jtrees.routing.reachable_leaves(x, jnp.ones((1, 1, 1)), jnp.zeros((1, 1)), 1.0)
+      >>> print(count, overflows)
+      [[1 2 1]] False
     """
     asked = checked(x, weights, bias, None, gamma)
     return _reachable(checked_width(width, topology.depth_of(asked.bias.shape[1])), asked)

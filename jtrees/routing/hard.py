@@ -15,6 +15,11 @@ def leaf_index(scores: Num[Array, "nodes ..."]) -> Int[Array, "..."]:
 
     Returns:
       Leaf indices from 0, int32, of the trailing shape of ``scores``.
+
+    Example:
+      >>> scores = jnp.array([[0.5, -0.5, 2.0], [1.0, 1.0, -1.0], [-1.0, 2.0, 0.25]])  # (nodes, n)
+      >>> print(jtrees.routing.leaf_index(scores))
+      [2 1 3]
     """
     # Folds comparisons from the leaves up, without a gather, in the smallest integer type for a leaf: a vector register
     # holds four times as many as of int32.

@@ -28,6 +28,13 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
 
     Returns:
       Leaf indices from 0, at ties the first, int32.
+
+    Example:
+      >>> losses = jnp.array([[1.0], [0.0]])  # the left leaf is worse
+      >>> print(jtrees.routing.augmented_leaf(jnp.array([[0.1]]), losses), "where the score is small")
+      [0] where the score is small
+      >>> print(jtrees.routing.augmented_leaf(jnp.array([[2.0]]), losses), "where it is large")
+      [1] where it is large
     """
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
 
@@ -42,6 +49,11 @@ def scores_at(
       bias: split biases.
       x: samples.
       at: indices of the splits.
+
+    Example:
+      >>> weights, bias, x = jnp.array([[1.0], [0.0], [2.0]]), jnp.array([0.0, -2.0, 0.5]), jnp.array([[1.0], [3.0]])
+      >>> print(jtrees.routing.scores_at(weights, bias, x, jnp.array([[0, 2]])))  # the root's, and the right child's
+      [[1.  6.5]]
     """
     return jnp.einsum("rnp,np->rn", weights[at], x, precision="highest") + bias[at]
 
@@ -74,6 +86,11 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
       weights: split weights, right iff ``weights x + bias > 0``.
       bias: split biases.
       x: samples.
+
+    Example:
+      >>> weights, bias = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([0.0, -2.0, 0.5])
+      >>> print(jtrees.routing.flips(weights, bias, jnp.array([[1.0]])).leaf.T)  # reached, root flipped, child flipped
+      [[3 0 2]]
     """
     # Row 0 is the sample's own path; each level adds the path that leaves it there.
     at, path, scores = jnp.zeros((1, len(x)), jnp.int32), [], []
@@ -88,7 +105,12 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
 
 
 def flips_of(scores: Float[Array, "nodes n"]) -> Flips:
-    """Returns the flips from the scores of all splits: O(nodes) per sample, without gathering weights."""
+    """Returns the flips from the scores of all splits: O(nodes) per sample, without gathering weights.
+
+    Example:
+      >>> print(jtrees.routing.flips_of(jnp.array([[1.0], [-2.0], [0.5]])).leaf.T)
+      [[3 0 2]]
+    """
     nodes, depth = len(scores), topology.depth_of(len(scores))
     # The leaf that hard routing reaches from each node, level by level from the leaves up.
     end = jnp.broadcast_to(jnp.arange(nodes + 1, dtype=jnp.int32)[:, None], (nodes + 1, scores.shape[1]))

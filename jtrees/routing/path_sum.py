@@ -29,6 +29,14 @@ def path_sum(
 
     Returns:
       ``(n,)`` or ``(n, k)``.
+
+    Example:
+      >>> scores, values = jnp.array([[0.5], [-2.0], [0.3]]), jnp.array([0.0, 1.0, 2.0, 3.0])
+      >>> print(jtrees.routing.path_sum(scores, values))
+      [3.]
+      >>> slopes = jax.grad(lambda scores: jtrees.routing.path_sum(scores, values)[0])(scores)
+      >>> print(np.asarray(slopes).round(2).T)  # the left child is not on the path; its score is outside the window
+      [[0.58 0.   0.41]]
     """
     return _path_sum(scores, values, jnp.asarray(window, scores.dtype))
 
@@ -72,6 +80,10 @@ _path_sum.defvjp(_path_sum_fwd, _path_sum_bwd)
 def mean_size(scores: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, ""]:
     """Returns the weighted mean of ``|scores|`` over nodes and samples, a window that the scale of weights or updates
     cannot close. No gradient flows through it.
+
+    Example:
+      >>> print(jtrees.routing.mean_size(jnp.array([[1.0, -3.0]])))
+      2.0
     """
     size = jnp.abs(jax.lax.stop_gradient(scores)).mean(0)
     tiny = jnp.finfo(scores.dtype).tiny

@@ -20,6 +20,10 @@ def reach_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "all_n
 
     Returns:
       ``(2 nodes + 1, ...)``: internal nodes first (the root has 1), then the leaves. Each level sums to one.
+
+    Example:
+      >>> print(jtrees.routing.reach_probabilities(jnp.array([[0.5], [0.25], [1.0]])).T)
+      [[1.    0.5   0.5   0.375 0.125 0.    0.5  ]]
     """
     return jnp.concatenate(_reach(right, jnp.ones_like(right[0])))
 
@@ -32,6 +36,11 @@ def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves
 
     Returns:
       ``(leaves, ...)``, summing to one over the leaves.
+
+    Example:
+      >>> right = jnp.array([[0.5], [0.25], [1.0]])  # of the root and its two children, for one sample
+      >>> print(jtrees.routing.leaf_probabilities(right).T)
+      [[0.375 0.125 0.    0.5  ]]
     """
     return leaf_weights(right, jnp.ones_like(right[0]))
 
@@ -68,6 +77,11 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
 
     Returns:
       The trailing axes of both, broadcast.
+
+    Example:
+      >>> right, values = jnp.array([[0.5], [0.25], [1.0]]), jnp.array([[0.0], [8.0], [3.0], [4.0]])
+      >>> print(jtrees.routing.expected_value(right, values))
+      [3.]
     """
     chex.assert_equal_rank([right, leaf_values])
     return _folded(right, leaf_values)[0]

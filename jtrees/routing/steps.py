@@ -13,7 +13,12 @@ from pallas_kernels.routes import cubic
 
 
 def hard_step(t: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Whether the sample goes right: ``t > 0``. A score of zero goes left."""
+    """Whether the sample goes right: ``t > 0``. A score of zero goes left.
+
+    Example:
+      >>> print(jtrees.routing.hard_step(jnp.array([-1.0, 0.0, 1.0])))
+      [False False  True]
+    """
     return t > 0
 
 
@@ -23,6 +28,10 @@ def scaled_sigmoid(t: Float[Array, "*shape"], alpha: float | Float[Array, "..."]
     Args:
       t: split scores.
       alpha: scale, above 0; broadcasts against ``t``.
+
+    Example:
+      >>> print(np.asarray(jtrees.routing.scaled_sigmoid(jnp.array([-1.0, 0.0, 1.0]), 2.0)).round(2))
+      [0.12 0.5  0.88]
     """
     return _scaled_sigmoid(t, jnp.asarray(alpha, t.dtype))
 
@@ -63,6 +72,10 @@ def smooth_step(t: Float[Array, "*shape"], gamma: float | Float[Array, "..."]) -
     Args:
       t: split scores.
       gamma: width of the soft region, above 0; broadcasts against ``t``.
+
+    Example:
+      >>> print(jtrees.routing.smooth_step(jnp.array([-0.6, 0.0, 0.25, 0.5]), 1.0))
+      [0.      0.5     0.84375 1.     ]
     """
     return _smooth_step(t, jnp.asarray(gamma, t.dtype))
 
@@ -96,6 +109,10 @@ def straight_through_sign(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     The straight-through rule of DGT (Karthikeyan et al. 2022, eq. 4): the derivative of the clipped identity stands in
     for that of the sign, which is zero almost everywhere.
+
+    Example:
+      >>> jax.grad(jtrees.routing.straight_through_sign)(0.5), jax.grad(jtrees.routing.straight_through_sign)(2.0)
+      (Array(1., dtype=float32...), Array(0., dtype=float32...))
     """
     return jnp.where(hard_step(t), 1.0, -1.0).astype(t.dtype)
 

@@ -24,6 +24,10 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
 
     Returns:
       q, ``(2**(depth + 1) - 1, ...)``.
+
+    Example:
+      >>> print(jtrees.routing.rewards(jnp.array([[1.0], [-2.0], [0.5]])).T)
+      [[ 1.  -1.   1.  -1.  -2.  -0.5  0.5]]
     """
     q = [jnp.ones_like(scores[:1])]
     for score in topology.levels(scores):
@@ -49,6 +53,13 @@ def traverse(
 
     Raises:
       ValueError: as :func:`jtrees.isotonic.prune`.
+
+    Example:
+      >>> z, active = jtrees.routing.traverse(jnp.array([[-0.25, 2.0]]), 1.0)  # one split, two samples
+      >>> print(z)
+      [[1.    1.   ]
+       [0.375 0.   ]
+       [0.25  0.75 ]]
     """
     q = rewards(scores)
     active = isotonic.prune(q, penalty, weight)
@@ -56,7 +67,15 @@ def traverse(
 
 
 def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"]) -> Float[Array, "all_nodes n"]:
-    """Returns traversals ``z = clip(q + 1/2, 0, a)`` for a given activity (Proposition 1)."""
+    """Returns traversals ``z = clip(q + 1/2, 0, a)`` for a given activity (Proposition 1).
+
+    Example:
+      >>> q = jnp.array([[1.0, 1.0], [0.25, -2.0], [-0.25, 1.0]])
+      >>> print(jtrees.routing.position(q, jnp.array([1.0, 0.5, 1.0])))
+      [[1.   1.  ]
+       [0.5  0.  ]
+       [0.25 1.  ]]
+    """
     raised = q + 0.5
     return jnp.where(raised > active[:, None], active[:, None], jnp.where(raised <= 0, 0, raised))
 
@@ -64,7 +83,12 @@ def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"])
 def activity(
     scores: Float[Array, "nodes n"], penalty: Any, weight: Float[Array, " n"] | None = None
 ) -> Float[Array, " all_nodes"]:
-    """Returns the activity of the nodes on samples; ``penalty`` is per sample."""
+    """Returns the activity of the nodes on samples; ``penalty`` is per sample.
+
+    Example:
+      >>> print(jtrees.routing.activity(jnp.array([[1.0, 2.0]]), 0.25))  # no sample goes left: pruned
+      [1. 0. 1.]
+    """
     samples = scores.shape[1] if weight is None else weight.sum()
     price = jnp.asarray(penalty, scores.dtype) * samples
     if weight is not None:  # a batch of zero weight still needs a positive penalty

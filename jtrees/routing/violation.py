@@ -15,6 +15,10 @@ def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves .
 
     Args:
       scores: split scores, ``(nodes, ...)``.
+
+    Example:
+      >>> print(jtrees.routing.path_violations(jnp.array([1.0, -2.0, 0.5])))  # the last leaf is that of hard routing
+      [1.  3.  0.5 0. ]
     """
     v = jnp.zeros_like(scores[:1])
     for z in topology.levels(scores):
@@ -28,5 +32,9 @@ def violation(scores: Float[Array, "nodes ..."], scale: float | Array = 1.0) -> 
     Args:
       scores: split scores, ``(nodes, ...)``.
       scale: sharpness, above 0; equivalent to a factor of the scores.
+
+    Example:
+      >>> print(np.asarray(jtrees.routing.violation(jnp.array([1.0, -2.0, 0.5]), 5.0)).round(3))
+      [0.006 0.    0.075 0.918]
     """
     return jax.nn.softmax(-scale * path_violations(scores), axis=0)

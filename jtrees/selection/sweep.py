@@ -119,6 +119,12 @@ def sweep(
     Raises:
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.DGT(depth=1, epochs=20, widths=(), precondition=0)
+      >>> jtrees.sweep(recipe, x, x[:, 0] > 0, grid={"learning_rate": (0.01, 0.03)}, seeds=2, key=jax.random.key(0))
+      SweepResult(2 combinations x 2 seeds x 1 folds, best: {'learning_rate': ...}, seed ..., loss ...)
     """
     checks.check_key(key)
     if batch != "auto":

@@ -83,6 +83,13 @@ def tune(
     Raises:
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
       FloatingPointError: if no combination was finite.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.DGT(depth=1, epochs=20, widths=(), precondition=0)
+      >>> tuned = jtrees.tune(recipe, x, x[:, 0] > 0, grid={"learning_rate": (1e-5, 0.03)}, key=jax.random.key(0))
+      >>> len(tuned.report["tuning"])
+      2
     """
     started = time.monotonic()
     checks.check_key(key)

@@ -161,6 +161,12 @@ class LatentTree(Recipe):
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for
         features that are as good as uncorrelated, fewer than 500 rows, more than 512 features, or splits of
         your own.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> fit = jtrees.fit(jtrees.LatentTree(depth=1, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> fit.tree is None, fit.model.traverse(x).shape  # the model is a tree and its predictor; three nodes
+      (True, (3, 40))
     """
 
     depth: int = options.depth(4, MAX_DEPTH)

@@ -42,6 +42,12 @@ class CO2(Recipe):
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
         are as good as uncorrelated, fewer than 500 rows or more than 512 features.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> fit = jtrees.fit(jtrees.CO2(depth=1, epochs=5), x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> fit.report["active_leaves"]
+      2
     """
 
     depth: int = options.depth(8, MAX_DEPTH)

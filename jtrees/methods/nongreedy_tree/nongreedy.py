@@ -144,6 +144,12 @@ class NonGreedy(Recipe):
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
         are as good as uncorrelated, fewer than 500 rows or more than 512 features.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.NonGreedy(depth=1, epochs=5, greedy_epochs=5, precondition=0)
+      >>> jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0)).report["active_leaves"]
+      2
     """
 
     depth: int = options.depth(8, MAX_DEPTH)
