@@ -1,7 +1,7 @@
 """What ``make docs`` checks beside the build: docstrings before it, the finished site after it.
 
-``python docs/check.py docstrings``: every option of a recipe has a line, every example in a docstring runs, every public
-name that should have an example has one, and every block of Python in a page is executed.
+``python docs/check.py docstrings``: every option of a recipe has a line, every example in a docstring runs, every name
+that should have an example has one, and every block of Python in a page is executed.
 
 ``python docs/check.py site FOLDER``: every public name has an entry, and every link within the site leads somewhere.
 """
@@ -57,9 +57,9 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
     for name, thing in vars(found).items():
         home = getattr(thing, "__module__", None) or ""
         own = home.startswith("jtrees.") if hasattr(found, "__path__") else home == full
+        own &= module != "leaves" or home.startswith(full)  # what leaves imports is public elsewhere
         if not name.startswith("_") and not isinstance(thing, (types.ModuleType, TypeVar)) and own:
-            if module not in ("leaves", "tasks") or home.startswith(full):  # what leaves imports is public elsewhere
-                yield f"{full}.{name}", thing
+            yield f"{full}.{name}", thing
 
 
 # --- Docstrings -------------------------------------------------------------------------------------------------------
@@ -188,7 +188,8 @@ class _Page(HTMLParser):
 
 def broken_links(site: Path) -> list[str]:
     """Returns the links between pages that lead nowhere."""
-    pages = {page.resolve(): _Page(page.read_text(encoding="utf-8")) for page in site.rglob("*.html") if "_static" not in page.parts}
+    html = [page for page in site.rglob("*.html") if "_static" not in page.parts]
+    pages = {page.resolve(): _Page(page.read_text(encoding="utf-8")) for page in html}
     wrong = []
     for path, page in pages.items():
         for link in page.links:

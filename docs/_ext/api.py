@@ -36,7 +36,8 @@ class Api(SphinxDirective):
         module = self.arguments[0]
         names = " ".join(self.content).split()
         lines = [f".. py:module:: {module}", ""] if "first" in self.options else []
-        lines += [f".. currentmodule:: {module}", "", f"In ``{module}``:", "", ".. autosummary::", "   :nosignatures:", ""]
+        lines += [f".. currentmodule:: {module}", "", f"In ``{module}``:", ""]
+        lines += [".. autosummary::", "   :nosignatures:", ""]
         lines += [f"   {name}" for name in names]
         for name in names:
             thing = getattr(importlib.import_module(module), name)

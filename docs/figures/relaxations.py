@@ -1,6 +1,7 @@
-"""The relaxation of each method, drawn by the functions that train with it: ``python docs/figures/relaxations.py FOLDER``.
+"""The relaxation of each method, drawn by the functions that train with it.
 
-The tree is of depth 2 over one feature x in [-1, 1]: its splits are at 0, then at -0.5 and 0.5.
+``python docs/figures/relaxations.py FOLDER`` writes them. The tree is of depth 2 over one feature x in [-1, 1]: its
+splits are at 0, then at -0.5 and 0.5.
 """
 
 from pathlib import Path
