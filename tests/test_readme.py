@@ -1,4 +1,4 @@
-"""Every example of the README, and of the pages beside it, runs as it stands there, by itself."""
+"""Every example of the README runs as it stands there, by itself. Those of the site run when it is built."""
 
 import ast
 import inspect
@@ -13,39 +13,33 @@ from sklearn.metrics import r2_score
 import jtrees
 
 README = Path(__file__).parents[1] / "README.md"
-PAGES = [README, *sorted((README.parent / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # What takes more than some seconds, nearly all of it compilation, by a word of it that no other example has.
 SLOW = {
-    "GridSearchCV": "seven fits",
-    "load_diabetes": "GET as the paper has it, with ten starts and CART",
-    "Polished": "three fits and a tuning",
-    "huber_loss": "500 steps of a method of one's own",
+    "pd.DataFrame": "GET and CART for a raw table, and four ways to use the tree",
     "jtrees.sweep": "GET for four combinations and three seeds",
-    "run_bandit": "a stream of 20 000 rounds",
-    "nnx.Module": "a network with a tree of depth 5, on digits",
+    "huber_loss": "500 steps of a method of one's own",
 }
 
 
 def examples() -> list:
     """The blocks of Python that use the library, with the line on which each begins."""
     found = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for block in FENCED.finditer(text):
-            if "jtrees" in (code := block[1]):
-                line = text.count("\n", 0, block.start()) + 2
-                slow = [pytest.mark.slow for word in SLOW if word in code]
-                found.append(pytest.param(code, page, line, id=f"{page.name} line {line}", marks=slow))
+    text = README.read_text(encoding="utf-8")
+    for block in FENCED.finditer(text):
+        if "jtrees" in (code := block[1]):
+            line = text.count("\n", 0, block.start()) + 2
+            slow = [pytest.mark.slow for word in SLOW if word in code]
+            found.append(pytest.param(code, line, id=f"line {line}", marks=slow))
     return found
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize(("code", "page", "line"), examples())
-def test_examples_run(code, page, line, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("code", "line"), examples())
+def test_examples_run(code, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # nothing that they write stays
-    at_its_place = "\n" * (line - 1) + code  # so that a traceback names the line of the page
-    exec(compile(at_its_place, str(page), "exec"), {"__name__": "__main__"})
+    at_its_place = "\n" * (line - 1) + code  # so that a traceback names the line of the README
+    exec(compile(at_its_place, str(README), "exec"), {"__name__": "__main__"})
     assert "nan" not in capsys.readouterr().out
     assert {file.suffix for file in tmp_path.iterdir()} <= {".jtrees", ".h", ".py"}  # models are the only trace
 
@@ -69,10 +63,17 @@ def test_examples_call_what_there_is(code):
 
 
 def test_there_are_examples():
-    found = examples()
-    assert len(found) >= 5
-    assert "TreeClassifier" in found[0].values[0] and "jtrees.fit(" in found[1].values[0]
-    assert all(sum(word in example.values[0] for example in found) == 1 for word in SLOW)
+    found = [example.values[0] for example in examples()]
+    assert len(found) == 4  # the table, the sweep, the layer and the method
+    assert "jtrees.fit(" in found[0] and "jtrees.sweep(" in found[1] and "nn.LatentTree(" in found[2]
+    assert all(sum(word in code for code in found) == 1 for word in SLOW)
+
+
+def test_it_is_one_page_and_its_links_lead_somewhere():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (README.parent / link).exists(), link
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # they leave two files to Python to close
