@@ -29,7 +29,6 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "api",
@@ -81,5 +80,6 @@ html_theme_options = {
     "show_toc_level": 2,
     "home_page_in_toc": True,
 }
+html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
