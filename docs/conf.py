@@ -45,7 +45,7 @@ nb_execution_cache_path = str(BUILD / "docs-cache")
 nb_execution_timeout = 120
 nb_execution_show_tb = True  # a cell that fails is a warning, so all of them are listed
 nb_execution_in_temp = True
-nb_merge_streams = True
+nb_output_stderr = "error"  # what a page warns of is a warning of the build
 copybutton_exclude = ".linenos, .gp, .go"
 
 # --- Reference --------------------------------------------------------------------------------------------------------
