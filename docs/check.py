@@ -81,8 +81,9 @@ def options_without_a_line() -> list[str]:
         _, _, section = (inspect.getdoc(recipe) or "").partition("\nAttributes:\n")
         described = set(re.findall(r"^  (\w+): \S", section, re.MULTILINE))
         declared = {field.name for field in dataclasses.fields(recipe)}
-        wrong += [f"{name}: the option {option} has no line under Attributes" for option in declared - described]
-        wrong += [f"{name}: {option} is described and is no option" for option in described - declared]
+        lacking, gone = sorted(declared - described), sorted(described - declared)
+        wrong += [f"{name}: the option {option} has no line under Attributes" for option in lacking]
+        wrong += [f"{name}: {option} is described and is no option" for option in gone]
     return wrong
 
 

@@ -1,0 +1,79 @@
+"""The checks of the site (docs/check.py): each finds what it is for, and nothing in the library as it is."""
+
+import importlib.util
+from pathlib import Path
+import zlib
+
+import pytest
+
+import jtrees
+from jtrees import pytree
+from jtrees.search import options
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def check():
+    spec = importlib.util.spec_from_file_location("check", DOCS / "check.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_option_has_a_line(check, monkeypatch):
+    assert check.options_without_a_line() == []
+    assert {"GET", "Bagged", "FromMethod"} <= {name.partition(".")[2] for name in check.recipes()}
+
+    @pytree.dataclass(kw_only=True)
+    class Forgetful(jtrees.Recipe):
+        """A recipe.
+
+        Attributes:
+          epochs: passes.
+          gone: an option that was taken out.
+        """
+
+        epochs: int = options.count(1)
+        depth: int = options.depth(2)
+
+    monkeypatch.setattr(check, "recipes", lambda: {"Forgetful": Forgetful})
+    assert check.options_without_a_line() == [
+        "Forgetful: the option depth has no line under Attributes",
+        "Forgetful: gone is described and is no option",
+    ]
+
+
+def test_names_without_an_example_are_the_listed_ones(check, monkeypatch):
+    assert check.names_without_example() == []
+    monkeypatch.setattr(check, "WITHOUT_EXAMPLE", {"jtrees.GET"})
+    wrong = check.names_without_example()
+    assert "jtrees.GET has an example: take it out of WITHOUT_EXAMPLE" in wrong
+    assert len(wrong) >= 1
+
+
+def test_blocks_that_nothing_runs(check, monkeypatch, tmp_path):
+    assert check.blocks_that_nothing_runs() == []
+    (tmp_path / "page.md").write_text("# Page\n\n```python\n1 / 0\n```\n\n```{code-cell}\n1\n```\n")
+    monkeypatch.setattr(check, "DOCS", tmp_path)
+    assert check.blocks_that_nothing_runs() == [
+        "page.md:3: make it a code-cell",
+        "page.md has code cells, and no header that makes it a notebook",
+    ]
+
+
+def test_names_without_an_entry(check, tmp_path):
+    every = [name for module in check.MODULES for name, _ in check.public(module)]
+    some = [name for name in every if not name.startswith("jtrees.topology.")]
+    lines = "\n".join(f"{name} py:function 1 page.html#$ -" for name in some)
+    (tmp_path / "objects.inv").write_bytes(b"#\n" * 4 + zlib.compress(lines.encode()))
+    missing = check.names_without_an_entry(tmp_path)
+    assert "jtrees.topology.num_leaves has no entry in the reference" in missing
+    assert all(".topology." in name for name in missing)
+
+
+def test_broken_links(check, tmp_path):
+    (tmp_path / "a.html").write_text('<p id="here"><a href="b.html#there">b</a> <a href="#here">a</a></p>')
+    (tmp_path / "b.html").write_text('<a href="c.html">c</a> <a href="https://docs.jax.dev">jax</a>')
+    assert sorted(check.broken_links(tmp_path)) == ["a.html: no anchor for b.html#there", "b.html: no file for c.html"]
