@@ -29,6 +29,8 @@ lint: .venv/ready          ## linters and types
 	$(BIN)/pyright
 
 # Notebooks and method pages are executed, two at a time. JTREES_DOCS_EXECUTE=cache executes only pages that changed.
+# Most of the time goes into compilation, and most of that into machine code that these sizes have no use for.
+docs: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 docs: .venv/docs           ## the site, in build/docs: executed, every warning an error, names and links checked
 	$(BIN)/python docs/check.py docstrings
 	$(BIN)/python docs/figures/relaxations.py docs/_drawn
