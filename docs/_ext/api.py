@@ -24,6 +24,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 _FIELD_OF_TUPLE = "Alias for field number"
+_ARRAY_LIKE = r"~?[\w.]*\bArray \| ~?[\w.]*\bndarray \| [^,)=]*?\bcomplex\b"
 _KINDS = {"func": "function", "meth": "method", "class": "class"}
 _INHERITED = r"set_\w+_request|get_metadata_routing"  # of scikit-learn
 
@@ -77,6 +78,12 @@ def escaped_types(app: Any, what: str, name: str, thing: Any, options: Any, line
     lines[:] = [line.replace("*", "\\*") if line.startswith(":vartype") else line for line in lines]
 
 
+def shortened(app: Any, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> Any:
+    """Writes ArrayLike for the union that it stands for."""
+    short = lambda text: text and re.sub(_ARRAY_LIKE, "ArrayLike", text)
+    return short(signature), short(returns)
+
+
 def resolved(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     """Resolves a reference by the other name of a thing, ``jtrees.Regression`` or in a docstring ``advance``."""
     if node.get("refdomain") != "py" or node.get("reftype") == "mod":
@@ -98,7 +105,7 @@ def math(display: str) -> Any:
 
     def visit(translator: Any, node: Any) -> None:
         formula = convert(node.astext(), display=display)
-        translator.body.append(f'<div class="math">{formula}</div>' if display == "block" else formula)
+        translator.body.append(f'<div class="formula">{formula}</div>' if display == "block" else formula)
         raise nodes.SkipNode
 
     return visit
@@ -112,5 +119,6 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("autodoc-skip-member", skipped)
     app.connect("autodoc-process-docstring", escaped, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", escaped_types, priority=900)
+    app.connect("autodoc-process-signature", shortened)
     app.connect("missing-reference", resolved)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
