@@ -15,6 +15,7 @@ import numpy as np
 Impurity = Callable[[jax.Array], jax.Array]  # statistics of nodes (..., q) -> impurity (...)
 
 _SMALLEST, _GROWTH = 8, 8  # padded sizes of a level, each with its branch: at most eight times the open nodes
+_FEW_BINS = 64  # up to which a value is compared with all edges at once
 _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above rounding errors of float32
 
 
@@ -82,6 +83,8 @@ def best_thresholds(
     node: Int[Array, " n"],
     nodes: int,
     impurity: Impurity,
+    *,
+    codes: Int[Array, "p n"] | None = None,
 ) -> Thresholds:
     """Returns the split with the largest gain in each node.
 
@@ -92,7 +95,9 @@ def best_thresholds(
       node: node of each sample, from 0.
       nodes: number of nodes.
       impurity: :func:`entropy` or :func:`squared_deviation`.
+      codes: bin of each value, as :func:`codes_of` returns it, for several calls; None: it is found here.
     """
+    codes = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
     cost = impurity(sums)
     # Most nodes of a deep level are empty or pure: only the others (open nodes) are numbered and searched.
@@ -103,7 +108,7 @@ def best_thresholds(
     sizes = [_SMALLEST]
     while sizes[-1] < most:
         sizes.append(min(sizes[-1] * _GROWTH, most))
-    branches = [lambda size=size: _best(x, edges, statistics, labels, size, max(sizes), impurity) for size in sizes]
+    branches = [lambda size=size: _best(codes, edges, statistics, labels, size, max(sizes), impurity) for size in sizes]
     splits = jax.lax.switch(jnp.searchsorted(jnp.asarray(sizes), open_.sum()), branches)
     splits = jax.tree.map(lambda a: a[jnp.clip(label, 0)], splits)
     gain = jnp.where(open_ & (splits.gain > _GAIN * cost), splits.gain, 0)
@@ -121,9 +126,9 @@ def binned_cart(
 
     Arguments are those of :func:`best_thresholds`, and the depth of the tree.
     """
-    node, rows = jnp.zeros(len(x), jnp.int32), []
+    node, rows, codes = jnp.zeros(len(x), jnp.int32), [], codes_of(x, edges)
     for level in range(depth):
-        best = best_thresholds(x, edges, statistics, node, 2**level, impurity)
+        best = best_thresholds(x, edges, statistics, node, 2**level, impurity, codes=codes)
         divides = best.gain > 0
         weights = jnp.where(divides[:, None], jax.nn.one_hot(best.feature, x.shape[1], dtype=x.dtype), 0)
         rows.append((weights, jnp.where(divides, -best.threshold, -1)))
@@ -133,15 +138,21 @@ def binned_cart(
     return weights, bias.astype(x.dtype)
 
 
+def codes_of(x: Float[Array, "n p"], edges: Float[Array, "p bins"]) -> Int[Array, "p n"]:
+    """Returns the bin of each value: the number of edges below it."""
+    method = "compare_all" if edges.shape[1] < _FEW_BINS else "scan_unrolled"
+    return jax.vmap(lambda edge, column: jnp.searchsorted(edge, column, method=method))(edges, x.T)
+
+
 def _best(
-    x: Array, edges: Array, statistics: Array, node: Array, nodes: int, room: int, impurity: Impurity
+    codes: Array, edges: Array, statistics: Array, node: Array, nodes: int, room: int, impurity: Impurity
 ) -> Thresholds:
     """Returns the same for open nodes, in arrays padded to ``room``."""
     bins = edges.shape[1] + 1
 
     def scan_feature(best: Thresholds, inputs: tuple[Array, Array, Array]) -> tuple[Thresholds, None]:
-        column, edge, feature = inputs
-        cell = node * bins + (column[:, None] > edge).sum(1)
+        code, edge, feature = inputs
+        cell = node * bins + code
         below = jax.ops.segment_sum(statistics, cell, nodes * bins).reshape(nodes, bins, -1).cumsum(1)
         all_, left = below[:, -1:], below[:, :-1]
         gain = impurity(all_) - impurity(left) - impurity(all_ - left)
@@ -151,5 +162,5 @@ def _best(
         return jax.tree.map(lambda new, old: jnp.where(split.gain > best.gain, new, old), split, best), None
 
     none = Thresholds(jnp.zeros(nodes, jnp.int32), jnp.zeros(nodes, edges.dtype), jnp.zeros(nodes, statistics.dtype))
-    best: Any = jax.lax.scan(scan_feature, none, (x.T, edges, jnp.arange(len(edges), dtype=jnp.int32)))[0]
+    best: Any = jax.lax.scan(scan_feature, none, (codes, edges, jnp.arange(len(edges), dtype=jnp.int32)))[0]
     return jax.tree.map(lambda a: jnp.pad(a, (0, room - nodes)), best)

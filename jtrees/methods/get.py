@@ -84,7 +84,7 @@ class GET(Recipe):
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART. ``"binned"``: CART
-        over 32 bins of each feature, within the compiled program, for :class:`jtrees.Boosted`.
+        over 256 bins of each feature, within the compiled program, for :class:`jtrees.Boosted`.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
         features are correlated; ``"auto"``: none for start 0 and every second of the others, 0.9, 0.99 or 0.999 for
         the rest; none for more than 512 features.

@@ -35,6 +35,7 @@ _DECOMPOSITION = 2  # cost of decomposing a (p, p) matrix, in elements of a step
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
 # Strengths of the preconditioners of the starts, in turn; by default half of the random starts have none.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
+_BINS = 256  # of a feature, for CART within a compiled program
 _EVALUATIONS = 20  # evaluations of an expensive score, per sharpness
 # With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
 # one CPU take as long as one.
@@ -365,7 +366,7 @@ def restarts(
     def prepare(batch: Batch, *, key: Array) -> Start:
         splits = None
         if cart == "binned":
-            splits = splitting.edges_of(np.asarray(without_padding(batch).x))
+            splits = splitting.edges_of(np.asarray(without_padding(batch).x), _BINS)
         elif cart:
             tree = grown_cart(without_padding(batch), task, depth, leaves)
             splits = jax.tree.map(lambda a: np.asarray(a)[None], tree)
