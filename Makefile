@@ -14,14 +14,12 @@ compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--da
 test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
-# Scikit-learn's checks go by themselves: they keep a thousand programs, each of some tens of memory mappings, of which
-# Linux allows a process 65 530. They are dealt out by themselves, as nearly all of them are in one file. The others go by name: by their number of tests, the longest would begin last. What
-# holds bit for bit is tested in machine code as users get it, too.
-CHECKS := tests/test_checks_regressor.py tests/test_checks_classifier.py
+# Files go by name: by their number of tests, the longest would begin last. What holds bit for bit is tested in machine
+# code as users get it, quick tests and slow ones.
+EXACT := tests/test_prediction.py tests/test_training.py
 test-slow: .venv/ready     ## the statistical and the wide ones, and scikit-learn's checks of all recipes
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow $(CHECKS:%=--ignore=%) $(ARGS)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(CHECKS) $(ARGS)
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_prediction.py tests/test_training.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow $(EXACT:%=--ignore=%) $(ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile $(EXACT) $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .

@@ -1,5 +1,8 @@
 """Every recipe with a small budget, for scikit-learn's checks of the two estimators."""
 
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
 import jtrees
 
 
@@ -37,3 +40,22 @@ EXPECTED_FAILURES = {
     WEIGHTS: "mini-batches and bootstrap samples are drawn from the rows as they come, and leaves that are smoothed or "
     "shrunk count uneven weights as fewer samples"
 }
+
+# What the estimators do before a recipe is asked, and after: one recipe has shown it, at a shape of data for each.
+OF_ESTIMATORS = {
+    "check_dtype_object",
+    "check_estimators_dtypes",
+    "check_estimators_overwrite_params",
+    "check_estimators_pickle",
+    "check_fit_check_is_fitted",
+    "check_fit_score_takes_y",
+    "check_n_features_in_after_fitting",
+    "check_positive_only_tag_during_fit",
+}
+
+
+def parametrize_with_checks_of_recipes(estimators, fails):
+    """Scikit-learn's checks of the estimators but those that ``QUICK`` is enough for."""
+    names, cases = (every := parametrize_with_checks(estimators, expected_failed_checks=fails)).args
+    name_of = lambda case: getattr(case, "values", case)[1].func.__name__
+    return pytest.mark.parametrize(names, [one for one in cases if name_of(one) not in OF_ESTIMATORS], **every.kwargs)

@@ -266,9 +266,10 @@ EVALUATIONS["Boosted"] = 0  # of single trees
 EVALUATIONS["TEL"] = 2 * 41  # of the trial that says when to stop, and of the last run
 
 
-@pytest.mark.parametrize("name", each(("DGT",)))
-@pytest.mark.parametrize("run", ["fit", pytest.param("sweep", marks=pytest.mark.slow)])
-def test_scores_are_evaluated_now_and_then_and_not_in_every_step(name, run, monkeypatch):
+@pytest.mark.parametrize(
+    ("run", "name"), [("fit", "DGT"), *(pytest.param("sweep", name, marks=pytest.mark.slow) for name in RECIPES)]
+)
+def test_scores_are_evaluated_now_and_then_and_not_in_every_step(run, name, monkeypatch):
     """Counted by a pure callback, which the compiler may move as it may move any computation."""
     counter, evaluate = itertools.count(), loop._score
 

@@ -24,13 +24,13 @@ def test_quick(estimator, check):
 
 
 @pytest.mark.slow
-@parametrize_with_checks(
+@small.parametrize_with_checks_of_recipes(
     [
         TreeClassifier(recipe, random_state=0)
         for recipe in small.OTHERS
         if type(recipe) not in (jtrees.RADDT, jtrees.CO2, jtrees.NonGreedy)
     ],
-    expected_failed_checks=fails,
+    fails,
 )
 def test_all_recipes(estimator, check):
     check(estimator)

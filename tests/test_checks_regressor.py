@@ -24,9 +24,8 @@ def test_quick(estimator, check):
 
 
 @pytest.mark.slow
-@parametrize_with_checks(
-    [TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, *small.COMBINATORS, small.LINEAR]],
-    expected_failed_checks=fails,
+@small.parametrize_with_checks_of_recipes(
+    [TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, *small.COMBINATORS, small.LINEAR]], fails
 )
 def test_all_recipes(estimator, check):
     check(estimator)
