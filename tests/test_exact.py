@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import nasty
 import numpy as np
@@ -32,7 +33,7 @@ def test_samples_on_a_split_reach_the_leaf_of_exact_scores(depth, p):
     np.testing.assert_array_equal(leaf, expected)
     np.testing.assert_array_equal(exact.leaf_index(tree.weights, tree.bias, x), expected)
     np.testing.assert_array_equal(tree.predict(x), np.asarray(tree.leaves.values)[expected])
-    rounded = np.asarray(ops.hard(tree.weights, tree.bias, jnp.asarray(x)))
+    rounded = np.asarray(jax.jit(ops.hard)(tree.weights, tree.bias, jnp.asarray(x)))
     assert (rounded != expected).mean() > 0.005  # what single precision makes of them
 
 
@@ -52,7 +53,7 @@ def test_all_samples_that_single_precision_sends_elsewhere_are_uncertain_and_few
     others = np.random.default_rng(1).normal(size=(20_000, 21)).astype(np.float32)
     for samples, share in ((x, 1.0), (others, 0.01)):
         unit = exact.unit_splits(tree)
-        leaf, uncertain = ops.hard_and_uncertain(*map(jnp.asarray, (unit.weights, unit.bias, samples)))
+        leaf, uncertain = jax.jit(ops.hard_and_uncertain)(*map(jnp.asarray, (unit.weights, unit.bias, samples)))
         elsewhere = np.asarray(leaf) != exact.leaf_index(tree.weights, tree.bias, samples)
         assert not (elsewhere & ~np.asarray(uncertain)).any()
         assert 0 < np.mean(uncertain) <= share

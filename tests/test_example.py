@@ -1,5 +1,6 @@
 """The example of a sixth method, which is all in one file: everything that recipes can do, it can."""
 
+from functools import partial
 import importlib.util
 from pathlib import Path
 
@@ -53,9 +54,9 @@ def test_its_loss_is_the_papers(example):
     task = jtrees.Regression()
     method = example.soft_decision_tree(2, task=task, balance=0.3)
     batch = jtrees.Batch(jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
-    params = method.init(batch, key=KEY)
+    params = jax.jit(method.init)(batch, key=KEY)
     params = params.replace(log_sharpness=jnp.asarray([0.5, -0.2, 0.1]))
-    found, _ = method.loss(params, batch, key=KEY, step=0)
+    found, _ = jax.jit(partial(method.loss, key=KEY, step=0))(params, batch)
     weights, bias, values = (np.asarray(a, np.float64) for a in jax.tree.leaves(params.tree))
     right = 1 / (1 + np.exp(-np.exp([0.5, -0.2, 0.1])[:, None] * (weights @ X.T + bias[:, None])))
     reach = np.stack([np.ones(len(X)), 1 - right[0], right[0]])

@@ -230,7 +230,7 @@ def test_pat_is_the_product_form(x64):
     rng, params = np.random.default_rng(6), random_chain(jax.random.key(0), 3, 3, (), (), jnp.float64)
     x, y = rng.normal(size=(20, 3)), rng.normal(size=20)
     batch, of = jtrees.Batch(jnp.asarray(x), jnp.asarray(y)), {"key": jax.random.key(0), "step": jnp.int32(0)}
-    loss, score = paper_dgt.pat(3, 2.0).loss(params, batch, **of)
+    loss, score = jax.jit(paper_dgt.pat(3, 2.0).loss)(params, batch, **of)
     tree, values = params.tree(), np.asarray(params.leaves.values)
     z = np.asarray(tree.weights) @ x.T + np.asarray(tree.bias)[:, None]
     reach = oracles.leaf_probabilities(oracles.sigmoid(2 * z))

@@ -382,8 +382,15 @@ def test_stablehlo(name, tmp_path):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("trees", [None, 2])
-@pytest.mark.parametrize("recipe", [jtrees.TEL(trees=2, depth=3, epochs=2), jtrees.LatentTree(depth=2, epochs=2)])
+@pytest.mark.parametrize(
+    ("recipe", "trees"),
+    [
+        (jtrees.TEL(trees=2, depth=3, epochs=2), 2),
+        (jtrees.LatentTree(depth=2, epochs=2), None),
+        pytest.param(jtrees.TEL(trees=2, depth=3, epochs=2), None, marks=pytest.mark.slow),
+        pytest.param(jtrees.LatentTree(depth=2, epochs=2), 2, marks=pytest.mark.slow),
+    ],
+)
 def test_stablehlo_of_soft_models(recipe, trees, tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 4)) + 100
     y = np.arange(60) % 3 if trees else x[:, 0] * 1e3

@@ -88,7 +88,8 @@ def test_class_frequencies_are_shrunk_indicators_smoothed(data):
     rng = np.random.default_rng(3)
     splits = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((7, 3), (7,)))
     tree = jtrees.ObliqueTree(*splits, leaves.Frequency(jnp.zeros((8, 3))))
-    shrunk, plain = (np.asarray(tree.refit(x, y, shrink=s).leaves.values) for s in (True, False))
+    refit = jax.jit(jtrees.ObliqueTree.refit, static_argnames="shrink")
+    shrunk, plain = (np.asarray(refit(tree, x, y, shrink=s).leaves.values) for s in (True, False))
     np.testing.assert_allclose(shrunk.sum(1), 1, rtol=1e-5)
     prior = (np.bincount(y, minlength=3) + 1) / (len(y) + 3)
     # The classes are noise: leaves come nearer to what all rows have.
@@ -97,7 +98,9 @@ def test_class_frequencies_are_shrunk_indicators_smoothed(data):
 
 
 @pytest.mark.parametrize(
-    "recipe", [jtrees.GET(depth=4, starts=1, epochs=20), jtrees.CO2(depth=4, epochs=5)], ids=["GET", "CO2"]
+    "recipe",
+    [jtrees.GET(depth=4, starts=1, epochs=20), pytest.param(jtrees.CO2(depth=4, epochs=5), marks=pytest.mark.slow)],
+    ids=["GET", "CO2"],
 )
 def test_recipes_shrink_unless_told_not_to(recipe, data, standard_promotion):
     """The same splits; noise in the targets is followed less."""

@@ -112,8 +112,8 @@ def test_values_and_gradients(case):
 def test_hard(depth):
     config = WHOLE if depth % 2 else CUT
     args = operands(33, 5, depth, 3 if depth < 6 else 1)
-    leaf, out = kernels.hard_routing(*args, implementation=config)
-    expected = kernels.hard_routing(*args)  # nothing was measured here: the plain definition
+    leaf, out = jax.jit(partial(kernels.hard_routing, implementation=config))(*args)
+    expected = jax.jit(kernels.hard_routing)(*args)  # nothing was measured here: the plain definition
     np.testing.assert_array_equal(leaf, expected[0])
     np.testing.assert_array_equal(out, expected[1])  # bit for bit: nothing is added to what the leaf holds
     assert leaf.dtype == jnp.int32 and len(np.unique(leaf)) > 1
@@ -213,7 +213,7 @@ def test_a_batch_of_windows():
 
 def test_the_leaf_is_that_of_hard_routing():
     x, *tree = operands(37, 5, 5, 1)
-    _, leaf = kernels.expected_loss(x, x[:, :1], *tree, implementation=CUT)
+    _, leaf = jax.jit(partial(kernels.expected_loss, implementation=CUT))(x, x[:, :1], *tree)
     np.testing.assert_array_equal(leaf, kernels.hard_routing(x, *tree)[0])
 
 
@@ -269,7 +269,7 @@ def test_an_ensemble(config, gamma):
     found = with_gradients(partial(conditional, gamma=gamma), config, args)
     # A narrow step magnifies the rounding of scores: its slope is 3 / (2 gamma).
     assert_same(found, with_gradients(plain, None, args), 1e-5 / gamma)
-    slope = lambda fn: jax.grad(lambda gamma: fn(gamma).sum())(jnp.float32(gamma))
+    slope = lambda fn: jax.jit(jax.grad(lambda gamma: fn(gamma).sum()))(jnp.float32(gamma))
     ours = slope(lambda gamma: kernels.conditional(*args, gamma=gamma, implementation=config))
     theirs = slope(lambda gamma: routing.conditional_ensemble(*args, gamma))
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)

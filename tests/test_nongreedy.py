@@ -355,7 +355,7 @@ def test_axis_aligned_splits_start_at_the_length_at_which_a_part_of_their_sample
     suits, weight = rng.normal(size=60), rng.integers(0, 3, 60) if weighted else np.ones(60, int)
     suits[local == 1] = -1  # and node 1 none that is suited
     thresholds = splitting.Thresholds(np.array([0, 1, 2, 0]), np.array([0.1, 0, -0.4, 0]), np.ones(4))
-    made = _lengths(jax.tree.map(jnp.asarray, thresholds), jnp.asarray(x), jnp.asarray(local), suits, weight * 1.0)
+    made = jax.jit(_lengths)(thresholds, x, local, suits, weight * 1.0)
     for node in (0, 2):
         rows = np.repeat(np.arange(60), weight)  # a weight is a repetition
         rows = rows[(local[rows] == node) & (suits[rows] > 0)]

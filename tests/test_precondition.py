@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import leaves, tasks, topology
@@ -89,15 +90,16 @@ def test_composed_trees_and_ensembles_are_functions_of_the_features():
     np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sweeps.quick([name for name in SMALL if name != "TEL"], ["DGT", "LatentTree"]))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
-    """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights."""
+    """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights.
+
+    Left out is TEL, whose number of steps is chosen on rows left out.
+    """
     few = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
     recipe = jtrees.search.options.checked(SMALL[name].replace(precondition=0.5, **few))
     table = checked_table(*collinear, None, "regression")
     batch = Scaling.fit(table).batch(table)
-    if name == "TEL":  # its number of steps is chosen on rows left out
-        pytest.skip("TEL stops early")
     search, plain = (r.search(tasks.Regression(), batch.x.shape) for r in (recipe, recipe.replace(precondition=0.0)))
     m = matrix(spectrum(batch), np.float32(0.5))
     mapped = batch._replace(x=batch.x @ m)
@@ -113,9 +115,7 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
 # --- The choice ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("DGT", "TEL") else pytest.mark.slow) for n in SMALL]
-)
+@pytest.mark.parametrize("name", sweeps.quick(SMALL, ["DGT"]))
 def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen(name, collinear):
     x, y = collinear
     fit = jtrees.fit(SMALL[name], x, y, key=KEY)
@@ -173,7 +173,7 @@ def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
     assert np.diff(np.ravel(result.losses)) < 0
 
 
-@pytest.mark.parametrize("name", ["DGT", "TEL"])
+@pytest.mark.parametrize("name", sweeps.quick(["DGT", "TEL"], ["TEL"]))
 def test_where_features_are_uncorrelated_trials_of_strengths_are_skipped_and_change_nothing(name, data):
     """The pure search, which skips nothing, has the same result."""
     rng = np.random.default_rng(0)

@@ -120,7 +120,7 @@ def test_a_small_gamma_is_hard():
 
 
 def indicators(params, x):
-    leaf, leaves = np.asarray(params.hard_leaves(jnp.asarray(x))), params.leaf_values.shape[1]
+    leaf, leaves = np.asarray(jax.jit(Ensemble.hard_leaves)(params, jnp.asarray(x))), params.leaf_values.shape[1]
     return np.concatenate([np.eye(leaves)[one] for one in leaf], axis=1)
 
 
@@ -128,7 +128,7 @@ def indicators(params, x):
 def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     params, weight = random_params(depth=3, k=columns), np.linspace(0, 2, 400)
     y = np.stack([Y, X[:, 3]], 1)[:, :columns] if columns else Y
-    forest = hardened(params, Batch(X, y, weight), Regression())
+    forest = jax.jit(hardened, static_argnums=2)(params, Batch(X, y, weight), Regression())
     design, start = indicators(params, X), np.concatenate(params.leaf_values).reshape(16, -1)
     target = y.reshape(400, -1) - design @ start
     change = (
@@ -154,7 +154,8 @@ def test_leaves_are_refitted_by_one_logistic_regression(x64):
 
 def test_a_leaf_that_no_sample_reaches_keeps_its_values():
     params = random_params(k=0, dtype=np.float32)
-    forest = hardened(params, Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32)), Regression())
+    batch = Batch(X[:3].astype(np.float32), Y[:3].astype(np.float32))
+    forest = jax.jit(hardened, static_argnums=2)(params, batch, Regression())
     reached = indicators(params, X[:3].astype(np.float32)).any(0).reshape(2, 8)
     changed = np.asarray(forest.trees.leaves.values) != params.leaf_values
     np.testing.assert_array_equal(changed, reached)
