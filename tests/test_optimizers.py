@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from jtrees.training import cosine_cycles, lazy_adam, lazy_momentum
+from jtrees.training.optimizers import reduce_until_vanished
 
 
 @pytest.mark.parametrize(("steps", "cycles"), [(7, 1), (7, 3), (7, 7), (120, 3), (3_000_000, 1000)])
@@ -25,6 +26,16 @@ def test_the_rate_falls_in_every_cycle(steps, cycles):
     assert share[0] == 1
     if steps > 7 * cycles:
         assert share[-1] < 0.01
+
+
+def test_a_rate_that_vanishes_is_0_once_it_is_below_the_least(standard_promotion):
+    optimizer = reduce_until_vanished(factor=0.5, patience=1, accumulation_size=1, least=0.25)
+    state, update, moved = optimizer.init(jnp.ones(())), jax.jit(optimizer.update), []
+    for _ in range(5):  # the loss of the first is lower than any before it
+        step, state = update(jnp.ones(()), state, value=jnp.float32(1))
+        moved.append(float(step))
+    assert moved == [1, 0.5, 0.25, 0, 0]
+    assert state.updates == 3 and state.vanished
 
 
 def test_lazy_adam_is_adam_but_for_zero_gradients(standard_promotion):

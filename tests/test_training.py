@@ -170,6 +170,17 @@ def test_the_best_parameters_have_the_best_score(plane, batch_size):
         assert int(result.step) == [0, 2, 4, 6][int(np.argmin(scores[::2]))]
 
 
+def test_of_equal_scores_the_first_is_kept(plane):
+    assert int(compiled(plane, score_every=1, score=lambda params: jnp.float32(0)).step) == 0
+
+
+def test_a_run_is_over_after_more_steps_than_its_patience(plane):
+    state = training.start(PLANE, plane, key=KEY, optimizer=optax.sgd(0.1))
+    scored = lambda score: state.replace(best=state.best.replace(step=jnp.int32(2), score=jnp.float32(score)))
+    over = lambda step, score: bool(training.is_over(scored(score).replace(step=jnp.int32(step)), 3))
+    assert [over(5, 1.0), over(6, 1.0), over(6, np.inf)] == [False, True, False]
+
+
 def test_a_score_of_the_users_own_decides(plane):
     own = lambda params: jnp.square(params[0] - 1.5)
     seen, _ = descent(plane)
