@@ -10,7 +10,7 @@ import jtrees
 from jtrees import leaves, tasks, topology
 from jtrees.data import Scaling, checked_table
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
-from jtrees.search._precondition import Spectrum, _ends, matrix, spectrum
+from jtrees.search._precondition import Prepared, Spectrum, Trials, _ends, matrix, spectrum
 from jtrees.training import Batch
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -126,6 +126,13 @@ def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen
     if name not in ("CO2", "NonGreedy"):  # their axis-aligned starts do not gain from it here
         without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
         assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
+
+
+@pytest.mark.parametrize(("losses", "chosen"), [((1.0, 0.94, 0.97), 1), ((1.0, 0.98, 0.96), 0), ((1.0, 2.0, 3.0), 0)])
+def test_a_strength_must_be_clearly_better_than_none(losses, chosen):
+    """Of 100 rows held out, by half of the tenth that is one over the root of their number."""
+    prepared = Prepared(None, jnp.arange(150) < 100, True, None)
+    assert Trials(prepared, KEY, None, jnp.int32(0), jnp.asarray(losses), jnp.zeros(3)).best() == chosen
 
 
 def test_the_starts_of_get_have_different_strengths(collinear):
