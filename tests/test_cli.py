@@ -299,6 +299,7 @@ def test_recipes_by_name():
     assert commands._recipe(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
 
 
+@pytest.mark.slow  # a process of its own
 def test_the_module_is_a_program():
     done = subprocess.run([sys.executable, "-m", "jtrees", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"jtrees {jtrees.__version__}\n"

@@ -90,7 +90,7 @@ def test_composed_trees_and_ensembles_are_functions_of_the_features():
     np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sweeps.quick([name for name in SMALL if name != "TEL"], ["DGT", "LatentTree"]))
+@pytest.mark.parametrize("name", sweeps.quick([name for name in SMALL if name != "TEL"], ["DGT"]))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights.
 

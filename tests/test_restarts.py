@@ -115,7 +115,9 @@ def test_more_starts_than_an_array_holds_are_refused(data):
 # --- Successive halving ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("recipe", "stages"), [(GET, 2), (RADDT, 5)], ids=["GET", "RADDT"])
+@pytest.mark.parametrize(
+    ("recipe", "stages"), [(GET, 2), pytest.param(RADDT, 5, marks=pytest.mark.slow)], ids=["GET", "RADDT"]
+)
 @pytest.mark.parametrize("with_validation", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stages, with_validation):
     x, y = data
