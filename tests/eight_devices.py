@@ -124,6 +124,7 @@ RECIPES = {
     "BestOf": jtrees.BestOf(DGT, runs=3),
     "Bagged": jtrees.Bagged(DGT, trees=3),
     "Polished": jtrees.Polished(GET, epochs=5),
+    "Boosted": jtrees.Boosted(GET.replace(starts=1, cart="binned"), rounds=3, patience=None),
 }
 
 
