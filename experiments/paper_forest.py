@@ -35,14 +35,13 @@ GET_FOREST: Any = jtrees.Bagged(
 )
 GET_DEPTHS = (4, 6)
 _WEAK = jtrees.Boosted().base
-BOOSTED: Any = tuple(  # three recipes, of which that with the lowest loss on the rows that it holds out is taken
-    jtrees.Boosted(_WEAK.replace(**of_tree), rounds=1000, **of_sum)
-    for of_tree, of_sum in (
-        ({"depth": 6}, {}),
-        ({"depth": 8, "epochs": 20}, {"learning_rate": 0.05, "patience": 40}),
-        ({"depth": 4, "leaves": "linear"}, {"subsample": 0.5}),
-    )
+_TRIED: Any = (
+    ({"depth": 6}, {}),
+    ({"depth": 8, "epochs": 20}, {"learning_rate": 0.05, "patience": 40}),
+    ({"depth": 4, "leaves": "linear"}, {"subsample": 0.5}),
 )
+# Three recipes, of which that with the lowest loss on the rows that it holds out is taken.
+BOOSTED: Any = tuple(jtrees.Boosted(_WEAK.replace(**tree), rounds=1000, **sum_) for tree, sum_ in _TRIED)
 ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

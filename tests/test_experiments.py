@@ -21,6 +21,7 @@ from experiments import (
     defaults,
     estimators,
     keys,
+    losses as other_losses,
     paper_bandit,
     paper_dgt,
     paper_forest,
@@ -618,3 +619,27 @@ def test_strengths_are_compared_on_the_same_rows(tmp_path, monkeypatch):
     assert name == "made-collinear" and 0 < float(eigenvalue) < 1e-3
     none, *_, auto = scores.split(" / ")
     assert len(scores.split(" / ")) == 4 and none == auto  # too few rows to try strengths
+
+
+@pytest.mark.slow
+def test_losses_are_compared_with_those_of_scikit_learn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"BOOSTED": jtrees.Boosted(jtrees.GET(depth=2, starts=1, epochs=2, cart="binned"), rounds=3)}
+    for name, value in (small | {"TREE": jtrees.GET(depth=1, starts=1, epochs=5)}).items():
+        monkeypatch.setattr(other_losses, name, value)
+    names = ["rentals, counts", "rentals, quantiles", "claims, Tweedie"]
+    other_losses.main(["--seeds", "1", "--rows", "200", "--datasets", *names])
+    lines = (tmp_path / "results" / "losses.md").read_text().splitlines()
+    rows = {row[1].strip(): row[2:6] for row in (line.split("|") for line in lines if line.startswith("| "))}
+    assert set(names) <= set(rows)
+    for name in names:
+        boosted, theirs, tree, constant = (float(cell.split("±")[0]) for cell in rows[name])
+        assert min(boosted, theirs, tree) > 0 and max(boosted, tree) < 1.05 * constant
+
+
+def test_made_counts_and_costs_are_as_stated():
+    x, y = other_losses.rentals(0)
+    assert x.shape == (4000, 5) and (y == np.round(y)).all() and y.min() == 0
+    assert y.var() > 2 * y.mean()  # overdispersed
+    x, y = other_losses.claims(0)
+    assert x.shape == (4000, 3) and 0.5 < (y == 0).mean() < 0.9 and (y >= 0).all()
