@@ -174,6 +174,22 @@ def test_the_pure_search_skips_nothing_and_gives_the_same():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("calls", [1, 3, 40])
+def test_a_run_that_is_ended_has_the_best_trees_so_far(calls, monkeypatch):
+    """In the first round, among the rows that are not held out, and after all rows are begun with."""
+    recipe = jtrees.Boosted(WEAK, rounds=8, learning_rate=0.5, patience=3)  # two calls a round
+    stops = iter(range(1, 1000))
+    monkeypatch.setattr(Monitor, "should_stop", lambda self, *_: next(stops) >= calls)
+    fit = jtrees.fit(recipe, X, Y, key=KEY)
+    taken = np.isfinite(fit.report["losses"]).sum()
+    assert fit.report["rounds"] == {1: 0, 3: 1}.get(calls, fit.report["rounds"]) and len(fit.model) >= 1
+    assert np.isfinite(fit.predict(X)).all()
+    if calls == 1:
+        np.testing.assert_allclose(fit.predict(X), Y.mean(), rtol=1e-5)
+    else:
+        assert fit.report["rounds"] <= taken and Regression().score(fit.predict(X), Y, None) > 0.1
+
+
 def test_rows_and_columns_are_drawn():
     narrow = jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None)
     fit = jtrees.fit(narrow, X, Y, key=KEY)

@@ -63,6 +63,7 @@ class Boosting(NamedTuple):
       outputs: current outputs of the training rows, ``(n, *k)``.
       trees: the trees so far, on scaled features, ``(rounds, ...)``; those to come are zero.
       count: their number.
+      tried: the trees of the rows that were not held out, and their number, once all rows are trained on.
       target: the batch of the current round.
       features: the features of the current round, ``(p,)``, 1 or 0.
       run: the state of the base.
@@ -78,6 +79,7 @@ class Boosting(NamedTuple):
     outputs: Array
     trees: ObliqueTree
     count: Array
+    tried: tuple[ObliqueTree, Array]
     target: Batch
     features: Array
     run: Any
@@ -102,7 +104,7 @@ class Boosted(Recipe):
 
     With ``patience``, boosting ends after as many rounds without a lower loss on ``validation``, and the model has the
     rounds up to the lowest one. Without ``validation``, a fifth of the rows is held out at first to find the number of
-    rounds, which all rows then have.
+    rounds, which all rows then have; if that is ended by a deadline or Ctrl-C, the model is the first one.
 
     The report has ``rounds``, the number of trees; ``losses``, the loss after each round on the rows that chose the
     number, on scaled targets, ``(rounds,)``, infinite for rounds not taken; ``dropped``, the number of rounds whose
@@ -191,7 +193,8 @@ class Boosted(Recipe):
             zero = jnp.zeros((), jnp.int32)
             lost = jnp.full(self.rounds, jnp.inf, batch.x.dtype)
             start = prepared.start, prepared.held_out
-            return Boosting(key, *start, initial, outputs, trees, zero, target, features, run, lost, zero > 0, zero)
+            before = outputs, trees, zero, (trees, zero)
+            return Boosting(key, *start, initial, *before, target, features, run, lost, zero > 0, zero)
 
         def begun(state: Boosting, batch: Batch, number: Array) -> Boosting:
             """Returns the state at the beginning of a round."""
@@ -199,11 +202,12 @@ class Boosted(Recipe):
             reset = lambda new, old: jnp.where(again, new, old)
             outputs = reset(jnp.broadcast_to(state.initial, state.outputs.shape), state.outputs)
             trees = jax.tree.map(lambda a: reset(0, a), state.trees)
+            tried = jax.tree.map(reset, (state.trees, jnp.minimum(state.best, state.count)), state.tried)
             key, run_key = jax.random.split(jax.random.fold_in(state.key, number))
             target, features = target_of(batch, outputs, weight_of(batch, left_out(state, number)), key)
             run = base.init(state.start, target, key=run_key)
             count, dropped = reset(0, state.count), reset(0, state.dropped)
-            state = state._replace(outputs=outputs, trees=trees, count=count, dropped=dropped)
+            state = state._replace(outputs=outputs, trees=trees, count=count, tried=tried, dropped=dropped)
             return state._replace(target=target, features=features, run=run)
 
         def left_out(state: Boosting, number: Array) -> Any:
@@ -286,36 +290,35 @@ class Boosted(Recipe):
 
         def result(state: Boosting, batch: Batch, validation: Batch | None) -> SearchResult:
             count = jnp.minimum(state.best, state.count)
+            # A run on all rows that was ended has fewer trees than the one before, on rows that were not held out.
+            earlier = (state.tried[1] > 0) & (count < state.best)
+            choose = lambda old, new: jnp.where(earlier, old, new)
+            trees, count = jax.tree.map(choose, state.tried, (state.trees, count))
             kept = jnp.arange(self.rounds) < count
-            trees = jax.tree.map(lambda a: jnp.where(kept.reshape(-1, *[1] * (a.ndim - 1)), a, 0), state.trees)
+            trees = jax.tree.map(lambda a: jnp.where(kept.reshape(-1, *[1] * (a.ndim - 1)), a, 0), trees)
             state = state._replace(trees=trees, count=count)
             by = batch if validation is None else validation
             score = _mean_loss(loss, _outputs(state, by.x), by.y, by.weight)
             extra = {"count": count, "losses": state.losses, "dropped": state.dropped}
-            finite = jnp.isfinite(score) & (count > state.dropped)
+            finite = jnp.isfinite(score) & ((state.count == 0) | (state.count > state.dropped))
             return SearchResult((trees, state.initial), score, finite, count * sum(base.rounds.lengths), extra)
 
         def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
             check_finite(result)
             count, (trees, initial) = int(result.extra["count"]), jax.device_get(result.model)
-            trees = jax.tree.map(lambda a: jnp.asarray(a[:count]), trees)
-            first = lambda a: a.at[0].add(initial)  # the initial outputs are part of the first tree
-            moved = trees.leaves.replace(values=first(trees.leaves.values)) if base.tree_leaves == "constant" else None
-            if moved is None:
-                old = trees.leaves
-                bounds = {name: first(getattr(old, name)) for name in ("intercept", "lower", "upper")}
-                moved = old.replace(**bounds)
-            forest = Forest(trees.replace(leaves=moved), "sum", task.link_name).restored(data.scaling)
+            trees = jax.tree.map(lambda a: jnp.asarray(a[: max(1, count)]), trees)
+            # The initial outputs are part of the first tree.
+            parts = ("values",) if base.tree_leaves == "constant" else ("intercept", "lower", "upper")
+            leaves = trees.leaves.replace(**{name: getattr(trees.leaves, name).at[0].add(initial) for name in parts})
+            forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
             report: dict[str, Any] = {"rounds": count, "dropped": int(result.extra["dropped"])}
             report["losses"] = np.asarray(result.extra["losses"])
             return Finished(forest, None, data.loss(forest) if task.in_units else float(result.score), report)
 
-        times = 2 if chooses else 1
+        lengths, trial = base.rounds.lengths * self.rounds, stages * self.rounds if chooses else 0
         return base._replace(
             task=task,
-            rounds=Rounds(
-                base.rounds.lengths * (times * self.rounds), base.rounds.elements, (times - 1) * stages * self.rounds
-            ),
+            rounds=Rounds(lengths * (2 if chooses else 1), base.rounds.elements, trial),
             init=init,
             round=one_round,
             result=result,
