@@ -1,6 +1,7 @@
 """Exported files against the model: the same leaf for every row, and the same predictions."""
 
 import ctypes
+import functools
 import itertools
 import os
 import re
@@ -19,11 +20,11 @@ import pandas as pd
 import pytest
 
 import jtrees
-from jtrees import Forest, ObliqueTree, Origin, export
+from jtrees import Forest, ObliqueTree, Origin, export, losses
 from jtrees.export import c_header, encoding
 from jtrees.export.c_soft import SoftProgram, soft_program_of
 from jtrees.export.program import program_of
-from jtrees.leaves import Constant, Frequency, Linear, Logit
+from jtrees.leaves import Constant, Estimates, Frequency, Linear, Logit
 
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 REALS = {"double": np.float64, "float": np.float32}
@@ -44,10 +45,13 @@ def drawn(kind, depth=3, p=5, seed=0, origin=False):
         "linear": lambda: Linear(f32(count, p), f32(count)),
         "bounded": lambda: Linear(f32(count, p), f32(count), -jnp.ones(count), jnp.ones(count)),
         "linear outputs": lambda: Linear(f32(count, p, 2), f32(count, 2)),
+        "counts": lambda: Estimates(2 * f32(count), losses.Poisson()),
+        "quantiles": lambda: Estimates(f32(count, 3), losses.Quantile((0.1, 0.5, 0.9))),
+        "actions": lambda: Estimates(1e4 * jax.nn.one_hot(f32(count, 3).argmax(1), 3), losses.Rewards()),
     }[kind]()
     y = (
         None
-        if kind in ("frequency", "logit")
+        if kind in ("frequency", "logit", "counts", "actions")
         else jnp.asarray(rng.normal(size=leaves.at(jnp.zeros(1, int), x[:1]).shape[1:]), jnp.float32)
     )
     zero = jnp.asarray(rng.integers(-5000, 5000, p), jnp.float32)
@@ -74,7 +78,14 @@ MODELS = {
     "sum": lambda: forest_of("constant", "sum"),
     "votes": lambda: forest_of("frequency", "vote"),
     "softmax": lambda: forest_of("outputs", "sum", "softmax"),
+    "exp": lambda: forest_of("constant", "sum", "exp"),
+    "sorted": lambda: forest_of("outputs", "sum", "sorted"),
+    "counts": lambda: drawn("counts", origin=True),
+    "quantiles": lambda: drawn("quantiles", origin=True),
+    "mean of actions": lambda: forest_of("actions"),
 }
+# In C their leaves are those of constants.
+IN_C = [pytest.param(name, marks=pytest.mark.slow) if name in list(MODELS)[-3:] else name for name in MODELS]
 
 
 def leaves_of(model, x):
@@ -136,7 +147,7 @@ def test_the_arrays_of_a_model_are_the_model(name):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IN_C)
 def test_c(name, tmp_path):
     model, x = MODELS[name]()
     export.to_c(model, tmp_path / "model.h", prefix="my_tree")
@@ -144,6 +155,25 @@ def test_c(name, tmp_path):
     assert wrong == 0
     np.testing.assert_array_equal(leaf, leaves_of(model, x))
     np.testing.assert_allclose(out, program_of(model).predict(x), rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+def test_exponentials_in_c(tmp_path):
+    """Of all numbers in double precision that have one within its range, and beyond it."""
+    x = np.concatenate([np.linspace(-708, 709, 20_001), np.random.default_rng(0).normal(size=20_000), [0.0, -0.0]])
+    tree = ObliqueTree(jnp.zeros((1, 1)), jnp.zeros(1), Constant(jnp.zeros(2)))
+    export.to_c(Forest(jax.tree.map(lambda a: a[None], tree), "sum", "exp"), tmp_path / "model.h")
+    source = """#include "model.h"
+    double exponential(double v) { return jtrees_exp(v); }"""
+    (tmp_path / "exp.c").write_text(source)
+    subprocess.run([COMPILER, "-std=c99", "-O2", "-shared", "-fPIC", tmp_path / "exp.c", "-o", tmp_path / "exp.so"])
+    exponential = ctypes.CDLL(str(tmp_path / "exp.so")).exponential
+    exponential.argtypes, exponential.restype = [ctypes.c_double], ctypes.c_double
+    found = np.array([exponential(v) for v in x])
+    exactly = np.exp(x.astype(np.longdouble))
+    assert np.abs(found / exactly - 1).max() < 1e-15
+    assert [exponential(v) for v in (-800, -np.inf, 800, np.inf)] == [0, 0, np.inf, np.inf]
+    assert np.isnan(exponential(np.nan))
 
 
 def compiled_rows(path, row="double", real="double"):
@@ -177,15 +207,21 @@ def soft_program(weights, bias, leaves, gamma, logistic):
     """The program of soft trees on scaled data."""
     p, k = weights.shape[-1], leaves.shape[-1]
     scaling = np.zeros(p), np.zeros(p), np.ones(p), 1e30, np.ones(k), np.zeros(k)
-    return SoftProgram(weights, bias, leaves, gamma, logistic, *scaling, False, False, None)
+    return SoftProgram(weights, bias, leaves, gamma, logistic, *scaling, "identity", False, None)
 
 
 def soft_model(outputs, step, gamma=0.5):
     """A random model of soft trees in the user's units, with a constant column, and samples."""
     rng = np.random.default_rng(0)
     x = np.column_stack([rng.normal(size=(300, 3)) * [1, 50, 1e-3] + [0, 1e4, 2], np.ones(300)])
-    y = {None: x[:, 0] * 1e3 - 7e3, 2: x[:, :2] * [1, 1e4], "classes": np.arange(300) % 3}[outputs]
-    task = jtrees.Classification(3) if outputs == "classes" else jtrees.Regression(outputs)
+    y, task = {
+        None: (x[:, 0] * 1e3 - 7e3, jtrees.Regression()),
+        2: (x[:, :2] * [1, 1e4], jtrees.Regression(2)),
+        "classes": (np.arange(300) % 3, jtrees.Classification(3)),
+        "counts": (50 * rng.poisson(np.exp(x[:, 0])), jtrees.Regression(loss_function="poisson")),
+        "quantiles": (x[:, 0] * 1e3 - 7e3, jtrees.Regression(loss_function=losses.Quantile((0.1, 0.5, 0.9)))),
+        "actions": (x[:, :2] * [1, 1e-2], jtrees.Policy(2)),
+    }[outputs]
     fitted = jtrees.fit(jtrees.TEL(trees=3, depth=4, epochs=1, step=step), x, y, task=task, key=jax.random.key(0)).model
     f32 = lambda like: jnp.asarray(rng.normal(size=like.shape) / 2, jnp.float32)
     network = fitted.network.replace(params=jax.tree.map(f32, fitted.network.params), gamma=jnp.float32(gamma))
@@ -222,6 +258,9 @@ def test_soft_trees_in_double_precision_are_sums_over_leaves():
         ("classes", "smooth", "double"),
         (None, "logistic", "double"),
         ("classes", "logistic", "float"),
+        pytest.param("counts", "smooth", "double", marks=pytest.mark.slow),
+        pytest.param("quantiles", "smooth", "float", marks=pytest.mark.slow),
+        pytest.param("actions", "smooth", "double", marks=pytest.mark.slow),
     ],
 )
 def test_c_of_soft_trees(outputs, step, precision, tmp_path):
@@ -239,6 +278,7 @@ def test_c_of_soft_trees(outputs, step, precision, tmp_path):
     # The library adds in single precision, in units of the range of the targets.
     predicted = model.predict(x.astype(np.float64)).reshape(expected.shape)
     np.testing.assert_allclose(out, predicted, rtol=1e-5, atol=1e-5 * np.ptp(expected))
+    assert outputs != "quantiles" or np.any(out[:, 1:] > out[:, :-1]) and np.all(out[:, 1:] >= out[:, :-1])
     hard = soft_model(outputs, step, gamma=1e-4)[0]
     assert np.all(np.isfinite(soft_program_of(hard).predict(x)))
 
@@ -266,8 +306,6 @@ def test_soft_trees_that_cannot_be_exported(tmp_path):
     np.testing.assert_allclose(soft_program_of(scaled).predict(x)[:, 0], scaled.predict(x), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match=r"float32 weights \(trees, nodes, p\), got float32, of shape \(1, 3, 15, 4\)"):
         export.to_c(jax.tree.map(lambda a: jnp.asarray(a)[None], scaled), tmp_path / "model.h")
-    with pytest.raises(ValueError, match="model must be one of regression or classification"):
-        export.to_c(model.replace(task=None), tmp_path / "model.h")
 
 
 @needs_compiler
@@ -363,7 +401,8 @@ def test_a_numpy_file_needs_numpy_alone_and_tests_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["constant, far from zero", "frequency, depth 8", "linear outputs", "bounded", "softmax"]
+    "name",
+    ["constant, far from zero", "frequency, depth 8", "linear outputs", "bounded", "softmax", "exp", "sorted", "counts"],
 )
 def test_stablehlo(name, tmp_path):
     model, x = MODELS[name]()
@@ -427,13 +466,69 @@ def test_onnx(name, tmp_path):
         assert predicted.shape == expected.shape
 
 
+# Recipes, tasks and targets; of the signal and noise of each row.
+FITTED = {
+    "boosted counts": ("boosted", "poisson", lambda z, noise: noise.poisson(np.exp(z))),
+    "boosted quantiles": ("boosted", losses.Quantile((0.1, 0.5, 0.9)), lambda z, noise: 1e4 + z + noise.normal(size=300)),
+    "boosted classes": ("boosted", jtrees.Classification(3), lambda z, _: np.digitize(z, [-0.5, 0.5])),
+    "counts": ("tree", "poisson", lambda z, noise: noise.poisson(np.exp(z))),
+    "quantiles": ("tree", losses.Quantile((0.1, 0.5, 0.9)), lambda z, noise: 1e4 + z + noise.normal(size=300)),
+    "policy": ("tree", jtrees.Policy(3), lambda z, _: np.stack([z, -z, 0.5 - z * z], axis=1)),
+}
+
+
+@functools.cache
+def fitted(name):
+    """A model of a loss with a link, fitted far from the origin, and other rows."""
+    kind, loss, targets = FITTED[name]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3)) * [1, 50, 1e-3] + [0, 1e4, 2]
+    task = loss if isinstance(loss, jtrees.Policy | jtrees.Classification) else jtrees.Regression(loss_function=loss)
+    tree = jtrees.GET(depth=3, starts=2, epochs=10)
+    recipe = jtrees.Boosted(tree, rounds=4, patience=None) if kind == "boosted" else tree
+    y = targets(x[:300, 0] + (x[:300, 1] - 1e4) / 50, rng)
+    return jtrees.fit(recipe, x[:300], y, task=task, key=jax.random.key(0)).model, x
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("form", ["C", "NumPy", "ONNX", "StableHLO"])
+@pytest.mark.parametrize("name", FITTED)
+def test_fitted_models_of_losses_with_links(name, form, tmp_path):
+    model, x = fitted(name)
+    predicted, expected = model.predict(x), leaves_of(model, x)
+    path = tmp_path / {"C": "model.h", "NumPy": "model.py", "ONNX": "model.onnx", "StableHLO": "model.hlo"}[form]
+    if form == "C":
+        export.to_c(model, path)
+        leaf, out, wrong = called(compiled(path, "jtrees"), model, x)
+        assert wrong == 0
+    elif form == "NumPy":
+        export.to_numpy(model, path)
+        written = runpy.run_path(str(path), run_name="__main__")
+        leaf, out = written["leaf"](x), written["predict"](x)
+    elif form == "ONNX":
+        export.to_onnx(model, path)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        out, leaf = session.run(["prediction", "leaf"], {"x": x})
+    else:
+        export.to_stablehlo(model, path)
+        with jax.enable_x64(True):
+            out, leaf = jax.device_get(jax.export.deserialize(bytearray(path.read_bytes())).call(x))
+    np.testing.assert_array_equal(leaf.reshape(expected.shape), expected)
+    np.testing.assert_allclose(out, program_of(model).predict(x).reshape(out.shape), rtol=1e-12, atol=1e-12)
+    # The library adds up in single precision.
+    np.testing.assert_allclose(out.reshape(predicted.shape), predicted, rtol=1e-5, atol=1e-6)
+    assert len(np.unique(predicted)) > 1
+
+
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_cannot_be_exported(tmp_path):
     tree, x = drawn("linear")
     path = tmp_path / "model"
     path.write_text("before")
-    fitted = lambda recipe: jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0)).model
-    soft, latent = fitted(jtrees.TEL(trees=2, depth=2, epochs=1)), fitted(jtrees.LatentTree(depth=2, epochs=1))
+    made = lambda recipe: jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0)).model
+    soft, latent = made(jtrees.TEL(trees=2, depth=2, epochs=1)), made(jtrees.LatentTree(depth=2, epochs=1))
     many = jax.tree.map(lambda a: jnp.stack([a, a]), tree)
     raw = jtrees.data.FrameModel(tree, jtrees.data.Columns.fit(x)[0])
     trees_alone = (

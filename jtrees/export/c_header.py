@@ -85,8 +85,8 @@ def _header(of: Program | SoftProgram, prefix: str, precision: str) -> str:
         "TESTS": tests,
         "TEST_ROW": test_row,
         "ADDRESS": address,
-        "SOFTMAX": _SOFTMAX if of.softmax else "",
-        "EXP": _EXP if of.softmax or (isinstance(of, SoftProgram) and of.logistic) else "",
+        "LINK": _LINKS[of.link],
+        "EXP": _EXP if of.link in ("softmax", "exp") or (isinstance(of, SoftProgram) and of.logistic) else "",
         "TOLERANCE": "1e-12" if precision == "double" else "1e-6",
         "WHAT": of.described(),
         "FEATURES": p,
@@ -176,7 +176,7 @@ static inline double $_score(int tree, int node, const float *z) {
 /* Predictions from the sums over all trees. */
 static inline void $_finish(double *sum, @REAL@ *out) {
   for (int k = 0; k < $$_OUTPUTS; k++) sum[k] = sum[k] / @DIVISOR@ + $_offset[k];
-@SOFTMAX@  for (int k = 0; k < $$_OUTPUTS; k++) out[k] = (@REAL@)sum[k];
+@LINK@  for (int k = 0; k < $$_OUTPUTS; k++) out[k] = (@REAL@)sum[k];
 }
 
 @BODY@
@@ -335,19 +335,37 @@ _SOFTMAX = """\
   for (int k = 0; k < $$_OUTPUTS; k++) sum[k] /= total;
 """
 
-# exp(v) = 2^-n exp(r) with |r| <= log(2) / 2, where the series to the 13th power has a relative error below 1e-16; n
-# log(2) is subtracted in two parts, the first exact.
+_SORTED = """\
+  for (int k = 1; k < $$_OUTPUTS; k++) {
+    const double value = sum[k];
+    int place = k;
+    for (; place && sum[place - 1] > value; place--) sum[place] = sum[place - 1];
+    sum[place] = value;
+  }
+"""
+
+_LINKS = {
+    "identity": "",
+    "softmax": _SOFTMAX,
+    "exp": "  for (int k = 0; k < $$_OUTPUTS; k++) sum[k] = $_exp(sum[k]);\n",
+    "sorted": _SORTED,
+}
+
+# exp(v) = 2^n exp(r) with |r| <= log(2) / 2, where the series to the 13th power has a relative error below 1e-16; n
+# log(2) is subtracted in two parts, the first exact. The power is one of 2 or 1/2, as neither overflows on the way.
 _EXP = """
-/* exp(v) for v <= 0. */
+/* exp(v): 0 below -708, infinite above 709. */
 static inline double $_exp(double v) {
-  if (v < -700) return 0;
-  int n = (int)(0.5 - v * 1.4426950408889634);
-  const double r = (v + n * 0.69314718036912382) + n * 1.9082149292705877e-10;
-  double sum = 1, half = 0.5;
+  if (v < -708) return 0;
+  if (!(v <= 709)) return v * 1e308; /* or NaN */
+  const double sign = v < 0 ? -1 : 1;
+  int n = (int)(sign * v * 1.4426950408889634 + 0.5);
+  const double r = (v - sign * n * 0.69314718036912382) - sign * n * 1.9082149292705877e-10;
+  double sum = 1, power = v < 0 ? 0.5 : 2;
   for (int i = 13; i > 0; i--) sum = 1 + sum * r / i;
   for (; n; n >>= 1) {
-    if (n & 1) sum *= half;
-    half *= half;
+    if (n & 1) sum *= power;
+    power *= power;
   }
   return sum;
 }

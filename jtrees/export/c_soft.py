@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrees import topology
+from jtrees import losses, topology
 from jtrees.data import Columns, FrameModel
 from jtrees.export import encoding
+from jtrees.export.program import linked
 from jtrees.methods import EnsembleModel
-from jtrees.tasks import Classification, Regression
 
 _TESTED = 10  # rows of a self-test
 _LOGISTIC = 6.0  # the logistic step of width gamma is the sigmoid of 6 z / gamma
@@ -19,7 +19,7 @@ class SoftProgram(NamedTuple):
 
     With ``z = float32(clip((x - zero - shift) / scale, -most, most))``, a sample goes right at node j of a tree with
     probability ``step(weights[j] @ z + bias[j])``, and a tree predicts the mean of its leaves. The result is the sum
-    over the trees times ``unit`` plus ``offset``, or the softmax of the sum.
+    over the trees times ``unit`` plus ``offset``, under the link.
 
     Attributes:
       weights: float32, ``(trees, nodes, p)``; of constant columns 0.
@@ -31,9 +31,9 @@ class SoftProgram(NamedTuple):
       shift: centres of the features relative to the origin, ``(p,)``.
       scale: their units, ``(p,)``.
       most: largest absolute value of scaled features.
-      unit: ``(k,)``; in classification 1.
-      offset: ``(k,)``; in classification 0.
-      softmax: whether outputs are the softmax.
+      unit: ``(k,)``; under a softmax or an exponential 1.
+      offset: ``(k,)``; under a softmax 0.
+      link: from that to predictions, as in :class:`jtrees.Forest`.
       scalar: whether predictions are ``(n,)``, else ``(n, k)``.
       columns: the columns of a raw table, which become the features, or None.
     """
@@ -49,7 +49,7 @@ class SoftProgram(NamedTuple):
     most: float
     unit: np.ndarray
     offset: np.ndarray
-    softmax: bool
+    link: losses.Link
     scalar: bool
     columns: Columns | None
 
@@ -71,11 +71,7 @@ class SoftProgram(NamedTuple):
                 there = right[:, 2**level - 1 : 2 ** (level + 1) - 1]
                 reach = np.stack([reach * (1 - there), reach * there], axis=2).reshape(len(z), -1)
             out += reach @ leaves.astype(np.float64)
-        out = out * self.unit + self.offset
-        if self.softmax:
-            out = np.exp(out - out.max(1, keepdims=True))
-            out /= out.sum(1, keepdims=True)
-        return out
+        return linked(self.link, out * self.unit + self.offset)
 
     def test_rows(self) -> tuple[Any, np.ndarray]:
         """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates about the centres,
@@ -110,16 +106,14 @@ def soft_program_of(model: Any) -> SoftProgram | None:
     """Returns the program of soft trees, also of a raw table; None of other models.
 
     Raises:
-      ValueError: for a task that is neither regression nor classification.
+      ValueError: for weights of another shape or type.
     """
     columns = None
     if isinstance(model, FrameModel):
         model, columns = model.model, model.columns
     if not isinstance(model, EnsembleModel):
         return None
-    if not isinstance(model.task, (Regression, Classification)):
-        raise ValueError(f"model must be one of regression or classification (to_stablehlo takes others), got {model}")
-    network, scaling, softmax = model.network, model.scaling, isinstance(model.task, Classification)
+    network, scaling, link = model.network, model.scaling, model.task.link_name
     weights = np.asarray(network.params.weights)
     if weights.ndim != 3 or weights.dtype != np.float32:
         shape = f"{weights.dtype}, of shape {weights.shape}"
@@ -135,7 +129,9 @@ def soft_program_of(model: Any) -> SoftProgram | None:
         zero = zero + origin
         shift, scale, most = np.asarray(scaling.x_center, np.float64) - zero, scaling.x_unit + zero * 0, scaling.x_most
         weights = np.where(scaling.constant, np.float32(0), weights)
-        if scaling.y_low is not None:
+        if link == "exp":
+            offset = offset + np.log(scaling.y_unit)  # a unit of predictions is an offset of outputs
+        elif scaling.y_low is not None:
             unit, offset = unit * scaling.y_unit, offset + scaling.y_low
     return SoftProgram(
         weights,
@@ -149,7 +145,7 @@ def soft_program_of(model: Any) -> SoftProgram | None:
         float(most),
         unit,
         offset,
-        softmax,
+        link,
         scalar,
         columns,
     )

@@ -50,7 +50,7 @@ def _source(of: Program) -> str:
         "TABLES": tables,
         "FEATURES": features,
         "DIVISOR": of.divisor,
-        "SOFTMAX": _SOFTMAX if of.softmax else "",
+        "LINK": _LINKS[of.link],
         "OF_LEAF": "leaf[:, 0]" if of.single else "leaf",
         "OF_OUT": "out[:, 0]" if of.scalar else "out",
     }
@@ -136,7 +136,7 @@ def predict(x):
             value = np.clip(value, LOWER[tree, at], UPPER[tree, at])
         out += value
     out = out / @DIVISOR@ + OFFSET
-@SOFTMAX@    return @OF_OUT@
+@LINK@    return @OF_OUT@
 
 
 if __name__ == "__main__":
@@ -219,3 +219,10 @@ _SOFTMAX = """\
     out = np.exp(out - out.max(1, keepdims=True))
     out /= out.sum(1, keepdims=True)
 """
+
+_LINKS = {
+    "identity": "",
+    "softmax": _SOFTMAX,
+    "exp": "    out = np.exp(out)\n",
+    "sorted": "    out = np.sort(out, axis=1)\n",
+}

@@ -50,13 +50,14 @@ class _Graph:
         self.nodes: list[Any] = []
         self.constants: dict[tuple[Any, ...], Any] = {}  # by their contents
 
-    def __call__(self, operator: str, *inputs: Any, **attributes: Any) -> str:
-        """Adds an operator; inputs are names, or arrays, which become constants. Returns the name of its output."""
+    def __call__(self, operator: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> str:
+        """Adds an operator; inputs are names, or arrays, which become constants. Returns the name of its first output."""
         from onnx import helper
 
         names = [one if isinstance(one, str) else self._constant(one) for one in inputs]
         name = f"jtrees.{operator.lower()}_{len(self.nodes)}"  # a column may be called ``add_1``
-        self.nodes.append(helper.make_node(operator, names, [name], **attributes))
+        others = [f"{name}.{i}" for i in range(1, outputs)]
+        self.nodes.append(helper.make_node(operator, names, [name, *others], **attributes))
         return name
 
     def _constant(self, array: Any) -> str:
@@ -92,8 +93,12 @@ def _model(of: Program) -> Any:
         sums.append(value)
         leaves.append(add("Unsqueeze", leaf, np.array([1])))
     out = add("Add", add("Div", add("Sum", *sums), np.float64(of.divisor)), of.offset)
-    if of.softmax:
+    if of.link == "softmax":
         out = add("Softmax", out, axis=1)
+    elif of.link == "exp":
+        out = add("Exp", out)
+    elif of.link == "sorted":
+        out = add("TopK", out, np.array([len(of.offset)]), axis=1, largest=0, sorted=1, outputs=2)
     squeezed = lambda value, flat: add("Squeeze", value, np.array([1])) if flat else add("Identity", value)
     last = squeezed(out, of.scalar), squeezed(add("Concat", *leaves, axis=1), of.single)
     for name, value in zip(("prediction", "leaf"), last, strict=True):

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jtrees import exact
+from jtrees import exact, losses
 from jtrees.data import Columns, FrameModel
 from jtrees.export import encoding
 from jtrees.forest import Forest
-from jtrees.leaves import Constant, Frequency, Linear, Logit
+from jtrees.leaves import Constant, Estimates, Frequency, Linear, Logit
 from jtrees.tree import ObliqueTree
 
 _TESTED = 10  # rows of a self-test
@@ -20,7 +20,7 @@ class Program(NamedTuple):
 
     With ``z = float32(x - zero)``, a sample goes right at node j of a tree iff ``weights[j] @ z + bias[j] > 0``; a leaf
     predicts ``intercept + z @ coefficients``, from ``lower`` to ``upper``. The result is the sum over the trees divided
-    by ``divisor``, plus ``offset``, or the softmax of that.
+    by ``divisor``, plus ``offset``, under the link.
 
     Attributes:
       weights: float32, ``(trees, nodes, p)``.
@@ -32,7 +32,7 @@ class Program(NamedTuple):
       upper: likewise.
       divisor: number of trees for a mean, 1 for a sum.
       offset: ``(k,)``.
-      softmax: whether outputs are the softmax.
+      link: from that to predictions, as in :class:`jtrees.Forest`.
       single: whether the model is one tree: then leaves are ``(n,)``, else ``(n, trees)``.
       scalar: whether predictions are ``(n,)``, else ``(n, k)``.
       columns: the columns of a raw table, which become the features, or None.
@@ -47,7 +47,7 @@ class Program(NamedTuple):
     upper: np.ndarray | None
     divisor: int
     offset: np.ndarray
-    softmax: bool
+    link: losses.Link
     single: bool
     scalar: bool
     columns: Columns | None
@@ -74,11 +74,7 @@ class Program(NamedTuple):
             out += np.einsum("ntkp,np->ntk", self.coefficients[trees, leaf], z)
         if self.lower is not None and self.upper is not None:
             out = np.clip(out, self.lower[trees, leaf], self.upper[trees, leaf])
-        out = out.sum(1) / self.divisor + self.offset
-        if self.softmax:
-            out = np.exp(out - out.max(1, keepdims=True))
-            out /= out.sum(1, keepdims=True)
-        return out
+        return linked(self.link, out.sum(1) / self.divisor + self.offset)
 
     def test_rows(self) -> tuple[Any, np.ndarray]:
         """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates about the origin,
@@ -96,6 +92,14 @@ class Program(NamedTuple):
         what = f"{len(self.bias)} trees" if not self.single else "a tree"
         kind = "constant" if self.coefficients is None else "linear"
         return f"{what} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
+
+
+def linked(link: losses.Link, out: np.ndarray) -> np.ndarray:
+    """Returns predictions of outputs ``(n, k)`` in double precision."""
+    if link != "softmax":
+        return losses.linked(link, out)
+    out = np.exp(out - out.max(1, keepdims=True))
+    return out / out.sum(1, keepdims=True)
 
 
 def program_of(model: Any) -> Program:
@@ -128,10 +132,13 @@ def program_of(model: Any) -> Program:
         coefficients = coefficients[..., None, :] if intercept.ndim == 2 else np.swapaxes(coefficients, -1, -2)
         if leaves.lower is not None:
             lower, upper = np.asarray(leaves.lower), np.asarray(leaves.upper)
+    elif isinstance(leaves, Estimates):
+        intercept = np.asarray(leaves.predictions())
     elif isinstance(leaves, (Constant, Frequency)):
         intercept = np.asarray(leaves.values)
     else:
-        raise ValueError(f"leaves must be Constant, Linear, Logit or Frequency, got {type(leaves).__name__}")
+        expected = "Constant, Estimates, Linear, Logit or Frequency"
+        raise ValueError(f"leaves must be {expected}, got {type(leaves).__name__}")
     if forest.combine == "vote":
         if coefficients is not None:
             raise ValueError("trees with linear leaves cannot vote: combine must be 'mean' or 'sum'")
@@ -152,7 +159,7 @@ def program_of(model: Any) -> Program:
         outputs(upper),
         divisor,
         offset * (trees / divisor),
-        forest.link == "softmax",
+        forest.link,
         one,
         scalar,
         columns,

@@ -8,7 +8,7 @@ from jax import export
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import io
+from jtrees import io, losses
 from jtrees.data import FrameModel
 from jtrees.export.program import Program, program_of
 from jtrees.forest import Forest
@@ -76,7 +76,5 @@ def _evaluated(of: Program, x: Array) -> tuple[Array, Array]:
         if of.lower is not None and of.upper is not None:
             value = jnp.clip(value, jnp.asarray(of.lower[tree])[leaf], jnp.asarray(of.upper[tree])[leaf])
         out, leaves = out + value, [*leaves, leaf]
-    out = out / of.divisor + of.offset
-    if of.softmax:
-        out = jax.nn.softmax(out, axis=1)
+    out = losses.linked(of.link, out / of.divisor + of.offset)
     return out[:, 0] if of.scalar else out, leaves[0] if of.single else jnp.stack(leaves, axis=1)
