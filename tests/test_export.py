@@ -402,7 +402,16 @@ def test_a_numpy_file_needs_numpy_alone_and_tests_itself(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["constant, far from zero", "frequency, depth 8", "linear outputs", "bounded", "softmax", "exp", "sorted", "counts"],
+    [
+        "constant, far from zero",
+        "frequency, depth 8",
+        "linear outputs",
+        "bounded",
+        "softmax",
+        "exp",
+        "sorted",
+        "counts",
+    ],
 )
 def test_stablehlo(name, tmp_path):
     model, x = MODELS[name]()
@@ -469,7 +478,11 @@ def test_onnx(name, tmp_path):
 # Recipes, tasks and targets; of the signal and noise of each row.
 FITTED = {
     "boosted counts": ("boosted", "poisson", lambda z, noise: noise.poisson(np.exp(z))),
-    "boosted quantiles": ("boosted", losses.Quantile((0.1, 0.5, 0.9)), lambda z, noise: 1e4 + z + noise.normal(size=300)),
+    "boosted quantiles": (
+        "boosted",
+        losses.Quantile((0.1, 0.5, 0.9)),
+        lambda z, noise: 1e4 + z + noise.normal(size=300),
+    ),
     "boosted classes": ("boosted", jtrees.Classification(3), lambda z, _: np.digitize(z, [-0.5, 0.5])),
     "counts": ("tree", "poisson", lambda z, noise: noise.poisson(np.exp(z))),
     "quantiles": ("tree", losses.Quantile((0.1, 0.5, 0.9)), lambda z, noise: 1e4 + z + noise.normal(size=300)),
