@@ -20,7 +20,7 @@ import numpy as np
 from jtrees import exact, prediction, validation
 from jtrees.data.columns import Numeric
 from jtrees.data.frame_model import FrameModel
-from jtrees.leaves.constant import Frequency, Logit
+from jtrees.forest import Forest
 from jtrees.leaves.linear import Linear
 from jtrees.tree import ObliqueTree
 
@@ -160,7 +160,7 @@ def nearest_change(
     target: int | None = None,
     feature_names: Sequence[str] | None = None,
 ) -> Change | None:
-    """Returns the smallest change of one sample that leads to another leaf, or for classes, to another class.
+    """Returns the smallest change of one sample that leads to another leaf, or to another class, or action of a policy.
 
     A leaf is the intersection of the half-spaces on its path, so the nearest point of each is a quadratic program with
     one constraint a level: least distance programming, solved by non-negative least squares (Lawson and Hanson, Solving
@@ -175,7 +175,7 @@ def nearest_change(
         vary do not change.
       columns: names of the columns that may change; None: all, of raw tables all of numbers. A missing value does not
         change.
-      target: the class to reach, in classification; None: any other than now.
+      target: the class to reach, in classification, or the action of a policy; None: any other than now.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Returns:
@@ -192,11 +192,11 @@ def nearest_change(
     margins = exact.row_scores(weights, bias, _relative(tree, given)[0])
     answers, now = _answers(tree), exact.row_leaf(margins)
     if target is not None:
-        classes = tree.leaves.values.shape[-1] if answers is not None else 0
-        if answers is None:
+        if tree.classes is None:
             raise ValueError("target must be None: the leaves of this tree hold no classes")
-        if not 0 <= target < classes:
-            raise ValueError(f"target must be a class from 0 to {classes - 1}, got {target}")
+        if not 0 <= target < tree.classes:
+            kind = "an action" if tree.is_policy else "a class"
+            raise ValueError(f"target must be {kind} from 0 to {tree.classes - 1}, got {target}")
     if answers is None:
         others = np.arange(len(tree.bias) + 1) != now
     else:
@@ -291,10 +291,8 @@ def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
 
 
 def _answers(tree: ObliqueTree) -> np.ndarray | None:
-    """Returns the class of each leaf, or None for other leaves."""
-    if not isinstance(tree.leaves, (Frequency, Logit)):
-        return None
-    return np.asarray(tree.leaves.values).argmax(-1)
+    """Returns the class or action of each leaf, or None for other leaves."""
+    return None if tree.classes is None else np.asarray(tree.leaves.values).argmax(-1)
 
 
 # --- What columns are worth ------------------------------------------------------------------------------------------
@@ -352,15 +350,19 @@ def shapley_values(
     else:
         seed = jax.random.bits(jax.random.key(0) if key is None else key, (4,))
         sets, weights = _random_sets(players, permutations, np.random.default_rng(np.asarray(seed)))
+    trees = 1
+    if isinstance(inner, Forest) and inner.combine == "sum" and inner.link in ("identity", "sorted"):
+        trees, inner = len(inner), inner.replace(combine="mean")  # the scaling is that of one tree
     scaling, unscaled = inner.scaling, inner.without_scaling()
     scaled = lambda rows: jnp.asarray(prediction.scaled(scaling, rows, inner.features), jnp.float32)
     worth = np.asarray(_worth(unscaled, scaled(samples), scaled(behind), jnp.asarray(sets[:, columns.owner])))
     if scaling is not None:
         worth = scaling.inverse(worth.reshape(-1, *worth.shape[2:]).astype(np.float64)).reshape(worth.shape)
-    values = np.einsum("ps,ns...->np...", weights, np.asarray(worth, np.float64))
+    worth = trees * np.asarray(worth, np.float64)
+    values = np.einsum("ps,ns...->np...", weights, worth)
     none = int(np.flatnonzero(~sets.any(1))[0])
     data = None if isinstance(model, FrameModel) else samples
-    return Shapley(values, np.asarray(worth[:, none], np.float64), data, columns.names)
+    return Shapley(values, worth[:, none], data, columns.names)
 
 
 @jax.jit

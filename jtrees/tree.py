@@ -11,11 +11,14 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import exact, io, ops, prediction, pytree, topology, validation
-from jtrees.leaves.constant import Frequency, Logit, exact_text, listed
+from jtrees.leaves.constant import Frequency, Logit, exact_text, listed, number_text
+from jtrees.leaves.estimates import Estimates
 from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.leaves.linear import Linear, linear_text
+from jtrees.tasks import Policy
 
 _READ = 8  # digits above which text is for computing, not for reading
+_REWARD_DIGITS = 3
 
 
 @io.part
@@ -197,6 +200,17 @@ class ObliqueTree:
             reachable[2 * level.start + 1 : 2 * level.stop + 1] = below.ravel()
         return reachable
 
+    @property
+    def classes(self) -> int | None:
+        """Number of classes, or of actions of a policy, among which the leaves choose; None for leaves of numbers."""
+        classes = isinstance(self.leaves, (Frequency, Logit)) or self.is_policy
+        return self.leaves.values.shape[-1] if classes else None
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether leaves choose an action, as those of :class:`jtrees.Policy`."""
+        return isinstance(self.leaves, Estimates) and self.leaves.loss.link == "softmax"
+
     def prune(self, x: ArrayLike) -> "ObliqueTree":
         """Returns the tree without splits that do not divide ``x``; they become nodes of zero weights.
 
@@ -253,9 +267,11 @@ class ObliqueTree:
         Args:
           feature_names: names of the p columns, by default ``x0``, ``x1``, ...
           digits: significant digits of weights, thresholds and leaves; the origin is always exact.
-          class_names: names of the K classes, in classification; each leaf then lists the most probable class first.
+          class_names: names of the K classes, in classification, or of the actions of a policy; each leaf then lists
+            the most probable first, or names the one action that it plays.
           x: samples, ``(n, p)``, such as the training data, to count at each leaf.
-          y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf.
+          y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf; of a policy the rewards
+            of the actions, ``(n, K)``, of which each leaf has the means, the largest first.
           max_terms: maximum number of terms of a condition or a linear leaf, and of classes of a leaf: those of the
             largest |weight| times standard deviation in x (without x, |weight|), and the number of others. None: all.
 
@@ -305,35 +321,65 @@ class ObliqueTree:
 
         Returns:
           The standard deviation of each feature, None without a table; and for each leaf its number of rows, as
-          ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, empty without a table.
+          ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, or with mean rewards, empty without
+          a table.
 
         Raises:
           ValueError: as :meth:`to_text`.
         """
-        classes = self.leaves.values.shape[-1] if isinstance(self.leaves, (Frequency, Logit)) else None
+        classes = self.classes
         if max_terms is not None:
             validation.check_count("max_terms", max_terms)
         for name, given in (("class_names", class_names), ("y", y)):
             if given is not None and classes is None:
                 raise ValueError(f"{name} must be None: the leaves of this tree hold no classes")
         if class_names is not None and len(class_names) != classes:
-            raise ValueError(f"class_names must hold {classes} names, one a class, got {len(class_names)}")
+            each = "one an action" if self.is_policy else "one a class"
+            raise ValueError(f"class_names must hold {classes} names, {each}, got {len(class_names)}")
         if x is None and y is not None:
-            raise ValueError("y goes with x: the classes of its rows")
+            raise ValueError(f"y goes with x: the {'rewards' if self.is_policy else 'classes'} of its rows")
         if x is None:
             return None, [[] for _ in range(len(self.bias) + 1)]
         leaf, deviations = np.asarray(self.leaf_index(x)), np.asarray(x, np.float64).std(0)
         rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(self.bias) + 1)]
         if y is None:
             return deviations, rows
+        if self.is_policy:
+            labels = self.class_labels(class_names)
+            for mean, texts in zip(self.mean_rewards(leaf, y), rows, strict=True):
+                order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
+                best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
+                texts += [f"mean reward of {best}"] if best else []
+            return deviations, rows
         y, classes = validation.check_labels(y, classes)
         validation.check_rows(y, len(leaf))
-        class_labels = [f"class {i}" for i in range(classes)] if class_names is None else class_names
+        class_labels = self.class_labels(class_names)
         by_class = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
         for counts, texts in zip(by_class, rows, strict=True):
             class_counts = [f"{class_labels[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
             texts += [listed(class_counts, max_terms)] if class_counts else []
         return deviations, rows
+
+    def class_labels(self, class_names: Sequence[str] | None) -> list[str]:
+        """Returns names of the classes or actions, by default ``class 0`` or ``action 0`` and so on."""
+        kind = "action" if self.is_policy else "class"
+        return [f"{kind} {i}" for i in range(self.classes or 0)] if class_names is None else list(map(str, class_names))
+
+    def mean_rewards(self, leaf_index: np.ndarray, rewards: Any) -> np.ndarray:
+        """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``, NaN without a row.
+
+        Args:
+          leaf_index: leaf of each row, ``(n,)``.
+          rewards: of all actions, ``(n, K)``.
+
+        Raises:
+          ValueError: for rewards of another shape, or that are not finite.
+        """
+        checked = Policy(self.classes or 0).held_out_targets(rewards, len(leaf_index))
+        sums = np.zeros((len(self.bias) + 1, checked.shape[1]))
+        np.add.at(sums, leaf_index, checked)
+        count = np.bincount(leaf_index, minlength=len(sums))[:, None]
+        return np.where(count, sums / np.maximum(count, 1), np.nan)
 
     def describe_split(
         self,
@@ -359,6 +405,11 @@ class ObliqueTree:
         :meth:`to_text`; ``short`` has the largest terms of linear leaves first, and no bounds.
         """
         y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
+        if self.is_policy and (class_names := shown.get("class_names")) is not None:
+            played = np.asarray(self.leaves.predictions())[leaf]
+            if played.max() == 1:
+                return str(class_names[played.argmax()])
+            return Frequency(self.leaves.predictions()).describe(leaf, names, digits, **shown)
         return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
 
     def with_short_origin(self, deviations: np.ndarray | None, digits: int) -> "ObliqueTree":

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import accuracy_score, r2_score
 
 import jtrees
-from jtrees import exact, explain
+from jtrees import exact, explain, losses
 
 KEY = jax.random.key(0)
 
@@ -25,8 +25,12 @@ def drawn(kind="constant", depth=3, p=5, seed=0, origin=False):
         "outputs": lambda: jtrees.leaves.Constant(f32(leaves, 2)),
         "linear": lambda: jtrees.leaves.Linear(f32(leaves, p), f32(leaves)),
         "classes": lambda: jtrees.leaves.Frequency(jax.nn.softmax(f32(leaves, 3))),
+        "counts": lambda: jtrees.leaves.Estimates(f32(leaves), losses.Poisson()),
+        "quantiles": lambda: jtrees.leaves.Estimates(f32(leaves, 2), losses.Quantile((0.1, 0.9))),
+        "actions": lambda: jtrees.leaves.Estimates(1e4 * jax.nn.one_hot(f32(leaves, 3).argmax(1), 3), losses.Rewards()),
     }
-    zero = jtrees.Origin(f32(p), None if kind == "classes" else jnp.float32(3.0)) if origin else None
+    far = None if kind in ("classes", "counts", "actions") else jnp.float32(3.0)
+    zero = jtrees.Origin(f32(p), far) if origin else None
     return jtrees.ObliqueTree(f32(nodes, p), f32(nodes) / 2, made[kind](), zero)
 
 
@@ -54,7 +58,7 @@ def raw():
 
 @pytest.mark.parametrize("reference", [None, rows(1, seed=7)[0]])
 @pytest.mark.parametrize("origin", [False, True])
-@pytest.mark.parametrize("kind", ["constant", "linear", "classes"])
+@pytest.mark.parametrize("kind", ["constant", "linear", "classes", "counts", "quantiles", "actions"])
 def test_parts_add_up(kind, origin, reference):
     tree = drawn(kind, origin=origin)
     for x in rows(20):
@@ -81,6 +85,8 @@ def test_a_path_in_words():
     assert text == "node 0: 2 = 0.5 + 2 (age) - 0.5 (bmi), right\nleaf 1: 7."
     stump = tree.replace(weights=jnp.zeros((1, 2)))
     assert explain.path(stump, [1.0, 0.5]).splits == []
+    quantiles = jtrees.leaves.Estimates(jnp.array([[1.0, 2.0], [7.0, 3.0]]), losses.Quantile((0.1, 0.9)))
+    assert str(explain.path(tree.replace(leaves=quantiles), [1.0, 0.5])).endswith("\nleaf 1: [3., 7.]")
 
 
 # --- The nearest change ----------------------------------------------------------------------------------------------
@@ -105,15 +111,25 @@ def nearest_by_active_sets(tree, x, deviation, wanted):
     return best
 
 
-@pytest.mark.parametrize("kind", ["constant", "classes"])
-@pytest.mark.parametrize(("depth", "p"), [(1, 1), (2, 2), (3, 5), (4, 3), (6, 4)])
+@pytest.mark.parametrize(
+    ("depth", "p", "kind"),
+    [
+        *(
+            (depth, p, kind)
+            for depth, p in ((1, 1), (2, 2), (3, 5), (4, 3), (6, 4))
+            for kind in ("constant", "classes")
+        ),
+        (3, 5, "quantiles"),
+        (4, 3, "actions"),
+    ],
+)
 def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
     tree, table = drawn(kind, depth, p), rows(100, p) * np.arange(1, p + 1)
     deviation = table.std(0)
     for x in table[: 15 if depth < 6 else 3]:
         now = tree.leaf_index(x[None])[0]
         leaves = np.arange(2**depth)
-        answer = leaves if kind == "constant" else np.asarray(tree.leaves.values).argmax(-1)
+        answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("classes", "actions") else leaves
         wanted = answer != answer[now]
         change = explain.nearest_change(tree, x, table)
         if change is None:
@@ -196,7 +212,7 @@ def by_orders(predict, x, background, groups):
 
 
 @pytest.mark.parametrize("origin", [False, True])
-@pytest.mark.parametrize("kind", ["constant", "outputs", "linear", "classes"])
+@pytest.mark.parametrize("kind", ["constant", "outputs", "linear", "classes", "counts", "quantiles"])
 def test_shapley_values_are_means_over_all_orders(kind, origin):
     tree, x, background = drawn(kind, p=4, origin=origin), rows(3, 4), rows(9, 4, seed=2)
     found = explain.shapley_values(tree, x, background)
@@ -235,6 +251,22 @@ def test_drawn_orders_come_near_all_orders(monkeypatch):
     assert far(1000) < 0.02  # some 1/sqrt(2000) of differences of about 1
     assert far(1000) < far(5) / 3
     assert far(5) == far(5) != far(5, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "link"), [("constant", "exp"), ("outputs", "sorted"), ("outputs", "softmax"), ("constant", "identity")]
+)
+def test_shapley_values_of_boosted_trees(kind, link):
+    """They are those of predictions, also of targets far from zero, of which each tree has a part."""
+    trees = [drawn(kind, p=3, seed=seed, depth=2, origin=True) for seed in range(3)]
+    far = np.float32(100) if link in ("identity", "sorted") else None
+    trees = [tree.replace(origin=trees[0].origin.replace(y=far)) for tree in trees]
+    forest = jtrees.Forest(jax.tree.map(lambda *a: jnp.stack(a), *trees), "sum", link)
+    x, background = rows(2, 3), rows(6, 3, seed=2)
+    found = explain.shapley_values(forest, x, background)
+    expected = by_orders(forest.predict, x, background, [[0], [1], [2]])
+    np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.base_values[0], forest.predict(background).mean(0), rtol=1e-6)
 
 
 def test_shapley_values_of_other_models(raw):
@@ -309,6 +341,8 @@ def test_errors():
         explain.nearest_change(tree, rows(1), rows(9), target=1)
     with pytest.raises(ValueError, match="target must be a class from 0 to 2, got 3"):
         explain.nearest_change(drawn("classes"), rows(1), rows(9), target=3)
+    with pytest.raises(ValueError, match="target must be an action from 0 to 2, got -1"):
+        explain.nearest_change(drawn("actions"), rows(1), rows(9), target=-1)
     with pytest.raises(ValueError, match=r"columns must be among 'x0', .*, got 'x9'"):
         explain.nearest_change(tree, rows(1), rows(9), columns=["x9"])
     with pytest.raises(ValueError, match="permutations"):

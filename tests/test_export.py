@@ -278,7 +278,7 @@ def test_c_of_soft_trees(outputs, step, precision, tmp_path):
     # The library adds in single precision, in units of the range of the targets.
     predicted = model.predict(x.astype(np.float64)).reshape(expected.shape)
     np.testing.assert_allclose(out, predicted, rtol=1e-5, atol=1e-5 * np.ptp(expected))
-    assert outputs != "quantiles" or np.any(out[:, 1:] > out[:, :-1]) and np.all(out[:, 1:] >= out[:, :-1])
+    assert outputs != "quantiles" or (np.any(out[:, 1:] > out[:, :-1]) and np.all(out[:, 1:] >= out[:, :-1]))
     hard = soft_model(outputs, step, gamma=1e-4)[0]
     assert np.all(np.isfinite(soft_program_of(hard).predict(x)))
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import jtrees
-from jtrees import plotting
-from jtrees.leaves import Constant, Frequency, Linear
+from jtrees import losses, plotting
+from jtrees.leaves import Constant, Estimates, Frequency, Linear
 from jtrees.plotting import plot_tree
 
 matplotlib.use("Agg")
@@ -210,6 +210,32 @@ def test_leaves_as_boxes_and_shares():
     np.testing.assert_allclose(heights[2], [0, 1])
     with pytest.raises(ValueError, match=r"y must have shape \(n,\)"):
         plotting.plot_leaves(model, frame, np.zeros((200, 2)))
+
+
+def test_leaves_and_rules_of_quantiles_and_of_policies():
+    model, frame, x = _raw()
+    leaf = (x @ [0.05, 1, 0] > 4).astype(int)
+    of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
+    quantiles = of(Estimates(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
+    ax = plotting.plot_leaves(quantiles, frame, np.where(leaf, 7.0, 2.0))
+    medians = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
+    assert set(medians) == {2.0, 7.0} and _texts(plot_tree(quantiles))[:2] == ["1, 3", "6, 8"]
+    policy = of(Estimates(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
+    names = {"class_names": ["wait", "treat"]}
+    rewards = np.stack([np.where(leaf, 1.0, 2), np.where(leaf, 5.0, -1)], 1)
+    ax = plotting.plot_leaves(policy, frame, rewards, **names)
+    heights = np.array([bar.get_height() for bar in ax.patches]).reshape(2, 2)
+    np.testing.assert_array_equal(heights, [[2, 1], [-1, 5]])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["wait", "treat"]
+    assert ax.get_ylabel() == "mean reward" and ax.get_xticklabels()[1].get_text() == f"1\n{np.mean(leaf):.0%}"
+    assert [text.split("\n")[0] for text in _texts(plot_tree(policy, x=frame, y=rewards, **names))[:2]] == [
+        "wait",
+        "treat",
+    ]
+    ax = plotting.plot_regions(policy, frame, ("area", "[heating = gas]"), resolution=11)
+    assert ax.figure.axes[-1].get_ylabel() == "action" and set(np.unique(ax.collections[0].get_array())) == {0, 1}
+    with pytest.raises(ValueError, match="y must hold the rewards of 2 actions"):
+        plotting.plot_leaves(policy, frame, leaf)
 
 
 def test_importances_are_sorted():

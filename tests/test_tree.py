@@ -9,8 +9,8 @@ import pytest
 import rules
 
 import jtrees
-from jtrees import ObliqueTree, Origin
-from jtrees.leaves import Constant, Frequency, Linear
+from jtrees import ObliqueTree, Origin, losses
+from jtrees.leaves import Constant, Estimates, Frequency, Linear
 
 DEPTH, P = 3, 3
 ROWS = 256  # a block: whatever fewer rows compile is compiled once
@@ -233,6 +233,39 @@ def test_text_of_classes_and_their_rows(small_tree):
     assert tree.to_text(class_names=["no", "yes"], x=x).endswith("-> yes: 0.75, no: 0.25 (5 rows)")
     assert tree.to_text(x=x, y=y).endswith("-> 0.25, 0.75 (5 rows; class 1: 4, class 0: 1)")
     assert tree.to_text().endswith("-> 0.25, 0.75")
+
+
+def test_text_of_quantiles_and_of_counts(small_tree):
+    """Their predictions, quantiles in order and relative to the origin."""
+    quantiles = Estimates(jnp.array([[3.0, 1], [0, 0], [2, 5], [0, 8]]), losses.Quantile((0.1, 0.9)))
+    tree = small_tree.replace(leaves=quantiles, origin=Origin(np.zeros(3, np.float32), np.float32(100)))
+    ends = lambda tree, **options: [
+        line.split("-> ")[1] for line in tree.to_text(**options).split("\n") if "->" in line
+    ]
+    assert ends(tree) == ["100, 108", "102, 105", "101, 103"]
+    counts = small_tree.replace(leaves=Estimates(jnp.log(jnp.array([1.0, 9, 4, 0.5])), losses.Poisson()))
+    assert ends(counts) == ["0.5", "4", "1"]
+    with pytest.raises(ValueError, match="class_names must be None"):
+        tree.to_text(class_names=["low", "high"])
+
+
+def test_text_of_a_policy_and_of_its_rewards(small_tree):
+    tree = small_tree.replace(leaves=Estimates(jnp.array([[1e4, 0], [0, 1e4], [0, 1e4], [0, 0]]), losses.Rewards()))
+    ends = lambda **options: [line.split("-> ")[1] for line in tree.to_text(**options).split("\n") if "->" in line]
+    assert ends() == ["0.5, 0.5", "0, 1", "1, 0"] and (tree.classes, tree.is_policy) == (2, True)
+    names = {"class_names": ["wait", "treat"]}
+    assert ends(**names) == ["wait: 0.5, treat: 0.5", "treat", "wait"]
+    x, rewards = np.array([[9.0, 0, 9], [9.0, 0, 9], [0, 0, 0]]), np.array([[1, 0.5], [0, 1], [3, -2]])
+    assert ends(x=x, y=rewards, **names) == [
+        "wait: 0.5, treat: 0.5 (0 rows)",
+        "treat (2 rows; mean reward of treat: 0.75, wait: 0.5)",
+        "wait (1 row; mean reward of wait: 3, treat: -2)",
+    ]
+    assert ends(x=x, y=rewards, max_terms=1)[1] == "0, 1 (2 rows; mean reward of action 1: 0.75)"
+    with pytest.raises(ValueError, match=r"y must hold the rewards of 2 actions, \(3, 2\), got \(3,\)"):
+        tree.to_text(x=x, y=np.zeros(3))
+    with pytest.raises(ValueError, match="class_names must hold 2 names, one an action, got 1"):
+        tree.to_text(class_names=["wait"])
 
 
 def test_what_a_text_is_made_of_is_checked(small_tree):

@@ -373,9 +373,9 @@ class Columns:
         """Returns the same columns, in whose feature names classes have the user's names: ``[mean sold by city]``.
 
         Args:
-          class_names: names of the K classes, in the order of their numbers.
+          class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
-        names = {f"class {i}": str(name) for i, name in enumerate(class_names)}
+        names = {f"{of}{i}": str(name) for i, name in enumerate(class_names) for of in ("class ", "y")}
 
         def renamed(column: Any) -> Any:
             if isinstance(column, Date):

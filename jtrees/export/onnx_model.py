@@ -51,7 +51,7 @@ class _Graph:
         self.constants: dict[tuple[Any, ...], Any] = {}  # by their contents
 
     def __call__(self, operator: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> str:
-        """Adds an operator; inputs are names, or arrays, which become constants. Returns the name of its first output."""
+        """Adds an operator; inputs are names, or arrays, for constants. Returns the name of its (first) output."""
         from onnx import helper
 
         names = [one if isinstance(one, str) else self._constant(one) for one in inputs]

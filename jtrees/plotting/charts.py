@@ -9,6 +9,7 @@ import numpy as np
 from jtrees import validation
 from jtrees.leaves.linear import largest_terms
 from jtrees.plotting._common import features_of, new_axes, tree_of
+from jtrees.tree import ObliqueTree
 
 _ROWS = 3  # inches of a chart of one split
 _LINES = 20  # runs of a learning curve, at most
@@ -71,14 +72,16 @@ def plot_splits(
 
 
 def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names: Sequence[str] | None = None) -> Any:
-    """Plots the targets in each leaf that a row reaches: a box each, or the shares of the classes.
+    """Plots the targets in each leaf that a row reaches: a box each, or the shares of the classes, or the mean rewards
+    of the actions of a policy.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       x: samples, ``(n, p)`` or a raw table.
-      y: their targets, ``(n,)``; for leaves of class frequencies, classes 0..K-1.
+      y: their targets, ``(n,)``; for leaves of class frequencies, classes 0..K-1; for those of a policy the rewards of
+        the actions, ``(n, K)``.
       ax: matplotlib axes, by default new ones.
-      class_names: names of the classes.
+      class_names: names of the classes or actions.
 
     Returns:
       The axes.
@@ -91,19 +94,25 @@ def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names
     tree_of(tree).measured(None, None, class_names, None)  # checks the names
     y = np.asarray(y)
     validation.check_rows(y, len(features))
-    if y.ndim != 1:
+    if y.ndim != 1 and not tree.is_policy:
         raise ValueError(f"y must have shape (n,), got {y.shape}")
     leaf = np.asarray(tree.leaf_index(features))
     reached = np.unique(leaf)
+    rewards = tree.mean_rewards(leaf, y)[reached] if tree.is_policy else None
     ax = new_axes(ax, figsize=(max(5, 0.6 * len(reached) + 2), 4), layout="tight")
-    values = np.asarray(getattr(tree.leaves, "values", np.zeros(1)))
-    labels = [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached]
-    if values.ndim == 2:
-        shares = np.stack([np.bincount(y[leaf == one].astype(int), minlength=values.shape[1]) for one in reached])
-        shares = shares / shares.sum(1, keepdims=True)
-        names = [f"class {k}" for k in range(values.shape[1])] if class_names is None else list(class_names)
+    labels, names = [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached], tree.class_labels(class_names)
+    if rewards is not None:
+        width = 0.8 / len(names)
         for k, name in enumerate(names):
-            ax.bar(labels, shares[:, k], bottom=shares[:, :k].sum(1), label=str(name))
+            ax.bar(np.arange(len(reached)) + (k - (len(names) - 1) / 2) * width, rewards[:, k], width, label=name)
+        ax.set_xticks(np.arange(len(reached)), labels)
+        ax.set_ylabel("mean reward")
+        ax.legend(fontsize=9)
+    elif tree.classes is not None:
+        shares = np.stack([np.bincount(y[leaf == one].astype(int), minlength=tree.classes) for one in reached])
+        shares = shares / shares.sum(1, keepdims=True)
+        for k, name in enumerate(names):
+            ax.bar(labels, shares[:, k], bottom=shares[:, :k].sum(1), label=name)
         ax.set_ylabel("share of the rows")
         ax.legend(fontsize=9)
     else:
@@ -228,7 +237,7 @@ def plot_regions(
 ) -> Any:
     """Plots the predictions of a model over two features, the others at their medians, and the samples.
 
-    Of classes the most probable is shown.
+    Of classes the most probable is shown, of a policy its action.
 
     Args:
       model: any fitted model with one output.
@@ -261,7 +270,8 @@ def plot_regions(
     predicted = predicted.argmax(1) if classes else predicted
     ax = new_axes(ax, figsize=(6, 4.5), layout="tight")
     shown = ax.pcolormesh(*ranges, predicted.reshape(resolution, resolution), shading="nearest", cmap="viridis")
-    ax.figure.colorbar(shown, ax=ax, label="most probable class" if classes else "prediction")
+    of_classes = "action" if isinstance(inner, ObliqueTree) and inner.is_policy else "most probable class"
+    ax.figure.colorbar(shown, ax=ax, label=of_classes if classes else "prediction")
     ax.scatter(features[:, across], features[:, down], s=4, color="white", alpha=0.4, edgecolors="none")
     ax.set(xlabel=chosen[0], ylabel=chosen[1])
     return ax

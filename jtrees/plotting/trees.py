@@ -33,9 +33,11 @@ def plot_tree(
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one; nodes that do not split are omitted.
       ax: matplotlib axes, by default new ones, sized to fit the text.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
-      class_names: names of the K classes, in classification; each leaf then lists the most probable class first.
+      class_names: names of the K classes, in classification, or of the actions of a policy; each leaf then lists the
+        most probable first, or names the one action that it plays.
       x: samples, ``(n, p)`` or a raw table, such as the training data, to count at each leaf.
-      y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf.
+      y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf; of a policy the rewards of
+        the actions, ``(n, K)``, of which each leaf has the means.
       max_terms: maximum number of terms of a condition: those of the largest |weight| times standard deviation in x
         (without x, |weight|), and the number of others. None: all. A leaf has up to two lines more, and no bounds.
       max_depth: maximum number of levels; splits below them are an ellipsis.
