@@ -174,6 +174,12 @@ def test_rules_and_plots_speak_of_classes_by_their_names():
     assert "[mean sold by city]" in shown and "class 1" not in shown
     with pytest.raises(ValueError, match="class_names must hold 2 names, one a class, got 1"):
         model.to_text(class_names=["sold"])
+    columns, _ = Columns.fit(FRAME[["city"]], np.stack([Y, -Y], 1), task=jtrees.Policy(2))
+    plays = jtrees.leaves.Estimates(np.float32([[1e4, 0], [0, 1e4]]), jtrees.losses.Rewards())
+    policy = FrameModel(jtrees.ObliqueTree(np.float32([[2, 0, 0]]), np.float32([-1]), plays), columns)
+    assert policy.to_text(class_names=["wait", "treat"]) == (
+        "if 2 [mean wait by city] > 1:\n|   -> treat\nelse:\n|   -> wait"
+    )
 
 
 def test_months_and_weekdays_where_they_help():

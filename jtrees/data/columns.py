@@ -375,7 +375,7 @@ class Columns:
         Args:
           class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
-        names = {f"{of}{i}": str(name) for i, name in enumerate(class_names) for of in ("class ", "y")}
+        names = {f"{of} {i}": str(name) for i, name in enumerate(class_names) for of in ("class", "action")}
 
         def renamed(column: Any) -> Any:
             if isinstance(column, Date):
@@ -490,7 +490,8 @@ def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targ
         names = [f"class {i}" for i in range(task.classes)]
         values, names = (values[:, 1:], names[1:]) if task.classes == 2 else (values, names)
     else:
-        names = ["y"] if task.outputs is None else [f"y{i}" for i in range(task.outputs)]
+        each = "action " if isinstance(task, tasks.Policy) else "y"  # whose mean is that of its rewards
+        names = ["y"] if task.outputs is None else [f"{each}{i}" for i in range(task.outputs)]
     return Targets(tuple(names), values, weight / weight.mean(), fold)
 
 
