@@ -17,6 +17,7 @@ import pytest
 import jtrees
 from jtrees import cli
 from jtrees.cli import commands
+from jtrees.cli.report import name_of
 from jtrees.estimators import TreeRegressor
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
@@ -240,6 +241,23 @@ FIT = ["fit", "houses.csv", "--target", "price", "--out", "model.jtrees"]
         ([*FIT, "--set", "deph=3"], "options of GET are depth, .*, got 'deph'"),
         ([*FIT, "--set", "depth=deep"], "depth must be"),
         ([*FIT, "--task", "classification"], "target 'price' has .* labels of fewer than 5 rows"),
+        ([*FIT, "--loss", "oak"], "--loss must be one of squared_error, absolute_error, .*, tweedie, got 'oak'"),
+        ([*FIT, "--loss", "huber", "--task", "classification"], "--loss is for regression, and --task is class"),
+        ([*FIT, "--quantile", "0.9"], "--quantile goes with --loss quantile"),
+        ([*FIT, "--loss", "quantile", "--quantile", "1"], "--quantile must be above 0 and below 1, got 1"),
+        (
+            ["fit", "claims.csv", "--target", "claims", "--out", "m", "--loss", "poisson"],
+            r"target 'claims' must be at least 0 for Poisson\(\), got -2.0 in row 7",
+        ),
+        (
+            ["report", "claims.csv", "--target", "claims", "--out", "m", "--loss", "gamma"],
+            r"target 'claims' must be above 0 for Gamma\(\), got 0.0 in row 0",
+        ),
+        (
+            ["fit", "houses.csv", "--target", "verdict", "--out", "m", "--loss", "poisson"],
+            "target 'verdict' must hold finite numbers for --task regression",
+        ),
+        ([*FIT, "--loss", "poisson", "--recipe", "GET", "--set", "leaves=linear"], 'leaves must be "constant" for'),
         (["predict", "none.jtrees", "houses.csv"], "none.jtrees: No such file"),
         (["predict", "houses.csv", "houses.csv"], "houses.csv"),
         (
@@ -261,6 +279,9 @@ def test_mistakes_are_one_line_and_exit_code_2(folder, monkeypatch, capsys, argu
     monkeypatch.chdir(folder)
     houses().drop(columns="area").to_csv("short.csv", index=False)
     houses()[:0].to_csv("empty.csv", index=False)
+    counts = np.arange(300.0) % 4
+    counts[[3, 7]] = np.nan, -2
+    houses().assign(claims=counts).to_csv("claims.csv", index=False)
     jtrees.save(jtrees.load("price.jtrees").tree_, "tree.jtrees")
     before = set(os.listdir())
     assert cli.main(arguments) == 2
@@ -297,6 +318,78 @@ def test_recipes_by_name():
     recipe = ["--recipe", "Bagged(GET)", "--set", "trees=3", "base.leaves=linear"]
     options = commands._parser().parse_args(["fit", "t.csv", "--target", "y", "--out", "m", *recipe])
     assert commands._recipe(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
+    assert commands._named("Boosted") == jtrees.Boosted() and commands._named("Boosted(GET)").base == jtrees.GET()
+
+
+@pytest.mark.parametrize("loss", commands.LOSSES)
+def test_losses_by_name(loss):
+    given = ["fit", "t.csv", "--target", "y", "--out", "m", "--loss", loss]
+    options = commands._parser().parse_args(given)
+    recipe = commands._recipe(options, "regression")
+    assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
+    estimator = commands._estimator(options, recipe, "regression")
+    assert commands._loss(options) == jtrees.losses.named(loss) == estimator._task(np.zeros(3)).loss_function
+    assert name_of(commands._loss(options)).split()[-1] in ("error", "loss", "deviance")
+    if loss == "quantile":
+        options = commands._parser().parse_args([*given, "--quantile", "0.9"])
+        task = commands._estimator(options, recipe, "regression")._task(np.zeros(3))
+        assert commands._loss(options) == jtrees.losses.Quantile(0.9) == task.loss_function
+
+
+@pytest.mark.slow
+def test_counts_are_fitted_explained_and_exported(tmp_path, capsys):
+    table = houses().drop(columns=["price", "verdict"])
+    rate = 1 + 3 * (table["heating"] == "gas")
+    table["claims"] = np.random.default_rng(0).poisson(rate)
+    table.to_csv(tmp_path / "claims.csv", index=False)
+    given = [tmp_path / "claims.csv", "--target", "claims", "--loss", "poisson"]
+    out = tmp_path / "model.jtrees"
+    assert run("fit", *given, "--out", out, *QUICK) == 0
+    said = capsys.readouterr().out
+    assert "task: regression, as --loss poisson is for numbers\n" in said
+    found = re.search(r"GET: Poisson deviance ([\d.]+) on the training rows, of the best constant ([\d.]+), ", said)
+    assert float(found[1]) < 0.8 * float(found[2])
+    model = jtrees.load(out)
+    assert (model.loss, model.quantile) == ("poisson", None)
+    assert isinstance(model.tree_.leaves, jtrees.leaves.Estimates)
+    assert run("explain", out, tmp_path / "claims.csv", "--row", 1) == 0
+    assert "nearest leaf: " in (said := capsys.readouterr().out)
+    predicted = model.predict(dated(table).iloc[[1]])[0]
+    parts = [float(line.split()[0]) for line in said.split("Shapley values\n")[1].splitlines()]
+    np.testing.assert_allclose(sum(parts), predicted, atol=2e-3)  # four digits
+    assert run("export", out, tmp_path / "model.py") == 0
+    written = runpy.run_path(str(tmp_path / "model.py"))["predict"](table)
+    np.testing.assert_allclose(written, model.predict(dated(table)), rtol=1e-6)
+    page = tmp_path / "page.html"
+    assert run("report", *given, "--out", page, *QUICK) == 0
+    parts = Parts(page.read_text())
+    assert "Poisson deviance" in parts.text and "By how much the Poisson deviance rises" in parts.text
+    assert "minimise the same loss" in parts.text and "--loss poisson" in parts.text
+    assert {"model.h", "model.py"} == set(parts.links)
+
+
+@pytest.mark.slow
+def test_a_report_of_boosted_quantiles(folder, tmp_path, capsys):
+    given = [folder / "houses.csv", "--target", "price", "--drop", "verdict", "--loss", "quantile", "--quantile", "0.9"]
+    recipe = ["--recipe", "Boosted(GET)", "--set", "rounds=5", "base.depth=2", "base.starts=1", "base.epochs=5"]
+    assert run("report", *given, *recipe, "--out", tmp_path / "page.html") == 0
+    parts = Parts((tmp_path / "page.html").read_text())
+    assert "pinball loss" in parts.text and "rows below the prediction" in parts.text and "R²" not in parts.text
+    assert "--loss quantile --quantile 0.9" in parts.text and {"model.h", "model.py"} == set(parts.links)
+    assert run("fit", *given, *recipe, "--out", tmp_path / "model.jtrees") == 0
+    assert "Boosted: pinball loss" in capsys.readouterr().out
+    model = jtrees.load(tmp_path / "model.jtrees")
+    share = np.mean(houses()["price"] < model.predict(dated(houses())))
+    assert 0.75 < share < 1 and model.tree_ is None
+    assert run("explain", tmp_path / "model.jtrees", folder / "houses.csv") == 0
+    several = TreeRegressor(jtrees.GET(depth=2, starts=1, epochs=5), loss="quantile", quantile=(0.1, 0.5, 0.9))
+    jtrees.save(
+        several.fit(dated(houses()).drop(columns=["price", "verdict"]), houses()["price"]), tmp_path / "several"
+    )
+    assert run("explain", tmp_path / "several", folder / "houses.csv", "--row", 1) == 0
+    assert "Shapley values of the quantile 0.5\n" in capsys.readouterr().out
+    assert run("predict", tmp_path / "several", folder / "houses.csv") == 0
+    assert capsys.readouterr().out.startswith("prediction 0,prediction 1,prediction 2\n")
 
 
 @pytest.mark.slow  # a process of its own

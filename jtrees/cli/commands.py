@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 import jtrees
-from jtrees import cli, explain, export, io
-from jtrees.cli.report import write_report
+from jtrees import cli, explain, export, io, losses
+from jtrees.cli.report import name_of, write_report
 from jtrees.cli.tables import (
     DataError,
     Frame,
@@ -41,6 +41,7 @@ DEFAULTS = {
     "regression": jtrees.GET(depth=4, leaves="linear", starts=4, epochs=1000),
     "classification": jtrees.GET(depth=4, starts=4, epochs=1000),
 }
+LOSSES = ("squared_error", "absolute_error", "huber", "quantile", "poisson", "gamma", "tweedie")
 MAX_TERMS = 5  # of a condition in rules
 _BACKGROUND = 100  # rows that stand for the others in Shapley values
 _WRITERS = {
@@ -127,6 +128,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--recipe", help=f"such as TEL or Bagged(LatentTree) (default: {DEFAULTS['regression'].__class__.__name__})")
     add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="its options, such as depth=3 or base.depth=3")
+    add("--loss", metavar="NAME", help=f"of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
+    add("--quantile", type=float, metavar="LEVEL", help="with --loss quantile: its level (default: 0.5)")
     add("--seed", type=int, default=0)
     add("--max-seconds", type=float, help="ends the fit with the best model so far")
 
@@ -142,9 +145,7 @@ def _fit(options: argparse.Namespace) -> int:
     model.fit(frame.x, targets_of(frame.y))
     seconds = time.perf_counter() - started
     print(f"{model.columns_}\n")
-    score = model.score(frame.x, targets_of(frame.y))
-    measure = "R2" if task == "regression" else "accuracy"
-    print(f"{type(recipe).__name__}: {measure} {score:.4f} on the training rows, {seconds:.1f} s")
+    print(f"{type(recipe).__name__}: {_score(model, frame, task, _loss(options))}, {seconds:.1f} s")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
         print(model.model_.to_text(x=frame.x, class_names=classes, max_terms=MAX_TERMS))
@@ -154,6 +155,17 @@ def _fit(options: argparse.Namespace) -> int:
         print("jtrees: interrupted; the model is the best until then", file=sys.stderr)
         return 130
     return 0
+
+
+def _score(model: Any, frame: Frame, task: Task, loss: losses.Loss) -> str:
+    """Returns the score of an estimator on its training rows as text."""
+    y = targets_of(frame.y)
+    if task == "classification" or isinstance(loss, losses.SquaredError):
+        measure = "R2" if task == "regression" else "accuracy"
+        return f"{measure} {model.score(frame.x, y):.4f} on the training rows"
+    mean = lambda predictions: loss.of_predictions(predictions, y.astype(np.float64)).mean()
+    of_model, of_constant = mean(model.predict(frame.x)), mean(loss.best(y.astype(np.float64), None))
+    return f"{name_of(loss)} {of_model:.4g} on the training rows, of the best constant {of_constant:.4g}"
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -198,9 +210,11 @@ def _explain(options: argparse.Namespace) -> int:
     values = shapley.values[0]
     of_what = ""
     if values.ndim == 2:
-        k = int(np.asarray(model.model_.predict(row))[0].argmax())
+        levels = None if of_classes else model.quantile
+        k = int(np.asarray(model.model_.predict(row))[0].argmax()) if levels is None else len(levels) // 2
         values, base = values[:, k], shapley.base_values[0, k]
-        of_what = f" of the probability of {model.classes_[k]}" if of_classes else f" of output {k}"
+        of_what = f" of output {k}" if levels is None else f" of the quantile {levels[k]:g}"
+        of_what = f" of the probability of {model.classes_[k]}" if of_classes else of_what
     else:
         base = shapley.base_values[0]
     print(f"\nShapley values{of_what}\n{base:+.4g} mean")
@@ -229,7 +243,9 @@ def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
     model = _estimator(options, _recipe(options, task), task)
     command = ["jtrees report", str(options.table), f"--target {options.target!r}"]
-    write_report(options.out, frame, task, model, seed=options.seed, command=" ".join(command))
+    command += [f"--{name} {value}" for name in ("loss", "quantile") if (value := getattr(options, name)) is not None]
+    how: Any = {"seed": options.seed, "command": " ".join(command)}
+    write_report(options.out, frame, task, model, _loss(options), **how)
     print(f"written to {options.out}")
     return 0
 
@@ -241,14 +257,21 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
     """Returns the data set and its task; says what is left out.
 
     Raises:
-      DataError: for data that cannot be used.
+      DataError: for data that cannot be used, and targets that the loss cannot take.
     """
-    frame = read_labelled(options.table, options.target, options.separator, options.decimal)
-    check_rows(frame := drop(frame, options.drop))
-    task, why = guess(frame.y)
-    said = f"{task}, as {why} (--task says otherwise)" if options.task is None else options.task
-    frame, left_out = usable(frame, options.task or task)
+    loss = _loss(options)
+    whole = read_labelled(options.table, options.target, options.separator, options.decimal)
+    check_rows(whole := drop(whole, options.drop))
+    task, why = guess(whole.y) if options.loss is None else ("regression", f"--loss {options.loss} is for numbers")
+    otherwise = " (--task says otherwise)" if options.loss is None else ""
+    said = f"{task}, as {why}{otherwise}" if options.task is None else options.task
+    frame, left_out = usable(whole, options.task or task)
     check_rows(frame)
+    if (options.task or task) == "regression":
+        try:
+            loss.check(whole.y.to_numpy(np.float64, na_value=np.nan))  # rows as they are counted in the file
+        except ValueError as error:
+            raise DataError(f"target {whole.y.name!r} {str(error).removeprefix('y ')}") from None
     print(f"{frame.name}: {len(frame.x)} rows, {len(frame.x.columns)} columns; task: {said}")
     for line in left_out:
         print(line)
@@ -256,9 +279,29 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
 
 
 def _estimator(options: argparse.Namespace, recipe: jtrees.Recipe, task: Task) -> Any:
-    kind = TreeRegressor if task == "regression" else TreeClassifier
-    bar = sys.stdout.isatty()
-    return kind(recipe, random_state=options.seed, max_seconds=options.max_seconds, progress=bar)
+    common: Any = {"random_state": options.seed, "max_seconds": options.max_seconds, "progress": sys.stdout.isatty()}
+    if task == "classification":
+        return TreeClassifier(recipe, **common)
+    return TreeRegressor(recipe, loss=options.loss or LOSSES[0], quantile=options.quantile, **common)
+
+
+def _loss(options: argparse.Namespace) -> losses.Loss:
+    """Returns the loss of regression.
+
+    Raises:
+      DataError: for an unknown name, in classification, and for a level without quantiles or that is none.
+    """
+    if options.loss is not None and options.loss not in LOSSES:
+        raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {options.loss!r}")
+    if options.loss is not None and options.task == "classification":
+        raise DataError("--loss is for regression, and --task is classification")
+    if options.quantile is None:
+        return losses.named(options.loss or LOSSES[0])
+    if options.loss != "quantile":
+        raise DataError("--quantile goes with --loss quantile")
+    if not 0 < options.quantile < 1:
+        raise DataError(f"--quantile must be above 0 and below 1, got {options.quantile:g}")
+    return losses.Quantile(options.quantile)
 
 
 def _recipe(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
@@ -269,6 +312,8 @@ def _recipe(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
       ValueError: for an unknown option.
     """
     recipe = DEFAULTS[task] if options.recipe is None else _named(options.recipe)
+    if options.recipe is None and task == "regression" and options.loss not in (None, LOSSES[0]):
+        recipe = recipe.replace(leaves="constant")  # linear ones are of least squares
     for given in options.set:
         name, equals, value = given.partition("=")
         if not name or not equals:

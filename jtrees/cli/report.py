@@ -21,7 +21,14 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import (
+    GammaRegressor,
+    LogisticRegression,
+    PoissonRegressor,
+    QuantileRegressor,
+    Ridge,
+    TweedieRegressor,
+)
 from sklearn.metrics import (
     accuracy_score,
     balanced_accuracy_score,
@@ -37,18 +44,34 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import jtrees
-from jtrees import explain, export, io, plotting
+from jtrees import explain, export, io, losses, plotting
 from jtrees.cli.tables import Frame, Task, targets_of
 from jtrees.data import Columns
 
 MAX_TERMS = 5  # of a condition
 _HELD_OUT = 0.25
 _SHUFFLED = 2000  # rows whose columns are shuffled for importances, at most
+_LINEAR_ROWS = 5000  # training rows, at most, for a linear program of quantiles
 _CART_DEPTH = 4  # where the model is no tree, whose depth it would have
 _PNG = 110  # dots per inch
 
 
-def write_report(path: Path, frame: Frame, task: Task, model: Any, *, seed: int, command: str) -> None:
+def name_of(loss: losses.Loss) -> str:
+    """Returns what the mean of a loss is called."""
+    return {
+        losses.SquaredError: "mean squared error",
+        losses.AbsoluteError: "mean absolute error",
+        losses.Huber: "Huber loss",
+        losses.Quantile: "pinball loss",
+        losses.Poisson: "Poisson deviance",
+        losses.Gamma: "gamma deviance",
+        losses.Tweedie: "Tweedie deviance",
+    }[type(loss)]
+
+
+def write_report(
+    path: Path, frame: Frame, task: Task, model: Any, loss: losses.Loss, *, seed: int, command: str
+) -> None:
     """Fits an estimator to three quarters of a table, compares it on the others, and writes what it is as a page.
 
     Args:
@@ -56,6 +79,7 @@ def write_report(path: Path, frame: Frame, task: Task, model: Any, *, seed: int,
       frame: the data set.
       task: what is predicted.
       model: the estimator, not fitted.
+      loss: the loss of regression.
       seed: seed of the split and of the rivals.
       command: what made the report.
 
@@ -69,7 +93,7 @@ def write_report(path: Path, frame: Frame, task: Task, model: Any, *, seed: int,
     started = time.perf_counter()
     model.fit(x_train, y[train])
     seconds = time.perf_counter() - started
-    page = _Page(model, task, frame.name, str(frame.y.name), (x_train, y[train]), (x_test, y[test]))
+    page = _Page(model, task, loss, frame.name, str(frame.y.name), (x_train, y[train]), (x_test, y[test]))
     rivals = page.rivals(seed, seconds)
     sections = [
         _section("Data", page.data()),
@@ -90,8 +114,8 @@ def write_report(path: Path, frame: Frame, task: Task, model: Any, *, seed: int,
 class _Page:
     """The parts of a page, as HTML."""
 
-    def __init__(self, model: Any, task: Any, name: str, target: str, train: Any, test: Any):
-        self.model, self.task, self.name, self.target = model, task, name, target
+    def __init__(self, model: Any, task: Any, loss: losses.Loss, name: str, target: str, train: Any, test: Any):
+        self.model, self.task, self.loss, self.name, self.target = model, task, loss, name, target
         (self.x_train, self.y_train), (self.x_test, self.y_test) = train, test
         self.regression = task == "regression"
         self.classes: list[str] = [] if self.regression else [str(label) for label in model.classes_]
@@ -132,19 +156,16 @@ class _Page:
         columns, x = Columns.fit(self.x_train, self._fitted(self.y_train), task=self.task)
         x_test = _quiet(lambda: columns.transform(self.x_test))
         depth = _CART_DEPTH if self.model.tree_ is None else self.model.tree_.depth
-        kinds: dict[str, Any] = {
-            "constant": DummyRegressor() if self.regression else DummyClassifier(),
-            "linear model": make_pipeline(StandardScaler(), Ridge() if self.regression else LogisticRegression()),
-            f"CART, depth {depth}": (DecisionTreeRegressor if self.regression else DecisionTreeClassifier)(
-                max_depth=depth, random_state=seed
-            ),
-            "random forest": (RandomForestRegressor if self.regression else RandomForestClassifier)(
-                random_state=seed, n_jobs=-1
-            ),
-            "gradient boosting": (HistGradientBoostingRegressor if self.regression else HistGradientBoostingClassifier)(
-                random_state=seed
-            ),
-        }
+        if self.regression:
+            kinds = _regressors(self.loss, depth, seed, len(x))
+        else:
+            kinds = {
+                "constant": DummyClassifier(),
+                "linear model": make_pipeline(StandardScaler(), LogisticRegression()),
+                f"CART, depth {depth}": DecisionTreeClassifier(max_depth=depth, random_state=seed),
+                "random forest": RandomForestClassifier(random_state=seed, n_jobs=-1),
+                "gradient boosting": HistGradientBoostingClassifier(random_state=seed),
+            }
         found = {self._own_name(): (seconds, self._predicted(self.model, self.x_test))}
         for name, rival in kinds.items():
             started = time.perf_counter()
@@ -163,19 +184,42 @@ class _Page:
 
     def comparison(self, found: dict[str, tuple[float, np.ndarray]]) -> str:
         rows = [[name, *self._scores(predicted), f"{seconds:.1f}"] for name, (seconds, predicted) in found.items()]
-        head = ["R²", "RMSE", "mean absolute error"]
-        head = head if self.regression else ["accuracy", "balanced accuracy", "AUC", "log loss"]
+        head = self._measures() if self.regression else ["accuracy", "balanced accuracy", "AUC", "log loss"]
         size = f"{self.model.model_.num_parameters} numbers" if hasattr(self.model.model_, "num_parameters") else ""
         leaves = f", {self.model.tree_.num_leaves} leaves" if self.model.tree_ is not None else ""
         return _table(["model", *head, "seconds to fit"], rows) + _paragraph(
             f"Scores on the {len(self.y_test)} held-out rows. The model of jtrees has {size}{leaves}. The others have "
-            "the same columns as numbers, and scikit-learn's default options. Seconds include compilation."
+            f"the same columns as numbers, and scikit-learn's default options{self._same_loss()}. Seconds include "
+            "compilation."
         )
+
+    def _same_loss(self) -> str:
+        same = self.task == "classification" or isinstance(self.loss, losses.SquaredError)
+        return "" if same else ", and minimise the same loss where scikit-learn has it for them"
+
+    def _measures(self) -> list[str]:
+        """Returns the measures of regression: those of the loss, but for quantiles those of means, too."""
+        if isinstance(self.loss, losses.Quantile):
+            return [name_of(self.loss), "rows below the prediction"]
+        own = [] if isinstance(self.loss, (losses.SquaredError, losses.AbsoluteError)) else [name_of(self.loss)]
+        return [*own, "R²", "RMSE", "mean absolute error"]
+
+    def _mean_loss(self, y: np.ndarray, predicted: np.ndarray) -> float:
+        """Returns the mean loss; infinite for means of counts that are not positive."""
+        if self.loss.link == "exp" and predicted.min() <= 0:
+            return np.inf
+        return float(self.loss.of_predictions(predicted, y.astype(np.float64)).mean())
 
     def _scores(self, predicted: np.ndarray) -> list[str]:
         if self.regression:
-            of = (r2_score, root_mean_squared_error, mean_absolute_error)
-            return [f"{score(self.y_test, predicted):.4g}" for score in of]
+            of: dict[str, Callable[..., float]] = {
+                name_of(self.loss): self._mean_loss,
+                "rows below the prediction": lambda y, predicted: float(np.mean(y < predicted)),
+                "R²": r2_score,
+                "RMSE": root_mean_squared_error,
+                "mean absolute error": mean_absolute_error,
+            }
+            return [f"{of[measure](self.y_test, predicted):.4g}" for measure in self._measures()]
         y, chance = self._codes(self.y_test), predicted / predicted.sum(1, keepdims=True)
         auc = roc_auc_score(y, chance[:, 1] if chance.shape[1] == 2 else chance, multi_class="ovr")
         best = chance.argmax(1)
@@ -210,11 +254,15 @@ class _Page:
     def importances(self) -> str:
         some = slice(0, _SHUFFLED)
         y = self._fitted(self.y_test)[some]
-        score = r2_score if self.regression else (lambda y, chance: -log_loss(y, chance, labels=range(chance.shape[1])))
+        score: Callable[..., float] = lambda y, chance: -log_loss(y, chance, labels=range(chance.shape[1]))
+        what = "the log likelihood falls"
+        if self.regression and isinstance(self.loss, losses.SquaredError):
+            score, what = r2_score, "R² falls"
+        elif self.regression:
+            score, what = lambda y, predicted: -self._mean_loss(y, predicted), f"the {name_of(self.loss)} rises"
         falls = _quiet(lambda: explain.permutation_importance(self.model.model_, self.x_test.iloc[some], y, score))
-        measure = "R²" if self.regression else "the log likelihood"
         return _figure(plotting.plot_importances(falls), "importances") + _paragraph(
-            f"By how much {measure} falls on held-out rows when the values of a column are shuffled, five times."
+            f"By how much {what} on held-out rows when the values of a column are shuffled, five times."
         )
 
     def errors(self) -> str:
@@ -282,6 +330,33 @@ class _Page:
         return _paragraph(f"{versions}, on {machine}; seed {seed}.") + (
             f"<pre>{html.escape(chr(10).join([command, '', *options]))}</pre>"
         )
+
+
+def _regressors(loss: losses.Loss, depth: int, seed: int, rows: int) -> dict[str, Any]:
+    """Returns scikit-learn's regressors by name, of the same loss where they have it, else of least squares."""
+    constant, linear, split = DummyRegressor(), Ridge(), "squared_error"
+    boosted: dict[str, Any] = {}
+    if isinstance(loss, losses.AbsoluteError):
+        constant, boosted = DummyRegressor(strategy="median"), {"loss": "absolute_error"}
+    elif isinstance(loss, losses.Quantile):
+        level: Any = loss.levels
+        constant = DummyRegressor(strategy="quantile", quantile=level)
+        linear = QuantileRegressor(quantile=level, alpha=0) if rows <= _LINEAR_ROWS else None
+        boosted = {"loss": "quantile", "quantile": level}
+    elif isinstance(loss, losses.Poisson):
+        linear, split, boosted = PoissonRegressor(), "poisson", {"loss": "poisson"}
+    elif isinstance(loss, losses.Gamma):
+        linear, boosted = GammaRegressor(), {"loss": "gamma"}
+    elif isinstance(loss, losses.Tweedie):
+        linear, boosted = TweedieRegressor(power=loss.variance_power, link="log"), {"loss": "poisson"}
+    kinds: dict[str, Any] = {
+        "constant": constant,
+        "linear model": None if linear is None else make_pipeline(StandardScaler(), linear),
+        f"CART, depth {depth}": DecisionTreeRegressor(criterion=split, max_depth=depth, random_state=seed),
+        "random forest": RandomForestRegressor(criterion=split, random_state=seed, n_jobs=-1),
+        "gradient boosting": HistGradientBoostingRegressor(random_state=seed, **boosted),
+    }
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------

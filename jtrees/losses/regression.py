@@ -346,7 +346,7 @@ class _LogLink(Loss):
         if low.any():
             row = int(np.argwhere(low)[0, 0])
             wanted = "above 0" if self._p == 2 else "at least 0"
-            raise ValueError(f"y must be {wanted} for {self}, got {y[low][0]!r} in row {row}")
+            raise ValueError(f"y must be {wanted} for {self}, got {y[low][0].item()!r} in row {row}")
 
     def check_training(self, y: np.ndarray) -> None:
         self.check(y)
