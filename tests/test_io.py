@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 
 import jtrees
-from jtrees import Batch, leaves as kinds, pytree
+from jtrees import Batch, leaves as kinds, losses, pytree
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Constant(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
@@ -143,6 +144,44 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
 def test_a_loaded_fit_predicts(tmp_path):
     x = np.random.default_rng(0).normal(size=(5, 2))
     np.testing.assert_array_equal(jtrees.load(saved(FIT, tmp_path)).predict(x), TREE.predict(x))
+
+
+LOSSES = [losses.named(name) for name in losses.regression._NAMES]
+LOSSES += [losses.Huber(np.float64(0.3)), losses.Quantile(0.9), losses.Quantile([0.1, 0.5]), losses.Tweedie(1.2)]
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, losses.Rewards()], ids=str)
+def test_leaves_of_any_loss(tmp_path, loss):
+    several = loss.outputs is not None or loss == losses.Rewards()
+    estimates = kinds.Estimates(jnp.arange(8.0).reshape(4, 2) if several else jnp.arange(4.0), loss)
+    tree = TREE.replace(leaves=estimates)
+    same(read := jtrees.load(saved(tree, tmp_path)), tree)
+    assert read.leaves.loss == loss and type(read.leaves.loss) is type(loss)
+    x = np.random.default_rng(0).normal(size=(5, 2))
+    np.testing.assert_array_equal(read.predict(x), tree.predict(x))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("recipe", ["GET", "Boosted"])
+def test_fits_of_losses(tmp_path, recipe, raw):
+    """Of counts, quantiles and policies, also of DataFrames: the file predicts as the fit does."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    rows = x
+    if raw:
+        rows = pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=rng.choice(["u", "v"], 200))
+    tree = jtrees.GET(depth=2, starts=2, epochs=5)
+    made = tree if recipe == "GET" else jtrees.Boosted(tree, rounds=3, patience=None)
+    quantiles = losses.Quantile((0.1, 0.5, 0.9))
+    of = [(jtrees.Regression(loss_function="poisson"), rng.poisson(2, 200))]
+    of += [(jtrees.Regression(loss_function=quantiles), x[:, 0] + 1e4)]
+    of += [(jtrees.Policy(2), x[:, :2])] if recipe == "GET" else [(jtrees.Classification(2), x[:, 0] > 0)]
+    for task, y in of:
+        fit = jtrees.fit(made, rows, y, task=task, key=jax.random.key(0))
+        np.testing.assert_array_equal(jtrees.load(saved(fit, tmp_path)).predict(rows), fit.predict(rows))
+        same(jtrees.load(saved(fit.model, tmp_path)), fit.model)
 
 
 def test_double_precision_is_not_lost(tmp_path):
