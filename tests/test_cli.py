@@ -17,7 +17,7 @@ import pytest
 import jtrees
 from jtrees import cli
 from jtrees.cli import commands
-from jtrees.cli.report import name_of
+from jtrees.cli.report import _regressors, name_of
 from jtrees.estimators import TreeRegressor
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
@@ -334,6 +334,21 @@ def test_losses_by_name(loss):
         options = commands._parser().parse_args([*given, "--quantile", "0.9"])
         task = commands._estimator(options, recipe, "regression")._task(np.zeros(3))
         assert commands._loss(options) == jtrees.losses.Quantile(0.9) == task.loss_function
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [jtrees.losses.named(name) for name in commands.LOSSES], ids=str)
+def test_rivals_of_a_report_minimise_its_loss(loss):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 2)), rng.gamma(2.0, size=80)
+    for rows in (80, 6000):
+        rivals = _regressors(loss, 2, 0, rows)
+        assert ("linear model" in rivals) == (rows < 5000 or not isinstance(loss, jtrees.losses.Quantile))
+        if rows == 80:
+            best = loss.of_predictions(loss.best(y, None), y).mean()
+            for name, rival in rivals.items():
+                lost = loss.of_predictions(rival.fit(x, y).predict(x), y).mean()
+                assert lost < 1.3 * best, name  # those of least squares come near
 
 
 @pytest.mark.slow
