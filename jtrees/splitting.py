@@ -97,7 +97,7 @@ def best_thresholds(
       impurity: :func:`entropy` or :func:`squared_deviation`.
       codes: bin of each value, as :func:`codes_of` returns it, for several calls; None: it is found here.
     """
-    codes = codes_of(x, edges) if codes is None else codes
+    bins_of = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
     cost = impurity(sums)
     # Most nodes of a deep level are empty or pure: only the others (open nodes) are numbered and searched.
@@ -108,7 +108,9 @@ def best_thresholds(
     sizes = [_SMALLEST]
     while sizes[-1] < most:
         sizes.append(min(sizes[-1] * _GROWTH, most))
-    branches = [lambda size=size: _best(codes, edges, statistics, labels, size, max(sizes), impurity) for size in sizes]
+    branches = [
+        lambda size=size: _best(bins_of, edges, statistics, labels, size, max(sizes), impurity) for size in sizes
+    ]
     splits = jax.lax.switch(jnp.searchsorted(jnp.asarray(sizes), open_.sum()), branches)
     splits = jax.tree.map(lambda a: a[jnp.clip(label, 0)], splits)
     gain = jnp.where(open_ & (splits.gain > _GAIN * cost), splits.gain, 0)
