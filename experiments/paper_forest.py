@@ -37,7 +37,7 @@ GET_DEPTHS = (4, 6)
 _WEAK = jtrees.Boosted().base
 _TRIED: Any = (
     ({"depth": 6}, {}),
-    ({"depth": 8, "epochs": 20}, {"learning_rate": 0.05, "patience": 40}),
+    ({"depth": 8, "epochs": 20, "alpha_ranges": ((30.0, 60.0),)}, {"learning_rate": 0.05, "patience": 40}),
     ({"depth": 4, "leaves": "linear"}, {"subsample": 0.5}),
 )
 # Three recipes, of which that with the lowest loss on the rows that it holds out is taken.

@@ -19,16 +19,7 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
-_WEAK = GET(  # from CART, under one sharpness
-    depth=6,
-    starts=1,
-    epochs=40,
-    alpha_ranges=((30.0, 60.0),),
-    cart="binned",
-    precondition=0,
-    shrink=False,
-    halving=False,
-)
+_WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", precondition=0, shrink=False, halving=False)
 
 
 # A round fits the quadratic approximation of the loss at the current outputs F, with gradient g and curvature h:
@@ -111,9 +102,9 @@ class Boosted(Recipe):
     tree was not finite and was left out.
 
     Attributes:
-      base: a recipe whose model is a tree, with constant or linear leaves; by default GET of depth 6 from CART over
-        bins, 40 epochs under one sharpness. What a base prepares on the host, such as a tree of scikit-learn's CART, is
-        that of the first round.
+      base: a recipe whose model is a tree, with constant or linear leaves; by default GET of depth 5 from CART over
+        bins, 2 x 50 epochs. What a base prepares on the host, such as a tree of scikit-learn's CART, is that of the
+        first round.
       rounds: largest number of trees.
       learning_rate: factor of each tree's outputs.
       subsample: part of the rows that each tree is fitted to, above 0 and up to 1; drawn without replacement.
