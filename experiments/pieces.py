@@ -137,23 +137,34 @@ def parse(script: Script, arguments: list[str] | None) -> argparse.Namespace:
 def main(script: Script, arguments: list[str] | None = None) -> None:
     """Makes what is missing of what is asked for, and the report of all that is there."""
     options = parse(script, arguments)
-    names = dict.fromkeys([*script.sets, *options.datasets])
-    pieces = [one for part in script.parts for name in names for one in script.pieces(part, name, options)]
+    pieces = all_pieces(script, options)
     for piece in pieces:  # before anything is spent
         read(piece, options.out)
     if not options.report_only:
         asked = [one for one in pieces if one.part in options.parts and one.name in options.datasets]
         run([one for one in asked if one.seed < options.seeds], options.out)
-    found: Found = {}
-    for piece in pieces:
-        if (record := read(piece, options.out)) is not None:
-            found.setdefault(piece.part, {}).setdefault(piece.name, {})[piece.seed] = record
+    found = gathered(pieces, options.out)
     text = script.report(found, f"python -m experiments.{script.name} --data-dir DATA --seeds {options.seeds}")
     print(text)
     report = options.out.parent / f"{options.out.name}.md"
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(text)
     script.figure(found, report.with_suffix(".png"))
+
+
+def all_pieces(script: Script, options: argparse.Namespace) -> list[Piece]:
+    """Those of a script's own sets and of others that are asked for, whether they are there or not."""
+    names = dict.fromkeys([*script.sets, *options.datasets])
+    return [one for part in script.parts for name in names for one in script.pieces(part, name, options)]
+
+
+def gathered(pieces: Iterable[Piece], folder: Path) -> Found:
+    """What the files of those hold that are there."""
+    found: Found = {}
+    for piece in pieces:
+        if (record := read(piece, folder)) is not None:
+            found.setdefault(piece.part, {}).setdefault(piece.name, {})[piece.seed] = record
+    return found
 
 
 def program(script: Script) -> None:
