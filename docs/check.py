@@ -7,6 +7,7 @@ that should have an example has one, and every block of Python in a page is exec
 """
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import doctest
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ import inspect
 from pathlib import Path
 import re
 import sys
+import tempfile
 import types
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -38,16 +40,7 @@ GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jtrees": jtrees}
 # Modules whose functions each have an example, as has every recipe.
 WITH_EXAMPLES = ("estimators", "explain", "export", "isotonic", "leaves", "routing", "selection")
 # Names that still lack one. Nothing is added here: take a name out when it has its example.
-WITHOUT_EXAMPLE = {
-    *(f"jtrees.{name}" for name in ("Bagged", "BestOf", "FromMethod", "Polished", "Sparse")),
-    *(f"jtrees.estimators.{name}" for name in ("TreeClassifier", "TreeRegressor")),
-    *(f"jtrees.explain.{name}" for name in ("nearest_change", "path", "shapley_values")),
-    *(f"jtrees.explain.{name}" for name in ("negation_importance", "permutation_importance")),
-    *(f"jtrees.export.{name}" for name in ("to_c", "to_numpy", "to_onnx", "to_stablehlo")),
-    *(f"jtrees.leaves.{name}" for name in ("class_counts", "fit_constant", "fit_frequencies", "fit_hierarchical")),
-    *(f"jtrees.leaves.{name}" for name in ("constant_fit_error", "frequencies_fit_error", "shrunk_fit_error")),
-    *(f"jtrees.leaves.{name}" for name in ("fit_shrunk", "kind_of", "refit_hierarchical")),
-}
+WITHOUT_EXAMPLE: set[str] = set()
 
 
 def public(module: str) -> Iterator[tuple[str, Any]]:
@@ -106,7 +99,9 @@ def names_without_example() -> list[str]:
 
 
 def failing_examples() -> list[str]:
-    """Runs every example in a docstring of the library, each by itself; returns what fails."""
+    """Runs every example in a docstring of the library, each by itself, in a folder that is then removed; returns what
+    fails.
+    """
     finder, wrong, done = doctest.DocTestFinder(), [], set()
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
@@ -120,7 +115,9 @@ def failing_examples() -> list[str]:
             done.add(test.name)
             test.globs = dict(GIVEN)
             said: list[str] = []
-            if runner.run(test, out=said.append).failed:
+            with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+                failed = runner.run(test, out=said.append).failed
+            if failed:
                 wrong.append(f"{test.name}:\n{''.join(said)}")
     print(f"{len(done)} docstrings with examples ran")
     return wrong

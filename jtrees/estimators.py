@@ -255,6 +255,13 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
 
     Ctrl-C ends ``fit`` with the best model so far and a ``ConvergenceWarning``. :func:`jtrees.save` and
     :func:`jtrees.load` store a fitted estimator in one file.
+
+    Example:
+      >>> from jtrees.estimators import TreeRegressor
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> model = TreeRegressor(jtrees.GET(depth=1, starts=1, epochs=20), random_state=0).fit(x, np.sign(x[:, 0]))
+      >>> print(model.predict([[-0.5], [0.5]]))
+      [-1.  1.]
     """
 
     default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000, precondition=0.0, shrink=False)
@@ -333,6 +340,14 @@ class TreeClassifier(ClassifierMixin, _Tree):
     Parameters and attributes are those of :class:`TreeRegressor`, and ``classes_``, the sorted labels. The default is
     eight bagged LatentTrees of depth 5, on average over sixteen data sets as good as a random forest
     (``experiments.estimators``); pass a recipe for a single, interpretable tree.
+
+    Example:
+      >>> from jtrees.estimators import TreeClassifier
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> labels = np.where(x[:, 0] > 0, "high", "low")
+      >>> model = TreeClassifier(jtrees.GET(depth=1, starts=1, epochs=20), random_state=0).fit(x, labels)
+      >>> print(model.predict([[-0.5], [0.5]]))
+      ['low' 'high']
     """
 
     default_recipe = Bagged(

@@ -92,6 +92,13 @@ def path(
 
     Raises:
       ValueError: for a model that is not one tree, and for rows that do not fit it or are several.
+
+    Example:
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> print(jtrees.explain.path(tree, np.array([2.0, 1.0])))
+      node 0: 3 = -1 + 2 (x0) + 2 (x1), right
+      leaf 1: 10.
     """
     tree, columns = _tree(model), _Columns.of(model, feature_names)
     x = columns.row("row", row)
@@ -183,6 +190,14 @@ def nearest_change(
 
     Raises:
       ValueError: for a model that is not one tree, for rows that do not fit it, and for columns that cannot change.
+
+    Example:
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> x = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+      >>> change = jtrees.explain.nearest_change(tree, x[0], x)
+      >>> print(change.x.round(2), change.leaf)  # onto the line x0 + 2 x1 = 1
+      [0.2 0.4] 1
     """
     tree, described = _tree(model), _Columns.of(model, feature_names)
     given = described.row("row", row)
@@ -340,6 +355,14 @@ def shapley_values(
 
     Raises:
       ValueError: for rows that do not fit the model, and for permutations that are not a positive number.
+
+    Example:
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> background = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+      >>> shapley = jtrees.explain.shapley_values(tree, np.array([[2.0, 0.0]]), background)
+      >>> print(shapley.base_values, shapley.values)  # which add up to the prediction, 10
+      [5.] [[ 6.25 -1.25]]
     """
     columns, inner = _Columns.of(model, feature_names), model.model if isinstance(model, FrameModel) else model
     samples, behind = columns.features(x), columns.features(background)
@@ -434,6 +457,15 @@ def permutation_importance(
 
     Raises:
       ValueError: for rows that do not fit the model, and for repeats that are not a positive number.
+
+    Example:
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> x = np.tile([[0.0, 7.0], [2.0, 7.0]], (5, 1))  # the second column is constant
+      >>> score = lambda y, predictions: -np.square(y - predictions).mean()
+      >>> falls = jtrees.explain.permutation_importance(tree, x, tree.predict(x), score)
+      >>> {name: fall.shape for name, fall in falls.items()}, float(falls["x1"].max())
+      ({'x0': (5,), 'x1': (5,)}, 0.0)
     """
     validation.check_count("repeats", repeats)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
@@ -471,6 +503,14 @@ def negation_importance(
 
     Raises:
       ValueError: for rows that do not fit the model.
+
+    Example:
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> x = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+      >>> score = lambda y, predictions: -np.abs(y - predictions).mean()
+      >>> jtrees.explain.negation_importance(tree, x, np.asarray(tree.predict(x)), score)
+      {'x0': 2.5, 'x1': 7.5}
     """
 
     def turned(features: np.ndarray, own: np.ndarray) -> np.ndarray:

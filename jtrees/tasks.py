@@ -281,16 +281,24 @@ class Classification(_OfLoss):
 class Policy(_OfLoss):
     """Choice of an action for each sample: the mean reward is maximised.
 
-    The targets are rewards of all actions, ``(n, actions)``; where only the rewards of actions taken are known, doubly
-    robust scores (Athey & Wager, "Policy Learning with Observational Data", 2021). They should be of order 1: they are
-    not scaled. Predictions are the probabilities of
-    the actions, in a hard tree 0 and 1: a leaf plays one action. The loss is minus the mean reward.
+    The targets are the rewards of all actions, ``(n, actions)``. Where only the rewards of the actions taken are known,
+    give doubly robust scores (Athey & Wager, "Policy Learning with Observational Data", 2021). Rewards are not
+    scaled, so they should be of order 1. Predictions are the probabilities of the actions; in a hard tree they are 0
+    and 1, as a leaf plays one action. The loss is minus the mean reward.
 
     Args:
       actions: number of actions, at least 2.
 
     Raises:
       ValueError: for fewer than two actions.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> rewards = np.hstack([x, np.zeros((40, 1))])  # the first action pays where x is above 0
+      >>> recipe = jtrees.GET(depth=1, starts=2, epochs=40)
+      >>> fit = jtrees.fit(recipe, x, rewards, task=jtrees.Policy(2), key=jax.random.key(0))
+      >>> print(fit.predict(np.array([[-0.5], [0.5]])).argmax(1))
+      [1 0]
     """
 
     actions: int

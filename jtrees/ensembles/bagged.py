@@ -46,6 +46,13 @@ class Bagged(Recipe):
       fraction: size of a bootstrap sample as a part of n, above 0 and up to 1; drawn with replacement.
       combine: ``"mean"`` of predictions, or ``"vote"`` of the trees' most probable classes; None: votes in
         classification, as in the paper, and the mean in regression.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.Bagged(jtrees.DGT(depth=1, epochs=20, widths=()), trees=3)
+      >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> len(fit.model), fit.report["out_of_bag"].shape
+      (3, (40,))
     """
 
     base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})

@@ -26,6 +26,13 @@ class BestOf(Recipe):
     Attributes:
       base: any recipe.
       runs: number of runs.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.BestOf(jtrees.GET(depth=1, starts=1, epochs=20), runs=2)
+      >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> fit.report["run_scores"].shape
+      (2,)
     """
 
     base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})

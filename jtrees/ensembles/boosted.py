@@ -90,12 +90,14 @@ class Boosted(Recipe):
     """Gradient boosting with Newton steps (Friedman 2001; Friedman, Hastie & Tibshirani 2000).
 
     Round by round, a tree of the base is fitted by weighted least squares to the negative gradient of the loss divided
-    by its curvature, on rows drawn anew, and added with a learning rate. Every loss of a task can be boosted. The model
-    is a :class:`jtrees.Forest` of summed outputs with the task's link; ``tree`` is None.
+    by its curvature, on rows drawn anew, and added with a learning rate. It takes every loss of regression and
+    classification, and refuses a :class:`jtrees.Policy`. The model is a :class:`jtrees.Forest` of summed outputs with
+    the task's link; ``tree`` is None.
 
     With ``patience``, boosting ends after as many rounds without a lower loss on ``validation``, and the model has the
     rounds up to the lowest one. Without ``validation``, a fifth of the rows is held out at first to find the number of
-    rounds, which all rows then have; if that is ended by a deadline or Ctrl-C, the model is the first one.
+    rounds, and then as many rounds are fitted to all rows; if that is ended by a deadline or Ctrl-C, the model is the
+    first one. Fewer than 50 rows need ``patience=None``.
 
     The report has ``rounds``, the number of trees; ``losses``, the loss after each round on the rows that chose the
     number, on scaled targets, ``(rounds,)``, infinite for rounds not taken; ``dropped``, the number of rounds whose
@@ -111,6 +113,14 @@ class Boosted(Recipe):
       columns: part of the features that each tree is fitted to, likewise.
       l2: number of samples without a gradient that are added to each constant leaf.
       patience: rounds without a lower loss before boosting ends; None: it has all rounds.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> base = jtrees.GET(depth=1, starts=1, epochs=10, cart="binned", halving=False)
+      >>> recipe = jtrees.Boosted(base, rounds=5, learning_rate=0.5, patience=None)
+      >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> print(len(fit.model), fit.predict(np.array([[-0.5], [0.5]])).round(1))
+      5 [-1.  1.]
     """
 
     base: Recipe = pytree.field(kw_only=False, default=_WEAK, metadata={"check": options.checked_base})

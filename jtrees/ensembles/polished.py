@@ -43,6 +43,13 @@ class Polished(Recipe):
       epochs: updates under each sharpness.
       alpha_ranges: ranges from which the sharpnesses are drawn, in the order of use.
       learning_rate: peak learning rate.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.Polished(jtrees.GET(depth=1, starts=1, epochs=20), epochs=5)
+      >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> print(fit.report["polish"], fit.report["accepted"])  # nothing was left to polish
+      [0. 0.] [0]
     """
 
     base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})

@@ -45,6 +45,14 @@ class Sparse(Recipe):
       epochs: updates after each step.
       learning_rate: initial learning rate of each step, with cosine decay.
       shrink: whether constant leaves are finally drawn towards their ancestors', as in :class:`jtrees.GET`.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> both = np.hstack([x, np.cos(9 * x)])
+      >>> recipe = jtrees.Sparse(jtrees.GET(depth=1, starts=1, epochs=20), terms=1, epochs=5)
+      >>> fit = jtrees.fit(recipe, both, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> print((fit.tree.weights != 0).sum(1))
+      [1]
     """
 
     base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})

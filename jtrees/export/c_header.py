@@ -48,6 +48,13 @@ def to_c(
     Raises:
       ValueError: for another model, a prefix that is not a name in C, or another precision.
       OSError: if the file cannot be written.
+
+    Example:
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> jtrees.export.to_c(tree, "tree.h", prefix="tree")
+      >>> "int tree_leaf(const double *x)" in open("tree.h").read()
+      True
     """
     program = c_soft.soft_program_of(model) or program_of(model)
     validation.check_choice("precision", precision, ("double", "float"))

@@ -36,6 +36,14 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
       ImportError: without onnx.
       ValueError: for another model, and for a column with the name of an output.
       OSError: if the file cannot be written.
+
+    Example:
+      >>> import onnx
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> jtrees.export.to_onnx(tree, "tree.onnx")
+      >>> [output.name for output in onnx.load("tree.onnx").graph.output]
+      ['prediction', 'leaf']
     """
     of = program_of(model)
     contents = _model(of).SerializeToString()

@@ -34,6 +34,15 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
       ImportError: without flatbuffers.
       ValueError: for a model of a raw table, or something that is no model.
       OSError: if the file cannot be written.
+
+    Example:
+      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> jtrees.export.to_stablehlo(tree, "tree.stablehlo")
+      >>> program = jax.export.deserialize(bytearray(open("tree.stablehlo", "rb").read()))
+      >>> with jax.enable_x64(True):
+      ...     print(program.call(np.array([[2.0, 1.0]])))
+      (Array([10.], dtype=float64), Array([1], dtype=int32))
     """
     if isinstance(model, FrameModel):
         raise ValueError(

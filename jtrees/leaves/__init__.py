@@ -1,4 +1,5 @@
-"""Kinds of leaves, and how each is fitted by a hard routing: constants, class frequencies, linear models.
+"""Kinds of leaves, and how each is fitted by a hard routing: constants, class frequencies, linear models,
+best constants of other losses.
 
 Every kind has the same methods: predictions of the leaf of each sample (``at``), outputs (``outputs``) and losses
 (``losses``) of every leaf, fitting by a hard routing (``refit``) and the criterion of the fit (``criterion``), its
@@ -58,6 +59,12 @@ def kind_of(leaves: str, task: Task) -> Kind:
 
     Raises:
       ValueError: for an unknown name, and for linear leaves of another loss than the squared error.
+
+    Example:
+      >>> jtrees.leaves.kind_of("linear", jtrees.Regression()).of.__name__
+      'Linear'
+      >>> jtrees.leaves.kind_of("constant", jtrees.Regression(loss_function="poisson")).fixed
+      {'loss': Poisson()}
     """
     check_choice("leaves", leaves, KINDS)
     if task.is_least_squares:

@@ -51,6 +51,13 @@ def fit_hierarchical(
       y: targets, ``(n,)`` or ``(n, k)``; of several, all are shrunk alike.
       num_leaves: number of leaves, a power of 2.
       sample_weight: nonnegative weights; a weight counts as that many samples.
+
+    Example:
+      >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty
+      >>> y = 4.0 * leaf + jnp.tile(jnp.array([0.0, 1.0]), 30)
+      >>> values, strength = jtrees.leaves.fit_hierarchical(leaf, y, 4)
+      >>> print(np.asarray(values).round(1))
+      [0.5 4.5 8.5 8.5]
     """
     shape, y = (num_leaves, *y.shape[1:]), floating(y).reshape(y.shape[0], -1)
     weight = ones_or(sample_weight, y.shape[0], y.dtype)
@@ -91,6 +98,13 @@ def refit_hierarchical(leaves: Any, leaf_index: Array, x: Array, y: Array, sampl
     shrinkage of their own, only refitted.
 
     Uneven weights count as fewer samples. Class frequencies are smoothed as by :func:`jtrees.leaves.fit_frequencies`.
+
+    Example:
+      >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty
+      >>> y = 4.0 * leaf + jnp.tile(jnp.array([0.0, 1.0]), 30)
+      >>> zero = jtrees.leaves.Constant(jnp.zeros(4))
+      >>> print(np.asarray(jtrees.leaves.refit_hierarchical(zero, leaf, y[:, None], y).values).round(1))
+      [0.5 4.5 8.5 8.5]
     """
     if not isinstance(leaves, (Constant, Logit, Frequency)):
         return leaves.refit(leaf_index, x, y, sample_weight)

@@ -200,6 +200,12 @@ def shrunk_fit_error(
 ) -> Float[Array, ""]:
     """Returns the mean squared error of :func:`fit_shrunk` expected on *new* samples, by generalised cross-validation;
     of several outputs the mean. No gradient flows through it.
+
+    Example:
+      >>> x = jnp.linspace(-1, 1, 20)[:, None]
+      >>> leaf = (x[:, 0] > 0).astype(int)
+      >>> print(jtrees.leaves.shrunk_fit_error(leaf, x, jnp.abs(x[:, 0]), 2) < 1e-4)
+      True
     """
     rows, weight, _, _ = _standardised(x, y, sample_weight)
     error = _fit_shrunk(rows, x.shape[1], weight, leaf_index, num_leaves).error
@@ -240,6 +246,13 @@ def fit_shrunk(
 
     Returns:
       Coefficients, intercepts, lower and upper bounds: the fields of :class:`jtrees.leaves.Linear`.
+
+    Example:
+      >>> x = jnp.linspace(-1, 1, 20)[:, None]
+      >>> leaf = (x[:, 0] > 0).astype(int)
+      >>> coefficients, *_ = jtrees.leaves.fit_shrunk(leaf, x, jnp.abs(x[:, 0]), 2)
+      >>> print(np.asarray(coefficients).round(1).T)
+      [[-1.  1.]]
     """
     p = x.shape[1]
     rows, weight, mean, scale = _standardised(x, y, sample_weight)

@@ -26,6 +26,12 @@ def weighted_quantiles(
       num_leaves: number of leaves.
       levels: levels of the quantiles, k numbers above 0 and below 1.
       sample_weight: nonnegative weights.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 0, 1]), jnp.array([1.0, 2.0, 3.0, 8.0])
+      >>> print(jtrees.losses.weighted_quantiles(leaf, y, 2, (0.25, 0.5)))
+      [[1. 2.]
+       [8. 8.]]
     """
     weight = jnp.ones_like(y) if sample_weight is None else sample_weight.astype(y.dtype)
     in_leaves, filled = _quantiles(leaf_index, y, num_leaves, levels, weight)

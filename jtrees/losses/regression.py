@@ -278,6 +278,11 @@ class Quantile(Loss):
 
     Raises:
       ValueError: for other levels.
+
+    Example:
+      >>> loss, leaf, y = jtrees.losses.Quantile((0.1, 0.9)), jnp.zeros(5, int), jnp.array([1.0, 2.0, 3.0, 4.0, 9.0])
+      >>> print(loss.constants(leaf, y, 1, jnp.ones(5)))
+      [[1. 9.]]
     """
 
     levels: float | tuple[float, ...] = 0.5
@@ -390,7 +395,14 @@ def _mean(outputs: Array) -> Array:
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Poisson(_LogLink):
-    """Poisson deviance, ``2 (y log(y / m) - y + m)`` with ``m = exp(outputs)``, for counts."""
+    """Poisson deviance, ``2 (y log(y / m) - y + m)`` with ``m = exp(outputs)``, for counts.
+
+    Example:
+      >>> loss = jtrees.losses.Poisson()
+      >>> gradient, curvature = loss.derivatives(jnp.zeros(2), jnp.array([0.0, 3.0]))  # of means exp(0) = 1
+      >>> print(gradient, curvature)
+      [ 2. -4.] [2. 2.]
+    """
 
     _p: ClassVar[float] = 1.0
 
@@ -410,7 +422,7 @@ class Tweedie(_LogLink):
     are exactly 0, such as the claims of a year.
 
     Args:
-      power: power of the mean that the variance is proportional to, above 1 and below 2.
+      variance_power: power of the mean that the variance is proportional to, above 1 and below 2.
 
     Raises:
       ValueError: for another power.

@@ -33,6 +33,13 @@ class FromMethod(Recipe):
       epochs: passes over the data; None: enough for 2000 updates, and at least 12.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
+
+    Example:
+      >>> from functools import partial
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.FromMethod(make=partial(jtrees.methods.get, 1), options={"alpha": 4.0}, epochs=300)
+      >>> jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0)).tree
+      ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Constant)
     """
 
     make: Callable[..., training.Method] = pytree.field(pytree_node=False, metadata={"check": kinds.check_function})
