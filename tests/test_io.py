@@ -146,7 +146,7 @@ def test_a_loaded_fit_predicts(tmp_path):
     np.testing.assert_array_equal(jtrees.load(saved(FIT, tmp_path)).predict(x), TREE.predict(x))
 
 
-LOSSES = [losses.named(name) for name in losses.regression._NAMES]
+LOSSES = [losses.named(name) for name in losses.names._NAMES]
 LOSSES += [losses.Huber(np.float64(0.3)), losses.Quantile(0.9), losses.Quantile([0.1, 0.5]), losses.Tweedie(1.2)]
 
 

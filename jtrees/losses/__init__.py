@@ -1,22 +1,17 @@
 """Losses: of samples, as pure functions; and of tasks, with the link, derivatives and best constants of each."""
 
-from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles
-from jtrees.losses.regression import (
+from jtrees.losses.base import Link as Link, Loss as Loss, linked as linked
+from jtrees.losses.choices import LogLoss as LogLoss, Rewards as Rewards
+from jtrees.losses.deviances import Gamma as Gamma, Poisson as Poisson, Tweedie as Tweedie
+from jtrees.losses.errors import (
     AbsoluteError as AbsoluteError,
-    Gamma as Gamma,
     Huber as Huber,
-    Link as Link,
-    LogLoss as LogLoss,
-    Loss as Loss,
-    OwnLoss as OwnLoss,
-    Poisson as Poisson,
     Quantile as Quantile,
-    Rewards as Rewards,
     SquaredError as SquaredError,
-    Tweedie as Tweedie,
-    linked as linked,
-    named as named,
 )
+from jtrees.losses.names import named as named
+from jtrees.losses.own import OwnLoss as OwnLoss
+from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles
 from jtrees.losses.samples import (
     SampleLoss as SampleLoss,
     check_without_link as check_without_link,

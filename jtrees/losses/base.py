@@ -1,0 +1,170 @@
+"""What a loss of a task is: a link, checks of targets, derivatives, best constants and units.
+
+A model computes ``outputs``; ``link(outputs)`` are its predictions. Losses are those of outputs and of targets that are
+scaled (see :meth:`Loss.units`).
+"""
+
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+Link = Literal["identity", "softmax", "exp", "sorted"]
+_LONGEST = 4.0  # Newton step of an output under a link, as in LogitBoost (Friedman, Hastie & Tibshirani 2000)
+
+
+def linked(link: Link, outputs: Any) -> Any:
+    """Returns predictions of outputs: unchanged, their softmax or sorted values over the last axis, or exponentials."""
+    if link == "identity":
+        return outputs
+    xp = module_of(outputs)
+    if link == "exp":
+        return xp.exp(outputs)
+    if link == "sorted":
+        return xp.sort(outputs, axis=-1)
+    return jax.nn.softmax(outputs, axis=-1)
+
+
+def module_of(array: Any) -> Any:
+    """Returns :mod:`jax.numpy` for arrays of JAX, possibly traced, else NumPy."""
+    return jnp if isinstance(array, jax.Array) else np
+
+
+class Loss:
+    """A loss of outputs and targets, elementwise unless ``samples`` is overridden; of several outputs the mean.
+
+    Subclasses are frozen dataclasses, as losses are part of compiled programs.
+
+    Attributes:
+      link: name of the link from outputs to predictions.
+      smooth: whether the loss has a curvature; else leaf values of boosting are best constants of residuals.
+      in_units: whether the loss is also one of predictions and targets in the user's units (:meth:`of_predictions`).
+    """
+
+    link: ClassVar[Link] = "identity"
+    smooth: ClassVar[bool] = True
+    in_units: ClassVar[bool] = True
+
+    @property
+    def outputs(self) -> int | None:
+        """Number of outputs for one target; None: one, without an axis of its own."""
+        return None
+
+    def check(self, y: np.ndarray) -> None:
+        """Raises ``ValueError`` for targets that the loss cannot take, naming the first."""
+
+    def check_training(self, y: np.ndarray) -> None:
+        """Raises ``ValueError`` for training targets that the loss cannot be fitted to."""
+        self.check(y)
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        """Returns offset and unit of the targets: scaled targets are ``(y - offset) / unit``, in [0, 1]."""
+        return y.min(0), np.ptp(y, axis=0)
+
+    def scaled(self, unit: Any) -> "Loss":
+        """Returns the loss of targets divided by ``unit``."""
+        return self
+
+    def power(self) -> float:
+        """Returns the power of the unit of targets in which the loss is measured."""
+        return 1.0
+
+    def samples(self, outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
+        """Returns the loss of each sample."""
+        each = self.each(outputs, self.aligned(y))
+        return each if each.ndim == 1 else each.mean(axis=1)
+
+    def aligned(self, y: Any) -> Any:
+        """Returns targets that broadcast against outputs."""
+        return y if self.outputs is None else y[..., None]
+
+    def each(self, outputs: Array, y: Array) -> Array:
+        """Returns the loss of each output."""
+        return self.of_predictions(outputs, y)
+
+    def of_predictions(self, predictions: Any, y: Any) -> Any:
+        """Returns the loss of each prediction, NumPy arrays in their own precision."""
+        raise NotImplementedError
+
+    def derivatives(self, outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> tuple[Array, Array]:
+        """Returns the gradient and the curvature of the loss of each output, of the shape of the outputs."""
+        raise NotImplementedError
+
+    def constants(
+        self, leaf_index: Int[Array, " n"], y: Array, num_leaves: int, weight: Float[Array, " n"]
+    ) -> Float[Array, "leaves *k"]:
+        """Returns the output of each leaf that minimises the loss of its samples; a leaf without weight has that of
+        all samples.
+        """
+        raise NotImplementedError
+
+    def initial(self, y: Array, weight: Float[Array, " n"], outputs: int) -> Float[Array, "*k"]:
+        """Returns the ``outputs`` numbers that boosting starts from: the best constant."""
+        return self.constants(jnp.zeros(len(y), jnp.int32), y, 1, weight)[0]
+
+    def best(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+        """Returns the best constant prediction of targets in the user's units, ``(*k,)``."""
+        offset, unit = self.units(y)
+        scaled = jnp.asarray((y - offset) / unit, jnp.float32)
+        ones = jnp.ones(len(y)) if weight is None else jnp.asarray(weight, jnp.float32)
+        output = np.asarray(self.constants(jnp.zeros(len(y), jnp.int32), scaled, 1, ones)[0], np.float64)
+        return np.asarray(offset + unit * linked(self.link, output))
+
+    def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        """Returns the Newton step of each output, ``-gradient / curvature``, and the curvature, which is its weight in
+        least squares; steps under a link are at most 4.
+        """
+        gradient, curvature = self.derivatives(outputs, y)
+        if not self.smooth:
+            return -gradient, jnp.ones_like(gradient)
+        curvature = jnp.maximum(curvature, jnp.finfo(curvature.dtype).eps)
+        step = -gradient / curvature
+        return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST), curvature
+
+    def steps(
+        self, leaf_index: Array, outputs: Array, y: Array, num_leaves: int, weight: Array, l2: Any
+    ) -> Float[Array, "leaves *k"]:
+        """Returns what each leaf adds to the outputs of its samples to lower their loss, in boosting.
+
+        A Newton step, ``-sum w g / (sum w h + l2 h_mean)``, or for losses without a curvature the best constant of the
+        residuals, shrunk alike. A leaf without weight adds nothing.
+
+        Args:
+          leaf_index: leaf of each sample.
+          outputs: current outputs.
+          y: targets.
+          num_leaves: number of leaves.
+          weight: nonnegative weights.
+          l2: number of samples of mean curvature that are added to each leaf without a gradient, at least 0.
+        """
+        count = jax.ops.segment_sum(weight, leaf_index, num_leaves)
+        wide = lambda a: a.reshape(a.shape + (1,) * (outputs.ndim - 1))
+        if not self.smooth:
+            best = self.constants(leaf_index, self.aligned(y) - outputs, num_leaves, weight)
+            shrunk = count / jnp.where(count > 0, count + l2, 1)
+            return wide(shrunk) * best
+        gradient, curvature = self.derivatives(outputs, y)
+        mean = (wide(weight) * curvature).sum(0) / weight.sum()
+        summed = lambda a: jax.ops.segment_sum(wide(weight) * a, leaf_index, num_leaves)
+        total = summed(curvature) + l2 * mean
+        step = jnp.where(total > 0, -summed(gradient) / jnp.where(total > 0, total, 1), 0)
+        return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
+
+
+def means(leaf_index: Array, y: Array, num_leaves: int, weight: Array, extra: float = 0.0) -> Array:
+    """Returns the mean in each leaf, ``extra`` samples of the mean of all included; that of all where it is empty."""
+    wide = lambda a: a.reshape(a.shape + (1,) * (y.ndim - 1))
+    overall = (wide(weight) * y).sum(0) / weight.sum()
+    count = wide(jax.ops.segment_sum(weight, leaf_index, num_leaves)) + extra
+    total = jax.ops.segment_sum(wide(weight) * (y - overall), leaf_index, num_leaves)
+    return overall + total / jnp.where(count > 0, count, 1)
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> None:
+    """Raises ``ValueError`` unless the value is a number above ``low`` and below ``high``."""
+    number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
+    if not number or not low < value < high:
+        below = "" if high == np.inf else f" and below {high:g}"
+        raise ValueError(f"{name} must be above {low:g}{below}, got {value!r}")

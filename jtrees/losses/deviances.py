@@ -1,0 +1,119 @@
+"""Deviances with a log link: Poisson, gamma, Tweedie.
+
+They are zero where predictions equal targets (McCullagh & Nelder, *Generalized Linear Models*, 1989, section 2.3), as
+:func:`sklearn.metrics.mean_tweedie_deviance`.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import io
+from jtrees.losses.base import Link, Loss, check_number, means, module_of
+
+_WIDEST = 30.0  # largest absolute output under an exponential
+
+
+class _LogLink(Loss):
+    """Deviances of distributions with variance ``mean^p``, of outputs that are logarithms of means.
+
+    Targets are divided by their mean. The best constant of a leaf is the logarithm of its mean, one sample of the mean
+    of all included, so that a leaf of zeros does not predict that nothing ever happens.
+    """
+
+    link: ClassVar[Link] = "exp"
+    _p: float
+
+    def check(self, y: np.ndarray) -> None:
+        low = y <= 0 if self._p == 2 else y < 0
+        if low.any():
+            row = int(np.argwhere(low)[0, 0])
+            wanted = "above 0" if self._p == 2 else "at least 0"
+            raise ValueError(f"y must be {wanted} for {self}, got {y[low][0].item()!r} in row {row}")
+
+    def check_training(self, y: np.ndarray) -> None:
+        self.check(y)
+        if not y.sum(0).all():
+            raise ValueError(f"y must not be 0 in every row for {self}")
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        return np.zeros_like(y[0]), y.mean(0)
+
+    def power(self) -> float:
+        return 2.0 - self._p
+
+    def each(self, outputs: Array, y: Array) -> Array:
+        return self.of_predictions(_mean(outputs), y)
+
+    def of_predictions(self, predictions: Any, y: Any) -> Any:
+        xp = module_of(predictions)
+        p, ratio = self._p, y / predictions
+        if p == 1:
+            return 2 * (y * xp.log(xp.where(y > 0, ratio, 1)) - y + predictions)
+        if p == 2:
+            return 2 * (ratio - 1 - xp.log(ratio))
+        of_targets = xp.where(y > 0, xp.where(y > 0, y, 1) ** (2 - p), 0) / ((1 - p) * (2 - p))
+        return 2 * (of_targets - y * predictions ** (1 - p) / (1 - p) + predictions ** (2 - p) / (2 - p))
+
+    def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        # With d the deviance of the mean m = exp(o): dd/dm = 2 (m - y) m^-p, hence
+        #     dd/do = 2 (m^(2-p) - y m^(1-p)),   d2d/do2 = 2 ((2 - p) m^(2-p) + (p - 1) y m^(1-p)) >= 0 for 1 <= p <= 2.
+        p, mean = self._p, _mean(outputs)
+        ours, theirs = mean ** (2 - p), y * mean ** (1 - p)
+        return 2 * (ours - theirs), 2 * ((2 - p) * ours + (p - 1) * theirs)
+
+    def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
+        return jnp.log(means(leaf_index, y, num_leaves, weight, extra=1.0))
+
+
+def _mean(outputs: Array) -> Array:
+    return jnp.exp(jnp.clip(outputs, -_WIDEST, _WIDEST))
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Poisson(_LogLink):
+    """Poisson deviance, ``2 (y log(y / m) - y + m)`` with ``m = exp(outputs)``, for counts.
+
+    Example:
+      >>> loss = jtrees.losses.Poisson()
+      >>> gradient, curvature = loss.derivatives(jnp.zeros(2), jnp.array([0.0, 3.0]))  # of means exp(0) = 1
+      >>> print(gradient, curvature)
+      [ 2. -4.] [2. 2.]
+    """
+
+    _p: ClassVar[float] = 1.0
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Gamma(_LogLink):
+    """Gamma deviance, ``2 (log(m / y) + y / m - 1)`` with ``m = exp(outputs)``, for positive targets."""
+
+    _p: ClassVar[float] = 2.0
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Tweedie(_LogLink):
+    """Tweedie deviance of a compound Poisson-gamma distribution with ``m = exp(outputs)``, for targets of which some
+    are exactly 0, such as the claims of a year.
+
+    Args:
+      variance_power: power of the mean that the variance is proportional to, above 1 and below 2.
+
+    Raises:
+      ValueError: for another power.
+    """
+
+    variance_power: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_number("variance_power", self.variance_power, 1, 2)
+
+    @property
+    def _p(self) -> float:  # type: ignore[override]
+        return self.variance_power

@@ -1,0 +1,171 @@
+"""Losses of errors, with an identity link: squared, absolute, Huber's, and pinball losses of quantiles."""
+
+import dataclasses
+import itertools
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import io
+from jtrees.losses.base import Link, Loss, check_number, means, module_of
+from jtrees.losses.newton import newton_constants
+from jtrees.losses.quantiles import weighted_quantiles
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class SquaredError(Loss):
+    """``(outputs - y)^2``, whose best constant is the mean."""
+
+    def power(self) -> float:
+        return 2.0
+
+    def of_predictions(self, predictions: Any, y: Any) -> Any:
+        error = predictions - y
+        return error * error
+
+    def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        return 2 * (outputs - y), jnp.full_like(outputs, 2)
+
+    def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
+        return means(leaf_index, y, num_leaves, weight)
+
+    def best(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+        return np.asarray(np.average(y, axis=0, weights=weight))
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class AbsoluteError(Loss):
+    """``|outputs - y|``, whose best constant is the median."""
+
+    smooth: ClassVar[bool] = False
+
+    def of_predictions(self, predictions: Any, y: Any) -> Any:
+        return abs(predictions - y)
+
+    def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        return jnp.sign(outputs - y), jnp.ones_like(outputs)
+
+    def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
+        return _quantile_columns(leaf_index, y, num_leaves, 0.5, weight)
+
+
+def _quantile_columns(leaf_index: Array, y: Array, num_leaves: int, level: float, weight: Array) -> Array:
+    """Returns a quantile of each leaf, of ``(n, k)`` targets for each column."""
+    one = lambda column: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)[:, 0]
+    return one(y) if y.ndim == 1 else jnp.stack([one(column) for column in y.T], axis=1)
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Huber(Loss):
+    """``e^2 / 2`` for errors e up to ``delta``, beyond it ``delta (|e| - delta / 2)`` (Huber 1964).
+
+    Args:
+      delta: a number above 0, in the units of the targets.
+
+    Raises:
+      ValueError: for another delta.
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("delta", self.delta, 0, np.inf)
+
+    def power(self) -> float:
+        return 2.0
+
+    def scaled(self, unit: Any) -> "Huber":
+        if np.size(unit) > 1:
+            raise ValueError(f"loss must be of one target, as delta is in its units, got {np.size(unit)} targets")
+        return Huber(float(self.delta / np.reshape(unit, ())))
+
+    def of_predictions(self, predictions: Any, y: Any) -> Any:
+        xp = module_of(predictions)
+        error = abs(predictions - y)
+        inside = xp.minimum(error, self.delta)
+        return inside * inside / 2 + self.delta * (error - inside)
+
+    def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        error = outputs - y
+        return jnp.clip(error, -self.delta, self.delta), (jnp.abs(error) <= self.delta).astype(outputs.dtype)
+
+    def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        return -self.derivatives(outputs, y)[0], jnp.ones_like(outputs)
+
+    def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
+        start = _quantile_columns(leaf_index, y, num_leaves, 0.5, weight)
+        return newton_constants(self.samples, self.derivatives, start, leaf_index, y, weight)
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Quantile(Loss):
+    """The pinball losses ``max(level e, (level - 1) e)`` of errors ``e = y - outputs``, whose best constants are
+    quantiles (Koenker & Bassett 1978).
+
+    Predictions for several levels are ``(n, levels)`` and never cross: models that could cross are sorted, which does
+    not raise the loss (Chernozhukov, Fernandez-Val & Galichon 2010).
+
+    Args:
+      levels: a number above 0 and below 1, or several, increasing.
+
+    Raises:
+      ValueError: for other levels.
+
+    Example:
+      >>> loss, leaf, y = jtrees.losses.Quantile((0.1, 0.9)), jnp.zeros(5, int), jnp.array([1.0, 2.0, 3.0, 4.0, 9.0])
+      >>> print(loss.constants(leaf, y, 1, jnp.ones(5)))
+      [[1. 9.]]
+    """
+
+    levels: float | tuple[float, ...] = 0.5
+
+    smooth: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        given: Any = self.levels
+        several = np.ndim(given) == 1
+        if np.ndim(given) > 1 or (several and len(given) == 0):
+            raise ValueError(f"levels must be a number, or several, got {given!r}")
+        for level in given if several else (given,):
+            check_number("levels", level, 0, 1)
+        if several:
+            object.__setattr__(self, "levels", tuple(float(level) for level in given))
+            if any(b <= a for a, b in itertools.pairwise(given)):
+                raise ValueError(f"levels must increase, got {tuple(given)}")
+
+    @property
+    def link(self) -> Link:  # type: ignore[override]
+        """Sorted values of several levels."""
+        return "identity" if self.outputs is None else "sorted"
+
+    @property
+    def outputs(self) -> int | None:
+        """Number of levels, if several."""
+        return len(self.levels) if isinstance(self.levels, tuple) else None
+
+    def of_predictions(self, predictions: Any, y: Any) -> Any:
+        xp = module_of(predictions)
+        error, level = y - predictions, self._levels(predictions)
+        return xp.maximum(level * error, (level - 1) * error)
+
+    def _levels(self, like: Any) -> Any:
+        return module_of(like).asarray(self.levels, like.dtype)
+
+    def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        gradient = (outputs >= self.aligned(y)).astype(outputs.dtype) - self._levels(outputs)
+        return gradient, jnp.ones_like(outputs)
+
+    def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
+        if self.outputs is None:
+            return _quantile_columns(leaf_index, y, num_leaves, self.levels, weight)  # type: ignore[arg-type]
+        levels: Any = self.levels
+        if y.ndim == 1:
+            return weighted_quantiles(leaf_index, y, num_leaves, levels, sample_weight=weight)
+        one = lambda column, level: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)
+        return jnp.concatenate([one(column, level) for column, level in zip(y.T, levels, strict=True)], axis=1)

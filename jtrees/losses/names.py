@@ -1,0 +1,34 @@
+"""Losses by name."""
+
+from jtrees import validation as checks
+from jtrees.losses.base import Loss
+from jtrees.losses.deviances import Gamma, Poisson, Tweedie
+from jtrees.losses.errors import AbsoluteError, Huber, Quantile, SquaredError
+from jtrees.losses.own import OwnLoss
+from jtrees.losses.samples import SampleLoss
+
+_NAMES: dict[str, type[Loss]] = {
+    "squared_error": SquaredError,
+    "absolute_error": AbsoluteError,
+    "huber": Huber,
+    "quantile": Quantile,
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "tweedie": Tweedie,
+}
+
+
+def named(loss: "str | Loss | SampleLoss") -> Loss:
+    """Returns the loss of a name, such as ``"poisson"``; a loss as it is; and a function as :class:`OwnLoss`.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        checks.check_choice("loss", loss, tuple(_NAMES), "a loss, or a function (outputs, y) -> (n,)")
+        return _NAMES[loss]()
+    if not callable(loss):
+        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
+    return OwnLoss(loss)
