@@ -10,6 +10,7 @@ from jtrees.losses.errors import (
     SquaredError as SquaredError,
 )
 from jtrees.losses.names import named as named
+from jtrees.losses.newton import newton_constants as newton_constants
 from jtrees.losses.own import OwnLoss as OwnLoss
 from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles
 from jtrees.losses.samples import (

@@ -41,8 +41,9 @@ class FitResult:
       model: ``model.predict(x)`` maps x to y, or to class probabilities ``(n, K)``. Of a raw table (a DataFrame, or an
         array with NaN), a :class:`jtrees.data.FrameModel`.
       tree: the model if it is a :class:`jtrees.ObliqueTree`, else None; of a raw table, the tree of its features.
-      loss: the loss the model was chosen by: mean squared error (of several targets on targets scaled to [0, 1]) or
-        mean log loss, on ``validation`` if given, else on the training data; recipes document exceptions.
+      loss: the loss the model was chosen by: the task's mean loss, such as the mean squared error (of several targets
+        on targets scaled to [0, 1]) or log loss, on ``validation`` if given, else on the training data; recipes
+        document exceptions.
       step: number of updates before the model was evaluated.
       history: training loss before each update, on scaled data, steps last, up to the last that any run took; NaN
         where a run did not take it.
