@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("sta
 
 def fails(estimator):
     """The other recipes fit the few rows of that check exactly."""
-    drawing = (jtrees.LatentTree, jtrees.TEL, jtrees.Bagged, jtrees.Sparse)
+    drawing = (jtrees.LatentTree, jtrees.TEL, jtrees.Bagged, jtrees.Boosted, jtrees.Sparse)
     return small.EXPECTED_FAILURES if isinstance(estimator.recipe, drawing) or estimator.recipe == small.LINEAR else {}
 
 
