@@ -203,7 +203,7 @@ def report(found: pieces.Found, command: str) -> str:
         f"each of two scale factors; DGT: depth 6, {UPDATES} updates, untuned. Boosted GET: the best of three recipes "
         "(constant leaves at depth 6 and 8, linear ones at depth 4) by the fifth of the training rows that each holds "
         f"out to find its number of rounds, at most {BOOSTED_SECONDS} s each; {boosted} of the splits, on which it is "
-        "compared with XGBoost. XGBoost: seven options by {TRIALS} "
+        f"compared with XGBoost. XGBoost: seven options by {TRIALS} "
         f"trials of Optuna's TPE, up to {ROUNDS} trees with early stopping. Random forest: 500 trees. Targets are "
         "scaled to mean 0 and deviation 1 for all. The machine was at times busy with other work: seconds are upper "
         "bounds."
