@@ -257,7 +257,7 @@ class Boosted(Recipe):
         def one_round(at: Round, state: Boosting, batch: Batch, validation: Batch | None) -> tuple[Boosting, Array]:
             if chooses and validation is None and state.held_out is None:
                 least = 5 * _FEWEST_HELD_OUT
-                raise ValueError(f"patience must be None for fewer than {least} rows without a validation set, got {n}")
+                raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
             number, stage = at.stage // stages, at.stage % stages
 
             def trained(state: Boosting) -> Boosting:
