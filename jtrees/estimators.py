@@ -323,7 +323,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
     def predict(self, X: Any) -> np.ndarray:
         """Returns predictions in float64, in the shape of the targets, or for several quantiles ``(n, levels)``."""
         predictions = self._answers(X)
-        if isinstance(self.quantile, (tuple, list)) and self._varies.all():
+        if predictions.shape[1] != max(1, self._varies.sum()):  # several quantiles of one target
             return predictions
         out = np.tile(self._first, (len(predictions), 1))
         if self._varies.any():

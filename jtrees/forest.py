@@ -72,10 +72,8 @@ class Forest:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        if self.combine == "sum" and self.link in (
-            "identity",
-            "sorted",
-        ):  # the scaling of predictions is that of one tree
+        # The scaling of predictions is that of one tree.
+        if self.combine == "sum" and self.link in ("identity", "sorted"):
             return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x, exactly=_PREDICTIONS if isinstance(self.trees, ObliqueTree) else None)
 
@@ -98,10 +96,11 @@ class Forest:
         the offset of the targets.
         """
         trees, origin = len(self), scaling.origin
-        low, unit = {
-            "softmax": lambda: (np.float64(0), np.float64(1)),
-            "exp": lambda: (np.log(scaling.y_unit), np.float64(1)),  # a unit of predictions is an offset of outputs
-        }.get(self.link, lambda: (scaling.y_low, scaling.y_unit))()
+        low, unit = scaling.y_low, scaling.y_unit
+        if self.link == "softmax":
+            low, unit = np.float64(0), np.float64(1)
+        elif self.link == "exp":  # a unit of predictions is an offset of outputs
+            low, unit = np.log(scaling.y_unit), np.float64(1)
         if origin is not None:
             additive = origin.y is not None and self.link != "exp"
             origin = origin.replace(y=np.asarray(origin.y) / np.float32(trees) if additive else None)

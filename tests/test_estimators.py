@@ -329,6 +329,8 @@ def test_losses_by_name(data):
     both = TreeRegressor(GET, loss="quantile", quantile=(0.1, 0.9), random_state=0).fit(x, y)
     low, high = both.predict(x).T
     assert (low <= high).all() and (low < high).any()
+    same = TreeRegressor(GET, loss=jtrees.losses.Quantile((0.1, 0.9)), random_state=0).fit(x, y)
+    np.testing.assert_array_equal(same.predict(x), both.predict(x))
     one = TreeRegressor(GET, loss="quantile", quantile=0.9, random_state=0).fit(x, y)
     assert one.predict(x).shape == y.shape and np.mean(y <= one.predict(x)) == pytest.approx(0.9, abs=0.05)
 
