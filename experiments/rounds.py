@@ -16,7 +16,8 @@ from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
 from jtrees import training
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import Round, Search, options as kinds
+from jtrees.search import Round, Search, SearchResult, options as kinds
+from jtrees.search._precondition import composed, matrix, spectrum
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import with_options
 from jtrees.tasks import Classification, Regression, Task
@@ -39,6 +40,7 @@ class Job(NamedTuple):
       scaling: of the data.
       sample: rows in memory, in the user's units.
       validation: those held out.
+      matrix: the preconditioner of scaled features, ``(p, p)``, from the correlations of the rows in memory; or None.
     """
 
     blocks: Blocks
@@ -50,6 +52,16 @@ class Job(NamedTuple):
     scaling: Scaling
     sample: Table
     validation: Table
+    matrix: jax.Array | None
+
+    def preconditioned(self, x: Any) -> Any:
+        """Returns scaled features as the search sees them."""
+        return x if self.matrix is None else jnp.matmul(x, self.matrix, precision="highest")
+
+    def batch(self, table: Table) -> training.Batch:
+        """Returns a scaled table as the search sees it."""
+        batch = self.scaling.batch(table)
+        return batch._replace(x=np.asarray(self.preconditioned(batch.x)))
 
 
 # --- The job ---------------------------------------------------------------------------------------------------------
@@ -76,22 +88,22 @@ def source(options: argparse.Namespace) -> Blocks:
     return made
 
 
-_TRIALS = {"precondition": 0.0, "early_stopping": False}  # options that try something on the rows in memory first
-
-
-def recipe_of(options: argparse.Namespace) -> Any:
-    """The recipe with its options."""
+def recipe_of(options: argparse.Namespace) -> tuple[Any, float]:
+    """The recipe, without a preconditioner, and the strength of that. What tries something first needs all rows."""
     pairs = [one.partition("=") for one in options.set]
     if taken := {"batch_size", "epochs"} & {name for name, _, _ in pairs}:
         raise DataError(f"--set: {min(taken)} is given by --batch and --epochs")
-    if taken := _TRIALS.keys() & {name for name, _, _ in pairs}:
-        raise DataError(f"--set: {min(taken)} needs all rows in memory")
+    if "early_stopping" in {name for name, _, _ in pairs}:
+        raise DataError("--set: early_stopping needs all rows in memory")
     try:
-        chosen = with_options(METHODS[options.method](), {name: _value(text) for name, _, text in pairs})
+        values = {"precondition": 0.0} | {name: _value(text) for name, _, text in pairs}
+        chosen = kinds.checked(with_options(METHODS[options.method](), values))
     except ValueError as error:
         raise DataError(f"--set: {error}") from error
-    without = {name: value for name, value in _TRIALS.items() if hasattr(chosen, name)}
-    return chosen.replace(batch_size=options.batch, epochs=options.epochs, **without)
+    if (strength := chosen.precondition) == "auto":
+        raise DataError('--set: precondition must be a number, as "auto" needs all rows in memory')
+    stream: Any = {"batch_size": options.batch, "epochs": options.epochs}
+    return chosen.replace(**stream, precondition=0.0, early_stopping=False), strength
 
 
 def _value(text: str) -> Any:
@@ -134,11 +146,14 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     rounds = max(1, -(-options.epochs * count // blocks_per_round))
     # Schedules are made for the steps that are planned, and not for those that the rows in memory would take.
     shape = -(-rounds * updates // options.epochs) * options.batch, sample.x.shape[1]
+    recipe, strength = recipe_of(options)
     try:
-        search = kinds.checked(recipe_of(options)).search(task, shape)
+        search = kinds.checked(recipe).search(task, shape)
     except ValueError as error:
         raise DataError(f"--set: {error}") from error
-    return Job(blocks, order, blocks_per_round, rounds, updates, search, scaling_of(seen, task), sample, validation)
+    scaling = scaling_of(seen, task)
+    mapping = jnp.asarray(matrix(spectrum(scaling.batch(sample)), strength)) if strength else None
+    return Job(blocks, order, blocks_per_round, rounds, updates, search, scaling, sample, validation, mapping)
 
 
 def _classes(seen: list[Block]) -> int:
@@ -216,7 +231,7 @@ def stream(job: Job) -> Any:
 def first_state(job: Job, key: jax.Array) -> training.TrainState:
     """The state of a run before its first step, the same on every device."""
     rows = job.blocks_per_round * len(job.blocks[0][0])
-    scaled = job.scaling.batch(job.sample)
+    scaled = job.batch(job.sample)
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(scaled.x, scaled.y))
     state = jax.jit(lambda data, key: job.search.init(None, data, key=key))(data, key)
     # Rounds take the place of the state before, in which nothing may be held twice.
@@ -232,7 +247,7 @@ def round_of(job: Job) -> Any:
     scaling, updates = scaling_of_counted(job.scaling), job.updates
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
-        data = training.Batch(scaling.transform(x), scaling.transform_y(y))
+        data = training.Batch(job.preconditioned(scaling.transform(x)), scaling.transform_y(y))
         at = Round(stage=0, before=state.step, count=updates, last=False, most=updates)
         state, losses = job.search.round(at, state, data, None)
         return state, losses.mean()
@@ -245,9 +260,9 @@ class Evaluator:
 
     def __init__(self, job: Job):
         """For a job."""
-        self._job, self._batches = job, tuple(job.scaling.batch(table) for table in (job.sample, job.validation))
+        self._job, self._batches = job, tuple(job.batch(table) for table in (job.sample, job.validation))
         self.constant_loss = _constant_loss(job.sample, job.validation)
-        self._result = jax.jit(job.search.result)
+        self._result = jax.jit(self._composed)
 
     def fit(self, state: training.TrainState) -> jtrees.FitResult:
         """The model, in the user's units.
@@ -259,9 +274,18 @@ class Evaluator:
         held = jax.device_get(state.replace(key=jax.random.key_data(key)))
         held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
         result = jax.device_get(self._result(held, *self._batches))
-        data = Data(job.sample, job.validation, job.scaling, self._batches[0])
+        data = Data(job.sample, job.validation, job.scaling, job.scaling.batch(job.sample))
         done = job.search.finish(result, None, data, key=jax.random.key(0), monitor=Monitor())
         return jtrees.FitResult(done.model, done.tree, done.loss, int(result.step), np.zeros(0), done.report)
+
+    def _composed(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> SearchResult:
+        """Returns the result of the search, its models those of scaled features."""
+        result, mapping = self._job.search.result(state, batch, by), self._job.matrix
+        return (
+            result
+            if mapping is None
+            else result._replace(model=composed(result.model, mapping), extra=composed(result.extra, mapping))
+        )
 
     def score(self, fit: jtrees.FitResult) -> float:
         """Accuracy, or R^2, on the validation set; NaN for R^2 if its targets are all the same."""

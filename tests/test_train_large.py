@@ -494,6 +494,9 @@ def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monke
         (["--data", "x"], "give either --data FOLDER or --synthetic"),
         (["--set", "deep=3"], "--set: options of DGT are .*, got 'deep'"),
         (["--set", "depth=0"], "--set: depth must be"),
+        (["--set", "precondition=auto"], '--set: precondition must be a number, as "auto" needs all rows in memory'),
+        (["--set", "precondition=1"], "--set: precondition must be"),
+        (["--set", "early_stopping=true"], "--set: early_stopping needs all rows in memory"),
     ],
 )
 def test_options_that_will_not_do(more, message):
@@ -565,3 +568,38 @@ def test_every_method_takes_rounds(method):
     evaluator = rounds.Evaluator(of)
     fit = evaluator.fit(state)
     assert np.isfinite(evaluator.score(fit)) and fit.predict(rows[0]).shape == (500,) and fit.step == 20
+
+
+@pytest.mark.parametrize("method", ["dgt", pytest.param("latent", marks=pytest.mark.slow), "tel"])
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_preconditioned_run_is_a_run_on_preconditioned_features(method):
+    """The oracle: the same rows, mapped before they are read. The models differ by that map alone."""
+    given = ["--out", "x", *SMALL, "--blocks", "1", "--method", method, "--set", "depth=2"]
+    mixing = np.array([[1.0, 0.6, 0, 0], [0, 0.8, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+
+    class Mixed(Synthetic):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return x @ mixing, y
+
+    class Mapped(Mixed):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return np.asarray(of.preconditioned(of.scaling.transform(x)), np.float64), y
+
+    table = {"rows": 20000, "p": 4, "block": 500}
+    of = rounds.prepared(train_large.parse([*given, "precondition=0.9"]), Mixed(**table))
+    correlations = np.corrcoef(of.batch(of.sample).x.T)
+    assert np.abs(correlations - np.eye(4)).max() < 0.2 < np.abs(np.corrcoef(of.sample.x.T) - np.eye(4)).max()
+    mapped = rounds.prepared(train_large.parse(given), Mapped(**table))
+    # The mapped features as they are, as they would be standardised once more.
+    same = mapped.scaling.replace(x_center=np.zeros(4), x_unit=np.ones(4), x_most=np.inf)
+    fits = []
+    with jax.set_mesh(jtrees.sharding.mesh()):
+        for one in (of, mapped._replace(scaling=same)):
+            state, program = rounds.first_state(one, jax.random.key(0)), rounds.round_of(one)
+            for rows in itertools.islice(rounds.stream(one), 2):
+                state, _ = program(state, *jtrees.sharding.join_rows(rows))
+            fits.append(rounds.Evaluator(one).fit(state))
+    raw, features = of.validation.x, mapped.validation.x
+    np.testing.assert_allclose(fits[0].predict(raw), fits[1].predict(features), rtol=1e-3, atol=1e-3)
