@@ -33,6 +33,11 @@ class _OfLoss:
         """Whether the loss can be computed from predictions in the user's units."""
         return self.loss_function.in_units
 
+    @property
+    def of_models(self) -> Any:
+        """The task as a fitted model holds it: a function of the user's, which no file can hold, is left out."""
+        return self if self.in_units else dataclasses.replace(self, loss_function=type(self).loss_function)  # type: ignore[type-var]
+
     def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Loss of each sample, of several outputs the mean."""
         return self.loss_function.samples(outputs, y)
@@ -173,7 +178,8 @@ class Classification(_OfLoss):
 
     Args:
       classes: number of classes K; y holds classes 0..K-1, outputs are logits ``(n, K)``, predictions probabilities.
-      loss_function: :class:`jtrees.losses.LogLoss`, or a function ``(outputs, y) -> (n,)``.
+      loss_function: :class:`jtrees.losses.LogLoss`; or for DGT, LatentTree and TEL a function ``(outputs, y) -> (n,)``
+        of logits.
       class_weight: factor of the weight of the samples of each class, K numbers above 0; None: equal ones.
 
     Raises:
@@ -208,6 +214,11 @@ class Classification(_OfLoss):
     def shape(self) -> tuple[int, ...]:
         """Shape of the outputs for one sample: ``(classes,)``."""
         return (self.classes,)
+
+    @property
+    def link_name(self) -> losses.Link:
+        """The softmax of the outputs: also a loss of the user's is of logits."""
+        return "softmax"
 
     @property
     def smoothing(self) -> float:
@@ -384,19 +395,10 @@ class Policy(_OfLoss):
 Task = Regression | Classification | Policy
 
 
-def with_loss(task: Task, loss: losses.SampleLoss | None) -> Task:
-    """Returns the task with a user-defined loss, ``(outputs, y) -> (n,)``; unchanged for None.
-
-    Raises:
-      ValueError: unless the loss is a function, and for :class:`Policy`.
-    """
-    if loss is None:
-        return task
-    if not callable(loss):
-        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
-    if isinstance(task, Policy):
-        raise ValueError("loss must be None for a Policy, whose loss is minus the reward")
-    return dataclasses.replace(task, loss_function=losses.OwnLoss(loss))
+def check_log_loss(task: Task) -> None:
+    """Raises ``ValueError`` for classes with a user-defined loss, which class frequencies in leaves do not minimise."""
+    if isinstance(task, Classification) and not task.in_units:
+        raise ValueError(f"loss_function must be LogLoss here, got {task}: DGT, LatentTree and TEL take functions")
 
 
 def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]:

@@ -91,6 +91,6 @@ def test_a_fit_that_is_ahead_does_not_warn():
 
 def test_a_loss_of_the_users_own_is_compared_with_nothing():
     absolute = lambda outputs, y: abs(outputs - y)
-    recipe = jtrees.DGT(depth=1, widths=(), epochs=6, loss=absolute)
+    recipe, task = jtrees.DGT(depth=1, widths=(), epochs=6), jtrees.Regression(loss_function=absolute)
     for each in (recipe, jtrees.Bagged(recipe, trees=2)):
-        assert "baselines" not in jtrees.fit(each, X, Y, key=KEY).report
+        assert "baselines" not in jtrees.fit(each, X, Y, key=KEY, task=task).report

@@ -126,6 +126,7 @@ def test_a_validation_set_need_not_vary(blobs):
     assert np.isfinite(cluster(x).loss)
 
 
+ABSOLUTE = jtrees.Regression(2, "absolute_error")
 WITHOUT_VARIATION = np.ones((300, 4)) * [1, 3, 1, 1] + np.arange(300)[:, None] * [1, 0, 0, 0]
 
 
@@ -141,7 +142,11 @@ WITHOUT_VARIATION = np.ones((300, 4)) * [1, 3, 1, 1] + np.arange(300)[:, None] *
         ({"target_features": 0}, {}, "target_features must be different numbers of columns, got 0"),
         ({"split": "mlp"}, {}, "split must be 'linear' in clustering, got 'mlp'"),
         ({"predictor": "mlp"}, {}, "predictor must be 'linear' in clustering, got 'mlp'"),
-        ({"loss": abs}, {}, "loss must be None in clustering, got <built-in function abs>"),
+        (
+            {},
+            {"task": ABSOLUTE},
+            r"task must be a Regression with squared error in clustering, got Regression",
+        ),
         ({}, {"validation": (np.zeros((3, 2)), None)}, "validation: x must have 4 columns, got 2"),
         ({}, {"validation": (np.full((3, 4), np.nan), None)}, "validation: x must be finite"),
         ({}, {"validation": np.zeros((3, 4))}, r"validation must be a pair \(x, y\), got ndarray"),

@@ -128,7 +128,7 @@ def huber(outputs, y):
 
 def test_functions_and_recipes_that_were_tuned(tmp_path):
     """A function by its name, a recipe as it is, or described where it holds functions."""
-    own = jtrees.DGT(loss=huber)
+    own = jtrees.FromMethod(make=huber)
     grid = [{"loss": huber, "base": jtrees.GET(depth=2), "options": {"loss": huber, "alpha": 1.0}}, {"base": own}]
     trials = [jtrees.selection.Trial(options, 0.5, 0.1, 3.0) for options in grid]
     fit = FIT.replace(report={"tuning": trials, "chosen": grid[0]})
@@ -137,7 +137,7 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     assert read["chosen"] == read["tuning"][0].options == kept
     assert read["tuning"][0].loss == 0.5
     described = read["tuning"][1].options["base"]
-    assert (described["name"], described["depth"], described["loss"]) == ("DGT", own.depth, "test_io.huber")
+    assert (described["name"], described["epochs"], described["make"]) == ("FromMethod", own.epochs, "test_io.huber")
     assert fit.report["chosen"]["loss"] is huber
 
 

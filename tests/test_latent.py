@@ -275,7 +275,7 @@ def test_the_loss_of_logits_and_their_softmax(table):
 
     @jax.jit
     def both(params, batch):
-        method = jtrees.methods.latent(OF_XZ, 0.2, task=Classification(3), loss=smoothed)
+        method = jtrees.methods.latent(OF_XZ, 0.2, task=Classification(3, smoothed))
         outputs = active_on(batch, params, OF_XZ, Classification(3), 0.2).outputs(batch.x)
         return method.loss(params, batch, key=KEY, step=0)[0], Classification(3).link(outputs)
 
@@ -285,16 +285,18 @@ def test_the_loss_of_logits_and_their_softmax(table):
 
 
 @pytest.mark.slow
-def test_classes_by_a_loss_of_ones_own(table):
+def test_classes_by_a_loss_of_ones_own(table, tmp_path):
     """Models are scored by it; the tree has class frequencies."""
     x = table[0]
     y = (x[:, 0] > 0).astype(int) + (x[:, 1] > 0.5)
-    result = fit((x, y), OF_Z.replace(depth=2, loss=smoothed), task="classification", validation=None)
+    result = fit((x, y), OF_Z.replace(depth=2), task=Classification(3, smoothed), validation=None)
     predictions = result.model.predict(x[:400])
     np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
     assert result.loss == pytest.approx(float(smoothed(np.log(predictions), y[:400]).mean()), rel=1e-4)
     np.testing.assert_allclose(result.loss, result.history[-50:].mean(), rtol=0.2)
     assert np.mean(predictions.argmax(1) == y[:400]) > 0.9
+    jtrees.save(result, tmp_path / "fit.jtrees")  # without the function
+    np.testing.assert_array_equal(jtrees.load(tmp_path / "fit.jtrees").predict(x[:400]), result.predict(x[:400]))
     leaf = result.tree.leaf_index(x[:400])
     values = np.asarray(result.tree.leaves.values)
     np.testing.assert_allclose(values.sum(1), 1, rtol=1e-5)
@@ -312,7 +314,8 @@ def sigmoid_loss(outputs, y):
 def test_models_are_scored_by_a_loss_of_ones_own(table):
     x, y = table
     y = (y > 5).astype(np.float32)
-    result = jtrees.fit(LatentTree(depth=2, loss=sigmoid_loss, batch_size=50), x, y, key=KEY)
+    task = Regression(loss_function=sigmoid_loss)
+    result = jtrees.fit(LatentTree(depth=2, batch_size=50), x, y, key=KEY, task=task)
     logits = result.model.predict(x).astype(np.float32)
     assert logits.min() < -0.5 and logits.max() > 1.5  # logits, not means of targets: without bounds
     np.testing.assert_allclose(result.loss, sigmoid_loss(logits, y).mean(), rtol=1e-4)
@@ -414,14 +417,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         ({"hidden": 0}, "hidden must be at least 1"),
         ({"hidden": 2**40}, "hidden must be at most"),
         ({"dropout": 1.0}, "dropout must be a number from 0"),
-        ({"loss": "mse"}, "loss must be a function"),
     ],
 )
 def test_bad_options(change, message, table):
-    given = {"depth": 2, "penalty": 0.1, "loss": None} | change
-    of = Architecture(**{name: value for name, value in given.items() if name not in ("penalty", "loss")})
+    given = {"depth": 2, "penalty": 0.1} | change
+    of = Architecture(**{name: value for name, value in given.items() if name != "penalty"})
     with pytest.raises(ValueError, match=message):
-        jtrees.methods.latent(of, given["penalty"], loss=given["loss"])
+        jtrees.methods.latent(of, given["penalty"])
     with pytest.raises(ValueError, match=message):
         jtrees.fit(LatentTree(**given), *table, key=KEY)
 

@@ -1,5 +1,7 @@
 """Losses of samples, by formula, and what is refused."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,7 @@ import optax
 import pytest
 
 import jtrees
-from jtrees import losses
-from jtrees.tasks import Classification, Regression, with_loss
+from jtrees import Classification, Regression, losses
 
 
 @pytest.mark.parametrize("outputs", [(), (3,)])
@@ -34,9 +35,9 @@ def test_log_loss_of_logits():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("task", [Regression(), Classification(3)])
+@pytest.mark.parametrize("task", [Regression, partial(Classification, 3)], ids=["regression", "classification"])
 def test_a_loss_of_the_users_own(task):
-    absolute = with_loss(task, lambda outputs, y: jnp.abs(outputs - y)).loss
+    absolute = task(loss_function=lambda outputs, y: jnp.abs(outputs - y)).loss
     outputs, y = jnp.asarray([1.0, 2, 3]), jnp.asarray([3.0, 2, 0])
     assert jax.jit(absolute)(outputs, y).tolist() == [2, 0, 3]
     wrong = {
@@ -46,11 +47,20 @@ def test_a_loss_of_the_users_own(task):
     }
     for loss, shape in wrong.values():
         with pytest.raises(ValueError) as error:
-            with_loss(task, loss).loss(outputs, y)
+            task(loss_function=loss).loss(outputs, y)
         assert str(error.value) == f"loss must give one number a sample, of shape (3,), got shape {shape}"
-    with pytest.raises(ValueError, match=r"loss must be a function \(outputs, y\) -> \(n,\), got 'huber'"):
-        with_loss(task, "huber")
-    assert with_loss(task, None) is task
+    with pytest.raises(ValueError, match=r"loss must be a function \(outputs, y\) -> \(n,\), got 3"):
+        task(loss_function=3)
+
+
+def test_fitted_models_hold_the_task_without_a_function():
+    own = lambda outputs, y: jnp.abs(outputs - y)
+    assert Regression(2, own).of_models == Regression(2)
+    weighed = Classification(3, own, class_weight=(1, 2, 4))
+    assert weighed.of_models == Classification(3, class_weight=(1, 2, 4))
+    assert weighed.link_name == "softmax"  # logits, whatever their loss
+    for task in (Regression(None, "poisson"), Classification(3, losses.LogLoss(0.1))):
+        assert task.of_models is task
 
 
 def test_means_are_not_divided_by_the_weights():
@@ -84,6 +94,6 @@ def test_losses_with_a_link_are_refused():
         losses.check_without_link(poisson)
     x = np.linspace(-1, 1, 64)[:, None]
     y = np.random.default_rng(0).poisson(np.exp(1 + x[:, 0])).astype(float)
-    for recipe in (jtrees.TEL(loss=poisson), jtrees.LatentTree(loss=poisson), jtrees.DGT(loss=poisson)):
+    for recipe in (jtrees.TEL(), jtrees.LatentTree(), jtrees.DGT()):
         with pytest.raises(ValueError, match="a loss with a link needs targets that range from exactly 0 to 1"):
-            jtrees.fit(recipe, x, y, key=jax.random.key(0))
+            jtrees.fit(recipe, x, y, key=jax.random.key(0), task=Regression(loss_function=poisson))

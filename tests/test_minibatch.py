@@ -8,7 +8,7 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import Regression, blocking
+from jtrees import Classification, Regression, blocking
 from jtrees.data import Scaling, checked_table, held_out_table, without_padding
 from jtrees.search import Schedule, options, run
 from jtrees.search.monitor import Monitor
@@ -167,11 +167,12 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data, monkeypatch):
     x_new = rng.normal(size=(100, 3))
     y_new = np.where(x_new[:, 0] + x_new[:, 1] > 0, 2.0, -1.0) + x_new[:, 2] + 0.1 * rng.normal(size=100)
     x, y, y_new = data[0], np.digitize(data[1], [-1, 1]), np.digitize(y_new, [-1, 1])
-    recipe = jtrees.DGT(depth=2, epochs=12, batch_size=50, widths=(), learning_rate=0.1, loss=off_one_hot)
-    result = jtrees.fit(recipe, x, y, key=KEY, task="classification", validation=(x_new, y_new))
+    recipe = jtrees.DGT(depth=2, epochs=12, batch_size=50, widths=(), learning_rate=0.1)
+    task = Classification(3, off_one_hot)
+    result = jtrees.fit(recipe, x, y, key=KEY, task=task, validation=(x_new, y_new))
 
     # The same search, epoch by epoch.
-    table, recipe = checked_table(x, y, None, "classification"), options.checked(recipe)
+    table, recipe = checked_table(x, y, None, task), options.checked(recipe)
     scaling = Scaling.fit(table)
     batch, validation = scaling.batch(table), scaling.batch(held_out_table(x_new, y_new, table))
     state, _ = run._init(recipe, table.task, None, batch, jax.random.split(KEY, 3)[1])
@@ -210,7 +211,7 @@ def test_a_learning_rate_that_is_too_large_is_named(data, recipe):
 @each
 def test_losses_of_another_shape_are_refused(data, recipe):
     """A row too many would be averaged without a word."""
-    recipe = options.checked(recipe.replace(loss=lambda outputs, y: jnp.abs(outputs[:, None] - y)))
+    task = Regression(loss_function=lambda outputs, y: jnp.abs(outputs[:, None] - y))
     batch = jtrees.Batch(*map(jnp.asarray, data))
     with pytest.raises(ValueError, match=r"loss must give one number a sample, .* got shape \(\d+, \d+\)"):
-        jax.eval_shape(lambda: recipe.search(Regression(), data[0].shape).run(None, batch, key=KEY))
+        jax.eval_shape(lambda: options.checked(recipe).search(task, data[0].shape).run(None, batch, key=KEY))

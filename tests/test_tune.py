@@ -17,7 +17,7 @@ from jtrees.search import monitor, options as kinds, run
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import groups_of, with_options
 from jtrees.selection.sweep import row_losses
-from jtrees.tasks import Regression, with_loss
+from jtrees.tasks import Regression
 
 KEY = jax.random.key(0)
 module = importlib.import_module("jtrees.selection.tune")  # jtrees.selection.tune is the function
@@ -242,6 +242,6 @@ def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
         def predict(self, x):
             return y + np.array([0.0, 1.0, 10.0])
 
-    lost = row_losses(with_loss(Regression(), huber), Model(), table, Scaling.fit(table))
+    lost = row_losses(Regression(loss_function=huber), Model(), table, Scaling.fit(table))
     np.testing.assert_allclose(lost, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
     np.testing.assert_allclose(row_losses(Regression(), Model(), table, Scaling.fit(table)), [0, 1, 100])

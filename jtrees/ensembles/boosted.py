@@ -14,7 +14,7 @@ from jtrees.forest import Forest
 from jtrees.methods.get import GET
 from jtrees.search import Finished, Recipe, Round, Rounds, Search, SearchResult, check_finite, options
 from jtrees.search._precondition import drawn_rows
-from jtrees.tasks import Policy, Regression, Task
+from jtrees.tasks import Policy, Regression, Task, check_log_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -137,6 +137,7 @@ class Boosted(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         if isinstance(task, Policy):
             raise ValueError("task must not be a Policy: a sum of trees plays no single action in a leaf")
+        check_log_loss(task)
         (n, p), loss, chooses = shape, task.loss_function, self.patience is not None
         size = lambda n: max(1, round(self.subsample * n))  # rows of a round, of n rows
         used = max(1, round(self.columns * p))

@@ -17,7 +17,6 @@ from jtrees.losses.samples import (
     SampleLoss as SampleLoss,
     check_without_link as check_without_link,
     log_loss as log_loss,
-    own_loss as own_loss,
     squared_error as squared_error,
     weighted_mean as weighted_mean,
 )

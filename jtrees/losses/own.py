@@ -10,7 +10,7 @@ from jaxtyping import Array
 from jtrees import io
 from jtrees.losses.base import Loss, means
 from jtrees.losses.newton import newton_constants
-from jtrees.losses.samples import SampleLoss, own_loss
+from jtrees.losses.samples import SampleLoss
 
 
 @io.part
@@ -20,6 +20,9 @@ class OwnLoss(Loss):
 
     Args:
       function: ``(outputs, y) -> (n,)``; a module-level function, to compile once.
+
+    Raises:
+      ValueError: where it is evaluated, unless it returns shape ``(n,)``.
     """
 
     function: SampleLoss
@@ -27,7 +30,10 @@ class OwnLoss(Loss):
     in_units: ClassVar[bool] = False
 
     def samples(self, outputs: Array, y: Array) -> Array:
-        return own_loss(self.function, outputs, y)
+        values = jnp.asarray(self.function(outputs, y))
+        if values.shape != y.shape[:1]:
+            raise ValueError(f"loss must give one number a sample, of shape {y.shape[:1]}, got shape {values.shape}")
+        return values
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         total = jax.grad(lambda outputs: self.samples(outputs, y).sum())

@@ -22,18 +22,6 @@ def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[A
     return -jnp.log(jnp.maximum(chosen, jnp.finfo(probabilities.dtype).tiny))
 
 
-def own_loss(loss: SampleLoss, outputs: Array, y: Array) -> Array:
-    """Evaluates a user-defined loss on each sample.
-
-    Raises:
-      ValueError: unless it returns shape ``(n,)``.
-    """
-    values = jnp.asarray(loss(outputs, y))
-    if values.shape != y.shape[:1]:
-        raise ValueError(f"loss must give one number a sample, of shape {y.shape[:1]}, got shape {values.shape}")
-    return values
-
-
 def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
     """Checks that a loss is smallest where outputs equal targets, at some targets in [0, 1].
 

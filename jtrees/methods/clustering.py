@@ -37,7 +37,6 @@ class LatentClustering(LatentTree):
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
-      loss: None: clustering is by squared error.
       split: ``"linear"``.
       predictor: ``"linear"``.
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
@@ -68,9 +67,11 @@ class LatentClustering(LatentTree):
         return x[:, _checked_columns(self.target_features, x.shape[1])]
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        for name, only in (("split", "linear"), ("predictor", "linear"), ("loss", None), ("precondition", "auto")):
+        for name, only in (("split", "linear"), ("predictor", "linear"), ("precondition", "auto")):
             if getattr(self, name) != only:
                 raise ValueError(f"{name} must be {only!r} in clustering, got {getattr(self, name)!r}")
+        if not task.is_least_squares:
+            raise ValueError(f"task must be a Regression with squared error in clustering, got {task}")
         # The hierarchy is a tree, whatever the inputs of the predictor.
         more: Any = {"scaling": self._scaling, "tree_leaves": "constant"}
         return latent_search(self, task, shape, bounded=False, **more)

@@ -16,7 +16,7 @@ import numpy as np
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.search import Recipe, Schedule, Search, minibatch, options, preconditioned
-from jtrees.tasks import Regression, Task, with_loss
+from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -61,7 +61,6 @@ def dgt(
     depth: int,
     *,
     task: Task = Regression(),
-    loss: losses.SampleLoss | None = None,
     widths: Sequence[int] = (),
     window: Literal["mean", "unit"] = "mean",
     refit: bool = False,
@@ -76,9 +75,7 @@ def dgt(
 
     Args:
       depth: depth of the tree, 1 to 16 (the paper's height).
-      task: what is predicted. In classification leaves hold logits.
-      loss: ``(outputs, y) -> (n,)``, such as ``optax.losses.huber_loss``; by default squared error (of several targets
-        the mean), or the log loss of logits in classification.
+      task: what is predicted, and by which loss. In classification leaves hold logits.
       widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
       window: scores that pass gradients: ``"unit"``, the paper's straight-through rule ``1[|z| <= 1]``, which fails on
         heavy-tailed features, whose scores are rarely near 1; or ``"mean"``, the same in units of the mean of ``|z|``
@@ -95,7 +92,7 @@ def dgt(
     checks.check_not_negative("l1", l1)
     checks.check_not_negative("l2", l2)
     checks.check_choice("window", window, WINDOWS)
-    refit, task = checks.check_flag("refit", refit), with_loss(task, loss)
+    refit = checks.check_flag("refit", refit)
 
     def init(batch: Batch, *, key: Array) -> ChainedTree:
         task.check(batch.y)
@@ -151,7 +148,8 @@ class DGT(Recipe):
 
     Trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The tree is
     that of the last update or, with ``validation``, of the epoch with the lowest loss there. Features are scaled to
-    mean 0 and deviation 1, targets to [0, 1]. A user-defined ``loss``, on scaled targets, is also the loss of the fit.
+    mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is
+    also the loss of the fit.
 
     The report has ``reached``, the number of internal nodes that at least one training sample reaches (paper, appendix
     C.2); ``tree.prune(x)`` removes the others.
@@ -165,8 +163,6 @@ class DGT(Recipe):
         (1008, 1008) at depth 6.
       window: scores that pass gradients, ``"mean"`` or ``"unit"``: see :func:`jtrees.methods.dgt`.
       refit: whether leaves are finally refitted to means of targets or class frequencies.
-      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a module-level function, to compile once.
-        Default: squared error, or log loss.
       momentum: momentum of RMSprop, in [0, 1); None: none.
       cycles: number of decays of the learning rate from its peak to zero, 3 by default, at most the number of updates.
       clip: maximum norm of the gradient.
@@ -192,7 +188,6 @@ class DGT(Recipe):
     widths: tuple[int, ...] = options.counts(240, 240)
     window: Literal["mean", "unit"] = options.choice("mean", WINDOWS)
     refit: bool = options.flag(False)
-    loss: losses.SampleLoss | None = options.loss()
     momentum: float | None = options.traced(None, _checked_momentum)
     cycles: int = options.count(_CYCLES)
     clip: float = options.positive(0.01)
@@ -203,7 +198,7 @@ class DGT(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        task, (n, p) = with_loss(task, self.loss), shape
+        n, p = shape
         schedule = Schedule.of(n, self.epochs, self.batch_size)
         if self.cycles > max(schedule.steps, _CYCLES):
             raise ValueError(f"cycles must be at most the number of updates, {schedule.steps}, got {self.cycles}")

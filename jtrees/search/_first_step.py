@@ -17,7 +17,7 @@ from jaxtyping import Array
 from jtrees import leaves as kinds
 from jtrees.search._minibatch import prediction_loss
 from jtrees.search.recipe import Round, Search, SearchResult
-from jtrees.tasks import Classification, Regression, Task
+from jtrees.tasks import Classification, Regression, Task, check_log_loss
 from jtrees.training import Batch
 
 
@@ -27,7 +27,11 @@ def by_first_step(search_of: Callable[[Task], Search], task: Task) -> Search:
     Args:
       search_of: ``task -> Search``, of trees with constant leaves.
       task: what is predicted.
+
+    Raises:
+      ValueError: for a user-defined loss of classes.
     """
+    check_log_loss(task)
     if task.is_least_squares or isinstance(task, Classification):
         return search_of(task)
     loss, kind = task.loss_function, kinds.kind_of("constant", task)

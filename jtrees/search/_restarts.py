@@ -19,7 +19,7 @@ from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._minibatch import prediction_loss
 from jtrees.search._precondition import WIDEST, Spectrum, drawn_rows, matrix, spectrum
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
-from jtrees.tasks import Classification, Policy, Task
+from jtrees.tasks import Classification, Policy, Task, check_log_loss
 from jtrees.training import Batch, Best, TrainState, map_starts
 from jtrees.tree import ObliqueTree
 
@@ -62,6 +62,7 @@ def soft_method(
     the method calls it; and ``route``, the soft routing as in :func:`jtrees.ops.expected_loss`.
     """
     depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
+    check_log_loss(task)
     checks.check_positive(name, sharpness)
     checks.check_not_negative("l1", l1)
     for which, value in ((name, sharpness), ("l1", l1)):

@@ -168,11 +168,6 @@ def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
     return static(default, _or_none(check) if optional else check)
 
 
-def loss() -> Any:
-    """A user-defined loss, ``(outputs, y) -> (n,)``, or None."""
-    return static(None, _or_none(check_function))
-
-
 def share(default: float) -> Any:
     """A static number above 0 and at most 1."""
 

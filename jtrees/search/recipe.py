@@ -135,7 +135,7 @@ class Search(NamedTuple):
     taken in some rounds only stays a branch under ``vmap``. Branches and numbers of steps should depend on it alone.
 
     Attributes:
-      task: what is predicted, with the recipe's user-defined loss if there is one.
+      task: what is predicted, and by which loss.
       rounds: the rounds of a single search.
       init: ``(start, batch, *, key) -> state``, pure.
       round: ``(round, state, batch, validation) -> (state, losses)``: the state after a :class:`Round`, and the losses

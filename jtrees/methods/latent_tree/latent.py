@@ -45,7 +45,7 @@ from jtrees.search import (
     preconditioned,
 )
 from jtrees.soft_model import SoftModel, near_targets
-from jtrees.tasks import Regression, Task, with_loss
+from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -53,13 +53,7 @@ _LEAST = 2e-3  # early stopping: part of the initial learning rate below which t
 _PATIENCE = 4  # early stopping: part of the updates without a lower loss
 
 
-def latent(
-    of: Architecture | int,
-    penalty: float | Array,
-    *,
-    task: Task = Regression(),
-    loss: losses.SampleLoss | None = None,
-) -> training.Method:
+def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regression()) -> training.Method:
     """Returns the LatentTree method: minimises the loss of a predictor on ``[x ; z]``, z traversals of a pruned tree.
 
     Parameters are those of a flax module. The loss is that of the soft traversal, and also the score. A model fitted by
@@ -72,15 +66,13 @@ def latent(
       of: the architecture; an integer stands for ``Architecture(depth)``.
       penalty: penalty of an active node *per sample*, above 0: the paper's lambda divided by its batch size, so that
         pruning does not depend on the number of samples. May be traced.
-      task: what is predicted. In classification outputs are logits.
-      loss: ``(outputs, y) -> (n,)``; by default squared error (of several targets the mean), or the log loss of logits.
+      task: what is predicted, and by which loss. In classification outputs are logits.
 
     Raises:
       ValueError: for an option out of range, or an unknown one.
     """
     of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
     checks.check_number("penalty", penalty)
-    task = with_loss(task, loss)
 
     def init(batch: Batch, *, key: Array) -> Any:
         task.check(batch.y)
@@ -137,8 +129,8 @@ class LatentTree(Recipe):
 
     The fit's ``tree`` is an :class:`ObliqueTree` for linear splits and a linear predictor on z alone; its leaves are
     constants or class frequencies fitted to the training data. Otherwise it is None, as predictions need the predictor.
-    A user-defined ``loss``, on scaled targets, is also the loss of the fit. The report has ``active``, the activity of
-    all nodes; 0: pruned.
+    A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report has
+    ``active``, the activity of all nodes; 0: pruned.
 
     Attributes:
       depth: depth of the tree, 1 to 10.
@@ -146,8 +138,6 @@ class LatentTree(Recipe):
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
-      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a module-level function, to compile once.
-        Default: squared error, or log loss.
       split: split function: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"`` with one hidden layer, or
         ``(features, nodes, rngs) -> module`` from ``(n, features)`` to ``(n, nodes)``.
       predictor: ``"linear"``, or ``"mlp"``: two hidden layers, ELU.
@@ -174,7 +164,6 @@ class LatentTree(Recipe):
     batch_size: int = options.count(128)
     learning_rate: float = options.positive(0.01)
     penalty: float = options.positive(0.01)
-    loss: losses.SampleLoss | None = options.loss()
     split: Split = options.static("linear")
     predictor: Literal["linear", "mlp"] = options.choice("linear", PREDICTORS)
     inputs: Literal["z", "xz"] = options.choice("xz", INPUTS)
@@ -185,8 +174,8 @@ class LatentTree(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        bounded = self.loss is None and task.in_units and task.link_name in ("identity", "sorted")
-        search = latent_search(self, with_loss(task, self.loss), shape, bounded=bounded)
+        bounded = task.in_units and task.link_name in ("identity", "sorted")
+        search = latent_search(self, task, shape, bounded=bounded)
         return preconditioned(search, 0 if callable(self.split) else self.precondition, shape, trial=1 / 6)
 
 
@@ -221,8 +210,8 @@ def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bou
 
     def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         check_finite(result)
-        network = result.model.replace(task=data.table.task)
-        model = data.scaling.restore(LatentModel(network, None, data.table.task, bounded))
+        network = result.model.replace(task=data.table.task.of_models)
+        model = data.scaling.restore(LatentModel(network, None, network.task, bounded))
         tree = None if result.extra is None else data.scaling.restore(result.extra)
         report = {"active": np.asarray(network.active)}
         return Finished(model, tree, loss_of(result, model, data, task), report)

@@ -30,7 +30,7 @@ from jtrees.search import (
     preconditioned,
 )
 from jtrees.soft_model import SoftModel
-from jtrees.tasks import Regression, Task, with_loss
+from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
 
 STEPS = ("smooth", "logistic")
@@ -45,7 +45,6 @@ def tel(
     gamma: float | Array = 0.1,
     *,
     task: Task = Regression(),
-    loss: losses.SampleLoss | None = None,
     step: Literal["smooth", "logistic"] = "smooth",
     l2: float | Array = 0.0,
     learning_rate: training.Number | None = None,
@@ -61,8 +60,7 @@ def tel(
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
       gamma: width of the uncertain region of a split's score, above 0 (the paper: 0.0001 to 1).
-      task: what is predicted. In classification leaves hold logits.
-      loss: ``(outputs, y) -> (n,)``; by default squared error (of several targets the mean), or the log loss of logits.
+      task: what is predicted, and by which loss. In classification leaves hold logits.
       step: ``"smooth"``, TEL's; or ``"logistic"`` of the same width, without conditional computation, for comparison.
       l2: strength of ``sum w^2`` over the split weights.
       learning_rate: if given, a number or a schedule, the method updates only rows of splits and leaves that the batch
@@ -81,7 +79,6 @@ def tel(
     width = conditional.checked_width(width, depth)
     if learning_rate is not None and step != "smooth":
         raise ValueError('learning_rate must be None with step="logistic": every number has a gradient')
-    task = with_loss(task, loss)
     outputs = lambda params, x: params.outputs(x, gamma, step=step, width=width)
 
     def init(batch: Batch, *, key: Array) -> Ensemble:
@@ -164,8 +161,8 @@ class TEL(Recipe):
     soon learns the rows by heart. The model is that of the last update or, with ``validation``, of the epoch with the
     lowest loss there. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report has
     ``reachable_leaves``, the mean number of leaves that a training sample reaches in a tree, and ``overflows``, whether
-    the training samples together exceed ``width``. A user-defined ``loss``, on scaled targets, is also the loss of the
-    fit.
+    the training samples together exceed ``width``. A user-defined loss of the task, on scaled targets or on logits, is
+    also the loss of the fit.
 
     Attributes:
       depth: depth of the trees, 1 to 16.
@@ -174,8 +171,6 @@ class TEL(Recipe):
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: learning rate of Adam.
       gamma: width of the uncertain region of a split's score, above 0; a smaller one reaches fewer leaves.
-      loss: ``(outputs, y) -> (n,)`` on scaled targets, or on logits; a module-level function, to compile once.
-        Default: squared error, or log loss.
       l2: strength of the L2 penalty on split weights (of scaled data).
       step: ``"smooth"``, or ``"logistic"``: sigmoids of the same width, for comparison.
       lazy: whether a step updates only rows touched by its batch, which keeps deep trees cheap (see
@@ -202,7 +197,6 @@ class TEL(Recipe):
     batch_size: int = options.count(128)
     learning_rate: float = options.positive(0.01)
     gamma: float = options.positive(0.5)
-    loss: losses.SampleLoss | None = options.loss()
     l2: float = options.not_negative(0.0)
     step: Literal["smooth", "logistic"] = options.choice("smooth", STEPS)
     lazy: bool = options.flag(True)
@@ -212,7 +206,7 @@ class TEL(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        task, (n, p) = with_loss(task, self.loss), shape
+        n, p = shape
         schedule = Schedule.of(n, self.epochs, self.batch_size)
         tree_size = topology.num_leaves(self.depth) * (p + math.prod(task.shape))
         checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
@@ -240,7 +234,7 @@ class TEL(Recipe):
 
         def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
             check_finite(result)
-            model = result.model if self.hard else EnsembleModel(result.model, None, data.table.task)
+            model = result.model if self.hard else EnsembleModel(result.model, None, data.table.task.of_models)
             model, (leaves, overflows) = data.scaling.restore(model), result.extra
             report = {"reachable_leaves": float(leaves), "overflows": bool(overflows)}
             loss = data.loss(model) if self.hard else loss_of(result, model, data, task)
