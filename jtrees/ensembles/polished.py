@@ -15,7 +15,8 @@ from jtrees import leaves as kinds, pytree, topology
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
 from jtrees.methods.get import GET
 from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
-from jtrees.search._restarts import DEVIATIONS, Start, grown_cart
+from jtrees.search._cart import grown_cart
+from jtrees.search._restarts import DEVIATIONS, Start
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import run_rounds
 from jtrees.tasks import Task

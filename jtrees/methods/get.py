@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jtrees import pytree, training
 from jtrees.search import Recipe, Search, options, restarts
-from jtrees.search._restarts import soft_method
+from jtrees.search._soft_method import soft_method
 from jtrees.tasks import Regression, Task
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jtrees import ops, pytree, topology, training
 from jtrees.search import Recipe, Search, options, restarts
-from jtrees.search._restarts import soft_method
+from jtrees.search._soft_method import soft_method
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
 

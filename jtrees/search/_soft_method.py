@@ -1,0 +1,55 @@
+"""The method of :func:`jtrees.search.restarts`: a tree under a soft routing of sharpened scores."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import leaves as kinds, ops, topology, training, validation as checks
+from jtrees.tasks import Task, check_log_loss
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+
+def soft_method(
+    depth: int,
+    sharpness: training.Number,
+    *,
+    name: str,
+    route: ops.Route,
+    leaves: str,
+    task: Task,
+    l1: float | Array,
+    implementation: str | None,
+) -> training.Method:
+    """A tree trained on the loss that a soft routing of sharpened scores expects.
+
+    Arguments are those of :func:`jtrees.methods.get`, but for ``sharpness``, the factor of the scores; ``name``, what
+    the method calls it; and ``route``, the soft routing as in :func:`jtrees.ops.expected_loss`.
+    """
+    depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
+    check_log_loss(task)
+    checks.check_positive(name, sharpness)
+    checks.check_not_negative("l1", l1)
+    for which, value in ((name, sharpness), ("l1", l1)):
+        if not callable(value) and np.ndim(value):
+            raise ValueError(f"{which} must be one number, got shape {np.shape(value)}")
+
+    def init(batch: Batch, *, key: Array) -> ObliqueTree:
+        """Weights and biases from U(-1, 1), leaves as their kind starts."""
+        task.check(batch.y)
+        nodes, (_, p), dtype = topology.num_nodes(depth), batch.x.shape, batch.x.dtype
+        weights_key, bias_key, leaves_key = jax.random.split(key, 3)
+        weights = jax.random.uniform(weights_key, (nodes, p), dtype, -1, 1)
+        bias = jax.random.uniform(bias_key, (nodes,), dtype, -1, 1)
+        return ObliqueTree(weights, bias, kind.start(leaves_key, nodes + 1, batch.x, batch.y, task.shape))
+
+    def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        x, y, weight = batch
+        factor = training.at_step(sharpness, step)
+        w, b = factor * params.weights, factor * params.bias
+        options = {"route": route, "implementation": implementation}
+        loss, leaf = ops.expected_loss(w, b, params.leaves, x, y, weight=weight, **options)
+        return loss + l1 * jnp.abs(params.weights).sum(), params.leaves.criterion(leaf, x, y, weight)
+
+    return training.Method(init, loss, lambda params, batch: params.refit(*batch))
