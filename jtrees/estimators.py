@@ -14,6 +14,7 @@ import numpy as np
 from jtrees import leaves, losses, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.ensembles import Bagged
+from jtrees.losses.names import named
 from jtrees.methods import GET, LatentTree
 from jtrees.search import Recipe
 from jtrees.search.run import fit
@@ -291,7 +292,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
     def _task(self, y: np.ndarray) -> Regression:
         if self.quantile is not None and self.loss != "quantile":
             raise ValueError(f'quantile must be None unless loss is "quantile", got loss={self.loss!r}')
-        loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else losses.named(self.loss)
+        loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else named(self.loss)
         return Regression(y.shape[1] if y.ndim > 1 else None, loss)
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:

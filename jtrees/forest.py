@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import exact, io, losses, ops, prediction, pytree, validation as checks
+from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
 
@@ -50,7 +51,7 @@ class Forest:
         if self.combine == "vote":
             answers = votes(answers)
         out = answers.sum(0) if self.combine == "sum" else answers.mean(0)
-        return losses.linked(self.link, out)
+        return linked(self.link, out)
 
     def composed(self, matrix: Any) -> "Forest":
         """Returns the forest as a function of x instead of ``x @ matrix``."""

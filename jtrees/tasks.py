@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
 from jtrees import io, losses, validation as checks
+from jtrees.losses.base import linked
+from jtrees.losses.names import named
 
 
 class _OfLoss:
@@ -44,7 +46,7 @@ class _OfLoss:
 
     def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """Predictions of outputs."""
-        return losses.linked(self.link_name, outputs)
+        return linked(self.link_name, outputs)
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
         """Returns offset and unit of the targets of a table: scaled targets are ``(y - offset) / unit``."""
@@ -81,7 +83,7 @@ class Regression(_OfLoss):
     def __post_init__(self) -> None:
         if self.outputs is not None:
             checks.check_count("outputs", self.outputs)
-        object.__setattr__(self, "loss_function", losses.named(self.loss_function))
+        object.__setattr__(self, "loss_function", named(self.loss_function))
         if self.outputs is not None and self.loss_function.outputs is not None:
             raise ValueError(f"outputs must be None for {self.loss_function}, got {self.outputs}")
 
@@ -194,7 +196,7 @@ class Classification(_OfLoss):
 
     def __post_init__(self) -> None:
         checks.check_count("classes", self.classes, minimum=2)
-        object.__setattr__(self, "loss_function", losses.named(self.loss_function))
+        object.__setattr__(self, "loss_function", named(self.loss_function))
         if not isinstance(self.loss_function, (losses.LogLoss, losses.OwnLoss)):
             raise ValueError(f"loss_function must be LogLoss or a function, got {self.loss_function}")
         if self.class_weight is not None:

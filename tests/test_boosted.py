@@ -8,6 +8,7 @@ import pytest
 import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
 from jtrees.data import checked_table
+from jtrees.losses.base import linked
 from jtrees.search import Rounds, Search, SearchResult, finished_tree, options
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import run_rounds
@@ -102,7 +103,7 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     expected = by_hand(x, scaled.astype(np.float64) if scaled.dtype.kind == "f" else y, loss, 7, 0.3, 2.0)
     fit = jtrees.fit(recipe, X, y, key=KEY, task=task)
     assert len(fit.model) == fit.report["rounds"] == 7 and fit.report["dropped"] == 0
-    predictions = np.asarray(losses.linked(loss.link, jnp.asarray(expected, jnp.float32)), np.float64)
+    predictions = np.asarray(linked(loss.link, jnp.asarray(expected, jnp.float32)), np.float64)
     np.testing.assert_allclose(fit.predict(X), scaling.inverse(predictions), rtol=2e-4, atol=2e-5)
     mean = np.asarray(loss.samples(jnp.asarray(expected, jnp.float32), jnp.asarray(scaled))).mean()
     assert float(result.score) == pytest.approx(mean, rel=1e-4)

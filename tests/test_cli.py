@@ -19,6 +19,7 @@ from jtrees import cli
 from jtrees.cli import commands
 from jtrees.cli.report import _regressors, name_of
 from jtrees.estimators import TreeRegressor
+from jtrees.losses.names import named
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 
@@ -328,7 +329,7 @@ def test_losses_by_name(loss):
     recipe = commands._recipe(options, "regression")
     assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
     estimator = commands._estimator(options, recipe, "regression")
-    assert commands._loss(options) == jtrees.losses.named(loss) == estimator._task(np.zeros(3)).loss_function
+    assert commands._loss(options) == named(loss) == estimator._task(np.zeros(3)).loss_function
     assert name_of(commands._loss(options)).split()[-1] in ("error", "loss", "deviance")
     if loss == "quantile":
         options = commands._parser().parse_args([*given, "--quantile", "0.9"])
@@ -337,7 +338,7 @@ def test_losses_by_name(loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [jtrees.losses.named(name) for name in commands.LOSSES], ids=str)
+@pytest.mark.parametrize("loss", [named(name) for name in commands.LOSSES], ids=str)
 def test_rivals_of_a_report_minimise_its_loss(loss):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(80, 2)), rng.gamma(2.0, size=80)

@@ -16,6 +16,7 @@ import pytest
 
 import jtrees
 from jtrees import Batch, leaves as kinds, losses, pytree
+from jtrees.losses import names
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Constant(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
@@ -146,7 +147,7 @@ def test_a_loaded_fit_predicts(tmp_path):
     np.testing.assert_array_equal(jtrees.load(saved(FIT, tmp_path)).predict(x), TREE.predict(x))
 
 
-LOSSES = [losses.named(name) for name in losses.names._NAMES]
+LOSSES = [names.named(name) for name in names._NAMES]
 LOSSES += [losses.Huber(np.float64(0.3)), losses.Quantile(0.9), losses.Quantile([0.1, 0.5]), losses.Tweedie(1.2)]
 
 

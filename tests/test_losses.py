@@ -10,6 +10,7 @@ import pytest
 
 import jtrees
 from jtrees import Classification, Regression, losses
+from jtrees.losses.samples import check_without_link
 
 
 @pytest.mark.parametrize("outputs", [(), (3,)])
@@ -83,7 +84,7 @@ def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
     of_rows = lambda fn: lambda outputs, y: fn(outputs, y).reshape(len(y), -1).mean(1)
     wide = lambda outputs, y: jnp.maximum(jnp.abs(outputs - y) - 0.2, 0)
     for loss in (losses.squared_error, of_rows(optax.losses.huber_loss), of_rows(pinball), of_rows(wide)):
-        losses.check_without_link(loss, columns)
+        check_without_link(loss, columns)
 
 
 def test_losses_with_a_link_are_refused():
@@ -91,7 +92,7 @@ def test_losses_with_a_link_are_refused():
     with pytest.raises(
         ValueError, match=r"loss must be smallest where outputs equal targets, .* the target 0 it is 1 "
     ):
-        losses.check_without_link(poisson)
+        check_without_link(poisson)
     x = np.linspace(-1, 1, 64)[:, None]
     y = np.random.default_rng(0).poisson(np.exp(1 + x[:, 0])).astype(float)
     for recipe in (jtrees.TEL(), jtrees.LatentTree(), jtrees.DGT()):

@@ -11,6 +11,7 @@ import sweeps
 
 import jtrees
 from jtrees import Classification, Policy, Regression, leaves, losses
+from jtrees.losses.base import linked
 from jtrees.losses.newton import newton_constants
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -53,7 +54,7 @@ def in_double(loss, y):
 @pytest.mark.parametrize("name", [name for name, (_, _, theirs) in LOSSES.items() if theirs])
 def test_values_are_those_of_sklearn(name, x64):
     loss, y, theirs = LOSSES[name]
-    predictions = losses.linked(loss.link, OUTPUTS)
+    predictions = linked(loss.link, OUTPUTS)
     expected = theirs(y, predictions, sample_weight=WEIGHT)
     assert np.average(loss.of_predictions(predictions, y), weights=WEIGHT) == pytest.approx(expected, rel=1e-12)
     ours = loss.samples(*in_double(loss, y))

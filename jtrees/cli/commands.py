@@ -34,6 +34,7 @@ from jtrees.cli.tables import (
 from jtrees.data import FrameModel
 from jtrees.data.columns import LeftOut
 from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.losses.names import named
 from jtrees.selection.grid import with_options
 
 # One tree, which can be drawn, read and exported.
@@ -296,7 +297,7 @@ def _loss(options: argparse.Namespace) -> losses.Loss:
     if options.loss is not None and options.task == "classification":
         raise DataError("--loss is for regression, and --task is classification")
     if options.quantile is None:
-        return losses.named(options.loss or LOSSES[0])
+        return named(options.loss or LOSSES[0])
     if options.loss != "quantile":
         raise DataError("--quantile goes with --loss quantile")
     if not 0 < options.quantile < 1:

@@ -12,8 +12,9 @@ import numpy as np
 from jtrees import leaves as kinds, losses, ops, sharding
 from jtrees.data import Data
 from jtrees.forest import Forest
-from jtrees.search import Finished, Round, Rounds, Search, SearchResult, check_finite, loss_of
+from jtrees.search import Finished, Round, Rounds, Search, SearchResult, check_finite
 from jtrees.search._precondition import drawn_rows
+from jtrees.search.recipe import loss_of
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree

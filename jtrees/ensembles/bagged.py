@@ -10,7 +10,8 @@ import numpy as np
 from jtrees import pytree, sharding, validation as checks
 from jtrees.data import Data, Table
 from jtrees.forest import Forest, votes
-from jtrees.search import Finished, Recipe, Round, Search, SearchResult, next_of_all, options
+from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
+from jtrees.search.recipe import next_of_all
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, map_starts
 

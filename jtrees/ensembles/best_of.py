@@ -8,7 +8,8 @@ from jaxtyping import Array
 
 from jtrees import pytree
 from jtrees.data import Data
-from jtrees.search import Finished, Recipe, Round, Search, SearchResult, next_of_all, options
+from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
+from jtrees.search.recipe import next_of_all
 from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
 

@@ -10,6 +10,7 @@ from jtrees.data import Columns, FrameModel
 from jtrees.export import encoding
 from jtrees.forest import Forest
 from jtrees.leaves import Constant, Estimates, Frequency, Linear, Logit
+from jtrees.losses.base import linked as of_outputs
 from jtrees.tree import ObliqueTree
 
 _TESTED = 10  # rows of a self-test
@@ -97,7 +98,7 @@ class Program(NamedTuple):
 def linked(link: losses.Link, out: np.ndarray) -> np.ndarray:
     """Returns predictions of outputs ``(n, k)`` in double precision."""
     if link != "softmax":
-        return losses.linked(link, out)
+        return of_outputs(link, out)
     out = np.exp(out - out.max(1, keepdims=True))
     return out / out.sum(1, keepdims=True)
 

@@ -8,10 +8,11 @@ from jax import export
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import io, losses
+from jtrees import io
 from jtrees.data import FrameModel
 from jtrees.export.program import Program, program_of
 from jtrees.forest import Forest
+from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -85,5 +86,5 @@ def _evaluated(of: Program, x: Array) -> tuple[Array, Array]:
         if of.lower is not None and of.upper is not None:
             value = jnp.clip(value, jnp.asarray(of.lower[tree])[leaf], jnp.asarray(of.upper[tree])[leaf])
         out, leaves = out + value, [*leaves, leaf]
-    out = losses.linked(of.link, out / of.divisor + of.offset)
+    out = linked(of.link, out / of.divisor + of.offset)
     return out[:, 0] if of.scalar else out, leaves[0] if of.single else jnp.stack(leaves, axis=1)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jtrees import io, losses, pytree
 from jtrees.leaves.constant import Constant, Values, effective, number_text, ones_or
+from jtrees.losses.base import linked
 
 _TRAINABLE = 1.0  # output of the chosen action in leaves that are to be trained further
 
@@ -50,7 +51,7 @@ class Estimates(Values):
 
     def predictions(self) -> Float[Array, "leaves *k"]:
         """Returns the prediction of every leaf."""
-        return losses.linked(self.loss.link, self.values)
+        return linked(self.loss.link, self.values)
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the prediction of the given leaf for each sample."""
@@ -91,5 +92,5 @@ class Estimates(Values):
 
     def describe(self, leaf: int, names: Sequence[str], digits: int, y_zero: Any = 0, **_: Any) -> str:
         """Returns the prediction of a leaf plus ``y_zero`` as text."""
-        values = np.reshape(np.asarray(losses.linked(self.loss.link, self.values), np.float64)[leaf], -1)
+        values = np.reshape(np.asarray(linked(self.loss.link, self.values), np.float64)[leaf], -1)
         return ", ".join(number_text(v, digits, zero) for v, zero in zip(values, y_zero + 0 * values, strict=True))

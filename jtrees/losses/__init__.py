@@ -1,6 +1,6 @@
 """Losses: of samples, as pure functions; and of tasks, with the link, derivatives and best constants of each."""
 
-from jtrees.losses.base import Link as Link, Loss as Loss, linked as linked
+from jtrees.losses.base import Link as Link, Loss as Loss
 from jtrees.losses.choices import LogLoss as LogLoss, Rewards as Rewards
 from jtrees.losses.deviances import Gamma as Gamma, Poisson as Poisson, Tweedie as Tweedie
 from jtrees.losses.errors import (
@@ -9,13 +9,10 @@ from jtrees.losses.errors import (
     Quantile as Quantile,
     SquaredError as SquaredError,
 )
-from jtrees.losses.names import named as named
 from jtrees.losses.newton import newton_constants as newton_constants
 from jtrees.losses.own import OwnLoss as OwnLoss
 from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles
 from jtrees.losses.samples import (
-    SampleLoss as SampleLoss,
-    check_without_link as check_without_link,
     log_loss as log_loss,
     squared_error as squared_error,
     weighted_mean as weighted_mean,

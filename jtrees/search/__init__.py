@@ -9,12 +9,10 @@ from jtrees.search.recipe import (
     SearchResult as SearchResult,
     check_finite as check_finite,
     finished_tree as finished_tree,
-    loss_of as loss_of,
-    next_of_all as next_of_all,
 )
 
 from jtrees.search import options as options  # isort: skip
 from jtrees.search._first_step import by_first_step as by_first_step  # isort: skip
-from jtrees.search._minibatch import Schedule as Schedule, evaluated as evaluated, minibatch as minibatch  # isort: skip
+from jtrees.search._minibatch import Schedule as Schedule, minibatch as minibatch  # isort: skip
 from jtrees.search._precondition import preconditioned as preconditioned  # isort: skip
 from jtrees.search._restarts import restarts as restarts  # isort: skip

@@ -17,9 +17,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io, losses, pytree, sharding, validation as checks
+from jtrees import io, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table, held_out_table
 from jtrees.data.baselines import baselines, warn_if_behind
+from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Recipe, Round, Search, SearchResult, next_of_all
@@ -418,7 +419,7 @@ def check_link(task: Task, table: Table) -> None:
     """Raises ``ValueError`` for a user-defined loss with a link, unless targets range from exactly 0 to 1."""
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
     if isinstance(task, Regression) and not task.in_units and not as_given:
-        losses.check_without_link(task.loss, task.shape)
+        check_without_link(task.loss, task.shape)
 
 
 def _starts(search: Search, keys: list[Array], batches: list[Batch]) -> Iterator[_Start]:

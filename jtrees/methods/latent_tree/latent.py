@@ -39,11 +39,11 @@ from jtrees.search import (
     Search,
     SearchResult,
     check_finite,
-    loss_of,
     minibatch,
     options,
     preconditioned,
 )
+from jtrees.search.recipe import loss_of
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch

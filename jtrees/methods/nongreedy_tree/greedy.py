@@ -15,7 +15,8 @@ import optax
 from jtrees import ops, pytree, routing, splitting, topology, training
 from jtrees.data import Data, without_padding
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
-from jtrees.search import Finished, Round, Schedule, SearchResult, evaluated, finished_tree
+from jtrees.search import Finished, Round, Schedule, SearchResult, finished_tree
+from jtrees.search._minibatch import evaluated
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, LazyMomentumState, TrainState
