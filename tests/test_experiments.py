@@ -31,6 +31,7 @@ from experiments import (
     paper_tel,
     pieces,
     preconditioning,
+    records,
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
@@ -124,11 +125,7 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert sorted(file.name for file in (tmp_path / "x").glob("*.json")) == ["a-one-0.json", "a-three-0.json"]
 
 
-SCRIPTS = [paper_get, paper_dgt, paper_bandit, paper_latent, paper_forest, paper_tel, paper_nongreedy]
-SCRIPTS += [estimators, defaults]
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [*records.SCRIPTS, estimators, defaults])
 def test_committed_pieces_make_the_committed_report(script, tmp_path):
     name = script.SCRIPT.name
     (tmp_path / name).symlink_to(benchmark.RESULTS / name)

@@ -18,7 +18,7 @@ def test_squared_error_is_the_mean_over_outputs(outputs):
     rng = np.random.default_rng(0)
     predictions, y = rng.normal(size=(2, 20, *outputs)).astype(np.float32)
     expected = (predictions - y) ** 2
-    found = jax.jit(losses.squared_error)(predictions, y)
+    found = jax.jit(losses.SquaredError().samples)(predictions, y)
     np.testing.assert_allclose(found, expected.mean(1) if outputs else expected, rtol=1e-6)
 
 
@@ -83,7 +83,7 @@ def pinball(outputs, y):
 def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
     of_rows = lambda fn: lambda outputs, y: fn(outputs, y).reshape(len(y), -1).mean(1)
     wide = lambda outputs, y: jnp.maximum(jnp.abs(outputs - y) - 0.2, 0)
-    for loss in (losses.squared_error, of_rows(optax.losses.huber_loss), of_rows(pinball), of_rows(wide)):
+    for loss in (losses.SquaredError().samples, of_rows(optax.losses.huber_loss), of_rows(pinball), of_rows(wide)):
         check_without_link(loss, columns)
 
 

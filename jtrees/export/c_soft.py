@@ -6,11 +6,10 @@ import numpy as np
 
 from jtrees import losses, topology
 from jtrees.data import Columns, FrameModel
-from jtrees.export import encoding
-from jtrees.export.program import linked
+from jtrees.export.program import rows_about
+from jtrees.losses.base import linked
 from jtrees.methods import EnsembleModel
 
-_TESTED = 10  # rows of a self-test
 _LOGISTIC = 6.0  # the logistic step of width gamma is the sigmoid of 6 z / gamma
 
 
@@ -74,15 +73,8 @@ class SoftProgram(NamedTuple):
         return linked(self.link, out * self.unit + self.offset)
 
     def test_rows(self) -> tuple[Any, np.ndarray]:
-        """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates about the centres,
-        in float32; or a raw table, and its features.
-        """
-        if self.columns is not None:
-            table = encoding.test_table(self.columns, _TESTED)
-            return table, encoding.encoded(self.columns, table)
-        rows = np.random.default_rng(0).normal(size=(_TESTED, len(self.zero)))
-        rows = (self.zero + self.shift + self.scale * rows).astype(np.float32).astype(np.float64)
-        return rows, rows
+        """Returns rows for the self-test of a file, and their features: see :func:`rows_about`."""
+        return rows_about(self.zero + self.shift, self.scale, self.columns)
 
     def described(self) -> str:
         """Returns a line that says what the model is."""

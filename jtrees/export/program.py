@@ -10,7 +10,7 @@ from jtrees.data import Columns, FrameModel
 from jtrees.export import encoding
 from jtrees.forest import Forest
 from jtrees.leaves import Constant, Estimates, Frequency, Linear, Logit
-from jtrees.losses.base import linked as of_outputs
+from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
 _TESTED = 10  # rows of a self-test
@@ -78,15 +78,8 @@ class Program(NamedTuple):
         return linked(self.link, out.sum(1) / self.divisor + self.offset)
 
     def test_rows(self) -> tuple[Any, np.ndarray]:
-        """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates about the origin,
-        in float32; or a raw table, and its features.
-        """
-        if self.columns is not None:
-            table = encoding.test_table(self.columns, _TESTED)
-            return table, encoding.encoded(self.columns, table)
-        rows = np.random.default_rng(0).normal(size=(_TESTED, len(self.zero)))
-        rows = (self.zero + rows).astype(np.float32).astype(np.float64)
-        return rows, rows
+        """Returns rows for the self-test of a file, and their features: see :func:`rows_about`."""
+        return rows_about(self.zero, 1.0, self.columns)
 
     def described(self) -> str:
         """Returns a line that says what the model is."""
@@ -95,12 +88,16 @@ class Program(NamedTuple):
         return f"{what} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
 
 
-def linked(link: losses.Link, out: np.ndarray) -> np.ndarray:
-    """Returns predictions of outputs ``(n, k)`` in double precision."""
-    if link != "softmax":
-        return of_outputs(link, out)
-    out = np.exp(out - out.max(1, keepdims=True))
-    return out / out.sum(1, keepdims=True)
+def rows_about(center: np.ndarray, unit: Any, columns: Columns | None) -> tuple[Any, np.ndarray]:
+    """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates in float32, or a raw
+    table, and its features.
+    """
+    if columns is not None:
+        table = encoding.test_table(columns, _TESTED)
+        return table, encoding.encoded(columns, table)
+    rows = np.random.default_rng(0).normal(size=(_TESTED, len(center)))
+    rows = (center + unit * rows).astype(np.float32).astype(np.float64)
+    return rows, rows
 
 
 def program_of(model: Any) -> Program:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree
+from jtrees.losses.base import means
 
 # --- Fitting ---------------------------------------------------------------------------------------------------------
 
@@ -33,10 +34,6 @@ def effective(sample_weight: Array | None) -> Array | None:
         return None
     weight = sample_weight / jnp.maximum(sample_weight.max(), jnp.finfo(sample_weight.dtype).tiny)
     return weight * weight.sum() / jnp.maximum(jnp.square(weight).sum(), jnp.finfo(weight.dtype).tiny)
-
-
-def _expand(weight: Array, like: Array) -> Array:
-    return weight.reshape(weight.shape + (1,) * (like.ndim - weight.ndim))
 
 
 def fit_constant(
@@ -68,10 +65,7 @@ def fit_constant(
     weight = ones_or(sample_weight, y.shape[0], y.dtype)
     # The mid-range is GET's value of an empty leaf.
     default = jnp.asarray((y.min(0) + y.max(0)) / 2 if default is None else default, y.dtype)
-    # Sums deviations from the default, which are no larger than the range of y.
-    total = jax.ops.segment_sum(_expand(weight, y) * (y - default), leaf_index, num_leaves)
-    count = jax.ops.segment_sum(weight, leaf_index, num_leaves)
-    return default + total / _expand(jnp.where(count > 0, count, 1), total)
+    return means(leaf_index, y, num_leaves, weight, default=default)
 
 
 def constant_fit_error(

@@ -14,6 +14,5 @@ from jtrees.losses.own import OwnLoss as OwnLoss
 from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles
 from jtrees.losses.samples import (
     log_loss as log_loss,
-    squared_error as squared_error,
     weighted_mean as weighted_mean,
 )

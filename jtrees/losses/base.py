@@ -16,7 +16,9 @@ _LONGEST = 4.0  # Newton step of an output under a link, as in LogitBoost (Fried
 
 
 def linked(link: Link, outputs: Any) -> Any:
-    """Returns predictions of outputs: unchanged, their softmax or sorted values over the last axis, or exponentials."""
+    """Returns predictions of outputs: unchanged, their softmax or sorted values over the last axis, or exponentials; of
+    NumPy arrays in their own precision.
+    """
     if link == "identity":
         return outputs
     xp = module_of(outputs)
@@ -24,7 +26,10 @@ def linked(link: Link, outputs: Any) -> Any:
         return xp.exp(outputs)
     if link == "sorted":
         return xp.sort(outputs, axis=-1)
-    return jax.nn.softmax(outputs, axis=-1)
+    if xp is jnp:
+        return jax.nn.softmax(outputs, axis=-1)
+    powers = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
 
 
 def module_of(array: Any) -> Any:
@@ -153,13 +158,18 @@ class Loss:
         return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
 
 
-def means(leaf_index: Array, y: Array, num_leaves: int, weight: Array, extra: float = 0.0) -> Array:
-    """Returns the mean in each leaf, ``extra`` samples of the mean of all included; that of all where it is empty."""
+def means(
+    leaf_index: Array, y: Array, num_leaves: int, weight: Array, extra: float = 0.0, default: Array | None = None
+) -> Array:
+    """Returns the mean in each leaf, ``extra`` samples of ``default`` included, which empty leaves have; None: the mean
+    of all.
+    """
     wide = lambda a: a.reshape(a.shape + (1,) * (y.ndim - 1))
-    overall = (wide(weight) * y).sum(0) / weight.sum()
+    default = (wide(weight) * y).sum(0) / weight.sum() if default is None else default
+    # Sums deviations from the default, which are no larger than the range of y.
+    total = jax.ops.segment_sum(wide(weight) * (y - default), leaf_index, num_leaves)
     count = wide(jax.ops.segment_sum(weight, leaf_index, num_leaves)) + extra
-    total = jax.ops.segment_sum(wide(weight) * (y - overall), leaf_index, num_leaves)
-    return overall + total / jnp.where(count > 0, count, 1)
+    return default + total / jnp.where(count > 0, count, 1)
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -10,12 +10,6 @@ import numpy as np
 SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, k), targets -> (n,)
 
 
-def squared_error(outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
-    """Squared error of each sample; of several outputs the mean."""
-    error = jnp.square(outputs - y)
-    return error if error.ndim == 1 else error.mean(axis=1)
-
-
 def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
     """``-log p_y`` of each sample; probabilities are at least the smallest normal number."""
     chosen = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
