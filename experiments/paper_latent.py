@@ -97,7 +97,8 @@ def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
 def recipe(width: int, epochs: int, **options: Any) -> jtrees.LatentTree:
     """LatentTree with a predictor of some width."""
     mlp: Any = {"predictor": "mlp", "hidden": width, "dropout": 0.1} if width else {}
-    return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, precondition=0.0, early_stopping=False, **mlp, **options)
+    plain: Any = {"precondition": 0.0, "early_stopping": False, "weight_decay": 0.0}
+    return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, **plain, **mlp, **options)
 
 
 def task(classes: bool) -> Any:

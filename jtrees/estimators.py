@@ -352,7 +352,7 @@ class TreeClassifier(ClassifierMixin, _Tree):
     """
 
     default_recipe = Bagged(
-        LatentTree(depth=5, predictor="mlp", dropout=0.2, penalty=0.2, epochs=None, precondition=0.0),
+        LatentTree(depth=5, predictor="mlp", dropout=0.2, penalty=0.2, weight_decay=0.0, epochs=None, precondition=0.0),
         trees=8,
         combine="mean",
     )

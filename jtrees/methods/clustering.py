@@ -37,6 +37,7 @@ class LatentClustering(LatentTree):
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
+      weight_decay: strength of AdamW's decay of all parameters.
       split: ``"linear"``.
       predictor: ``"linear"``.
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
@@ -58,6 +59,7 @@ class LatentClustering(LatentTree):
     target_features: tuple[int, ...] = options.static((0,), lambda _, value: tuple(map(int, np.atleast_1d(value))))
     depth: int = options.depth(5, MAX_DEPTH)
     penalty: float = options.positive(0.1)
+    weight_decay: float = options.not_negative(0.0)
     inputs: Any = options.choice("z", INPUTS)
     batch_size: int = options.count(8)
     learning_rate: float = options.positive(1e-3)

@@ -120,7 +120,7 @@ class LatentModel(SoftModel):
 class LatentTree(Recipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
-    Trains on mini-batches with Adam (the paper's quasi-hyperbolic Adam was no better on two data sets:
+    Trains on mini-batches with AdamW (the paper's quasi-hyperbolic Adam was no better on two data sets:
     ``experiments.paper_latent``); the learning rate is divided by ten when the training loss of an epoch reaches a
     plateau; split biases are initialised to the means of the samples that reach each node. The model is that of the
     last update or, with ``validation``, of the epoch with the lowest loss there; its activity is computed on the whole
@@ -138,6 +138,7 @@ class LatentTree(Recipe):
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
+      weight_decay: strength of AdamW's decay of all parameters, relative to the learning rate; the paper has none.
       split: split function: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"`` with one hidden layer, or
         ``(features, nodes, rngs) -> module`` from ``(n, features)`` to ``(n, nodes)``.
       predictor: ``"linear"``, or ``"mlp"``: two hidden layers, ELU.
@@ -164,6 +165,7 @@ class LatentTree(Recipe):
     batch_size: int = options.count(128)
     learning_rate: float = options.positive(0.01)
     penalty: float = options.positive(0.01)
+    weight_decay: float = options.not_negative(0.1)
     split: Split = options.static("linear")
     predictor: Literal["linear", "mlp"] = options.choice("linear", PREDICTORS)
     inputs: Literal["z", "xz"] = options.choice("xz", INPUTS)
@@ -222,7 +224,7 @@ def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bou
     return minibatch(
         task,
         latent(architecture, recipe.penalty, task=task),
-        optax.chain(optax.adam(recipe.learning_rate), plateau),
+        optax.chain(optax.adamw(recipe.learning_rate, weight_decay=recipe.weight_decay), plateau),
         schedule,
         elements_per_sample=32 * topology.num_nodes(architecture.depth) + inner // 8,
         outputs=outputs,
