@@ -26,7 +26,6 @@ try:
     from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.model_selection import train_test_split
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
@@ -90,6 +89,8 @@ class _Tree(BaseEstimator):
         rng = check_random_state(self.random_state)
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         if self.validation_fraction is not None:
+            from sklearn.model_selection import train_test_split  # here, as it takes long to import
+
             by_class = y if self._TASK == "classification" else None
             drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
             training, held_out = train_test_split(np.arange(len(x)), **drawn)

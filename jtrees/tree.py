@@ -246,9 +246,9 @@ class ObliqueTree:
 
     def _one_way(self, chosen: np.ndarray, *, right: np.ndarray) -> "ObliqueTree":
         """Returns the tree in which the chosen nodes send every sample one way."""
-        bias = np.where(right, 1.0, -1.0).astype(np.asarray(self.bias).dtype)
-        weights = jnp.where(chosen[:, None], 0, self.weights)
-        return self.replace(weights=weights, bias=jnp.where(chosen, bias, self.bias))
+        weights, bias = np.asarray(self.weights), np.asarray(self.bias)  # on the host: no compilation
+        bias = np.where(chosen, np.where(right, 1.0, -1.0).astype(bias.dtype), bias)
+        return self.replace(weights=jnp.asarray(np.where(chosen[:, None], 0, weights)), bias=jnp.asarray(bias))
 
     def to_text(
         self,

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 
-from jtrees import blocking, topology
-from jtrees.leaves.constant import fit_constant
+from jtrees import blocking
 
 
 class Moments(NamedTuple):
@@ -28,38 +28,62 @@ class Moments(NamedTuple):
     high: Float[Array, "m k"]
 
 
-def merge(children: Moments) -> Moments:
-    """Returns the moments of the union of two sets, ``(m, 2, ...)`` -> ``(m, ...)``, without cancellation."""
-    count = children.count.sum(1)
-    share = children.count / jnp.where(count > 0, count, 1)[:, None]
-    difference = children.mean[:, 1] - children.mean[:, 0]
-    between = (count * share[:, 0] * share[:, 1])[:, None, None] * difference[:, :, None] * difference[:, None, :]
-    mean, second = (share[..., None] * children.mean).sum(1), children.second.sum(1) + between
-    return Moments(count, mean, second, children.low.min(1), children.high.max(1))
+def merge(left: Moments, right: Moments) -> Moments:
+    """Returns the moments of the unions of pairs of sets, without cancellation."""
+    count = left.count + right.count
+    share, other = (part.count / jnp.where(count > 0, count, 1) for part in (left, right))
+    difference = right.mean - left.mean
+    between = (count * share * other)[:, None, None] * difference[:, :, None] * difference[:, None, :]
+    mean, second = share[:, None] * left.mean + other[:, None] * right.mean, left.second + right.second + between
+    return Moments(count, mean, second, jnp.minimum(left.low, right.low), jnp.maximum(left.high, right.high))
 
 
 def of_leaves(
     rows: Float[Array, "n r"], p: int, weight: Float[Array, " n"], leaf_index: Int[Array, " n"], num_leaves: int
 ) -> Moments:
     """Returns the moments of the samples of each leaf; ``rows`` are p features and the targets."""
-    centre = fit_constant(leaf_index, rows, num_leaves, default=0.0, sample_weight=weight)
+    sums = jax.ops.segment_sum(
+        weight[:, None] * jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1), leaf_index, num_leaves
+    )
+    count = sums[:, -1]
+    centre = sums[:, :-1] / jnp.where(count > 0, count, 1)[:, None]
 
     def block_sums(weight, row, leaf):
         row = row - centre[leaf]
         outer = weight[:, None, None] * row[:, :, None] * row[:, None, :]
-        return (jax.ops.segment_sum(outer, leaf, num_leaves), jax.ops.segment_sum(weight, leaf, num_leaves)), leaf
+        return jax.ops.segment_sum(outer, leaf, num_leaves), leaf
 
     block = blocking.block_size(rows.shape[1] ** 2, len(rows))
-    (second, count), _ = blocking.sum_over_blocks(block_sums, weight, rows, leaf_index, block=block)
-    positive, y = (weight > 0)[:, None], rows[:, p:]
-    low = jax.ops.segment_min(jnp.where(positive, y, jnp.inf), leaf_index, num_leaves)
-    high = jax.ops.segment_max(jnp.where(positive, y, -jnp.inf), leaf_index, num_leaves)
-    return Moments(count, centre, second, low, high)
+    second, _ = blocking.sum_over_blocks(block_sums, weight, rows, leaf_index, block=block)
+    y = rows[:, p:]
+    ends = jnp.where((weight > 0)[:, None], jnp.concatenate([y, -y], axis=1), jnp.inf)
+    low, high = jnp.split(jax.ops.segment_min(ends, leaf_index, num_leaves), 2, axis=1)
+    return Moments(count, centre, second, low, -high)
 
 
-def of_levels(leaves: Moments) -> list[Moments]:
-    """Returns the moments of the nodes of every level, from the root down, from those of the leaves."""
-    levels = [leaves]
-    while levels[0].count.shape[0] > 1:
-        levels.insert(0, merge(jax.tree.map(topology.pairs, levels[0])))
-    return levels
+def with_ancestors(leaves: Moments) -> Moments:
+    """Returns the moments of all nodes, ``(2 leaves - 1, ...)``, numbered from left to right: leaf i is node ``2 i``,
+    and its ancestors are :func:`ancestors`.
+    """
+    m = len(leaves.count)
+    node = np.arange(2 * m - 1)
+    size = (node + 1) & -(node + 1)  # number of leaves
+    nodes = jax.tree.map(lambda a: jnp.repeat(a, 2, axis=0)[:-1], leaves)
+
+    # A compiled loop over levels, in which all nodes are merged and those of the level kept: the program does not grow
+    # with the depth, and merging costs little.
+    def up(height: Array, nodes: Moments) -> Moments:
+        half = jax.lax.shift_left(1, height)
+        child = lambda step: jax.tree.map(lambda a: a.at[node + step].get(mode="clip"), nodes)
+        kept = lambda new, old: jnp.where((size == 2 * half).reshape(-1, *[1] * (new.ndim - 1)), new, old)
+        return jax.tree.map(kept, merge(child(-half), child(half)), nodes)
+
+    return jax.lax.fori_loop(0, m.bit_length() - 1, up, nodes)
+
+
+def ancestors(num_leaves: int) -> np.ndarray:
+    """Returns the nodes above each leaf and the leaf itself, root first, ``(depth + 1, leaves)``, in the numbering of
+    :func:`with_ancestors`.
+    """
+    height = np.arange(num_leaves.bit_length() - 1, -1, -1)[:, None]
+    return ((2 * (np.arange(num_leaves) >> height) + 1) << height) - 1

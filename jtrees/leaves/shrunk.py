@@ -3,7 +3,8 @@
 One batched call decomposes a matrix for each node; there is no loop over leaves or samples.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ import numpy as np
 
 from jtrees.leaves import moments
 from jtrees.leaves.constant import floating, ones_or
-from jtrees.leaves.moments import Moments
 
 # The model of a node is that of its parent plus a correction, fitted to the parent's residuals. Centred within
 # the node, with A = sum w x x', c = sum w x y, e the mean residual, the correction of slopes d and level m e loses
@@ -57,6 +57,34 @@ class _Models(NamedTuple):
     high: Array
 
 
+class _Node(NamedTuple):
+    """What the models of m nodes depend on: moments of the features and one target.
+
+    Attributes:
+      count: weight of the samples, ``(m,)``.
+      x_mean: mean of the features, ``(m, p)``.
+      y_mean: mean of the target, ``(m,)``.
+      second: second moments of the features, ``(m, p, p)``.
+      cross: moments of features and target, ``(m, p)``.
+      alone: sum of squares of the target, ``(m,)``.
+      values: eigenvalues of ``second``, ``(m, p)``.
+      vectors: its eigenvectors, ``(m, p, p)``.
+      low: smallest target, ``(m,)``.
+      high: largest target, ``(m,)``.
+    """
+
+    count: Array
+    x_mean: Array
+    y_mean: Array
+    second: Array
+    cross: Array
+    alone: Array
+    values: Array
+    vectors: Array
+    low: Array
+    high: Array
+
+
 def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
     """Returns features and targets joined and centred, features with unit variance (constant ones 0), with weights, and
     mean and scale of the columns; stops gradients.
@@ -71,13 +99,6 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
     return (joined - mean) / scale, weight, mean, scale
 
 
-def _of_output(nodes: Moments, p: int, j: Array) -> Moments:
-    """Returns the moments of the features and one target."""
-    kept = jnp.append(jnp.arange(p), p + j)
-    second = nodes.second[:, kept[:, None], kept]
-    return Moments(nodes.count, nodes.mean[:, kept], second, nodes.low[:, j], nodes.high[:, j])
-
-
 def _decomposed(matrices: Array) -> tuple[Array, Array]:
     """Returns eigenvalues and eigenvectors of symmetric matrices ``(nodes, p, p)``.
 
@@ -85,108 +106,102 @@ def _decomposed(matrices: Array) -> tuple[Array, Array]:
     workers, which deadlocks if all of them wait, as can happen with two devices (jaxlib 0.10.2: ``ParallelBatchMap``).
     """
     decomposed = lambda a: tuple(jnp.linalg.eigh(a))
-    each = lambda all_: jax.lax.map(jax.custom_batching.sequential_vmap(decomposed), all_)
-    return jax.lax.platform_dependent(matrices, cpu=each, default=decomposed)
+    one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(decomposed, all_))
+
+    @one_by_one.def_vmap
+    def _(size: int, _: Any, batch: Array) -> tuple[Any, Any]:  # a single loop, which is sooner compiled than two
+        parts = one_by_one(batch.reshape(-1, *batch.shape[2:]))
+        return tuple(part.reshape(*batch.shape[:2], *part.shape[1:]) for part in parts), (True, True)
+
+    return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=decomposed)
 
 
+@partial(jax.jit, static_argnums=(1, 4))  # traced once, for all uses within a program
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
     """Returns models of the leaves, outputs first; ``rows`` are p standardised features and k targets."""
-    levels = moments.of_levels(moments.of_leaves(rows, p, weight, leaf_index, num_leaves))
-    joint: Moments = jax.tree.map(lambda *parts: jnp.concatenate(parts), *levels)
-    values, vectors = _decomposed(joint.second[:, :p, :p])
+    nodes = moments.with_ancestors(moments.of_leaves(rows, p, weight, leaf_index, num_leaves))
+    values, vectors = _decomposed(nodes.second[:, :p, :p])
+    zero = jnp.zeros(num_leaves, rows.dtype)
 
     # A compiled loop over levels, in which every leaf evaluates its own ancestor: repeating nodes near the root costs
     # little, and the program does not grow with the depth, which would cost seconds of compilation.
-    depth = len(levels) - 1
-    ancestor = np.arange(num_leaves) >> np.arange(depth, -1, -1)[:, None]
-    ancestor = jnp.asarray(ancestor + 2 ** np.arange(depth + 1)[:, None] - 1)
-    at = lambda node, table: jax.tree.map(lambda a: a[node], table)
+    def one_output(cross: Array, alone: Array, y_mean: Array, low: Array, high: Array) -> _Models:
+        joint = _Node(
+            nodes.count, nodes.mean[:, :p], y_mean, nodes.second[:, :p, :p], cross, alone, values, vectors, low, high
+        )
 
-    def one_output(j: Array) -> _Models:
-        whole = _of_output(joint, p, j)
+        def down(models: _Models, level: tuple[Array, Array]) -> tuple[_Models, None]:
+            node, split = level
+            return _corrected(jax.tree.map(lambda a: a[node], joint), models, split=split), None
 
-        def down(models: _Models, node: Array) -> tuple[_Models, None]:
-            split = jnp.where(node[0] > 0, _COST_OF_SPLIT * (p + 1), 0)
-            return _corrected(at(node, whole), values[node], vectors[node], models, split=split), None
+        whole = lambda a: jnp.broadcast_to(a[num_leaves - 1], num_leaves)
+        mean = _Models(
+            jnp.zeros((num_leaves, p), rows.dtype), zero, zero + 1, zero, whole(nodes.count), whole(low), whole(high)
+        )
+        ancestors = moments.ancestors(num_leaves)
+        splits = np.where(np.arange(len(ancestors)) > 0, _COST_OF_SPLIT * (p + 1), 0).astype(rows.dtype)
+        return jax.lax.scan(down, mean, (jnp.asarray(ancestors), jnp.asarray(splits)))[0]
 
-        root, zero = at(ancestor[0], whole), jnp.zeros(num_leaves, rows.dtype)
-        mean = _Models(jnp.zeros((num_leaves, p), rows.dtype), zero, zero + 1, zero, root.count, root.low, root.high)
-        return jax.lax.scan(down, mean, ancestor)[0]
-
-    return jax.vmap(one_output)(jnp.arange(rows.shape[1] - p))
+    cross, y = nodes.second[:, :p, p:], nodes.second[:, p:, p:]
+    alone = jnp.diagonal(y, axis1=1, axis2=2)
+    return jax.vmap(one_output, in_axes=(2, 1, 1, 1, 1))(cross, alone, nodes.mean[:, p:], nodes.low, nodes.high)
 
 
-def _candidates(
-    nodes: Moments, values: Array, g: Array, left: Array, offset: Array, share: Array, split: Array
-) -> tuple[Array, Array, Array, Array]:
-    """Returns the candidate corrections of a level: each pair of strengths, and last the node's own mean.
-
-    Args:
-      nodes: moments of features and target.
-      values: eigenvalues of the features' second moments.
-      g: residual moments along the eigenvectors, ``(nodes, p)``.
-      left: residual sum of squares of the parent's slopes, ``(nodes,)``.
-      offset: mean residual.
-      share: the node's share of the parent's degrees of freedom.
-      split: degrees of freedom of the split.
-
-    Returns:
-      n times GCV and degrees of freedom, ``(nodes, candidates)``; ``1 / (a + s)``, ``(nodes, strengths s, p)``; and
-      ``n / (n + t)``, ``(nodes, strengths t)``.
+def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
+    """Returns the models of one level from its moments and the parents' models; ``split`` is the degrees of freedom of
+    a split.
     """
-    count, alone, p = nodes.count, nodes.second[:, -1, -1], values.shape[1]
-    solve = 1 / (values[:, None] + jnp.asarray(_SLOPES, count.dtype)[:, None])  # 0 where the strength is infinite
-    fitted = values[:, None] * solve
-    moved = count[:, None] / jnp.maximum(
-        count[:, None] + jnp.asarray(_LEVELS, count.dtype), jnp.finfo(count.dtype).tiny
-    )
-    rss = jnp.maximum(left[:, None] - (jnp.square(g)[:, None] * solve * (2 - fitted)).sum(2), 0)[:, :, None]
-    rss = rss + (count[:, None] * jnp.square((1 - moved) * offset[:, None]))[:, None, :]
-    own = fitted.sum(2)[:, :, None] + moved[:, None, :]
-    df = own + share[:, None, None] * (1 - own / (p + 1))
-    flat = lambda table, last: jnp.concatenate([table.reshape(len(table), -1), last[:, None]], axis=1)
-    rss, df = flat(rss, alone), flat(df, jnp.ones_like(alone)).at[:, 1:].add(split.astype(count.dtype))
-    rss = jnp.maximum(rss, jnp.finfo(count.dtype).eps * alone[:, None])  # the rounding error
-    free = count[:, None] - df
-    enough = free >= _LEAST_FREE * count[:, None]
-    # Divide before squaring: squares of small weights underflow in float32.
-    loss = jnp.where(enough, jnp.square(count[:, None] / jnp.where(enough, free, 1)) * rss, jnp.inf)
-    # Without an alternative, and in an empty node, choose the first candidate, the parent's model unchanged.
-    loss = loss.at[:, 0].min(jnp.finfo(count.dtype).max)
-    return jnp.where(count[:, None] > 0, loss, loss.at[:, 1:].set(jnp.inf)), df, solve, moved
-
-
-def _corrected(nodes: Moments, values: Array, vectors: Array, parents: _Models, *, split: Array) -> _Models:
-    """Returns the models of one level from its moments, their eigenvectors, and the parents' models."""
-    p = values.shape[1]
-    c, x_mean, y_mean = nodes.second[:, :p, p], nodes.mean[:, :p], nodes.mean[:, p]
-    residual = c - jnp.einsum("lpq,lq->lp", nodes.second[:, :p, :p], parents.slopes, precision="highest")
-    left = jnp.maximum(nodes.second[:, p, p] - (parents.slopes * (c + residual)).sum(1), 0)
-    offset = y_mean - (parents.slopes * x_mean).sum(1) - parents.intercept
-    values = jnp.maximum(values, 0)
-    g = jnp.einsum("lpq,lp->lq", vectors, residual, precision="highest")
+    count, p, tiny = node.count, node.x_mean.shape[1], jnp.finfo(node.count.dtype)
+    residual = node.cross - jnp.einsum("lpq,lq->lp", node.second, parents.slopes, precision="highest")
+    left = jnp.maximum(node.alone - (parents.slopes * (node.cross + residual)).sum(1), 0)
+    offset = node.y_mean - (parents.slopes * node.x_mean).sum(1) - parents.intercept
+    values = jnp.maximum(node.values, 0)
+    g = jnp.einsum("lpq,lp->lq", node.vectors, residual, precision="highest")
     bound = jnp.sqrt(values * left[:, None])  # Cauchy-Schwarz, which rounding may violate for nearly singular A
     g = jnp.clip(g, -bound, bound)
 
-    share = parents.df * nodes.count / jnp.where(parents.count > 0, parents.count, 1)
-    loss, df, solve, moved = _candidates(nodes, values, g, left, offset, share, split)
-    chosen = jnp.argmin(loss, axis=1)
-    kept, own_mean = chosen == 0, chosen == loss.shape[1] - 1
-    pick = lambda table, index: jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
-    s, t = jnp.divmod(jnp.minimum(chosen, loss.shape[1] - 2), len(_LEVELS))
-    solve = jnp.take_along_axis(solve, s[:, None, None], axis=1)[:, 0]
-    slopes = parents.slopes + jnp.einsum("lpq,lq->lp", vectors, solve * g, precision="highest")
+    # The candidates: pairs of strengths, ``(nodes, strengths s, strengths t)``, and the node's own mean, ``(nodes,)``.
+    slopes_s, levels_t = jnp.asarray(_SLOPES, count.dtype), jnp.asarray(_LEVELS, count.dtype)
+    share = parents.df * count / jnp.where(parents.count > 0, parents.count, 1)
+    solve = 1 / (values[:, None] + slopes_s[:, None])  # 0 where the strength is infinite
+    fitted = values[:, None] * solve
+    moved_by = lambda t: count / jnp.maximum(count + t, tiny.tiny)
+    moved = jax.vmap(moved_by, out_axes=1)(levels_t)
+    rss = jnp.maximum(left[:, None] - (jnp.square(g)[:, None] * solve * (2 - fitted)).sum(2), 0)[:, :, None]
+    rss = rss + (count[:, None] * jnp.square((1 - moved) * offset[:, None]))[:, None, :]
+    own = fitted.sum(2)[:, :, None] + moved[:, None, :]
+    unchanged = np.arange(len(_SLOPES) * len(_LEVELS)).reshape(len(_SLOPES), len(_LEVELS)) == 0
+    df = own + share[:, None, None] * (1 - own / (p + 1)) + jnp.where(unchanged, 0, split)
+
+    def criterion(rss: Array, df: Array) -> Array:
+        """Returns n times GCV, ``(..., nodes)``."""
+        free = count - df
+        enough = (free >= _LEAST_FREE * count) & (count > 0)
+        rss = jnp.maximum(rss, tiny.eps * node.alone)  # the rounding error
+        # Divide before squaring: squares of small weights underflow in float32.
+        return jnp.where(enough, jnp.square(count / jnp.where(enough, free, 1)) * rss, jnp.inf)
+
+    loss = jax.vmap(jax.vmap(criterion, 1, 1), 2, 2)(rss, df)
+    # Without an alternative, and in an empty node, choose the first candidate, the parent's model unchanged.
+    loss = jnp.where(unchanged, jnp.minimum(loss, tiny.max), loss).reshape(len(loss), -1)
+    chosen, least, mean_loss = jnp.argmin(loss, axis=1), loss.min(1), criterion(node.alone, 1 + split)
+    kept, own_mean = chosen == 0, mean_loss < least
+    kept &= ~own_mean
+    s, t = jax.lax.div(chosen, len(_LEVELS)), jax.lax.rem(chosen, len(_LEVELS))
+    of_chosen = jnp.take_along_axis(df.reshape(loss.shape), chosen[:, None], axis=1)[:, 0]
+    slopes = g / (values + slopes_s[s][:, None])
+    slopes = parents.slopes + jnp.einsum("lpq,lq->lp", node.vectors, slopes, precision="highest")
     slopes = jnp.where(own_mean[:, None], 0, slopes)
     # The output at the node's mean moves from the parent's towards the mean of the targets.
-    at_mean = y_mean - jnp.where(own_mean, 0, 1 - pick(moved, t)) * offset
+    at_mean = node.y_mean - jnp.where(own_mean, 0, 1 - moved_by(levels_t[t])) * offset
     return _Models(
         slopes=slopes,
-        intercept=jnp.where(kept, parents.intercept, at_mean - (slopes * x_mean).sum(1)),
-        df=pick(df, chosen),
-        error=jnp.where(nodes.count > 0, pick(loss, chosen), 0),
-        count=nodes.count,
-        low=jnp.where(kept, parents.low, nodes.low),
-        high=jnp.where(kept, parents.high, nodes.high),
+        intercept=jnp.where(kept, parents.intercept, at_mean - (slopes * node.x_mean).sum(1)),
+        df=jnp.where(own_mean, 1 + split, of_chosen),
+        error=jnp.where(count > 0, jnp.minimum(least, mean_loss), 0),
+        count=count,
+        low=jnp.where(kept, parents.low, node.low),
+        high=jnp.where(kept, parents.high, node.high),
     )
 
 

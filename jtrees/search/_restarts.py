@@ -207,8 +207,10 @@ class _Restarts:
 
             scores = map_starts(evaluated, state.runs, best.params)
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
-        order = jnp.argsort(jnp.where(state.runs.training.finite, scores, jnp.inf))
-        return jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=best))
+        training = state.runs.training  # of which only `finite` is still needed
+        order = jnp.argsort(jnp.where(training.finite, scores, jnp.inf))
+        ranked = jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=best, training=None))
+        return ranked._replace(training=training.replace(finite=training.finite[order]))
 
     def _empty(self, data: Data) -> Any:
         """Returns leaves to be refitted."""

@@ -69,18 +69,23 @@ def map_starts(
     pad = lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], padded - total, axis=0)]) if padded > total else a
     each, arrays = lambda shard: _all(lambda start: run(*start), shard, side_by_side), jax.tree.map(pad, starts)
     if count is not None:
-        # The first starts are dealt out to the devices.
-        ranks = jnp.arange(padded).reshape(-1, shares).T.ravel()
+        # The first starts are dealt out to the devices. A transpose, as gathers and scatters of every array of a state
+        # take as long to compile as everything else.
         each = lambda shard: _first(lambda start: run(*start), shard, side_by_side, -(-count // shares), count)
-        arrays = (ranks, *jax.tree.map(lambda a: pad(a)[ranks], (starts, others)))
+        arrays = jax.tree.map(lambda a: _transposed(pad(a), shares), (jnp.arange(total), starts, others))
     if shares > 1:
         mesh, split = Mesh(np.array(devices[:shares]), (sharding.STARTS,)), PartitionSpec(sharding.STARTS)
         placement: Any = {"mesh": mesh} if mesh_shares is None else {"axis_names": sharding.axes_of_starts()}
         each = jax.shard_map(each, in_specs=split, out_specs=split, check_vma=False, **placement)
     results = each(arrays)
     if count is not None:
-        results = jax.tree.map(lambda a: jnp.zeros_like(a).at[arrays[0]].set(a), results)
+        results = jax.tree.map(lambda a: _transposed(a, padded // shares), results)
     return jax.tree.map(lambda a: a[:total], results) if padded > total else results
+
+
+def _transposed(a: Array, columns: int) -> Array:
+    """Returns the entries of ``(rows columns, ...)`` column by column."""
+    return jnp.swapaxes(a.reshape(-1, columns, *a.shape[1:]), 0, 1).reshape(a.shape)
 
 
 def _all(run: Callable[[Any], Any], starts: Any, side_by_side: int) -> Any:
@@ -97,7 +102,7 @@ def _first(run: Callable[[Any], Any], shard: Any, side_by_side: int, share: Any,
 
     def some(i: Array, results: Any) -> Any:
         part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * side_by_side, side_by_side)
-        inside, given, old = part(ranks) < count, *jax.tree.map(part, (starts, results))
+        inside, given, old = part(ranks) < count, *jax.tree.map(part, (starts, others))
         new = _all(run, given, side_by_side)
         keep = lambda new, old: jnp.where(inside.reshape(-1, *[1] * (new.ndim - 1)), new, old)
         update = lambda all_, new, old: jax.lax.dynamic_update_slice_in_dim(all_, keep(new, old), i * side_by_side, 0)
