@@ -26,6 +26,7 @@ from jtrees.ensembles import (
     BestOf as BestOf,
     Boosted as Boosted,
     Polished as Polished,
+    Refined as Refined,
     Sparse as Sparse,
 )
 from jtrees.forest import Forest as Forest

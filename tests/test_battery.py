@@ -156,6 +156,13 @@ RECIPES = {
         (0.1, 0.2),
     ),
     "Polished": (jtrees.Polished(DGT.replace(depth=1), epochs=4), "learning_rate", (0.01, 0.02)),
+    "Refined": (
+        jtrees.Refined(
+            jtrees.Boosted(jtrees.GET(depth=2, starts=1, epochs=4, cart="binned", precondition=0), rounds=3), epochs=2
+        ),
+        "learning_rate",
+        (0.001, 0.01),
+    ),
     "Sparse": (jtrees.Sparse(DGT, terms=2, epochs=4), "learning_rate", (0.01, 0.02)),
 }
 QUICK = ("GET", "DGT", "LatentTree", "Bagged")
@@ -262,7 +269,7 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
 # Evaluations of one fit with 40 epochs: once an epoch and at the end, of each tree; of annealed trees 20 times under
 # each sharpness, of which GET has two and RADDT five, and after its last step. CO2 decides node by node.
 EVALUATIONS = {"GET": 2 * 2 * 21, "RADDT": 2 * 5 * 21, "CO2": 0, "Bagged": 2 * 41, "BestOf": 2 * 41}
-EVALUATIONS["Boosted"] = 0  # of single trees
+EVALUATIONS["Boosted"] = EVALUATIONS["Refined"] = 0  # of single trees
 EVALUATIONS["TEL"] = 2 * 41  # of the trial that says when to stop, and of the last run
 
 

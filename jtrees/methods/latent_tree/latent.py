@@ -165,7 +165,7 @@ class LatentTree(Recipe):
     batch_size: int = options.count(128)
     learning_rate: float = options.positive(0.01)
     penalty: float = options.positive(0.01)
-    weight_decay: float = options.not_negative(0.1)
+    weight_decay: float = options.not_negative(0.3)
     split: Split = options.static("linear")
     predictor: Literal["linear", "mlp"] = options.choice("linear", PREDICTORS)
     inputs: Literal["z", "xz"] = options.choice("xz", INPUTS)
