@@ -1,5 +1,6 @@
 """Strict settings for the whole suite, and the fixtures that several files share."""
 
+import ctypes
 import gc
 import os
 from pathlib import Path
@@ -59,7 +60,8 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 
-_MAPPINGS = 40_000  # of memory, well below the 65 530 of a process under Linux, beyond which compilation aborts
+# Of memory: a process under Linux has 65 530, beyond which compilation aborts; and so many are about 3 GB.
+_MAPPINGS = 20_000
 _OFTEN = 100  # compilations after which to count mappings, which takes some milliseconds
 _counted_at = [0]
 
@@ -72,6 +74,7 @@ def _few_mappings():
     _counted_at[0], maps = len(_compilations), Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MAPPINGS:
         jax.clear_caches()
+        ctypes.CDLL(None).malloc_trim(0)  # else the allocator keeps all that was freed
 
 
 @pytest.fixture

@@ -118,13 +118,14 @@ def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
 
 
 GET, DGT = jtrees.GET(depth=2, starts=3, epochs=5), jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N)
+WEAK = GET.replace(starts=1, cart="binned", halving=False, precondition=0, shrink=False)
 RECIPES = {
     "GET": GET,
     "DGT": DGT,
     "BestOf": jtrees.BestOf(DGT, runs=3),
     "Bagged": jtrees.Bagged(DGT, trees=3),
-    "Polished": jtrees.Polished(GET, epochs=5),
-    "Boosted": jtrees.Boosted(GET.replace(starts=1, cart="binned"), rounds=3, patience=None),
+    "Polished": jtrees.Polished(DGT, epochs=5),
+    "Boosted": jtrees.Boosted(WEAK, rounds=3, patience=None),
 }
 
 
@@ -139,7 +140,8 @@ def test_recipes_have_the_same_result_on_a_mesh(name, shape):
 
 
 def test_a_sweep_has_the_same_result_on_a_mesh():
-    of = lambda: jtrees.sweep(GET, X, Y, key=KEY, grid={"learning_rate": (0.01, 0.1)}, seeds=2, validation=2)
+    how = {"grid": {"learning_rate": (0.01, 0.1)}, "seeds": 2, "validation": (X[:200], Y[:200])}
+    of = lambda: jtrees.sweep(DGT, X, Y, key=KEY, **how)
     alone = of()
     with jax.set_mesh(sharding.mesh(4, 2)):
         shared = of()
@@ -149,9 +151,9 @@ def test_a_sweep_has_the_same_result_on_a_mesh():
 
 def test_rows_are_padded_to_the_devices():
     """201 rows are no multiple of 8: the table is padded by rows of weight 0."""
-    alone = jtrees.fit(GET, X[:201], Y[:201], key=KEY)
+    alone = jtrees.fit(DGT, X[:201], Y[:201], key=KEY)
     with jax.set_mesh(sharding.mesh()):
-        shared = jtrees.fit(GET, X[:201], Y[:201], key=KEY)
+        shared = jtrees.fit(DGT, X[:201], Y[:201], key=KEY)
     np.testing.assert_allclose(shared.loss, alone.loss, rtol=1e-4)
 
 

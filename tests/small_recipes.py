@@ -43,14 +43,22 @@ EXPECTED_FAILURES = {
 
 # What the estimators do before a recipe is asked, and after: one recipe has shown it, at a shape of data for each.
 OF_ESTIMATORS = {
+    "check_dont_overwrite_parameters",
     "check_dtype_object",
     "check_estimators_dtypes",
+    "check_estimators_fit_returns_self",
     "check_estimators_overwrite_params",
     "check_estimators_pickle",
     "check_fit_check_is_fitted",
     "check_fit_score_takes_y",
+    "check_n_features_in",
     "check_n_features_in_after_fitting",
+    "check_pipeline_consistency",
     "check_positive_only_tag_during_fit",
+    "check_regressor_multioutput",
+    "check_regressors_int",
+    "check_regressors_no_decision_function",
+    "check_sample_weights_pandas_series",
 }
 
 

@@ -229,7 +229,6 @@ GET = jtrees.GET(depth=2, starts=2, epochs=40)
 BASES = {
     "DGT": DGT,
     "GET": GET,
-    "GET without CART": GET.replace(cart=False),
     "linear GET": GET.replace(leaves="linear"),
     "LatentTree": jtrees.LatentTree(depth=2, epochs=10, batch_size=35),
     "LatentTree that is a tree": jtrees.LatentTree(depth=2, epochs=30, batch_size=35, inputs="z", learning_rate=0.03),

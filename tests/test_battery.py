@@ -378,37 +378,31 @@ def test_a_search_under_vmap_is_what_a_fit_in_rounds_finds(name):
         same(jax.tree.map(lambda a, i=i: a[i], together), alone, rtol=1e-3, atol=1e-4)  # float32, some steps
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize(("y", "task"), [(np.stack([Y, X[:, 1]], 1), "regression"), (CLASS, "classification")])
-@pytest.mark.slow  # two programs for each recipe; the files of the recipes have them one by one
-def test_several_targets_and_classes(name, y, task):
-    if name == "LatentClustering":
-        pytest.skip("it sees no y")
-    result = fit(name, y=y, task=task)
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "LatentClustering"])  # which sees no y
+@pytest.mark.slow  # a program for each recipe; classes are below and in test_properties
+def test_several_targets(name):
+    y = np.stack([Y, X[:, 1]], 1)
+    result = fit(name, y=y)
     predictions = result.model.predict(X)
-    if task == "classification":
-        assert predictions.shape == (400, 3)
-        np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
-        chosen = np.maximum(predictions[np.arange(200), CLASS[:200]], np.finfo(np.float32).tiny)
-        assert result.loss == pytest.approx(-np.log(chosen).mean(), rel=1e-4)
-    else:
-        assert predictions.shape == (400, 2)
-        assert result.loss == pytest.approx(np.mean(((predictions - y)[:200] / np.ptp(y, axis=0)) ** 2), rel=1e-4)
+    assert predictions.shape == (400, 2)
+    assert result.loss == pytest.approx(np.mean(((predictions - y)[:200] / np.ptp(y, axis=0)) ** 2), rel=1e-4)
     written(result.model)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "Bagged"])
-@pytest.mark.parametrize("task", ["regression", "classification"])
-@pytest.mark.slow  # a program for each; the table has one
-def test_every_recipe_can_be_bagged(name, task):
-    if name == "LatentClustering" and task == "classification":
-        pytest.skip("it sees no y")
-    y = Y if task == "regression" else CLASS
+@pytest.mark.slow  # a program for each; the table has one of regression, which differs in the leaves alone
+def test_every_recipe_can_be_bagged(name):
+    y, task = (Y, "regression") if name == "LatentClustering" else (CLASS, "classification")  # the first sees no y
     bagged = jtrees.Bagged(RECIPES[name][0], trees=2)
     result = jtrees.fit(bagged, X, y, key=KEY, task=task, validation=(X[:200], y[:200]))
     assert len(result.model) == 2
     predictions = result.model.predict(X)
     assert len(predictions) == 400 and np.isfinite(predictions).all()
+    if task == "classification":
+        assert predictions.shape == (400, 3)
+        np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
+        chosen = np.maximum(predictions[np.arange(200), CLASS[:200]], np.finfo(np.float32).tiny)
+        assert result.loss == pytest.approx(-np.log(chosen).mean(), rel=1e-4)
     assert result.report["in_bag"].shape == (2, 400)
     assert [type(report) for report in result.report["fits"]] == [dict, dict]
     written(result.model)

@@ -112,7 +112,11 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
 
 @pytest.mark.parametrize(
     ("loss", "y"),
-    [("absolute_error", Y), (losses.Quantile((0.1, 0.9)), Y), ("gamma", COUNTS + 0.5), (losses.Huber(1), Y)],
+    [
+        ("absolute_error", Y),
+        (losses.Quantile((0.1, 0.9)), Y),
+        pytest.param(losses.Huber(1), Y, marks=pytest.mark.slow),
+    ],
 )
 def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
     task = Regression(loss_function=loss)
@@ -130,6 +134,11 @@ def test_linear_leaves_and_several_targets():
     recipe = jtrees.Boosted(WEAK.replace(leaves="linear"), rounds=8, learning_rate=0.5, patience=None)
     fit = jtrees.fit(recipe, X, both, key=KEY)
     assert Regression(2).score(fit.predict(X), both, None) > 0.9
+
+
+@pytest.mark.slow  # the same program but for the loss
+def test_linear_leaves_of_classes():
+    recipe = jtrees.Boosted(WEAK.replace(leaves="linear"), rounds=8, learning_rate=0.5, patience=None)
     classes = jtrees.fit(recipe, X, CLASSES, key=KEY, task="classification")
     assert Classification(3).score(classes.predict(X), CLASSES, None) > 0.85
     np.testing.assert_allclose(classes.predict(X).sum(1), 1, rtol=1e-5)
@@ -202,18 +211,13 @@ def test_rows_and_columns_are_drawn():
     assert few.loss != whole.loss
 
 
-def test_boosting_composes_with_other_recipes(tmp_path):
+@pytest.mark.slow  # bagged, swept over, tuned and saved with the others: in test_battery and test_properties
+def test_the_best_of_several_is_chosen_and_a_sweep_compares_rates():
     boosted = jtrees.Boosted(WEAK, rounds=3, patience=None)
-    bagged = jtrees.fit(jtrees.Bagged(boosted, trees=2), X, Y, key=KEY)
-    assert len(bagged.model) == 2 and Regression().score(bagged.predict(X), Y, None) > 0.2
     best = jtrees.fit(jtrees.BestOf(boosted, runs=2), X, Y, key=KEY)
     assert best.report["run_scores"].shape == (2,)
-    sweep = jtrees.sweep(boosted, X, Y, grid={"learning_rate": (0.1, 0.3)}, validation=0.25, key=KEY)
+    sweep = jtrees.sweep(boosted, X, Y, grid={"learning_rate": (0.1, 0.3)}, validation=(X, Y), key=KEY)
     assert sweep.losses[1, 0, 0] < sweep.losses[0, 0, 0]
-    tuned = jtrees.tune(boosted, X, Y, grid={"l2": (0.0, 10.0)}, validation=3, key=KEY)
-    assert set(tuned.report["chosen"]) == {"l2"}
-    jtrees.save(tuned, tmp_path / "fit.jtrees")
-    np.testing.assert_array_equal(jtrees.load(tmp_path / "fit.jtrees").predict(X), tuned.predict(X))
 
 
 def test_far_targets_keep_their_digits():

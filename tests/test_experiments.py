@@ -12,6 +12,7 @@ import optax
 import oracles
 import pytest
 from sklearn.datasets import load_diabetes
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
 from experiments import (
@@ -315,13 +316,22 @@ def report_of(script, folder, *names, seeds=1, more=()):
 
 
 BOOSTING = benchmark.installed("optuna") and benchmark.installed("xgboost")
-SMALL_GET = paper_forest.GET_FOREST.base.replace(epochs=3)
-USUAL = paper_nongreedy.USUAL | {"epochs": 3, "greedy_epochs": 2, "deepest": 3, "tuned": 1}
+SMALL_DGT = jtrees.DGT(depth=2, epochs=3, widths=())
+SMALL_GET = paper_forest.GET_FOREST.base.replace(epochs=3, leaves="constant")  # linear ones: in paper_get
+USUAL = paper_nongreedy.USUAL | {"epochs": 3, "greedy_epochs": 2, "deepest": 2, "tuned": 1}
 USUAL["grid"] = {"nu": (10.0, 100.0), "learning_rate": (1.0,)}
+
+
+def few_trees(**options):
+    """Scikit-learn's boosting, which else takes longer than all else, for as few rows as here."""
+    return HistGradientBoostingRegressor(**options | {"max_iter": 5})
+
+
 # By script: sets, seeds, what is made smaller, and what the report says.
 WHOLE = {
     paper_get: (
-        ["kin8nm", "--tuning", "1", "3", "--final", "2", "3", "--polish", "3"],
+        # One budget for tuning and for the table: what fits all rows is one program in all parts.
+        ["kin8nm", "--tuning", "1", "3", "--final", "1", "3", "--polish", "3"],
         1,
         {"SWEEP_DEPTHS": (2,), "ABLATION_DEPTHS": (2,)},
         ["| kin8nm | 1 |", "(79.82)", "Table 4", "at every depth"],
@@ -345,6 +355,8 @@ WHOLE = {
             "GRID": {"depth": (2,), "width": (8,), "learning_rate": (0.001, 0.01)},
             "CLUSTERING": ((2,), (0.1, 1.25), (0.01,)),
             "PRUNING_DEPTH": 2,
+            "PRUNING_EPOCHS": 3,
+            "HistGradientBoostingRegressor": few_trees,
         },
         ["| kin8nm | R² | 1 |", "Table 3", "epoch 59", "QHAdam"],
     ),
@@ -371,7 +383,7 @@ WHOLE = {
         ["letter"],
         1,
         {
-            "DEPTHS": (1, 3),
+            "DEPTHS": (1, 2),
             "USUAL": USUAL,
             "OC1_SETS": ("letter",),
             "PRUNED": ("letter",),
@@ -400,9 +412,8 @@ def test_every_part_of_a_script_runs(folder, monkeypatch, script):
 
 @pytest.mark.slow
 def test_every_part_of_the_estimators_runs(folder, monkeypatch):
-    tree = jtrees.DGT(depth=2, epochs=3, widths=())
     for kind in (estimators.TreeRegressor, estimators.TreeClassifier):
-        monkeypatch.setattr(kind, "default_recipe", tree)
+        monkeypatch.setattr(kind, "default_recipe", SMALL_DGT)
     text = report_of(estimators, folder, "kin8nm", "segmentation", seeds=2)
     assert "| kin8nm | 225 x 5 |" in text and "| segmentation | 225 x 5 |" in text
     assert text.count("jtrees is ahead of CART on") == 2
@@ -553,6 +564,9 @@ def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_r
 @pytest.mark.slow
 def test_every_recipe_runs_with_its_defaults(folder, monkeypatch):
     monkeypatch.setattr(defaults, "ROWS", 100)
+    # DGT by itself is there with its defaults.
+    small = {name: defaults.RECIPES[name].replace(base=SMALL_DGT) for name in ("Bagged-DGT", "BestOf-DGT")}
+    monkeypatch.setattr(defaults, "RECIPES", defaults.RECIPES | small)
     name = "made-collinear"
     text = report_of(defaults, folder, name, more=["--max-seconds", 0.5])
     [line] = [line for line in text.splitlines() if line.startswith(f"| {name} | 100 + 100 x 20 |")]
@@ -609,7 +623,7 @@ def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
 def test_strengths_are_compared_on_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(defaults, "ROWS", 100)
-    monkeypatch.setattr(preconditioning, "RECIPES", {"DGT": jtrees.DGT(depth=2, epochs=2, widths=())})
+    monkeypatch.setattr(preconditioning, "RECIPES", {"DGT": SMALL_DGT})
     preconditioning.main(["--datasets", "made-collinear"])
     text = (tmp_path / "results" / "preconditioning.md").read_text()
     name, eigenvalue, scores = [cell.strip() for cell in text.splitlines()[6].split("|")[1:-1]]
@@ -621,10 +635,11 @@ def test_strengths_are_compared_on_the_same_rows(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_losses_are_compared_with_those_of_scikit_learn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = {"BOOSTED": jtrees.Boosted(jtrees.GET(depth=2, starts=1, epochs=2, cart="binned"), rounds=3)}
-    for name, value in (small | {"TREE": jtrees.GET(depth=1, starts=1, epochs=5)}).items():
-        monkeypatch.setattr(other_losses, name, value)
-    names = ["rentals, counts", "rentals, quantiles", "claims, Tweedie"]
+    monkeypatch.setattr(other_losses, "HistGradientBoostingRegressor", few_trees)
+    weak = jtrees.GET(depth=2, starts=1, epochs=2, cart="binned", halving=False, precondition=0.0, shrink=False)
+    monkeypatch.setattr(other_losses, "BOOSTED", jtrees.Boosted(weak, rounds=3))
+    monkeypatch.setattr(other_losses, "TREE", weak.replace(depth=1, epochs=5, cart=True))
+    names = ["rentals, quantiles", "claims, Tweedie"]
     other_losses.main(["--seeds", "1", "--rows", "200", "--datasets", *names])
     lines = (tmp_path / "results" / "losses.md").read_text().splitlines()
     rows = {row[1].strip(): row[2:6] for row in (line.split("|") for line in lines if line.startswith("| "))}

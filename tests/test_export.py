@@ -576,24 +576,7 @@ def test_what_cannot_be_exported(tmp_path):
     assert path.read_text() == "before" and [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
-SETS = (
-    "abalone",
-    "ailerons",
-    "airfoil-self-noise",
-    "breast-cancer-wisconsin",
-    "churn",
-    "combined-cycle-power-plant",
-    "connect-4",
-    "cpu-act",
-    "diabetes",
-    "dna",
-    "elevators",
-    "kin8nm",
-    "letter",
-    "pendigits",
-    "satimage",
-    "spambase",
-)
+SETS = ("abalone", "ailerons", "breast-cancer-wisconsin", "connect-4", "cpu-act", "dna", "spambase")
 
 
 @needs_compiler
@@ -603,7 +586,7 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, dat
     """Every split passes through a row of the table, and single precision sends some rows elsewhere."""
     rng = np.random.default_rng(0)
     with np.load(data_dir / f"{name}.npz") as arrays:
-        x = given = arrays["X"].astype(np.float32)
+        x = given = arrays["X"].astype(np.float32)[:10_000]
     if gaps:
         given = np.where(rng.random(x.shape) < 0.1, np.nan, x.astype(np.float64))
         columns, x = jtrees.data.Columns.fit(given)

@@ -15,11 +15,11 @@ from experiments.checkpoints import Checkpoints
 
 
 @pytest.mark.slow
-def test_eight_kills(uninterrupted, tmp_path):
+def test_four_kills(uninterrupted, tmp_path):
     """At random moments, those of saving among them: what is left is a run that goes on, to the same bits."""
     out, rng, kills = tmp_path / "run", np.random.default_rng(0), 0
     often = ["--save-every", "10", "--evaluate-every", "50"]
-    while kills < 8:
+    while kills < 4:
         before = set(out.glob("checkpoints/*"))
         process = script(out, *SMALL, *often)
         if kills % 2:  # while it trains and saves

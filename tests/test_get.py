@@ -189,7 +189,7 @@ def test_one_column_is_one_target_and_two_alike_are_learnt_like_one(request, lea
     """In whatever units, as each target is scaled by itself."""
     x, y = request.getfixturevalue("data" if leaves == "constant" else "pieces")[:2]
     alone, options = request.getfixturevalue(fitted_alone), {} if leaves == "constant" else LINEAR
-    for factors in ([1.0], [1.0, 4.0]):
+    for factors in ([1.0], [1.0, 4.0]) if leaves == "constant" else ([1.0, 4.0],):  # linear ones compile long
         result = fit(x, y[:, None] * np.float32(factors), **options)
         unit = 1 if len(factors) == 1 else np.ptp(y) ** 2  # the loss of several targets is of targets in [0, 1]
         np.testing.assert_allclose(result.report["losses"] * unit, alone.report["losses"], rtol=1e-3)
@@ -311,9 +311,9 @@ def noisy_plane(seed, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "depth"), [(2000, 1), (2000, 8), (200, 4)])
+@pytest.mark.parametrize(("n", "depth"), [(2000, 1), (2000, 7), (200, 4)])
 def test_linear_leaves_hardly_fall_behind_a_linear_regression(n, depth):
-    for seed in range(4):
+    for seed in range(2):
         x, y, x_new, y_new, plane = noisy_plane(seed, n)
         tree = fit(x, y, depth=depth, leaves="linear", starts=1, epochs=20).tree
         assert r2_score(y_new, tree.predict(x_new)) > plane - 0.01

@@ -383,12 +383,12 @@ def test_rows_are_predicted_block_by_block(count_compilations):
     assert largest(program.jaxpr) < 2**16 * 2047 / 10
 
 
-@pytest.mark.slow  # wide: a million rows
-def test_a_million_rows_fit_into_memory():
+@pytest.mark.slow  # wide
+def test_many_rows_fit_into_memory():
     program = """
 import resource, numpy as np, test_latent
 model = test_latent.deep_model()
-x = np.random.default_rng(0).normal(size=(10**6, 21)).astype(np.float32)
+x = np.random.default_rng(0).normal(size=(200_000, 21)).astype(np.float32)
 model.predict(x[:1000])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert np.isfinite(model.predict(x)).all()
@@ -398,7 +398,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     environment = os.environ | {"XLA_FLAGS": ""}  # in machine code that is worth its compilation
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=here, env=environment)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) * 1024 < 500e6  # traversals of all rows at once: 8.2 GB
+    assert int(done.stdout) * 1024 < 400e6  # traversals of all rows at once: 1.6 GB
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------

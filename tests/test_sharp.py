@@ -70,7 +70,8 @@ def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
 def test_without_tolerance_they_are_the_same_numbers(x64, monkeypatch, kind):
     monkeypatch.setattr(sharp, "TOLERANCE", 0.0)
     operands = draw(kind, 1.0, np.float64)
-    same(sharp.visit(losses_of, 2**DEPTH, refuses, *operands), dense(*operands), atol=1e-13)
+    found = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses))(*operands)
+    same(found, jax.jit(dense)(*operands), atol=1e-13)
 
 
 @pytest.mark.slow
@@ -78,13 +79,11 @@ def test_without_tolerance_they_are_the_same_numbers(x64, monkeypatch, kind):
 def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
     monkeypatch.setattr(sharp, "TOLERANCE", 1e-3)
     weights, bias, leaves, x, y, _ = draw("constant", sharpness, np.float64)
-    share = jnp.zeros(N)
+    found, exact = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses)), jax.jit(dense)
+    losses = np.asarray(leaves.losses(x, y))
     for i in range(0, N, 6):  # samples by themselves
-        operands = weights, bias, leaves, x, y, share.at[i].set(1)
-        (loss, _), _ = sharp.visit(losses_of, 2**DEPTH, refuses, *operands)
-        (exact, _), _ = dense(*operands)
-        losses = leaves.losses(x[i : i + 1], y[i : i + 1])
-        assert abs(loss - exact) <= NODES * 1e-3 * (losses.max() - losses.min())
+        operands = weights, bias, leaves, x, y, np.eye(N)[i]
+        assert abs(found(*operands)[0][0] - exact(*operands)[0][0]) <= NODES * 1e-3 * np.ptp(losses[:, i])
 
 
 def test_more_paths_than_there_is_room_for_are_computed_densely():
@@ -111,9 +110,9 @@ def test_the_expected_loss_takes_them_where_they_are_few(deep, monkeypatch, kind
     of = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
     found = jax.jit(of)(weights, bias, leaves)
     monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 25)  # 3 blocks, the last padded
-    same(of(weights, bias, leaves), found, atol=1e-6)
+    same(jax.jit(lambda *args: of(*args))(weights, bias, leaves), found, atol=1e-6)
     monkeypatch.setattr(sharp, "WIDTHS", {DEPTH + 1: 4})
-    same(of(weights, bias, leaves), found, atol=3e-5)
+    same(jax.jit(lambda *args: of(*args))(weights, bias, leaves), found, atol=3e-5)
 
 
 @pytest.mark.slow
@@ -122,27 +121,29 @@ def test_each_tree_under_vmap_goes_its_own_way(deep):
     x, y, _ = draw("constant", 1, np.float32)[3:]
     loss = lambda weights, bias, leaves: ops.expected_loss(weights, bias, leaves, x, y)[0]
     of = jax.value_and_grad(loss, argnums=(0, 1, 2))
-    found = jax.vmap(of)(*jax.tree.map(lambda *a: jnp.stack(a), *trees))
+    found, alone = jax.jit(jax.vmap(of))(*jax.tree.map(lambda *a: np.stack(a), *trees)), jax.jit(of)
     for i, tree in enumerate(trees):
-        same(jax.tree.map(lambda a, i=i: a[i], found), of(*tree), atol=1e-6)
+        same(jax.tree.map(lambda a, i=i: a[i], found), alone(*tree), atol=1e-6)
 
 
 def test_far_and_equal_scores_give_no_nan():
-    weights, bias, leaves, x, y, share = draw("constant", 1.0, np.float32)
+    weights, bias, *rest = draw("constant", 1.0, np.float32)
+    visit = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses))
     for scale in (0.0, 1e30):
-        (loss, gradient), leaf = sharp.visit(
-            losses_of, 2**DEPTH, refuses, scale * weights, scale * bias, leaves, x, y, share
-        )
+        splits = jnp.float32(scale) * weights, jnp.float32(scale) * bias
+        (loss, gradient), leaf = visit(*splits, *rest)
         assert all(np.isfinite(a).all() for a in jax.tree.leaves((loss, gradient)))
-        np.testing.assert_array_equal(leaf, ops.hard(scale * weights, scale * bias, x))
+        np.testing.assert_array_equal(leaf, ops.hard(*splits, rest[1]))
 
 
 @pytest.mark.parametrize("node", [0, NODES - 1])
 def test_splits_that_are_not_numbers_are_in_the_loss(node):
-    weights, bias, leaves, x, y, share = draw("constant", 1.0, np.float32)
-    for spoilt in (bias.at[node].set(jnp.nan), jnp.full_like(bias, jnp.nan)):
-        for width in (1, 2**DEPTH):
-            assert np.isnan(sharp.visit(losses_of, width, dense, weights, spoilt, leaves, x, y, share)[0][0])
+    weights, bias, *rest = draw("constant", 1.0, np.float32)
+    one, every = np.array(bias), np.full_like(bias, np.nan)
+    one[node] = np.nan
+    for width in (1, 2**DEPTH):
+        visit = jax.jit(partial(sharp.visit, losses_of, width, dense))
+        assert all(np.isnan(visit(weights, spoilt, *rest)[0][0]) for spoilt in (one, every))
 
 
 def test_a_second_call_compiles_nothing(deep, count_compilations):
