@@ -54,6 +54,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 settings.register_profile("jtrees", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("jtrees")
 
+
+def pytest_collection_finish():
+    """What is there before the first test stays, and need not be looked through for rings."""
+    gc.collect()
+    gc.freeze()
+
+
 _compilations = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, duration, **_: _compilations.append(event) if event.endswith("backend_compile_duration") else None

@@ -126,7 +126,7 @@ def nearest_by_active_sets(tree, x, deviation, wanted):
 def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
     tree, table = drawn(kind, depth, p), rows(100, p) * np.arange(1, p + 1)
     deviation = table.std(0)
-    for x in table[: 15 if depth < 6 else 3]:
+    for x in table[: 8 if depth < 6 else 2]:
         now = tree.leaf_index(x[None])[0]
         leaves = np.arange(2**depth)
         answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("classes", "actions") else leaves

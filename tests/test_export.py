@@ -419,7 +419,7 @@ def test_stablehlo(name, tmp_path):
     export.to_stablehlo(model, path)
     with jax.enable_x64(True):
         program = jax.export.deserialize(bytearray(path.read_bytes()))
-        for rows in (x, x[:7]):
+        for rows in (x, x[:7])[: 2 if name == "bounded" else 1]:  # any number of rows, each a compilation
             predicted, leaf = jax.device_get(program.call(np.float64(rows)))
             expected = leaves_of(model, rows)
             np.testing.assert_array_equal(leaf, expected[:, 0] if isinstance(model, ObliqueTree) else expected)

@@ -323,12 +323,8 @@ def lowered(name, implementation, platform, args, batched=False):
 @PLATFORMS
 @pytest.mark.parametrize("name", LOWERED)
 def test_lowers(name, implementation, platform):
-    """At both ends of the sizes; and where 64 bits are asked for."""
-    for size, dtype, wide in [
-        ((1000, 784, 10, 10), jnp.float32, False),
-        ((1000, 21, 3, 1), jnp.bfloat16, False),
-        ((1000, 21, 8, 2), jnp.float32, True),
-    ]:
+    """At both ends of the sizes, the small one in the shorter dtype and where 64 bits are asked for."""
+    for size, dtype, wide in [((1000, 784, 10, 10), jnp.float32, False), ((1000, 21, 3, 1), jnp.bfloat16, True)]:
         with jax.enable_x64(wide):
             args = operands(*size, dtype=dtype)
             assert lowered(name, implementation, platform, args) == len(LOWERED[name])
