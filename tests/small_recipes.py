@@ -43,22 +43,33 @@ EXPECTED_FAILURES = {
 
 # What the estimators do before a recipe is asked, and after: one recipe has shown it, at a shape of data for each.
 OF_ESTIMATORS = {
+    "check_classifier_data_not_an_array",
+    "check_dict_unchanged",
     "check_dont_overwrite_parameters",
     "check_dtype_object",
     "check_estimators_dtypes",
     "check_estimators_fit_returns_self",
     "check_estimators_overwrite_params",
     "check_estimators_pickle",
+    "check_f_contiguous_array_estimator",
+    "check_fit2d_predict1d",
     "check_fit_check_is_fitted",
     "check_fit_score_takes_y",
     "check_n_features_in",
     "check_n_features_in_after_fitting",
     "check_pipeline_consistency",
     "check_positive_only_tag_during_fit",
+    "check_readonly_memmap_input",
+    "check_regressor_data_not_an_array",
     "check_regressor_multioutput",
     "check_regressors_int",
     "check_regressors_no_decision_function",
+    "check_sample_weights_list",
+    "check_sample_weights_not_an_array",
+    "check_sample_weights_not_overwritten",
     "check_sample_weights_pandas_series",
+    "check_sample_weights_shape",
+    "check_supervised_y_2d",
 }
 
 

@@ -1,6 +1,7 @@
 """The command line: what it prints and writes, and how it refuses."""
 
 import base64
+from functools import partial
 from html.parser import HTMLParser
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 
 import jtrees
 from jtrees import cli
-from jtrees.cli import commands
+from jtrees.cli import commands, report
 from jtrees.cli.report import _regressors, name_of
 from jtrees.estimators import TreeRegressor
 from jtrees.losses.names import named
@@ -41,6 +42,17 @@ def houses(n=300):
     frame["verdict"] = np.where(frame["price"] > 250, "sold", "not yet")
     frame.loc[::9, "area"] = np.nan
     return frame
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_trees():
+    """Forests and boosting of scikit-learn that a report compares with take long."""
+    with pytest.MonkeyPatch.context() as patched:
+        for task in ("Regressor", "Classifier"):
+            for kind, number in (("RandomForest", "n_estimators"), ("HistGradientBoosting", "max_iter")):
+                name = f"{kind}{task}"
+                patched.setattr(report, name, partial(getattr(report, name), **{number: 20}))
+        yield
 
 
 @pytest.fixture(scope="module")

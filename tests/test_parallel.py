@@ -191,21 +191,27 @@ warnings.filterwarnings("ignore", ".* explains .* of the variance of y")  # a fi
 jax.config.update("jax_num_cpu_devices", 2)
 import test_parallel
 
-np.savez(sys.argv[1], **getattr(test_parallel, sys.argv[2])())
+for name in ("starts", "fit", "linear"):
+    np.savez(f"{sys.argv[1]}/{name}.npz", **getattr(test_parallel, name)())
 """
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """A folder of what a process of two devices finds."""
+    folder = tmp_path_factory.mktemp("two")
+    command = [sys.executable, "-c", TWO_DEVICES, str(folder)]
+    how = {"timeout": 300, "check": True, "cwd": Path(__file__).parent, "capture_output": True, "text": True}
+    assert subprocess.run(command, **how).stderr == ""
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
 @pytest.mark.parametrize("what", [starts, fit])
-def test_two_devices_find_what_one_finds(tmp_path, what):
+def test_two_devices_find_what_one_finds(of_two, what):
     """Of three or of five starts, a share is padded, too."""
-    file = tmp_path / "two.npz"
-    command = [sys.executable, "-c", TWO_DEVICES, str(file), what.__name__]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as other:
-        one = what()
-        assert other.communicate(timeout=300)[1] == "" and other.returncode == 0
-    two = dict(np.load(file))
+    one, two = what(), dict(np.load(of_two / f"{what.__name__}.npz"))
     assert one.pop("devices") == 1 and two.pop("devices") == 2
     if what is starts:
         assert one["index"] == 2 and one["dropped"] == 2
@@ -215,8 +221,6 @@ def test_two_devices_find_what_one_finds(tmp_path, what):
 
 
 @pytest.mark.slow
-def test_decompositions_on_two_devices_do_not_wait_for_each_other(tmp_path):
+def test_decompositions_on_two_devices_do_not_wait_for_each_other(of_two):
     """They did, for ever, when those of a device were one batch."""
-    command = [sys.executable, "-c", TWO_DEVICES, str(tmp_path / "two.npz"), "linear"]
-    subprocess.run(command, timeout=200, check=True, cwd=Path(__file__).parent)
-    assert np.isfinite(np.load(tmp_path / "two.npz")["loss"])
+    assert np.isfinite(np.load(of_two / "linear.npz")["loss"])
