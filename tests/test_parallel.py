@@ -176,7 +176,7 @@ def fit():
 def linear():
     """Starts whose scores take decompositions of many matrices."""
     x = np.random.default_rng(0).normal(size=(500, 21)).astype(np.float32)
-    recipe = jtrees.GET(depth=3, leaves="linear", starts=4, epochs=40)
+    recipe = jtrees.GET(depth=2, leaves="linear", starts=4, epochs=5, halving=False, precondition=0.0)
     return {"loss": jtrees.fit(recipe, x, np.abs(x[:, 0]) + x[:, 1], key=jax.random.key(0)).loss}
 
 
