@@ -73,8 +73,13 @@ OF_ESTIMATORS = {
 }
 
 
-def parametrize_with_checks_of_recipes(estimators, fails):
-    """Scikit-learn's checks of the estimators but those that ``QUICK`` is enough for."""
+# Those of them that may depend on what y holds.
+OF_LABELS = {"check_classifier_data_not_an_array", "check_dtype_object", "check_estimators_dtypes"}
+OF_LABELS |= {"check_estimators_pickle", "check_supervised_y_2d"}
+
+
+def parametrize_with_checks_of_recipes(estimators, fails, shown=OF_ESTIMATORS):
+    """Scikit-learn's checks of the estimators but those that others have shown."""
     names, cases = (every := parametrize_with_checks(estimators, expected_failed_checks=fails)).args
     name_of = lambda case: getattr(case, "values", case)[1].func.__name__
-    return pytest.mark.parametrize(names, [one for one in cases if name_of(one) not in OF_ESTIMATORS], **every.kwargs)
+    return pytest.mark.parametrize(names, [one for one in cases if name_of(one) not in shown], **every.kwargs)

@@ -164,15 +164,12 @@ def test_leaves_of_any_loss(tmp_path, loss):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("recipe", ["GET", "Boosted"])
-def test_fits_of_losses(tmp_path, recipe, raw):
-    """Of counts, quantiles and policies, also of DataFrames: the file predicts as the fit does."""
+def test_fits_of_losses_to_raw_tables(tmp_path, recipe):
+    """Of counts, quantiles and policies: the file predicts as the fit does. Those of arrays: test_task_losses."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3))
-    rows = x
-    if raw:
-        rows = pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=rng.choice(["u", "v"], 200))
+    rows = pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=rng.choice(["u", "v"], 200))
     tree = jtrees.GET(depth=2, starts=2, epochs=5)
     made = tree if recipe == "GET" else jtrees.Boosted(tree, rounds=3, patience=None)
     quantiles = losses.Quantile((0.1, 0.5, 0.9))

@@ -90,14 +90,14 @@ def assert_is_plain(name, config, args, rtol):
     return found
 
 
-# Some routings and losses at the sizes above; each of them once; and slowly each at a third of the wide sizes, in turns
+# Some routings and losses at the sizes above; each of them once; and slowly each at a sixth of the wide sizes, in turns
 # whole and cut.
 NAMES, ONCE = [*FUNCTIONS, *LOSSES], ("cut", (19, 5, 3, 3))
 SOME = [(name, *at) for name, at in itertools.product(("soft sigmoid", "path_sum", "squared sigmoid"), SIZES)]
 SOME += [(name, *ONCE) for name in ("soft violation", "squared violation", "log sigmoid")]
 EACH = [(name, *ONCE) for name in NAMES]
 EACH += [
-    (name, ("whole", "cut")[j % 2], size) for i, name in enumerate(NAMES) for j, size in enumerate(WIDE[i % 3 :: 3])
+    (name, ("whole", "cut")[j % 2], size) for i, name in enumerate(NAMES) for j, size in enumerate(WIDE[i % 6 :: 6])
 ]
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_digits
 from sklearn.metrics import r2_score
 
 import jtrees
@@ -126,9 +126,10 @@ def trained(of, batch, key, penalty):
     return jtrees.train(method, batch, key=key, optimizer=optax.adam(0.02), steps=150, batch_size=100).losses
 
 
-@pytest.mark.slow  # wide: eight programs; one in the test above
-@pytest.mark.parametrize("split", ["linear", "elu", "mlp", own_split])
-@pytest.mark.parametrize("predictor", ["linear", "mlp"])
+@pytest.mark.slow  # wide: a program each; one in the test above
+@pytest.mark.parametrize(
+    ("split", "predictor"), [("linear", "mlp"), ("elu", "linear"), ("mlp", "mlp"), (own_split, "linear")]
+)
 def test_every_kind_trains_and_compiles_once(split, predictor, table, count_compilations):
     of = Architecture(2, split, predictor, "z", 8, 0.1)
     losses = trained(of, scaled(table), KEY, 0.1)
@@ -323,16 +324,15 @@ def test_models_are_scored_by_a_loss_of_ones_own(table):
 
 
 @pytest.mark.slow  # statistical
-@pytest.mark.parametrize("load", [load_breast_cancer, load_digits])
-def test_classification(load):
-    x, y = load(return_X_y=True)
+def test_classification():
+    x, y = load_digits(return_X_y=True)
     rows = np.random.default_rng(0).permutation(len(x))
     train, test = rows[: 3 * len(x) // 4], rows[3 * len(x) // 4 :]
     options = {"depth": 4, "epochs": 60, "batch_size": 64}
     learn = lambda **more: jtrees.fit(LatentTree(**options, **more), x[train], y[train], key=KEY, task="classification")
     predictions = learn().model.predict(x[test])
     np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
-    assert np.mean(predictions.argmax(1) == y[test]) > 0.93  # CART: 0.92 and 0.85
+    assert np.mean(predictions.argmax(1) == y[test]) > 0.93  # CART: 0.85
     assert learn(inputs="z").tree.predict(x[test]).shape == (len(test), y.max() + 1)
 
 
