@@ -96,8 +96,8 @@ class Refined(Recipe):
     50. Where a fifth was held out, the trees of all rows are then trained on all rows for as many updates. The trees
     are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
 
-    The model is a :class:`jtrees.SoftModel`, or a :class:`jtrees.Forest` of hard trees if ``hard``; ``tree`` is None. The
-    report is the base's, with ``refined``, whether training together lowered the loss; ``boosted_loss``, the loss of
+    The model is a :class:`jtrees.SoftModel`, or with ``hard`` a :class:`jtrees.Forest`; ``tree`` is None. The report is
+    the base's, with ``refined``, whether training together lowered the loss; ``boosted_loss``, the loss of
     boosting on the rows that choose; and ``refined_losses``, that of every evaluation, on scaled targets.
 
     Attributes:
