@@ -48,7 +48,7 @@ RECIPES = {
 }
 # LatentClustering predicts features from other features, without y; FromMethod has no default method; Sparse is in
 # experiments.sparse.
-LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Boosted)  # the last: paper_forest
+LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Boosted, jtrees.Refined)
 PARTS = ("baselines", *RECIPES)
 ROWS = 3000  # to train on, and to test on, at most
 BEHIND, OVERFIT = 2, 5  # points

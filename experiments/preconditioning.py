@@ -21,7 +21,7 @@ STRENGTHS: tuple[float | str, ...] = (0.0, 0.9, 0.99, "auto")
 RECIPES: dict[str, Any] = {
     "GET, 300 epochs": jtrees.GET(epochs=300, halving=False),
     "DGT": jtrees.DGT(),
-    "LatentTree": jtrees.LatentTree(),
+    "LatentTree": jtrees.LatentTree(weight_decay=0.0),
     "TEL": jtrees.TEL(),
     "CO2": jtrees.CO2(),
 }

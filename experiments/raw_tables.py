@@ -31,7 +31,7 @@ DATASETS = (
     "space-ga",
     "ailerons",
 )
-RECIPE = jtrees.LatentTree(depth=5)
+RECIPE = jtrees.LatentTree(depth=5, weight_decay=0.0)
 ROWS = 3000  # at most, of a set
 SHARES = (0.1, 0.3)
 SEEDS = 3

@@ -138,7 +138,8 @@ class LatentTree(Recipe):
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
-      weight_decay: strength of AdamW's decay of all parameters, relative to the learning rate; the paper has none.
+      weight_decay: strength of AdamW's decay of all parameters, relative to the learning rate. The paper has none, and
+        0 is better where hundreds of features carry nothing, or differences of nearly equal ones carry the targets.
       split: split function: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"`` with one hidden layer, or
         ``(features, nodes, rngs) -> module`` from ``(n, features)`` to ``(n, nodes)``.
       predictor: ``"linear"``, or ``"mlp"``: two hidden layers, ELU.
