@@ -112,7 +112,11 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
 
 @pytest.mark.parametrize(
     ("loss", "y"),
-    [("absolute_error", Y), pytest.param(losses.Huber(1), Y, marks=pytest.mark.slow)],  # others: test_task_losses
+    [  # others: test_task_losses
+        (losses.Quantile((0.1, 0.9)), Y),
+        pytest.param("absolute_error", Y, marks=pytest.mark.slow),
+        pytest.param(losses.Huber(1), Y, marks=pytest.mark.slow),
+    ],
 )
 def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
     task = Regression(loss_function=loss)
@@ -121,6 +125,8 @@ def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
     assert task.score(predictions, y + 0.0, None) > 0.15
     assert fit.loss == pytest.approx(task.host_losses(predictions, y + 0.0, np.float64(1)).mean())
     assert fit.model.link == task.link_name
+    if predictions.ndim == 2:
+        assert (predictions[:, 0] <= predictions[:, 1]).all()
 
 
 def test_linear_leaves_and_several_targets():

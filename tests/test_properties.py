@@ -389,12 +389,15 @@ QUICK = ("GET", "DGT", "LatentTree", "Bagged", "estimator")
 
 
 def kinds_of(way: str) -> list[str]:
-    """Kinds of tables for a way: of regression, of classification, and one of the others, in turn."""
+    """Kinds of tables for a way: of regression, and one of the others, in turn; for the quick ones of classes, too."""
     others = ["wide", "two targets"] + ["one column"] * (way != "LatentClustering")  # which needs two
     others += ["many classes"] * (way not in WITHOUT_CLASSES)
-    turn = [] if way in LARGE else [others[WAYS.index(way) % len(others)]]
-    with_classes = way not in (*WITHOUT_CLASSES, *VARIANTS) and "many classes" not in turn
-    return ["regression", *(["classification"] if with_classes else []), *turn]
+    with_classes = way not in (*WITHOUT_CLASSES, *VARIANTS)
+    if way in LARGE:
+        return ["regression", *(["classification"] if with_classes else [])]
+    turn = others[WAYS.index(way) % len(others)]
+    with_classes &= turn != "many classes" and way in QUICK
+    return ["regression", *(["classification"] if with_classes else []), turn]
 
 
 def cases() -> Any:
