@@ -388,7 +388,7 @@ def rivals(results: Results) -> str:
     about = (
         "Test R² in per cent, mean and deviation over random splits, 75/25, the same for all; numbers in the model in "
         "brackets; `-` where there is none. What is tuned, and seconds: `paper_forest.md`; what is "
-        f"missing: {command('paper_forest', 'PART', 'SET')}. Boosted GET may have fewer splits than said."
+        f"missing: {command('paper_forest', 'PART', 'SET')}. Boosted and refined GET may have fewer splits than said."
     )
     return f"## The strongest rivals\n\n{about}\n\n{table}\n" + "\n".join(lines) + "\n"
 
