@@ -67,8 +67,8 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 
-# Of memory: a process under Linux has 65 530, beyond which compilation aborts; and so many are about 3 GB.
-_MAPPINGS = 20_000
+# Of memory: a process under Linux has 65 530, beyond which compilation aborts; and so many are about 4 GB.
+_MAPPINGS = 30_000
 _OFTEN = 100  # compilations after which to count mappings, which takes some milliseconds
 _counted_at = [0]
 
