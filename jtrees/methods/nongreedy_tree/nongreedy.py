@@ -1,8 +1,7 @@
 """Non-greedy trees: stochastic gradient descent on a surrogate loss, an upper bound of the hard loss (Norouzi et al.,
 "Efficient Non-greedy Optimization of Decision Trees", NeurIPS 2015).
 
-``nongreedy`` is the method for :func:`jtrees.train`; ``NonGreedy`` is the recipe: a greedy tree (:class:`jtrees.CO2`),
-whose splits and leaves are then trained jointly.
+``nongreedy`` is the method for :func:`jtrees.train`; ``NonGreedy`` the recipe: a :class:`jtrees.CO2`, trained jointly.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -57,8 +56,7 @@ def nongreedy(
       task: what is predicted. In classification leaves hold logits.
       inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all.
       learning_rate: if given, steps are those of ``lazy_momentum(learning_rate, momentum)``, which must be the
-        optimiser, but in deep trees only for the rows on the paths of samples. None: dense gradients, for any
-        optimiser.
+        optimiser, but in deep trees only for the rows on the paths of samples. None: dense gradients.
       momentum: momentum of these steps, in [0, 1).
 
     Raises:
@@ -73,9 +71,8 @@ def nongreedy(
         batch = batch._replace(y=split(batch.y)[0])
         task.check(batch.y)
         drawn = jax.random.normal(key, (topology.num_nodes(depth), batch.x.shape[1] + 1), batch.x.dtype)
-        weights, bias = into_ball((drawn[:, 1:], drawn[:, 0]), nu)
-        tree = ObliqueTree(weights, bias, None)
-        return with_leaves(tree, ops.hard(weights, bias, batch.x), batch, task)
+        tree = ObliqueTree(*into_ball((drawn[:, 1:], drawn[:, 0]), nu), None)
+        return with_leaves(tree, ops.hard(tree.weights, tree.bias, batch.x), batch, task)
 
     def total(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         z = ops.scores(params.weights, params.bias, batch.x)
@@ -94,9 +91,7 @@ def nongreedy(
         weights, bias = into_ball((params.weights, params.bias), nu)
         return params.replace(weights=weights, bias=bias)
 
-    def harden(params: ObliqueTree, batch: Batch) -> ObliqueTree:
-        return params.refit(batch.x, split(batch.y)[0], batch.weight)
-
+    harden = lambda params, batch: params.refit(batch.x, split(batch.y)[0], batch.weight)
     rate: Any = learning_rate
     return training.Method(init, total, harden, project, None if rate is None else update)
 
@@ -183,8 +178,7 @@ class NonGreedy(Recipe):
                 return carry[0]._replace(growing=growing), lost
 
             def start_joint(carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
-                state = carry[0]
-                tree, place = greedy.finished_level(state.growing, batch)
+                state, (tree, place) = carry[0], greedy.finished_level(carry[0].growing, batch)
                 leaf = place - topology.num_nodes(self.depth)
                 tree = with_leaves(tree, leaf, data, task)
                 run = greedy.at_rest(state.growing.run, tree)
@@ -192,9 +186,7 @@ class NonGreedy(Recipe):
                     run = run.replace(best=training.Best(tree, mean(tree, batch), run.step))
                 return state._replace(growing=state.growing.replace(run=run, place=leaf)), carry[1]
 
-            def joint(carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
-                return joint_step(carry[0], step, data, batch, validation)
-
+            joint = lambda carry: joint_step(carry[0], step, data, batch, validation)
             carry = training.apply_in_place_if(step < greedy.steps, grow, (state, jnp.zeros((), batch.x.dtype)))
             carry = training.apply_in_place_if(step == greedy.steps, start_joint, carry)
             return training.apply_in_place_if(step >= greedy.steps, joint, carry)
@@ -225,9 +217,8 @@ class NonGreedy(Recipe):
 
         def result(state: Joint, batch: Batch, validation: Batch | None) -> SearchResult:
             run, (grown, _) = state.growing.run, greedy.finished_level(state.growing, batch)
-            score = lambda params: mean(params, batch)
-            if validation is not None:
-                score = lambda params: greedy.evaluate(params, batch, validation)
+            evaluate = lambda params: greedy.evaluate(params, batch, validation)
+            score = evaluate if validation is not None else lambda params: mean(params, batch)
             best = training.best(method, run, greedy.standardised(batch), score=score)
             joint_started = run.step > greedy.steps
             tree = jax.tree.map(lambda a, b: jnp.where(joint_started, a, b), best.params, grown)
