@@ -93,8 +93,8 @@ class Refined(Recipe):
     geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the whole
     sum, with Adam under a cosine decay to 0. The rows that :class:`jtrees.Boosted` chooses its number of rounds by, a
     fifth of them or ``validation``, choose the number of updates, too: that with the lowest loss of all multiples of
-    50. Where a fifth was held out, the trees of all rows are then trained on all rows for as many updates. The trees
-    are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
+    50. Where a fifth was held out, the trees of all rows are then trained on all rows in the same way, up to there. The
+    trees are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
 
     The model is a :class:`jtrees.SoftModel`, or with ``hard`` a :class:`jtrees.Forest`; ``tree`` is None. The report is
     the base's, with ``refined``, whether training together lowered the loss; ``boosted_loss``, the loss of
@@ -201,15 +201,14 @@ class _Refiner:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Updates of each part of a training; boosting has no shorter stages, so that its rounds stay as they are."""
+        """Updates of each part of a training: at most those of the longest stage of boosting, whose rounds stay."""
         part = min(_PART, max(self.base.rounds.lengths))
         whole, rest = divmod(self.schedule.steps, part)
         return (part,) * whole + ((rest,) if rest else ())
 
-    def _optimizer(self, updates: Any) -> optax.GradientTransformation:
-        """Returns the optimizer of a training of so many updates, after which its learning rate is 0."""
-        part = lambda step: jnp.minimum(step / jnp.maximum(jnp.float32(updates), 1), 1)
-        return optax.adam(lambda step: self.learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * part(step))))
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.schedule.steps))
 
     def _method(self, state: Refining) -> training.Method:
         """Returns the method, whose parameters are the trees, their leaves in the state's unit."""
@@ -229,7 +228,7 @@ class _Refiner:
     def init(self, start: Any, batch: Batch, *, key: Array) -> Refining:
         boosting = self.base.init(start, batch, key=key)
         trees = boosting.trees.replace(leaves=boosting.trees.leaves.trainable())
-        run = training.init_state(trees, batch, key=key, optimizer=self._optimizer(self.schedule.steps))
+        run = training.init_state(trees, batch, key=key, optimizer=self._optimizer)
         infinite = jnp.full(len(self.lengths), jnp.inf, batch.x.dtype)
         one = jnp.ones((), batch.x.dtype)
         return Refining(boosting, run, run.best, infinite[0], infinite, boosting.count, one, jnp.array(False))
@@ -262,7 +261,7 @@ class _Refiner:
         scaled = lambda a: jnp.where(some.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
         leaves = jax.tree.map(scaled, trees.leaves.trainable())
         params = _of_unit_length(trees).replace(leaves=leaves)
-        run = training.init_state(params, batch, key=boosting.key, optimizer=self._optimizer(self.schedule.steps))
+        run = training.init_state(params, batch, key=boosting.key, optimizer=self._optimizer)
         state = state._replace(run=run, count=count, unit=unit, lost=boosting.losses.min(), complete=jnp.array(False))
         if validation is not None:
             return state
@@ -276,8 +275,7 @@ class _Refiner:
         out = state.boosting.held_out
         weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
         rows = batch._replace(weight=jnp.where(out & ~again, 0, weight)) if validation is None else batch
-        optimizer = self._optimizer(jnp.where(again, state.best.step, self.schedule.steps))
-        once = training.one_step(self._method(state), rows, optimizer, batch_size=self.schedule.batch_size)
+        once = training.one_step(self._method(state), rows, self._optimizer, batch_size=self.schedule.batch_size)
         before = jnp.asarray(np.cumsum((0, *self.lengths)))[part] + at.before
         count = jnp.where(again & (before >= state.best.step), 0, at.count)  # the last training ends there
         run, history = training.advance_up_to(once, state.run, count, at.most, step=before)
