@@ -197,7 +197,8 @@ def report(found: pieces.Found, command: str) -> str:
     needed = [part for part in PARTS if part not in ("boosted", "refined")]  # which may lack sets
     whole = [name for name in SETS if all(found.get(part, {}).get(name) for part in needed)]
     of = lambda part, name, what: [one[what] for one in pieces.of_seeds(found, part, name).values()]
-    mean = lambda values: float(np.mean(values)) if len(values) else np.nan
+    mean = lambda values: float(np.mean(values)) if values else np.nan
+    median = lambda values: f"{np.median(values):,.0f}" if values else "-"
     means = np.array([[mean(of(part, name, "test")) for part in PARTS] for name in whole])
     cell = lambda values: pieces.spread(values) if values else "-"
     rows = [[name, *(cell(of(part, name, "test")) for part in PARTS)] for name in whole]
@@ -205,11 +206,11 @@ def report(found: pieces.Found, command: str) -> str:
     lines = []
     if whole:
         rows.append(["**mean**", *("-" if np.isnan(mean) else f"{mean:.2f}" for mean in means.mean(0))])
-        numbers = [np.median([n for name in whole for n in of(part, name, "numbers")]) for part in PARTS]
+        numbers = [[n for name in whole for n in of(part, name, "numbers")] for part in PARTS]
         records = lambda part, name: found.get(part, {}).get(name, {}).values()
         seconds = [[one["seconds"] for name in whole for one in records(part, name)] for part in PARTS]
-        rows.append(["median of numbers in the model", *(f"{n:,.0f}" for n in numbers)])
-        rows.append(["median of seconds, tuning included", *(f"{np.median(s):.0f}" for s in seconds)])
+        rows.append(["median of numbers in the model", *map(median, numbers)])
+        rows.append(["median of seconds, tuning included", *map(median, seconds)])
         for part, title in list(zip(PARTS, TITLES, strict=True))[:4]:
             by = [ahead(found, part, name) for name in whole if found.get(part, {}).get(name)]
             if by:
