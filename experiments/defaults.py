@@ -47,7 +47,7 @@ RECIPES = {
     "BestOf-DGT": jtrees.BestOf(jtrees.DGT()),
 }
 # LatentClustering predicts features from other features, without y; FromMethod has no default method; Sparse is in
-# experiments.sparse.
+# experiments.sparse, Boosted and Refined in paper_forest.
 LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Boosted, jtrees.Refined)
 PARTS = ("baselines", *RECIPES)
 ROWS = 3000  # to train on, and to test on, at most

@@ -43,10 +43,7 @@ _TRIED: Any = (
 # Three recipes, of which that with the lowest loss on the rows that it holds out is taken.
 BOOSTED: Any = tuple(jtrees.Boosted(_WEAK.replace(**tree), rounds=1000, **sum_) for tree, sum_ in _TRIED)
 # Two recipes, likewise.
-REFINED: Any = (
-    jtrees.Refined(),
-    jtrees.Refined(jtrees.Boosted(_WEAK, rounds=100)),
-)
+REFINED: Any = (jtrees.Refined(), jtrees.Refined(jtrees.Boosted(_WEAK, rounds=100)))
 ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -261,6 +261,7 @@ class Evaluator:
     def __init__(self, job: Job):
         """For a job."""
         self._job, self._batches = job, tuple(job.batch(table) for table in (job.sample, job.validation))
+        self._scaled = self._batches[0] if job.matrix is None else job.scaling.batch(job.sample)
         self.constant_loss = _constant_loss(job.sample, job.validation)
         self._result = jax.jit(self._composed)
 
@@ -274,7 +275,7 @@ class Evaluator:
         held = jax.device_get(state.replace(key=jax.random.key_data(key)))
         held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
         result = jax.device_get(self._result(held, *self._batches))
-        data = Data(job.sample, job.validation, job.scaling, job.scaling.batch(job.sample))
+        data = Data(job.sample, job.validation, job.scaling, self._scaled)
         done = job.search.finish(result, None, data, key=jax.random.key(0), monitor=Monitor())
         return jtrees.FitResult(done.model, done.tree, done.loss, int(result.step), np.zeros(0), done.report)
 

@@ -173,7 +173,7 @@ class Booster:
         trees = jax.tree.map(lambda a: reset(0, a), state.trees)
         tried = jax.tree.map(reset, (state.trees, jnp.minimum(state.best, state.count)), state.tried)
         key, run_key = jax.random.split(jax.random.fold_in(state.key, number))
-        weight = _weight(batch, self._left_out(state, number))
+        weight = weight_of(batch, self._left_out(state, number))
         target, features = self._target(batch, outputs, weight, key, self._used)
         run = self.base.init(state.start, target, key=run_key)
         count, dropped = reset(0, state.count), reset(0, state.dropped)
@@ -192,7 +192,10 @@ class Booster:
     def _ended(self, state: Boosting, batch: Batch, validation: Batch | None, number: Array) -> Boosting:
         """Returns the state with the tree of a round."""
         over = self._stalled(state)
-        result, weight = self.base.result(state.run, state.target, None), _weight(batch, self._left_out(state, number))
+        result, weight = (
+            self.base.result(state.run, state.target, None),
+            weight_of(batch, self._left_out(state, number)),
+        )
         tree = result.model.replace(weights=result.model.weights * state.features, leaves=state.trees.leaves)
         leaf = ops.hard(tree.weights, tree.bias, batch.x)
         fitted = self._leaves(state, batch, leaf, len(tree.bias) + 1, weight)
@@ -227,8 +230,8 @@ class Booster:
         """Returns the loss on the validation set, or on the rows held out."""
         loss = self.task.loss_function
         if validation is not None:
-            return _mean_loss(loss, state.outputs_at(validation.x), validation.y, validation.weight)
-        return _mean_loss(loss, state.outputs, batch.y, jnp.where(state.held_out, _weight(batch), 0))
+            return mean_loss(loss, state.outputs_at(validation.x), validation.y, validation.weight)
+        return mean_loss(loss, state.outputs, batch.y, jnp.where(state.held_out, weight_of(batch), 0))
 
     # --- The functions of the search ---
 
@@ -237,7 +240,7 @@ class Booster:
         if held_out is not None and held_out.sum() < _FEWEST_HELD_OUT:
             held_out = None
         batch = jax.tree.map(jnp.asarray, batch)
-        weight = _weight(batch)
+        weight = weight_of(batch)
         outputs = self._initial(batch, weight)[1]
         first = jax.device_get(self._target(batch, outputs, weight, key, self.features)[0])
         return Prepared(self.base.prepare(first, key=key), held_out)
@@ -248,7 +251,7 @@ class Booster:
         return initial, jnp.broadcast_to(initial, (len(batch.x), *self.task.shape))
 
     def init(self, prepared: Prepared, batch: Batch, *, key: Array) -> Boosting:
-        prepared, weight = jax.tree.map(jnp.asarray, prepared), _weight(batch)
+        prepared, weight = jax.tree.map(jnp.asarray, prepared), weight_of(batch)
         initial, outputs = self._initial(batch, weight)
         target, features = self._target(batch, outputs, weight, key, self._used)
         run = self.base.init(prepared.start, target, key=key)
@@ -282,7 +285,7 @@ class Booster:
             state = jax.lax.cond(number < self.rounds, lambda: state, lambda: trained(state))
         else:
             state = trained(state)
-        lost = _mean_loss(self.task.loss_function, state.outputs, batch.y, _weight(batch))
+        lost = mean_loss(self.task.loss_function, state.outputs, batch.y, weight_of(batch))
         return state, jnp.where(jnp.arange(at.most) < at.count, lost, jnp.nan)
 
     def next(self, i: Array, state: Boosting, rounds: Rounds) -> Array:
@@ -309,7 +312,7 @@ class Booster:
         trees = jax.tree.map(lambda a: jnp.where(kept.reshape(-1, *[1] * (a.ndim - 1)), a, 0), trees)
         state = state._replace(trees=trees, count=count)
         by = batch if validation is None else validation
-        score = _mean_loss(self.task.loss_function, state.outputs_at(by.x), by.y, by.weight)
+        score = mean_loss(self.task.loss_function, state.outputs_at(by.x), by.y, by.weight)
         extra = {"count": count, "losses": state.losses, "dropped": state.dropped}
         finite = jnp.isfinite(score) & ((state.count == 0) | (state.count > state.dropped))
         step = count * sum(self.base.rounds.lengths)
@@ -333,7 +336,7 @@ def rows_of_round(n: int, subsample: float) -> int:
     return max(1, round(subsample * n))
 
 
-def _weight(batch: Batch, held_out: Any = False) -> Array:
+def weight_of(batch: Batch, held_out: Any = False) -> Array:
     """Returns the weights of the rows, 0 for those held out."""
     weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
     return jnp.where(held_out, 0, weight)
@@ -346,7 +349,7 @@ def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple
     return step, weight / jnp.maximum(weight.mean(), jnp.finfo(weight.dtype).tiny)
 
 
-def _mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
+def mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
     """Returns the weighted mean loss of outputs."""
     each = loss.samples(outputs, y)
     return each.mean() if weight is None else (weight * each).sum() / weight.sum()

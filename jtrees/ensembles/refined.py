@@ -11,7 +11,7 @@ import optax
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training
 from jtrees.data import Data
-from jtrees.ensembles._boosting import Boosting
+from jtrees.ensembles._boosting import Boosting, mean_loss, weight_of
 from jtrees.ensembles.boosted import Boosted
 from jtrees.search import Finished, Recipe, Round, Rounds, Schedule, Search, SearchResult, options
 from jtrees.search.recipe import loss_of
@@ -21,7 +21,7 @@ from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 
 _PART = 50  # updates from one evaluation to the next
-_UPDATES, _PASSES = 1000, 12  # at least, unless epochs are given
+_UPDATES = 1000  # at least, unless epochs are given
 _MARGIN = 0.1  # of bounds: part of the range of the outputs for the training rows by which they are beyond it
 _HARD = 1e6  # sharpness under which soft trees are as good as hard ones
 
@@ -137,8 +137,8 @@ class Refined(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         if not isinstance(self.base, Boosted) or self.base.patience is None:
             raise ValueError(f"base must be a jtrees.Boosted with patience, which holds rows out, got {self.base!r}")
-        epochs = self.epochs or max(_PASSES, -(-_UPDATES // max(1, shape[0] // self.batch_size)))
-        base, schedule = self.base.search(task, shape), Schedule.of(shape[0], epochs, self.batch_size)
+        base = self.base.search(task, shape)
+        schedule = Schedule.of(shape[0], self.epochs, self.batch_size, updates=_UPDATES)
         sharpness = lambda step: (
             self.first_sharpness * (self.last_sharpness / self.first_sharpness) ** (step / jnp.float32(schedule.steps))
         )
@@ -272,9 +272,8 @@ class _Refiner:
         self, at: Round, state: Refining, batch: Batch, validation: Batch | None, again: Array, part: Array
     ) -> tuple[Refining, Array]:
         """Returns the state after some updates, and their losses."""
-        out = state.boosting.held_out
-        weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-        rows = batch._replace(weight=jnp.where(out & ~again, 0, weight)) if validation is None else batch
+        out, weight = state.boosting.held_out, weight_of(batch)
+        rows = batch._replace(weight=weight_of(batch, out & ~again)) if validation is None else batch
         once = training.one_step(self._method(state), rows, self._optimizer, batch_size=self.schedule.batch_size)
         before = jnp.asarray(np.cumsum((0, *self.lengths)))[part] + at.before
         count = jnp.where(again & (before >= state.best.step), 0, at.count)  # the last training ends there
@@ -284,8 +283,7 @@ class _Refiner:
         def evaluated() -> Refining:
             by = validation if validation is not None else batch._replace(weight=jnp.where(out, weight, 0))
             model = self._model(run.params, state, run.step, batch)
-            lost = _mean_loss(self.task, model.outputs(by.x), by)
-            lost = jnp.where(run.finite, lost, jnp.inf)
+            lost = jnp.where(run.finite, self._loss(model, by), jnp.inf)
             now = training.Best(run.params, lost, run.step)
             best = jax.tree.map(lambda a, b: jnp.where(lost < state.best.score, b, a), state.best, now)
             return state._replace(best=best, losses=state.losses.at[part].set(lost))
@@ -296,6 +294,10 @@ class _Refiner:
         of_history = again | (validation is not None)
         return state._replace(complete=complete), jnp.where(of_history, history.losses, jnp.nan)
 
+    def _loss(self, model: SoftTrees, by: Batch) -> Array:
+        """Returns the loss of a model on a batch."""
+        return mean_loss(self.task.loss_function, model.outputs(by.x), by.y, by.weight)
+
     def _is_better(self, state: Refining) -> Array:
         """Whether training together has lowered the loss."""
         return state.best.score < state.lost
@@ -304,10 +306,9 @@ class _Refiner:
         boosted, parts = len(self.base.rounds.lengths), len(self.lengths)
         first = jnp.asarray(rounds.first)
         of_base = self.base.next(i, state.boosting, rounds._replace(lengths=self.base.rounds.lengths))
-        stage = jnp.searchsorted(first, i, side="right") - 1
-        again, begins = stage >= boosted + parts, i == first[jnp.minimum(stage, len(first) - 1)]
         # The second training has as many updates as the best evaluation of the first was after, if there is one.
-        over = again & (~self._is_better(state) | state.boosting.given | (state.complete & begins))
+        again = i >= first[boosted + parts]
+        over = again & (~self._is_better(state) | state.boosting.given | state.complete)
         return jnp.where(i < first[boosted], of_base, jnp.where(over, rounds.count, i))
 
     def _model(self, params: ObliqueTree, state: Refining, step: Array, batch: Batch) -> SoftTrees:
@@ -319,8 +320,7 @@ class _Refiner:
         if self.hard:
             return model
         outputs = model.outputs(batch.x)
-        real = jnp.ones(len(outputs), bool) if batch.weight is None else batch.weight > 0
-        lower, upper = _widened(outputs, real.reshape(-1, *[1] * (outputs.ndim - 1)), 0)
+        lower, upper = _widened(outputs, (weight_of(batch) > 0).reshape(-1, *[1] * (outputs.ndim - 1)), 0)
         return model.replace(lower=lower, upper=upper)
 
     def result(self, state: Refining, batch: Batch, validation: Batch | None) -> SearchResult:
@@ -333,7 +333,7 @@ class _Refiner:
         together = self._model(params, state, step, batch)
         model = jax.tree.map(lambda a, b: jnp.where(refined, a, b), together, of_boosting)
         by = batch if validation is None else validation
-        score = _mean_loss(self.task, model.outputs(by.x), by)
+        score = self._loss(model, by)
         extra = {"boosted": boosted.extra, "refined": refined, "lost": state.lost, "losses": state.losses}
         return SearchResult(model, score, boosted.finite & jnp.isfinite(score), boosted.step + state.run.step, extra)
 
@@ -349,11 +349,6 @@ class _Refiner:
         network = model.replace(trees=jax.tree.map(lambda a: a[:count], model.trees))
         soft = data.scaling.restore(SoftForest(network, None, data.table.task.of_models))
         return Finished(soft, None, loss_of(result, soft, data, self.task), report)
-
-
-def _mean_loss(task: Task, outputs: Array, by: Batch) -> Array:
-    """Returns the weighted mean loss of outputs on a batch."""
-    return losses.weighted_mean(task.loss_function.samples(outputs, by.y), training.normalised(by).weight)
 
 
 def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
@@ -380,7 +375,7 @@ def _endless(trees: ObliqueTree, initial: Array, sharpness: Array) -> SoftTrees:
 
 
 def _widened(outputs: Array, mask: Array, axis: int) -> tuple[Array, Array]:
-    """Returns the range of masked outputs, extended on both sides; nothing of an empty mask is a number."""
+    """Returns the range of masked outputs, extended on both sides; infinite where the mask is empty."""
     low = jnp.where(mask, outputs, jnp.inf).min(axis)
     high = jnp.where(mask, outputs, -jnp.inf).max(axis)
     margin = _MARGIN * (high - low)
@@ -402,7 +397,7 @@ def _bounded(trees: ObliqueTree, batch: Batch) -> Any:
     """
     if not isinstance(trees.leaves, kinds.Linear):
         return trees.leaves
-    real = jnp.ones(len(batch.x), bool) if batch.weight is None else batch.weight > 0
+    real = weight_of(batch) > 0
 
     def one(tree: ObliqueTree) -> Any:
         leaf, leaves = ops.hard(tree.weights, tree.bias, batch.x), tree.leaves

@@ -32,13 +32,14 @@ class Schedule(NamedTuple):
     batch_size: int
 
     @classmethod
-    def of(cls, n: int, epochs: int | None, batch_size: int) -> "Schedule":
+    def of(cls, n: int, epochs: int | None, batch_size: int, updates: int | None = None) -> "Schedule":
         """The schedule for n samples.
 
         Args:
           n: number of samples.
-          epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+          epochs: passes over the data; None: enough for ``updates``, and at least 12.
           batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+          updates: see ``epochs``; None: 2000.
 
         Raises:
           ValueError: for more updates than a counter of 32 bits holds.
@@ -46,7 +47,7 @@ class Schedule(NamedTuple):
         batch_size = min(batch_size, n)
         per_epoch = n // batch_size
         if epochs is None:
-            epochs = max(_PASSES, -(-_UPDATES // per_epoch))
+            epochs = max(_PASSES, -(-(updates or _UPDATES) // per_epoch))
         checks.check_count("epochs", epochs, most=checks.MAX_NUMBERS // per_epoch)
         return cls(epochs * per_epoch, per_epoch, batch_size)
 
