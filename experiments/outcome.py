@@ -96,7 +96,7 @@ def as_tree(model: Any, x: np.ndarray) -> jtrees.ObliqueTree | None:
 
 
 def size(model: Any, x: np.ndarray) -> tuple[int, int]:
-    """Leaves and numbers of a model; of a split of scikit-learn and XGBoost its feature and its threshold."""
+    """Leaves and numbers of a model; of an axis-parallel split its feature and its threshold."""
     if (tree := as_tree(model, x)) is not None:
         return tree.num_leaves, tree.num_parameters
     if isinstance(model, DummyRegressor):
@@ -112,6 +112,12 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
         nodes = model.get_booster().trees_to_dataframe()["Feature"]
         leaves = int((nodes == "Leaf").sum())
         return leaves, 2 * (len(nodes) - leaves) + leaves
+    if hasattr(model, "booster_"):  # LightGBM
+        trees = [tree["tree_structure"] for tree in model.booster_.dump_model()["tree_info"]]
+        return tuple(map(sum, zip(*map(_lightgbm_size, trees), strict=True)))  # type: ignore[return-value]
+    if hasattr(model, "get_tree_leaf_counts"):  # CatBoost, all of whose splits of one level are the same
+        counts = model.get_tree_leaf_counts()
+        return int(counts.sum()), len(model.get_leaf_values()) + 2 * int(np.log2(counts).sum())
     if isinstance(model, jtrees.Forest):
         sizes = [size(member, x) for member in model]
         return sum(leaves for leaves, _ in sizes), sum(numbers for _, numbers in sizes)
@@ -120,6 +126,14 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
     # A LatentTree: a tree and a predictor on it.
     active = np.asarray(model.network.active)
     return int((active[len(active) // 2 :] > 0).sum()), model.num_parameters
+
+
+def _lightgbm_size(node: dict[str, Any]) -> tuple[int, int]:
+    """Leaves and numbers of a tree of LightGBM; of a linear leaf its coefficients, their features and a constant."""
+    if "left_child" not in node:
+        return 1, 1 + 2 * len(node.get("leaf_coeff", []))
+    (left, a), (right, b) = _lightgbm_size(node["left_child"]), _lightgbm_size(node["right_child"])
+    return left + right, 2 + a + b
 
 
 class Outcome:

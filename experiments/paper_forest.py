@@ -3,15 +3,16 @@ trained all together, XGBoost, a random forest and one tree, on the eight sets o
 
 python -m experiments.paper_forest --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts get boosting ...]
 
-Needs xgboost and optuna (``make peers``). Every (part, set, seed) is a file under --out (by default the committed
-ones); the report, beside that folder, is made of the files that are there.
+Needs xgboost, lightgbm, catboost and optuna (``make peers``). Every (part, set, seed) is a file under --out (by default
+the committed ones); the report, beside that folder, is made of the files that are there.
 
 Three quarters of the rows to train, targets scaled to mean 0 and deviation 1; scores are R^2 in per cent. What is tuned
 is tuned on a third of the training part, and then fitted to all of it.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,15 +20,15 @@ import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, pieces
+from experiments import benchmark, data, pieces, rivals
 from experiments.outcome import size
 from experiments.paper_get import PAPER
 from experiments.pieces import percent
+from experiments.rivals import Split
 import jtrees
 
 SETS = tuple(PAPER)
-TRIALS = 30  # of the tuning of boosting
-ROUNDS, PATIENCE = 1000, 30  # of boosting: trees at most, and without gain
+OURS, RIVALS = ("get", "dgt", "boosted", "refined"), ("boosting", "lightgbm", "catboost")
 UPDATES = 2000  # of a tree of DGT
 BOOSTED_SECONDS = 150  # for each recipe
 GET_FOREST: Any = jtrees.Bagged(
@@ -45,8 +46,6 @@ BOOSTED: Any = tuple(jtrees.Boosted(_WEAK.replace(**tree), rounds=1000, **sum_) 
 # Two recipes, likewise.
 REFINED: Any = (jtrees.Refined(), jtrees.Refined(jtrees.Boosted(_WEAK, rounds=100)))
 ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
-
-Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def fitted(recipe: Any, split: Split, seed: int) -> dict[str, Any]:
@@ -99,34 +98,11 @@ def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
     )
 
 
-def boosting(split: Split, seed: int) -> dict[str, Any]:
-    """XGBoost, seven options tuned by Optuna's TPE, the number of trees by early stopping."""
-    import xgboost  # pyright: ignore[reportMissingImports]
-
-    x, x_test, y, y_test = split
-    a, b, ya, yb = train_test_split(x, y, test_size=1 / 3, random_state=seed)
-    fixed: Any = {"tree_method": "hist", "random_state": seed, "n_jobs": -1}
-
-    def objective(trial: Any) -> float:
-        options = {
-            "max_depth": trial.suggest_int("max_depth", 2, 10),
-            "learning_rate": trial.suggest_float("learning_rate", 0.02, 0.3, log=True),
-            "min_child_weight": trial.suggest_float("min_child_weight", 1, 30, log=True),
-            "subsample": trial.suggest_float("subsample", 0.5, 1),
-            "colsample_bytree": trial.suggest_float("colsample_bytree", 0.4, 1),
-            "reg_lambda": trial.suggest_float("reg_lambda", 0.01, 10, log=True),
-            "gamma": trial.suggest_float("gamma", 1e-4, 1, log=True),
-        }
-        model = xgboost.XGBRegressor(n_estimators=ROUNDS, early_stopping_rounds=PATIENCE, **fixed, **options)
-        model.fit(a, ya, eval_set=[(b, yb)], verbose=False)
-        trial.set_user_attr("trees", model.best_iteration + 1)
-        return float(np.mean(np.square(model.predict(b) - yb)))
-
-    best = pieces.best_trial(objective, TRIALS, seed=seed)
-    trees = best.user_attrs["trees"]
-    model = xgboost.XGBRegressor(n_estimators=trees, **fixed, **best.params).fit(x, y)
-    found = {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
-    return found | {"trees": trees, "options": best.params}
+def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
+    """A package of boosted trees, tuned."""
+    x, x_test, _, y_test = split
+    model, found = rivals.tuned(name, split, seed)
+    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1], **found}
 
 
 def random_forest(split: Split, seed: int) -> dict[str, Any]:
@@ -146,7 +122,9 @@ PARTS: dict[str, Callable[[Split, int], dict[str, Any]]] = {
     "dgt": dgt_forest,
     "boosted": boosted,
     "refined": refined,
-    "boosting": boosting,
+    "boosting": partial(rival, "XGBoost"),
+    "lightgbm": partial(rival, "LightGBM"),
+    "catboost": partial(rival, "CatBoost"),
     "forest": random_forest,
     "tree": one_tree,
 }
@@ -156,6 +134,8 @@ TITLES = (
     "boosted GET",
     "refined GET",
     "XGBoost, tuned",
+    "LightGBM, tuned",
+    "CatBoost, tuned",
     "random forest",
     "one tree of GET-Linear",
 )
@@ -164,7 +144,7 @@ SETTINGS: dict[str, Any] = {
     "dgt": {"updates": UPDATES},
     "boosted": {"recipes": [pieces.recipe_text(recipe) for recipe in BOOSTED]},
     "refined": {"recipes": [pieces.recipe_text(recipe) for recipe in REFINED]},
-    "boosting": {"trials": TRIALS, "rounds": ROUNDS},
+    **{part: {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS} for part in RIVALS},
     "forest": {},
     "tree": {"recipe": pieces.recipe_text(ONE_TREE)},
 }
@@ -183,15 +163,36 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
     yield from pieces.for_seeds(part, name, make, SETTINGS[part], options.all_seeds)
 
 
-def ahead(found: pieces.Found, part: str, name: str) -> float:
-    """How far a part is ahead of XGBoost on a set, over the splits that both were measured on."""
-    ours, theirs = pieces.of_seeds(found, part, name), pieces.of_seeds(found, "boosting", name)
-    return float(np.mean([ours[seed]["test"] - theirs[seed]["test"] for seed in ours if seed in theirs]))
+def ahead(found: pieces.Found, part: str, name: str, others: tuple[str, ...] = ("boosting",)) -> float:
+    """How far a part is ahead of the best of some rivals on a set, over the splits that it and XGBoost have.
+
+    A rival without all of these splits is left out.
+    """
+    of = lambda which: pieces.of_seeds(found, which, name)
+    seeds = of(part).keys() & of("boosting").keys()
+    mean = lambda which: float(np.mean([of(which)[seed]["test"] for seed in seeds]))
+    return mean(part) - max(mean(other) for other in others if of(other).keys() >= seeds)
+
+
+def differences(found: pieces.Found, names: Iterable[str]) -> list[str]:
+    """Of each of our parts, lines that say how far it is ahead of XGBoost, and of the best rival of each set."""
+    lines = []
+    for part, title in zip(PARTS, TITLES, strict=True):
+        both = [
+            one for one in names if {*pieces.of_seeds(found, part, one)} & {*pieces.of_seeds(found, "boosting", one)}
+        ]
+        if not both or part not in OURS:
+            continue
+        for others, of in ((("boosting",), "XGBoost"), (RIVALS, "the best rival of each set")):
+            by = [ahead(found, part, name, others) for name in both]
+            counts = f"ahead on {sum(one > 0 for one in by)} of {len(by)}"
+            lines.append(f"- {title} - {of}: {np.mean(by):+.2f} on average, {counts}")
+    return lines
 
 
 def report(found: pieces.Found, command: str) -> str:
     """The table: scores with their spread over the splits, numbers in the models, seconds."""
-    needed = [part for part in PARTS if part not in ("boosted", "refined")]  # which may lack sets
+    needed = ("get", "dgt", "boosting", "forest", "tree")  # the others may lack sets
     whole = [name for name in SETS if all(found.get(part, {}).get(name) for part in needed)]
     of = lambda part, name, what: [one[what] for one in pieces.of_seeds(found, part, name).values()]
     mean = lambda values: float(np.mean(values)) if values else np.nan
@@ -208,23 +209,21 @@ def report(found: pieces.Found, command: str) -> str:
         seconds = [[one["seconds"] for name in whole for one in records(part, name)] for part in PARTS]
         rows.append(["median of numbers in the model", *map(median, numbers)])
         rows.append(["median of seconds, tuning included", *map(median, seconds)])
-        for part, title in list(zip(PARTS, TITLES, strict=True))[:4]:
-            by = [ahead(found, part, name) for name in whole if found.get(part, {}).get(name)]
-            if by:
-                counts = f"ahead on {sum(one > 0 for one in by)} of {len(by)}"
-                lines.append(f"- {title} - XGBoost: {np.mean(by):+.2f} on average, {counts}")
-    epochs, boosted = GET_FOREST.base.epochs, max((len(of("boosted", name, "test")) for name in whole), default=0)
+        lines = differences(found, whole)
+    splits = lambda part: max((len(of(part, name, "test")) for name in whole), default=0)
     about = (
         f"Made by `{command}` on {pieces.machines(found)}. Test R² in per cent, mean and deviation over random "
-        f"splits, 75/25. GET-Linear: depth of {GET_DEPTHS} chosen with four trees, one start x {epochs} epochs under "
-        f"each of two scale factors; DGT: depth 6, {UPDATES} updates, untuned. Boosted GET: the best of three recipes "
-        "(constant leaves at depth 6 and 8, linear ones at depth 4) by the fifth of the training rows that each holds "
-        f"out to find its number of rounds, at most {BOOSTED_SECONDS} s each; {boosted} of the splits, on which it is "
-        "compared with XGBoost. Refined GET: the better of two recipes (100 trees of depth 4 with linear leaves, of "
-        f"depth 5 with constant ones) by the same rows, on as many. XGBoost: seven options by {TRIALS} trials of "
-        f"Optuna's TPE, up to {ROUNDS} trees with early stopping. Random forest: 500 trees. Targets are "
-        "scaled to mean 0 and deviation 1 for all. The machine was at times busy with other work: seconds are upper "
-        "bounds."
+        f"splits, 75/25. GET-Linear: depth of {GET_DEPTHS} chosen with four trees, one start x "
+        f"{GET_FOREST.base.epochs} epochs under each of two scale factors; DGT: depth 6, {UPDATES} updates, untuned. "
+        "Boosted GET: the best of three recipes (constant leaves at depth 6 and 8, linear ones at depth 4) by the "
+        f"fifth of the training rows that each holds out to find its number of rounds, at most {BOOSTED_SECONDS} s each. "
+        "Refined GET: the better "
+        "of two recipes (100 trees of depth 4 with linear leaves, of depth 5 with constant ones) by the same rows. "
+        f"XGBoost, LightGBM (also with linear leaves) and CatBoost: seven options each by {rivals.TRIALS} trials of "
+        f"Optuna's TPE, up to {rivals.ROUNDS} trees with early stopping. Random forest: 500 trees. Splits: at most "
+        + ", ".join(f"{title} {splits(part)}" for part, title in zip(PARTS, TITLES, strict=True))
+        + "; differences are of common ones. Targets are scaled to mean 0 and deviation 1 for all. The machine was at "
+        "times busy with other work: seconds are upper bounds."
     )
     return (
         f"# Thirty small trees against boosting\n\n{about}\n\n"

@@ -96,7 +96,7 @@ def percent(outputs: Any, y: Any) -> float:
     return 100 * float(accuracy_score(y, outputs if outputs.ndim == 1 else outputs.argmax(1)))
 
 
-def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, direction: str = "minimize") -> Any:
+def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, direction: Any = "minimize") -> Any:
     """The best of some trials of Optuna's TPE."""
     import optuna  # pyright: ignore[reportMissingImports]
 

@@ -51,9 +51,6 @@ PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
     ("abalone", R2): (61.2, ""),
 }
 
-# Figures of the papers that no other script has.
-DGT_OTHERS = (("2", "mnist", ACCURACY, 94.00), ("1", "cpu-act", RMSE, 2.91), ("4", "cpu-act", RMSE, 2.63))
-BANDIT_OTHERS = (("6", "cpu-act", RMSE, 3.05),)
 TEL_ROUTING = {  # Table 2: AUC, smooth-step and logistic
     "ann-thyroid": (0.997, 0.996),
     "breast-cancer-wisconsin": (0.992, 0.994),
@@ -87,6 +84,7 @@ OWN_PARTS = "yes: the set's own"
 SPLITS = {
     "abalone_dgt": "yes: the paper's five",
     "ailerons": "yes: first 7154 rows to train",
+    "cpu-act": "no: five at random, 60/40",
     "segmentation": "no: 80/20 at random",
     "connect-4": "no: 80/20 at random",
 }
@@ -217,7 +215,7 @@ def get_rows(results: Results) -> Iterator[Row]:
 
 def metric_of(name: str) -> str:
     """Of a set of DGT's tables."""
-    return {"ailerons": RMSE_E4, "abalone_dgt": RMSE}.get(name, ACCURACY)
+    return RMSE_E4 if name == "ailerons" else RMSE if name in paper_dgt.REGRESSION else ACCURACY
 
 
 def dgt_rows(results: Results) -> Iterator[Row]:
@@ -231,10 +229,6 @@ def dgt_rows(results: Results) -> Iterator[Row]:
                 ours, again = results.ours("paper_dgt", part, name, values), command("paper_dgt", part, name)
                 table = "4" if part == "forests" else "1" if name in paper_dgt.REGRESSION else "2"
                 yield Row(table, name, what, metric_of(name), paper, ours, again, same(name), tree=part == "trees")
-    for table, name, metric, paper in DGT_OTHERS:
-        if name not in paper_dgt.SETS:
-            what = f"{paper_dgt.TREES} trees of DGT" if table == "4" else "DGT"
-            yield Row(table, name, what, metric, paper, None, "", "-", tree=table != "4")
     for name, (_, *papers) in paper_dgt.ABLATED.items():
         for kind, paper in zip(paper_dgt.ABLATIONS[1:], papers, strict=True):
             values = [value for one in results.of("paper_dgt", "ablations", name) for value in one[kind]]
@@ -244,11 +238,9 @@ def dgt_rows(results: Results) -> Iterator[Row]:
     for table, name, what, paper in [*bandits, ("Figure 2", "mnist", "bandit", float(paper_bandit.PAPER_MNIST))]:
         values = [curve[-1] for one in results.of("paper_bandit", "tree", name) for curve in one["scores"]]
         ours, again = results.ours("paper_bandit", "tree", name, values), command("paper_bandit", "tree", name)
-        one_split = "yes: the first of the paper's five" if name == paper_dgt.SHUFFLES else same(name)
+        first = {paper_dgt.SHUFFLES: "yes: the first of the paper's five", "cpu-act": "no: at random, 60/40"}
+        one_split = first.get(name, same(name))
         yield Row(table, name, what, metric_of(name), paper, ours, again, one_split)
-    for table, name, metric, paper in BANDIT_OTHERS:
-        if name not in paper_bandit.ROUNDS:
-            yield Row(table, name, "bandit, two-point", metric, paper, None, "", "-")
 
 
 def nongreedy_rows(results: Results) -> Iterator[Row]:
@@ -365,7 +357,7 @@ def counted(rows: list[Row]) -> str:
 
 
 def rivals(results: Results) -> str:
-    """Thirty trees, boosted trees and one tree beside XGBoost and a random forest, with the numbers that they hold."""
+    """Forests, boosted trees and one tree beside other boosting and a random forest, with the numbers they hold."""
     found, rows = results.found["paper_forest"], []
     for name in paper_forest.SETS:
         row, runs = [name], 0
@@ -377,18 +369,11 @@ def rivals(results: Results) -> str:
         best, _ = PUBLISHED.get((name, R2), (None, ""))
         rows.append([*row, str(runs), "-" if best is None else str(best)])
     table = benchmark.markdown(["set", *paper_forest.TITLES, "splits", "best published"], rows)
-    lines = []
-    for part, title in zip(paper_forest.PARTS, paper_forest.TITLES, strict=True):
-        of = lambda part, name: pieces.of_seeds(found, part, name).keys()
-        both = [name for name in paper_forest.SETS if of(part, name) & of("boosting", name)]
-        if both and part not in ("boosting", "forest"):
-            ahead = [paper_forest.ahead(found, part, name) for name in both]
-            count = f"ahead on {sum(one > 0 for one in ahead)} of {len(ahead)}"
-            lines.append(f"- {title} - XGBoost: {np.mean(ahead):+.2f} on average, {count}")
+    lines = paper_forest.differences(found, paper_forest.SETS)
     about = (
         "Test R² in per cent, mean and deviation over random splits, 75/25, the same for all; numbers in the model in "
         "brackets; `-` where there is none. What is tuned, and seconds: `paper_forest.md`; what is "
-        f"missing: {command('paper_forest', 'PART', 'SET')}. Boosted and refined GET may have fewer splits than said."
+        f"missing: {command('paper_forest', 'PART', 'SET')}. A method may have fewer splits than said."
     )
     return f"## The strongest rivals\n\n{about}\n\n{table}\n" + "\n".join(lines) + "\n"
 
