@@ -20,16 +20,14 @@ from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, data, estimators, pieces, rivals
 from experiments.outcome import size
+from experiments.paper_forest import WAYS
 from experiments.rivals import Split
 import jtrees
 
 ROWS = 6000  # to train on, and to test on, at most
 # Two recipes, of which that with the lower loss on the rows that it holds out is taken.
-_WEAK = jtrees.Boosted().base
-REFINED: Any = (
-    jtrees.Refined(),
-    jtrees.Refined(jtrees.Boosted(_WEAK.replace(depth=4), rounds=100, subsample=0.5)),
-)
+_CONSTANT = jtrees.Boosted(jtrees.Boosted().base.replace(depth=4), rounds=100, subsample=0.5)
+REFINED: Any = (jtrees.Refined(**WAYS), jtrees.Refined(_CONSTANT, **WAYS))
 
 
 def scores(probabilities: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dict[str, float]:
@@ -41,7 +39,8 @@ def scores(probabilities: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dic
 def refined(split: Split, seed: int) -> dict[str, Any]:
     """The better of two recipes by the fifth of the rows that each holds out."""
     x, x_test, y, y_test = split
-    fits = [jtrees.fit(recipe, x, y, key=jax.random.key(seed)) for recipe in REFINED]
+    how: Any = {"task": "classification", "key": jax.random.key(seed)}
+    fits = [jtrees.fit(recipe, x, y, **how) for recipe in REFINED]
     held_out = [min(fit.report["refined_losses"].min(), fit.report["boosted_loss"]) for fit in fits]
     model = fits[chosen := int(np.argmin(held_out))].model
     each = [scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y)) for fit in fits]
@@ -106,9 +105,10 @@ def report(found: pieces.Found, command: str) -> str:
     about = (
         f"Made by `{command}` on {pieces.machines(found)}. Test log loss, in brackets accuracy in per cent; mean and "
         f"deviation over random splits, if there are several; 75/25, at most {ROWS} rows each. Refined GET: the better "
-        "of two recipes (100 trees of depth 4 with linear or with constant leaves) by the fifth of the training rows "
-        f"that each holds out. The others: seven options each by {rivals.TRIALS} trials of Optuna's TPE, compared by "
-        f"log loss, up to {rivals.ROUNDS} trees with early stopping."
+        "of two recipes (100 trees of depth 4 with linear or with constant leaves, four ways to train them together "
+        "each) by the fifth of the training rows that is held out. The others: seven options each by "
+        f"{rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up to {rivals.ROUNDS} trees with early "
+        "stopping."
     )
     header = ["set", *(TITLES[part] for part in there)]
     return f"# Log loss of classes\n\n{about}\n\n{benchmark.markdown(header, rows)}\n" + "\n".join(lines) + "\n"

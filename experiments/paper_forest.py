@@ -43,8 +43,13 @@ _TRIED: Any = (
 )
 # Three recipes, of which that with the lowest loss on the rows that it holds out is taken.
 BOOSTED: Any = tuple(jtrees.Boosted(_WEAK.replace(**tree), rounds=1000, **sum_) for tree, sum_ in _TRIED)
-# Two recipes, likewise.
-REFINED: Any = (jtrees.Refined(), jtrees.Refined(jtrees.Boosted(_WEAK, rounds=100)))
+# Two recipes, likewise, each with four ways to train all trees together.
+WAYS: Any = {
+    "learning_rate": (0.0003, 0.001, 0.003, 0.001),
+    "first_sharpness": (10.0, 10.0, 10.0, 5.0),
+    "last_sharpness": (100.0, 100.0, 100.0, 30.0),
+}
+REFINED: Any = (jtrees.Refined(**WAYS), jtrees.Refined(jtrees.Boosted(_WEAK, rounds=100), **WAYS))
 ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
 
 
@@ -87,7 +92,8 @@ def refined(split: Split, seed: int) -> dict[str, Any]:
     model = fits[chosen := int(np.argmin(held_out))].model
     found = {"test": percent(model.predict(x_test), y_test), "numbers": model.num_parameters}
     each = [percent(fit.predict(x_test), y_test) for fit in fits]
-    return found | {"chosen": chosen, "each": each, "rounds": [fit.report["rounds"] for fit in fits]}
+    ways = [fit.report["chosen"] for fit in fits]
+    return found | {"chosen": chosen, "ways": ways, "each": each, "rounds": [fit.report["rounds"] for fit in fits]}
 
 
 def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
@@ -216,9 +222,9 @@ def report(found: pieces.Found, command: str) -> str:
         f"splits, 75/25. GET-Linear: depth of {GET_DEPTHS} chosen with four trees, one start x "
         f"{GET_FOREST.base.epochs} epochs under each of two scale factors; DGT: depth 6, {UPDATES} updates, untuned. "
         "Boosted GET: the best of three recipes (constant leaves at depth 6 and 8, linear ones at depth 4) by the "
-        f"fifth of the training rows that each holds out to find its number of rounds, at most {BOOSTED_SECONDS} s each. "
-        "Refined GET: the better "
-        "of two recipes (100 trees of depth 4 with linear leaves, of depth 5 with constant ones) by the same rows. "
+        "fifth of the training rows that each holds out to find its number of rounds, at most "
+        f"{BOOSTED_SECONDS} s each. Refined GET: the better of two recipes (100 trees of depth 4 with linear leaves, "
+        "of depth 5 with constant ones), each with four ways to train them together, by the same rows. "
         f"XGBoost, LightGBM (also with linear leaves) and CatBoost: seven options each by {rivals.TRIALS} trials of "
         f"Optuna's TPE, up to {rivals.ROUNDS} trees with early stopping. Random forest: 500 trees. Splits: at most "
         + ", ".join(f"{title} {splits(part)}" for part, title in zip(PARTS, TITLES, strict=True))

@@ -112,7 +112,7 @@ class Row(NamedTuple):
       metric: of the figure.
       paper: the paper's figure; text if it is none that can be compared.
       ours: None if not run.
-      command: that would make ours; empty if none would.
+      command: that would make ours.
       same: whether the splits are the paper's.
       variant: whether it is of an ablation, which is counted by itself.
       tree: whether the best that is published may stand beside it.
@@ -154,7 +154,7 @@ class Row(NamedTuple):
         start.append("-" if best is None else f"{best}{f' ({by})' if by else ''}")
         ours = self.ours
         if ours is None:
-            return [*start, f"not run: {self.command or 'no script has it'}", "-", self.same, "-", "-", "-", "-"]
+            return [*start, f"not run: {self.command}", "-", self.same, "-", "-", "-", "-"]
         value = shown(ours.mean) + (f" ± {ours.deviation:.{fine}f}" if ours.runs > 1 else "")
         size, time = ("-" if one is None else f"{one:,.0f}" for one in (ours.numbers, ours.seconds))
         difference = "-" if isinstance(self.paper, str) else f"{ours.mean - self.paper:+.{fine}f}"

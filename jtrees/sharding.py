@@ -99,7 +99,8 @@ def keep_rows(tree: Any) -> Any:
 
     In code sharded over ``starts``, arrays from outside must be constrained before they are indexed.
     """
-    if not {STARTS, DATA} & set(jax.sharding.get_abstract_mesh().axis_names):
+    context = jax.sharding.get_abstract_mesh()
+    if not {STARTS, DATA} & (set(context.axis_names) - set(context.manual_axes)):
         return tree
     spec = lambda a: PartitionSpec(DATA if parts(a.shape[0]) > 1 else None)
     return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, spec(a)), tree)

@@ -22,7 +22,9 @@ from experiments import (
     defaults,
     estimators,
     keys,
+    log_loss,
     losses as other_losses,
+    outcome,
     paper_bandit,
     paper_dgt,
     paper_forest,
@@ -33,6 +35,7 @@ from experiments import (
     pieces,
     preconditioning,
     records,
+    rivals,
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
@@ -370,7 +373,7 @@ WHOLE = {
             "REFINED": (jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1),),
             "ONE_TREE": SMALL_GET.replace(depth=2),
             "UPDATES": 20,
-            "PARTS": paper_forest.PARTS | ({} if BOOSTING else {"boosting": paper_forest.random_forest}),
+            "PARTS": paper_forest.PARTS | dict.fromkeys(paper_forest.RIVALS, paper_forest.random_forest),
         },
         ["| kin8nm | ", "30 trees of GET-Linear - XGBoost: ", "ahead on"],
     ),
@@ -474,6 +477,7 @@ def test_forests_are_compared_set_by_set():
         "boosted": (85, 66),
         "refined": (82, 64),
         "boosting": (80, 65),
+        "lightgbm": (79, 67),
         "forest": (1, 2),
         "tree": (3, 4),
     }
@@ -484,7 +488,48 @@ def test_forests_are_compared_set_by_set():
     assert "30 trees of DGT - XGBoost: -2.50 on average, ahead on 1 of 2" in text
     assert "boosted GET - XGBoost: +3.00 on average, ahead on 2 of 2" in text
     assert "refined GET - XGBoost: +0.50 on average, ahead on 1 of 2" in text
-    assert "| kin8nm | 90.00 | 70.00 | 85.00 | 82.00 | 80.00 | 1.00 | 3.00 |" in text and "ailerons" not in text
+    assert "boosted GET - the best rival of each set: +2.00 on average, ahead on 1 of 2" in text
+    assert "| kin8nm | 90.00 | 70.00 | 85.00 | 82.00 | 80.00 | 79.00 | - | 1.00 | 3.00 |" in text
+    assert "ailerons" not in text
+
+
+@pytest.mark.parametrize("name", rivals.RIVALS)
+def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
+    if not rivals.installed(name):
+        pytest.skip(f"needs {rivals.RIVALS[name].package} and optuna")
+    monkeypatch.setattr(rivals, "TRIALS", 2)
+    monkeypatch.setattr(rivals, "ROUNDS", 20)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, 1, -1).astype(np.float32)
+    for target in (y, (y > 0).astype(np.int32)):
+        model, found = rivals.tuned(name, (x[:200], x[200:], target[:200], target[200:]), seed=0)
+        leaves, numbers = outcome.size(model, x)
+        assert np.mean((model.predict(x[200:]) > 0) == (target[200:] > 0)) > 0.95
+        assert 1 <= found["trees"] <= 20 and len(found["options"]) == 7
+        assert found["trees"] <= leaves < numbers
+
+
+def test_linear_leaves_of_lightgbm_are_counted():
+    leaf = lambda *coefficients: {"leaf_value": 1.0, "leaf_coeff": list(coefficients)}
+    tree = {"left_child": leaf(0.5), "right_child": {"left_child": leaf(), "right_child": leaf(1.0, 2.0)}}
+    assert outcome._lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
+
+
+def test_log_losses_are_compared_set_by_set(folder, monkeypatch):
+    small = jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1)
+    monkeypatch.setattr(log_loss, "REFINED", (small, small.replace(learning_rate=0.01)))
+    text = report_of(log_loss, folder, "segmentation", more=["--parts", "refined"])
+    found = json.loads((folder / "pieces" / "refined-segmentation-0.json").read_text())["found"]
+    assert 0 < found["log_loss"] < np.log(2) and found["accuracy"] > 50  # of two classes, about equally many
+    assert f"| segmentation | {found['log_loss']:.3f} ({found['accuracy']:.1f}) |" in text
+    one = lambda log_loss: {0: record({"log_loss": log_loss, "accuracy": 90.0, "numbers": 10})}
+    parts = {"refined": {"churn": one(0.2), "dna": one(0.1)}, "boosting": {"churn": one(0.1), "dna": one(0.2)}}
+    text = log_loss.report(parts | {"lightgbm": {"churn": one(0.4)}}, "a command")
+    assert "refined GET, XGBoost: lower on 1 of 2; geometric mean of ratios 1.000" in text
+    assert "refined GET, LightGBM: lower on 1 of 1; geometric mean of ratios 0.500" in text
+    assert "| churn | 0.200 (90.0) | 0.100 (90.0) | 0.400 (90.0) |" in text
+    assert "| dna | 0.100 (90.0) | 0.200 (90.0) | - |" in text
 
 
 def test_estimators_are_compared_with_cart_and_a_forest():

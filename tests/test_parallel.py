@@ -180,6 +180,16 @@ def linear():
     return {"loss": jtrees.fit(recipe, x, np.abs(x[:, 0]) + x[:, 1], key=jax.random.key(0)).loss}
 
 
+def nested():
+    """Runs within runs, of which the devices share the outer ones; and ways to train, which they share."""
+    x = np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)
+    y, weak = np.abs(x[:, 0]) + x[:, 1], jtrees.GET(depth=1, starts=1, epochs=4, cart="binned", halving=False)
+    forest = jtrees.Bagged(jtrees.BestOf(jtrees.GET(depth=1, epochs=5), runs=2), trees=3)
+    ways = jtrees.Refined(jtrees.Boosted(weak, rounds=3), epochs=5, learning_rate=(0.001, 0.01, 0.03))
+    fits = [jtrees.fit(recipe, x, y, key=jax.random.key(0)) for recipe in (forest, ways)]
+    return {"devices": jax.device_count(), "forest": fits[0].predict(x), "ways": fits[1].report["refined_losses"]}
+
+
 TWO_DEVICES = """
 import sys
 import warnings
@@ -191,7 +201,7 @@ warnings.filterwarnings("ignore", ".* explains .* of the variance of y")  # a fi
 jax.config.update("jax_num_cpu_devices", 2)
 import test_parallel
 
-for name in ("starts", "fit", "linear"):
+for name in ("starts", "fit", "linear", "nested"):
     np.savez(f"{sys.argv[1]}/{name}.npz", **getattr(test_parallel, name)())
 """
 
@@ -208,7 +218,7 @@ def of_two(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
-@pytest.mark.parametrize("what", [starts, fit])
+@pytest.mark.parametrize("what", [starts, fit, nested])
 def test_two_devices_find_what_one_finds(of_two, what):
     """Of three or of five starts, a share is padded, too."""
     one, two = what(), dict(np.load(of_two / f"{what.__name__}.npz"))

@@ -105,6 +105,19 @@ def test_a_validation_set_takes_the_place_of_rows_held_out():
     assert chosen == pytest.approx(both.loss / np.ptp(TRAIN[1]) ** 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("validation", [None, pytest.param(TEST, marks=pytest.mark.slow)])
+def test_the_best_of_several_ways_is_that_way_alone(validation):
+    rates, lasts = (1e-5, 0.01, 3.0), (100.0, 30.0, 100.0)  # too slow, right, diverges
+    several = fit(learning_rate=rates, last_sharpness=lasts, validation=validation)
+    ways = zip(rates, lasts, strict=True)
+    alone = [fit(learning_rate=rate, last_sharpness=last, validation=validation) for rate, last in ways]
+    assert several.report["refined_losses"].shape == (3, alone[0].report["refined_losses"].size)
+    for losses, one in zip(several.report["refined_losses"][:2], alone, strict=False):
+        np.testing.assert_allclose(losses, one.report["refined_losses"][0], rtol=1e-3)  # float32 over 240 updates
+    assert several.report["chosen"] == 1 == np.argmin([one.report["refined_losses"].min() for one in alone])
+    np.testing.assert_allclose(several.predict(X), alone[1].predict(X), atol=1e-3)
+
+
 def test_a_deadline_leaves_the_trees_of_boosting():
     both = fit(max_seconds=1e-6)
     assert both.report["ended"] == "max_seconds" and not both.report["refined"]
@@ -119,7 +132,7 @@ def test_the_pure_search_skips_nothing_and_gives_the_same():
     start = search.prepare(batch, key=KEY)
     pure = jax.jit(lambda key: search.run(start, batch, key=key))(KEY)
     driven, _ = run_rounds(recipe, table.task, start, batch, None, KEY, Monitor(False, None))
-    assert bool(pure.extra["refined"]) and int(np.argmin(pure.extra["losses"])) < len(pure.extra["losses"]) - 1
+    assert bool(pure.extra["refined"]) and int(np.argmin(pure.extra["losses"][0])) < len(pure.extra["losses"][0]) - 1
     for one, other in zip(jax.tree.leaves(pure), jax.tree.leaves(driven), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -170,6 +183,12 @@ def test_splits_without_weights_stay_on_their_side():
         (lambda: jtrees.Refined(BOOSTED.replace(patience=None)), "base must be a jtrees.Boosted with patience"),
         (lambda: jtrees.Refined(BOOSTED, learning_rate=0.0), "learning_rate must be"),
         (lambda: jtrees.Refined(BOOSTED, last_sharpness=-1.0), "last_sharpness must be"),
+        (lambda: jtrees.Refined(BOOSTED, learning_rate=()), "learning_rate must be a number or several, got"),
+        (lambda: jtrees.Refined(BOOSTED, first_sharpness=[[1.0]]), "first_sharpness must be a number or several"),
+        (
+            lambda: jtrees.Refined(BOOSTED, learning_rate=(0.1, 0.2), last_sharpness=(10.0, 20.0, 30.0)),
+            "one number each, or equally many, got learning_rate 2, last_sharpness 3",
+        ),
         (lambda: jtrees.Refined(BOOSTED, epochs=0), "epochs must be at least 1"),
     ],
 )

@@ -1,5 +1,6 @@
 """All trees of a boosted sum trained together, by gradients of soft routing."""
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 
 _PART = 50  # updates from one evaluation to the next
-_UPDATES = 1000  # at least, unless epochs are given
+_UPDATES = 2000  # at least, unless epochs are given
 _MARGIN = 0.1  # of bounds: part of the range of the outputs for the training rows by which they are beyond it
 _HARD = 1e6  # sharpness under which soft trees are as good as hard ones
 
@@ -93,21 +94,23 @@ class Refined(Recipe):
     geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the whole
     sum, with Adam under a cosine decay to 0. The rows that :class:`jtrees.Boosted` chooses its number of rounds by, a
     fifth of them or ``validation``, choose the number of updates, too: that with the lowest loss of all multiples of
-    50. Where a fifth was held out, the trees of all rows are then trained on all rows in the same way, up to there. The
+    50. They also choose among several learning rates or sharpnesses, each of which begins with the trees of boosting.
+    Where a fifth was held out, the trees of all rows are then trained on all rows in the chosen way, up to there. The
     trees are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
 
     The model is a :class:`jtrees.SoftModel`, or with ``hard`` a :class:`jtrees.Forest`; ``tree`` is None. The report is
-    the base's, with ``refined``, whether training together lowered the loss; ``boosted_loss``, the loss of
-    boosting on the rows that choose; and ``refined_losses``, that of every evaluation, on scaled targets.
+    the base's, with ``refined``, whether training together lowered the loss; ``boosted_loss``, the loss of boosting on
+    the rows that choose; ``refined_losses``, that of every way (row) and evaluation (column), on scaled targets; and
+    ``chosen``, the number of the way.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``, by default of 100 trees of depth 4 with linear leaves.
-      epochs: passes over the data; None: enough for 1000 updates, and at least 12.
+      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
       batch_size: samples in a mini-batch, at most n.
-      learning_rate: initial learning rate of Adam. Features have deviation 1/3, outputs of the trees are in units of
-        the deviation of the boosted sum.
-      first_sharpness: sharpness of the first update.
-      last_sharpness: sharpness of the last update.
+      learning_rate: initial learning rate of Adam, or several to choose from. Features have deviation 1/3, outputs of
+        the trees are in units of the deviation of the boosted sum.
+      first_sharpness: sharpness of the first update; several belong to as many learning rates, or to one.
+      last_sharpness: sharpness of the last update, likewise.
       hard: whether the model is the forest of hard trees; else it is the sum of soft trees of the best evaluation.
 
     Example:
@@ -126,9 +129,9 @@ class Refined(Recipe):
     )
     epochs: int | None = options.optional_count(None)
     batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.001)
-    first_sharpness: float = options.positive(10.0)
-    last_sharpness: float = options.positive(100.0)
+    learning_rate: float | Sequence[float] = options.positives(0.001)
+    first_sharpness: float | Sequence[float] = options.positives(10.0)
+    last_sharpness: float | Sequence[float] = options.positives(100.0)
     hard: bool = options.flag(False)
 
     def targets(self, x: Any, y: Any) -> Any:
@@ -139,13 +142,43 @@ class Refined(Recipe):
             raise ValueError(f"base must be a jtrees.Boosted with patience, which holds rows out, got {self.base!r}")
         base = self.base.search(task, shape)
         schedule = Schedule.of(shape[0], self.epochs, self.batch_size, updates=_UPDATES)
-        sharpness = lambda step: (
-            self.first_sharpness * (self.last_sharpness / self.first_sharpness) ** (step / jnp.float32(schedule.steps))
-        )
-        return _Refiner(task, base, schedule, self.learning_rate, sharpness, self.hard).search()
+        ways = Ways.of(self.learning_rate, self.first_sharpness, self.last_sharpness)
+        return _Refiner(task, base, schedule, ways, self.hard).search()
 
 
 # --- The search ------------------------------------------------------------------------------------------------------
+
+
+class Ways(NamedTuple):
+    """Ways to train all trees together, of which the best is chosen: numbers, with a leading axis over the ways.
+
+    Attributes:
+      learning_rate: initial learning rate.
+      first: sharpness of the first update.
+      last: sharpness of the last update.
+    """
+
+    learning_rate: Array
+    first: Array
+    last: Array
+
+    @classmethod
+    def of(cls, learning_rate: Any, first: Any, last: Any) -> "Ways":
+        """Returns ways of numbers or of equally many.
+
+        Raises:
+          ValueError: naming an option of another length.
+        """
+        several = {"learning_rate": learning_rate, "first_sharpness": first, "last_sharpness": last}
+        lengths = {name: len(a) for name, a in several.items() if jnp.ndim(a) and len(a) > 1}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise ValueError(f"learning_rate and sharpnesses must be one number each, or equally many, got {said}")
+        return cls(*(jnp.broadcast_to(a, max(lengths.values(), default=1)) for a in several.values()))
+
+    def sharpness(self, step: Any, steps: int) -> Array:
+        """Returns the sharpness of an update of one way, whose numbers these are."""
+        return self.first * (self.last / self.first) ** (step / jnp.float32(steps))
 
 
 class Refining(NamedTuple):
@@ -153,18 +186,21 @@ class Refining(NamedTuple):
 
     Attributes:
       boosting: the state of the base.
-      run: the training of all trees, on the rows that were not held out or on a whole batch, then on all rows.
+      runs: the training of all trees in each way, on the rows that were not held out or on a whole batch; then on all
+        rows in the way that is chosen.
       best: the best parameters on the rows that choose, their loss and step.
+      chosen: number of the way of the best parameters.
       lost: loss of boosting on these rows.
-      losses: loss there at each evaluation, ``(evaluations,)``, infinite before.
+      losses: loss there of each way at each evaluation, ``(ways, evaluations)``, infinite before.
       count: number of trees; those to come are not trained.
       unit: unit of the outputs of the trees in training.
       complete: whether the last training took all its updates.
     """
 
     boosting: Boosting
-    run: TrainState
+    runs: TrainState
     best: training.Best
+    chosen: Array
     lost: Array
     losses: Array
     count: Array
@@ -180,16 +216,14 @@ class _Refiner:
       task: what is predicted.
       base: the search of boosting.
       schedule: number and size of the mini-batches.
-      learning_rate: initial learning rate.
-      sharpness: ``step -> sharpness``.
+      ways: how all trees are trained together.
       hard: whether the model is the forest of hard trees.
     """
 
     task: Task
     base: Search
     schedule: Schedule
-    learning_rate: Any
-    sharpness: Any
+    ways: Ways
     hard: bool
 
     def search(self) -> Search:
@@ -207,14 +241,19 @@ class _Refiner:
         return (part,) * whole + ((rest,) if rest else ())
 
     @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.schedule.steps))
+    def _count(self) -> int:
+        """Number of ways."""
+        return len(self.ways.first)
 
-    def _method(self, state: Refining) -> training.Method:
+    def _optimizer(self, way: Ways) -> optax.GradientTransformation:
+        return optax.adam(optax.cosine_decay_schedule(way.learning_rate, self.schedule.steps))  # type: ignore[arg-type]
+
+    def _method(self, state: Refining, way: Ways) -> training.Method:
         """Returns the method, whose parameters are the trees, their leaves in the state's unit."""
 
         def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-            each = jax.vmap(lambda tree: _expected(tree, batch.x, self.sharpness(step)))(params)
+            sharpness = way.sharpness(step, self.schedule.steps)
+            each = jax.vmap(lambda tree: _expected(tree, batch.x, sharpness))(params)
             some = jnp.arange(len(each)) < state.count
             outputs = state.boosting.initial + jnp.tensordot(state.unit * some, each, 1, precision="highest")
             each = self.task.loss_function.samples(outputs, batch.y)
@@ -225,13 +264,18 @@ class _Refiner:
 
     # --- The functions of the search ---
 
+    def _runs(self, trees: ObliqueTree, batch: Batch, key: Array) -> TrainState:
+        """Returns the beginning of a training, the same for each way."""
+        one = training.init_state(trees, batch, key=key, optimizer=self._optimizer(_one(self.ways, 0)))
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (self._count, *a.shape)), one)
+
     def init(self, start: Any, batch: Batch, *, key: Array) -> Refining:
         boosting = self.base.init(start, batch, key=key)
-        trees = boosting.trees.replace(leaves=boosting.trees.leaves.trainable())
-        run = training.init_state(trees, batch, key=key, optimizer=self._optimizer)
-        infinite = jnp.full(len(self.lengths), jnp.inf, batch.x.dtype)
-        one = jnp.ones((), batch.x.dtype)
-        return Refining(boosting, run, run.best, infinite[0], infinite, boosting.count, one, jnp.array(False))
+        runs = self._runs(boosting.trees.replace(leaves=boosting.trees.leaves.trainable()), batch, key)
+        infinite = jnp.full((self._count, len(self.lengths)), jnp.inf, batch.x.dtype)
+        one, zero = jnp.ones((), batch.x.dtype), jnp.zeros((), jnp.int32)
+        best = _one(runs.best, 0)
+        return Refining(boosting, runs, best, zero, infinite[0, 0], infinite, boosting.count, one, jnp.array(False))
 
     def round(self, at: Round, state: Refining, batch: Batch, validation: Batch | None) -> tuple[Refining, Array]:
         boosted, parts = len(self.base.rounds.lengths), len(self.lengths)
@@ -261,11 +305,11 @@ class _Refiner:
         scaled = lambda a: jnp.where(some.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
         leaves = jax.tree.map(scaled, trees.leaves.trainable())
         params = _of_unit_length(trees).replace(leaves=leaves)
-        run = training.init_state(params, batch, key=boosting.key, optimizer=self._optimizer)
-        state = state._replace(run=run, count=count, unit=unit, lost=boosting.losses.min(), complete=jnp.array(False))
+        runs = self._runs(params, batch, boosting.key)
+        state = state._replace(runs=runs, count=count, unit=unit, lost=boosting.losses.min(), complete=jnp.array(False))
         if validation is not None:
             return state
-        best = jax.tree.map(lambda a, b: jnp.where(again, a, b), state.best, run.best)
+        best = jax.tree.map(lambda a, b: jnp.where(again, a, b), state.best, _one(runs.best, 0))
         return state._replace(best=best)
 
     def _advanced(
@@ -274,25 +318,41 @@ class _Refiner:
         """Returns the state after some updates, and their losses."""
         out, weight = state.boosting.held_out, weight_of(batch)
         rows = batch._replace(weight=weight_of(batch, out & ~again)) if validation is None else batch
-        once = training.one_step(self._method(state), rows, self._optimizer, batch_size=self.schedule.batch_size)
         before = jnp.asarray(np.cumsum((0, *self.lengths)))[part] + at.before
-        count = jnp.where(again & (before >= state.best.step), 0, at.count)  # the last training ends there
-        run, history = training.advance_up_to(once, state.run, count, at.most, step=before)
-        state = state._replace(run=run)
+
+        def trained(run: TrainState, way: Ways, number: Array) -> tuple[TrainState, Array]:
+            once = training.one_step(
+                self._method(state, way), rows, self._optimizer(way), batch_size=self.schedule.batch_size
+            )
+            # The last training is in the way that is chosen, and ends with the best evaluation.
+            over = again & ((number != state.chosen) | (before >= state.best.step))
+            run, history = training.advance_up_to(once, run, jnp.where(over, 0, at.count), at.most, step=before)
+            return run, history.losses
+
+        numbers = jnp.arange(self._count, dtype=jnp.int32)
+        runs, history = training.map_starts(trained, state.runs, self.ways, numbers)
+        state = state._replace(runs=runs)
 
         def evaluated() -> Refining:
             by = validation if validation is not None else batch._replace(weight=jnp.where(out, weight, 0))
-            model = self._model(run.params, state, run.step, batch)
-            lost = jnp.where(run.finite, self._loss(model, by), jnp.inf)
-            now = training.Best(run.params, lost, run.step)
-            best = jax.tree.map(lambda a, b: jnp.where(lost < state.best.score, b, a), state.best, now)
-            return state._replace(best=best, losses=state.losses.at[part].set(lost))
+
+            def lost(run: TrainState, way: Ways) -> Array:
+                loss = self._loss(self._model(run.params, state, run.step, way, batch), by)
+                return jnp.where(run.finite, loss, jnp.inf)
+
+            of_ways = training.map_starts(lost, runs, self.ways)
+            first = jnp.argmin(of_ways).astype(jnp.int32)
+            run, better = _one(runs, first), of_ways[first] < state.best.score
+            now = training.Best(run.params, of_ways[first], run.step), first
+            best, chosen = jax.tree.map(lambda a, b: jnp.where(better, b, a), (state.best, state.chosen), now)
+            return state._replace(best=best, chosen=chosen, losses=state.losses.at[:, part].set(of_ways))
 
         chooses = at.last & ~again
         state = jax.lax.cond(chooses, evaluated, lambda: state)
+        run = _one(runs, state.chosen)
         complete = again & run.finite & (run.step >= state.best.step)
         of_history = again | (validation is not None)
-        return state._replace(complete=complete), jnp.where(of_history, history.losses, jnp.nan)
+        return state._replace(complete=complete), jnp.where(of_history, history[state.chosen], jnp.nan)
 
     def _loss(self, model: SoftTrees, by: Batch) -> Array:
         """Returns the loss of a model on a batch."""
@@ -311,11 +371,11 @@ class _Refiner:
         over = again & (~self._is_better(state) | state.boosting.given | state.complete)
         return jnp.where(i < first[boosted], of_base, jnp.where(over, rounds.count, i))
 
-    def _model(self, params: ObliqueTree, state: Refining, step: Array, batch: Batch) -> SoftTrees:
+    def _model(self, params: ObliqueTree, state: Refining, step: Array, way: Ways, batch: Batch) -> SoftTrees:
         """Returns trees in training as a model: hard ones with bounds of each leaf, soft ones of the sum."""
         trees = params.replace(leaves=jax.tree.map(lambda a: state.unit * a, params.leaves))
         trees = trees.replace(leaves=_bounded(trees, batch) if self.hard else _unbounded(trees.leaves))
-        sharpness = jnp.asarray(_HARD if self.hard else self.sharpness(step), batch.x.dtype)
+        sharpness = jnp.asarray(_HARD if self.hard else way.sharpness(step, self.schedule.steps), batch.x.dtype)
         model = _endless(trees, state.boosting.initial, sharpness)
         if self.hard:
             return model
@@ -325,30 +385,38 @@ class _Refiner:
 
     def result(self, state: Refining, batch: Batch, validation: Batch | None) -> SearchResult:
         boosted, refined = self.base.result(state.boosting, batch, validation), self._is_better(state)
+        run, way = _one((state.runs, self.ways), state.chosen)
         params, step = state.best.params, state.best.step
         if validation is None:
-            params, refined = state.run.params, refined & state.complete
+            params, refined = run.params, refined & state.complete
         trees, initial = boosted.model
         of_boosting = _endless(_of_unit_length(trees), initial, jnp.asarray(_HARD, batch.x.dtype))
-        together = self._model(params, state, step, batch)
+        together = self._model(params, state, step, way, batch)
         model = jax.tree.map(lambda a, b: jnp.where(refined, a, b), together, of_boosting)
         by = batch if validation is None else validation
         score = self._loss(model, by)
         extra = {"boosted": boosted.extra, "refined": refined, "lost": state.lost, "losses": state.losses}
-        return SearchResult(model, score, boosted.finite & jnp.isfinite(score), boosted.step + state.run.step, extra)
+        extra["chosen"] = state.chosen
+        return SearchResult(model, score, boosted.finite & jnp.isfinite(score), boosted.step + run.step, extra)
 
     def finish(self, result: SearchResult, start: Any, data: Data, **of_run: Any) -> Finished:
         extra, model = result.extra, result.model
         boosted = result._replace(model=(model.trees, model.initial), extra=extra["boosted"])
         finished = self.base.finish(boosted, start, data, **of_run)
         report = {"refined": bool(extra["refined"]), "boosted_loss": float(extra["lost"])}
-        report = finished.report | report | {"refined_losses": np.asarray(extra["losses"])}
+        report |= {"refined_losses": np.asarray(extra["losses"]), "chosen": int(extra["chosen"])}
+        report = finished.report | report
         if self.hard:
             return finished._replace(report=report)
         count = max(1, finished.report["rounds"])
         network = model.replace(trees=jax.tree.map(lambda a: a[:count], model.trees))
         soft = data.scaling.restore(SoftForest(network, None, data.table.task.of_models))
         return Finished(soft, None, loss_of(result, soft, data, self.task), report)
+
+
+def _one(stacked: Any, i: Any) -> Any:
+    """Returns the entry of number i of every array."""
+    return jax.tree.map(lambda a: a[i], stacked)
 
 
 def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
@@ -371,7 +439,8 @@ def _deviation(outputs: Array, weight: Array | None) -> Array:
 
 def _endless(trees: ObliqueTree, initial: Array, sharpness: Array) -> SoftTrees:
     """Returns soft trees without bounds of their sum."""
-    return SoftTrees(trees, initial, sharpness, jnp.full_like(initial, -jnp.inf), jnp.full_like(initial, jnp.inf))
+    endless = lambda bound: jnp.full(initial.shape, bound, initial.dtype)
+    return SoftTrees(trees, initial, sharpness, endless(-jnp.inf), endless(jnp.inf))
 
 
 def _widened(outputs: Array, mask: Array, axis: int) -> tuple[Array, Array]:
@@ -386,9 +455,8 @@ def _unbounded(leaves: Any) -> Any:
     """Returns leaves of the structure of bounded ones."""
     if not isinstance(leaves, kinds.Linear):
         return leaves
-    return leaves.replace(
-        lower=jnp.full_like(leaves.intercept, -jnp.inf), upper=jnp.full_like(leaves.intercept, jnp.inf)
-    )
+    endless = lambda bound: jnp.full(leaves.intercept.shape, bound, leaves.intercept.dtype)
+    return leaves.replace(lower=endless(-jnp.inf), upper=endless(jnp.inf))
 
 
 def _bounded(trees: ObliqueTree, batch: Batch) -> Any:

@@ -203,6 +203,19 @@ def positive(default: float) -> Any:
     return traced(default, partial(as_scalar, check=checks.check_number))
 
 
+def positives(default: float) -> Any:
+    """A finite number above 0, or several."""
+
+    def check(name: str, value: Any) -> Array:
+        array = _numeric(value)
+        if array is None or array.ndim > 1 or array.size == 0:
+            raise ValueError(f"{name} must be a number or several, got {value!r}")
+        checks.check_number(name, array)
+        return jnp.asarray(array, jnp.float32)
+
+    return traced(default, check)
+
+
 def optional_positive() -> Any:
     """A finite number above 0, or None, the default."""
     return traced(None, _or_none(partial(as_scalar, check=checks.check_number)))
