@@ -14,12 +14,12 @@ compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--da
 test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
-# Files go by name: by their number of tests, the longest would begin last. What holds bit for bit is tested in machine
+# Files go by name: by their number of tests, the longest would begin last. What is marked as exact is tested in machine
 # code as users get it, quick tests and slow ones.
-EXACT := tests/test_prediction.py tests/test_training.py
+EXACT = $(shell grep -l "mark.exact" tests/test_*.py)
 test-slow: .venv/ready     ## the statistical and the wide ones, and scikit-learn's checks of all recipes
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow $(EXACT:%=--ignore=%) $(ARGS)
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile $(EXACT) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not exact" $(ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m exact $(EXACT) $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .

@@ -30,7 +30,8 @@ CHECKED += [f"routing.{name}" for name in ("steps", "soft", "hard", "path_sum", 
 jaxtyping.install_import_hook([f"jtrees.{module}" for module in CHECKED], "beartype.beartype")
 
 # Most of the time goes into compilation, and most of that into machine code of a quality that these sizes have no use
-# for. An empty XLA_FLAGS asks for the code that users get; what holds bit for bit is tested so, too (make test-slow).
+# for. An empty XLA_FLAGS asks for the code that users get; what is marked as exact is tested so, too (make
+# test-slow).
 QUICK = ["backend_optimization_level=0", "llvm_disable_expensive_passes=true"]
 if jax.__version_info__ < (0, 12):  # an XLA that does not know a flag ends the process
     # In one piece a program takes half the memory mappings, of which Linux allows a process 65 530.

@@ -56,6 +56,7 @@ FORMS = [(draw, 1, 3005), (draw, 8, 3005), (forest, 4, 3005)]
 FORMS += [pytest.param(model, depth, MANY, marks=slow) for model in (draw, forest) for depth in (1, 4, 8)]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(("origin", "shift", "dtype"), CASES)
 @pytest.mark.parametrize(("model", "depth", "n"), FORMS)
 def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, depth, n, origin, shift, dtype):
@@ -65,6 +66,7 @@ def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, dep
         assert_the_same_in_pieces(tree.leaf_index, x)
 
 
+@pytest.mark.exact
 def test_more_rows_than_a_chunk_are_answered_as_fewer():
     tree, x = draw(4), samples(MANY)
     assert_the_same_in_pieces(tree.predict, x, rows=(1, 257, 3000))
@@ -81,6 +83,7 @@ def test_more_rows_than_a_chunk_are_answered_as_fewer():
     assert np.array_equal(tree.predict(x.astype(np.float64)), whole)
 
 
+@pytest.mark.exact
 def test_more_rows_than_a_chunk_are_answered_in_float64_too(x64):
     tree, x = jax.tree.map(lambda a: a.astype(jnp.float64), draw(4)), samples(2 * MANY, dtype=np.float64)
     whole = tree.predict(x)
@@ -121,6 +124,7 @@ def test_not_finite_in_any_chunk_is_noticed():
         tree.predict(x)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("n", [257, *(pytest.param(n, marks=slow) for n in (1, 2, 7, 63, 255, 256, 3000, MANY))])
 def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
     # Values that are whole in float32 even when counted from the origin, so that both ways round alike.
@@ -133,6 +137,7 @@ def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
         assert np.array_equal(tree.leaf_index(jnp.asarray(x)), tree.leaf_index(x))
 
 
+@pytest.mark.exact
 def test_leaf_index_is_the_walk():
     rng = np.random.default_rng(0)
     whole = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)  # exact scores, some of them zero
@@ -149,6 +154,7 @@ def test_leaf_index_is_the_walk():
 # --- Origins ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exact
 def test_an_origin_keeps_the_digits_of_values_far_from_zero():
     """Against the same tree around zero: splits on features of 1e8, targets of 3e8."""
     near, x = draw(4), samples(300, dtype=np.float64)
@@ -163,6 +169,7 @@ def test_an_origin_keeps_the_digits_of_values_far_from_zero():
     assert np.array_equal(pruned.predict(1e8 + x), answers)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("zero", [100_000_000.0, -2_000_000_000.0, 1000.5, 0.0])
 def test_whole_numbers_in_jax_are_counted_from_the_origin_exactly(zero):
     steps = np.random.default_rng(0).integers(-50, 51, (BLOCK, P)).astype(np.int32)
@@ -173,6 +180,7 @@ def test_whole_numbers_in_jax_are_counted_from_the_origin_exactly(zero):
     assert np.array_equal(far.predict(x), expected)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_floats_in_jax_are_counted_from_the_origin_in_float32(dtype):
     near = draw(4)
@@ -181,6 +189,7 @@ def test_short_floats_in_jax_are_counted_from_the_origin_in_float32(dtype):
     assert np.array_equal(far.predict(x), near.predict(np.asarray(x, np.float32) - np.float32(1000.5)))
 
 
+@pytest.mark.exact
 def test_unsigned_numbers_and_truth_values_are_numbers_too():
     near = draw(4)
     far = near.replace(origin=Origin(np.full(P, 3.0, np.float32), np.float32(0)))
@@ -254,6 +263,7 @@ def test_what_becomes_infinite_in_the_precision_of_the_tree_is_noticed(x64, orig
             tree.predict(given)
 
 
+@pytest.mark.exact
 def test_large_numbers_whose_sums_overflow_are_answered():
     tree, x = draw(4), samples(3)
     x[1] = 3e38

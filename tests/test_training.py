@@ -209,6 +209,7 @@ def test_a_score_is_evaluated_only_in_the_steps_that_ask_for_it(plane, runs):
     assert np.isfinite(scores).sum() == next(count) == 3 * max(1, runs)
 
 
+@pytest.mark.exact
 def test_a_step_of_the_users_own_takes_the_place_of_the_optimisers(plane):
     def update(params, opt_state, batch, *, key, step):
         out, gradient = jax.value_and_grad(partial(plane_loss, batch=batch, key=key, step=step), has_aux=True)(params)
@@ -277,6 +278,7 @@ def decaying(rate):
     return optax.chain(optax.sgd(schedule), optax.contrib.reduce_on_plateau(factor=0.5, patience=0, rtol=0.5))
 
 
+@pytest.mark.exact
 @pytest.mark.usefixtures("standard_promotion")  # reduce_on_plateau mixes dtypes
 @pytest.mark.parametrize("vmapped", [False, True], ids=["full batch, jit", "batches, vmap"])
 def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
