@@ -23,7 +23,7 @@ OTHERS = [
     jtrees.CO2(depth=3, epochs=20),
     jtrees.NonGreedy(depth=3, greedy_epochs=10, epochs=30),
 ]
-_WEAK = jtrees.GET(depth=3, starts=1, epochs=20, cart="binned", halving=False, precondition=0, shrink=False)
+_WEAK = jtrees.GET(depth=2, starts=1, epochs=10, cart="binned", halving=False, precondition=0, shrink=False)
 COMBINATORS = [
     jtrees.Boosted(_WEAK, rounds=10, learning_rate=0.5, patience=None),
     jtrees.Bagged(_DGT, trees=3),
@@ -78,8 +78,25 @@ OF_LABELS = {"check_classifier_data_not_an_array", "check_dtype_object", "check_
 OF_LABELS |= {"check_estimators_pickle", "check_supervised_y_2d"}
 
 
+# A matter of the model that a recipe ends in, which for these has the type of another's.
+OF_MODELS = {"check_methods_sample_order_invariance", "check_methods_subset_invariance"}
+SAME_MODELS = (jtrees.Bagged, jtrees.BestOf, jtrees.Polished, jtrees.Sparse)
+
+
 def parametrize_with_checks_of_recipes(estimators, fails, shown=OF_ESTIMATORS):
-    """Scikit-learn's checks of the estimators but those that others have shown."""
+    """Scikit-learn's checks of the estimators but those that others have shown.
+
+    Those that are expected to fail are listed and not run, as either outcome would do.
+    """
     names, cases = (every := parametrize_with_checks(estimators, expected_failed_checks=fails)).args
-    name_of = lambda case: getattr(case, "values", case)[1].func.__name__
-    return pytest.mark.parametrize(names, [one for one in cases if name_of(one) not in shown], **every.kwargs)
+
+    def wanted(case):
+        estimator, check = getattr(case, "values", case)
+        name = check.func.__name__
+        return name not in shown and not (name in OF_MODELS and isinstance(estimator.recipe, SAME_MODELS))
+
+    def not_run(case):
+        marks = [pytest.mark.xfail(**mark.kwargs | {"run": False}) for mark in getattr(case, "marks", ())]
+        return pytest.param(*case.values, marks=marks) if marks else case
+
+    return pytest.mark.parametrize(names, [not_run(case) for case in cases if wanted(case)], **every.kwargs)

@@ -220,7 +220,7 @@ def test_bad_arguments_are_refused(options, message):
 
 # --- Recipes ---------------------------------------------------------------------------------------------------------
 
-SMALL = {"depth": 3, "batch_size": 100}
+SMALL = {"depth": 3, "batch_size": 100, "precondition": 0.0}  # trials of strengths: test_precondition
 GREEDY = jtrees.CO2(**SMALL, epochs=10)
 JOINT = jtrees.NonGreedy(**SMALL, greedy_epochs=10, epochs=30)
 
@@ -329,7 +329,8 @@ def test_the_joint_stage_never_ends_in_a_worse_tree_than_it_starts_from():
 def test_the_default_learning_rate_suits_wide_tables():
     """Each feature fifty times over is the same table, and the fit is as good."""
     x, y = table()
-    narrow, wide = (fit(GREEDY.replace(depth=4), np.tile(x, (1, times)), y) for times in (1, 50))
+    recipe = GREEDY.replace(depth=4, precondition="auto")
+    narrow, wide = (fit(recipe, np.tile(x, (1, times)), y) for times in (1, 50))
     assert wide.loss < 1.1 * narrow.loss
 
 
@@ -380,11 +381,9 @@ def test_a_split_of_features_of_two_values_gets_away_from_the_axis():
 
 
 def test_rounding_decides_nothing_at_the_start_of_a_split():
-    """Full batches: in another order the rows are the same table, but for the rounding of sums. Without trials, which
-    hold out rows by their place.
-    """
+    """Full batches: in another order the rows are the same table, but for the rounding of sums."""
     x, y = table()
-    whole = GREEDY.replace(batch_size=1024, epochs=20, precondition=0.0)  # with padding
+    whole = GREEDY.replace(batch_size=1024, epochs=20)  # with padding
     order = np.random.default_rng(0).permutation(1000)
     fits = [fit(whole, x[rows], y[rows]) for rows in (np.arange(1000), order)]
     np.testing.assert_allclose(fits[0].history, fits[1].history, rtol=1e-4)
