@@ -124,7 +124,7 @@ RECIPES = {
     "DGT": DGT,
     "BestOf": jtrees.BestOf(DGT, runs=3),
     "Bagged": jtrees.Bagged(DGT, trees=3),
-    "Polished": jtrees.Polished(DGT, epochs=5),
+    "Polished": jtrees.Polished(DGT.replace(depth=1), epochs=5),
     "Boosted": jtrees.Boosted(WEAK, rounds=3, patience=None),
 }
 
