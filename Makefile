@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help compare test test-slow lint docs wheel peers bench bench-kernels clean
+.PHONY: help compare test test-slow lint docs docs-examples docs-site wheel peers bench bench-kernels clean
 
 help:                      ## this list
 	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -28,9 +28,13 @@ lint: .venv/ready          ## linters and types
 
 # Notebooks and method pages are executed, two at a time. JTREES_DOCS_EXECUTE=cache executes only pages that changed.
 # Most of the time goes into compilation, and most of that into machine code that these sizes have no use for.
-docs: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-docs: .venv/docs           ## the site, in build/docs: executed, every warning an error, names and links checked
+docs docs-examples docs-site: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+docs: docs-examples docs-site  ## the site, in build/docs: executed, every warning an error, names and links checked
+
+docs-examples: .venv/docs
 	$(BIN)/python docs/check.py docstrings
+
+docs-site: .venv/docs
 	$(BIN)/python docs/figures/relaxations.py docs/_drawn
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs 2 -q -d build/doctrees -b html docs build/docs
 	$(BIN)/python docs/check.py site build/docs
