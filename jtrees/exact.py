@@ -9,7 +9,6 @@ samples for which rounding may have decided (:func:`jtrees.ops.hard_and_uncertai
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jtrees import topology
@@ -19,17 +18,18 @@ _BLOCK = 256
 
 def unit_splits(tree: Any) -> Any:
     """Returns a tree, or many, with the same splits, each times a power of two: ``|bias|`` and the norm of the weights
-    are below 2, and one of them is at least 1/2.
+    are below 2, and one of them is at least 1/2. On the host, where nothing has to be compiled for it.
     """
-    weights, bias = jnp.asarray(tree.weights), jnp.asarray(tree.bias)
-    largest = jnp.maximum(jnp.abs(weights).max(-1), jnp.abs(bias))
-    one = jnp.ldexp(weights, -jnp.frexp(largest)[1][..., None])  # whose squares neither overflow nor vanish
-    exponent = -jnp.frexp(largest)[1]
-    norm = jnp.sqrt(jnp.square(one).sum(-1))
-    more = jnp.where(norm > 1, -jnp.frexp(norm)[1] + 1, 0)
-    # A split that is all zero sends every sample left; its score of 0 would be uncertain.
-    bias = jnp.where(largest > 0, jnp.ldexp(bias, exponent + more), -1)
-    return tree.replace(weights=jnp.ldexp(one, more[..., None]), bias=bias)
+    weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
+    with np.errstate(invalid="ignore"):  # splits that are not finite stay so
+        largest = np.maximum(np.abs(weights).max(-1), np.abs(bias))
+        exponent = -np.frexp(largest)[1]
+        one = np.ldexp(weights, exponent[..., None])  # whose squares do not overflow, nor all vanish
+        norm = np.sqrt(np.square(one).sum(-1))
+        more = np.where(norm > 1, -np.frexp(norm)[1] + 1, 0)
+        # A split that is all zero sends every sample left; its score of 0 would be uncertain.
+        bias = np.where(largest > 0, np.ldexp(bias, exponent + more), np.float32(-1)).astype(bias.dtype)
+        return tree.replace(weights=np.ldexp(one, more[..., None]), bias=bias)
 
 
 def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ class Exactly(NamedTuple):
     """How a model with hard splits is evaluated so that no prediction depends on the rounding of a score.
 
     Attributes:
-      prepare: ``model -> prepared``, traceable, evaluated once for many blocks.
+      prepare: ``model -> prepared``, on the host, evaluated once for many blocks.
       fn: ``(prepared, x) -> predictions``, traceable, in single precision; NaN, or negative integers, for samples for
         which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
         compute much twice.)
@@ -141,21 +141,18 @@ _last = _Last(None, None, [], None)
 
 
 def _prepared(prepare: Any, model: Any) -> Any:
-    """Returns ``prepare(model)``, compiled; once for a model of JAX arrays, which do not change, that comes again."""
+    """Returns ``prepare(model)``; once for a model of JAX arrays, which do not change, that comes again."""
     global _last
     arrays, structure = jax.tree.flatten(model)
     last, same = _last, lambda reference, array: reference() is array
     if (last.prepare, last.structure) == (prepare, structure) and all(map(same, last.arrays, arrays)):
         return last.prepared
-    prepared = _compiled_preparation(prepare, model)
+    prepared = prepare(model)
     if all(isinstance(array, jax.Array) for array in arrays):
+        if all(array.is_fully_addressable for array in arrays):  # else they are not of this process alone
+            prepared = jax.tree.map(jnp.asarray, prepared)
         _last = _Last(prepare, structure, [weakref.ref(array) for array in arrays], prepared)
     return prepared
-
-
-@partial(jax.jit, static_argnums=0)
-def _compiled_preparation(prepare: Any, model: Any) -> Any:
-    return prepare(model)
 
 
 def _joined(parts: list[Any], chunks: list[np.ndarray]) -> np.ndarray:
