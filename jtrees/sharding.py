@@ -100,10 +100,23 @@ def keep_rows(tree: Any) -> Any:
     In code sharded over ``starts``, arrays from outside must be constrained before they are indexed.
     """
     context = jax.sharding.get_abstract_mesh()
-    if not {STARTS, DATA} & (set(context.axis_names) - set(context.manual_axes)):
+    if not {STARTS, DATA} & set(context.axis_names):
         return tree
+    if set(context.manual_axes) == set(context.axis_names):
+        return jax.tree.map(_within_device, tree)
     spec = lambda a: PartitionSpec(DATA if parts(a.shape[0]) > 1 else None)
     return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, spec(a)), tree)
+
+
+@jax.custom_batching.custom_vmap
+def _within_device(a: jax.Array) -> jax.Array:
+    """Constrains an array that each device has to itself."""
+    return jax.lax.with_sharding_constraint(a, PartitionSpec())
+
+
+@_within_device.def_vmap
+def _many_within_device(size: int, batched: list[bool], a: jax.Array) -> tuple[jax.Array, bool]:
+    return _within_device(a), batched[0]  # vmap's own rule leaves the new axis to the compiler, which has none here
 
 
 def each_part(fn: Callable[..., tuple[Any, Any]], *arrays: Any, rows: tuple[int, ...]) -> tuple[Any, Any]:
