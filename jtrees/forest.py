@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import exact, io, losses, ops, prediction, pytree, validation as checks
+from jtrees import exact, io, losses, ops, prediction, pytree, sharding, validation as checks
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
@@ -107,7 +107,7 @@ class Forest:
             origin = origin.replace(y=np.asarray(origin.y) / np.float32(trees) if additive else None)
         scaling = scaling.replace(y_low=low / trees, y_unit=unit, origin=origin)
         each = [scaling.restore(self[i]) for i in range(trees)]
-        return self.replace(trees=jax.tree.map(lambda *arrays: jnp.stack(arrays), *each))
+        return self.replace(trees=jax.tree.map(lambda *arrays: sharding.from_host(np.stack(arrays)), *each))
 
     @property
     def num_parameters(self) -> int:

@@ -150,7 +150,7 @@ def _prepared(prepare: Any, model: Any) -> Any:
     prepared = prepare(model)
     if all(isinstance(array, jax.Array) for array in arrays):
         if all(array.is_fully_addressable for array in arrays):  # else they are not of this process alone
-            prepared = jax.tree.map(jnp.asarray, prepared)
+            prepared = jax.tree.map(sharding.from_host, prepared)
         _last = _Last(prepare, structure, [weakref.ref(array) for array in arrays], prepared)
     return prepared
 

@@ -47,6 +47,11 @@ def put_rows(tree: Any) -> Any:
     return jax.device_put(tree, _over_data())
 
 
+def from_host(array: Any, dtype: Any = None) -> jax.Array:
+    """Returns a NumPy array on the default device. ``jnp.asarray`` would compile a program for each shape and dtype."""
+    return jax.device_put(np.asarray(array, dtype))
+
+
 def join_rows(tree: Any) -> Any:
     """Joins the rows ``(m, ...)`` of each process into one array ``(processes x m, ...)`` sharded over ``data``.
 

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import exact, io, ops, prediction, pytree, topology, validation
+from jtrees import exact, io, ops, prediction, pytree, sharding, topology, validation
 from jtrees.leaves.constant import Frequency, Logit, exact_text, listed, number_text
 from jtrees.leaves.estimates import Estimates
 from jtrees.leaves.hierarchical import refit_hierarchical
@@ -248,7 +248,8 @@ class ObliqueTree:
         """Returns the tree in which the chosen nodes send every sample one way."""
         weights, bias = np.asarray(self.weights), np.asarray(self.bias)  # on the host: no compilation
         bias = np.where(chosen, np.where(right, 1.0, -1.0).astype(bias.dtype), bias)
-        return self.replace(weights=jnp.asarray(np.where(chosen[:, None], 0, weights)), bias=jnp.asarray(bias))
+        weights = np.where(chosen[:, None], 0, weights)
+        return self.replace(weights=sharding.from_host(weights), bias=sharding.from_host(bias))
 
     def to_text(
         self,

@@ -3,10 +3,9 @@
 from typing import Any, SupportsIndex
 import warnings
 
-import jax.numpy as jnp
 import numpy as np
 
-from jtrees import topology, validation
+from jtrees import sharding, topology, validation
 from jtrees.leaves import Constant, Frequency
 from jtrees.tree import ObliqueTree
 
@@ -100,8 +99,8 @@ def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
             weights[target, grown.feature[source]] = 1
             bias[target] = -_round_down(grown.threshold[source])
             pending += [(left, 2 * target + 1), (right, 2 * target + 2)]
-    leaves = (Frequency if classifies else Constant)(jnp.asarray(values))
-    return ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), leaves)
+    weights, bias, values = map(sharding.from_host, (weights, bias, values))
+    return ObliqueTree(weights, bias, (Frequency if classifies else Constant)(values))
 
 
 def _round_down(threshold: float) -> np.float32:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import io, pytree, tasks
+from jtrees import io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import refit_hierarchical
 from jtrees.training import Batch
@@ -114,7 +114,7 @@ class Scaling:
         size = np.abs(weights).max(-1)
         # The scale of a split is free: choose one within the range of float32.
         unit = np.where((size > 0) & ((size > 1 / _TINY) | (size < _TINY)), size, 1)
-        weights, bias = (jnp.asarray(a, jnp.float32) for a in (weights / unit[..., None], bias / unit))
+        weights, bias = (sharding.from_host(a, np.float32) for a in (weights / unit[..., None], bias / unit))
         return ObliqueTree(weights, bias, tree.leaves, origin)
 
     def transform_splits(self, tree: ObliqueTree) -> ObliqueTree:
@@ -123,7 +123,8 @@ class Scaling:
         zero = 0 if tree.origin is None else np.asarray(tree.origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) + weights @ (self.x_center - zero)
         weights = np.where(self.constant, 0, weights * self.x_unit)
-        return ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), tree.leaves)
+        weights, bias = (sharding.from_host(a, np.float32) for a in (weights, bias))
+        return ObliqueTree(weights, bias, tree.leaves)
 
     def restore_leaves(self, leaves: Any) -> Any:
         """Returns the same leaves in the user's units, relative to the origin."""

@@ -1,6 +1,7 @@
 """The search of :class:`jtrees.Boosted`."""
 
 import dataclasses
+from functools import partial
 import math
 from typing import Any, NamedTuple
 
@@ -143,23 +144,6 @@ class Booster:
 
     # --- A round ---
 
-    def _target(self, batch: Batch, outputs: Array, weight: Array, key: Array, used: int) -> tuple[Batch, Array]:
-        """Returns the rows, targets and weights of a round, and its features, 1 or 0, of which so many are used."""
-        row_key, column_key = jax.random.split(key)
-        rows, n, p = (batch.x, batch.y, outputs, weight), len(batch.x), self.features
-        if (drawn := rows_of_round(n, self.subsample)) < n:  # rows of weight first, in random order
-            order = jnp.argsort(jnp.where(weight > 0, jax.random.uniform(row_key, (n,)), 2))
-            rows = jax.tree.map(lambda a: a[order[:drawn]], sharding.keep_rows(rows))
-        features = jnp.ones(p, batch.x.dtype)
-        if used < p:
-            features = (jnp.argsort(jax.random.uniform(column_key, (p,))) < used).astype(batch.x.dtype)
-        x, y, outputs, weight = rows
-        step, share = _newton(self.task.loss_function, outputs, y, weight)
-        inside = (weight > 0).reshape(-1, *[1] * len(self.task.shape))
-        low = jnp.where(inside, step, jnp.inf).min(0)
-        unit = jnp.where(inside, step, -jnp.inf).max(0) - low
-        return Batch(x * features, (step - low) / jnp.where(unit > 0, unit, 1), share), features
-
     @property
     def _used(self) -> int:
         """Number of features of a round."""
@@ -174,7 +158,7 @@ class Booster:
         tried = jax.tree.map(reset, (state.trees, jnp.minimum(state.best, state.count)), state.tried)
         key, run_key = jax.random.split(jax.random.fold_in(state.key, number))
         weight = weight_of(batch, self._left_out(state, number))
-        target, features = self._target(batch, outputs, weight, key, self._used)
+        target, features = _target(self.task, self.subsample, batch, outputs, weight, key, self._used)
         run = self.base.init(state.start, target, key=run_key)
         count, dropped = reset(0, state.count), reset(0, state.dropped)
         state = state._replace(outputs=outputs, trees=trees, count=count, tried=tried, dropped=dropped)
@@ -239,21 +223,13 @@ class Booster:
         held_out = drawn_rows(batch, key) if self.chooses else None
         if held_out is not None and held_out.sum() < _FEWEST_HELD_OUT:
             held_out = None
-        batch = jax.tree.map(jnp.asarray, batch)
-        weight = weight_of(batch)
-        outputs = self._initial(batch, weight)[1]
-        first = jax.device_get(self._target(batch, outputs, weight, key, self.features)[0])
+        first = jax.device_get(_first_target(self.task, self.subsample, batch, key))
         return Prepared(self.base.prepare(first, key=key), held_out)
-
-    def _initial(self, batch: Batch, weight: Array) -> tuple[Array, Array]:
-        """Returns the outputs that boosting starts from, ``(*k,)`` and ``(n, *k)``."""
-        initial = self.task.loss_function.initial(batch.y, weight, math.prod(self.task.shape))
-        return initial, jnp.broadcast_to(initial, (len(batch.x), *self.task.shape))
 
     def init(self, prepared: Prepared, batch: Batch, *, key: Array) -> Boosting:
         prepared, weight = jax.tree.map(jnp.asarray, prepared), weight_of(batch)
-        initial, outputs = self._initial(batch, weight)
-        target, features = self._target(batch, outputs, weight, key, self._used)
+        initial, outputs = _initial(self.task, batch, weight)
+        target, features = _target(self.task, self.subsample, batch, outputs, weight, key, self._used)
         run = self.base.init(prepared.start, target, key=key)
         splits = jax.eval_shape(lambda: self.base.result(run, target, None).model.replace(leaves=None))
         leaves = self.kind.empty(len(splits.bias) + 1, self.features, self.task.shape, batch.x.dtype)
@@ -321,14 +297,49 @@ class Booster:
     def finish(self, result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
         check_finite(result)
         count, (trees, initial) = int(result.extra["count"]), jax.device_get(result.model)
-        trees = jax.tree.map(lambda a: jnp.asarray(a[: max(1, count)]), trees)
+        trees = jax.tree.map(lambda a: a[: max(1, count)], trees)
         # The initial outputs are part of the first tree.
         parts = ("values",) if self.base.tree_leaves == "constant" else ("intercept", "lower", "upper")
-        leaves = trees.leaves.replace(**{name: getattr(trees.leaves, name).at[0].add(initial) for name in parts})
+        added = lambda a: np.concatenate([a[:1] + initial, a[1:]])
+        leaves = trees.leaves.replace(**{name: added(getattr(trees.leaves, name)) for name in parts})
         forest = Forest(trees.replace(leaves=leaves), "sum", self.task.link_name).restored(data.scaling)
         report: dict[str, Any] = {"rounds": count, "dropped": int(result.extra["dropped"])}
         report["losses"] = np.asarray(result.extra["losses"])
         return Finished(forest, None, loss_of(result, forest, data, self.task), report)
+
+
+def _initial(task: Task, batch: Batch, weight: Array) -> tuple[Array, Array]:
+    """Returns the outputs that boosting starts from, ``(*k,)`` and ``(n, *k)``."""
+    initial = task.loss_function.initial(batch.y, weight, math.prod(task.shape))
+    return initial, jnp.broadcast_to(initial, (len(batch.x), *task.shape))
+
+
+def _target(
+    task: Task, subsample: float, batch: Batch, outputs: Array, weight: Array, key: Array, used: int
+) -> tuple[Batch, Array]:
+    """Returns the rows, targets and weights of a round, and its features, 1 or 0, of which so many are used."""
+    row_key, column_key = jax.random.split(key)
+    rows, (n, p) = (batch.x, batch.y, outputs, weight), batch.x.shape
+    if (drawn := rows_of_round(n, subsample)) < n:  # rows of weight first, in random order
+        order = jnp.argsort(jnp.where(weight > 0, jax.random.uniform(row_key, (n,)), 2))
+        rows = jax.tree.map(lambda a: a[order[:drawn]], sharding.keep_rows(rows))
+    features = jnp.ones(p, batch.x.dtype)
+    if used < p:
+        features = (jnp.argsort(jax.random.uniform(column_key, (p,))) < used).astype(batch.x.dtype)
+    x, y, outputs, weight = rows
+    step, share = _newton(task.loss_function, outputs, y, weight)
+    inside = (weight > 0).reshape(-1, *[1] * len(task.shape))
+    low = jnp.where(inside, step, jnp.inf).min(0)
+    unit = jnp.where(inside, step, -jnp.inf).max(0) - low
+    return Batch(x * features, (step - low) / jnp.where(unit > 0, unit, 1), share), features
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _first_target(task: Task, subsample: float, batch: Batch, key: Array) -> Batch:
+    """Returns the rows, targets and weights of the first round, with all features: one program, for the host."""
+    weight = weight_of(batch)
+    outputs = _initial(task, batch, weight)[1]
+    return _target(task, subsample, batch, outputs, weight, key, batch.x.shape[1])[0]
 
 
 def rows_of_round(n: int, subsample: float) -> int:

@@ -104,7 +104,7 @@ class Bagged(Recipe):
             bags = [rows[rows >= 0] for rows in start.numbers]
             fitted = []
             for i, rows in enumerate(bags):
-                results, prepared = jax.tree.map(lambda a, i=i: jnp.asarray(a[i]), (result.model, start.starts))
+                results, prepared = jax.tree.map(lambda a, i=i: sharding.from_host(a[i]), (result.model, start.starts))
                 table = data.table.rows(rows)
                 bag = data._replace(table=table, batch=data.scaling.batch(table))
                 fitted.append(base.finish(results, prepared, bag, key=jax.random.fold_in(key, i), **of_run))
@@ -134,7 +134,7 @@ def _bag(batch: Batch, drawn: Any) -> Batch:
 def _stacked(*arrays: Any) -> Any:
     """Stacks arrays; NumPy arrays, which may be in double precision, stay NumPy arrays."""
     stacked = np.stack(arrays)
-    return jnp.asarray(stacked) if isinstance(arrays[0], jax.Array) else stacked
+    return sharding.from_host(stacked) if isinstance(arrays[0], jax.Array) else stacked
 
 
 def _out_of_bag(models: list[Any], combine: str, table: Table, in_bag: np.ndarray) -> np.ndarray:

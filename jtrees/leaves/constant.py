@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import io, pytree
+from jtrees import io, pytree, sharding
 from jtrees.losses.base import means
 
 # --- Fitting ---------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class Constant(Values):
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Constant":
         """Returns the leaves for outputs ``y_zero + y_unit`` times the current ones."""
-        return Constant(jnp.asarray(y_zero + y_unit * np.asarray(self.values, np.float64), jnp.float32))
+        return Constant(sharding.from_host(y_zero + y_unit * np.asarray(self.values, np.float64), np.float32))
 
 
 @io.part

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import io, pytree
+from jtrees import io, pytree, sharding
 from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
 
@@ -83,8 +83,9 @@ class Linear:
         slopes = wide(self.coefficients) * wide(y_unit) * per_unit.reshape(-1, *[1] * (self.coefficients.ndim - 2))
         raw = lambda value: y_zero + y_unit * wide(value)
         intercept = raw(self.intercept) - np.einsum("lp...,p->l...", slopes, wide(x_zero))
-        bounds = [None if bound is None else jnp.asarray(raw(bound), jnp.float32) for bound in (self.lower, self.upper)]
-        return Linear(jnp.asarray(slopes, jnp.float32), jnp.asarray(intercept, jnp.float32), *bounds)
+        put = lambda a: sharding.from_host(a, np.float32)
+        bounds = [None if bound is None else put(raw(bound)) for bound in (self.lower, self.upper)]
+        return Linear(put(slopes), put(intercept), *bounds)
 
     def count(self, reached: np.ndarray) -> int:
         """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool: non-zero coefficients, intercepts
