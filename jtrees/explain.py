@@ -377,8 +377,8 @@ def shapley_values(
     if isinstance(inner, Forest) and inner.combine == "sum" and inner.link in ("identity", "sorted"):
         trees, inner = len(inner), inner.replace(combine="mean")  # the scaling is that of one tree
     scaling, unscaled = inner.scaling, inner.without_scaling()
-    scaled = lambda rows: jnp.asarray(prediction.scaled(scaling, rows, inner.features), jnp.float32)
-    worth = np.asarray(_worth(unscaled, scaled(samples), scaled(behind), jnp.asarray(sets[:, columns.owner])))
+    scaled = lambda rows: np.asarray(prediction.scaled(scaling, rows, inner.features), np.float32)
+    worth = np.asarray(_worth(unscaled, scaled(samples), scaled(behind), sets[:, columns.owner]))
     if scaling is not None:
         worth = scaling.inverse(worth.reshape(-1, *worth.shape[2:]).astype(np.float64)).reshape(worth.shape)
     worth = trees * np.asarray(worth, np.float64)

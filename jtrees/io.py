@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrees import sharding
+
 FORMAT = 1
 _CLASSES: dict[str, Any] = {}  # by name: classes that may be part of a file
 _FILES: dict[str, Any] = {}  # those that may be a file of their own
@@ -327,10 +329,10 @@ def _arrays(path: Path, contents: dict[str, Any]) -> list[Any]:
 
 def _as_it_was(array: np.ndarray, kind: str, dtype: str) -> Any:
     if kind == "key":
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype)
+        return jax.random.wrap_key_data(sharding.from_host(array), impl=dtype)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if dtype == "object":
         array = array.astype(object)
     elif dtype != array.dtype.name:
         array = array.view(jnp.dtype(dtype))
-    return array if kind == "numpy" else array[()] if kind == "scalar" else jnp.asarray(array)
+    return array if kind == "numpy" else array[()] if kind == "scalar" else sharding.from_host(array)

@@ -48,7 +48,12 @@ def put_rows(tree: Any) -> Any:
 
 
 def from_host(array: Any, dtype: Any = None) -> jax.Array:
-    """Returns a NumPy array on the default device. ``jnp.asarray`` would compile a program for each shape and dtype."""
+    """Returns a NumPy array, which must not change any more, on the default device; a JAX array as it is.
+
+    ``jnp.asarray`` would compile a program for each shape and dtype.
+    """
+    if isinstance(array, jax.Array) and dtype in (None, array.dtype):
+        return array
     return jax.device_put(np.asarray(array, dtype))
 
 

@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 def drawn(kind="constant", depth=3, p=5, seed=0, origin=False):
     """A random tree."""
     rng = np.random.default_rng(seed)
-    f32 = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    f32 = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     nodes, leaves = 2**depth - 1, 2**depth
     made = {
         "constant": lambda: jtrees.leaves.Constant(f32(leaves)),

@@ -36,7 +36,7 @@ def drawn(kind, depth=3, p=5, seed=0, origin=False):
     rng = np.random.default_rng(seed)
     tree, x = nasty.near_ties(depth, p, seed, n=400)
     count = 2**depth
-    f32 = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    f32 = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     leaves = {
         "constant": lambda: Constant(f32(count)),
         "outputs": lambda: Constant(f32(count, 3)),

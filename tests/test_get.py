@@ -46,7 +46,7 @@ def base(data):
 
 def random_params(leaves, k=(), depth=DEPTH):
     rng = np.random.default_rng(1)
-    draw = lambda *shape: jnp.asarray(rng.uniform(-1, 1, shape), jnp.float32)
+    draw = lambda *shape: jax.device_put(rng.uniform(-1, 1, shape).astype(np.float32))
     n = 2**depth
     kinds = {"constant": lambda: jtrees.leaves.Constant(draw(n, *k))}
     kinds["linear"] = lambda: jtrees.leaves.Linear(draw(n, 3, *k), draw(n, *k))

@@ -22,7 +22,7 @@ def operands():
     """Splits, two outputs a leaf, and samples; depth 3."""
     rng = np.random.default_rng(0)
     shapes = (7, 5), (7,), (8, 2), (37, 5)
-    return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    return tuple(jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in shapes)
 
 
 def expected_loss(kind, route, w, b, values, x, implementation=None):

@@ -31,7 +31,7 @@ WIDE = [*itertools.product((15, 17), (7, 21), (3, 4), (1, 10)), (37, 784, 4, 1),
 def operands(n, p, depth, k, *, dtype=jnp.float32, trees=(), seed=0):
     """``x, weights, bias, leaves``, scores of size 1."""
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    draw = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     splits = draw(*trees, 2**depth - 1, p) / np.float32(np.sqrt(p)), draw(*trees, 2**depth - 1)
     return draw(n, p).astype(dtype), *splits, draw(*trees, 2**depth, k)
 

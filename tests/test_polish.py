@@ -42,7 +42,7 @@ def polish(tree, x, y, *, task="regression", sample_weight=None, monitor=None, *
 
 def random_tree(seed, classes=None, depth=DEPTH):
     rng, n = np.random.default_rng(seed), 2**depth
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    draw = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     leaves = Constant(draw(n)) if classes is None else Frequency(jax.nn.softmax(draw(n, classes)))
     return jtrees.ObliqueTree(draw(n - 1, 3), 0.5 * draw(n - 1), leaves)
 

@@ -81,7 +81,7 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
 def test_composed_trees_and_ensembles_are_functions_of_the_features():
     """On x as the model itself on ``x @ matrix``, up to rounding, which moves no sample over a split here."""
     rng = np.random.default_rng(1)
-    x, m = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((40, 3), (3, 3)))
+    x, m = (jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in ((40, 3), (3, 3)))
     weights, bias = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((topology.num_nodes(2), 3), (3,)))
     tree = jtrees.ObliqueTree(weights, bias, leaves.Constant(jnp.arange(4.0)))
     np.testing.assert_array_equal(tree.composed(m).apply(x), tree.apply(x @ m))

@@ -25,7 +25,7 @@ centred_by = jax.jit(centre_thresholds)
 def random_tree(depth, seed, leaves=True):
     rng = np.random.default_rng(seed)
     nodes = 2**depth - 1
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    draw = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     return jtrees.ObliqueTree(draw(nodes, 3), 0.5 * draw(nodes), Constant(draw(nodes + 1)) if leaves else None)
 
 
