@@ -86,22 +86,16 @@ def report(found: pieces.Found, command: str) -> str:
         f"{pieces.spread(of(part, name, 'log_loss'), 3)} ({pieces.spread(of(part, name, 'accuracy'), 1)})"
     )
     rows = [[name, *(cell(part, name) if of(part, name, "accuracy") else "-" for part in there)] for name in names]
-    middle = lambda part, values: f"{np.median(values):,.0f}" if values else "-"
-    rows.append(
-        [
-            "median of numbers",
-            *(middle(part, [n for name in names for n in of(part, name, "numbers")]) for part in there),
-        ]
-    )
+    numbers = [[count for name in names for count in of(part, name, "numbers")] for part in there]
+    rows.append(["median of numbers in the model", *(f"{np.median(each):,.0f}" for each in numbers)])
     lines = []
-    for part in there[1:]:
+    for part in (part for part in there if part != "refined"):
         both = [name for name in names if of("refined", name, "accuracy") and of(part, name, "accuracy")]
-        mean = lambda which, name: float(np.mean(of(which, name, "log_loss")))
-        ahead = [mean("refined", name) < mean(part, name) for name in both]
-        ratio = np.exp(np.mean([np.log(mean("refined", name) / mean(part, name)) for name in both]))
-        lines.append(
-            f"- refined GET, {TITLES[part]}: lower on {sum(ahead)} of {len(both)}; geometric mean of ratios {ratio:.3f}"
-        )
+        ratios = [np.mean(of("refined", name, "log_loss")) / np.mean(of(part, name, "log_loss")) for name in both]
+        if both:
+            lower, mean = sum(ratio < 1 for ratio in ratios), np.exp(np.mean(np.log(ratios)))
+            counts = f"lower on {lower} of {len(both)}; geometric mean of ratios {mean:.3f}"
+            lines.append(f"- refined GET, {TITLES[part]}: {counts}")
     about = (
         f"Made by `{command}` on {pieces.machines(found)}. Test log loss, in brackets accuracy in per cent; mean and "
         f"deviation over random splits, if there are several; 75/25, at most {ROWS} rows each. Refined GET: the better "

@@ -24,7 +24,7 @@ def key(seed=0):
 
 
 @pytree.dataclass
-class Stump(jtrees.Recipe):
+class OneSplit(jtrees.Recipe):
     """A recipe whose result can be checked by hand: one split at the mean of the first column of the whole table, and
     in each leaf the mean of the targets (or the class frequencies) of the samples that it is given.
     """
@@ -57,7 +57,7 @@ class Stump(jtrees.Recipe):
 
 
 def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
-    bagged = jtrees.Bagged(Stump(), trees=trees, fraction=fraction, combine=combine)
+    bagged = jtrees.Bagged(OneSplit(), trees=trees, fraction=fraction, combine=combine)
     return jtrees.fit(bagged, x, y, key=key(seed), **options)
 
 
@@ -114,7 +114,7 @@ def test_samples_hold_real_rows_and_never_padding(table):
 
 def test_drawn_evenly_with_replacement(table):
     x, y, _ = table
-    search, _, _, batch = prepared(jtrees.Bagged(Stump(), trees=400), x[:20], y[:20])
+    search, _, _, batch = prepared(jtrees.Bagged(OneSplit(), trees=400), x[:20], y[:20])
     drawn = np.asarray(search.prepare(batch, key=key()).drawn)
     assert drawn.shape == (400, 32) and (drawn[:, 20:] == -1).all()  # as padded as the table
     drawn = drawn[:, :20]
@@ -126,7 +126,7 @@ def test_drawn_evenly_with_replacement(table):
 
 def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
     x, y, _ = table
-    search = jtrees.Bagged(Stump(), trees=20).search(jtrees.Regression(), x.shape)
+    search = jtrees.Bagged(OneSplit(), trees=20).search(jtrees.Regression(), x.shape)
     weight = np.ones(N, np.float32)
     weight[::3] = 0  # the last row has weight
     bags = search.prepare(Batch(x, y, weight), key=key())
@@ -207,14 +207,14 @@ def test_two_rows_have_no_score_out_of_bag(task):
 @pytest.mark.slow
 def test_a_forest_of_forests(table):
     x, y, _ = table
-    result = jtrees.fit(jtrees.Bagged(jtrees.Bagged(Stump(), trees=2), trees=3), x, y, key=key())
+    result = jtrees.fit(jtrees.Bagged(jtrees.Bagged(OneSplit(), trees=2), trees=3), x, y, key=key())
     assert (len(result.model), len(result.model[0])) == (3, 2)
     alone = np.stack([tree.predict(x) for forest in result.model for tree in forest])
     np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_search_is_pure_on_arrays_of_either_kind(table):
-    search, _, _, batch = prepared(jtrees.Bagged(Stump(), trees=2), *table[:2])
+    search, _, _, batch = prepared(jtrees.Bagged(OneSplit(), trees=2), *table[:2])
     bags = search.prepare(batch, key=key())
     batches = batch, jax.tree.map(jnp.asarray, batch), batch._replace(weight=None)
     shapes = [jax.eval_shape(lambda batch=batch: search.run(bags, batch, key=key())) for batch in batches]
