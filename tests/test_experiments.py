@@ -7,9 +7,11 @@ import os
 
 import jax
 import jax.numpy as jnp
+from matplotlib.figure import Figure
 import numpy as np
 import optax
 import oracles
+import pandas as pd
 import pytest
 from sklearn.datasets import load_diabetes
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -36,6 +38,7 @@ from experiments import (
     preconditioning,
     records,
     rivals,
+    study,
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
@@ -137,7 +140,8 @@ def test_committed_pieces_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third says with which command
     assert made.count("\n|") > 10
-    assert (tmp_path / f"{name}.png").exists() == (script in (paper_bandit, paper_latent, paper_tel, paper_nongreedy))
+    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy)
+    assert (tmp_path / f"{name}.png").exists() == (script in drawn)
 
 
 # --- Benchmarks ------------------------------------------------------------------------------------------------------
@@ -646,6 +650,107 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
     study = ask_and_tell.main([*arguments, "--epochs", "5"])
     assert len(study.trials) == 6 and np.isfinite(study.best_value)
     assert capsys.readouterr().out.count("round ") == 2
+
+
+# --- The study -------------------------------------------------------------------------------------------------------
+
+
+def test_relaxations_have_equal_slopes_and_become_hard():
+    z = jnp.linspace(-0.3, 0.4, 5)[None]
+    losses = jnp.stack([jnp.zeros(5), jnp.ones(5)])  # so that a loss is the probability of going right
+    for relaxation, probabilities in study.SOFT.items():
+        slope = jax.grad(lambda z, p=probabilities: p(z)[1].sum())(jnp.full((1, 1), 1e-4))[0, 0]  # a kink at 0
+        assert slope == pytest.approx(0.25, abs=1e-4), relaxation
+    slope = jax.grad(lambda z: study.path_sum(z, losses).sum())(z)
+    inside = jax.nn.sigmoid(2.0) * jax.nn.sigmoid(-2.0) * 2 / study._WINDOW  # the softmax of two paths, by a sign
+    assert np.allclose(slope, inside)
+    rng = np.random.default_rng(0)
+    scores, losses = (
+        jnp.asarray(rng.normal(size=(7, 9)), jnp.float32),
+        jnp.asarray(rng.uniform(size=(8, 9)), jnp.float32),
+    )
+    leaf = jtrees.routing.leaf_index(scores)
+    reached = losses[leaf, jnp.arange(9)]
+    for probabilities in study.SOFT.values():
+        assert np.allclose(probabilities(scores).sum(0), 1, atol=1e-5)
+        assert np.array_equal(probabilities(1e4 * scores).argmax(0), leaf)
+        assert np.allclose(probabilities(1e4 * scores).max(0), 1, atol=1e-3)
+    assert np.array_equal(study.path_sum(scores, losses), reached)
+    one = lambda z, of_leaves: jtrees.routing.path_sum(z[:, None], of_leaves, study._WINDOW)[0]
+    plain = jax.grad(lambda *of: jax.vmap(one, in_axes=1)(*of).sum(), (0, 1))(scores, losses)
+    ours = jax.grad(lambda *of: study.path_sum(*of).sum(), (0, 1))(scores, losses)
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(ours, plain, strict=True))
+    assert (study.surrogate(scores, losses) >= reached).all()
+    assert np.allclose(study.surrogate(1e4 * scores, losses), reached)
+
+
+def test_all_relaxations_begin_with_the_same_tree():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32).at[:, 2].set(0)
+    batch = jtrees.Batch(x, x[:, 0] * x[:, 1])
+    for leaves in ("constant", "linear"):
+        make = lambda relaxation, leaves=leaves: study.method(relaxation, 2, leaves, jtrees.Regression(), 1.0)
+        trees = [make(relaxation).init(batch, key=jax.random.key(0)) for relaxation in study.RELAXATIONS]
+        for tree in trees:
+            assert all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(trees[0])))
+        assert not trees[0].weights[:, 2].any()  # a column of zeros has no weight
+        hard = trees[0].replace(leaves=jtrees.leaves.Constant(jnp.zeros(4))).refit(*batch)
+        assert np.allclose(trees[0].apply(x), hard.apply(x), atol=1e-6)
+
+
+def test_rows_are_parted_scaled_and_filled_up(folder):
+    data, task, features = study.rows("segmentation", 2, str(folder))
+    assert features == 5 and task == jtrees.Classification(study.CLASSES)
+    train, valid, test = data
+    assert train.x.shape == (2, 186, 8) and valid.x.shape == (2, 39, 8) and test.x.shape == (2, 1500, 8)
+    assert np.allclose(train.x[0, :, :5].mean(0), 0, atol=1e-5) and np.allclose(train.x[0, :, :5].std(0), 1, atol=1e-5)
+    assert not train.x[..., 5:].any() and test.weight[0].sum() == 75 and not test.x[0, 75:].any()
+    data, task, _ = study.rows("kin8nm", 1, str(folder))
+    assert task == jtrees.Regression() and np.isclose(data.train.y.std(), 1, atol=1e-5)
+    outputs = data.test.y[0] + jnp.where(data.test.weight[0] > 0, 0.0, 99.0)  # wrong where nothing counts
+    assert study.percent(outputs, data.test.y[0], data.test.weight[0]) == 100
+
+
+def test_runs_are_all_seeds_of_all_schedules():
+    runs = study.runs({"constant": (0.1, 2.0), "rising": (0.2, 8.0)}, 2)
+    assert runs.seed.tolist() == [0, 1, 0, 1] and np.allclose(runs.rate, [0.1, 0.1, 0.2, 0.2])
+    assert runs.first.tolist() == [2, 2, 2, 2] and runs.last.tolist() == [2, 2, 32, 32]
+
+
+def test_ranks_are_compared_by_the_critical_difference():
+    rng = np.random.default_rng(0)
+    means = pd.DataFrame(rng.normal(size=(14, 4)) * 0.1 + [0, 3, 1, 1], columns=["a", "b", "c", "d"])
+    ranks = study.Ranks.of(means)
+    assert ranks.critical == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)  # Demsar (2006), table 5
+    assert ranks.ranks.index[0] == "b" and ranks.ranks["b"] == 1 and ranks.ranks["a"] == 4 and ranks.p < 1e-4
+    assert ranks.worse()[-1] == "a" and all({"c", "d"} <= set(group) for group in ranks.groups()[1:2])
+    figure = Figure()
+    study.draw_ranks(figure.subplots(), ranks, "title")
+
+
+def test_a_factor_matters_by_its_error_and_its_size():
+    effect = lambda *differences: study.Effect("x", pd.Series(differences))
+    assert effect(2.0, 3.0, 2.5).verdict() == "matters"
+    assert effect(0.1, 0.2, 0.1).verdict() == "does not matter"
+    assert effect(-4.0, 5.0, 1.0).verdict() == "undecided"
+    lines = [(f"set {i}", level, i + (2.0 if level == "b" else 0.0)) for i in range(3) for level in "ab"]
+    between = study.between(pd.DataFrame(lines, columns=["set", "of", "test"]), "of", "b", "a", "b instead of a")
+    assert between.mean() == 2 and between.clause() == "b instead of a +2.0 ± 0.0 (better on 3 of 3)"
+    assert effect(9.0).verdict() == "undecided"  # a single set
+
+
+@pytest.mark.slow
+def test_every_part_of_the_study_runs(folder, monkeypatch):
+    smaller = {"STEPS": 3, "DEPTHS": (1, 2), "CHOSEN_AT": 1, "RATES": (0.1,), "SHARPNESSES": (1.0, 2.0)}
+    for name, value in smaller.items():
+        monkeypatch.setattr(study, name, value)
+    text = report_of(study, folder, "kin8nm", "segmentation", seeds=2)
+    assert "2 sets, 2 random splits" in text and "nan" not in text.split("## Linear leaves")[0]
+    assert "| kin8nm | 186 x 5 | " in text and "| segmentation | 186 x 5 | " in text
+    assert (folder / "pieces.png").exists()
+    found = json.loads((folder / "pieces" / "kin8nm-path-sum.json").read_text())["found"]
+    assert set(found["linear"]["scores"]) == {"1", "2"} and "soft" not in found["linear"]["scores"]["1"]["rising"]
+    with pytest.raises(SystemExit, match="--datasets must be among"):
+        pieces.main(study.SCRIPT, ["--datasets", "mnist", "--out", str(folder / "x")])
 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------

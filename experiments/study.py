@@ -1,0 +1,709 @@
+"""What matters in a tree learnt by gradients: relaxation x leaves x depth x annealing, all else alike, on twenty sets.
+
+python -m experiments.study --data-dir DATA [--seeds 5] [--datasets abalone ...] [--parts sigmoid ...]
+
+Every (relaxation, set) is a file under --out (by default the committed ones), with all leaves, depths, schedules and
+seeds; the report and the figure, beside that folder, are made of the files that are there. What counts is the test
+score of the hard tree, one oblique tree whose leaves are fitted again by hard routing: R^2 or accuracy in per cent.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from matplotlib.figure import Figure
+import numpy as np
+import optax
+import pandas as pd
+from scipy import stats
+from sklearn.model_selection import train_test_split
+
+from experiments import benchmark, data, defaults, pieces
+import jtrees
+from jtrees import leaves as kinds, ops, routing, topology, training
+from jtrees.cli import keep_programs
+from jtrees.tree import ObliqueTree
+
+# The sets of experiments.defaults but seven: those with the fewest rows, whose test scores are mostly noise, and two
+# of 784 features, which would take as long as all others together.
+LEFT_OUT = ("made-wide", "mnist", "heart-c", "breast-cancer-wisconsin", "diabetes", "glass", "ecoli")
+SETS = tuple(name for name in defaults.TASKS if name not in LEFT_OUT)
+DEPTHS = (4, 6, 8)
+CHOSEN_AT = 6  # the depth at which learning rate and sharpness are chosen
+ROWS, TEST_ROWS = 1700, 1500  # at most
+VALIDATED = 3 / 17  # part of the former by which learning rate, sharpness and schedule are chosen
+STEPS, BATCH = 800, 128
+RATES = (0.02, 0.06, 0.18)
+SHARPNESSES = (0.5, 2.0, 8.0)  # of a constant schedule; a rising one has it as its geometric mean
+RISE = 4.0  # a rising one begins at the mean divided by this, and ends at the mean times this
+SCHEDULES = ("constant", "rising")
+# Features are filled up with columns of zeros to these numbers, and classes likewise, so that sets share programs.
+WIDTHS, CLASSES = (8, 24, 64, 192), 10
+
+
+# --- The relaxations -------------------------------------------------------------------------------------------------
+#
+# Each makes one loss of a sample of its scores at the splits and its losses at the leaves. Scores are multiplied by the
+# sharpness first. All soft steps have the slope of the sigmoid, 1/4, at 0; the window of the straight-through sign is
+# where the line of this slope is between 0 and 1.
+
+_SMOOTH_STEP = 6.0  # width
+_TRAVERSAL = 0.25  # factor of the scores
+_WINDOW = 2.0  # half-width
+
+
+def traversal(scores: Float[Array, "nodes n"]) -> Float[Array, "leaves n"]:
+    """LatentTree's traversals of the leaves with all nodes active, divided by their sum."""
+    q = routing.rewards(_TRAVERSAL * scores)
+    z = routing.position(q, jnp.ones(len(q), q.dtype))[len(scores) :]
+    return z / z.sum(0)  # at least a half, that of the leaf of hard routing
+
+
+# Probabilities of the leaves.
+SOFT: dict[str, Callable[[Array], Array]] = {
+    "sigmoid": lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores)),
+    "smooth step": lambda scores: routing.leaf_probabilities(routing.smooth_step(scores, _SMOOTH_STEP)),
+    "violation": routing.violation,
+    "traversal": traversal,
+}
+
+
+def path_sum(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves n"]) -> Float[Array, " n"]:
+    """The loss at the leaf of hard routing, with the dense gradient of DGT."""
+    # The losses of each sample are one of n outputs, of which it has its own; that is faster than vmap over samples.
+    return jnp.diagonal(routing.path_sum(scores, losses, _WINDOW))
+
+
+def surrogate(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves n"]) -> Float[Array, " n"]:
+    """The upper bound of the loss of the hard tree of non-greedy trees, by exact inference."""
+    return (losses - 2 * routing.path_violations(scores)).max(0)
+
+
+HARD: dict[str, Callable[[Array, Array], Array]] = {"path sum": path_sum, "surrogate": surrogate}
+RELAXATIONS = ("sigmoid", "smooth step", "path sum", "violation", "traversal", "surrogate")
+
+
+def method(relaxation: str, depth: int, leaves: str, task: Any, sharpness: training.Number) -> jtrees.Method:
+    """A tree that is trained under a relaxation; all begin alike.
+
+    Splits are random, of scores of variance about 1; leaves begin with what is fitted to the samples that reach them:
+    means of the targets (linear ones with slopes 0) or class frequencies.
+
+    Args:
+      relaxation: one of :data:`RELAXATIONS`.
+      depth: of the tree.
+      leaves: ``"constant"`` or ``"linear"``.
+      task: what is predicted.
+      sharpness: factor of the scores, a number or a schedule.
+    """
+    nodes = topology.num_nodes(depth)
+
+    def init(batch: jtrees.Batch, *, key: Array) -> ObliqueTree:
+        used = jnp.any(batch.x != 0, axis=0).astype(batch.x.dtype)
+        drawn = jax.random.normal(key, (nodes, batch.x.shape[1] + 1), batch.x.dtype) / jnp.sqrt(used.sum())
+        empty = kinds.kind_of("constant", task).empty(nodes + 1, batch.x.shape[1], task.shape, batch.x.dtype)
+        tree = ObliqueTree(drawn[:, 1:] * used, drawn[:, 0], empty).refit(*batch)
+        fitted = tree.leaves.trainable()
+        if leaves == "linear":
+            fitted = kinds.Linear(jnp.zeros((nodes + 1, batch.x.shape[1]), batch.x.dtype), fitted.values)
+        return tree.replace(leaves=fitted)
+
+    def loss(params: ObliqueTree, batch: jtrees.Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        factor = training.at_step(sharpness, step)
+        weights, bias = factor * params.weights, factor * params.bias
+        if relaxation in SOFT:
+            # The sigmoid by its name, for which there is a faster rule.
+            route: Any = "sigmoid" if relaxation == "sigmoid" else SOFT[relaxation]
+            value, _ = ops.expected_loss(weights, bias, params.leaves, batch.x, batch.y, route=route)
+        else:
+            at_leaves = params.leaves.losses(batch.x, batch.y)
+            value = HARD[relaxation](ops.scores(weights, bias, batch.x), at_leaves).mean()
+        return value, value  # the last parameters are taken, not those of the best score
+
+    return jtrees.Method(init, loss, lambda params, batch: params.refit(*batch))
+
+
+# --- The data --------------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """The rows of all seeds, ``(seeds, n, ...)`` each.
+
+    Attributes:
+      train: rows to train.
+      valid: rows by which options are chosen.
+      test: rows to test, filled up with rows of weight 0.
+    """
+
+    train: jtrees.Batch
+    valid: jtrees.Batch
+    test: jtrees.Batch
+
+
+def rows(name: str, seeds: int, data_dir: str | None) -> tuple[Rows, Any, int]:
+    """The rows of all seeds, the task, and the number of features.
+
+    Features, and targets of regression, have mean 0 and deviation 1 on the rows to train of each seed.
+    """
+    if name in defaults.MADE:
+        x, y = defaults.made(name)
+    else:
+        table = data.load(name, data_dir=data_dir)
+        x, y = table.x, table.y
+    by_class = defaults.TASKS[name] == "classification"
+    each = [_split(x, y, seed, by_class) for seed in range(seeds)]
+    classes = int(y.max()) + 1 if by_class else 0
+    task = jtrees.Classification(max(classes, CLASSES)) if by_class else jtrees.Regression()
+    return jax.tree.map(lambda *a: jnp.stack(a), *each), task, x.shape[1]
+
+
+def _split(x: np.ndarray, y: np.ndarray, seed: int, by_class: bool) -> Rows:
+    count = min(ROWS, 3 * len(x) // 4)
+    sizes: Any = {"train_size": count, "test_size": min(TEST_ROWS, len(x) - count)}
+    parted: Any = train_test_split(x, y, **sizes, random_state=seed, stratify=y if by_class else None)
+    x, x_test, y, y_test = parted
+    validated = int(VALIDATED * count)
+    x, x_valid, y, y_valid = x[validated:], x[:validated], y[validated:], y[:validated]
+    mean, deviation = _moments(x)
+    scaled = lambda x: _filled((x - mean) / deviation, next(width for width in WIDTHS if width >= x.shape[1]))
+    y_mean, y_deviation = (0, 1) if by_class else _moments(y)
+    target = lambda y: y.astype(np.int32) if by_class else ((y - y_mean) / y_deviation).astype(np.float32)
+    missing = TEST_ROWS - len(x_test)
+    batch: Any = jtrees.Batch
+    test = [np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)) for a in (scaled(x_test), target(y_test))]
+    weight = np.pad(np.ones(len(x_test), np.float32), (0, missing))
+    plain = lambda x, y: batch(scaled(x), target(y), np.ones(len(x), np.float32))
+    return Rows(plain(x, y), plain(x_valid, y_valid), batch(*test, weight))
+
+
+def _moments(a: np.ndarray) -> tuple[Any, Any]:
+    """Mean and deviation of the columns, in double precision; 1 for constant ones."""
+    mean, deviation = a.mean(0, dtype=np.float64), a.std(0, dtype=np.float64)
+    return mean, np.where(deviation > 1e-6 * np.abs(mean), deviation, 1)
+
+
+def _filled(x: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x.astype(np.float32), [(0, 0), (0, width - x.shape[1])])
+
+
+# --- What is measured ------------------------------------------------------------------------------------------------
+
+
+class Runs(NamedTuple):
+    """Runs side by side, ``(runs,)`` each: the seed, the learning rate, and the sharpness at both ends."""
+
+    seed: Any
+    rate: Any
+    first: Any
+    last: Any
+
+
+def runs(schedules: dict[str, tuple[float, float]], seeds: int) -> Runs:
+    """All seeds of each schedule, by its learning rate and mean sharpness."""
+    each = []
+    for schedule, (rate, sharpness) in schedules.items():
+        rise = RISE if schedule == "rising" else 1.0
+        each += [(seed, rate, sharpness / rise, sharpness * rise) for seed in range(seeds)]
+    return Runs(*(np.array(a, np.int32 if i == 0 else np.float32) for i, a in enumerate(zip(*each, strict=True))))
+
+
+class Program(NamedTuple):
+    """The two compiled programs of a (relaxation, leaves, depth): they train and score any runs of a set."""
+
+    train: Callable[..., Any]
+    score: Callable[..., Any]
+
+    def of(self, all_runs: Runs, data: Rows) -> dict[str, np.ndarray]:
+        """The scores of the runs, by name, ``(runs,)``."""
+        return jax.tree.map(np.asarray, self.score(all_runs, self.train(all_runs, data.train), data))
+
+
+def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) -> Program:
+    """Compiles when called: nothing but the shapes of the data is part of it."""
+
+    def train_one(run: Runs, train: jtrees.Batch) -> ObliqueTree:
+        # Without weights, which are all 1.
+        batch = jax.tree.map(lambda a: a[run.seed], train)._replace(weight=None)
+        sharpness = lambda step: run.first * jnp.power(run.last / run.first, step / STEPS)
+        of_run = method(relaxation, depth, leaves, task, sharpness)
+        optimizer = optax.adam(optax.cosine_decay_schedule(run.rate, STEPS))
+        size = min(BATCH, len(batch.x))
+        state = training.start(of_run, batch, key=jax.random.key(run.seed), optimizer=optimizer)
+        state, _ = training.advance(of_run, state, batch, optimizer=optimizer, steps=STEPS, batch_size=size)
+        return state.params
+
+    def score_one(run: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
+        train, valid, test = jax.tree.map(lambda a: a[run.seed], data)
+        # Of linear leaves the shrinkage depends on the number of features: without columns of zeros.
+        narrow = lambda a: a[:, :features] if leaves == "linear" else a
+        tree = params.replace(weights=narrow(params.weights)).refit(narrow(train.x), train.y)
+        hard = lambda batch: percent(tree.apply(narrow(batch.x)), batch.y, batch.weight)
+        leaf = ops.hard(tree.weights, tree.bias, narrow(train.x))
+        reached = (jnp.zeros(topology.num_leaves(depth), jnp.int32).at[leaf].add(1) > 0).sum()
+        scores = {"valid": hard(valid), "test": hard(test), "train": hard(train), "reached": reached}
+        if relaxation in SOFT:
+            sharp = params.replace(weights=run.last * params.weights, bias=run.last * params.bias)
+            scores["soft"] = percent(soft_outputs(relaxation, sharp, test.x), test.y, test.weight)
+        return scores
+
+    # One after the other within the program: side by side, the rows would be shuffled anew in each step.
+    side_by_side = partial(training.map_starts, batch_size=1)
+    train = jax.jit(lambda all_runs, data: side_by_side(lambda *run: train_one(Runs(*run), data), *all_runs))
+
+    def score(all_runs: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
+        return side_by_side(lambda params, *run: score_one(Runs(*run), params, data), params, *all_runs)
+
+    return Program(train, jax.jit(score))
+
+
+def soft_outputs(relaxation: str, params: ObliqueTree, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+    """What the soft model predicts: the mean of the outputs of the leaves, of their class probabilities."""
+    reach = SOFT[relaxation](ops.scores(params.weights, params.bias, x))
+    if isinstance(params.leaves, kinds.Logit):
+        return reach.T @ jax.nn.softmax(params.leaves.values, axis=1)
+    return (reach * params.leaves.outputs(x)).sum(0)
+
+
+def percent(outputs: Float[Array, "n *k"], y: Array, weight: Float[Array, " n"]) -> Array:
+    """R^2, or accuracy of the most probable classes, in per cent."""
+    mean = lambda a: (weight * a).sum() / weight.sum()
+    if outputs.ndim == 2:
+        return 100 * mean((outputs.argmax(1) == y).astype(weight.dtype))
+    return 100 * (1 - mean(jnp.square(outputs - y)) / mean(jnp.square(y - mean(y))))
+
+
+def measured(relaxation: str, name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
+    """The scores of all leaves, depths and schedules of a relaxation on a set.
+
+    At the depth :data:`CHOSEN_AT` every schedule has every learning rate and sharpness; those with the best mean
+    validation score of the hard tree are taken at the other depths, too.
+    """
+    data, task, features = rows(name, seeds, data_dir)
+    found: dict[str, Any] = {"rows": data.train.x.shape[1], "features": features}
+    for leaves in kinds.KINDS if task.is_least_squares else ("constant",):
+        of_depth = lambda depth, leaves=leaves: program(relaxation, depth, leaves, task, features)
+        found[leaves] = of_leaves(of_depth, data, seeds)
+    return found
+
+
+def of_leaves(of_depth: Callable[[int], Program], data: Rows, seeds: int) -> dict[str, Any]:
+    """Of one kind of leaves, by schedule: what was chosen and tried (learning rate, sharpness, mean validation and test
+    score), and by depth the scores of all seeds.
+    """
+    tried: dict[str, list[Tried]] = {schedule: [] for schedule in SCHEDULES}
+    at = of_depth(CHOSEN_AT)
+    for options in itertools.product(RATES, SHARPNESSES):
+        for schedule, scores in by_schedule(at.of(runs(dict.fromkeys(SCHEDULES, options), seeds), data)).items():
+            tried[schedule].append(Tried(*options, scores))
+    best = {schedule: max(ones, key=Tried.worth) for schedule, ones in tried.items()}
+    chosen = {schedule: (one.rate, one.sharpness) for schedule, one in best.items()}
+    by_depth = {str(CHOSEN_AT): {schedule: one.scores for schedule, one in best.items()}}
+    for depth in DEPTHS:
+        if depth != CHOSEN_AT:
+            by_depth[str(depth)] = by_schedule(of_depth(depth).of(runs(chosen, seeds), data))
+    short = {schedule: [one.short() for one in ones] for schedule, ones in tried.items()}
+    return {"chosen": chosen, "tried": short, "scores": by_depth}
+
+
+class Tried(NamedTuple):
+    """A learning rate and a mean sharpness, and the scores of all seeds with these."""
+
+    rate: float
+    sharpness: float
+    scores: dict[str, list[float]]
+
+    def worth(self) -> float:
+        """The mean validation score; of runs that became non-finite minus infinity."""
+        return float(np.nan_to_num(np.mean(self.scores["valid"]), nan=-np.inf))
+
+    def short(self) -> list[float]:
+        """Without the single scores."""
+        return [self.rate, self.sharpness, *(round(float(np.mean(self.scores[what])), 2) for what in ("valid", "test"))]
+
+
+def by_schedule(scores: dict[str, np.ndarray]) -> dict[str, dict[str, list[float]]]:
+    """Scores by schedule, and of each those of the seeds, to two digits."""
+    apart = lambda values: values.astype(np.float64).round(2).reshape(len(SCHEDULES), -1).tolist()
+    parts = {what: apart(values) for what, values in scores.items()}
+    return {schedule: {what: part[i] for what, part in parts.items()} for i, schedule in enumerate(SCHEDULES)}
+
+
+def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+    """One, of all seeds."""
+    if name not in SETS:
+        raise SystemExit(f"--datasets must be among {', '.join(SETS)}; got {name!r}")
+    settings = {
+        "seeds": options.seeds,
+        "depths": DEPTHS,
+        "rows": [ROWS, TEST_ROWS],
+        "steps": [STEPS, BATCH],
+        "rates": RATES,
+        "sharpnesses": SHARPNESSES,
+        "rise": RISE,
+    }
+    make = partial(measured, part, name, options.seeds, options.data_dir)
+    yield pieces.Piece(part, name, make, settings, file=f"{name}-{part.replace(' ', '-')}")
+
+
+# --- The report ------------------------------------------------------------------------------------------------------
+
+Lines = Any  # a data frame, of which pandas' own types say too little for a type checker
+LEAST = 0.5  # points: a smaller mean difference is called none, whatever its error
+
+
+def table(found: pieces.Found) -> Lines:
+    """A line for each run that was chosen, of the sets that all relaxations have been measured on."""
+    whole = [name for name in SETS if all(name in found.get(part, {}) for part in RELAXATIONS)]
+    lines = []
+    for relaxation, name in itertools.product(RELAXATIONS, whole):
+        one = found[relaxation][name][0]["found"]
+        of_set = {"set": name, "relaxation": relaxation, "rows": one["rows"], "features": one["features"]}
+        for leaves in [kind for kind in kinds.KINDS if kind in one]:
+            for depth, by_schedule in one[leaves]["scores"].items():
+                for schedule, scores in by_schedule.items():
+                    where = of_set | {"leaves": leaves, "depth": int(depth), "schedule": schedule}
+                    for seed, values in enumerate(zip(*scores.values(), strict=True)):
+                        lines.append(where | {"seed": seed, "soft": np.nan} | dict(zip(scores, values, strict=True)))
+    return pd.DataFrame(lines)
+
+
+def preferred(runs: Lines) -> Lines:
+    """The lines of the schedule with the better mean validation score, of each set, relaxation and kind of leaves."""
+    keys = ["set", "relaxation", "leaves"]
+    means = runs.groupby([*keys, "schedule"])["valid"].mean().unstack()
+    best = means.idxmax(axis=1).rename("best").reset_index()
+    return runs.merge(best, on=keys).query("schedule == best").drop(columns="best")
+
+
+def by_set(runs: Lines, of: str, what: str = "test") -> Lines:
+    """Means of a score, a row for each set and a column for each level of a factor."""
+    return runs.groupby(["set", of], sort=False)[what].mean().unstack()
+
+
+class Effect(NamedTuple):
+    """Differences of two levels of a factor, one a set: means over seeds and all other factors."""
+
+    name: str
+    differences: Any
+
+    def mean(self) -> float:
+        """Over sets."""
+        return float(self.differences.mean())
+
+    def error(self) -> float:
+        """Standard error of the mean, infinite for a single set."""
+        count = len(self.differences)
+        return float(self.differences.std() / np.sqrt(count)) if count > 1 else np.inf
+
+    def verdict(self) -> str:
+        """Whether it matters: by two standard errors, and by :data:`LEAST`."""
+        if abs(self.mean()) > max(2 * self.error(), LEAST):
+            return "matters"
+        return "does not matter" if abs(self.mean()) + 2 * self.error() < 2 * LEAST else "undecided"
+
+    def clause(self) -> str:
+        """For a sentence."""
+        wins = f"better on {(self.differences > 0).sum()} of {len(self.differences)}"
+        return f"{self.name} {self.mean():+.1f} ± {self.error():.1f} ({wins})"
+
+    def cells(self) -> list[str]:
+        """A row of the table of effects."""
+        change = self.differences
+        p = stats.wilcoxon(change).pvalue if (change != 0).any() and len(change) > 1 else 1.0
+        spread = f"{self.mean():+.2f} ± {change.std(ddof=0):.2f}"
+        wins = f"{(change > 0).sum()} of {len(change)}"
+        return [self.name, spread, f"{change.median():+.2f}", wins, f"{p:.3f}", self.verdict()]
+
+
+def between(runs: Lines, of: str, high: Any, low: Any, name: str) -> Effect:
+    """What a level of a factor is ahead of another, where both were measured."""
+    means = by_set(runs, of)
+    return Effect(name, (means[high] - means[low]).dropna())
+
+
+# The figure of Demsar (2006): methods whose average ranks differ by less than the critical difference are joined.
+
+
+class Ranks(NamedTuple):
+    """Average ranks over sets, 1 the best, in order.
+
+    Attributes:
+      ranks: by level.
+      sets: how many there are.
+      p: of Friedman's test.
+      critical: difference of two average ranks that is significant at 5 per cent, by Nemenyi's test.
+    """
+
+    ranks: Any
+    sets: int
+    p: float
+    critical: float
+
+    @classmethod
+    def of(cls, means: Lines) -> "Ranks":
+        """Of scores, a row for each set and a column for each level."""
+        count, levels = means.shape
+        ranks = means.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
+        p = float(stats.friedmanchisquare(*means.T.to_numpy()).pvalue) if count > 1 else 1.0
+        quantile = stats.studentized_range.ppf(0.95, levels, np.inf) / np.sqrt(2)
+        return cls(ranks, count, p, float(quantile * np.sqrt(levels * (levels + 1) / (6 * count))))
+
+    def groups(self) -> list[list[str]]:
+        """The largest groups, of at least two, whose ranks differ by less than the critical difference."""
+        names, values = list(self.ranks.index), self.ranks.to_numpy()
+        ends = [int(np.searchsorted(values, first + self.critical, side="right")) for first in values]
+        pairs = [(i, end) for i, end in enumerate(ends) if end - i > 1 and (i == 0 or ends[i - 1] < end)]
+        return [names[i:end] for i, end in pairs]
+
+    def worse(self) -> list[str]:
+        """Those that are significantly behind the first."""
+        return [name for name, rank in self.ranks.items() if rank - self.ranks.iloc[0] > self.critical]  # type: ignore[misc]
+
+
+def draw_ranks(axis: Any, of: Ranks, title: str) -> None:
+    """A critical-difference diagram, the best at the left."""
+    count = len(of.ranks)
+    axis.set(xlim=(-0.3, count + 1.3), ylim=(-0.9 - 0.3 * count, 1.2), title=title)
+    axis.axis("off")
+    axis.plot([1, count], [0, 0], "k", lw=1)
+    for tick in range(1, count + 1):
+        axis.plot([tick, tick], [0, 0.12], "k", lw=1)
+        axis.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=9)
+    axis.plot([1, 1 + of.critical], [0.85, 0.85], "k", lw=2)
+    axis.text(1 + of.critical / 2, 0.9, f"critical difference {of.critical:.2f}", ha="center", va="bottom", fontsize=8)
+    groups = of.groups()
+    for i, group in enumerate(groups):
+        low, high = of.ranks[group[0]], of.ranks[group[-1]]
+        axis.plot([low - 0.03, high + 0.03], [-0.2 - 0.17 * i] * 2, "C0", lw=3, solid_capstyle="butt")
+    below = 0.4 + 0.17 * len(groups)
+    for i, (name, rank) in enumerate(of.ranks.items()):
+        left = i < (count + 1) // 2
+        y = -below - 0.45 * (i if left else count - 1 - i)
+        end = -0.2 if left else count + 1.2
+        axis.plot([rank, rank, end], [0, y, y], "0.4", lw=0.8)
+        text = f"{name} {rank:.2f}"
+        axis.text(end, y + 0.03, text, ha="left" if left else "right", va="bottom", fontsize=9)
+
+
+def draw(found: pieces.Found, file: Path) -> None:
+    """The diagram of each kind of leaves."""
+    best = preferred(table(found))
+    drawn = Figure(figsize=(8, 5), layout="constrained")
+    there = [kind for kind in kinds.KINDS if kind in set(best["leaves"])]
+    for axis, leaves in zip(np.atleast_1d(drawn.subplots(len(there), 1)), there, strict=True):
+        ranks = Ranks.of(by_set(best[best["leaves"] == leaves], "relaxation"))
+        draw_ranks(axis, ranks, f"{leaves} leaves, {ranks.sets} sets: average rank of the hard tree's test score")
+    drawn.savefig(file, dpi=110)
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def tried(found: pieces.Found, runs: Lines) -> Lines:
+    """A line for each learning rate and sharpness of a schedule at the depth :data:`CHOSEN_AT`, means over seeds."""
+    lines = []
+    for relaxation, name in itertools.product(RELAXATIONS, dict.fromkeys(runs["set"])):
+        one = found[relaxation][name][0]["found"]
+        for leaves in [kind for kind in kinds.KINDS if kind in one]:
+            where = [name, relaxation, leaves]
+            lines += [[*where, schedule, *values] for schedule, all_ in one[leaves]["tried"].items() for values in all_]
+    columns = ["set", "relaxation", "leaves", "schedule", "rate", "sharpness", "valid", "test"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def best_of_rest(options: Lines, of: str) -> Lines:
+    """Of :func:`tried`, for each level of an option the line of the level of the other that validation prefers."""
+    keys = ["set", "relaxation", "leaves", "schedule", of]
+    return options.loc[options.groupby(keys)["valid"].idxmax()]
+
+
+def effects(runs: Lines, options: Lines) -> dict[str, list[Effect]]:
+    """What each factor does to the test score of the hard tree, by kind of leaves; the others are averaged over."""
+    best, out = preferred(runs), {}
+    for leaves in [kind for kind in kinds.KINDS if kind in set(runs["leaves"])]:
+        of = lambda lines, leaves=leaves: lines[lines["leaves"] == leaves]
+        own: list[Effect] = []
+        for relaxation in RELAXATIONS[1:]:
+            name = f"{relaxation} instead of {RELAXATIONS[0]}"
+            own.append(between(of(best), "relaxation", relaxation, RELAXATIONS[0], name))
+        for low, high in itertools.pairwise(DEPTHS):
+            own.append(between(of(best), "depth", high, low, f"depth {high} instead of {low}"))
+        name = f"{SCHEDULES[1]} instead of {SCHEDULES[0]} sharpness"
+        own.append(between(of(runs), "schedule", SCHEDULES[1], SCHEDULES[0], name))
+        for relaxation in RELAXATIONS:
+            alone = of(runs)[of(runs)["relaxation"] == relaxation]
+            own.append(between(alone, "schedule", SCHEDULES[1], SCHEDULES[0], f"the same, {relaxation}"))
+        for option, levels in (("sharpness", SHARPNESSES), ("rate", RATES)):
+            lines = best_of_rest(of(options), option)
+            what = {"sharpness": "mean sharpness", "rate": "learning rate"}[option]
+            for low, high in itertools.pairwise(levels):
+                name = f"{what} {high:g} instead of {low:g}, depth {CHOSEN_AT}"
+                own.append(between(lines, option, high, low, name))
+        out[leaves] = own
+    if "linear" in out:
+        numbers = best[best["set"].isin(best[best["leaves"] == "linear"]["set"])]
+        name = "linear instead of constant leaves"
+        own = [between(numbers, "leaves", "linear", "constant", name)]
+        for depth in DEPTHS:
+            at = numbers[numbers["depth"] == depth]
+            own.append(between(at, "leaves", "linear", "constant", f"the same, depth {depth}"))
+        for relaxation in RELAXATIONS:
+            of_one = numbers[numbers["relaxation"] == relaxation]
+            own.append(between(of_one, "leaves", "linear", "constant", f"the same, {relaxation}"))
+        out["leaves"] = own
+    return out
+
+
+def effects_table(own: list[Effect]) -> str:
+    """Of some effects."""
+    header = ["what", "points, mean ± deviation over sets", "median", "better on", "p (Wilcoxon)", "verdict"]
+    return benchmark.markdown(header, [effect.cells() for effect in own])
+
+
+def scores_table(best: Lines, ranks: Ranks) -> str:
+    """Means over sets by relaxation and depth, with ranks, and the soft model beside the hard tree."""
+    rows = []
+    for relaxation in ranks.ranks.index:
+        own = best[best["relaxation"] == relaxation]
+        by_depth, reached = by_set(own, "depth").mean(), by_set(own, "depth", "reached").median()
+        gap = by_set(own.assign(gap=own["test"] - own["soft"]), "depth", "gap").median()
+        soft = "-" if relaxation in HARD else " / ".join(f"{gap[depth]:+.1f}" for depth in DEPTHS)
+        overfit = (own["train"] - own["test"]).groupby(own["set"]).mean().median()
+        cells = [str(relaxation), *(f"{by_depth[depth]:.2f}" for depth in DEPTHS), f"{by_depth.mean():.2f}"]
+        cells += [f"{ranks.ranks[relaxation]:.2f}", soft, f"{overfit:.1f}"]
+        rows.append([*cells, " / ".join(f"{reached[depth]:.0f}" for depth in DEPTHS)])
+    depths = " / ".join(map(str, DEPTHS))
+    header = ["relaxation", *(f"depth {depth}" for depth in DEPTHS), "mean", "average rank", f"hard - soft, {depths}"]
+    return benchmark.markdown([*header, "training - test", f"leaves reached, {depths}"], rows)
+
+
+def sets_table(best: Lines) -> str:
+    """Set by set, the best of each row bold."""
+    means = by_set(best, "relaxation")[list(RELAXATIONS)]
+    rows = []
+    for name, row in means.iterrows():
+        first = best[best["set"] == name].iloc[0]
+        cells = [f"**{score:.1f}**" if score == row.max() else f"{score:.1f}" for score in row]
+        rows.append([str(name), f"{first['rows']} x {first['features']}", *cells])
+    return benchmark.markdown(["set", "rows x features", *RELAXATIONS], rows)
+
+
+UNEQUAL = f"""\
+- Splits, leaves, first parameters, order of the samples, optimiser (Adam, cosine decay to zero), updates and batches
+  are equal. Nothing bounds or penalises weights, so a tree can sharpen itself also under a constant sharpness.
+- All six are applied to the loss of each leaf on each sample, so that they differ in the routing alone. DGT itself
+  takes the loss of an output, LatentTree that of a predictor on the traversals of all nodes.
+- Soft steps have equal slopes at a score of 0 and the window of the path sum fits them; for the surrogate there is no
+  such measure. So learning rate and mean sharpness are chosen for each (set, relaxation, leaves, schedule), at depth
+  {CHOSEN_AT}, from {len(RATES)} x {len(SHARPNESSES)} by validation, and taken at the other depths.
+- The traversal has no pruning (all nodes are active), because it changes the size of the tree, which the others keep;
+  its weights of the leaves are divided by their sum.
+- The surrogate is the bound by exact inference, without the ball around its weights (the sharpness stands for its
+  radius), and without a frozen assignment. Linear leaves need no change: it bounds the loss of any leaf.
+- Path sum and surrogate have no soft model. Linear leaves are for regression only, and have shrinkage by generalised
+  cross-validation when they are fitted again; constant leaves have none. Classes are filled up to {CLASSES}.
+- Small budget: {STEPS} updates of {BATCH} rows, the last parameters, one start, no CART, no preconditioner. The
+  library's recipes (`defaults.md`) reach more.
+"""
+
+
+def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
+    """What matters, what does not, and what is undecided, the largest first."""
+    factors = [
+        (effect.name + ("" if key == "leaves" else f" ({key} leaves)"), effect)
+        for key, own in all_effects.items()
+        for effect in own
+        if not effect.name.startswith("the same")
+    ]
+    factors.sort(key=lambda one: -abs(one[1].mean()))
+    out = []
+    for verdict, title in (
+        ("matters", "What matters"),
+        ("does not matter", "What does not"),
+        ("undecided", "Undecided"),
+    ):
+        listed = [f"{name} {effect.mean():+.1f}" for name, effect in factors if effect.verdict() == verdict]
+        out.append(f"**{title}**: {', '.join(listed) or 'nothing'}.")
+    return out
+
+
+def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
+    """Sentences whose numbers and verdicts are computed from the lines."""
+    there, out = [kind for kind in kinds.KINDS if kind in all_effects], verdicts(all_effects)
+    for leaves in there:
+        means = by_set(best[best["leaves"] == leaves], "relaxation")
+        ranks, level = Ranks.of(means), means.mean()
+        alike = [name for name in ranks.ranks.index if name not in ranks.worse()]
+        out.append(
+            f"**Relaxation, {leaves} leaves** ({ranks.sets} sets): the best average rank has {alike[0]}; by ranks not "
+            f"told apart from it: {', '.join(alike[1:]) or 'none'}; behind it by more than the critical difference: "
+            f"{', '.join(ranks.worse()) or 'none'}. Means from {level.min():.1f} ({level.idxmin()}) to "
+            f"{level.max():.1f} ({level.idxmax()})."
+        )
+    named = lambda key, *starts: [effect for effect in all_effects.get(key, []) if effect.name.startswith(starts)]
+    if "leaves" in all_effects:
+        out.append(
+            f"**Leaves**, regression: {'; '.join(map(Effect.clause, named('leaves', 'linear', 'the same, d')))}."
+        )
+    for topic, start in {"Depth": "depth", "Annealing": SCHEDULES[1]}.items():
+        clauses = [f"{leaves} leaves: {'; '.join(map(Effect.clause, named(leaves, start)))}" for leaves in there]
+        out.append(f"**{topic}**, {'. '.join(clauses)}.")
+    gaps = best.assign(gap=best["test"] - best["soft"]).groupby(["leaves", "relaxation", "set"])["gap"].mean()
+    for leaves in there:
+        of_soft = [f"{name} {gaps[leaves, name].median():+.1f}" for name in RELAXATIONS if name in SOFT]
+        out.append(f"**Hardening, {leaves} leaves**: the hard tree minus its soft model, median: {', '.join(of_soft)}.")
+    return out
+
+
+def report(found: pieces.Found, command: str) -> str:
+    """The page."""
+    runs = table(found)
+    if runs.empty:
+        return f"# What matters in a tree learnt by gradients\n\nMade by `{command}`: nothing is there yet.\n"
+    options, best = tried(found, runs), preferred(runs)
+    all_effects, seeds = effects(runs, options), runs["seed"].nunique()
+    hours = (
+        sum(one["seconds"] for part in found.values() for by_seed in part.values() for one in by_seed.values()) / 3600
+    )
+    head = (
+        f"# What matters in a tree learnt by gradients\n\nMade by `{command}` on {pieces.machines(found)}; "
+        f"{hours:.1f} hours of one core that was shared with other work. {runs['set'].nunique()} sets, {seeds} random "
+        f"splits, each with a seed of its own. Relaxation ({', '.join(RELAXATIONS)}) x leaves x depth "
+        f"{DEPTHS} x sharpness (constant, or rising geometrically from a quarter to four times its mean). Rows: at "
+        f"most {ROWS} to train, of which {VALIDATED:.0%} choose learning rate {RATES} and mean sharpness "
+        f"{SHARPNESSES}; at most {TEST_ROWS} to test. {STEPS} updates of {BATCH} rows. Scores are test R² or accuracy "
+        "in per cent of the **hard** tree, one oblique tree whose leaves are fitted again by hard routing. Where "
+        "nothing else is said, each relaxation has the schedule that validation prefers, set by set, and scores are "
+        "means over depths.\n\n"
+        "A mean difference *matters* if it is beyond two standard errors over sets and half a point, and *does not "
+        "matter* if one point is outside of two standard errors; else it is *undecided*. Behind ± in a sentence: the "
+        "standard error.\n"
+    )
+    parts = [head, "## In short\n", *(f"- {line}" for line in conclusions(best, all_effects)), ""]
+    for leaves in [kind for kind in kinds.KINDS if kind in all_effects]:
+        own = best[best["leaves"] == leaves]
+        ranks = Ranks.of(by_set(own, "relaxation"))
+        joined = "; ".join(", ".join(group) for group in ranks.groups()) or "none"
+        said = (
+            f"{ranks.sets} sets. Friedman's test: p = {ranks.p:.2g}; critical difference of average ranks (Nemenyi, 5 "
+            f"per cent): {ranks.critical:.2f}. Not told apart: {joined}. Hard - soft, training - test and the number "
+            "of leaves that training rows reach are medians over sets.\n"
+        )
+        parts += [f"## {leaves.capitalize()} leaves\n", scores_table(own, ranks), said]
+        parts += [effects_table(all_effects[leaves]), sets_table(own)]
+    if "leaves" in all_effects:
+        parts += ["## Linear and constant leaves, regression\n", effects_table(all_effects["leaves"])]
+    return "\n".join([*parts, "## What could not be made equal\n", UNEQUAL])
+
+
+SCRIPT = pieces.Script("study", __doc__, RELAXATIONS, SETS, 5, pieces_of, report, draw)
+
+if __name__ == "__main__":
+    keep_programs()
+    pieces.main(SCRIPT)  # on one device
