@@ -49,7 +49,7 @@ WIDTHS, CLASSES = (8, 24, 64, 192), 10
 
 # --- The relaxations -------------------------------------------------------------------------------------------------
 #
-# Each makes one loss of a sample of its scores at the splits and its losses at the leaves. Scores are multiplied by the
+# Each makes one loss of a sample of its scores at the splits and what the leaves hold. Scores are multiplied by the
 # sharpness first. All soft steps have the slope of the sigmoid, 1/4, at 0; the window of the straight-through sign is
 # where the line of this slope is between 0 and 1.
 
@@ -74,18 +74,20 @@ SOFT: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def path_sum(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves n"]) -> Float[Array, " n"]:
-    """The loss at the leaf of hard routing, with the dense gradient of DGT."""
-    # The losses of each sample are one of n outputs, of which it has its own; that is faster than vmap over samples.
-    return jnp.diagonal(routing.path_sum(scores, losses, _WINDOW))
+def path_sum(scores: Float[Array, "nodes n"], leaves: Any, batch: jtrees.Batch, task: Any) -> Float[Array, " n"]:
+    """The loss of each sample at the leaf of hard routing, with the dense gradient of DGT through the output."""
+    if isinstance(leaves, kinds.Linear):
+        # Each sample has leaves of its own: they are one of n outputs, which is faster than vmap over samples.
+        return task.loss(jnp.diagonal(routing.path_sum(scores, leaves.outputs(batch.x), _WINDOW)), batch.y)
+    return task.loss(routing.path_sum(scores, leaves.values, _WINDOW), batch.y)
 
 
-def surrogate(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves n"]) -> Float[Array, " n"]:
-    """The upper bound of the loss of the hard tree of non-greedy trees, by exact inference."""
-    return (losses - 2 * routing.path_violations(scores)).max(0)
+def surrogate(scores: Float[Array, "nodes n"], leaves: Any, batch: jtrees.Batch, task: Any) -> Float[Array, " n"]:
+    """The upper bound of the loss of each sample of non-greedy trees, by exact inference."""
+    return (leaves.losses(batch.x, batch.y) - 2 * routing.path_violations(scores)).max(0)
 
 
-HARD: dict[str, Callable[[Array, Array], Array]] = {"path sum": path_sum, "surrogate": surrogate}
+HARD: dict[str, Callable[..., Array]] = {"path sum": path_sum, "surrogate": surrogate}
 RELAXATIONS = ("sigmoid", "smooth step", "path sum", "violation", "traversal", "surrogate")
 
 
@@ -122,8 +124,7 @@ def method(relaxation: str, depth: int, leaves: str, task: Any, sharpness: train
             route: Any = "sigmoid" if relaxation == "sigmoid" else SOFT[relaxation]
             value, _ = ops.expected_loss(weights, bias, params.leaves, batch.x, batch.y, route=route)
         else:
-            at_leaves = params.leaves.losses(batch.x, batch.y)
-            value = HARD[relaxation](ops.scores(weights, bias, batch.x), at_leaves).mean()
+            value = HARD[relaxation](ops.scores(weights, bias, batch.x), params.leaves, batch, task).mean()
         return value, value  # the last parameters are taken, not those of the best score
 
     return jtrees.Method(init, loss, lambda params, batch: params.refit(*batch))
@@ -354,7 +355,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 # --- The report ------------------------------------------------------------------------------------------------------
 
 Lines = Any  # a data frame, of which pandas' own types say too little for a type checker
-LEAST = 0.5  # points: a smaller mean difference is called none, whatever its error
+LEAST = 0.5  # points: a smaller difference is not said to matter, however certain it is
 
 
 def table(found: pieces.Found) -> Lines:
@@ -392,33 +393,45 @@ class Effect(NamedTuple):
     name: str
     differences: Any
 
-    def mean(self) -> float:
-        """Over sets."""
-        return float(self.differences.mean())
+    def interval(self) -> tuple[float, float, float]:
+        """The estimate of Hodges & Lehmann (1963) and the ends of its interval of 95 per cent.
 
-    def error(self) -> float:
-        """Standard error of the mean, infinite for a single set."""
-        count = len(self.differences)
-        return float(self.differences.std() / np.sqrt(count)) if count > 1 else np.inf
+        The median of the means of all pairs of sets, which one set with a large difference does not decide. The
+        interval is that of Wilcoxon's signed-rank test, by the normal approximation; for fewer than six sets it has no
+        ends.
+        """
+        values = np.asarray(self.differences, np.float64)
+        count = len(values)
+        first, second = np.triu_indices(count)
+        pairs = np.sort((values[first] + values[second]) / 2)
+        spread = np.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+        outside = int(count * (count + 1) / 4 - stats.norm.ppf(0.975) * spread)
+        ends = (pairs[outside - 1], pairs[-outside]) if outside > 0 else (-np.inf, np.inf)
+        return float(np.median(pairs)), float(ends[0]), float(ends[1])
+
+    def estimate(self) -> float:
+        """The first of :meth:`interval`."""
+        return self.interval()[0]
 
     def verdict(self) -> str:
-        """Whether it matters: by two standard errors, and by :data:`LEAST`."""
-        if abs(self.mean()) > max(2 * self.error(), LEAST):
+        """Whether it matters: whether the interval is on one side of 0, and by :data:`LEAST`."""
+        estimate, low, high = self.interval()
+        if abs(estimate) >= LEAST and (low > 0 or high < 0):
             return "matters"
-        return "does not matter" if abs(self.mean()) + 2 * self.error() < 2 * LEAST else "undecided"
+        return "does not matter" if max(-low, high) <= 2 * LEAST else "undecided"
 
     def clause(self) -> str:
         """For a sentence."""
+        estimate, low, high = self.interval()
         wins = f"better on {(self.differences > 0).sum()} of {len(self.differences)}"
-        return f"{self.name} {self.mean():+.1f} ± {self.error():.1f} ({wins})"
+        return f"{self.name} {estimate:+.1f} ({low:+.1f} to {high:+.1f}, {wins})"
 
     def cells(self) -> list[str]:
         """A row of the table of effects."""
-        change = self.differences
-        p = stats.wilcoxon(change).pvalue if (change != 0).any() and len(change) > 1 else 1.0
-        spread = f"{self.mean():+.2f} ± {change.std(ddof=0):.2f}"
+        change, (estimate, low, high) = self.differences, self.interval()
         wins = f"{(change > 0).sum()} of {len(change)}"
-        return [self.name, spread, f"{change.median():+.2f}", wins, f"{p:.3f}", self.verdict()]
+        interval = f"{estimate:+.2f} ({low:+.2f} to {high:+.2f})"
+        return [self.name, interval, f"{change.mean():+.2f} ± {change.std(ddof=0):.2f}", wins, self.verdict()]
 
 
 def between(runs: Lines, of: str, high: Any, low: Any, name: str) -> Effect:
@@ -562,7 +575,7 @@ def effects(runs: Lines, options: Lines) -> dict[str, list[Effect]]:
 
 def effects_table(own: list[Effect]) -> str:
     """Of some effects."""
-    header = ["what", "points, mean ± deviation over sets", "median", "better on", "p (Wilcoxon)", "verdict"]
+    header = ["what", "points (95 % interval)", "mean ± deviation over sets", "better on", "verdict"]
     return benchmark.markdown(header, [effect.cells() for effect in own])
 
 
@@ -594,11 +607,26 @@ def sets_table(best: Lines) -> str:
     return benchmark.markdown(["set", "rows x features", *RELAXATIONS], rows)
 
 
+def chosen_table(options: Lines) -> str:
+    """How often validation chose each learning rate and each mean sharpness, over sets, leaves and schedules."""
+    best = options.loc[options.groupby(["set", "relaxation", "leaves", "schedule"])["valid"].idxmax()]
+    rows = []
+    for relaxation in RELAXATIONS:
+        own = best[best["relaxation"] == relaxation]
+        counts = [[(own["rate"] == rate).sum() for rate in RATES], [(own["sharpness"] == s).sum() for s in SHARPNESSES]]
+        rows.append([relaxation, *(" / ".join(map(str, one)) for one in counts)])
+    levels = lambda of: " / ".join(f"{level:g}" for level in of)
+    header = ["relaxation", f"learning rate {levels(RATES)}", f"mean sharpness {levels(SHARPNESSES)}"]
+    return benchmark.markdown(header, rows)
+
+
 UNEQUAL = f"""\
 - Splits, leaves, first parameters, order of the samples, optimiser (Adam, cosine decay to zero), updates and batches
   are equal. Nothing bounds or penalises weights, so a tree can sharpen itself also under a constant sharpness.
-- All six are applied to the loss of each leaf on each sample, so that they differ in the routing alone. DGT itself
-  takes the loss of an output, LatentTree that of a predictor on the traversals of all nodes.
+- All but the path sum are applied to the loss of each leaf on each sample, so that they differ in the routing alone;
+  TEL and LatentTree themselves take the loss of a mean output. The path sum takes the loss of the output, as DGT does:
+  its value is the same, its gradient is not, and is better so (depth {CHOSEN_AT}, constant leaves, options chosen
+  likewise, mean of both schedules: 66.9 instead of 65.3 on kin8nm and 95.6 instead of 93.5 on segmentation).
 - Soft steps have equal slopes at a score of 0 and the window of the path sum fits them; for the surrogate there is no
   such measure. So learning rate and mean sharpness are chosen for each (set, relaxation, leaves, schedule), at depth
   {CHOSEN_AT}, from {len(RATES)} x {len(SHARPNESSES)} by validation, and taken at the other depths.
@@ -621,14 +649,14 @@ def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
         for effect in own
         if not effect.name.startswith("the same")
     ]
-    factors.sort(key=lambda one: -abs(one[1].mean()))
+    factors.sort(key=lambda one: -abs(one[1].estimate()))
     out = []
     for verdict, title in (
         ("matters", "What matters"),
         ("does not matter", "What does not"),
         ("undecided", "Undecided"),
     ):
-        listed = [f"{name} {effect.mean():+.1f}" for name, effect in factors if effect.verdict() == verdict]
+        listed = [f"{name} {effect.estimate():+.1f}" for name, effect in factors if effect.verdict() == verdict]
         out.append(f"**{title}**: {', '.join(listed) or 'nothing'}.")
     return out
 
@@ -680,10 +708,11 @@ def report(found: pieces.Found, command: str) -> str:
         f"{SHARPNESSES}; at most {TEST_ROWS} to test. {STEPS} updates of {BATCH} rows. Scores are test R² or accuracy "
         "in per cent of the **hard** tree, one oblique tree whose leaves are fitted again by hard routing. Where "
         "nothing else is said, each relaxation has the schedule that validation prefers, set by set, and scores are "
-        "means over depths.\n\n"
-        "A mean difference *matters* if it is beyond two standard errors over sets and half a point, and *does not "
-        "matter* if one point is outside of two standard errors; else it is *undecided*. Behind ± in a sentence: the "
-        "standard error.\n"
+        f"means over depths. Of these runs {runs['test'].isna().sum()} became non-finite.\n\n"
+        "Differences are those of sets: the estimate of Hodges & Lehmann (the median of the means of pairs of sets, "
+        "which one odd set does not decide) and its 95 % interval. A difference *matters* if the interval is on one "
+        f"side of 0 and the estimate is at least {LEAST} points; it *does not matter* if the interval is within "
+        f"{2 * LEAST:g} point of 0; else it is *undecided*.\n"
     )
     parts = [head, "## In short\n", *(f"- {line}" for line in conclusions(best, all_effects)), ""]
     for leaves in [kind for kind in kinds.KINDS if kind in all_effects]:
@@ -699,6 +728,7 @@ def report(found: pieces.Found, command: str) -> str:
         parts += [effects_table(all_effects[leaves]), sets_table(own)]
     if "leaves" in all_effects:
         parts += ["## Linear and constant leaves, regression\n", effects_table(all_effects["leaves"])]
+    parts += ["## How often each option was chosen\n", chosen_table(options)]
     return "\n".join([*parts, "## What could not be made equal\n", UNEQUAL])
 
 

@@ -13,6 +13,7 @@ import optax
 import oracles
 import pandas as pd
 import pytest
+from scipy import stats
 from sklearn.datasets import load_diabetes
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
@@ -656,32 +657,37 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
 
 
 def test_relaxations_have_equal_slopes_and_become_hard():
-    z = jnp.linspace(-0.3, 0.4, 5)[None]
-    losses = jnp.stack([jnp.zeros(5), jnp.ones(5)])  # so that a loss is the probability of going right
     for relaxation, probabilities in study.SOFT.items():
         slope = jax.grad(lambda z, p=probabilities: p(z)[1].sum())(jnp.full((1, 1), 1e-4))[0, 0]  # a kink at 0
         assert slope == pytest.approx(0.25, abs=1e-4), relaxation
-    slope = jax.grad(lambda z: study.path_sum(z, losses).sum())(z)
-    inside = jax.nn.sigmoid(2.0) * jax.nn.sigmoid(-2.0) * 2 / study._WINDOW  # the softmax of two paths, by a sign
-    assert np.allclose(slope, inside)
     rng = np.random.default_rng(0)
-    scores, losses = (
-        jnp.asarray(rng.normal(size=(7, 9)), jnp.float32),
-        jnp.asarray(rng.uniform(size=(8, 9)), jnp.float32),
-    )
+    scores = jnp.asarray(rng.normal(size=(7, 9)), jnp.float32)
     leaf = jtrees.routing.leaf_index(scores)
-    reached = losses[leaf, jnp.arange(9)]
     for probabilities in study.SOFT.values():
         assert np.allclose(probabilities(scores).sum(0), 1, atol=1e-5)
         assert np.array_equal(probabilities(1e4 * scores).argmax(0), leaf)
         assert np.allclose(probabilities(1e4 * scores).max(0), 1, atol=1e-3)
-    assert np.array_equal(study.path_sum(scores, losses), reached)
-    one = lambda z, of_leaves: jtrees.routing.path_sum(z[:, None], of_leaves, study._WINDOW)[0]
-    plain = jax.grad(lambda *of: jax.vmap(one, in_axes=1)(*of).sum(), (0, 1))(scores, losses)
-    ours = jax.grad(lambda *of: study.path_sum(*of).sum(), (0, 1))(scores, losses)
-    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(ours, plain, strict=True))
-    assert (study.surrogate(scores, losses) >= reached).all()
-    assert np.allclose(study.surrogate(1e4 * scores, losses), reached)
+
+
+def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_it():
+    rng = np.random.default_rng(0)
+    numbers = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    scores, batch, task = numbers(7, 9), jtrees.Batch(numbers(9, 2), numbers(9)), jtrees.Regression()
+    leaf, constant = jtrees.routing.leaf_index(scores), jtrees.leaves.Constant(numbers(8))
+    linear = jtrees.leaves.Linear(numbers(8, 2), numbers(8))
+    for leaves in (constant, linear):
+        reached = leaves.losses(batch.x, batch.y)[leaf, jnp.arange(9)]
+        assert np.allclose(study.path_sum(scores, leaves, batch, task), reached, atol=1e-5)
+        assert (study.surrogate(scores, leaves, batch, task) >= reached - 1e-5).all()
+        assert np.allclose(study.surrogate(1e4 * scores, leaves, batch, task), reached, atol=1e-5)
+    # Linear leaves without slopes are constant ones, and have their gradient.
+    flat = jtrees.leaves.Linear(jnp.zeros((8, 2)), constant.values)
+    slopes = [jax.grad(lambda z, of=of: study.path_sum(z, of, batch, task).sum())(scores) for of in (constant, flat)]
+    assert np.abs(slopes[0]).max() > 0 and np.allclose(*slopes, atol=1e-5)
+    labels = batch._replace(y=jnp.arange(9) % 3)
+    logits, classes = jtrees.leaves.Logit(numbers(8, 3)), jtrees.Classification(3)
+    reached = logits.losses(labels.x, labels.y)[leaf, jnp.arange(9)]
+    assert np.allclose(study.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
 
 
 def test_all_relaxations_begin_with_the_same_tree():
@@ -727,15 +733,21 @@ def test_ranks_are_compared_by_the_critical_difference():
     study.draw_ranks(figure.subplots(), ranks, "title")
 
 
-def test_a_factor_matters_by_its_error_and_its_size():
+def test_a_factor_matters_by_its_interval_and_its_size():
     effect = lambda *differences: study.Effect("x", pd.Series(differences))
-    assert effect(2.0, 3.0, 2.5).verdict() == "matters"
-    assert effect(0.1, 0.2, 0.1).verdict() == "does not matter"
-    assert effect(-4.0, 5.0, 1.0).verdict() == "undecided"
-    lines = [(f"set {i}", level, i + (2.0 if level == "b" else 0.0)) for i in range(3) for level in "ab"]
+    assert effect(2.0, 3.0, 2.5, 2.0, 4.0, 1.0, 90.0).verdict() == "matters"  # whatever one set says
+    assert effect(0.1, 0.2, 0.1, 0.3, 0.2, 0.1).verdict() == "does not matter"  # however certain
+    assert effect(-4.0, 5.0, 1.0, 2.0, -1.0, 0.0).verdict() == "undecided"
+    assert effect(9.0, 9.0).verdict() == "undecided" and effect(9.0, 9.0).interval() == (9, -np.inf, np.inf)
+    change = np.random.default_rng(0).normal(0.5, 1, 20)
+    estimate, low, high = effect(*change).interval()
+    assert estimate == np.median([(a + b) / 2 for i, a in enumerate(change) for b in change[i:]])
+    for end, p_of in ((low, lambda p: p > 0.03), (low - 0.1, lambda p: p < 0.05), (high + 0.1, lambda p: p < 0.05)):
+        assert p_of(stats.wilcoxon(change - end).pvalue)  # the ends are where the test begins to reject
+    lines = [(f"set {i}", level, i + (2.0 if level == "b" else 0.0)) for i in range(6) for level in "ab"]
     between = study.between(pd.DataFrame(lines, columns=["set", "of", "test"]), "of", "b", "a", "b instead of a")
-    assert between.mean() == 2 and between.clause() == "b instead of a +2.0 ± 0.0 (better on 3 of 3)"
-    assert effect(9.0).verdict() == "undecided"  # a single set
+    assert between.clause() == "b instead of a +2.0 (+2.0 to +2.0, better on 6 of 6)"
+    assert between.cells() == ["b instead of a", "+2.00 (+2.00 to +2.00)", "+2.00 ± 0.00", "6 of 6", "matters"]
 
 
 @pytest.mark.slow
