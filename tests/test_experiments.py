@@ -133,7 +133,7 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert sorted(file.name for file in (tmp_path / "x").glob("*.json")) == ["a-one-0.json", "a-three-0.json"]
 
 
-@pytest.mark.parametrize("script", [*records.SCRIPTS, estimators, defaults])
+@pytest.mark.parametrize("script", [*records.SCRIPTS, estimators, defaults, study])
 def test_committed_pieces_make_the_committed_report(script, tmp_path):
     name = script.SCRIPT.name
     (tmp_path / name).symlink_to(benchmark.RESULTS / name)
@@ -141,7 +141,7 @@ def test_committed_pieces_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third says with which command
     assert made.count("\n|") > 10
-    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy)
+    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, study)
     assert (tmp_path / f"{name}.png").exists() == (script in drawn)
 
 
