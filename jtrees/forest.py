@@ -71,8 +71,16 @@ class Forest:
           Predictions of the same array type, ``(n,)`` or ``(n, k)``.
 
         Raises:
-          ValueError: for another rank or width, or values that are not finite.
+          ValueError: for another rank or width, or values that are not finite; and for a link that is not additive over
+            trees whose origin has predictions, which would be added after it.
         """
+        offset = (
+            isinstance(self.trees, ObliqueTree) and self.trees.origin is not None and self.trees.origin.y is not None
+        )
+        if offset and self.link in ("exp", "softmax"):
+            raise ValueError(
+                f"trees must have no origin of predictions with link={self.link!r}, got {self.trees.origin}"
+            )
         # The scaling of predictions is that of one tree.
         if self.combine == "sum" and self.link in ("identity", "sorted"):
             return len(self) * self.replace(combine="mean").predict(x)

@@ -110,3 +110,5 @@ def test_bad_arguments_are_refused(x):
             forest.replace(combine=combine).predict(x)
     with pytest.raises(ValueError, match="link must be one of 'identity', 'softmax', 'exp', 'sorted', got 'log'"):
         forest.replace(link="log").predict(x)
+    with pytest.raises(ValueError, match="trees must have no origin of predictions with link='exp', got"):
+        forest_of(combine="sum", link="exp", origin=(0, 5)).predict(x)
