@@ -320,7 +320,8 @@ class _Refiner:
         rows = batch._replace(weight=weight_of(batch, out & ~again)) if validation is None else batch
         before = jnp.asarray(np.cumsum((0, *self.lengths)))[part] + at.before
 
-        def trained(run: TrainState, way: Ways, number: Array) -> tuple[TrainState, Array]:
+        def trained(of_way: tuple[TrainState, Ways, Array]) -> tuple[TrainState, Array]:
+            run, way, number = of_way
             once = training.one_step(
                 self._method(state, way), rows, self._optimizer(way), batch_size=self.schedule.batch_size
             )
@@ -329,18 +330,21 @@ class _Refiner:
             run, history = training.advance_up_to(once, run, jnp.where(over, 0, at.count), at.most, step=before)
             return run, history.losses
 
+        # One after the other: to share ways out among devices of a CPU ended, at times, in devices that wait for each
+        # other, as they take up the results of several ways in different orders.
         numbers = jnp.arange(self._count, dtype=jnp.int32)
-        runs, history = training.map_starts(trained, state.runs, self.ways, numbers)
+        runs, history = jax.lax.map(trained, (state.runs, self.ways, numbers))
         state = state._replace(runs=runs)
 
         def evaluated() -> Refining:
             by = validation if validation is not None else batch._replace(weight=jnp.where(out, weight, 0))
 
-            def lost(run: TrainState, way: Ways) -> Array:
+            def lost(of_way: tuple[TrainState, Ways]) -> Array:
+                run, way = of_way
                 loss = self._loss(self._model(run.params, state, run.step, way, batch), by)
                 return jnp.where(run.finite, loss, jnp.inf)
 
-            of_ways = training.map_starts(lost, runs, self.ways)
+            of_ways = jax.lax.map(lost, (runs, self.ways))
             first = jnp.argmin(of_ways).astype(jnp.int32)
             run, better = _one(runs, first), of_ways[first] < state.best.score
             now = training.Best(run.params, of_ways[first], run.step), first
