@@ -14,6 +14,7 @@ import jtrees
 from jtrees import Classification, Regression
 from jtrees.data import Data, Scaling, checked_table
 from jtrees.search import Rounds, options, run
+from jtrees.search._one_start import Run
 from jtrees.search._restarts import DEVIATIONS, Start
 from jtrees.search.monitor import Monitor
 
@@ -157,6 +158,49 @@ def test_rows_left_out_of_short_stages_decide_who_goes_on_and_nothing_else(data)
         np.testing.assert_array_equal(losses[short], other[short])
     kept, other_kept = (set(np.asarray(r.number[:2]).tolist()) for r in (runs, other_runs))
     assert len(kept) == 2 and kept != other_kept
+
+
+@pytest.mark.parametrize("noise", [0, 60])
+def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
+    """Of many features that carry nothing, oblique splits learn the rows by heart."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([data[0], rng.normal(size=(200, noise))]).astype(np.float32)
+    y = np.where(x[:, 0] > 0, 1.0, np.where(x[:, 1] > 0, 2.0, 3.0)) if noise else data[1]
+    y = (y + 0.5 * rng.normal(size=200)).astype(np.float32)
+    recipe = GET.replace(depth=2, starts=3, epochs=300, halving=True)
+    (search, of) = search_of((x, y), recipe)
+    start, rounds = search.prepare(of.batch, key=jax.random.key(1)), search.rounds
+    held_out, batch = start.held_out, of.batch
+
+    @jax.jit
+    def run(batch):
+        state = search.init(start, batch, key=jax.random.key(0))
+        for i in range(2):
+            state, _ = search.round(rounds.at(i), state, batch, None)
+        best, runs = jax.vmap(Run.best_so_far)(state.runs), state.runs
+        return jax.vmap(Run.on_x)(runs, best.params), search.round(rounds.at(2), state, batch, None)[0].beaten
+
+    trees, beaten = run(batch)
+    leaves = np.asarray(jax.vmap(lambda tree: tree.leaf_index(jnp.asarray(batch.x)))(trees))
+    assert rounds.first[:3] == (0, 1, 2)
+
+    def loss(leaf):
+        means = np.full(4, np.nan)  # no row that is held out reaches a leaf without others
+        for i in set(leaf[~held_out]):
+            means[i] = batch.y[~held_out & (leaf == i)].mean()
+        return np.square(means[leaf] - batch.y)[held_out].sum()
+
+    cart = DecisionTreeRegressor(max_depth=2).fit(batch.x[~held_out], batch.y[~held_out])
+    of_cart = np.square(cart.predict(batch.x) - batch.y)[held_out].sum()
+    of_starts = [loss(leaf) for leaf in leaves]
+    assert beaten == (of_cart <= min(of_starts)) == bool(noise)
+    result = jtrees.fit(recipe, x, y, key=jax.random.key(0))
+    went_on = np.isfinite(result.report["losses"][:, 2:]).any()
+    assert went_on == (result.report["chosen"] >= 0) == (not noise)
+    if noise:
+        assert result.loss == pytest.approx(result.report["cart_loss"], rel=0.02)  # its leaves are shrunk
+    with_validation = jtrees.fit(recipe, x, y, key=jax.random.key(0), validation=(x, y))
+    assert np.isfinite(with_validation.report["losses"][:, 2:]).any()
 
 
 def test_a_single_start_has_all_epochs_at_once(data):

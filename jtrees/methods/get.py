@@ -65,8 +65,9 @@ class GET(Recipe):
     beats CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
     All starts first have a tenth of the epochs; the best fifth of them go on with all epochs (successive halving). The
     best are those by ``validation``; without it, by a fifth of the rows, which the others are trained without at first,
-    or for linear leaves by the criterion. Half of the random starts are preconditioned; constant leaves are finally
-    drawn towards their ancestors', which raises the loss on the training data. The paper has none of these:
+    or for linear leaves by the criterion. If CART grown without that fifth predicts it as well as every start does, no
+    start goes on, and CART is returned. Half of the random starts are preconditioned; constant leaves are finally drawn
+    towards their ancestors', which raises the loss on the training data. The paper has none of these:
     ``halving=False``, ``precondition=0`` and ``shrink=False`` are its procedure, at three times the work.
 
     The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the

@@ -47,11 +47,13 @@ class Start(NamedTuple):
         bins)``; or None.
       spectrum: of the features, or None without preconditioning.
       held_out: rows that the short stages leave out, ``(n,)``, or None.
+      cart: splits of CART grown without those rows, ``(1, nodes, p)``, or None.
     """
 
     splits: Any
     spectrum: Spectrum | None = None
     held_out: Any = None
+    cart: Any = None
 
 
 class Runs(NamedTuple):
@@ -60,10 +62,14 @@ class Runs(NamedTuple):
     Attributes:
       runs: those of all starts, stacked.
       held_out: rows that the short stages leave out, ``(n,)``, or None.
+      cart: splits of CART grown without those rows, ``(1, nodes, p)``, or None.
+      beaten: whether no start has a lower loss on those rows than CART.
     """
 
     runs: Run
     held_out: Any
+    cart: Any
+    beaten: Array
 
     def weight(self, batch: Batch, inside: Any, outside: Any) -> Array:
         """Returns the weights of the rows inside and outside the short stages, 0 where these flags are not set."""
@@ -105,8 +111,14 @@ class _Restarts:
         elif self.cart:
             tree = grown_cart(without_padding(batch), task, self.depth, self.leaves)
             splits = jax.tree.map(lambda a: np.asarray(a)[None], tree)
-        held_out = drawn_rows(batch, key) if self.kept is not None and self.leaves == "constant" else None
-        return Start(splits, None if self.strengths is None else spectrum(batch), held_out)
+        held_out = cart = None
+        if self.kept is not None and self.leaves == "constant":
+            held_out = drawn_rows(batch, key)
+            if self.cart is True:
+                rest = jax.tree.map(lambda a: a[~held_out], batch)
+                tree = grown_cart(without_padding(rest), task, self.depth)
+                cart = jax.tree.map(lambda a: np.asarray(a)[None], tree)
+        return Start(splits, None if self.strengths is None else spectrum(batch), held_out, cart)
 
     def init(self, start: Start, batch: Batch, *, key: Array) -> Runs:
         count, each = len(self.stages.lengths), self._sharpnesses
@@ -115,7 +127,8 @@ class _Restarts:
         drawn = jax.random.uniform(key, (self.starts, count + nodes * (p + 1)), batch.x.dtype)
         splits = 2 * drawn[:, count:].reshape(self.starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
-        given, of, matrices = start.splits, start.spectrum, None
+        # By the rows held out a start that has seen them would be preferred to the others.
+        given, of, matrices = start.splits if start.cart is None else start.cart, start.spectrum, None
         if self.cart == "binned":
             w, b = grown_in_bins(batch, given, self.stages.task, self.depth)
             given = ObliqueTree(w[None], b[None], None)
@@ -130,7 +143,8 @@ class _Restarts:
         one, splits = partial(self.stages.init, batch=batch), ObliqueTree(weights, bias, None)
         sharpness = [self.sharpness(drawn[:, i : i + each]) for i in range(0, count, each)]
         runs = jax.vmap(one)(jnp.arange(self.starts), splits, jnp.concatenate(sharpness, axis=1), matrices)
-        return Runs(runs, None if start.held_out is None else jnp.asarray(start.held_out))
+        held_out, cart = jax.tree.map(jnp.asarray, (start.held_out, start.cart))
+        return Runs(runs, held_out, cart, jnp.zeros((), bool))
 
     def round(self, at: Round, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Runs, Array]:
         if self.kept is None:
@@ -141,16 +155,17 @@ class _Restarts:
         weights = lambda short: state.weight(batch, True, ~short) if holds_out else batch.weight
         # The weights come out of the branch, too, for what follows to depend on it: of two sums over devices that are
         # independent, one device may begin with one and the next with the other, and wait for ever (XLA on a CPU).
-        runs, weight = jax.lax.cond(
+        runs, beaten, weight = jax.lax.cond(
             begins,
-            lambda: (self._ranked(state, batch, validation), weights(jnp.array(False))),
-            lambda: (state.runs, weights(short)),
+            lambda: (*self._ranked(state, batch, validation), weights(jnp.array(False))),
+            lambda: (state.runs, state.beaten, weights(short)),
         )
         rows = batch._replace(weight=weight)
         none = jnp.full((self.starts, at.most), jnp.nan, batch.x.dtype)
-        some: Any = {"count": jnp.where(short, self.starts, self.kept), "others": (runs, none)}
+        count = jnp.where(short, self.starts, jnp.where(beaten, 0, self.kept))
+        some: Any = {"count": count, "others": (runs, none)}
         runs, losses = map_starts(lambda run: self.stages.round(at, run, rows, validation), runs, **some)
-        return state._replace(runs=runs), none.at[runs.number].set(losses)
+        return state._replace(runs=runs, beaten=beaten), none.at[runs.number].set(losses)
 
     def result(self, of: Runs, batch: Batch, validation: Batch | None) -> SearchResult:
         state = of.runs
@@ -162,6 +177,7 @@ class _Restarts:
         extra = {"sharpness": state.sharpness, "losses": state.scores, "steps": state.steps}
         extra = {name: jnp.zeros_like(a).at[state.number].set(a) for name, a in extra.items()}
         extra["start"] = state.number[index]
+        extra["beaten"] = of.beaten
         extra["dropped"] = self.starts - state.training.finite.sum()
         return SearchResult(splits, scores[index], state.training.finite.any(), chosen.step, extra)
 
@@ -172,7 +188,7 @@ class _Restarts:
         carts = [] if grown is None else self._carts(grown, data)
         candidates = [(*self._refitted(splits, data), -1) for splits in carts]
         cart_loss = min((loss for _, loss, _ in candidates), default=float("nan"))
-        if result.finite:
+        if result.finite and not result.extra["beaten"]:
             splits = data.scaling.restore_splits(result.model)
             candidates.append((*self._refitted(splits, data), int(result.extra["start"])))
         tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART, if as good
@@ -192,25 +208,31 @@ class _Restarts:
         """Number of sharpnesses of a start, without those of the short stages."""
         return len(self.stages.lengths) - self.stages.short
 
-    def _ranked(self, state: Runs, batch: Batch, validation: Batch | None) -> Run:
-        """Returns the starts, the best first, at their best trees."""
+    def _ranked(self, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
+        """Returns the starts, the best first, at their best trees, and whether none of them is better than CART."""
         best = jax.vmap(Run.best_so_far)(state.runs)
-        scores = best.score
+        scores, beaten = best.score, jnp.zeros((), bool)
         if _holds_out(state, validation):
             inside, outside = state.weight(batch, True, False), state.weight(batch, False, True)
 
-            def evaluated(run: Run, splits: ObliqueTree) -> Array:
-                tree = self.stages.with_leaves(run.on_x(splits), batch)
+            def evaluated(splits: ObliqueTree) -> Array:
+                tree = self.stages.with_leaves(splits, batch)
                 outputs = tree.refit(*batch._replace(weight=inside)).apply(batch.x)
                 # Not over the sum of weights, another sum over devices, which depends on none of those of the refit.
                 return (outside * self.stages.task.prediction_loss(outputs, batch.y)).sum()
 
-            scores = map_starts(evaluated, state.runs, best.params)
+            splits = jax.vmap(Run.on_x)(state.runs, best.params)
+            if state.cart is not None:
+                splits = jax.tree.map(lambda *both: jnp.concatenate(both), splits, state.cart)
+            scores, of_cart = jnp.split(map_starts(evaluated, splits), [self.starts])
+            if state.cart is not None:
+                beaten = of_cart[0] <= jnp.where(state.runs.training.finite, scores, jnp.inf).min()
+                beaten &= of_cart[0] != 0  # as without rows held out, of fewer than five
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
         training = state.runs.training  # of which only `finite` is still needed
         order = jnp.argsort(jnp.where(training.finite, scores, jnp.inf))
         ranked = jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=best, training=None))
-        return ranked._replace(training=training.replace(finite=training.finite[order]))
+        return ranked._replace(training=training.replace(finite=training.finite[order])), beaten
 
     def _empty(self, data: Data) -> Any:
         """Returns leaves to be refitted."""
@@ -267,7 +289,8 @@ def restarts(
     With ``halving``, all starts have a tenth of the epochs under each sharpness. The fifth of them (at least two) with
     the lowest loss on the validation set then train for all epochs under each sharpness, from their best trees. Without
     such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
-    as it is an expected error already.
+    as it is an expected error already. If CART grown without these rows predicts them as well as every start does, no
+    start goes on, and CART is the result: splits of many features follow noise.
 
     Args:
       task: what is predicted.
