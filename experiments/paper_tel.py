@@ -219,7 +219,8 @@ def _run(split: Split, seed: int, depth: int, gamma: float, step: str) -> tuple[
         options["learning_rate"], optimizer = rate, jtrees.training.lazy_adam(rate)
     method = jtrees.methods.tel(depth, 10, gamma, **options)
     state = jtrees.training.start(method, batch, key=jax.random.key(seed), optimizer=optimizer)
-    epoch: Any = {"optimizer": optimizer, "steps": len(x) // 256, "batch_size": 256}
+    size = min(256, len(x))
+    epoch: Any = {"optimizer": optimizer, "steps": len(x) // size, "batch_size": size}
     return state, jax.jit(lambda state: jtrees.training.advance(method, state, batch, **epoch)), x
 
 

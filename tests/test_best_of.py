@@ -99,6 +99,7 @@ def test_the_best_of_several_forests():
         assert fit.history.shape == (runs, 3, 18)
 
 
+@pytest.mark.slow
 def test_the_best_of_several_can_be_bagged():
     fit = jtrees.fit(jtrees.Bagged(jtrees.BestOf(BASE, runs=2), trees=3), X, Y, key=KEY)
     assert len(fit.model) == 3

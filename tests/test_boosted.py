@@ -129,6 +129,7 @@ def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
         assert (predictions[:, 0] <= predictions[:, 1]).all()
 
 
+@pytest.mark.slow
 def test_linear_leaves_and_several_targets():
     both = np.stack([Y, X[:, 0] - 2 * X[:, 1]], 1)
     recipe = jtrees.Boosted(WEAK.replace(leaves="linear"), rounds=8, learning_rate=0.5, patience=None)
@@ -158,6 +159,7 @@ def test_boosting_ends_after_its_patience_and_keeps_the_best_rounds():
     assert lost.min() * np.ptp(noise[:200]) ** 2 == pytest.approx(error, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_rounds_found_on_rows_held_out_are_taken_by_all_rows():
     recipe = jtrees.Boosted(WEAK, rounds=30, learning_rate=0.3, patience=3)
     fit = jtrees.fit(recipe, X, Y, key=KEY)
@@ -170,6 +172,7 @@ def test_rounds_found_on_rows_held_out_are_taken_by_all_rows():
     assert (np.diff(fit.history) <= 1e-6).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_pure_search_skips_nothing_and_gives_the_same():
     recipe = jtrees.Boosted(WEAK, rounds=6, learning_rate=0.9, patience=1)
     table = checked_table(X, Y, None, "regression")
@@ -200,6 +203,7 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(calls, monkeypatch):
         assert fit.report["rounds"] <= taken and Regression().score(fit.predict(X), Y, None) > 0.1
 
 
+@pytest.mark.slow
 def test_rows_and_columns_are_drawn():
     narrow = jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None)
     fit = jtrees.fit(narrow, X, Y, key=KEY)

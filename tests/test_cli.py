@@ -303,6 +303,7 @@ def test_mistakes_are_one_line_and_exit_code_2(folder, monkeypatch, capsys, argu
     assert set(os.listdir()) == before
 
 
+@pytest.mark.slow
 def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     """While it trains, the best until then is written; elsewhere nothing is."""
     fit = TreeRegressor.fit

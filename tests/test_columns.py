@@ -349,6 +349,7 @@ def test_rows_of_weight_zero_are_not_there():
     np.testing.assert_array_equal(fit.predict(FRAME), alone.predict(FRAME))
 
 
+@pytest.mark.slow
 def test_arrays_with_gaps():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(N, 3))

@@ -132,6 +132,7 @@ def test_single_precision_and_many_samples():
     np.testing.assert_array_equal(reached(32, operands, 1.0)[0], reached(None, operands, 1.0)[0])
 
 
+@pytest.mark.slow
 def test_more_samples_than_are_followed_together(monkeypatch, x64):
     """In blocks, the last one not full: some fit and others do not."""
     monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 16)

@@ -317,6 +317,7 @@ def test_interrupted(data, monkeypatch):
     assert np.isfinite(model.predict(data[0])).all()
 
 
+@pytest.mark.slow
 def test_losses_by_name(data):
     x, y = (a.astype(np.float64) for a in data)
     y = y - y.min()

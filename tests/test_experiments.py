@@ -521,13 +521,17 @@ def test_linear_leaves_of_lightgbm_are_counted():
     assert outcome._lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
 
 
-def test_log_losses_are_compared_set_by_set(folder, monkeypatch):
+@pytest.mark.slow
+def test_every_part_of_log_losses_that_is_ours_runs(folder, monkeypatch):
     small = jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1)
     monkeypatch.setattr(log_loss, "REFINED", (small, small.replace(learning_rate=0.01)))
     text = report_of(log_loss, folder, "segmentation", more=["--parts", "refined"])
     found = json.loads((folder / "pieces" / "refined-segmentation-0.json").read_text())["found"]
     assert 0 < found["log_loss"] < np.log(2) and found["accuracy"] > 50  # of two classes, about equally many
     assert f"| segmentation | {found['log_loss']:.3f} ({found['accuracy']:.1f}) |" in text
+
+
+def test_log_losses_are_compared_set_by_set():
     one = lambda log_loss: {0: record({"log_loss": log_loss, "accuracy": 90.0, "numbers": 10})}
     parts = {"refined": {"churn": one(0.2), "dna": one(0.1)}, "boosting": {"churn": one(0.1), "dna": one(0.2)}}
     text = log_loss.report(parts | {"lightgbm": {"churn": one(0.4)}}, "a command")
@@ -656,6 +660,7 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
 # --- The study -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_relaxations_have_equal_slopes_and_become_hard():
     for relaxation, probabilities in study.SOFT.items():
         slope = jax.grad(lambda z, p=probabilities: p(z)[1].sum())(jnp.full((1, 1), 1e-4))[0, 0]  # a kink at 0
@@ -669,6 +674,7 @@ def test_relaxations_have_equal_slopes_and_become_hard():
         assert np.allclose(probabilities(1e4 * scores).max(0), 1, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_it():
     rng = np.random.default_rng(0)
     numbers = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -690,6 +696,7 @@ def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_i
     assert np.allclose(study.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_relaxations_begin_with_the_same_tree():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32).at[:, 2].set(0)
     batch = jtrees.Batch(x, x[:, 0] * x[:, 1])
@@ -753,6 +760,8 @@ def test_a_factor_matters_by_its_interval_and_its_size():
 @pytest.mark.slow
 def test_every_part_of_the_study_runs(folder, monkeypatch):
     smaller = {"STEPS": 3, "DEPTHS": (1, 2), "CHOSEN_AT": 1, "RATES": (0.1,), "SHARPNESSES": (1.0, 2.0)}
+    smaller["RELAXATIONS"] = some = ("sigmoid", "path sum", "surrogate")  # each of them: above
+    smaller["SCRIPT"] = dataclasses.replace(study.SCRIPT, parts=some)
     for name, value in smaller.items():
         monkeypatch.setattr(study, name, value)
     text = report_of(study, folder, "kin8nm", "segmentation", seeds=2)

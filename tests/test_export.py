@@ -254,10 +254,10 @@ def test_soft_trees_in_double_precision_are_sums_over_leaves():
     ("outputs", "step", "precision"),
     [
         (None, "smooth", "double"),
-        (2, "smooth", "float"),
-        ("classes", "smooth", "double"),
-        (None, "logistic", "double"),
         ("classes", "logistic", "float"),
+        pytest.param(2, "smooth", "float", marks=pytest.mark.slow),
+        pytest.param("classes", "smooth", "double", marks=pytest.mark.slow),
+        pytest.param(None, "logistic", "double", marks=pytest.mark.slow),
         pytest.param("counts", "smooth", "double", marks=pytest.mark.slow),
         pytest.param("quantiles", "smooth", "float", marks=pytest.mark.slow),
         pytest.param("actions", "smooth", "double", marks=pytest.mark.slow),
@@ -434,7 +434,7 @@ def test_stablehlo(name, tmp_path):
     ("recipe", "trees"),
     [
         (jtrees.TEL(trees=2, depth=3, epochs=2), 2),
-        (jtrees.LatentTree(depth=2, epochs=2), None),
+        pytest.param(jtrees.LatentTree(depth=2, epochs=2), None, marks=pytest.mark.slow),
         pytest.param(jtrees.TEL(trees=2, depth=3, epochs=2), None, marks=pytest.mark.slow),
         pytest.param(jtrees.LatentTree(depth=2, epochs=2), 2, marks=pytest.mark.slow),
     ],

@@ -65,6 +65,7 @@ def plain():
         return {name: fit(X, Y, WEIGHT) for name, fit in FITS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", FITS)
 def test_features(name, layout, plain, tmp_path):

@@ -141,6 +141,7 @@ def test_a_latent_tree_ends_when_its_learning_rate_has_vanished(noise, monkeypat
         np.testing.assert_array_equal(other.history, whole.history[:updates])
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_end_when_they_would_alone(noise):
     train, held_out = noise
     recipe = LONG[0][0]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees.data import checked_table
@@ -63,7 +64,7 @@ def plain_outputs(network, x):
     return np.clip(total, wide(network.lower), wide(network.upper))
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", sweeps.quick(RECIPES, ["constant"]))
 def test_outputs_are_those_of_the_definition_and_better_than_boosting(kind):
     boosted, both = jtrees.fit(RECIPES[kind], *TRAIN, key=KEY), fit(RECIPES[kind])
     assert both.report["refined"] and error(both) < 0.9 * error(boosted)
@@ -75,7 +76,8 @@ def test_outputs_are_those_of_the_definition_and_better_than_boosting(kind):
     np.testing.assert_allclose(both.predict(TEST[0]), expected, atol=2e-5)  # float32
 
 
-@pytest.mark.parametrize("kind", [pytest.param("constant", marks=pytest.mark.slow), "linear"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["constant", "linear"])
 def test_hard_trees_are_a_forest(kind):
     boosted, both = jtrees.fit(RECIPES[kind], *TRAIN, key=KEY), fit(RECIPES[kind], hard=True)
     assert isinstance(both.model, jtrees.Forest) and len(both.model) == both.report["rounds"]
@@ -84,6 +86,7 @@ def test_hard_trees_are_a_forest(kind):
     assert np.abs(far).max() < 100 * np.abs(Y).max()  # linear leaves are bounded, tree by tree
 
 
+@pytest.mark.slow
 def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
     boosted = jtrees.fit(BOOSTED, *TRAIN, key=KEY)
     for hard in (True, False):
@@ -95,6 +98,7 @@ def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
         np.testing.assert_allclose(both.predict(TEST[0]), boosted.predict(TEST[0]), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_validation_set_takes_the_place_of_rows_held_out():
     both = fit(validation=TEST)
     boosted = jtrees.fit(BOOSTED, *TRAIN, key=KEY, validation=TEST)
@@ -105,7 +109,8 @@ def test_a_validation_set_takes_the_place_of_rows_held_out():
     assert chosen == pytest.approx(both.loss / np.ptp(TRAIN[1]) ** 2, rel=1e-3)
 
 
-@pytest.mark.parametrize("validation", [None, pytest.param(TEST, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("validation", [None, TEST])
 def test_the_best_of_several_ways_is_that_way_alone(validation):
     rates, lasts = (1e-5, 0.01, 3.0), (100.0, 30.0, 100.0)  # too slow, right, diverges
     several = fit(learning_rate=rates, last_sharpness=lasts, validation=validation)
@@ -124,6 +129,7 @@ def test_a_deadline_leaves_the_trees_of_boosting():
     assert np.isfinite(both.predict(TEST[0])).all()
 
 
+@pytest.mark.slow
 def test_the_pure_search_skips_nothing_and_gives_the_same():
     recipe = options.checked(jtrees.Refined(BOOSTED, epochs=30, batch_size=32, learning_rate=0.05))
     table = checked_table(*TRAIN, None, "regression")
@@ -137,16 +143,17 @@ def test_the_pure_search_skips_nothing_and_gives_the_same():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "y"),
     [
         pytest.param(jtrees.Classification(3), np.digitize(Y, [-0.5, 0.5]), id="classes"),
-        pytest.param(COUNTS, np.random.default_rng(1).poisson(np.exp(Y / 2)), id="counts", marks=pytest.mark.slow),
-        pytest.param(BOUNDS, Y, id="quantiles", marks=pytest.mark.slow),
-        pytest.param(jtrees.Regression(2), np.stack([Y, X[:, 0]], axis=1), id="targets", marks=pytest.mark.slow),
+        pytest.param(COUNTS, np.random.default_rng(1).poisson(np.exp(Y / 2)), id="counts"),
+        pytest.param(BOUNDS, Y, id="quantiles"),
+        pytest.param(jtrees.Regression(2), np.stack([Y, X[:, 0]], axis=1), id="targets"),
     ],
 )
-@pytest.mark.parametrize("hard", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hard", [False, True])
 def test_every_loss(task, y, hard):
     both = fit(data=(X, y), task=task, hard=hard)
     assert np.isfinite(both.loss) and np.isfinite(both.predict(X)).all()

@@ -136,6 +136,7 @@ def test_the_fewest_terms_within_one_standard_error():
     assert len(chosen) > 1
 
 
+@pytest.mark.slow
 def test_a_column_of_a_raw_table_is_one_term():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({name: rng.normal(size=300) for name in "abc"} | {"level": rng.choice(list("uvwxyz"), 300)})
