@@ -90,8 +90,8 @@ def by_hand(x, y, loss, rounds, rate, l2):
     ("task", "y", "loss"),
     [
         (Regression(), Y, losses.SquaredError()),
-        (Regression(loss_function="poisson"), COUNTS, losses.Poisson()),
-        (Classification(3), CLASSES, losses.LogLoss()),
+        pytest.param(Regression(loss_function="poisson"), COUNTS, losses.Poisson(), marks=pytest.mark.slow),
+        pytest.param(Classification(3), CLASSES, losses.LogLoss(), marks=pytest.mark.slow),
     ],
     ids=["squared", "poisson", "classes"],
 )
@@ -110,14 +110,8 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     assert (np.diff(fit.history[:: sum((1, 2))]) < 0).all()  # the loss after each round
 
 
-@pytest.mark.parametrize(
-    ("loss", "y"),
-    [  # others: test_task_losses
-        (losses.Quantile((0.1, 0.9)), Y),
-        pytest.param("absolute_error", Y, marks=pytest.mark.slow),
-        pytest.param(losses.Huber(1), Y, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # other losses: test_task_losses
+@pytest.mark.parametrize(("loss", "y"), [(losses.Quantile((0.1, 0.9)), Y), ("absolute_error", Y), (losses.Huber(1), Y)])
 def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
     task = Regression(loss_function=loss)
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=15, patience=None), X, y, key=KEY, task=task)

@@ -18,6 +18,7 @@ def fails(estimator):
     return small.EXPECTED_FAILURES if isinstance(estimator.recipe, drawing) or estimator.recipe == small.LINEAR else {}
 
 
+@pytest.mark.slow  # the quick ones of classes are the same but for a few
 @parametrize_with_checks([TreeRegressor(recipe, random_state=0) for recipe in small.QUICK])
 def test_quick(estimator, check):
     check(estimator)

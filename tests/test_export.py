@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, export, losses
@@ -84,6 +85,8 @@ MODELS = {
     "quantiles": lambda: drawn("quantiles", origin=True),
     "mean of actions": lambda: forest_of("actions"),
 }
+# A kind of leaves, or of forests, each once.
+FEW = ("outputs", "logit, depth 1", "linear", "bounded", "sum", "votes", "softmax", "quantiles")
 # In C their leaves are those of constants.
 IN_C = [pytest.param(name, marks=pytest.mark.slow) if name in list(MODELS)[-3:] else name for name in MODELS]
 
@@ -135,7 +138,7 @@ def called(library, model, x, precision="double"):
     return np.stack(leaves, axis=1), out, wrong
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sweeps.quick(MODELS, FEW))
 def test_the_arrays_of_a_model_are_the_model(name):
     model, x = MODELS[name]()
     program = program_of(model)
@@ -456,7 +459,7 @@ def test_stablehlo_of_soft_models(recipe, trees, tmp_path):
         export.to_stablehlo(3, tmp_path / "model.stablehlo")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sweeps.quick(MODELS, FEW))
 def test_onnx(name, tmp_path):
     model, x = MODELS[name]()
     path = tmp_path / "model.onnx"

@@ -62,7 +62,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * float(jnp.abs(b).max()))  # sums in another order
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", sweeps.quick(OPS, FEW))
 def test_a_kernel_that_is_asked_for(operands, name):
     expected = with_gradients(OPS[name], operands, implementation="xla")
     assert_same(with_gradients(OPS[name], operands, implementation="interpret"), expected)

@@ -91,7 +91,9 @@ def assert_solves(q, penalty, weight=None, groups=True) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "depth"), SIZES)
+@pytest.mark.parametrize(
+    ("n", "depth"), [size if size[1] > 3 else pytest.param(*size, marks=pytest.mark.slow) for size in SIZES]
+)
 def test_prune_equals_sequential_pooling(kind, n, depth, x64):
     q = KINDS[kind](nodes_of(depth), n)
     for penalty in PENALTIES[:: 1 if depth < 10 else 2]:

@@ -162,6 +162,7 @@ def test_every_loss(task, y, hard):
         np.testing.assert_allclose(both.predict(X).sum(1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_fits_are_saved(tmp_path):
     both = fit(LINEAR)
     jtrees.save(both, tmp_path / "fit.jtrees")

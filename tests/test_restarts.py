@@ -160,7 +160,7 @@ def test_rows_left_out_of_short_stages_decide_who_goes_on_and_nothing_else(data)
     assert len(kept) == 2 and kept != other_kept
 
 
-@pytest.mark.parametrize("noise", [0, 60])
+@pytest.mark.parametrize("noise", [pytest.param(0, marks=pytest.mark.slow), 60])
 def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
     """Of many features that carry nothing, oblique splits learn the rows by heart."""
     rng = np.random.default_rng(0)
@@ -199,8 +199,15 @@ def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
     assert went_on == (result.report["chosen"] >= 0) == (not noise)
     if noise:
         assert result.loss == pytest.approx(result.report["cart_loss"], rel=0.02)  # its leaves are shrunk
-    with_validation = jtrees.fit(recipe, x, y, key=jax.random.key(0), validation=(x, y))
-    assert np.isfinite(with_validation.report["losses"][:, 2:]).any()
+
+
+@pytest.mark.slow
+def test_a_validation_set_decides_in_place_of_rows_left_out():
+    x = np.random.default_rng(0).normal(size=(200, 60))
+    y = np.where(x[:, 0] > 0, 1.0, -1.0) + 0.5 * x[:, 1] * x[:, 2]
+    recipe = GET.replace(starts=3, halving=True)
+    went_on = lambda **given: np.isfinite(fit(x, y, recipe=recipe, **given).report["losses"][:, 2:]).any()
+    assert not went_on() and went_on(validation=(x, y))
 
 
 def test_a_single_start_has_all_epochs_at_once(data):

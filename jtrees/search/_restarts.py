@@ -226,8 +226,8 @@ class _Restarts:
                 splits = jax.tree.map(lambda *both: jnp.concatenate(both), splits, state.cart)
             scores, of_cart = jnp.split(map_starts(evaluated, splits), [self.starts])
             if state.cart is not None:
-                beaten = of_cart[0] <= jnp.where(state.runs.training.finite, scores, jnp.inf).min()
-                beaten &= of_cart[0] != 0  # as without rows held out, of fewer than five
+                lowest = jnp.where(state.runs.training.finite, scores, jnp.inf).min()
+                beaten = (of_cart[0] <= lowest) & (lowest != 0)  # it is 0 where no row is held out, of fewer than five
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
         training = state.runs.training  # of which only `finite` is still needed
         order = jnp.argsort(jnp.where(training.finite, scores, jnp.inf))
