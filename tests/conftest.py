@@ -44,6 +44,9 @@ if os.environ.get("JTREES_TEST_CACHE") != "off":
     jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
+# To note where each operation of a program was written takes some per cent of the time.
+jax.config.update("jax_traceback_in_locations_limit", 0)
+
 # Tracing makes very many objects, few of them rings: to look for these as often as usual takes some per cent of the
 # time.
 gc.set_threshold(200_000, 50, 100)
