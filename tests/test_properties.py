@@ -404,7 +404,8 @@ def cases() -> Any:
     """Each relation with each way and kind of table; those that are not quick marked as slow."""
     for way in WAYS[:-1]:
         for kind in kinds_of(way):
-            quick = way in QUICK if kind == "regression" else way in ("DGT", "estimator") and kind == "classification"
+            of_classes = way in ("DGT", "estimator") and kind == "classification"
+            quick = of_classes or (way in ("GET", "DGT", "estimator") and kind == "regression")
             for relation in OF_ESTIMATORS if way == "estimator" else OF_RECIPES:
                 if (relation, way) not in EXCEPT and (kind == "regression" or relation not in OF_SEARCHES):
                     yield pytest.param(relation, way, kind, marks=() if quick else pytest.mark.slow)
