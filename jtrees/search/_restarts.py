@@ -222,10 +222,11 @@ class _Restarts:
                 return (outside * self.stages.task.prediction_loss(outputs, batch.y)).sum()
 
             splits = jax.vmap(Run.on_x)(state.runs, best.params)
-            if state.cart is not None:
-                splits = jax.tree.map(lambda *both: jnp.concatenate(both), splits, state.cart)
-            scores, of_cart = jnp.split(map_starts(evaluated, splits), [self.starts])
-            if state.cart is not None:
+            if state.cart is None:
+                scores = map_starts(evaluated, splits)
+            else:  # with each start, for all to be mapped over as many devices as elsewhere
+                both = lambda splits: jax.vmap(evaluated)(jax.tree.map(_joined, splits, state.cart))
+                scores, of_cart = map_starts(both, splits).T
                 lowest = jnp.where(state.runs.training.finite, scores, jnp.inf).min()
                 beaten = (of_cart[0] <= lowest) & (lowest != 0)  # it is 0 where no row is held out, of fewer than five
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
@@ -342,6 +343,11 @@ def restarts(
         scaling=functions.scaling,
         tree_leaves=leaves,
     )
+
+
+def _joined(one: Array, others: Array) -> Array:
+    """Returns an array before others, ``(1 + m, ...)``."""
+    return jnp.concatenate([one[None], others])
 
 
 def _holds_out(state: Runs, validation: Batch | None) -> bool:
