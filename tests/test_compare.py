@@ -310,10 +310,10 @@ def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, name, task):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plane", "labels"])
-def test_methods_run(folder, tmp_path, monkeypatch, name):
+def test_every_method_runs(folder, tmp_path, monkeypatch, name):
     monkeypatch.setattr("jtrees.search._minibatch._UPDATES", 12)
-    # All recipes: test_battery.
-    asked = [*compare.DEFAULT_METHODS, "get-polished"] if name == "plane" else ["cart", "get", "get-linear", "forest"]
+    # Classes by all recipes: test_battery.
+    asked = list(compare.MODELS) if name == "plane" else ["cart", "get", "get-linear", "dgt", "forest"]
     written, table = run(tmp_path, *on(folder, name), "--methods", *asked)
     methods = [m for m in asked if name == "plane" or m not in compare.REGRESSION_ONLY]
     assert list(table.index) == ["baseline", *methods]

@@ -61,13 +61,14 @@ class GET(Recipe):
     - the mean log loss on the training data, for classes;
     - the mean squared error or log loss on ``validation``, if given.
 
-    Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression); if no start
-    beats CART, CART is returned. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
-    All starts first have a tenth of the epochs; the best fifth of them go on with all epochs (successive halving). The
-    best are those by ``validation``; without it, by a fifth of the rows, which the others are trained without at first,
-    or for linear leaves by the criterion. If CART grown without that fifth predicts it as well as every start does, no
-    start goes on, and CART is returned. Half of the random starts are preconditioned; constant leaves are finally drawn
-    towards their ancestors', which raises the loss on the training data. The paper has none of these:
+    Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression), grown without
+    the rows that short stages leave out, if they do; if no start beats CART of all rows, that is returned. Features are
+    scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1]. All starts first have a tenth of the epochs;
+    the best fifth of them go on with all epochs (successive halving). The best are those by ``validation``; without it,
+    by a fifth of the rows, which the others are trained without at first, or for linear leaves by the criterion. If
+    CART grown without that fifth predicts it as well as every start does, no start goes on, and CART is returned
+    (unless a deadline ends the short stages). Half of the random starts are preconditioned; constant leaves are finally
+    drawn towards their ancestors', which raises the loss on the training data. The paper has none of these:
     ``halving=False``, ``precondition=0`` and ``shrink=False`` are its procedure, at three times the work.
 
     The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the

@@ -291,7 +291,8 @@ def restarts(
     the lowest loss on the validation set then train for all epochs under each sharpness, from their best trees. Without
     such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
     as it is an expected error already. If CART grown without these rows predicts them as well as every start does, no
-    start goes on, and CART is the result: splits of many features follow noise.
+    start goes on, and CART is the result: splits of many features follow noise. A run that is ended before has the
+    best tree by the training loss.
 
     Args:
       task: what is predicted.
