@@ -130,6 +130,7 @@ class Booster:
             prepare=self.prepare,
             tree_leaves=None,
             next=self.next,
+            closing=None,
         )
 
     @property

@@ -167,6 +167,10 @@ class _Restarts:
         runs, losses = map_starts(lambda run: self.stages.round(at, run, rows, validation), runs, **some)
         return state._replace(runs=runs, beaten=beaten), none.at[runs.number].set(losses)
 
+    def closing(self, rounds: Rounds) -> int:
+        """Returns the round that compares the starts on the rows left out before it trains them."""
+        return rounds.first[self.stages.short]
+
     def result(self, of: Runs, batch: Batch, validation: Batch | None) -> SearchResult:
         state = of.runs
         best = jax.vmap(Run.best_so_far)(state)
@@ -291,8 +295,8 @@ def restarts(
     the lowest loss on the validation set then train for all epochs under each sharpness, from their best trees. Without
     such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
     as it is an expected error already. If CART grown without these rows predicts them as well as every start does, no
-    start goes on, and CART is the result: splits of many features follow noise. A run that is ended before has the
-    best tree by the training loss.
+    start goes on, and CART is the result: splits of many features follow noise. A search that a deadline ends
+    before still compares them, and trains those that go on for one round.
 
     Args:
       task: what is predicted.
@@ -342,6 +346,7 @@ def restarts(
         finish=functions.finish,
         prepare=functions.prepare,
         scaling=functions.scaling,
+        closing=functions.closing if halving and leaves == "constant" else None,
         tree_leaves=leaves,
     )
 

@@ -99,8 +99,9 @@ def fit(
 ) -> FitResult:
     """Fits a model to a table.
 
-    The search runs in rounds of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current round with
-    the best result so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
+    The search runs in rounds of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current round (in
+    the short stages of GET and RADDT, after one more) with the best result so far. A second Ctrl-C raises
+    KeyboardInterrupt. Compilation is not interrupted.
 
     Args:
       recipe: what to fit, such as ``jtrees.GET(depth=4)``.
@@ -247,7 +248,8 @@ def run_rounds(
     """Runs the search of a checked recipe on scaled data; returns its result and the losses of its steps."""
     if np.ndim(batch.x) == 2:  # else one batch per run
         batch, validation = sharding.put_rows(batch), sharding.put_rows(validation)  # once for all rounds
-    rounds = recipe.search(task, batch.x.shape).rounds
+    search, stopped = recipe.search(task, batch.x.shape), False
+    rounds, closing = search.rounds, -1 if search.closing is None else search.closing(search.rounds)
     (state, i), losses = _init(recipe, task, start, batch, key), []
     with monitor.over(rounds.count, name or type(recipe).__name__):
         while i < rounds.count:
@@ -255,8 +257,11 @@ def run_rounds(
             state, round_losses, i = jax.block_until_ready(_round(recipe, task, i, state, batch, validation))
             of_history = int(now.count) if now.stage >= rounds.trials else 0
             losses.append(np.asarray(round_losses)[..., :of_history])
-            if monitor.should_stop(int(i), np.asarray(round_losses)):
+            stopped = stopped or monitor.should_stop(int(i), np.asarray(round_losses))
+            if stopped and i > closing:
                 break
+            if stopped:
+                i = np.int32(closing)
     return jax.block_until_ready(_result(recipe, task, state, batch, validation)), np.concatenate(losses, axis=-1)
 
 
