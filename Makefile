@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help compare test test-slow lint docs docs-examples docs-site wheel peers bench bench-kernels clean
+.PHONY: help compare test test-slow test-wide lint docs docs-examples docs-site wheel peers bench bench-kernels clean
 
 help:                      ## this list
 	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -12,14 +12,17 @@ compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--da
 	$(BIN)/python -m experiments.compare $(ARGS)
 
 test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not wide" $(ARGS)
 
 # Files go by name: by their number of tests, the longest would begin last. What is marked as exact is tested in machine
 # code as users get it, quick tests and slow ones.
 EXACT = $(shell grep -l "mark.exact" tests/test_*.py)
-test-slow: .venv/ready     ## the statistical and the wide ones, and scikit-learn's checks of all recipes
+test-slow: .venv/ready     ## the statistical ones and what takes long
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not exact" $(ARGS)
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m exact $(EXACT) $(ARGS)
+
+test-wide: .venv/ready     ## each recipe with each loss, relation and check of scikit-learn, and whole scripts: weekly
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m wide $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Parameters of which the quick tests use some, and the slow ones all."""
+"""Parameters of which the quick tests use some, and the slow or wide ones all."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 
-def quick(values: Iterable[Any], some: Iterable[Any]) -> list[Any]:
-    """The values, those that are not among some marked as slow."""
+def quick(values: Iterable[Any], some: Iterable[Any], others: Any = pytest.mark.slow) -> list[Any]:
+    """The values, those that are not among some with the mark of the others."""
     some = list(some)
-    return [value if value in some else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [value if value in some else pytest.param(value, marks=others) for value in values]

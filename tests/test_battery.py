@@ -129,7 +129,7 @@ def written(tree):
 
 SMALL = {"depth": 2, "epochs": 4, "batch_size": 100}
 DGT = jtrees.DGT(**SMALL, widths=(), cycles=1)
-# A recipe, the name of a number of it, and two values; those left to the slow tests have a file of their own as well.
+# A recipe, the name of a number of it, and two values; those left to the wide tests have a file of their own as well.
 RECIPES = {
     "GET": (
         jtrees.GET(depth=2, starts=2, epochs=4),
@@ -169,8 +169,8 @@ QUICK = ("GET", "DGT", "LatentTree", "Bagged")
 
 
 def each(quick=QUICK):
-    """The names of the recipes, those that are not quick marked as slow."""
-    return sweeps.quick(RECIPES, quick)
+    """The names of the recipes, those that are not quick marked as wide."""
+    return sweeps.quick(RECIPES, quick, pytest.mark.wide)
 
 
 def plain(name):
@@ -282,7 +282,7 @@ SWEPT = [name for name in RECIPES if name not in ("Polished", "Refined", "Sparse
 
 
 @pytest.mark.parametrize(
-    ("run", "name"), [("fit", "DGT"), *(pytest.param("sweep", name, marks=pytest.mark.slow) for name in SWEPT)]
+    ("run", "name"), [("fit", "DGT"), *(pytest.param("sweep", name, marks=pytest.mark.wide) for name in SWEPT)]
 )
 def test_scores_are_evaluated_now_and_then_and_not_in_every_step(run, name, monkeypatch):
     """Counted by a pure callback, which the compiler may move as it may move any computation."""
@@ -390,7 +390,7 @@ def test_a_search_under_vmap_is_what_a_fit_in_rounds_finds(name):
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "LatentClustering"])  # which sees no y
-@pytest.mark.slow  # a program for each recipe; classes are below and in test_properties
+@pytest.mark.wide  # a program for each recipe; classes are below and in test_properties
 def test_several_targets(name):
     y = np.stack([Y, X[:, 1]], 1)
     result = fit(name, y=y)
@@ -401,7 +401,7 @@ def test_several_targets(name):
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "Bagged"])
-@pytest.mark.slow  # a program for each; the table has one of regression, which differs in the leaves alone
+@pytest.mark.wide  # a program for each; the table has one of regression, which differs in the leaves alone
 def test_every_recipe_can_be_bagged(name):
     y, task = (Y, "regression") if name == "LatentClustering" else (CLASS, "classification")  # the first sees no y
     bagged = jtrees.Bagged(RECIPES[name][0], trees=2)

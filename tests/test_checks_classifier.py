@@ -22,7 +22,7 @@ def test_quick(estimator, check):
     check(estimator)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @small.parametrize_with_checks_of_recipes(
     [
         TreeClassifier(recipe, random_state=0)

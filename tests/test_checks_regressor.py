@@ -24,7 +24,7 @@ def test_quick(estimator, check):
     check(estimator)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @small.parametrize_with_checks_of_recipes(
     [TreeRegressor(recipe, random_state=0) for recipe in [*small.OTHERS, *small.COMBINATORS, small.LINEAR]], fails
 )

@@ -308,7 +308,7 @@ def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, name, task):
             checked.search(table.task, table.x.shape)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["plane", "labels"])
 def test_every_method_runs(folder, tmp_path, monkeypatch, name):
     monkeypatch.setattr("jtrees.search._minibatch._UPDATES", 12)

@@ -403,7 +403,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("script", WHOLE)
 def test_every_part_of_a_script_runs(folder, monkeypatch, script):
     if script is paper_tel and not BOOSTING:
@@ -419,7 +419,7 @@ def test_every_part_of_a_script_runs(folder, monkeypatch, script):
         assert len(lines) == 1 + 2 * 5 + 6 and lines[0].startswith("figure,set,method,depth")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_every_part_of_the_estimators_runs(folder, monkeypatch):
     for kind in (estimators.TreeRegressor, estimators.TreeClassifier):
         monkeypatch.setattr(kind, "default_recipe", SMALL_DGT)
@@ -444,7 +444,7 @@ def test_oc1_finds_an_oblique_line_and_random_directions_near_ones(monkeypatch):
         assert all(1 < found["leaves"] <= 2 ** int(depth) for depth, found in by_depth.items())
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_networks_are_compared(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     y = np.arange(500) % 10
@@ -521,7 +521,7 @@ def test_linear_leaves_of_lightgbm_are_counted():
     assert outcome._lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_every_part_of_log_losses_that_is_ours_runs(folder, monkeypatch):
     small = jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1)
     monkeypatch.setattr(log_loss, "REFINED", (small, small.replace(learning_rate=0.01)))
@@ -618,7 +618,7 @@ def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_r
     assert "behind: 0 of the 0 cells that have baselines" in text and "| abalone | 9 + 3 x 2 | 26.5 | 42.9 |" in text
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_every_recipe_runs_with_its_defaults(folder, monkeypatch):
     monkeypatch.setattr(defaults, "ROWS", 100)
     # DGT by itself is there with its defaults.
@@ -757,7 +757,7 @@ def test_a_factor_matters_by_its_interval_and_its_size():
     assert between.cells() == ["b instead of a", "+2.00 (+2.00 to +2.00)", "+2.00 ± 0.00", "6 of 6", "matters"]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_every_part_of_the_study_runs(folder, monkeypatch):
     smaller = {"STEPS": 3, "DEPTHS": (1, 2), "CHOSEN_AT": 1, "RATES": (0.1,), "SHARPNESSES": (1.0, 2.0)}
     smaller["RELAXATIONS"] = some = ("sigmoid", "path sum", "surrogate")  # each of them: above
@@ -806,7 +806,7 @@ def test_strengths_are_compared_on_the_same_rows(tmp_path, monkeypatch):
     assert len(scores.split(" / ")) == 4 and none == auto  # too few rows to try strengths
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_losses_are_compared_with_those_of_scikit_learn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(other_losses, "HistGradientBoostingRegressor", few_trees)

@@ -401,14 +401,15 @@ def kinds_of(way: str) -> list[str]:
 
 
 def cases() -> Any:
-    """Each relation with each way and kind of table; those that are not quick marked as slow."""
+    """Each relation with each way and kind of table; those that are not quick marked as slow or wide."""
     for way in WAYS[:-1]:
         for kind in kinds_of(way):
+            others = pytest.mark.slow if way in QUICK else pytest.mark.wide
             of_classes = way in ("DGT", "estimator") and kind == "classification"
             quick = of_classes or (way in ("GET", "DGT", "estimator") and kind == "regression")
             for relation in OF_ESTIMATORS if way == "estimator" else OF_RECIPES:
                 if (relation, way) not in EXCEPT and (kind == "regression" or relation not in OF_SEARCHES):
-                    yield pytest.param(relation, way, kind, marks=() if quick else pytest.mark.slow)
+                    yield pytest.param(relation, way, kind, marks=() if quick else others)
     for relation in OF_SHARDS:
         yield pytest.param(relation, "train_large", "long", marks=() if relation is shifts else pytest.mark.slow)
     for relation in (loss_recomputed, arrays, rules):

@@ -143,7 +143,7 @@ def test_the_pure_search_skips_nothing_and_gives_the_same():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("task", "y"),
     [

@@ -309,7 +309,7 @@ QUICK = [("GET", "poisson"), ("DGT", "quantiles")]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"), [p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow) for p in PAIRS]
+    ("recipe", "name"), [p if p in QUICK else pytest.param(*p, marks=pytest.mark.wide) for p in PAIRS]
 )
 def test_every_recipe_takes_every_loss(recipe, name, tmp_path):
     task, y = TASKS[name]
