@@ -107,8 +107,8 @@ def report(found: pieces.Found, command: str) -> str:
         f"Made by `{command}` on {pieces.machines(found)}. Test log loss, in brackets accuracy in per cent; mean and "
         f"deviation over random splits, if there are several; 75/25, at most {ROWS} rows each. Refined GET: the better "
         "of two recipes (100 trees of depth 4 with linear or with constant leaves, four ways to train them together "
-        "each; linear ones for at most {FEATURES} features) by the fifth of the training rows that is held out. The others: seven options each by "
-        f"{rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up to {rivals.ROUNDS} trees with early "
+        f"each; linear ones for at most {FEATURES} features) by the fifth of the training rows that is held out. The "
+        f"others: seven options each by {rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up to {rivals.ROUNDS} trees with early "
         "stopping."
     )
     header = ["set", *(TITLES[part] for part in there)]
