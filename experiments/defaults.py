@@ -242,8 +242,11 @@ def _of_task(found: pieces.Found, task: str) -> str:
         return ""
     methods = [part for part in RECIPES if any(name in found.get(part, {}) for name in names)]
     carts = [f"CART {depth}" for depth in depths()]
-    lines, with_baselines = [], []
+    lines, with_baselines, fewer = [], [], []
     for name in names:
+        splits = {method: len(of_seeds(found, method, name)) for method in methods}
+        few = [f"{method} {count}" for method, count in splits.items() if 0 < count < max(splits.values())]
+        fewer += [f"{name} ({', '.join(few)})"] if few else []
         first = next(one for part in PARTS for one in of_seeds(found, part, name).values())
         cells = [name, f"{first['rows']} + {first['test_rows']} x {first['features']}"]
         for method in methods:
@@ -258,7 +261,10 @@ def _of_task(found: pieces.Found, task: str) -> str:
     ]
     lines.append(["longest fit, seconds", "", *(f"{max(of_method):.0f}" for of_method in seconds), "", ""])
     header = ["set", "rows x features", *methods, f"CART {' / '.join(map(str, depths()))}", "linear"]
-    return f"## {task.capitalize()}\n\n{benchmark.markdown(header, lines)}\n{_listed(with_baselines)}\n"
+    table = benchmark.markdown(header, lines)
+    if fewer:
+        table += f"\nOf fewer splits than the rest of their row, here with their number: {'; '.join(fewer)}.\n"
+    return f"## {task.capitalize()}\n\n{table}\n{_listed(with_baselines)}\n"
 
 
 def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:

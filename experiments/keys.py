@@ -50,8 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
         jax.clear_caches()
     notes = (
         f"Test R² in per cent of {options.keys} keys: the median, and the worst and the best minus the median; up to "
-        "3000 rows to train. Seconds of a fit and, in brackets, of the first, compilation included: upper bounds, as "
-        "other work ran beside it."
+        "3000 rows to train. Seconds of a fit and, in brackets, of the first, compilation included; on a "
+        "busy machine they are upper bounds."
     )
     columns = ("median", "worst", "best", "seconds")
     header = ["set", *(f"{recipe}, {column}" for recipe in RECIPES for column in columns)]

@@ -25,9 +25,8 @@ from experiments.rivals import Split
 import jtrees
 
 ROWS = 6000  # to train on, and to test on, at most
-# Two recipes, of which that with the lower loss on the rows that it holds out is taken: with linear leaves, for tables
-# of so many features at most, and with constant ones.
-FEATURES = 100
+FEATURES = 100  # of a table, at most, for linear leaves
+# Two recipes, of which that with the lower loss on the rows that it holds out is taken.
 _CONSTANT = jtrees.Boosted(jtrees.Boosted().base.replace(depth=4), rounds=100, subsample=0.5)
 REFINED: Any = (jtrees.Refined(**WAYS), jtrees.Refined(_CONSTANT, **WAYS))
 
@@ -38,20 +37,16 @@ def scores(probabilities: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dic
     return {"log_loss": float(metrics.log_loss(y, probabilities, labels=classes)), "accuracy": accuracy}
 
 
-def recipes(features: int) -> tuple[jtrees.Recipe, ...]:
-    """The recipes for a table of so many features."""
-    return REFINED if features <= FEATURES else REFINED[1:]
-
-
 def refined(split: Split, seed: int) -> dict[str, Any]:
     """The better of the recipes by the fifth of the rows that each holds out."""
     x, x_test, y, y_test = split
     how: Any = {"task": "classification", "key": jax.random.key(seed)}
-    fits = [jtrees.fit(recipe, x, y, **how) for recipe in recipes(x.shape[1])]
+    some = REFINED if x.shape[1] <= FEATURES else REFINED[1:]
+    fits = [jtrees.fit(recipe, x, y, **how) for recipe in some]
     held_out = [min(fit.report["refined_losses"].min(), fit.report["boosted_loss"]) for fit in fits]
     model = fits[chosen := int(np.argmin(held_out))].model
     each = [scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y)) for fit in fits]
-    return each[chosen] | {"numbers": model.num_parameters, "chosen": chosen, "each": each}
+    return each[chosen] | {"numbers": model.num_parameters, "chosen": REFINED.index(some[chosen]), "each": each}
 
 
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
@@ -79,8 +74,8 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         sizes: Any = {"train_size": train, "test_size": min(ROWS, len(table.y) - train)}
         return PARTS[part](train_test_split(table.x, table.y, **sizes, random_state=seed, stratify=table.y), seed)  # type: ignore[arg-type]
 
-    ours = {"recipes": [pieces.recipe_text(recipe) for recipe in REFINED]}
-    settings = ours if part == "refined" else {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
+    recipes = {"recipes": [pieces.recipe_text(recipe) for recipe in REFINED]}
+    settings = recipes if part == "refined" else {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
     yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
 
 

@@ -7,6 +7,6 @@ import pytest
 
 
 def quick(values: Iterable[Any], some: Iterable[Any], others: Any = pytest.mark.slow) -> list[Any]:
-    """The values, those that are not among some with the mark of the others."""
+    """The values, those that are not among ``some`` marked as ``others``."""
     some = list(some)
     return [value if value in some else pytest.param(value, marks=others) for value in values]

@@ -199,7 +199,7 @@ def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
     assert went_on == (result.report["chosen"] >= 0) == (not noise)
     if noise:
         assert result.loss == pytest.approx(result.report["cart_loss"], rel=0.02)  # its leaves are shrunk
-    # Ended in the short stages, it is decided after them as it stands.
+    # A deadline in the short stages: the starts are compared with CART as they are then.
     ended = jtrees.fit(recipe, x, y, key=jax.random.key(0), max_seconds=1e-6)
     assert ended.report["ended"] == "max_seconds" and (ended.report["chosen"] >= 0) == (not noise)
     assert (ended.report["updates"] >= 30).all() and (ended.report["updates"] > 30).sum() == (0 if noise else 2)

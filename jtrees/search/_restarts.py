@@ -167,10 +167,6 @@ class _Restarts:
         runs, losses = map_starts(lambda run: self.stages.round(at, run, rows, validation), runs, **some)
         return state._replace(runs=runs, beaten=beaten), none.at[runs.number].set(losses)
 
-    def closing(self, rounds: Rounds) -> int:
-        """Returns the round that compares the starts on the rows left out before it trains them."""
-        return rounds.first[self.stages.short]
-
     def result(self, of: Runs, batch: Batch, validation: Batch | None) -> SearchResult:
         state = of.runs
         best = jax.vmap(Run.best_so_far)(state)
@@ -346,7 +342,7 @@ def restarts(
         finish=functions.finish,
         prepare=functions.prepare,
         scaling=functions.scaling,
-        closing=functions.closing if halving and leaves == "constant" else None,
+        closing=stages if halving and leaves == "constant" else None,  # the starts are compared before they go on
         tree_leaves=leaves,
     )
 

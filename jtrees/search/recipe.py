@@ -148,8 +148,8 @@ class Search(NamedTuple):
       tree_leaves: of a model that is one tree the kind of its leaves, ``"constant"`` (also of class frequencies) or
         ``"linear"``; else None.
       next: ``(i, state, rounds) -> i``: the first of the rounds from i on that may change the result. Pure.
-      closing: ``rounds -> i``: the round that must have run for the result to be the best so far. A search that a
-        deadline or Ctrl-C ends earlier has this round as its last. None: there is none.
+      closing: number of the stage whose first round must have run for the result to be the best so far. A search that a
+        deadline or Ctrl-C ends earlier has this round as its last. None: there is no such stage.
     """
 
     task: Task
@@ -162,7 +162,7 @@ class Search(NamedTuple):
     scaling: Callable[[Table], Scaling] = Scaling.fit
     tree_leaves: str | None = None
     next: Callable[[Array, Any, Rounds], Array] = lambda i, state, rounds: i
-    closing: Callable[[Rounds], int] | None = None
+    closing: int | None = None
 
     def run(self, start: Any, batch: Batch, validation: Batch | None = None, *, key: Array) -> SearchResult:
         """Runs the whole search as one pure function, to ``vmap`` over numeric options, keys or weights.

@@ -249,7 +249,8 @@ def run_rounds(
     if np.ndim(batch.x) == 2:  # else one batch per run
         batch, validation = sharding.put_rows(batch), sharding.put_rows(validation)  # once for all rounds
     search, stopped = recipe.search(task, batch.x.shape), False
-    rounds, closing = search.rounds, -1 if search.closing is None else search.closing(search.rounds)
+    rounds = search.rounds
+    closing = -1 if search.closing is None else rounds.first[search.closing]
     (state, i), losses = _init(recipe, task, start, batch, key), []
     with monitor.over(rounds.count, name or type(recipe).__name__):
         while i < rounds.count:
@@ -258,9 +259,9 @@ def run_rounds(
             of_history = int(now.count) if now.stage >= rounds.trials else 0
             losses.append(np.asarray(round_losses)[..., :of_history])
             stopped = stopped or monitor.should_stop(int(i), np.asarray(round_losses))
-            if stopped and i > closing:
-                break
             if stopped:
+                if i > closing:
+                    break
                 i = np.int32(closing)
     return jax.block_until_ready(_result(recipe, task, state, batch, validation)), np.concatenate(losses, axis=-1)
 
