@@ -77,7 +77,7 @@ def full(options: argparse.Namespace) -> dict[str, Any]:
 
     _, x, y = table(options.data_dir, 0.75)
     start = time.perf_counter()
-    recipe = jtrees.GET(depth=options.depth[0], precondition=0.0, shrink=False, halving=False)
+    recipe = jtrees.GET(depth=options.depth[0], ridge=False, precondition=0.0, shrink=False, halving=False)
     found = jtrees.fit(recipe, x, y, key=jax.random.key(options.seed))
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "rows": len(x), "r2": 100 * (1 - found.loss / float(np.var(y)))}

@@ -32,7 +32,10 @@ OURS, RIVALS = ("get", "dgt", "boosted", "refined"), ("boosting", "lightgbm", "c
 UPDATES = 2000  # of a tree of DGT
 BOOSTED_SECONDS = 150  # for each recipe
 GET_FOREST: Any = jtrees.Bagged(
-    jtrees.GET(depth=5, leaves="linear", starts=1, epochs=1000, precondition=0.0, shrink=False, halving=False), trees=30
+    jtrees.GET(
+        depth=5, leaves="linear", starts=1, epochs=1000, ridge=False, precondition=0.0, shrink=False, halving=False
+    ),
+    trees=30,
 )
 GET_DEPTHS = (4, 6)
 _WEAK = jtrees.Boosted().base

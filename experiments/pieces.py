@@ -107,7 +107,14 @@ def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, dir
 
 
 # Options that older files do not have, with the values that do what was done then.
-LATER = {"precondition": 0.0, "shrink": False, "early_stopping": False, "halving": False, "weight_decay": 0.0}
+LATER = {
+    "precondition": 0.0,
+    "shrink": False,
+    "early_stopping": False,
+    "halving": False,
+    "weight_decay": 0.0,
+    "ridge": False,
+}
 
 
 def recipe_text(recipe: Any) -> str:

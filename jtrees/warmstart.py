@@ -9,8 +9,12 @@ from jtrees import sharding, topology, validation
 from jtrees.leaves import Constant, Frequency
 from jtrees.tree import ObliqueTree
 
+_ROUNDING = 1e-6  # of sums of weights, relative
 
-def cart_regressor(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
+
+def cart_regressor(
+    x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None, min_weight: float = 0.0
+) -> ObliqueTree:
     """Grows scikit-learn's regression tree and returns it as an ObliqueTree (GET, section 3.4: warm start).
 
     Args:
@@ -19,6 +23,7 @@ def cart_regressor(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sampl
       depth: largest depth.
       seed: CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
+      min_weight: least weight of the samples of a leaf, without weights their number.
 
     Returns:
       A tree of that depth with leaves of means, ``(leaves,)`` or ``(leaves, k)``.
@@ -29,27 +34,37 @@ def cart_regressor(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sampl
     """
     x = validation.check_x(x)
     y = np.asarray(validation.check_targets(y, len(x)))
-    tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight)
+    tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight)
     # scikit-learn drops the axis of a single column.
     return tree.replace(leaves=Constant(tree.leaves.values.reshape(-1, *y.shape[1:])))
 
 
-def cart_classifier(x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None) -> ObliqueTree:
+def cart_classifier(
+    x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None, min_weight: float = 0.0
+) -> ObliqueTree:
     """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
 
     Arguments and errors are those of :func:`cart_regressor`, but y holds classes, ``(n,)``; leaves are ``(leaves, k)``
     for the k classes that are present, sorted.
     """
-    return _grown("DecisionTreeClassifier", validation.check_x(x), np.asarray(y), depth, seed, sample_weight)
+    x, y = validation.check_x(x), np.asarray(y)
+    return _grown("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight)
 
 
-def _grown(kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_weight: Any) -> ObliqueTree:
+def _grown(
+    kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_weight: Any, min_weight: float
+) -> ObliqueTree:
     try:
         from sklearn import tree
     except ImportError as error:
         raise ImportError('the CART warm start needs scikit-learn: pip install "jtrees[sklearn]"') from error
     depth = validation.check_depth(depth)
-    model = getattr(tree, kind)(max_depth=depth, random_state=seed)
+    validation.check_not_negative("min_weight", min_weight)
+    share = 0.0
+    if min_weight > 0:
+        total = len(x) if sample_weight is None else np.sum(sample_weight, dtype=np.float64)
+        share = min(0.5, (1 - _ROUNDING) * min_weight / total)
+    model = getattr(tree, kind)(max_depth=depth, min_weight_fraction_leaf=share, random_state=seed)
     with warnings.catch_warnings():  # a warning about many classes in few rows
         warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
         model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight)

@@ -69,7 +69,10 @@ def test_classes_by_their_indicators():
     assert errors["linear"] == pytest.approx(share / (1 - 6 / 200) ** 2, rel=1e-5)
 
 
-@pytest.mark.parametrize(("task", "y", "validated"), [("regression", Y, False), ("classification", CLASS, True)])
+@pytest.mark.parametrize(
+    ("task", "y", "validated"),
+    [("regression", Y, False), pytest.param("classification", CLASS, True, marks=pytest.mark.slow)],
+)
 def test_a_fit_that_is_behind_warns(task, y, validated):
     """A random stump of five steps on a linear function."""
     where = "in the validation set" if validated else "in the training data"
@@ -89,6 +92,7 @@ def test_a_fit_that_is_ahead_does_not_warn():
     assert fit.report["baselines"]["model"] < fit.report["baselines"]["linear"]
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_users_own_is_compared_with_nothing():
     absolute = lambda outputs, y: abs(outputs - y)
     recipe, task = jtrees.DGT(depth=1, widths=(), epochs=6), jtrees.Regression(loss_function=absolute)

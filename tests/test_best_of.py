@@ -20,7 +20,9 @@ Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
 HELD_OUT = (X[:32], -Y[:32])
 
 
-@pytest.fixture(scope="module", params=[None, HELD_OUT], ids=["training", "validation"])
+@pytest.fixture(
+    scope="module", params=[None, pytest.param(HELD_OUT, marks=pytest.mark.slow)], ids=["training", "validation"]
+)
 def validation(request):
     """What runs are chosen by."""
     return request.param

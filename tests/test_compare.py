@@ -167,6 +167,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert (np.array(saved["classes"])[chances.argmax(1)] == frame.y).mean() > 0.7
 
 
+@pytest.mark.slow
 def test_rules_and_figure_show_the_largest_terms_on_the_training_rows(tmp_path, monkeypatch):
     """The weight of a column of large spread is small; its term is not."""
     rng = np.random.default_rng(0)
@@ -261,6 +262,7 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.slow
 def test_recipes_of_ones_own_are_rows(mine, folder, tmp_path, capsys):
     own = ["--method", "mine:RECIPE", "mine:a_recipe_with_a_long_name"]
     written, table = run(tmp_path, *on(folder, "plane"), "--methods", "cart", *own)

@@ -341,8 +341,8 @@ WHOLE = {
         # One budget for tuning and for the table: what fits all rows is one program in all parts.
         ["kin8nm", "--tuning", "1", "3", "--final", "1", "3", "--polish", "3"],
         1,
-        {"SWEEP_DEPTHS": (2,), "ABLATION_DEPTHS": (2,)},
-        ["| kin8nm | 1 |", "(79.82)", "Table 4", "at every depth"],
+        {"SWEEP_DEPTHS": (2,), "ABLATION_DEPTHS": (2,), "DEFAULT_TUNING": (1, 3), "DEFAULT_FINAL": (1, 3)},
+        ["| kin8nm | 1 |", "(79.82)", "Table 4", "at every depth", "with the options of the library", ", by default "],
     ),
     paper_dgt: (
         ["ailerons", "segmentation"],

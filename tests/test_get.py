@@ -331,7 +331,8 @@ def test_linear_leaves_of_a_plane_are_one_leaf(planes):
     exact = fit(x, y, **LINEAR).tree
     assert exact.num_leaves == 1 and not exact.splits.any()
     assert exact.num_parameters == 3 + 1 + 2
-    np.testing.assert_allclose(exact.predict(x), y, atol=1e-3)  # a ridge, if a small one
+    # Of an exact fit the criterion is rounding, which chooses a ridge of at most 0.1 of the 200 samples.
+    np.testing.assert_allclose(exact.predict(x), y, rtol=5e-4, atol=1e-4)
 
 
 @pytest.mark.slow

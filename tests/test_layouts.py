@@ -5,6 +5,7 @@ from nasty import LAYOUTS as IN_MEMORY
 import numpy as np
 import pandas as pd
 import pytest
+import sweeps
 
 import jtrees
 from jtrees.estimators import TreeClassifier, TreeRegressor
@@ -77,7 +78,10 @@ def test_features(name, layout, plain, tmp_path):
     np.testing.assert_array_equal(jtrees.load(tmp_path / "fit.jtrees").predict(x), plain[name].predict(X))
 
 
-@pytest.mark.parametrize("layout", ["Fortran", "strided columns", "backwards", "frame", "Arrow frame"])
+@pytest.mark.parametrize(
+    "layout",
+    sweeps.quick(["Fortran", "strided columns", "backwards", "frame", "Arrow frame"], ["strided columns", "frame"]),
+)
 def test_targets_and_weights(layout):
     """Of several targets the mean is taken, too."""
     far = 1e6 + np.stack([Y, np.round(X[:, 2] ** 2, 1)], axis=1)
@@ -94,7 +98,9 @@ def test_targets_and_weights(layout):
 # --- Every row counts ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("recipe", "kind"), [(DGT, TreeClassifier), (LINEAR, TreeRegressor)])
+@pytest.mark.parametrize(
+    ("recipe", "kind"), [(DGT, TreeClassifier), pytest.param(LINEAR, TreeRegressor, marks=pytest.mark.slow)]
+)
 def test_equal_rows_are_rows(recipe, kind):
     """A few features of two values and noisy labels: rows are equal by the dozen, and each of them counts.
 

@@ -96,7 +96,7 @@ def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, mo
 
 
 LONG: tuple = (
-    (DGT.replace(epochs=120), 44),
+    pytest.param(DGT.replace(epochs=120), 44, marks=pytest.mark.slow),
     pytest.param(jtrees.LatentTree(depth=2, batch_size=50, epochs=120), 30, marks=pytest.mark.slow),
 )
 

@@ -167,7 +167,7 @@ def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
     x = np.column_stack([data[0], rng.normal(size=(200, noise))]).astype(np.float32)
     y = np.where(x[:, 0] > 0, 1.0, np.where(x[:, 1] > 0, 2.0, 3.0)) if noise else data[1]
     y = (y + 0.5 * rng.normal(size=200)).astype(np.float32)
-    recipe = GET.replace(depth=2, starts=3, epochs=300, halving=True)
+    recipe = GET.replace(depth=2, starts=3, epochs=300, halving=True, ridge=False)
     (search, of) = search_of((x, y), recipe)
     start, rounds = search.prepare(of.batch, key=jax.random.key(1)), search.rounds
     held_out, batch = start.held_out, of.batch
@@ -178,9 +178,9 @@ def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
         for i in range(2):
             state, _ = search.round(rounds.at(i), state, batch, None)
         best, runs = jax.vmap(Run.best_so_far)(state.runs), state.runs
-        return jax.vmap(Run.on_x)(runs, best.params), search.round(rounds.at(2), state, batch, None)[0].beaten
+        return jax.vmap(Run.on_x)(runs, best.params), search.round(rounds.at(2), state, batch, None)[0].beaten_by
 
-    trees, beaten = run(batch)
+    trees, beaten_by = run(batch)
     leaves = np.asarray(jax.vmap(lambda tree: tree.leaf_index(jnp.asarray(batch.x)))(trees))
     assert rounds.first[:3] == (0, 1, 2)
 
@@ -193,7 +193,7 @@ def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
     cart = DecisionTreeRegressor(max_depth=2).fit(batch.x[~held_out], batch.y[~held_out])
     of_cart = np.square(cart.predict(batch.x) - batch.y)[held_out].sum()
     of_starts = [loss(leaf) for leaf in leaves]
-    assert beaten == (of_cart <= min(of_starts)) == bool(noise)
+    assert (beaten_by == 0) == (of_cart <= min(of_starts)) == bool(noise) and beaten_by in (-1, 0)
     result = jtrees.fit(recipe, x, y, key=jax.random.key(0))
     went_on = np.isfinite(result.report["losses"][:, 2:]).any()
     assert went_on == (result.report["chosen"] >= 0) == (not noise)
@@ -313,8 +313,9 @@ def test_rounds_of_any_size_give_the_same_result(data, base):
 
 def test_where_all_starts_diverge_the_result_is_cart(data, base):
     result = fit(*data, learning_rate=1e30)
-    assert result.report["chosen"] == -1 and result.report["dropped"] == 2
-    assert result.loss == result.report["cart_loss"] == base.report["cart_loss"]
+    report = result.report
+    assert report["chosen"] == -2 and report["dropped"] == 2
+    assert result.loss == report["ridge_loss"] < report["cart_loss"] == base.report["cart_loss"]
     assert not np.isfinite(result.report["losses"]).any()
 
 
@@ -334,15 +335,19 @@ def test_without_cart_nothing_is_reported_of_it(data, last_state):
 
 
 def test_whole_weights_are_repeated_samples(data, base):
-    """Weights 0, 1 and 8 that sum to the number of samples, so that repeated samples share the program."""
+    """Weights 0, 1 and 8 that sum to the number of samples, so that repeated samples share the program.
+
+    Without a ridge regression, whose strength counts them as fewer samples.
+    """
     x, y = data
     table = np.column_stack([x, y])
     inner = np.flatnonzero(((table > table.min(0)) & (table < table.max(0))).all(1))
     error = np.abs(DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y).predict(x) - y)[inner]
     weight, order = np.ones(len(y)), inner[np.argsort(error)]  # the heavy one is that which CART predicts worst
     weight[order[-1]], weight[order[-9:-2]] = 8, 0
-    weighted = fit(x, y, sample_weight=weight)
-    repeated = fit(*(np.repeat(a, weight.astype(int), axis=0) for a in data))
+    fit_to = partial(fit, recipe=GET.replace(ridge=False))
+    weighted = fit_to(x, y, sample_weight=weight)
+    repeated = fit_to(*(np.repeat(a, weight.astype(int), axis=0) for a in data))
     assert weighted.report["cart_loss"] == pytest.approx(repeated.report["cart_loss"], rel=1e-5)
     assert weighted.report["cart_loss"] != pytest.approx(base.report["cart_loss"], rel=1e-2)
     # The same descent, but sums are taken in another order, and hundreds of updates add to what that changes.
@@ -498,6 +503,7 @@ def plane_and_steps():
     return x, np.where(x[:, 0] > 0, 2 * x[:, 1], -1)
 
 
+@pytest.mark.slow
 def test_linear_leaves_in_units_far_from_one():
     """Slopes that float32 does not hold are refused: they would be 0, and the loss that of a model with slopes."""
     x, y = plane_and_steps()

@@ -25,6 +25,7 @@ def test_eight_devices():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_mesh_of_one_device(data):
     """Results are those without a mesh."""

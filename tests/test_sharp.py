@@ -136,7 +136,7 @@ def test_far_and_equal_scores_give_no_nan():
         np.testing.assert_array_equal(leaf, ops.hard(*splits, rest[1]))
 
 
-@pytest.mark.parametrize("node", [0, NODES - 1])
+@pytest.mark.parametrize("node", [0, pytest.param(NODES - 1, marks=pytest.mark.slow)])
 def test_splits_that_are_not_numbers_are_in_the_loss(node):
     weights, bias, *rest = draw("constant", 1.0, np.float32)
     one, every = np.array(bias), np.full_like(bias, np.nan)

@@ -95,6 +95,7 @@ def test_training_after_a_step_lowers_the_loss_of_the_hard_tree():
     np.testing.assert_array_equal(nan[0], np.float32(weights))
 
 
+@pytest.mark.slow
 def test_a_tree_of_few_terms_stays_as_it_is():
     x, y = plane(p=4)
     base, fit = (jtrees.fit(recipe, x, y, key=KEY) for recipe in (GET, jtrees.Sparse(GET, terms=4)))

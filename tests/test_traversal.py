@@ -21,7 +21,7 @@ def by_paths(scores: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_rewards_are_the_least_agreement_along_the_path(depth):
     scores = np.random.default_rng(depth).normal(size=(2**depth - 1, 9)).astype(np.float32)
     np.testing.assert_array_equal(rewards(jnp.asarray(scores)), by_paths(scores))

@@ -104,6 +104,23 @@ def test_cart_regressor_is_scikit_learns(convert):
     np.testing.assert_allclose(tree.leaves.values[reached], means[reached], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("grown", [warmstart.cart_regressor, warmstart.cart_classifier])
+def test_leaves_have_the_least_weight(grown):
+    """Whatever the units of the weights."""
+    x, y = table("rounded")
+    y = y if grown is warmstart.cart_regressor else np.digitize(y, [-1, 0, 1])
+    weight = np.random.default_rng(0).integers(0, 4, N)
+    least = lambda tree, weight: np.bincount(tree.leaf_index(x), weight)[np.unique(tree.leaf_index(x))].min()
+    assert least(grown(x, y, 6), np.ones(N)) < 50 <= least(grown(x, y, 6, min_weight=50.0), np.ones(N)) < 70
+    some = grown(x, y, 6, sample_weight=weight, min_weight=50.0)
+    assert 50 <= least(some, weight) < 70
+    other = grown(x, y, 6, sample_weight=weight / 7, min_weight=50 / 7)
+    assert np.array_equal(other.leaf_index(x), some.leaf_index(x))
+    repeated = grown(*(np.repeat(a, weight, axis=0) for a in (x, y)), 6, min_weight=50.0)
+    assert np.array_equal(repeated.leaf_index(x), some.leaf_index(x))
+    assert len(np.unique(grown(x, y, 6, min_weight=float(N)).leaf_index(x))) <= 2  # half of all at most
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -112,6 +129,7 @@ def test_cart_regressor_is_scikit_learns(convert):
             "of the model, 4, got 3",
         ),
         (lambda x, y: warmstart.cart_regressor(x, y, 0), "depth must be from 1 to 16"),
+        (lambda x, y: warmstart.cart_regressor(x, y, 2, min_weight=-1.0), "min_weight must be .*, got -1.0"),
         (lambda x, y: warmstart.cart_classifier(x, y > 0, 17), "depth must be from 1 to 16"),
         (lambda x, y: warmstart.cart_regressor(x[:, 0], y, 2), "x must have shape"),
         (lambda x, y: warmstart.cart_classifier(np.where(x > 2, np.nan, x), y > 0, 2), "x must be finite"),

@@ -8,7 +8,7 @@ from jtrees.methods.get import GET
 from jtrees.search import Recipe, Search, options
 from jtrees.tasks import Policy, Regression, Task, check_log_loss
 
-_WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", precondition=0, shrink=False, halving=False)
+_WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False)
 
 
 @pytree.dataclass(kw_only=True)

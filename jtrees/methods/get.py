@@ -61,32 +61,37 @@ class GET(Recipe):
     - the mean log loss on the training data, for classes;
     - the mean squared error or log loss on ``validation``, if given.
 
-    Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression), grown without
-    the rows that short stages leave out, if they do; if no start beats CART of all rows, that is returned. Features are
-    scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1]. All starts first have a tenth of the epochs;
-    the best fifth of them go on with all epochs (successive halving). The best are those by ``validation``; without it,
-    by a fifth of the rows, which the others are trained without at first, or for linear leaves by the criterion. If
-    CART grown without that fifth predicts it as well as every start does, no start goes on, and CART is returned.
-    Half of the random starts are preconditioned; constant leaves are finally drawn towards their ancestors', which
-    raises the loss on the training data. The paper has none of these: ``halving=False``, ``precondition=0`` and
-    ``shrink=False`` are its procedure, at three times the work.
+    Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression). With constant
+    leaves, start 1 is another, whose features are the outputs of a ridge regression (of indicators of the classes): it
+    divides the outputs of a linear model into intervals. If no start beats CART, CART is returned. Features are scaled
+    to mean 0 and deviation 1/3, in the paper to the range [0, 1].
+
+    All starts first have a tenth of the epochs; the best fifth of them go on with all epochs (successive halving). The
+    best are those by ``validation``; without it, by a fifth of the rows, which the others, CART included, are trained
+    without at first, or for linear leaves by the criterion. If one of the two CART trees predicts that fifth as well as
+    every start does, no start goes on, and that tree is grown on all rows and returned. Half of the random starts are
+    preconditioned; constant leaves are finally drawn towards their ancestors', which raises the loss on the training
+    data. The paper has none of these: ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are
+    its procedure, at three times the work.
 
     The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the
     loss of the best hard tree under each, and its epoch. With halving the short stages come first; in the others, the
-    losses of starts that did not go on are infinite, and their history is NaN. Further ``cart_loss``, the loss of CART,
-    or NaN; ``chosen``, the index of the best start, -1 if none beats CART; ``dropped``, the number of starts that
-    became non-finite.
+    losses of starts that did not go on are infinite, and their history is NaN. Further ``cart_loss`` and
+    ``ridge_loss``, the losses of CART on the features and on the outputs of the ridge regression, or NaN; ``chosen``,
+    the index of the best start, -1 or -2 if none beats these; ``dropped``, the number of starts that became non-finite.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, the CART start included.
+      starts: number of starts, those from CART included.
       epochs: updates under each sharpness, with halving of the starts that go on.
       learning_rate: peak learning rate.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART. ``"binned"``: CART
         over 256 bins of each feature, within the compiled program, for :class:`jtrees.Boosted`.
+      ridge: whether start 1 is CART on the outputs of a ridge regression. Without effect for linear leaves, which fit
+        linear models anyway, unless ``cart`` is True, and for more than 2048 features.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
         features are correlated; ``"auto"``: none for start 0 and every second of the others, 0.9, 0.99 or 0.999 for
         the rest; none for more than 512 features.
@@ -110,6 +115,7 @@ class GET(Recipe):
     alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
     l1: float = options.not_negative(0.0)
     cart: bool | Literal["binned"] = options.flag_or(True, "binned")
+    ridge: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)
     halving: bool = options.flag(True)
@@ -134,6 +140,7 @@ class GET(Recipe):
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             cart=self.cart,
+            ridge=self.ridge,
             precondition=self.precondition,
             shrink=self.shrink,
             halving=self.halving,

@@ -63,11 +63,13 @@ class RADDT(Recipe):
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, the CART start included.
+      starts: number of starts, those from CART included.
       epochs: updates under each sharpness, with halving of the starts that go on.
       learning_rate: peak learning rate.
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
+      ridge: whether start 1 is CART on the outputs of a ridge regression. Without effect for linear leaves, which fit
+        linear models anyway, unless ``cart`` is True, and for more than 2048 features.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
         features are correlated; ``"auto"``: none for start 0 and every second of the others, 0.9, 0.99 or 0.999 for
         the rest; none for more than 512 features.
@@ -90,6 +92,7 @@ class RADDT(Recipe):
     learning_rate: float = options.positive(0.01)
     l1: float = options.not_negative(0.0)
     cart: bool = options.flag(True)
+    ridge: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)
     halving: bool = options.flag(True)
@@ -110,6 +113,7 @@ class RADDT(Recipe):
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             cart=self.cart,
+            ridge=self.ridge,
             precondition=self.precondition,
             shrink=self.shrink,
             halving=self.halving,

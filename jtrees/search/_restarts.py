@@ -16,7 +16,7 @@ import numpy as np
 
 from jtrees import leaves as kinds, splitting, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table, without_padding
-from jtrees.search._cart import grown_cart, grown_in_bins
+from jtrees.search._cart import grown_cart, grown_in_bins, grown_on_ridge
 from jtrees.search._one_start import EVALUATIONS, Run, Stages
 from jtrees.search._precondition import WIDEST, Spectrum, drawn_rows, matrix, spectrum
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
@@ -34,6 +34,7 @@ _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that
 # Strengths of the preconditioners of the starts, in turn; by default half of the random starts have none.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _BINS = 256  # of a feature, for CART within a compiled program
+_WIDEST_RIDGE = 2048  # features beyond which no start is from a ridge regression, which costs p**3
 # With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
 # one CPU take as long as one.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
@@ -47,13 +48,13 @@ class Start(NamedTuple):
         bins)``; or None.
       spectrum: of the features, or None without preconditioning.
       held_out: rows that the short stages leave out, ``(n,)``, or None.
-      cart: splits of CART grown without those rows, ``(1, nodes, p)``, or None.
+      grown: as ``splits``, but grown without those rows; or None.
     """
 
     splits: Any
     spectrum: Spectrum | None = None
     held_out: Any = None
-    cart: Any = None
+    grown: Any = None
 
 
 class Runs(NamedTuple):
@@ -62,14 +63,14 @@ class Runs(NamedTuple):
     Attributes:
       runs: those of all starts, stacked.
       held_out: rows that the short stages leave out, ``(n,)``, or None.
-      cart: splits of CART grown without those rows, ``(1, nodes, p)``, or None.
-      beaten: whether no start has a lower loss on those rows than CART.
+      grown: splits that the first m starts begin with, grown without those rows, ``(m, nodes, p)``, or None.
+      beaten_by: index of those of them that have the lowest loss on those rows, if no start has a lower one; else -1.
     """
 
     runs: Run
     held_out: Any
-    cart: Any
-    beaten: Array
+    grown: Any
+    beaten_by: Array
 
     def weight(self, batch: Batch, inside: Any, outside: Any) -> Array:
         """Returns the weights of the rows inside and outside the short stages, 0 where these flags are not set."""
@@ -84,6 +85,7 @@ class _Restarts:
     Attributes:
       stages: the training of a start.
       sharpness: as for :func:`restarts`, as are ``depth``, ``leaves``, ``starts``, ``cart`` and ``shrink``.
+      ridge: whether start 1 is CART on the outputs of a ridge regression.
       kept: number of starts that go on after the short stages; None without halving.
       strengths: strength of the preconditioner of each start, ``(starts,)``, or None.
     """
@@ -94,6 +96,7 @@ class _Restarts:
     leaves: str
     starts: int
     cart: bool | str
+    ridge: bool
     shrink: bool
     kept: int | None
     strengths: Any
@@ -105,20 +108,16 @@ class _Restarts:
         return fitted
 
     def prepare(self, batch: Batch, *, key: Array) -> Start:
-        splits, task = None, self.stages.task
+        splits = held_out = grown = None
         if self.cart == "binned":
             splits = splitting.edges_of(np.asarray(without_padding(batch).x), _BINS)
         elif self.cart:
-            tree = grown_cart(without_padding(batch), task, self.depth, self.leaves)
-            splits = jax.tree.map(lambda a: np.asarray(a)[None], tree)
-        held_out = cart = None
+            splits = self._grown(batch)
         if self.kept is not None and self.leaves == "constant":
             held_out = drawn_rows(batch, key)
             if self.cart is True:
-                rest = jax.tree.map(lambda a: a[~held_out], batch)
-                tree = grown_cart(without_padding(rest), task, self.depth)
-                cart = jax.tree.map(lambda a: np.asarray(a)[None], tree)
-        return Start(splits, None if self.strengths is None else spectrum(batch), held_out, cart)
+                grown = self._grown(jax.tree.map(lambda a: a[~held_out], batch))
+        return Start(splits, None if self.strengths is None else spectrum(batch), held_out, grown)
 
     def init(self, start: Start, batch: Batch, *, key: Array) -> Runs:
         count, each = len(self.stages.lengths), self._sharpnesses
@@ -128,7 +127,7 @@ class _Restarts:
         splits = 2 * drawn[:, count:].reshape(self.starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
         # By the rows held out a start that has seen them would be preferred to the others.
-        given, of, matrices = start.splits if start.cart is None else start.cart, start.spectrum, None
+        given, of, matrices = start.splits if start.grown is None else start.grown, start.spectrum, None
         if self.cart == "binned":
             w, b = grown_in_bins(batch, given, self.stages.task, self.depth)
             given = ObliqueTree(w[None], b[None], None)
@@ -143,8 +142,8 @@ class _Restarts:
         one, splits = partial(self.stages.init, batch=batch), ObliqueTree(weights, bias, None)
         sharpness = [self.sharpness(drawn[:, i : i + each]) for i in range(0, count, each)]
         runs = jax.vmap(one)(jnp.arange(self.starts), splits, jnp.concatenate(sharpness, axis=1), matrices)
-        held_out, cart = jax.tree.map(jnp.asarray, (start.held_out, start.cart))
-        return Runs(runs, held_out, cart, jnp.zeros((), bool))
+        held_out, grown = jax.tree.map(jnp.asarray, (start.held_out, start.grown))
+        return Runs(runs, held_out, grown, jnp.array(-1, jnp.int32))
 
     def round(self, at: Round, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Runs, Array]:
         if self.kept is None:
@@ -155,17 +154,17 @@ class _Restarts:
         weights = lambda short: state.weight(batch, True, ~short) if holds_out else batch.weight
         # The weights come out of the branch, too, for what follows to depend on it: of two sums over devices that are
         # independent, one device may begin with one and the next with the other, and wait for ever (XLA on a CPU).
-        runs, beaten, weight = jax.lax.cond(
+        runs, beaten_by, weight = jax.lax.cond(
             begins,
             lambda: (*self._ranked(state, batch, validation), weights(jnp.array(False))),
-            lambda: (state.runs, state.beaten, weights(short)),
+            lambda: (state.runs, state.beaten_by, weights(short)),
         )
         rows = batch._replace(weight=weight)
         none = jnp.full((self.starts, at.most), jnp.nan, batch.x.dtype)
-        count = jnp.where(short, self.starts, jnp.where(beaten, 0, self.kept))
+        count = jnp.where(short, self.starts, jnp.where(beaten_by >= 0, 0, self.kept))
         some: Any = {"count": count, "others": (runs, none)}
         runs, losses = map_starts(lambda run: self.stages.round(at, run, rows, validation), runs, **some)
-        return state._replace(runs=runs, beaten=beaten), none.at[runs.number].set(losses)
+        return state._replace(runs=runs, beaten_by=beaten_by), none.at[runs.number].set(losses)
 
     def result(self, of: Runs, batch: Batch, validation: Batch | None) -> SearchResult:
         state = of.runs
@@ -177,7 +176,7 @@ class _Restarts:
         extra = {"sharpness": state.sharpness, "losses": state.scores, "steps": state.steps}
         extra = {name: jnp.zeros_like(a).at[state.number].set(a) for name, a in extra.items()}
         extra["start"] = state.number[index]
-        extra["beaten"] = of.beaten
+        extra["beaten_by"] = of.beaten_by
         extra["dropped"] = self.starts - state.training.finite.sum()
         return SearchResult(splits, scores[index], state.training.finite.any(), chosen.step, extra)
 
@@ -186,9 +185,14 @@ class _Restarts:
         if not result.finite and grown is None:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         carts = [] if grown is None else self._carts(grown, data)
-        candidates = [(*self._refitted(splits, data), -1) for splits in carts]
-        cart_loss = min((loss for _, loss, _ in candidates), default=float("nan"))
-        if result.finite and not result.extra["beaten"]:
+        candidates = [(*self._refitted(splits, data), -1 - start) for start, splits in carts]
+        of_start = lambda start: [one for one in candidates if one[2] == -1 - start]
+        lowest = lambda candidates: min((loss for _, loss, _ in candidates), default=float("nan"))
+        cart_loss, ridge_loss = lowest(of_start(0)), lowest(of_start(1))
+        beaten_by = int(result.extra["beaten_by"])
+        if beaten_by >= 0:
+            candidates = of_start(beaten_by)
+        elif result.finite:
             splits = data.scaling.restore_splits(result.model)
             candidates.append((*self._refitted(splits, data), int(result.extra["start"])))
         tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART, if as good
@@ -196,7 +200,8 @@ class _Restarts:
         report["losses"] = np.asarray(result.extra["losses"], np.float64) * data.loss_unit
         if self.strengths is not None:
             report["precondition"] = self.strengths
-        report |= {"cart_loss": cart_loss, "chosen": chosen, "dropped": int(result.extra["dropped"])}
+        report |= {"cart_loss": cart_loss, "ridge_loss": ridge_loss}
+        report |= {"chosen": chosen, "dropped": int(result.extra["dropped"])}
         if self.shrink and self.leaves == "constant":
             tree = data.refit(tree, self._empty(data), shrink=True)[0]
             loss = data.loss(tree)
@@ -208,10 +213,18 @@ class _Restarts:
         """Number of sharpnesses of a start, without those of the short stages."""
         return len(self.stages.lengths) - self.stages.short
 
+    def _grown(self, batch: Batch) -> ObliqueTree:
+        """Returns the splits that the first starts begin with, stacked."""
+        rows, task = without_padding(batch), self.stages.task
+        trees = [grown_cart(rows, task, self.depth, self.leaves)]
+        if self.ridge:
+            trees.append(grown_on_ridge(rows, task, self.depth, 1 / DEVIATIONS))
+        return jax.tree.map(lambda *a: np.stack([np.asarray(one) for one in a]), *trees)
+
     def _ranked(self, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
-        """Returns the starts, the best first, at their best trees, and whether none of them is better than CART."""
+        """Returns the starts, the best first, at their best trees, and by which of the grown trees all are beaten."""
         best = jax.vmap(Run.best_so_far)(state.runs)
-        scores, beaten = best.score, jnp.zeros((), bool)
+        scores, beaten_by = best.score, state.beaten_by
         if _holds_out(state, validation):
             inside, outside = state.weight(batch, True, False), state.weight(batch, False, True)
 
@@ -222,18 +235,21 @@ class _Restarts:
                 return (outside * self.stages.task.prediction_loss(outputs, batch.y)).sum()
 
             splits = jax.vmap(Run.on_x)(state.runs, best.params)
-            if state.cart is None:
+            if state.grown is None:
                 scores = map_starts(evaluated, splits)
             else:  # with each start, for all to be mapped over as many devices as elsewhere
-                both = lambda splits: jax.vmap(evaluated)(jax.tree.map(_joined, splits, state.cart))
-                scores, of_cart = map_starts(both, splits).T
+                all_ = lambda splits: jax.vmap(evaluated)(jax.tree.map(_joined, splits, state.grown))
+                scores, *of_grown = map_starts(all_, splits).T
                 lowest = jnp.where(state.runs.training.finite, scores, jnp.inf).min()
-                beaten = (of_cart[0] <= lowest) & (lowest != 0)  # it is 0 where no row is held out, of fewer than five
+                losses = jnp.stack([one[0] for one in of_grown])
+                # The lowest loss is 0 where no row is held out, of fewer than five.
+                beaten = (losses.min() <= lowest) & (lowest != 0)
+                beaten_by = jnp.where(beaten, jnp.argmin(losses), -1).astype(jnp.int32)
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
         training = state.runs.training  # of which only `finite` is still needed
         order = jnp.argsort(jnp.where(training.finite, scores, jnp.inf))
         ranked = jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=best, training=None))
-        return ranked._replace(training=training.replace(finite=training.finite[order])), beaten
+        return ranked._replace(training=training.replace(finite=training.finite[order])), beaten_by
 
     def _empty(self, data: Data) -> Any:
         """Returns leaves to be refitted."""
@@ -250,16 +266,18 @@ class _Restarts:
         # training loss alone where too few rows have weight for an expected error.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
-    def _carts(self, grown: ObliqueTree, data: Data) -> list[ObliqueTree]:
-        """Returns the splits of CART in the user's units.
+    def _carts(self, grown: ObliqueTree, data: Data) -> list[tuple[int, ObliqueTree]]:
+        """Returns the splits of the grown trees in the user's units, each with the number of the start from it.
 
         CART's tolerances are absolute and its thresholds exact on raw features only, so there are two, grown on scaled
         features and (where float32 represents them) on raw ones.
         """
-        carts = [data.scaling.restore_splits(jax.tree.map(lambda a: a[0], grown))]
+        number = range(len(grown.bias))
+        carts = [(i, data.scaling.restore_splits(jax.tree.map(lambda a, i=i: a[i], grown))) for i in number]
         if data.scaling.origin is None:
             table, task = data.table, self.stages.task
-            carts.append(grown_cart(Batch(table.x, table.y, table.weight), task, self.depth, self.leaves))  # type: ignore[arg-type]
+            rows = Batch(table.x, table.y, table.weight)  # type: ignore[arg-type]
+            carts.append((0, grown_cart(rows, task, self.depth, self.leaves)))
         return carts
 
 
@@ -276,6 +294,7 @@ def restarts(
     epochs: int,
     learning_rate: Any,
     cart: bool | str,
+    ridge: bool,
     precondition: float | str,
     shrink: bool,
     halving: bool,
@@ -290,9 +309,10 @@ def restarts(
     With ``halving``, all starts have a tenth of the epochs under each sharpness. The fifth of them (at least two) with
     the lowest loss on the validation set then train for all epochs under each sharpness, from their best trees. Without
     such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
-    as it is an expected error already. If CART grown without these rows predicts them as well as every start does, no
-    start goes on, and CART is the result: splits of many features follow noise. A search that a deadline ends
-    before still compares them, and trains those that go on for one round.
+    as it is an expected error already. If CART grown without these rows, on the features or on the outputs of the ridge
+    regression, predicts them as well as every start does, no start goes on, and that CART is the result: splits of many
+    features follow noise. A search that a deadline ends before still compares them, and trains those that go on for one
+    round.
 
     Args:
       task: what is predicted.
@@ -306,6 +326,8 @@ def restarts(
       epochs: updates in each stage.
       learning_rate: peak learning rate.
       cart: whether start 0 is CART.
+      ridge: whether start 1 is CART on the outputs of a ridge regression; only beside CART, for constant leaves and at
+        most 2048 features.
       precondition: strength of the preconditioner of all starts; ``"auto"``: half of the random starts have one.
       shrink: whether constant leaves are finally drawn towards their ancestors'.
       halving: whether most starts train only shortly.
@@ -322,7 +344,8 @@ def restarts(
     strengths = None
     if precondition != 0 and not (precondition == "auto" and p > WIDEST):
         strengths = np.resize(_STRENGTHS if precondition == "auto" else (precondition,), starts).astype(np.float32)
-    options: Any = {"depth": depth, "leaves": leaves, "starts": starts, "cart": cart, "shrink": shrink}
+    ridge = ridge and cart is True and leaves == "constant" and starts > 1 and p <= _WIDEST_RIDGE
+    options: Any = {"depth": depth, "leaves": leaves, "starts": starts, "cart": cart, "ridge": ridge, "shrink": shrink}
     functions = _Restarts(
         Stages(task, kind, method, lengths, stages if halving else 0, learning_rate, between),
         sharpness=sharpness,

@@ -1,0 +1,171 @@
+"""Trees of CART on the outputs of a ridge regression, from which GET and RADDT have a start."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+import jtrees
+from jtrees.leaves.constant import effective
+from jtrees.search import _cart
+from jtrees.tasks import Classification, Policy, Regression
+from jtrees.training import Batch
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # AdamW
+
+KEY = jax.random.key(0)
+GET = jtrees.GET(depth=2, starts=3, epochs=60)
+UNIT = 1 / 3
+
+
+def table(n, p, seed=0, noise=0.5):
+    """Correlated features in units of their own, one of them constant, and two linear targets."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, p)) @ rng.normal(size=(p, p)) * 10.0 ** rng.integers(-3, 4, p)
+    x[:, 1] = 7
+    signal = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1) @ rng.normal(size=(p, 2))
+    return x, signal / signal.std(0) + noise * rng.normal(size=(n, 2)), rng.integers(0, 4, n).astype(float)
+
+
+def by_definition(x, y, weight, strength):
+    """Slopes of a ridge regression on standardised features, and n times its criterion, from the hat matrix."""
+    n, root = weight.sum(), np.sqrt(weight)[:, None]
+    mean, deviation = np.average(x, axis=0, weights=weight), np.sqrt(np.cov(x.T, aweights=weight, ddof=0).diagonal())
+    z = (x - mean) / np.where(deviation > 1e-9 * abs(mean), deviation, np.inf)
+    model = Ridge(strength).fit(z, y, sample_weight=weight)
+    design = root * (z - np.average(z, axis=0, weights=weight))
+    hat = design @ np.linalg.solve(design.T @ design + strength * np.eye(x.shape[1]), design.T)
+    residual = weight @ (y - model.predict(z)) ** 2
+    free = n - 1 - np.trace(hat)
+    return model.coef_ / np.where(deviation > 1e-9 * abs(mean), deviation, np.inf), residual / free**2
+
+
+@pytest.mark.parametrize(("n", "p"), [(80, 5), (60, 80)], ids=["tall", "wide"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_slopes_are_those_of_the_strength_with_the_lowest_criterion(n, p, weighted):
+    x, y, weight = table(n, p, noise=0.2)
+    weight = np.asarray(effective(jnp.asarray(weight))) if weighted else np.ones(n)
+    slopes = _cart._ridge(x, y, weight)
+    assert (slopes[1] == 0).all()
+    for k in range(2):
+        found = [by_definition(x, y[:, k], weight, s) for s in _cart._STRENGTHS]
+        # Beyond it the criterion is 0 / 0: nearly as many degrees of freedom as samples.
+        few = [s for s in range(len(found)) if degrees(x, weight, _cart._STRENGTHS[s]) < 0.9 * weight.sum()]
+        best = min(few, key=lambda s: found[s][1])
+        assert best > 0
+        np.testing.assert_allclose(slopes[:, k], found[best][0], rtol=1e-6, atol=1e-9 * abs(slopes[:, k]).max())
+
+
+def degrees(x, weight, strength):
+    """Degrees of freedom of a ridge regression, from the singular values."""
+    centred = x - np.average(x, axis=0, weights=weight)
+    deviation = np.sqrt(np.average(centred**2, axis=0, weights=weight))
+    z = np.sqrt(weight)[:, None] * centred / np.where(deviation > 1e-9, deviation, np.inf)
+    squares = np.linalg.svd(z, compute_uv=False) ** 2
+    return 1 + (squares / (squares + strength)).sum()
+
+
+def test_splits_are_intervals_of_the_outputs():
+    x, y, weight = table(400, 6)
+    rows = Batch(np.float32(x / x.std(0).clip(1)), np.float32(y[:, 0]), weight)
+    tree = _cart.grown_on_ridge(rows, Regression(), 3, UNIT)
+    directions = np.asarray(tree.weights)[tree.splits]
+    np.testing.assert_allclose(directions, directions[:1].repeat(len(directions), 0), rtol=1e-6)
+    scores = rows.x @ directions[0]
+    deviation = np.sqrt(np.average((scores - np.average(scores, weights=weight)) ** 2, weights=weight))
+    assert deviation == pytest.approx(UNIT, rel=1e-4)
+    least = 10 * (weight**2).sum() / weight.sum()  # effective samples
+    model = DecisionTreeRegressor(max_depth=3, min_weight_fraction_leaf=0.999 * least / weight.sum())
+    leaf = model.fit(scores[:, None], y[:, 0], sample_weight=weight).apply(scores[:, None])
+    pairs = set(zip(leaf, np.asarray(tree.leaf_index(rows.x)), strict=True))
+    assert len(pairs) == len(set(leaf)) == len({own for _, own in pairs}) >= 6
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_classes_are_told_apart_by_their_discriminants(classes):
+    rng = np.random.default_rng(0)
+    centres = 2 * np.eye(classes, 12) @ np.linalg.qr(rng.normal(size=(12, 12)))[0]
+    x, y = rng.normal(size=(2, 150, 12)), rng.integers(0, classes, (2, 150))
+    x = (x / 2 + centres[y]) @ np.linalg.qr(rng.normal(size=(12, 12)))[0]
+    tree = _cart.grown_on_ridge(Batch(np.float32(x[0]), y[0], None), Classification(classes), 4, UNIT)
+    directions = np.asarray(tree.weights)[tree.splits]
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True) * np.sign(directions[:, :1])
+    assert len(np.unique(directions.round(4), axis=0)) <= (1 if classes == 2 else classes)
+    majority = np.stack(
+        [np.bincount(y[0][np.asarray(tree.leaf_index(x[0])) == i], minlength=classes) for i in range(16)]
+    )
+    right = (majority.argmax(1)[np.asarray(tree.leaf_index(x[1]))] == y[1]).mean()
+    assert right > 0.05 + DecisionTreeClassifier(max_depth=4, random_state=0).fit(x[0], y[0]).score(x[1], y[1])
+
+
+def test_an_output_that_no_feature_explains_is_not_split():
+    x = np.ones((50, 3), np.float32)
+    tree = _cart.grown_on_ridge(Batch(x, np.arange(50, dtype=np.float32), None), Regression(), 2, UNIT)
+    assert not tree.splits.any() and np.isfinite(tree.weights).all()
+
+
+def test_actions_are_split_by_what_they_are_worth():
+    rng = np.random.default_rng(0)
+    x = np.float32(rng.normal(size=(300, 5)))
+    direction = np.float32([1, 1, -1, 0, 0])
+    best = x @ direction
+    rewards = np.float32(np.stack([best, -best], axis=1) + 10 * rng.normal(size=(300, 1)))
+    tree = _cart.grown_on_ridge(Batch(x, rewards, None), Policy(2), 1, UNIT)
+    found = np.asarray(tree.weights)[0]
+    assert abs(found @ direction) > 0.999 * np.linalg.norm(found) * np.linalg.norm(direction)
+
+
+# --- The start -------------------------------------------------------------------------------------------------------
+
+
+def noisy_plane(n=150, p=40, seed=0):
+    """Many features and few rows: what is linear is found by a linear model alone."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(2, n, p))
+    y = x @ np.full(p, p**-0.5) + 0.3 * rng.normal(size=(2, n))
+    return x, y
+
+
+def r2(fit, x, y):
+    return 1 - np.mean((y - np.asarray(fit.predict(x))) ** 2) / np.var(y)
+
+
+@pytest.mark.parametrize("recipe", [GET, jtrees.RADDT(depth=2, starts=3, epochs=60)], ids=["GET", "RADDT"])
+def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe):
+    x, y = noisy_plane()
+    fit = jtrees.fit(recipe, x[0], y[0], key=KEY)
+    report = fit.report
+    assert report["chosen"] == -2 and np.isinf(report["losses"][:, recipe_stages(recipe) :]).all()
+    assert report["ridge_loss"] < report["cart_loss"] and fit.loss == pytest.approx(report["ridge_loss"], rel=0.05)
+    without = jtrees.fit(recipe.replace(ridge=False), x[0], y[0], key=KEY)
+    assert np.isnan(without.report["ridge_loss"]) and without.report["chosen"] != -2
+    assert r2(fit, x[1], y[1]) > 0.1 + r2(without, x[1], y[1])
+
+
+def recipe_stages(recipe):
+    return 2 if isinstance(recipe, jtrees.GET) else 5
+
+
+def test_it_is_grown_without_the_rows_left_out_and_starts_from_there():
+    x, y = noisy_plane()
+    fit = partial(jtrees.fit, GET, key=KEY)
+    beaten = fit(x[0], y[0])
+    # CART of all rows has the lower training loss where the choice is by rows left out, and is not the result.
+    assert beaten.report["chosen"] == -2
+    steps = np.where(x[0][:, 0] > 0, 1.0, np.where(x[0][:, 1] > 0, 2.0, 3.0)) + 0.3 * y[0]
+    assert fit(x[0], steps).report["chosen"] == -1
+    start = fit(x[0], y[0], validation=(x[1], y[1]))  # it trains on from the ridge start, which it betters or keeps
+    assert start.report["chosen"] in (1, -2) and start.loss <= start.report["ridge_loss"]
+
+
+def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves():
+    x, y = noisy_plane(60, 3)
+    for other in ({"starts": 1}, {"cart": False}, {"cart": "binned"}, {"leaves": "linear"}):
+        recipe = GET.replace(epochs=5, **other)
+        one, two = (jtrees.fit(recipe.replace(ridge=ridge), x[0], y[0], key=KEY) for ridge in (True, False))
+        assert np.isnan(one.report["ridge_loss"])
+        np.testing.assert_array_equal(one.predict(x[1]), two.predict(x[1]))
