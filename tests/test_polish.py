@@ -273,7 +273,7 @@ class Given(jtrees.Recipe):
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_recipe_polishes_the_tree_of_its_base(data, alone):
     x, y = data
-    fit = jtrees.fit(jtrees.Polished(BASE, epochs=EPOCHS), x, y, key=jax.random.key(0))
+    fit = jtrees.fit(jtrees.Polished(BASE, epochs=EPOCHS, shrink=False), x, y, key=jax.random.key(0))
     losses = fit.report["polish"]
     before = losses[0]
     if alone:  # which is one more program
@@ -285,11 +285,27 @@ def test_the_recipe_polishes_the_tree_of_its_base(data, alone):
     assert fit.model is fit.tree
 
 
+@pytest.mark.parametrize("classes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_leaves_are_finally_drawn_towards_their_ancestors(data, classes):
+    """Of noise they are closer to each other; the splits are the same."""
+    x, y = data[0], np.random.default_rng(0).integers(0, 3, len(data[0]))
+    options = {"key": jax.random.key(0), "task": "classification" if classes else "regression"}
+    recipe = jtrees.Polished(Given(random_tree(0, 3 if classes else None)), epochs=EPOCHS)
+    shrunk, means = (jtrees.fit(recipe.replace(shrink=shrink), x, y, **options) for shrink in (True, False))
+    check_unchanged(shrunk, means.tree)
+    spread = lambda fit: np.ptp(np.asarray(fit.tree.leaves.values)[np.unique(fit.tree.leaf_index(x))], axis=0).max()
+    assert spread(shrunk) < 0.8 * spread(means)
+    again = means.tree.refit(x, y if classes else y.astype(np.float32), shrink=True)
+    np.testing.assert_allclose(shrunk.tree.leaves.values, again.leaves.values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(shrunk.report["polish"], means.report["polish"])
+    assert shrunk.loss > means.loss == means.report["polish"][-1]
+
+
 def test_the_loss_reported_is_that_on_validation(data):
     """The tree is trained on the other rows alone."""
     x, y = data
     held_out = x[:50], -y[:50]
-    recipe = jtrees.Polished(Given(random_tree(0)), epochs=EPOCHS)
+    recipe = jtrees.Polished(Given(random_tree(0)), epochs=EPOCHS, shrink=False)
     fit = jtrees.fit(recipe, x, y, key=jax.random.key(0), validation=held_out)
     assert fit.loss == pytest.approx(np.mean((fit.tree.predict(x[:50]) + y[:50]) ** 2, dtype=np.float64), rel=1e-5)
     losses = fit.report["polish"]

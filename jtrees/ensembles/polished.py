@@ -33,8 +33,9 @@ class Polished(Recipe):
     Level by level from the root, every subtree is refitted to the samples that reach it, scaled by themselves, with
     GET's Algorithm 1 from two starts: CART on these samples, and the subtree itself. A subtree is replaced where that
     lowers the loss of the hard tree on its samples, so the training loss of the whole tree never rises. Leaves are
-    first set to the means (or smoothed class frequencies) of the training data. The polish runs on the host in
-    ``finish``, as sizes of subtrees depend on the data; the pure ``search`` is that of the base.
+    first set to the means (or smoothed class frequencies) of the training data, and finally drawn towards their
+    ancestors', which raises the training loss. The polish runs on the host in ``finish``, as sizes of subtrees depend
+    on the data; the pure ``search`` is that of the base.
 
     The report is the base's, with ``polish``, the hard training loss before the polish and after each level,
     ``(levels + 1,)``, and ``accepted``, the number of subtrees replaced on each level, ``(levels,)``.
@@ -44,6 +45,8 @@ class Polished(Recipe):
       epochs: updates under each sharpness.
       alpha_ranges: ranges from which the sharpnesses are drawn, in the order of use.
       learning_rate: peak learning rate.
+      shrink: whether leaves are finally drawn towards their ancestors' means or class frequencies, as in
+        :class:`jtrees.GET`.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -57,6 +60,7 @@ class Polished(Recipe):
     epochs: int = options.count(1000)
     alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
     learning_rate: float = options.positive(0.01)
+    shrink: bool = options.flag(True)
 
     def targets(self, x: Any, y: Any) -> Any:
         return options.checked_base("base", self.base).targets(x, y)
@@ -71,8 +75,10 @@ class Polished(Recipe):
             finished = base.finish(result, start, data, key=base_key, monitor=monitor)
             assert finished.tree is not None
             tree, losses, accepted = self._polish(finished.tree, data, polish_key, monitor)
+            if self.shrink:
+                tree = data.refit(tree, tree.leaves, shrink=True)[0]
             tree = tree.merged()
-            loss = losses[-1] if data.validation is None else data.loss(tree)
+            loss = losses[-1] if data.validation is None and not self.shrink else data.loss(tree)
             report = finished.report | {"polish": losses, "accepted": accepted}
             return Finished(tree, tree, float(loss), report)
 
