@@ -49,7 +49,8 @@ RECIPES = {
 # LatentClustering predicts features from other features, without y; FromMethod has no default method; Sparse is in
 # experiments.sparse, Boosted and Refined in paper_forest.
 LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Boosted, jtrees.Refined)
-PARTS = ("baselines", *RECIPES)
+WITHOUT = {"GET-no-ridge": jtrees.GET(ridge=False)}  # what the start from a ridge regression brings
+PARTS = ("baselines", *RECIPES, *WITHOUT)
 ROWS = 3000  # to train on, and to test on, at most
 BEHIND, OVERFIT = 2, 5  # points
 
@@ -164,8 +165,9 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
     settings: dict[str, Any] = {"depths": depths()}
     make = partial(baselines, name)
     if part != "baselines":
-        settings = {"recipe": pieces.recipe_text(RECIPES[part]), "max_seconds": options.max_seconds}
-        make = partial(of_recipe, RECIPES[part], name)
+        recipe = (RECIPES | WITHOUT)[part]
+        settings = {"recipe": pieces.recipe_text(recipe), "max_seconds": options.max_seconds}
+        make = partial(of_recipe, recipe, name)
     one = partial(make, options=options)
     yield from pieces.for_seeds(part, name, one, settings | {"rows": ROWS}, options.all_seeds)
 
@@ -288,8 +290,32 @@ def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
     return "\n".join([title, "", f"{counts} {recipes}", "", *lines])
 
 
+def _without_ridge(found: pieces.Found) -> str:
+    """GET with and without its start from a ridge regression, on the splits that all have."""
+    header = ["set", "splits", "GET", "`ridge=False`", "difference", "CART 4", "linear"]
+    lines, differences = [], []
+    for name in TASKS:
+        with_, without, others = (of_seeds(found, part, name) for part in ("GET", "GET-no-ridge", "baselines"))
+        if seeds := sorted(with_.keys() & without.keys() & others.keys()):
+            test = lambda by, seeds=seeds: np.mean([by[seed]["test"] for seed in seeds])
+            baseline = lambda which, o=others, seeds=seeds: np.mean([o[seed][which]["test"] for seed in seeds])
+            differences.append(test(with_) - test(without))
+            scores = test(with_), test(without), differences[-1], baseline("CART 4"), baseline("linear")
+            lines.append(
+                [
+                    name,
+                    str(len(seeds)),
+                    *(f"{round(s, 1) + 0:{'+' if i == 2 else ''}.1f}" for i, s in enumerate(scores)),
+                ]
+            )
+    if not lines:
+        return ""
+    lines.append(["**mean**", "", "", "", f"{np.mean(differences):+.1f}", "", ""])
+    return f"## What the start from a ridge regression brings\n\n{benchmark.markdown(header, lines)}"
+
+
 def report(found: pieces.Found, command: str) -> str:
-    """A table a task, and below it what is behind."""
+    """A table a task, and below it what is behind; GET without its start from a ridge regression."""
     records = [one for part in RECIPES for by_seed in found.get(part, {}).values() for one in by_seed.values()]
     seconds = " or ".join(f"{limit:g}" for limit in sorted({one["settings"]["max_seconds"] for one in records}))
     head = (
@@ -301,7 +327,7 @@ def report(found: pieces.Found, command: str) -> str:
         f"`max_seconds={seconds or '-'}` for each fit, compilation included; a round or a compilation that runs then "
         "is finished.\n"
     )
-    return "\n".join([head, *filter(None, (_of_task(found, task) for task in SETS))])
+    return "\n".join([head, *filter(None, (*(_of_task(found, task) for task in SETS), _without_ridge(found)))])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

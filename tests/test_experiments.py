@@ -620,7 +620,13 @@ def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_r
     assert "More than two points behind: 2 of the 3 cells that have baselines" in text
     assert "2 overfit: " in text and "1 underfit: " in text and "In 1 a fit ended by `max_seconds`" in text
     assert "By recipe: TEL 1, CO2 1." in text and "`max_seconds=20`" in text
-    del found["baselines"]
+    assert "ridge regression" not in text
+    found |= {"GET": {"abalone": {0: piece(of(50, 46)), 1: piece(of(9, 9))}}}
+    found |= {"GET-no-ridge": {"abalone": {0: piece(of(50, 44.5))}, "glass": {0: piece(of(50, 44.5))}}}
+    assert "| abalone | 1 | 46.0 | 44.5 | +1.5 | 40.0 | 45.0 |\n| **mean** |  |  |  | +1.5 |" in defaults.report(
+        found, ""
+    )
+    del found["baselines"], found["GET"]
     text = defaults.report(found, "a command")
     assert "behind: 0 of the 0 cells that have baselines" in text and "| abalone | 9 + 3 x 2 | 26.5 | 42.9 |" in text
 
