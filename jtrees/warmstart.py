@@ -60,11 +60,13 @@ def _grown(
         raise ImportError('the CART warm start needs scikit-learn: pip install "jtrees[sklearn]"') from error
     depth = validation.check_depth(depth)
     validation.check_not_negative("min_weight", min_weight)
-    share = 0.0
-    if min_weight > 0:
-        total = len(x) if sample_weight is None else np.sum(sample_weight, dtype=np.float64)
-        share = min(0.5, (1 - _ROUNDING) * min_weight / total)
-    model = getattr(tree, kind)(max_depth=depth, min_weight_fraction_leaf=share, random_state=seed)
+    total = len(x) if sample_weight is None else np.asarray(sample_weight).sum(dtype=np.float64)
+    least = (1 - _ROUNDING) * min_weight
+    if 2 * least > total:  # no split: scikit-learn takes neither a larger share nor a depth of 0
+        options: Any = {"min_samples_split": len(x) + 1}
+    else:
+        options = {"min_weight_fraction_leaf": least / total if least > 0 else 0.0}
+    model = getattr(tree, kind)(max_depth=depth, random_state=seed, **options)
     with warnings.catch_warnings():  # a warning about many classes in few rows
         warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
         model.fit(np.asarray(x, np.float32), np.asarray(y), sample_weight=sample_weight)

@@ -1,6 +1,7 @@
 """Trees of CART on the outputs of a ridge regression, from which GET and RADDT have a start."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ from sklearn.linear_model import Ridge
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import jtrees
+from jtrees.data import Scaling, checked_table, without_padding
 from jtrees.leaves.constant import effective
-from jtrees.search import _cart
+from jtrees.search import _cart, options
+from jtrees.search._restarts import DEVIATIONS
 from jtrees.tasks import Classification, Policy, Regression
 from jtrees.training import Batch
 
@@ -26,7 +29,7 @@ def table(n, p, seed=0, noise=0.5):
     """Correlated features in units of their own, one of them constant, and two linear targets."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, p)) @ rng.normal(size=(p, p)) * 10.0 ** rng.integers(-3, 4, p)
-    x[:, 1] = 7
+    x[:, 1] = np.float32(0.1)  # whose mean rounds
     signal = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1) @ rng.normal(size=(p, 2))
     return x, signal / signal.std(0) + noise * rng.normal(size=(n, 2)), rng.integers(0, 4, n).astype(float)
 
@@ -48,13 +51,13 @@ def by_definition(x, y, weight, strength):
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_slopes_are_those_of_the_strength_with_the_lowest_criterion(n, p, weighted):
     x, y, weight = table(n, p, noise=0.2)
-    weight = np.asarray(effective(jnp.asarray(weight))) if weighted else np.ones(n)
+    weight = np.float64(effective(jnp.asarray(weight))) if weighted else np.ones(n)
     slopes = _cart._ridge(x, y, weight)
     assert (slopes[1] == 0).all()
     for k in range(2):
-        found = [by_definition(x, y[:, k], weight, s) for s in _cart._STRENGTHS]
+        found = [by_definition(x, y[:, k], weight, s) for s in _cart._RIDGES]
         # Beyond it the criterion is 0 / 0: nearly as many degrees of freedom as samples.
-        few = [s for s in range(len(found)) if degrees(x, weight, _cart._STRENGTHS[s]) < 0.9 * weight.sum()]
+        few = [s for s in range(len(found)) if degrees(x, weight, _cart._RIDGES[s]) < 0.9 * weight.sum()]
         best = min(few, key=lambda s: found[s][1])
         assert best > 0
         np.testing.assert_allclose(slopes[:, k], found[best][0], rtol=1e-6, atol=1e-9 * abs(slopes[:, k]).max())
@@ -150,16 +153,54 @@ def recipe_stages(recipe):
     return 2 if isinstance(recipe, jtrees.GET) else 5
 
 
-def test_it_is_grown_without_the_rows_left_out_and_starts_from_there():
+def test_it_is_grown_without_the_rows_left_out():
+    x, y = noisy_plane()
+    data = checked_table(x[0], y[0], None, "regression")
+    batch = without_padding(Scaling.fit(data, DEVIATIONS).batch(data))
+    start = options.checked(GET).search(data.task, x[0].shape).prepare(batch, key=KEY)
+    same = lambda a, b: all(np.array_equal(*pair) for pair in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    rest = jax.tree.map(lambda a: a[~start.held_out], batch)
+    for trees, rows, others in ((start.splits, batch, rest), (start.grown, rest, batch)):
+        own = jax.tree.map(lambda a: a[1], trees)
+        assert same(own, _cart.grown_on_ridge(rows, Regression(), 2, UNIT))
+        assert not same(own, _cart.grown_on_ridge(others, Regression(), 2, UNIT))
+
+
+def test_the_better_of_both_on_rows_left_out_is_the_result_and_a_start_may_better_it():
     x, y = noisy_plane()
     fit = partial(jtrees.fit, GET, key=KEY)
-    beaten = fit(x[0], y[0])
-    # CART of all rows has the lower training loss where the choice is by rows left out, and is not the result.
-    assert beaten.report["chosen"] == -2
     steps = np.where(x[0][:, 0] > 0, 1.0, np.where(x[0][:, 1] > 0, 2.0, 3.0)) + 0.3 * y[0]
     assert fit(x[0], steps).report["chosen"] == -1
     start = fit(x[0], y[0], validation=(x[1], y[1]))  # it trains on from the ridge start, which it betters or keeps
     assert start.report["chosen"] in (1, -2) and start.loss <= start.report["ridge_loss"]
+
+
+@pytest.mark.parametrize("kind", ["one target", "two targets", "actions"])
+def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
+    """Whichever row it is that differs."""
+    x = np.float32(np.random.default_rng(0).normal(size=(32, 2)))
+    y = np.zeros(32, np.float32)
+    y[3] = 1
+    task: Any = Regression()
+    if kind == "two targets":
+        y, task = np.stack([y, x[:, 0]], axis=1), Regression(2)
+    elif kind == "actions":
+        y, task = np.stack([y, y], axis=1), Policy(2)
+    rest = Batch(np.delete(x, 3, 0), np.delete(y, 3, 0), None)
+    for grown in (partial(_cart.grown_cart, rest, task, 2), partial(_cart.grown_on_ridge, rest, task, 2, UNIT)):
+        tree = grown()
+        assert np.isfinite(tree.weights).all() and tree.splits.any() == (kind == "two targets")
+    if kind == "one target":
+        for row in range(6):
+            fit = jtrees.fit(GET.replace(epochs=10, starts=4), x, np.roll(y, row), key=KEY)
+            assert np.isfinite(fit.predict(x)).all()
+
+
+def test_few_samples_of_very_many_features_have_one_and_many_do_not():
+    shapes = {(50, 3000): True, (3000, 50): True, (2049, 2049): False}
+    for shape, there in shapes.items():
+        search = options.checked(GET).search(Regression(), shape)
+        assert search.prepare.__self__.ridge == there
 
 
 def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves():

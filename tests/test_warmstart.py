@@ -118,7 +118,9 @@ def test_leaves_have_the_least_weight(grown):
     assert np.array_equal(other.leaf_index(x), some.leaf_index(x))
     repeated = grown(*(np.repeat(a, weight, axis=0) for a in (x, y)), 6, min_weight=50.0)
     assert np.array_equal(repeated.leaf_index(x), some.leaf_index(x))
-    assert len(np.unique(grown(x, y, 6, min_weight=float(N)).leaf_index(x))) <= 2  # half of all at most
+    distinct = np.arange(N, dtype=np.float32)[:, None]
+    for least, leaves in ((N / 2, 2), (N / 2 + 1, 1), (10.0 * N, 1)):
+        assert len(np.unique(grown(distinct, y, 6, min_weight=least).leaf_index(distinct))) == leaves
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ class BestOf(Recipe):
     The runs share what is prepared on the host: the tree of CART, or the bootstrap samples of a bagged base.
 
     The report is that of the chosen run, with ``run_scores``, the loss of each run on scaled data, ``(runs,)``,
-    infinite if not finite, and ``run``, the index of the chosen run.
+    infinite if not finite (and where CART beats all starts of GET or RADDT on rows left out), and ``run``, the index of
+    the chosen run.
 
     Attributes:
       base: any recipe.

@@ -108,7 +108,7 @@ class Polished(Recipe):
         """Returns the tree with every improved subtree of a level replaced, and their number."""
         table, task, depth = data.table, data.table.task, tree.depth - level
         of_get: Any = {"epochs": self.epochs, "alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
-        recipe = options.checked(GET(depth=depth, starts=2, precondition=0.0, halving=False, **of_get))
+        recipe = options.checked(GET(depth=depth, starts=2, ridge=False, precondition=0.0, halving=False, **of_get))
         reached = np.asarray(tree.decision_path(table.x))[level]
         subtrees = []
         for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):

@@ -68,11 +68,11 @@ class RADDT(Recipe):
       learning_rate: peak learning rate.
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
-      ridge: whether start 1 is CART on the outputs of a ridge regression. Without effect for linear leaves, which fit
-        linear models anyway, unless ``cart`` is True, and for more than 2048 features.
+      ridge: whether start 1 is CART on the outputs of a ridge regression. It is only with ``cart=True``, constant
+        leaves and at least two starts, and not if features and samples are both more than 2048.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
-        features are correlated; ``"auto"``: none for start 0 and every second of the others, 0.9, 0.99 or 0.999 for
-        the rest; none for more than 512 features.
+        features are correlated; ``"auto"``: none for starts 0, 2, 4 and so on, 0.9, 0.99 or 0.999 for the
+        others; none for more than 512 features.
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import splitting, warmstart
+from jtrees import splitting, topology, warmstart
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_STRENGTHS = 10.0 ** np.arange(5, -3.5, -0.5)  # of a ridge regression to choose from, in samples
+_RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # strengths of a ridge regression to choose from, in samples
 _LEAST_FREE = 0.1  # part of the samples: with fewer residual degrees of freedom the criterion approaches 0 / 0
-_FEWEST = 10.0  # samples in a leaf of CART on the outputs of a ridge regression: intervals of fewer follow noise
+_LEAST_WEIGHT = 10.0  # in samples, of a leaf of CART on the outputs of a ridge regression: fewer follow noise
+_BLOCK = 1 << 16  # rows that are in double precision at once
 
 
 def grown_in_bins(batch: Batch, edges: Array, task: Task, depth: int) -> tuple[Array, Array]:
@@ -37,6 +38,11 @@ def grown_cart(
     if isinstance(task, Classification):
         return warmstart.cart_classifier(x, y, depth, **options).replace(leaves=None)
     y = _targets(y, task)
+    varies = np.ptp(y, axis=0) > 0
+    if not np.any(varies):  # as may be of the rows that are not left out
+        nodes = topology.num_nodes(depth)
+        return ObliqueTree(jnp.zeros((nodes, x.shape[1]), jnp.float32), jnp.full(nodes, -1, jnp.float32), None)
+    y = y if y.ndim == 1 else y[:, varies]
     if leaves == "linear":
         root = np.sqrt(np.ones(len(x)) if weight is None else weight)[:, None]
         with_one = np.column_stack([x - x.mean(0, dtype=np.float64), np.ones(len(x))])
@@ -56,16 +62,16 @@ def _targets(y: np.ndarray, task: Task) -> np.ndarray:
     if isinstance(task, Classification):
         return (y[:, None] == np.arange(task.classes))[:, task.classes == 2 :]
     if isinstance(task, Policy):
-        y = y - y.mean(1, keepdims=True)
-        return y[:, np.ptp(y, axis=0) > 0]
+        return y - y.mean(1, keepdims=True)
     return y
 
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:
     """Returns the splits of CART on the outputs of a ridge regression, in place of features.
 
-    They divide a linear model's outputs into intervals, so the tree is nearly as accurate. Classes are regressed as
-    indicators, which are linear discriminants but for their scale (Hastie, Tibshirani & Buja 1994).
+    They divide a linear model's outputs into intervals, so the tree is nearly as accurate as that model. Classes are
+    regressed as indicators, whose outputs are linear discriminants but for their scale (Hastie, Tibshirani & Buja
+    1994). Uneven weights count as fewer samples.
 
     Args:
       rows: the samples, NumPy arrays.
@@ -73,14 +79,17 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
       depth: depth of the tree.
       unit: deviation of the outputs that are split, that of the features.
     """
-    x, y = np.asarray(rows.x, np.float64), _targets(np.asarray(rows.y), task)
-    weight = np.ones(len(x)) if rows.weight is None else np.asarray(rows.weight, np.float64)
-    weight *= weight.sum() / (weight**2).sum()  # uneven weights count as fewer samples, as for leaves
-    slopes = _ridge(x, y.reshape(len(x), -1).astype(np.float64), weight)
-    slopes = slopes * (unit * _inverse(_deviation(x @ slopes, weight)))
-    of_outputs = Batch((x @ slopes).astype(np.float32), rows.y, weight)  # type: ignore[arg-type]
-    tree = grown_cart(of_outputs, task, depth, min_weight=_FEWEST)
-    return tree.composed(jnp.asarray(slopes, jnp.float32))
+    weight = np.ones(len(rows.x)) if rows.weight is None else np.asarray(rows.weight, np.float64)
+    weight = weight * (weight.sum() / (weight**2).sum())
+    y = _targets(np.asarray(rows.y), task).reshape(len(weight), -1).astype(np.float64)
+    slopes = _ridge(np.asarray(rows.x), y, weight)
+    outputs = np.asarray(rows.x) @ slopes.astype(np.float32)
+    mean = np.average(outputs, axis=0, weights=weight)
+    deviation = np.sqrt(np.average((outputs - mean) ** 2, axis=0, weights=weight))
+    scale = (unit * _inverse(deviation, mean)).astype(np.float32)
+    of_outputs = Batch(outputs * scale, rows.y, weight)  # type: ignore[arg-type]
+    tree = grown_cart(of_outputs, task, depth, min_weight=_LEAST_WEIGHT)
+    return tree.composed(jnp.asarray(slopes.astype(np.float32) * scale))
 
 
 def _ridge(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -89,17 +98,28 @@ def _ridge(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
     The criterion is that of the root in :mod:`jtrees.leaves.shrunk`. The matrix that is decomposed is that of the
     features or, if there are fewer, of the samples.
     """
-    count, of_unit = weight.sum(), _inverse(_deviation(x, weight))
-    z, y = (np.sqrt(weight / count)[:, None] * (a - np.average(a, axis=0, weights=weight)) for a in (x * of_unit, y))
-    if z.shape[1] <= len(z):
-        values, vectors = np.linalg.eigh(z.T @ z)
-        values = np.maximum(values, 0)
+    (n, p), count = x.shape, weight.sum()
+    blocks = [slice(i, i + _BLOCK) for i in range(0, n, _BLOCK)]
+    mean = sum(weight[b] @ x[b] for b in blocks) / count
+    root = np.sqrt(weight / count)[:, None]
+    deviation = np.sqrt(sum(((root[b] * (x[b] - mean)) ** 2).sum(0) for b in blocks))
+    of_unit, y = _inverse(deviation, mean), root * (y - weight @ y / count)
+    standardised = lambda b: root[b] * (x[b] - mean) * of_unit
+    if p <= n:
+        moments = np.zeros((p, p + y.shape[1]))
+        for b in blocks:
+            z = standardised(b)
+            moments += z.T @ np.column_stack([z, y[b]])
+        values, vectors = np.linalg.eigh(moments[:, :p])
+        values, cross = np.maximum(values, 0), moments[:, p:]
     else:
+        z = standardised(slice(n))
         values, vectors = np.linalg.eigh(z @ z.T)
-        positive = values > len(z) * np.finfo(values.dtype).eps * values[-1]
+        positive = values > n * np.finfo(values.dtype).eps * values[-1]
         values, vectors = values[positive], z.T @ (vectors[:, positive] / np.sqrt(values[positive]))
-    along = vectors.T @ (z.T @ y)
-    strengths = _STRENGTHS[:, None] / count
+        cross = z.T @ y
+    along = vectors.T @ cross
+    strengths = _RIDGES[:, None] / count
     shrunk = 1 / (values + strengths)  # (strengths, directions)
     rss = (y**2).sum(0) - ((values + 2 * strengths) * shrunk**2) @ along**2
     free = 1 - 1 / count - (values * shrunk).sum(1, keepdims=True) / count
@@ -109,11 +129,7 @@ def _ridge(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return of_unit[:, None] * (vectors @ (best.T * along))
 
 
-def _deviation(a: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns the deviation of each column."""
-    return np.sqrt(np.average((a - np.average(a, axis=0, weights=weight)) ** 2, axis=0, weights=weight))
-
-
-def _inverse(a: np.ndarray) -> np.ndarray:
-    """Returns ``1 / a``, and 0 for 0."""
-    return np.divide(1, a, out=np.zeros_like(a), where=a > 0)
+def _inverse(deviation: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Returns ``1 / deviation``, and 0 for a column that is constant but for the rounding of its mean."""
+    varies = deviation > 16 * np.finfo(deviation.dtype).eps * np.abs(mean)
+    return np.divide(1, deviation, out=np.zeros_like(deviation), where=varies)

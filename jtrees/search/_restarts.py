@@ -1,4 +1,4 @@
-"""A search over many starts, the first from CART, each trained under increasingly sharp routings.
+"""A search over many starts, the first ones from CART, each trained under increasingly sharp routings.
 
 GET and RADDT use this search; each adds its soft routing (a :class:`jtrees.Method` for a sharpness) and its schedule of
 sharpnesses. The result is the best hard tree of all starts, or CART itself if none is better.
@@ -34,7 +34,7 @@ _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that
 # Strengths of the preconditioners of the starts, in turn; by default half of the random starts have none.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _BINS = 256  # of a feature, for CART within a compiled program
-_WIDEST_RIDGE = 2048  # features beyond which no start is from a ridge regression, which costs p**3
+_WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
 # With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
 # one CPU take as long as one.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
@@ -239,9 +239,9 @@ class _Restarts:
                 scores = map_starts(evaluated, splits)
             else:  # with each start, for all to be mapped over as many devices as elsewhere
                 all_ = lambda splits: jax.vmap(evaluated)(jax.tree.map(_joined, splits, state.grown))
-                scores, *of_grown = map_starts(all_, splits).T
+                losses = map_starts(all_, splits)
+                scores, losses = losses[:, 0], losses[0, 1:]
                 lowest = jnp.where(state.runs.training.finite, scores, jnp.inf).min()
-                losses = jnp.stack([one[0] for one in of_grown])
                 # The lowest loss is 0 where no row is held out, of fewer than five.
                 beaten = (losses.min() <= lowest) & (lowest != 0)
                 beaten_by = jnp.where(beaten, jnp.argmin(losses), -1).astype(jnp.int32)
@@ -326,8 +326,8 @@ def restarts(
       epochs: updates in each stage.
       learning_rate: peak learning rate.
       cart: whether start 0 is CART.
-      ridge: whether start 1 is CART on the outputs of a ridge regression; only beside CART, for constant leaves and at
-        most 2048 features.
+      ridge: whether start 1 is CART on the outputs of a ridge regression; only beside CART (``cart=True``), for
+        constant leaves, and unless both features and samples are more than 2048.
       precondition: strength of the preconditioner of all starts; ``"auto"``: half of the random starts have one.
       shrink: whether constant leaves are finally drawn towards their ancestors'.
       halving: whether most starts train only shortly.
@@ -344,7 +344,7 @@ def restarts(
     strengths = None
     if precondition != 0 and not (precondition == "auto" and p > WIDEST):
         strengths = np.resize(_STRENGTHS if precondition == "auto" else (precondition,), starts).astype(np.float32)
-    ridge = ridge and cart is True and leaves == "constant" and starts > 1 and p <= _WIDEST_RIDGE
+    ridge = ridge and cart is True and leaves == "constant" and starts > 1 and min(n, p) <= _WIDEST_RIDGE
     options: Any = {"depth": depth, "leaves": leaves, "starts": starts, "cart": cart, "ridge": ridge, "shrink": shrink}
     functions = _Restarts(
         Stages(task, kind, method, lengths, stages if halving else 0, learning_rate, between),
