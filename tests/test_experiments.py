@@ -652,7 +652,7 @@ def test_every_recipe_runs_with_its_defaults(folder, monkeypatch):
 def test_recipes_and_sets_can_be_chosen(tmp_path):
     options = pieces.parse(defaults.SCRIPT, ["--recipes", "baselines", "TEL", "--out", str(tmp_path)])
     assert options.parts == ["baselines", "TEL"] and options.max_seconds == 20
-    assert pieces.parse(defaults.SCRIPT, []).parts == ["baselines", *defaults.RECIPES]
+    assert pieces.parse(defaults.SCRIPT, []).parts == ["baselines", *defaults.RECIPES, "GET-no-ridge"]
     assert not list(defaults.pieces_of("GET-linear", "glass", options))
     assert [one.file for one in defaults.pieces_of("TEL", "glass", options)] == [f"TEL-glass-{i}" for i in range(3)]
     with pytest.raises(SystemExit, match=r"--datasets must be among .*, made-wide, .*got 'galss'"):

@@ -16,6 +16,7 @@ from jtrees.tree import ObliqueTree
 _RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # strengths of a ridge regression to choose from, in samples
 _LEAST_FREE = 0.1  # part of the samples: with fewer residual degrees of freedom the criterion approaches 0 / 0
 _LEAST_WEIGHT = 10.0  # in samples, of a leaf of CART on the outputs of a ridge regression: fewer follow noise
+_FARTHEST = 99.0  # deviations; an outlier, which scaling clips at 100, would have the slope of its feature to itself
 _BLOCK = 1 << 16  # rows that are in double precision at once
 
 
@@ -71,19 +72,20 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
 
     They divide a linear model's outputs into intervals, so the tree is nearly as accurate as that model. Classes are
     regressed as indicators, whose outputs are linear discriminants but for their scale (Hastie, Tibshirani & Buja
-    1994). Uneven weights count as fewer samples.
+    1994). Uneven weights count as fewer samples; an outlier of a feature counts as its mean.
 
     Args:
-      rows: the samples, NumPy arrays.
+      rows: the samples, NumPy arrays; features have mean 0.
       task: what is predicted.
       depth: depth of the tree.
-      unit: deviation of the outputs that are split, that of the features.
+      unit: deviation of the features, and of the outputs that are split.
     """
     weight = np.ones(len(rows.x)) if rows.weight is None else np.asarray(rows.weight, np.float64)
     weight = weight * (weight.sum() / (weight**2).sum())
     y = _targets(np.asarray(rows.y), task).reshape(len(weight), -1).astype(np.float64)
-    slopes = _ridge(np.asarray(rows.x), y, weight)
-    outputs = np.asarray(rows.x) @ slopes.astype(np.float32)
+    x = np.asarray(rows.x)
+    slopes = _ridge(np.where(np.abs(x) < _FARTHEST * unit, x, 0), y, weight)
+    outputs = x @ slopes.astype(np.float32)
     mean = np.average(outputs, axis=0, weights=weight)
     deviation = np.sqrt(np.average((outputs - mean) ** 2, axis=0, weights=weight))
     scale = (unit * _inverse(deviation, mean)).astype(np.float32)
