@@ -144,7 +144,7 @@ def test_a_latent_tree_ends_when_its_learning_rate_has_vanished(noise, monkeypat
 @pytest.mark.slow
 def test_runs_side_by_side_end_when_they_would_alone(noise):
     train, held_out = noise
-    recipe = LONG[0][0]
+    recipe = DGT.replace(epochs=120)
     best = jtrees.fit(jtrees.BestOf(recipe, runs=4), *train, key=KEY, validation=held_out)
     updates = best.report["updates"]
     assert len(set(updates)) > 1 and best.step + 45 in updates
