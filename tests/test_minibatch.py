@@ -95,13 +95,12 @@ def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, mo
     assert losses == sorted(losses, reverse=True) and losses[-1] >= whole.loss
 
 
-LONG: tuple = (
-    pytest.param(DGT.replace(epochs=120), 44, marks=pytest.mark.slow),
-    pytest.param(jtrees.LatentTree(depth=2, batch_size=50, epochs=120), 30, marks=pytest.mark.slow),
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "patience"),
+    [(DGT.replace(epochs=120), 44), (jtrees.LatentTree(depth=2, batch_size=50, epochs=120), 30)],
+    ids=["DGT", "LatentTree"],
 )
-
-
-@pytest.mark.parametrize(("recipe", "patience"), LONG, ids=["DGT", "LatentTree"])
 def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(recipe, patience, noise, monkeypatch):
     train, held_out = noise
     fit = lambda recipe: jtrees.fit(recipe, *train, key=KEY, validation=held_out)
