@@ -55,7 +55,7 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
 
     def fit(seed: int, starts: int, epochs: int) -> tuple[float, float]:
         start = time.perf_counter()
-        base = jtrees.GET(depth=options.depth[0], starts=starts, epochs=epochs, halving=False)
+        base = jtrees.GET(depth=options.depth[0], starts=starts, epochs=epochs, ridge=False, halving=False)
         found = jtrees.fit(jtrees.Polished(base=base, epochs=epochs, shrink=False), x, y, key=jax.random.key(seed))
         return found.loss, time.perf_counter() - start
 

@@ -19,7 +19,7 @@ from jtrees.search._precondition import spectrum
 DATASETS = ("made-collinear", "abalone", "ailerons", "cpu-act", "kin8nm")
 STRENGTHS: tuple[float | str, ...] = (0.0, 0.9, 0.99, "auto")
 RECIPES: dict[str, Any] = {
-    "GET, 300 epochs": jtrees.GET(epochs=300, halving=False),
+    "GET, 300 epochs": jtrees.GET(epochs=300, ridge=False, halving=False),
     "DGT": jtrees.DGT(),
     "LatentTree": jtrees.LatentTree(weight_decay=0.0),
     "TEL": jtrees.TEL(),

@@ -23,14 +23,14 @@ def cart_regressor(
       depth: largest depth.
       seed: CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
-      min_weight: least weight of the samples of a leaf, without weights their number.
+      min_weight: least sum of the weights of the samples of a leaf, without weights least number of samples.
 
     Returns:
       A tree of that depth with leaves of means, ``(leaves,)`` or ``(leaves, k)``.
 
     Raises:
       ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
-      ValueError: for invalid data or an invalid depth.
+      ValueError: for invalid data, an invalid depth or a negative ``min_weight``.
     """
     x = validation.check_x(x)
     y = np.asarray(validation.check_targets(y, len(x)))

@@ -95,10 +95,15 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
 
 
 def _ridge(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns the slopes of a ridge regression of each output, ``(p, k)``, by generalised cross-validation.
+    """Returns the slopes ``(p, k)`` of a ridge regression of each target by generalised cross-validation.
 
     The criterion is that of the root in :mod:`jtrees.leaves.shrunk`. The matrix that is decomposed is that of the
     features or, if there are fewer, of the samples.
+
+    Args:
+      x: features, ``(n, p)``.
+      y: targets, ``(n, k)``.
+      weight: numbers of samples, ``(n,)``.
     """
     (n, p), count = x.shape, weight.sum()
     blocks = [slice(i, i + _BLOCK) for i in range(0, n, _BLOCK)]
@@ -127,7 +132,7 @@ def _ridge(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
     free = 1 - 1 / count - (values * shrunk).sum(1, keepdims=True) / count
     enough = free >= _LEAST_FREE
     loss = np.where(enough, np.maximum(rss, 0) / np.where(enough, free, 1) ** 2, np.inf)
-    best = shrunk[np.argmin(loss, axis=0)]  # (outputs, directions)
+    best = shrunk[np.argmin(loss, axis=0)]  # (targets, directions)
     return of_unit[:, None] * (vectors @ (best.T * along))
 
 

@@ -7,6 +7,7 @@ sharpnesses. The result is the best hard tree of all starts, or CART itself if n
 from collections.abc import Callable
 import dataclasses
 from functools import partial
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ DEVIATIONS = 3.0
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _DECOMPOSITION = 2  # cost of decomposing a (p, p) matrix, in elements of a step per p**3
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# Strengths of the preconditioners of the starts, in turn; by default half of the random starts have none.
+# Strengths of the preconditioners of the starts, in turn; by default half of the starts have none.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _BINS = 256  # of a feature, for CART within a compiled program
 _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
@@ -44,8 +45,8 @@ class Start(NamedTuple):
     """What ``prepare`` returns.
 
     Attributes:
-      splits: splits of the first m starts, ``(m, nodes, p)``; or the edges of the bins that they are grown from, ``(p,
-        bins)``; or None.
+      splits: splits of the first m starts, from CART, ``(m, nodes, p)``; or the edges of the bins that they are grown
+        from, ``(p, bins)``; or None.
       spectrum: of the features, or None without preconditioning.
       held_out: rows that the short stages leave out, ``(n,)``, or None.
       grown: as ``splits``, but grown without those rows; or None.
@@ -185,14 +186,12 @@ class _Restarts:
         if not result.finite and grown is None:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         carts = [] if grown is None else self._carts(grown, data)
-        candidates = [(*self._refitted(splits, data), -1 - start) for start, splits in carts]
-        of_start = lambda start: [one for one in candidates if one[2] == -1 - start]
-        lowest = lambda candidates: min((loss for _, loss, _ in candidates), default=float("nan"))
-        cart_loss, ridge_loss = lowest(of_start(0)), lowest(of_start(1))
+        by_cart = [[(*self._refitted(splits, data), -1 - i) for splits in trees] for i, trees in enumerate(carts)]
+        losses = [min(loss for _, loss, _ in one) for one in by_cart]
+        cart_loss, ridge_loss = (*losses, np.nan, np.nan)[:2]
         beaten_by = int(result.extra["beaten_by"])
-        if beaten_by >= 0:
-            candidates = of_start(beaten_by)
-        elif result.finite:
+        candidates = by_cart[beaten_by] if beaten_by >= 0 else [*itertools.chain(*by_cart)]
+        if result.finite and beaten_by < 0:
             splits = data.scaling.restore_splits(result.model)
             candidates.append((*self._refitted(splits, data), int(result.extra["start"])))
         tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART, if as good
@@ -200,8 +199,8 @@ class _Restarts:
         report["losses"] = np.asarray(result.extra["losses"], np.float64) * data.loss_unit
         if self.strengths is not None:
             report["precondition"] = self.strengths
-        report |= {"cart_loss": cart_loss, "ridge_loss": ridge_loss}
-        report |= {"chosen": chosen, "dropped": int(result.extra["dropped"])}
+        report |= {"cart_loss": float(cart_loss), "ridge_loss": float(ridge_loss), "chosen": chosen}
+        report["dropped"] = int(result.extra["dropped"])
         if self.shrink and self.leaves == "constant":
             tree = data.refit(tree, self._empty(data), shrink=True)[0]
             loss = data.loss(tree)
@@ -266,18 +265,18 @@ class _Restarts:
         # training loss alone where too few rows have weight for an expected error.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
-    def _carts(self, grown: ObliqueTree, data: Data) -> list[tuple[int, ObliqueTree]]:
-        """Returns the splits of the grown trees in the user's units, each with the number of the start from it.
+    def _carts(self, grown: ObliqueTree, data: Data) -> list[list[ObliqueTree]]:
+        """Returns, for each of the grown trees, its splits in the user's units.
 
-        CART's tolerances are absolute and its thresholds exact on raw features only, so there are two, grown on scaled
-        features and (where float32 represents them) on raw ones.
+        CART's tolerances are absolute and its thresholds exact on raw features only, so of it there are two, grown on
+        scaled features and (where float32 represents them) on raw ones.
         """
-        number = range(len(grown.bias))
-        carts = [(i, data.scaling.restore_splits(jax.tree.map(lambda a, i=i: a[i], grown))) for i in number]
+        trees = [jax.tree.map(lambda a, i=i: a[i], grown) for i in range(len(grown.bias))]
+        carts = [[data.scaling.restore_splits(tree)] for tree in trees]
         if data.scaling.origin is None:
             table, task = data.table, self.stages.task
             rows = Batch(table.x, table.y, table.weight)  # type: ignore[arg-type]
-            carts.append((0, grown_cart(rows, task, self.depth, self.leaves)))
+            carts[0].append(grown_cart(rows, task, self.depth, self.leaves))
         return carts
 
 
@@ -328,7 +327,7 @@ def restarts(
       cart: whether start 0 is CART.
       ridge: whether start 1 is CART on the outputs of a ridge regression; only beside CART (``cart=True``), for
         constant leaves, and unless both features and samples are more than 2048.
-      precondition: strength of the preconditioner of all starts; ``"auto"``: half of the random starts have one.
+      precondition: strength of the preconditioner of all starts; ``"auto"``: half of the starts have one.
       shrink: whether constant leaves are finally drawn towards their ancestors'.
       halving: whether most starts train only shortly.
       between: ``(splits, batch) -> splits``, which may move their biases after each stage; or None.
