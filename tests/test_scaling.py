@@ -268,7 +268,8 @@ def test_leaves_are_set_from_the_routing_of_raw_samples(weighted):
 
 # --- Whole fits ------------------------------------------------------------------------------------------------------
 
-RECIPE = jtrees.GET(depth=2, starts=2, epochs=100, halving=False)  # one program for all of these: shapes are equal
+# One program for all of these: shapes are equal.
+RECIPE = jtrees.GET(depth=2, starts=2, epochs=100, halving=False, ridge=False)
 
 
 @pytest.fixture(scope="module")
@@ -323,5 +324,4 @@ def test_an_outlier_in_a_column_costs_a_fit_hardly_anything(standard_promotion, 
     x[0, 2], x[1, 0] = 1e12, -1e9
     fit = jtrees.fit(RECIPE, x, Y, key=jax.random.key(0))
     assert fit.loss <= 1.1 * plain_fit.loss < fit.report["cart_loss"]
-    assert fit.report["ridge_loss"] <= 1.1 * plain_fit.report["ridge_loss"]
     assert plain_fit.report["chosen"] >= 0 and fit.report["chosen"] >= 0

@@ -69,7 +69,7 @@ class GET(Recipe):
     All starts first have a tenth of the epochs; the best fifth of them go on with all epochs (successive halving). The
     best are those by ``validation``; without it, by a fifth of the rows, which the others, CART included, are trained
     without at first, or for linear leaves by the criterion. If one of the two CART trees predicts that fifth as well as
-    every start does, no start goes on, and that tree is grown on all rows and returned. Half of the starts are
+    every start does, no start goes on, and that tree is grown on all rows and returned. Half of the random starts are
     preconditioned; constant leaves are finally drawn towards their ancestors', which raises the loss on the training
     data. The paper has none of these: ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are
     its procedure, at three times the work.
@@ -93,8 +93,8 @@ class GET(Recipe):
       ridge: whether start 1 is CART on the outputs of a ridge regression. It is only with ``cart=True``, constant
         leaves and at least two starts, and not if features and samples are both more than 2048.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
-        features are correlated; ``"auto"``: none for starts 0, 2, 4 and so on, 0.9, 0.99 or 0.999 for the others; none
-        for more than 512 features.
+        features are correlated; ``"auto"``: none for the starts from CART and every second of the others, 0.9, 0.99 or
+        0.999 for the rest; none for more than 512 features.
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.

@@ -71,8 +71,8 @@ class RADDT(Recipe):
       ridge: whether start 1 is CART on the outputs of a ridge regression. It is only with ``cart=True``, constant
         leaves and at least two starts, and not if features and samples are both more than 2048.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
-        features are correlated; ``"auto"``: none for starts 0, 2, 4 and so on, 0.9, 0.99 or 0.999 for the others; none
-        for more than 512 features.
+        features are correlated; ``"auto"``: none for the starts from CART and every second of the others, 0.9, 0.99 or
+        0.999 for the rest; none for more than 512 features.
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.

@@ -14,10 +14,8 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # strengths of a ridge regression to choose from, in samples
-_LEAST_FREE = 0.1  # part of the samples: with fewer residual degrees of freedom the criterion approaches 0 / 0
 _LEAST_WEIGHT = 10.0  # in samples, of a leaf of CART on the outputs of a ridge regression: fewer follow noise
 _FARTHEST = 99.0  # deviations; an outlier, which scaling clips at 100, would have the slope of its feature to itself
-_BLOCK = 1 << 16  # rows that are in double precision at once
 
 
 def grown_in_bins(batch: Batch, edges: Array, task: Task, depth: int) -> tuple[Array, Array]:
@@ -70,73 +68,33 @@ def _targets(y: np.ndarray, task: Task) -> np.ndarray:
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:
     """Returns the splits of CART on the outputs of a ridge regression, in place of features.
 
-    They divide a linear model's outputs into intervals, so the tree is nearly as accurate as that model. Classes are
-    regressed as indicators, whose outputs are linear discriminants but for their scale (Hastie, Tibshirani & Buja
-    1994). Uneven weights count as fewer samples; an outlier of a feature counts as its mean.
+    They divide a linear model's outputs into intervals, so the tree is nearly as accurate as that model. The strength
+    is chosen by leave-one-out cross-validation, for each target. Classes are regressed as indicators, whose outputs are
+    linear discriminants but for their scale (Hastie, Tibshirani & Buja 1994). Uneven weights count as fewer samples; an
+    outlier of a feature counts as its mean.
 
     Args:
-      rows: the samples, NumPy arrays; features have mean 0.
+      rows: the samples, NumPy arrays, ``(n, p)``, ``(n,)`` or ``(n, k)``, and ``(n,)``; features have mean 0.
       task: what is predicted.
       depth: depth of the tree.
       unit: deviation of the features, and of the outputs that are split.
     """
-    weight = np.ones(len(rows.x)) if rows.weight is None else np.asarray(rows.weight, np.float64)
+    from sklearn.linear_model import RidgeCV
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
+    weight = np.ones(len(x)) if rows.weight is None else np.asarray(rows.weight, np.float64)
     weight = weight * (weight.sum() / (weight**2).sum())
-    y = _targets(np.asarray(rows.y), task).reshape(len(weight), -1).astype(np.float64)
-    x = np.asarray(rows.x)
-    slopes = _ridge(np.where(np.abs(x) < _FARTHEST * unit, x, 0), y, weight)
-    outputs = x @ slopes.astype(np.float32)
-    mean = np.average(outputs, axis=0, weights=weight)
-    deviation = np.sqrt(np.average((outputs - mean) ** 2, axis=0, weights=weight))
-    scale = (unit * _inverse(deviation, mean)).astype(np.float32)
+    some = weight > 0
+    near = np.where(np.abs(x[some]) < _FARTHEST * unit, x[some], 0).astype(np.float64)
+    scaler: Any = StandardScaler().fit(near, sample_weight=weight[some])
+    model: Any = RidgeCV(_RIDGES, alpha_per_target=True)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of a sample that decides its own output
+        model.fit(scaler.transform(near), y[some], sample_weight=weight[some])
+    slopes = (model.coef_.reshape(y.shape[1], -1) / scaler.scale_).T.astype(np.float32)
+    outputs = x @ slopes
+    scaler.fit(outputs.astype(np.float64), sample_weight=weight)
+    scale = (unit / scaler.scale_).astype(np.float32)
     of_outputs = Batch(outputs * scale, rows.y, weight)  # type: ignore[arg-type]
     tree = grown_cart(of_outputs, task, depth, min_weight=_LEAST_WEIGHT)
-    return tree.composed(jnp.asarray(slopes.astype(np.float32) * scale))
-
-
-def _ridge(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns the slopes ``(p, k)`` of a ridge regression of each target by generalised cross-validation.
-
-    The criterion is that of the root in :mod:`jtrees.leaves.shrunk`. The matrix that is decomposed is that of the
-    features or, if there are fewer, of the samples.
-
-    Args:
-      x: features, ``(n, p)``.
-      y: targets, ``(n, k)``.
-      weight: numbers of samples, ``(n,)``.
-    """
-    (n, p), count = x.shape, weight.sum()
-    blocks = [slice(i, i + _BLOCK) for i in range(0, n, _BLOCK)]
-    mean = sum(weight[b] @ x[b] for b in blocks) / count
-    root = np.sqrt(weight / count)[:, None]
-    deviation = np.sqrt(sum(((root[b] * (x[b] - mean)) ** 2).sum(0) for b in blocks))
-    of_unit, y = _inverse(deviation, mean), root * (y - weight @ y / count)
-    standardised = lambda b: root[b] * (x[b] - mean) * of_unit
-    if p <= n:
-        moments = np.zeros((p, p + y.shape[1]))
-        for b in blocks:
-            z = standardised(b)
-            moments += z.T @ np.column_stack([z, y[b]])
-        values, vectors = np.linalg.eigh(moments[:, :p])
-        values, cross = np.maximum(values, 0), moments[:, p:]
-    else:
-        z = standardised(slice(n))
-        values, vectors = np.linalg.eigh(z @ z.T)
-        positive = values > n * np.finfo(values.dtype).eps * values[-1]
-        values, vectors = values[positive], z.T @ (vectors[:, positive] / np.sqrt(values[positive]))
-        cross = z.T @ y
-    along = vectors.T @ cross
-    strengths = _RIDGES[:, None] / count
-    shrunk = 1 / (values + strengths)  # (strengths, directions)
-    rss = (y**2).sum(0) - ((values + 2 * strengths) * shrunk**2) @ along**2
-    free = 1 - 1 / count - (values * shrunk).sum(1, keepdims=True) / count
-    enough = free >= _LEAST_FREE
-    loss = np.where(enough, np.maximum(rss, 0) / np.where(enough, free, 1) ** 2, np.inf)
-    best = shrunk[np.argmin(loss, axis=0)]  # (targets, directions)
-    return of_unit[:, None] * (vectors @ (best.T * along))
-
-
-def _inverse(deviation: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Returns ``1 / deviation``, and 0 for a column that is constant but for the rounding of its mean."""
-    varies = deviation > 16 * np.finfo(deviation.dtype).eps * np.abs(mean)
-    return np.divide(1, deviation, out=np.zeros_like(deviation), where=varies)
+    return tree.composed(jnp.asarray(slopes * scale))

@@ -32,7 +32,8 @@ DEVIATIONS = 3.0
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _DECOMPOSITION = 2  # cost of decomposing a (p, p) matrix, in elements of a step per p**3
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# Strengths of the preconditioners of the starts, in turn; by default half of the starts have none.
+# Strengths of the preconditioners of the starts, in turn; that from a ridge regression, which knows the correlations,
+# comes before them and has none.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _BINS = 256  # of a feature, for CART within a compiled program
 _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
@@ -327,7 +328,7 @@ def restarts(
       cart: whether start 0 is CART.
       ridge: whether start 1 is CART on the outputs of a ridge regression; only beside CART (``cart=True``), for
         constant leaves, and unless both features and samples are more than 2048.
-      precondition: strength of the preconditioner of all starts; ``"auto"``: half of the starts have one.
+      precondition: strength of the preconditioner of all starts; ``"auto"``: half of the random starts have one.
       shrink: whether constant leaves are finally drawn towards their ancestors'.
       halving: whether most starts train only shortly.
       between: ``(splits, batch) -> splits``, which may move their biases after each stage; or None.
@@ -340,10 +341,12 @@ def restarts(
     short, kept = max(1, epochs // _SHORT), max(_FEWEST_KEPT, starts // _KEPT)
     halving = halving and starts > kept
     lengths = ((short,) * stages if halving else ()) + (epochs,) * stages
+    ridge = ridge and cart is True and leaves == "constant" and starts > 1 and min(n, p) <= _WIDEST_RIDGE
     strengths = None
     if precondition != 0 and not (precondition == "auto" and p > WIDEST):
         strengths = np.resize(_STRENGTHS if precondition == "auto" else (precondition,), starts).astype(np.float32)
-    ridge = ridge and cart is True and leaves == "constant" and starts > 1 and min(n, p) <= _WIDEST_RIDGE
+        if ridge and precondition == "auto":
+            strengths = np.insert(strengths, 1, 0)[:starts]
     options: Any = {"depth": depth, "leaves": leaves, "starts": starts, "cart": cart, "ridge": ridge, "shrink": shrink}
     functions = _Restarts(
         Stages(task, kind, method, lengths, stages if halving else 0, learning_rate, between),
