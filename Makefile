@@ -18,7 +18,7 @@ test: .venv/ready          ## the tests, in two processes: most of their time is
 # code as users get it, quick tests and slow ones.
 EXACT = $(shell grep -l "mark.exact" tests/test_*.py)
 test-slow: .venv/ready     ## the statistical ones and what takes long
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not exact" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not exact and not wide" $(ARGS)
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m exact $(EXACT) $(ARGS)
 
 test-wide: .venv/ready     ## each recipe with each loss, relation and check of scikit-learn, and whole scripts: weekly

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
+import sweeps
 from test_battery import METHODS
 
 import jtrees
@@ -28,6 +29,7 @@ KEY = jax.random.key(0)
 CASES = {name: (make(numbers[0]), CLASS if y.dtype.kind == "i" else Y) for name, (make, numbers, y) in METHODS.items()}
 CASES["tel, by paths"] = (jtrees.methods.tel(4, 3, 0.3, width=6), Y)
 CASES["get, by paths"] = (jtrees.methods.get(4, 100.0), Y)
+SOME = ("get, linear leaves", "dgt", "nongreedy", "tel, by paths")  # the others are wide
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,7 @@ def test_collectives_are_found_in_what_moves_rows():
     assert kinds and kinds != {"all-reduce"} and size >= N // 8
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sweeps.quick(CASES, SOME, pytest.mark.wide))
 def test_a_step_is_that_of_one_device_and_moves_no_row(name):
     method, y = CASES[name]
     data, optimizer = Batch(X, y, WEIGHT), optax.sgd(0.1)
@@ -129,9 +131,13 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize(("name", "shape"), [(name, (2, 4)) for name in RECIPES] + [("Bagged", (8, 1))])
-def test_recipes_have_the_same_result_on_a_mesh(name, shape):
+WAYS = [*((name, (2, 4)) for name in RECIPES), ("Bagged", (8, 1))]
+
+
+@pytest.mark.parametrize("way", sweeps.quick(WAYS, [WAYS[0], *WAYS[-2:]], pytest.mark.wide), ids=str)
+def test_recipes_have_the_same_result_on_a_mesh(way):
     """All 512 rows are one mini-batch, so that their order does not matter."""
+    name, shape = way
     alone = jtrees.fit(RECIPES[name], X, Y, key=KEY)
     with jax.set_mesh(sharding.mesh(*shape)):
         shared = jtrees.fit(RECIPES[name], X, Y, key=KEY)

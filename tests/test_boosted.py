@@ -90,7 +90,7 @@ def by_hand(x, y, loss, rounds, rate, l2):
     ("task", "y", "loss"),
     [
         (Regression(), Y, losses.SquaredError()),
-        pytest.param(Regression(loss_function="poisson"), COUNTS, losses.Poisson(), marks=pytest.mark.slow),
+        pytest.param(Regression(loss_function="poisson"), COUNTS, losses.Poisson(), marks=pytest.mark.wide),
         pytest.param(Classification(3), CLASSES, losses.LogLoss(), marks=pytest.mark.slow),
     ],
     ids=["squared", "poisson", "classes"],
@@ -110,8 +110,14 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     assert (np.diff(fit.history[:: sum((1, 2))]) < 0).all()  # the loss after each round
 
 
-@pytest.mark.slow  # other losses: test_task_losses
-@pytest.mark.parametrize(("loss", "y"), [(losses.Quantile((0.1, 0.9)), Y), ("absolute_error", Y), (losses.Huber(1), Y)])
+@pytest.mark.parametrize(  # other losses: test_task_losses
+    ("loss", "y"),
+    [
+        pytest.param(losses.Quantile((0.1, 0.9)), Y, marks=pytest.mark.slow),
+        pytest.param("absolute_error", Y, marks=pytest.mark.wide),
+        pytest.param(losses.Huber(1), Y, marks=pytest.mark.wide),
+    ],
+)
 def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
     task = Regression(loss_function=loss)
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=15, patience=None), X, y, key=KEY, task=task)
@@ -123,7 +129,7 @@ def test_other_losses_are_lowered_and_leaves_are_their_best_steps(loss, y):
         assert (predictions[:, 0] <= predictions[:, 1]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_linear_leaves_and_several_targets():
     both = np.stack([Y, X[:, 0] - 2 * X[:, 1]], 1)
     recipe = jtrees.Boosted(WEAK.replace(leaves="linear"), rounds=8, learning_rate=0.5, patience=None)
@@ -166,7 +172,7 @@ def test_rounds_found_on_rows_held_out_are_taken_by_all_rows():
     assert (np.diff(fit.history) <= 1e-6).mean() > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_pure_search_skips_nothing_and_gives_the_same():
     recipe = jtrees.Boosted(WEAK, rounds=6, learning_rate=0.9, patience=1)
     table = checked_table(X, Y, None, "regression")
@@ -209,7 +215,7 @@ def test_rows_and_columns_are_drawn():
     assert few.loss != whole.loss
 
 
-@pytest.mark.slow  # bagged, swept over, tuned and saved with the others: in test_battery and test_properties
+@pytest.mark.wide  # bagged, swept over, tuned and saved with the others: in test_battery and test_properties
 def test_the_best_of_several_is_chosen_and_a_sweep_compares_rates():
     boosted = jtrees.Boosted(WEAK, rounds=3, patience=None)
     best = jtrees.fit(jtrees.BestOf(boosted, runs=2), X, Y, key=KEY)

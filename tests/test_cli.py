@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import cli
@@ -212,7 +213,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     assert "jtrees_row" in base64.b64decode(parts.links["model.h"].split("base64,")[1]).decode()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_report_of_a_regression_and_of_a_model_that_is_no_tree(folder, tmp_path):
     arguments = [folder / "houses.csv", "--target", "price", "--drop", "verdict", "--out", tmp_path / "page.html"]
     assert run("report", *arguments, "--recipe", "TEL", "--set", "trees=2", "depth=2", "epochs=3") == 0
@@ -350,8 +351,9 @@ def test_losses_by_name(loss):
         assert commands._loss(options) == jtrees.losses.Quantile(0.9) == task.loss_function
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", [named(name) for name in commands.LOSSES], ids=str)
+@pytest.mark.parametrize(
+    "loss", sweeps.slow([named(name) for name in commands.LOSSES], [named("poisson"), named("absolute_error")]), ids=str
+)
 def test_rivals_of_a_report_minimise_its_loss(loss):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(80, 2)), rng.gamma(2.0, size=80)
@@ -365,7 +367,7 @@ def test_rivals_of_a_report_minimise_its_loss(loss):
                 assert lost < 1.3 * best, name  # those of least squares come near
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_counts_are_fitted_explained_and_exported(tmp_path, capsys):
     table = houses().drop(columns=["price", "verdict"])
     rate = 1 + 3 * (table["heating"] == "gas")
@@ -399,7 +401,7 @@ def test_counts_are_fitted_explained_and_exported(tmp_path, capsys):
     assert {"model.h", "model.py"} == set(parts.links)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_report_of_boosted_quantiles(folder, tmp_path, capsys):
     given = [folder / "houses.csv", "--target", "price", "--drop", "verdict", "--loss", "quantile", "--quantile", "0.9"]
     recipe = ["--recipe", "Boosted(GET)", "--set", "rounds=5", "base.depth=2", "base.starts=1", "base.epochs=5"]

@@ -17,6 +17,7 @@ from scipy import stats
 from sklearn.datasets import load_diabetes
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
+import sweeps
 
 from experiments import (
     bench_kernels,
@@ -160,8 +161,7 @@ def test_benchmarks_write_to_the_committed_tables_only_if_told(tmp_path, monkeyp
         assert (tmp_path / "committed").exists() == (folder == "committed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["interpret", None])
+@pytest.mark.parametrize("implementation", sweeps.slow(["interpret", None], [None]))
 def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implementation):
     """The whole benchmark, the interpreter standing in for a device; and on one that has no kernel."""
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)

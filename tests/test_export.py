@@ -506,11 +506,10 @@ def fitted(name):
     return jtrees.fit(recipe, x[:300], y, task=task, key=jax.random.key(0)).model, x
 
 
-@pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("form", ["C", "NumPy", "ONNX", "StableHLO"])
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("name", sweeps.slow(FITTED, ["boosted classes", "quantiles", "policy"]))
 def test_fitted_models_of_losses_with_links(name, form, tmp_path):
     model, x = fitted(name)
     predicted, expected = model.predict(x), leaves_of(model, x)

@@ -325,7 +325,7 @@ def test_the_joint_stage_never_ends_in_a_worse_tree_than_it_starts_from():
     assert fit(JOINT, x, y).loss < greedy.loss
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_default_learning_rate_suits_wide_tables():
     """Each feature fifty times over is the same table, and the fit is as good."""
     x, y = table()

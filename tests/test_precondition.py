@@ -179,8 +179,7 @@ def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
     assert np.diff(np.ravel(result.losses)) < 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["DGT", "TEL"])
+@pytest.mark.parametrize("name", sweeps.slow(["DGT", "TEL"], ["DGT"]))
 def test_where_features_are_uncorrelated_trials_of_strengths_are_skipped_and_change_nothing(name, data):
     """The pure search, which skips nothing, has the same result."""
     rng = np.random.default_rng(0)

@@ -386,6 +386,7 @@ ONLY: dict[str, Any] = {
 WITHOUT_CLASSES = ("LatentClustering", "GET, linear")
 LARGE = ("NonGreedy", "Polished", "GET, linear")  # programs that take long to compile: one shape less
 QUICK = ("GET", "DGT", "LatentTree", "Bagged", "estimator")
+SLOW = ("regression", "classification", "one column")  # of these ways; other kinds of tables are wide
 
 
 def kinds_of(way: str) -> list[str]:
@@ -404,7 +405,7 @@ def cases() -> Any:
     """Each relation with each way and kind of table; those that are not quick marked as slow or wide."""
     for way in WAYS[:-1]:
         for kind in kinds_of(way):
-            others = pytest.mark.slow if way in QUICK else pytest.mark.wide
+            others = pytest.mark.slow if way in QUICK and kind in SLOW else pytest.mark.wide
             of_classes = way in ("DGT", "estimator") and kind == "classification"
             quick = of_classes or (way in ("GET", "DGT", "estimator") and kind == "regression")
             for relation in OF_ESTIMATORS if way == "estimator" else OF_RECIPES:

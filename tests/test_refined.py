@@ -64,7 +64,7 @@ def plain_outputs(network, x):
     return np.clip(total, wide(network.lower), wide(network.upper))
 
 
-@pytest.mark.parametrize("kind", sweeps.quick(RECIPES, ["constant"]))
+@pytest.mark.parametrize("kind", sweeps.quick(RECIPES, ["constant"], pytest.mark.wide))
 def test_outputs_are_those_of_the_definition_and_better_than_boosting(kind):
     boosted, both = jtrees.fit(RECIPES[kind], *TRAIN, key=KEY), fit(RECIPES[kind])
     assert both.report["refined"] and error(both) < 0.9 * error(boosted)
@@ -76,8 +76,7 @@ def test_outputs_are_those_of_the_definition_and_better_than_boosting(kind):
     np.testing.assert_allclose(both.predict(TEST[0]), expected, atol=2e-5)  # float32
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["constant", "linear"])
+@pytest.mark.parametrize("kind", sweeps.slow(["constant", "linear"], ["linear"]))
 def test_hard_trees_are_a_forest(kind):
     boosted, both = jtrees.fit(RECIPES[kind], *TRAIN, key=KEY), fit(RECIPES[kind], hard=True)
     assert isinstance(both.model, jtrees.Forest) and len(both.model) == both.report["rounds"]
@@ -109,8 +108,9 @@ def test_a_validation_set_takes_the_place_of_rows_held_out():
     assert chosen == pytest.approx(both.loss / np.ptp(TRAIN[1]) ** 2, rel=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("validation", [None, TEST])
+@pytest.mark.parametrize(
+    "validation", [pytest.param(None, marks=pytest.mark.slow), pytest.param(TEST, marks=pytest.mark.wide)]
+)
 def test_the_best_of_several_ways_is_that_way_alone(validation):
     rates, lasts = (1e-5, 0.01, 3.0), (100.0, 30.0, 100.0)  # too slow, right, diverges
     several = fit(learning_rate=rates, last_sharpness=lasts, validation=validation)
@@ -129,7 +129,7 @@ def test_a_deadline_leaves_the_trees_of_boosting():
     assert np.isfinite(both.predict(TEST[0])).all()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_pure_search_skips_nothing_and_gives_the_same():
     recipe = options.checked(jtrees.Refined(BOOSTED, epochs=30, batch_size=32, learning_rate=0.05))
     table = checked_table(*TRAIN, None, "regression")

@@ -451,7 +451,7 @@ def test_a_tree_of_classes_and_its_report(table, fitted):
     assert report["cart_loss"] == pytest.approx(-np.log(smoothed[cart.apply(x), y]).mean(), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_many_classes():
     x, y = load_digits(return_X_y=True)
     result = fit_classes(x[:1000], y[:1000], depth=4)

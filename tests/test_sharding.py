@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import sharding
@@ -16,10 +17,10 @@ from jtrees import sharding
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow
-def test_eight_devices():
+@pytest.mark.parametrize("which", sweeps.slow(["not wide", "wide"], ["not wide"]))
+def test_eight_devices(which):
     """The tests of eight_devices.py, in a process that has so many."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "eight_devices.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-m", which, "eight_devices.py"]
     many = os.environ | {"JAX_NUM_CPU_DEVICES": "8"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, env=many)
     assert done.returncode == 0, done.stdout

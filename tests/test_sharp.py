@@ -57,7 +57,7 @@ def same(one, other, atol):
 
 
 @pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "several", "classes"], ["constant", "linear"]))
-@pytest.mark.parametrize("sharpness", [pytest.param(0.3, marks=slow), 3, pytest.param(30, marks=slow), 1e3])
+@pytest.mark.parametrize("sharpness", [pytest.param(0.3, marks=pytest.mark.wide), 3, pytest.param(30, marks=slow), 1e3])
 def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
     operands = draw(kind, sharpness, np.float32)
     found = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses))(*operands)

@@ -164,7 +164,7 @@ def test_classes_weights_and_composition():
     assert columns_of(forest[1]).max() == 2
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_deadline_ends_the_training_and_not_the_removal(monkeypatch):
     x, y = plane()
     calls, trained = [], sparse._trained

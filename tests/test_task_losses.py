@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn import metrics
+import sweeps
 
 import jtrees
 from jtrees import Classification, Policy, Regression, leaves, losses
@@ -358,8 +359,7 @@ def test_policies_are_near_those_of_exhaustive_search():
     assert -fit.loss >= exhaustive - 0.03  # it may find better, oblique ones
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["poisson", "quantiles", "policy"])
+@pytest.mark.parametrize("name", sweeps.slow(["poisson", "quantiles", "policy"], ["quantiles"]))
 def test_validation_and_sweeps_use_the_loss(name):
     task, y = TASKS[name]
     options = {"key": KEY, "task": task}

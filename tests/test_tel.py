@@ -166,8 +166,7 @@ def test_a_leaf_that_no_sample_reaches_keeps_its_values():
 SMALL = jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("hard", sweeps.slow([True, False], [True]))
 def test_predictions_have_the_shape_of_targets(hard):
     for y in (Y[:, None], np.stack([Y, X[:, 3]], 1)):
         result = jtrees.fit(SMALL.replace(hard=hard, epochs=5), X, y, key=KEY)

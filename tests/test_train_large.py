@@ -295,7 +295,7 @@ def test_wrong_data_and_commands_are_refused_and_not_remembered(tmp_path):
     within(out, *SMALL, "--max-steps", 10)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_two_processes_train_as_one(tmp_path):
     """Two devices in one process, and one in each of two, which one process then resumes: the same bits."""
     where = free_address()
@@ -310,7 +310,7 @@ def test_two_processes_train_as_one(tmp_path):
     same_run(one, two)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_other_devices_resume_if_they_can_share_the_rounds(tmp_path, monkeypatch):
     out = tmp_path / "run"
     ended(script(out, *SMALL, "--max-steps", 300, devices=2))
@@ -363,7 +363,7 @@ def timed(folder, kind, offset, unit=1):
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_values_far_from_zero_are_centred_before_they_are_rounded(tmp_path, capsys):
     """Unix times, and targets likewise. The oracle: the same rows, the offset subtracted before they are written."""
     options = ["--block", "100", "--batch", "20", "--held-out", "5", "--epochs", "2", "--set", "depth=2", "widths=[]"]
@@ -570,8 +570,7 @@ def test_every_method_takes_rounds(method):
     assert np.isfinite(evaluator.score(fit)) and fit.predict(rows[0]).shape == (500,) and fit.step == 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dgt", "latent", "tel"])
+@pytest.mark.parametrize("method", sweeps.slow(["dgt", "latent", "tel"], ["tel"]))
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_preconditioned_run_is_a_run_on_preconditioned_features(method):
     """The oracle: the same rows, mapped before they are read. The models differ by that map alone."""

@@ -343,7 +343,7 @@ def test_rules_with_all_digits_are_the_tree(seed, kind):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("leaves", ["constant", pytest.param("linear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("leaves", ["constant", pytest.param("linear", marks=pytest.mark.wide)])
 def test_rules_of_a_tree_trained_far_from_zero_are_the_tree(leaves):
     rng = np.random.default_rng(0)
     x = np.stack([rng.uniform(1.7e9, 1.7e9 + 1e4, 200), rng.normal(size=200)], axis=1)  # seconds since 1970
