@@ -32,8 +32,8 @@ DEVIATIONS = 3.0
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _DECOMPOSITION = 2  # cost of decomposing a (p, p) matrix, in elements of a step per p**3
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# Strengths of the preconditioners of the starts, in turn; that from a ridge regression, which knows the correlations,
-# comes before them and has none.
+# Strengths of the preconditioners of the starts, in turn. The start from a ridge regression is not among them and has
+# none: its splits know the correlations.
 _STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
 _BINS = 256  # of a feature, for CART within a compiled program
 _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
