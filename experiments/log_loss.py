@@ -120,9 +120,9 @@ def report(found: pieces.Found, command: str) -> str:
         f"deviation over random splits, if there are several; 75/25, at most {ROWS} rows each. Refined GET: the better "
         "of two recipes (100 trees of depth 4 with linear or with constant leaves, four ways to train them together "
         f"each; linear ones for at most {FEATURES} features) by the fifth of the training rows that is held out. "
-        "Boosted GET: up to 400 trees of depth 3 with constant leaves, in steps of 0.05, of half of the rows and features. The "
-        f"others: seven options each by {rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up to "
-        f"{rivals.ROUNDS} trees with early stopping."
+        "Boosted GET: up to 400 trees of depth 3 with constant leaves, in steps of 0.05, of half of the rows and "
+        f"features. The others: seven options each by {rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up "
+        f"to {rivals.ROUNDS} trees with early stopping."
     )
     header = ["set", *(TITLES[part] for part in there)]
     return f"# Log loss of classes\n\n{about}\n\n{benchmark.markdown(header, rows)}\n" + "\n".join(lines) + "\n"

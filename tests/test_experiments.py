@@ -532,10 +532,14 @@ def test_linear_leaves_of_lightgbm_are_counted():
 def test_every_part_of_log_losses_that_is_ours_runs(folder, monkeypatch):
     small = jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1)
     monkeypatch.setattr(log_loss, "REFINED", (small, small.replace(learning_rate=0.01)))
-    text = report_of(log_loss, folder, "segmentation", more=["--parts", "refined"])
-    found = json.loads((folder / "pieces" / "refined-segmentation-0.json").read_text())["found"]
-    assert 0 < found["log_loss"] < np.log(2) and found["accuracy"] > 50  # of two classes, about equally many
-    assert f"| segmentation | {found['log_loss']:.3f} ({found['accuracy']:.1f}) |" in text
+    monkeypatch.setattr(log_loss, "BOOSTED", small.base.replace(patience=3))
+    text = report_of(log_loss, folder, "segmentation", more=["--parts", "refined", "boosted"])
+    cells = []
+    for part in ("refined", "boosted"):
+        found = json.loads((folder / "pieces" / f"{part}-segmentation-0.json").read_text())["found"]
+        assert 0 < found["log_loss"] < np.log(2) and found["accuracy"] > 50  # of two classes, about equally many
+        cells.append(f"{found['log_loss']:.3f} ({found['accuracy']:.1f})")
+    assert f"| segmentation | {' | '.join(cells)} |" in text
 
 
 def test_log_losses_are_compared_set_by_set():
