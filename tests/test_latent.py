@@ -383,7 +383,7 @@ def test_rows_are_predicted_block_by_block(count_compilations):
     assert largest(program.jaxpr) < 2**16 * 2047 / 10
 
 
-@pytest.mark.wide  # wide
+@pytest.mark.wide
 def test_many_rows_fit_into_memory():
     program = """
 import resource, numpy as np, test_latent

@@ -63,10 +63,26 @@ def test_weights_count_and_an_outlier_does_not():
     expected = direction(x[some], y[some], weight[some])
     np.testing.assert_allclose(direction(x, y, 7 * weight), expected, rtol=1e-4, atol=1e-5)
     assert not np.allclose(direction(x, y, None), expected, rtol=1e-2)
+    # As of one of the strengths, with weights that add up to the number of effective samples.
+    effective, along = weight * weight.sum() / (weight**2).sum(), lambda a: a / np.linalg.norm(a)
+    deviation = np.sqrt(np.cov(x.T, aweights=weight, ddof=0).diagonal())
+    z = x / np.where(deviation > 1e-6, deviation, np.inf)
+    models = [Ridge(strength).fit(z, y, sample_weight=effective) for strength in _cart._RIDGES]
+    found = [along(model.coef_ / np.where(deviation > 1e-6, deviation, np.inf)) for model in models]
+    assert min(np.abs(along(expected) - one).max() for one in found) < 1e-5
     far, unit = x.copy(), np.linalg.norm
     far[0, 0] = 100 * UNIT
     a, b = direction(far, y, None), direction(x, y, None)
     assert a @ b > 0.999 * unit(a) * unit(b)
+
+
+def test_each_target_has_a_strength_of_its_own():
+    x, y, _ = table(60, 8)
+    x, y = np.float32((x - x.mean(0)) / x.std(0).clip(1)), np.float32(y)
+    y[:, 1] = np.random.default_rng(1).normal(size=60)  # noise: the strongest is best
+    grown = lambda y: _cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT).weights[0]
+    alone, both = (np.asarray(grown(of)) for of in (y[:, 0], y))
+    np.testing.assert_allclose(both, alone, rtol=1e-4, atol=1e-6 * np.abs(alone).max())
 
 
 def test_splits_are_intervals_of_the_outputs():

@@ -325,3 +325,6 @@ def test_an_outlier_in_a_column_costs_a_fit_hardly_anything(standard_promotion, 
     fit = jtrees.fit(RECIPE, x, Y, key=jax.random.key(0))
     assert fit.loss <= 1.1 * plain_fit.loss < fit.report["cart_loss"]
     assert plain_fit.report["chosen"] >= 0 and fit.report["chosen"] >= 0
+    of_ridge = RECIPE.replace(ridge=True, epochs=1)
+    plain, spoilt = (jtrees.fit(of_ridge, a, Y, key=jax.random.key(0)).report["ridge_loss"] for a in (X, x))
+    assert spoilt <= 1.1 * plain

@@ -32,9 +32,9 @@ DEVIATIONS = 3.0
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _DECOMPOSITION = 2  # cost of decomposing a (p, p) matrix, in elements of a step per p**3
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# Strengths of the preconditioners of the starts, in turn. The start from a ridge regression is not among them and has
-# none: its splits know the correlations.
-_STRENGTHS = (0.0, 0.9, 0.0, 0.99, 0.0, 0.999)
+# Strengths of the preconditioners of the random starts, in turn. Those from CART, which come first, have none: splits
+# of single features ask for none, and those of a ridge regression know the correlations.
+_STRENGTHS = (0.9, 0.0, 0.99, 0.0, 0.999, 0.0)
 _BINS = 256  # of a feature, for CART within a compiled program
 _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
 # With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
@@ -343,10 +343,10 @@ def restarts(
     lengths = ((short,) * stages if halving else ()) + (epochs,) * stages
     ridge = ridge and cart is True and leaves == "constant" and starts > 1 and min(n, p) <= _WIDEST_RIDGE
     strengths = None
-    if precondition != 0 and not (precondition == "auto" and p > WIDEST):
-        strengths = np.resize(_STRENGTHS if precondition == "auto" else (precondition,), starts).astype(np.float32)
-        if ridge and precondition == "auto":
-            strengths = np.insert(strengths, 1, 0)[:starts]
+    if precondition != "auto":
+        strengths = np.full(starts, precondition, np.float32) if precondition != 0 else None
+    elif p <= WIDEST:
+        strengths = np.append(np.zeros(1 + ridge), np.resize(_STRENGTHS, starts))[:starts].astype(np.float32)
     options: Any = {"depth": depth, "leaves": leaves, "starts": starts, "cart": cart, "ridge": ridge, "shrink": shrink}
     functions = _Restarts(
         Stages(task, kind, method, lengths, stages if halving else 0, learning_rate, between),
