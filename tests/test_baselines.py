@@ -85,6 +85,7 @@ def test_a_fit_that_is_behind_warns(task, y, validated):
     assert errors["model"] == pytest.approx(lost.mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_ahead_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

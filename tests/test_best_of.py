@@ -80,6 +80,7 @@ def test_runs_share_what_is_prepared_on_the_host(base):
     jax.tree.map(np.testing.assert_array_equal, *prepared)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_not_chosen():
     _, batch, search = searched(jtrees.BestOf(Polynomials(), runs=3))
     coefficients, *rest = search.init(None, batch, key=KEY)

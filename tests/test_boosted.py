@@ -187,6 +187,7 @@ def test_the_pure_search_skips_nothing_and_gives_the_same():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [1, 3, 40])
 def test_a_run_that_is_ended_has_the_best_trees_so_far(calls, monkeypatch):
     """In the first round, among the rows that are not held out, and after all rows are begun with."""

@@ -234,6 +234,7 @@ def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
     np.testing.assert_array_equal(features, [[210.5, 1, 0], [2, 0, 0], [210.5, 0, 1]])
 
 
+@pytest.mark.slow
 def test_columns_that_teach_nothing_are_left_out():
     frame = pd.DataFrame({"id": range(5, 65), "one": 1, "none": np.nan, "text": [f"row {i}" for i in range(60)]})
     with pytest.raises(
@@ -340,6 +341,7 @@ def test_a_validation_set_and_tuning():
     assert all(isinstance(one.model, FrameModel) for one in swept.fits.ravel())
 
 
+@pytest.mark.slow
 def test_rows_of_weight_zero_are_not_there():
     weight = np.random.default_rng(0).integers(0, 3, N).astype(float)
     fit = jtrees.fit(GET, FRAME, Y, key=KEY, sample_weight=weight)

@@ -146,6 +146,7 @@ def test_a_saved_tree_is_five_lines_of_numpy(folder, tmp_path):
     np.testing.assert_allclose(y, model_of(written, "get_depth2").predict(x), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_text_gaps_and_labels(houses, tmp_path, capsys):
     methods = ["cart", "get", "get-linear", "forest"]
     written, table = run(tmp_path, "--csv", houses, "--target", "verdict", "--methods", *methods)
@@ -203,7 +204,7 @@ def test_a_line_keeps_within_80_columns(rate):
     assert (cells["leaves"], cells["numbers"]) == ("123 M", "12.3 M")
 
 
-@pytest.mark.parametrize(("name", "classes"), [("labels", 2), ("three", 3)])
+@pytest.mark.parametrize(("name", "classes"), [("labels", 2), pytest.param("three", 3, marks=pytest.mark.slow)])
 def test_scores_of_classes(folder, tmp_path, capsys, name, classes):
     written, table = run(tmp_path, *on(folder, name), "--methods", "cart", "forest")
     parts = parts_of(folder, name, "classification")

@@ -63,8 +63,10 @@ def assert_near(found, expected, tolerance):
 # --- Numbers from elsewhere ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tel_1_D1_n16_p5_k1_g1", "tel_4_D4_n256_p20_k2_g1_mixed"])
-@pytest.mark.parametrize("width", [None, 3, 16])
+@pytest.mark.parametrize(
+    "name", sweeps.quick(["tel_1_D1_n16_p5_k1_g1", MIXED := "tel_4_D4_n256_p20_k2_g1_mixed"], [MIXED])
+)
+@pytest.mark.parametrize("width", sweeps.quick([None, 3, 16], [None]))
 def test_the_authors_operator(name, width, golden_dir, x64):
     golden = dict(np.load(golden_dir / f"{name}.npz"))
     # Theirs is the probability of the left, and has no bias.
@@ -103,7 +105,7 @@ def test_the_example_of_the_paper(width, x64):
 GAMMAS = 1e-3, 0.1, 1.0, 2.0
 
 
-@pytest.mark.parametrize("depth", [1, *sweeps.slow((2, 5, 9), (5,))])
+@pytest.mark.parametrize("depth", sweeps.quick((1, 2, 5, 9), (1,), pytest.mark.wide))
 def test_all_ways_are_the_textbook_formula(depth, x64):
     """Outputs, all gradients and counts, for widths that hold every batch, some and none."""
     operands, cotangent = case(depth, depth)
@@ -154,7 +156,7 @@ def test_gradients_are_those_of_finite_differences(x64, width):
     jax.test_util.check_grads(weighted, (*operands, 1.5), order=1, modes=["rev"], eps=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.integers(0, 10**6), st.floats(0.01, 3))
 def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
     """Scores that are exact in float32, so that both counts see the same ties at the ends of the step."""
@@ -187,6 +189,7 @@ def test_vmap_over_ensembles_and_widths_of_the_step(x64):
         assert_near([a[i] for a in together], both(plain, None, operands, gamma, cotangent), 1e-9)
 
 
+@pytest.mark.slow
 def test_other_values_compile_nothing(count_compilations):
     for width in (None, 2):
         operands, cotangent = case(4, 3, dtype=np.float32)

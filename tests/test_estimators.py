@@ -202,7 +202,7 @@ def test_a_classifier_saved_and_loaded(classes, labels, tmp_path):
 SAVED = {"default": None, "GET": GET.replace(epochs=2, leaves="linear"), "Bagged": jtrees.Bagged(SHORT, trees=2)}
 
 
-@pytest.mark.parametrize("name", sweeps.quick(SAVED, ["default", "Bagged"]))
+@pytest.mark.parametrize("name", sweeps.quick(SAVED, ["default", "Bagged"], pytest.mark.wide))
 def test_a_regressor_saved_and_loaded(data, name, tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", SHORT.replace(widths=(3,)))
     x, y = data
@@ -257,7 +257,7 @@ def test_without_scikit_learn():
     assert MISSING in done("import jtrees; import jtrees.estimators", blocked=True).stderr
 
 
-@pytest.mark.slow  # processes of its own
+@pytest.mark.wide  # processes of its own
 def test_a_saved_estimator_without_scikit_learn(data, tmp_path):
     path = tmp_path / "it.jtrees"
     jtrees.save(TreeRegressor(SHORT, random_state=0).fit(*data), path)

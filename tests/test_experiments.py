@@ -106,6 +106,7 @@ def test_the_report_is_of_all_files_that_are_there(long_run, tmp_path):
     assert len(made) == 3 and (tmp_path / "x.md").read_text() == expected
 
 
+@pytest.mark.slow
 def test_pieces_made_with_other_settings_are_refused_before_anything_is_spent(long_run, tmp_path):
     run, made = long_run
     run("--parts", "b", "--datasets", "three", "--seeds", "1")
@@ -259,6 +260,7 @@ def test_pat_anneals_to_the_hard_tree(data):
     assert gap[2] < 1e-2 * float(at(0)[1])
 
 
+@pytest.mark.slow
 def test_pat_as_a_recipe(data, monkeypatch):
     """Its slope is 100 after the last update."""
     x, y = data[0], (data[1] > 0).astype(np.int32)
@@ -677,7 +679,7 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
 # --- The study -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_relaxations_have_equal_slopes_and_become_hard():
     for relaxation, probabilities in study.SOFT.items():
         slope = jax.grad(lambda z, p=probabilities: p(z)[1].sum())(jnp.full((1, 1), 1e-4))[0, 0]  # a kink at 0
@@ -691,7 +693,7 @@ def test_relaxations_have_equal_slopes_and_become_hard():
         assert np.allclose(probabilities(1e4 * scores).max(0), 1, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_it():
     rng = np.random.default_rng(0)
     numbers = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -713,7 +715,7 @@ def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_i
     assert np.allclose(study.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_all_relaxations_begin_with_the_same_tree():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32).at[:, 2].set(0)
     batch = jtrees.Batch(x, x[:, 0] * x[:, 1])
@@ -794,6 +796,7 @@ def test_every_part_of_the_study_runs(folder, monkeypatch):
 # --- Keys -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(defaults, "rows", lambda name, seed, data_dir: parts)
@@ -810,7 +813,7 @@ def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
 # --- Preconditioning -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_strengths_are_compared_on_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(defaults, "ROWS", 100)

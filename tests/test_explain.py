@@ -269,6 +269,7 @@ def test_shapley_values_of_boosted_trees(kind, link):
     np.testing.assert_allclose(found.base_values[0], forest.predict(background).mean(0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_shapley_values_of_other_models(raw):
     forest = jtrees.Forest(jax.tree.map(lambda *a: jnp.stack(a), drawn(p=4), drawn(p=4, seed=5)))
     x, background = rows(2, 4), rows(6, 4, seed=2)

@@ -258,12 +258,12 @@ def test_soft_trees_in_double_precision_are_sums_over_leaves():
     [
         (None, "smooth", "double"),
         ("classes", "logistic", "float"),
-        pytest.param(2, "smooth", "float", marks=pytest.mark.slow),
-        pytest.param("classes", "smooth", "double", marks=pytest.mark.slow),
-        pytest.param(None, "logistic", "double", marks=pytest.mark.slow),
+        pytest.param(2, "smooth", "float", marks=pytest.mark.wide),
+        pytest.param("classes", "smooth", "double", marks=pytest.mark.wide),
+        pytest.param(None, "logistic", "double", marks=pytest.mark.wide),
         pytest.param("counts", "smooth", "double", marks=pytest.mark.slow),
-        pytest.param("quantiles", "smooth", "float", marks=pytest.mark.slow),
-        pytest.param("actions", "smooth", "double", marks=pytest.mark.slow),
+        pytest.param("quantiles", "smooth", "float", marks=pytest.mark.wide),
+        pytest.param("actions", "smooth", "double", marks=pytest.mark.wide),
     ],
 )
 def test_c_of_soft_trees(outputs, step, precision, tmp_path):
@@ -286,6 +286,7 @@ def test_c_of_soft_trees(outputs, step, precision, tmp_path):
     assert np.all(np.isfinite(soft_program_of(hard).predict(x)))
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("standard_promotion")
 def test_c_of_fitted_soft_trees_of_a_raw_table(tmp_path):
@@ -432,14 +433,15 @@ def test_stablehlo(name, tmp_path):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
     ("recipe", "trees"),
     [
         (jtrees.TEL(trees=2, depth=3, epochs=2), 2),
-        pytest.param(jtrees.LatentTree(depth=2, epochs=2), None, marks=pytest.mark.slow),
-        pytest.param(jtrees.TEL(trees=2, depth=3, epochs=2), None, marks=pytest.mark.slow),
-        pytest.param(jtrees.LatentTree(depth=2, epochs=2), 2, marks=pytest.mark.slow),
+        pytest.param(jtrees.LatentTree(depth=2, epochs=2), None, marks=pytest.mark.wide),
+        pytest.param(jtrees.TEL(trees=2, depth=3, epochs=2), None, marks=pytest.mark.wide),
+        (jtrees.LatentTree(depth=2, epochs=2), 2),
     ],
 )
 def test_stablehlo_of_soft_models(recipe, trees, tmp_path):
@@ -508,8 +510,8 @@ def fitted(name):
 
 @needs_compiler
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("form", ["C", "NumPy", "ONNX", "StableHLO"])
-@pytest.mark.parametrize("name", sweeps.slow(FITTED, ["boosted classes", "quantiles", "policy"]))
+@pytest.mark.parametrize("form", sweeps.slow(["C", "NumPy", "ONNX", "StableHLO"], ["C"]))
+@pytest.mark.parametrize("name", sweeps.slow(FITTED, ["quantiles"]))
 def test_fitted_models_of_losses_with_links(name, form, tmp_path):
     model, x = fitted(name)
     predicted, expected = model.predict(x), leaves_of(model, x)
@@ -537,6 +539,7 @@ def test_fitted_models_of_losses_with_links(name, form, tmp_path):
     assert len(np.unique(predicted)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_cannot_be_exported(tmp_path):
     tree, x = drawn("linear")

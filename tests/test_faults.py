@@ -9,12 +9,13 @@ import time
 from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
 import pytest
+import sweeps
 
 from experiments import rounds, train_large
 from experiments.checkpoints import Checkpoints
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_four_kills(uninterrupted, tmp_path):
     """At random moments, those of saving among them: what is left is a run that goes on, to the same bits."""
     out, rng, kills = tmp_path / "run", np.random.default_rng(0), 0
@@ -51,8 +52,7 @@ PHASES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", sweeps.slow(PHASES, ["saving", "training"]))
 def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
     """The signal comes while a function of that phase runs (Ctrl-C in training): status 75, and where it stopped."""
     out, (owner, name) = tmp_path / "run", PHASES[phase]
@@ -112,7 +112,7 @@ def test_a_full_disk(uninterrupted, tmp_path):
         subprocess.run(["umount", str(small)], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_one_of_two_processes_is_told_to_stop(tmp_path):
     """SIGTERM to the second: both end, with a checkpoint. And started unlike each other they do not begin."""
 
@@ -158,7 +158,7 @@ def replaced(file, array):
     os.replace(file.with_suffix(".new.npy"), file)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_does_not_go_on_with_other_data(folder, tmp_path):
     """It names what differs, and loses nothing: with the first data again it goes on."""
     command = [tmp_path / "run", "--data", folder, *OPTIONS]
@@ -183,8 +183,7 @@ def test_a_run_does_not_go_on_with_other_data(folder, tmp_path):
     assert "100 steps, all that was planned" in within(*command)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("task", sweeps.slow(["regression", "classification"], ["classification"]))
 def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, task):
     """Its place is named, the rounds before it are kept, and when it is mended the run ends with the same bits."""
     command = ["--data", folder, *OPTIONS, "--task", task]
@@ -206,7 +205,7 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
     same_run(tmp_path / "run", tmp_path / "whole", steps=100, features=3)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_training_that_diverges(folder, tmp_path):
     """Not finite: an error, and no checkpoint of it. Finite, and worse than a constant: a line that says so."""
     command = ["--data", folder, "--evaluate-every", 50, *OPTIONS]

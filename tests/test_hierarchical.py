@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import leaves
@@ -62,6 +63,7 @@ def test_values_and_strength_are_those_of_the_definition(seed, noise):
     assert float(chosen) == pytest.approx(strength)
 
 
+@pytest.mark.slow
 def test_more_noise_shrinks_more_and_no_noise_not_at_all():
     rng = np.random.default_rng(0)
     leaf = jnp.asarray(np.repeat(np.arange(LEAVES), 10))
@@ -72,6 +74,7 @@ def test_more_noise_shrinks_more_and_no_noise_not_at_all():
     assert chosen[0] == 0 < chosen[1] <= chosen[2]
 
 
+@pytest.mark.slow
 def test_targets_of_several_columns_and_far_from_zero():
     rng = np.random.default_rng(1)
     leaf, y = jnp.asarray(rng.integers(0, LEAVES, N)), rng.normal(size=N).astype(np.float32)
@@ -99,7 +102,7 @@ def test_class_frequencies_are_shrunk_indicators_smoothed(data):
 
 @pytest.mark.parametrize(
     "recipe",
-    [jtrees.GET(depth=4, starts=1, epochs=20), pytest.param(jtrees.CO2(depth=4, epochs=5), marks=pytest.mark.slow)],
+    sweeps.slow([GET := jtrees.GET(depth=4, starts=1, epochs=20), jtrees.CO2(depth=4, epochs=5)], [GET]),
     ids=["GET", "CO2"],
 )
 def test_recipes_shrink_unless_told_not_to(recipe, data, standard_promotion):

@@ -62,7 +62,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * float(jnp.abs(b).max()))  # sums in another order
 
 
-@pytest.mark.parametrize("name", sweeps.quick(OPS, FEW))
+@pytest.mark.parametrize("name", sweeps.quick(OPS, ["expected_loss"]))
 def test_a_kernel_that_is_asked_for(operands, name):
     expected = with_gradients(OPS[name], operands, implementation="xla")
     assert_same(with_gradients(OPS[name], operands, implementation="interpret"), expected)
@@ -94,7 +94,7 @@ def test_a_kernel_that_won(operands, name, won):
     assert by_itself == (name != "path_sum, a window of the scores")  # for which all scores are computed anyway
 
 
-@pytest.mark.parametrize("name", sweeps.quick(OPS, FEW))
+@pytest.mark.parametrize("name", sweeps.quick(OPS, ["expected_loss"]))
 def test_what_won_elsewhere_is_not_in_a_program_for_a_cpu(operands, name, won):
     call = lambda *operands: with_gradients(OPS[name], operands)
     assert "custom_call @" not in lowered(call, operands, "tpu")  # nothing was measured: XLA
@@ -138,7 +138,7 @@ def test_predictions_go_through_it(operands, won, monkeypatch):
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
     "recipe",
-    sweeps.quick(
+    sweeps.slow(
         [
             jtrees.GET(depth=2, starts=2, epochs=20),
             jtrees.RADDT(depth=2, starts=1, epochs=5),

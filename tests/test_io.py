@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import Batch, leaves as kinds, losses, pytree
@@ -163,8 +162,9 @@ def test_leaves_of_any_loss(tmp_path, loss):
     np.testing.assert_array_equal(read.predict(x), tree.predict(x))
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("recipe", sweeps.slow(["GET", "Boosted"], ["Boosted"]))
+@pytest.mark.parametrize("recipe", ["GET", "Boosted"])
 def test_fits_of_losses_to_raw_tables(tmp_path, recipe):
     """Of counts, quantiles and policies: the file predicts as the fit does. Those of arrays: test_task_losses."""
     rng = np.random.default_rng(0)

@@ -63,6 +63,7 @@ KINDS = {
 }
 # Samples, depth: both ends of both ranges.
 SIZES = [(4, 1), (1, 10), (2, 4), (300, 3), (17, 6), (4096, 2)]
+QUICK = {*itertools.product((4, 6), KINDS), (10, "traversed")}  # depths and kinds
 PENALTIES = [1e-3, 1.0, 1.4837, 40.0, 1e4]
 # Compiling is what takes time here: tests share programs, and sizes where these do not matter.
 SOLVE = jax.jit(isotonic._prune)  # called by solved
@@ -90,9 +91,12 @@ def assert_solves(q, penalty, weight=None, groups=True) -> None:
             np.testing.assert_array_equal(group, expected_group)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("n", "depth"), [size if size[1] > 3 else pytest.param(*size, marks=pytest.mark.slow) for size in SIZES]
+    ("n", "depth", "kind"),
+    [
+        pytest.param(n, depth, kind, marks=() if (depth, kind) in QUICK else pytest.mark.slow)
+        for (n, depth), kind in itertools.product(SIZES, KINDS)
+    ],
 )
 def test_prune_equals_sequential_pooling(kind, n, depth, x64):
     q = KINDS[kind](nodes_of(depth), n)
@@ -101,7 +105,7 @@ def test_prune_equals_sequential_pooling(kind, n, depth, x64):
         assert_solves(q, penalty, groups=kind not in ("alternating", "tied"))
 
 
-@pytest.mark.parametrize(("depth", "n", "merged_n"), [(6, 17, 17), pytest.param(10, 512, 4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("depth", "n", "merged_n"), [(6, 17, 17), pytest.param(10, 512, 4096, marks=pytest.mark.wide)])
 def test_prune_of_large_trees(depth, n, merged_n, x64):
     q = traversed(nodes_of(depth), n)
     expected = np.array([prune_pav(row[None], 3.0)[0][0] for row in q])  # q falls along paths: nothing merges
@@ -230,7 +234,7 @@ def wide(rng, nodes, n) -> tuple[np.ndarray, float]:
     return q[rng.integers(len(q))], 10 ** rng.uniform(-8, 8)
 
 
-@pytest.mark.parametrize("trials", [80, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [80, pytest.param(300, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(
     ("n", "depth", "weighted"),
     [(5, 3, False), (5, 3, True), (300, 3, False), pytest.param(17, 4, True, marks=pytest.mark.slow)],

@@ -90,8 +90,8 @@ def assert_is_plain(name, config, args, rtol):
     return found
 
 
-# Two routings and a loss at the sizes above, some slowly; all once; and slowly all at a sixth of the wide sizes, in
-# turns whole and cut.
+# Two routings and a loss at the sizes above; all once; and all at a sixth of the wide sizes, in turns whole and cut.
+# What is not among SOME is in the wide tier.
 NAMES, ONCE = [*FUNCTIONS, *LOSSES], ("cut", (19, 5, 3, 3))
 SOME = [("soft sigmoid", *at) for at in SIZES] + [("squared sigmoid", *at) for at in SIZES[:2]]
 SOME += [(name, *ONCE) for name in ("path_sum", "soft violation", "squared violation", "log sigmoid")]
@@ -102,9 +102,7 @@ EACH += [
 ]
 
 
-@pytest.mark.parametrize(
-    "case", [*SOME, *sweeps.slow([case for case in dict.fromkeys(MORE + EACH) if case not in SOME], MORE)], ids=str
-)
+@pytest.mark.parametrize("case", sweeps.quick(dict.fromkeys(SOME + MORE + EACH), SOME, pytest.mark.wide), ids=str)
 def test_values_and_gradients(case):
     name, config, size = case
     # Weights of leaves come from sums of logarithms, which are rounded once a level.
@@ -122,7 +120,7 @@ def test_hard(depth):
     assert leaf.dtype == jnp.int32 and len(np.unique(leaf)) > 1
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", sweeps.quick(CONFIGS.values(), [CUT]), ids=CONFIGS)
 def test_hard_near_ties(config):
     """Scores of whole numbers over 2^20: exactly 0, or as near as float32 tells apart; no product may be rounded."""
     rng = np.random.default_rng(0)
@@ -144,8 +142,7 @@ def test_bfloat16(name):
     assert_is_plain(name, CUT, args, 2e-2)  # scores' gradients meet x in bfloat16
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["soft sigmoid", "path_sum", "squared violation"])
+@pytest.mark.parametrize("name", sweeps.slow(["soft sigmoid", "path_sum", "squared violation"], ["soft sigmoid"]))
 def test_a_batch_of_trees_is_one_kernel(name):
     fn, (x, *trees) = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 1, trees=(3,))
     both = lambda implementation: jax.vmap(lambda *tree: with_gradients(fn, implementation, (x, *tree), of_x=False))
@@ -200,7 +197,7 @@ def of_one_sample(route, bias, leaves):
     return kernels.soft_routing(*zeros, bias, leaves, route=route, implementation=CUT)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_batch_of_windows():
     x, weights, bias, leaves = operands(17, 5, 3, 2)
 
@@ -227,7 +224,7 @@ def test_second_call_compiles_nothing(count_compilations):
     assert count_compilations(lambda: call(*second)) == 0
 
 
-@pytest.mark.parametrize("name", ["soft violation", "path_sum", "squared sigmoid"])
+@pytest.mark.parametrize("name", sweeps.quick(["soft violation", "path_sum", "squared sigmoid"], ["squared sigmoid"]))
 def test_double_precision_elsewhere(x64, name):
     """The kernels are float32 also where 64 bits are asked for."""
     found = assert_is_plain(name, CUT, operands(17, 5, 3, 1), 3e-6)
@@ -260,9 +257,10 @@ def conditional(implementation, x, *ensemble, gamma=0.8):
     return kernels.conditional(x, *ensemble, gamma=gamma, implementation=implementation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "gamma"),
-    [pytest.param(CUT, 0.05, marks=pytest.mark.slow), (CUT, 1.0), pytest.param(WHOLE, 1.0, marks=pytest.mark.slow)],
+    [(CUT, 0.05), (CUT, 1.0), (WHOLE, 1.0)],
     ids=["cut, hard", "cut", "whole"],
 )
 def test_an_ensemble(config, gamma):

@@ -98,7 +98,10 @@ def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, mo
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "patience"),
-    [(DGT.replace(epochs=120), 44), (jtrees.LatentTree(depth=2, batch_size=50, epochs=120), 30)],
+    [
+        (DGT.replace(epochs=120), 44),
+        pytest.param(jtrees.LatentTree(depth=2, batch_size=50, epochs=120), 30, marks=pytest.mark.wide),
+    ],
     ids=["DGT", "LatentTree"],
 )
 def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(recipe, patience, noise, monkeypatch):

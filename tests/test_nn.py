@@ -164,6 +164,7 @@ def trees_one_by_one(layer, x):
     return np.einsum("tln,tlk->ntk", reach, leaf_values)
 
 
+@pytest.mark.slow
 def test_an_ensemble_sums_its_trees_or_puts_them_side_by_side(x):
     layer, beside = ensemble(), ensemble(combine="concatenate")
     expected = trees_one_by_one(layer, np.asarray(x))
@@ -249,7 +250,7 @@ def test_bad_inputs_are_refused(layer):
                 call(empty)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_running_mean_of_a_layer_in_half_precision():
     """Steps of a thousandth of it are below the rounding of bfloat16."""
     layers = [nn.LatentTree(4, 2, penalty=0.3, momentum=0.99, dtype=d, rngs=nnx.Rngs(0)) for d in HALF]

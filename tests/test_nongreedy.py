@@ -380,6 +380,7 @@ def test_a_split_of_features_of_two_values_gets_away_from_the_axis():
     assert one.mean() < 0.75 and right > all_.mean() - 0.03  # the best that a split can do, but for sampling
 
 
+@pytest.mark.slow
 def test_rounding_decides_nothing_at_the_start_of_a_split():
     """Full batches: in another order the rows are the same table, but for the rounding of sums."""
     x, y = table()

@@ -216,9 +216,9 @@ def of_two(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
-@pytest.mark.parametrize("what", [starts, fit, pytest.param(nested, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("what", [starts, fit, nested])
 def test_two_devices_find_what_one_finds(of_two, what):
     """Of three or of five starts, a share is padded, too."""
     one, two = what(), dict(np.load(of_two / f"{what.__name__}.npz"))

@@ -8,6 +8,7 @@ import numpy as np
 import oracles
 import pytest
 from sklearn.tree import DecisionTreeClassifier
+import sweeps
 
 import jtrees
 from jtrees import pytree
@@ -107,6 +108,7 @@ def test_loss_never_rises(data, name):
     assert result.losses[-1] < 0.9 * result.losses[0]  # none of these is hard to better
 
 
+@pytest.mark.slow
 def test_poor_candidates_do_no_harm(data):
     x, y = data
     tree = polish(random_tree(0), x, y).tree
@@ -126,7 +128,8 @@ def test_weights_count(data):
     np.testing.assert_allclose(moved.tree.predict(x), result.tree.predict(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("depth", [1, pytest.param(DEPTH, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, DEPTH])
 def test_classes(data, depth):
     x, y = data[0], np.digitize(data[1], [-1.0, 1.0])
     grown = from_sklearn(DecisionTreeClassifier(max_depth=depth, random_state=0).fit(x, y))
@@ -285,7 +288,7 @@ def test_the_recipe_polishes_the_tree_of_its_base(data, alone):
     assert fit.model is fit.tree
 
 
-@pytest.mark.parametrize("classes", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("classes", sweeps.slow([False, True], [False]))
 def test_leaves_are_finally_drawn_towards_their_ancestors(data, classes):
     """Of noise they are closer to each other; the splits are the same."""
     x, y = data[0], np.random.default_rng(0).integers(0, 3, len(data[0]))
@@ -343,7 +346,7 @@ def test_bad_options_are_refused(data, recipe, message):
         jtrees.fit(recipe, *data, key=jax.random.key(0))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_double_precision(data, x64):
     with jax.numpy_dtype_promotion("standard"):
         recipe = jtrees.Polished(jtrees.GET(depth=2, starts=1, epochs=5), epochs=5)

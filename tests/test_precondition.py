@@ -78,6 +78,7 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
 # --- Models ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_composed_trees_and_ensembles_are_functions_of_the_features():
     """On x as the model itself on ``x @ matrix``, up to rounding, which moves no sample over a split here."""
     rng = np.random.default_rng(1)
@@ -89,7 +90,7 @@ def test_composed_trees_and_ensembles_are_functions_of_the_features():
     np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"]))
+@pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], pytest.mark.wide))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights.
 
@@ -114,7 +115,7 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
 # --- The choice ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree", "TEL", "NonGreedy"], ["DGT"]))
+@pytest.mark.parametrize("name", ["DGT", *sweeps.slow(["LatentTree", "TEL", "NonGreedy"], ["TEL"])])
 def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen(name, collinear):
     x, y = collinear
     fit = jtrees.fit(SMALL[name], x, y, key=KEY)
@@ -134,6 +135,7 @@ def test_a_strength_must_be_clearly_better_than_none(losses, chosen):
     assert Trials(prepared, KEY, None, jnp.int32(0), jnp.asarray(losses), jnp.zeros(3)).best() == chosen
 
 
+@pytest.mark.slow
 def test_the_starts_of_get_have_different_strengths(collinear):
     x, y = collinear
     get = jtrees.GET(depth=2, starts=4, epochs=200, cart=False, halving=False)
@@ -210,7 +212,7 @@ def test_a_run_may_end_after_epochs_a_tenth_apart(steps, per_epoch):
     assert (np.diff(ends) <= per_epoch * np.ceil(np.maximum(1, ends[:-1] / per_epoch / 10))).all()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_tel_ends_after_as_many_updates_as_were_best_for_rows_held_out():
     """Targets that are noise: the fewer updates the better."""
     rng = np.random.default_rng(0)

@@ -387,6 +387,12 @@ WITHOUT_CLASSES = ("LatentClustering", "GET, linear")
 LARGE = ("NonGreedy", "Polished", "GET, linear")  # programs that take long to compile: one shape less
 QUICK = ("GET", "DGT", "LatentTree", "Bagged", "estimator")
 SLOW = ("regression", "classification", "one column")  # of these ways; other kinds of tables are wide
+DOWN = {  # what takes long, a tier lower
+    (tuned, "GET"): pytest.mark.slow,
+    (tuned, "LatentTree"): pytest.mark.wide,
+    (precision, "LatentTree"): pytest.mark.wide,
+    (precision, "Bagged"): pytest.mark.wide,
+}
 
 
 def kinds_of(way: str) -> list[str]:
@@ -410,11 +416,13 @@ def cases() -> Any:
             quick = of_classes or (way in ("GET", "DGT", "estimator") and kind == "regression")
             for relation in OF_ESTIMATORS if way == "estimator" else OF_RECIPES:
                 if (relation, way) not in EXCEPT and (kind == "regression" or relation not in OF_SEARCHES):
-                    yield pytest.param(relation, way, kind, marks=() if quick else others)
+                    marks = DOWN.get((relation, way), () if quick else others)
+                    yield pytest.param(relation, way, kind, marks=marks)
     for relation in OF_SHARDS:
-        yield pytest.param(relation, "train_large", "long", marks=() if relation is shifts else pytest.mark.slow)
+        marks = pytest.mark.slow if relation is shifts else pytest.mark.wide
+        yield pytest.param(relation, "train_large", "long", marks=marks)
     for relation in (loss_recomputed, arrays, rules):
-        yield pytest.param(relation, "train_large", "long, of classes", marks=pytest.mark.slow)
+        yield pytest.param(relation, "train_large", "long, of classes", marks=pytest.mark.wide)
 
 
 @cache

@@ -64,7 +64,7 @@ def plain_outputs(network, x):
     return np.clip(total, wide(network.lower), wide(network.upper))
 
 
-@pytest.mark.parametrize("kind", sweeps.quick(RECIPES, ["constant"], pytest.mark.wide))
+@pytest.mark.parametrize("kind", sweeps.slow(RECIPES, ["constant"]))
 def test_outputs_are_those_of_the_definition_and_better_than_boosting(kind):
     boosted, both = jtrees.fit(RECIPES[kind], *TRAIN, key=KEY), fit(RECIPES[kind])
     assert both.report["refined"] and error(both) < 0.9 * error(boosted)
@@ -76,7 +76,8 @@ def test_outputs_are_those_of_the_definition_and_better_than_boosting(kind):
     np.testing.assert_allclose(both.predict(TEST[0]), expected, atol=2e-5)  # float32
 
 
-@pytest.mark.parametrize("kind", sweeps.slow(["constant", "linear"], ["linear"]))
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", ["constant", "linear"])
 def test_hard_trees_are_a_forest(kind):
     boosted, both = jtrees.fit(RECIPES[kind], *TRAIN, key=KEY), fit(RECIPES[kind], hard=True)
     assert isinstance(both.model, jtrees.Forest) and len(both.model) == both.report["rounds"]
@@ -162,7 +163,7 @@ def test_every_loss(task, y, hard):
         np.testing.assert_allclose(both.predict(X).sum(1), 1, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_fits_are_saved(tmp_path):
     both = fit(LINEAR)
     jtrees.save(both, tmp_path / "fit.jtrees")

@@ -9,6 +9,7 @@ import oracles
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+import sweeps
 
 import jtrees
 from jtrees import Classification, Regression
@@ -55,7 +56,7 @@ def base(data):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
     "recipe",
-    [GET, RADDT, pytest.param(GET.replace(depth=4), marks=pytest.mark.slow)],
+    [GET, RADDT, pytest.param(GET.replace(depth=4), marks=pytest.mark.wide)],
     ids=["GET", "RADDT", "GET of depth 4"],
 )
 def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, seed):
@@ -117,7 +118,7 @@ def test_more_starts_than_an_array_holds_are_refused(data):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "stages"), [(GET, 2), pytest.param(RADDT, 5, marks=pytest.mark.slow)], ids=["GET", "RADDT"]
+    ("recipe", "stages"), [(GET, 2), pytest.param(RADDT, 5, marks=pytest.mark.wide)], ids=["GET", "RADDT"]
 )
 @pytest.mark.parametrize("with_validation", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stages, with_validation):
@@ -160,7 +161,7 @@ def test_rows_left_out_of_short_stages_decide_who_goes_on_and_nothing_else(data)
     assert len(kept) == 2 and kept != other_kept
 
 
-@pytest.mark.parametrize("noise", [pytest.param(0, marks=pytest.mark.slow), 60])
+@pytest.mark.parametrize("noise", sweeps.slow([0, 60], [60]))
 def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise):
     """Of many features that carry nothing, oblique splits learn the rows by heart."""
     rng = np.random.default_rng(0)
@@ -271,7 +272,7 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("spoilt", SPOILT.values(), ids=SPOILT)
+@pytest.mark.parametrize("spoilt", sweeps.quick(SPOILT.values(), [SPOILT["was not finite before"]]), ids=SPOILT)
 def test_a_start_that_is_not_finite_is_dropped_and_touches_no_other(data, last_state, spoilt):
     result, sound = result_of(data, state_after_rounds(data, spoilt)[-1][0]), result_of(data, last_state)
     assert int(result.extra["start"]) == 0 and int(result.extra["dropped"]) == 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+import sweeps
 
 import jtrees
 from jtrees.data import Scaling, checked_table, without_padding
@@ -154,7 +155,7 @@ RADDT = jtrees.RADDT(depth=2, starts=3, epochs=60)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "stages"), [(GET, 2), pytest.param(RADDT, 5, marks=pytest.mark.slow)], ids=["GET", "RADDT"]
+    ("recipe", "stages"), [(GET, 2), pytest.param(RADDT, 5, marks=pytest.mark.wide)], ids=["GET", "RADDT"]
 )
 def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe, stages):
     x, y = noisy_plane()
@@ -180,6 +181,7 @@ def test_it_is_grown_without_the_rows_left_out():
         assert not same(own, _cart.grown_on_ridge(others, Regression(), 2, UNIT))
 
 
+@pytest.mark.slow
 def test_the_better_of_both_on_rows_left_out_is_the_result_and_a_start_may_better_it():
     x, y = noisy_plane()
     fit = partial(jtrees.fit, GET, key=KEY)
@@ -189,7 +191,7 @@ def test_the_better_of_both_on_rows_left_out_is_the_result_and_a_start_may_bette
     assert start.report["chosen"] in (1, -2) and start.loss <= start.report["ridge_loss"]
 
 
-@pytest.mark.parametrize("kind", ["one target", "two targets", "actions"])
+@pytest.mark.parametrize("kind", sweeps.quick(["one target", "two targets", "actions"], ["two targets", "actions"]))
 def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
     """Whichever row it is that differs."""
     x = np.float32(np.random.default_rng(0).normal(size=(32, 2)))

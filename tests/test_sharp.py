@@ -99,7 +99,9 @@ def deep(monkeypatch):
     monkeypatch.setitem(sharp.WIDTHS, DEPTH, 4)
 
 
-@pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "several", "classes"], ["constant", "classes"]))
+@pytest.mark.parametrize(
+    "kind", sweeps.quick(["constant", "linear", "several", "classes"], ["constant", "classes"], pytest.mark.wide)
+)
 def test_the_expected_loss_takes_them_where_they_are_few(deep, monkeypatch, kind):
     weights, bias, leaves, x, y, share = draw(kind, 30, np.float32)
     weight = share / share.mean()

@@ -96,6 +96,7 @@ def test_every_node_takes_the_best_correction_in_trees_of_any_size(x64, n, p, de
             assert float(error(leaf, x, y, **options)) == pytest.approx(lost, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_cases_above_choose_among_all_kinds_of_candidates():
     chosen = set()
     for kind in KINDS:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import sweeps
 
 import jtrees
 from jtrees.ensembles import sparse
@@ -61,7 +62,7 @@ def test_steps_end_at_the_number_that_is_wanted():
     assert sparse._steps(5, 5) == sparse._steps(4, 5) == []
 
 
-@pytest.mark.parametrize("leaves", ["constant", pytest.param("linear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("leaves", sweeps.slow(["constant", "linear"], ["constant"]))
 def test_what_matters_is_kept(leaves):
     x, y = plane()
     base = GET.replace(leaves=leaves, epochs=200)
@@ -137,7 +138,7 @@ def test_the_fewest_terms_within_one_standard_error():
     assert len(chosen) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_column_of_a_raw_table_is_one_term():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({name: rng.normal(size=300) for name in "abc"} | {"level": rng.choice(list("uvwxyz"), 300)})

@@ -63,10 +63,10 @@ ROUNDED = {"rtol": 2e-4, "atol": 1e-5}
 # --- Runs ------------------------------------------------------------------------------------------------------------
 
 
-WAYS = itertools.product(("regression", "classification"), (True, False))
+WAYS = list(itertools.product(("regression", "classification"), (True, False)))
 
 
-@pytest.mark.parametrize("way", sweeps.quick(WAYS, [("regression", True)]), ids=str)
+@pytest.mark.parametrize("way", [WAYS[0], *sweeps.slow(WAYS[1:], [WAYS[-1]])], ids=str)
 def test_each_run_is_the_fit_alone(way):
     task, validated = way
     y = Y if task == "regression" else CLASS
@@ -187,6 +187,7 @@ def test_frame_and_repr():
 # --- Programs, memory and interrupts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_program_for_each_combination_of_static_options(count_compilations):
     """Of four combinations of numbers and four seeds as of two and two, and not one more for other values."""
     of = lambda seeds, *rates: {"grid": {"depth": (2, 3), "learning_rate": rates}, "seeds": seeds}

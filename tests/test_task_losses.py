@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn import metrics
-import sweeps
 
 import jtrees
 from jtrees import Classification, Policy, Regression, leaves, losses
@@ -115,6 +114,7 @@ def test_constants_are_the_best_of_each_leaf(name):
     np.testing.assert_allclose(best[3], of_all[0], atol=1e-5)  # an empty leaf
 
 
+@pytest.mark.slow
 def test_constants_ignore_rows_without_weight_and_count_others():
     twice = np.repeat(np.arange(N), WEIGHT.astype(int))
     for loss, y, _ in LOSSES.values():
@@ -306,11 +306,11 @@ PAIRS += [("DGT", "own"), ("TEL", "huber"), ("Boosted", "gamma")]
 # Boosting takes no policies; a forest predicts as its trees, and RADDT is GET but for its schedule.
 WITHOUT = [("Boosted", "policy"), ("Bagged", "quantiles"), ("Bagged", "policy"), ("RADDT", "poisson")]
 PAIRS = [pair for pair in PAIRS if pair not in (*WITHOUT, ("RADDT", "policy"), ("GET", "huber"), ("GET", "gamma"))]
-QUICK = [("GET", "poisson"), ("DGT", "quantiles")]
+MARKS = {("GET", "poisson"): (), ("DGT", "quantiles"): pytest.mark.slow}  # of others: wide
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"), [p if p in QUICK else pytest.param(*p, marks=pytest.mark.wide) for p in PAIRS]
+    ("recipe", "name"), [pytest.param(*pair, marks=MARKS.get(pair, pytest.mark.wide)) for pair in PAIRS]
 )
 def test_every_recipe_takes_every_loss(recipe, name, tmp_path):
     task, y = TASKS[name]
@@ -336,6 +336,7 @@ def test_a_log_link_follows_the_unit_of_the_targets():
     assert "->" in plain.tree.to_text()
 
 
+@pytest.mark.slow
 def test_policies_are_near_those_of_exhaustive_search():
     """Over axis-aligned splits at every value, whose best mean reward an oblique tree should reach."""
     depth, draw = 2, np.random.default_rng(2)
@@ -359,7 +360,8 @@ def test_policies_are_near_those_of_exhaustive_search():
     assert -fit.loss >= exhaustive - 0.03  # it may find better, oblique ones
 
 
-@pytest.mark.parametrize("name", sweeps.slow(["poisson", "quantiles", "policy"], ["quantiles"]))
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["poisson", "quantiles", "policy"])
 def test_validation_and_sweeps_use_the_loss(name):
     task, y = TASKS[name]
     options = {"key": KEY, "task": task}

@@ -47,8 +47,8 @@ def lazy_adam_plainly(params, moments, gradient, count, rate):
     return [number(*parts) for parts in zip(params, *moments, gradient, strict=True)]
 
 
-@pytest.mark.parametrize("width", sweeps.quick([None, 1, 8], [1]))
-@pytest.mark.parametrize("l2", sweeps.quick([0.0, 0.1], [0.1]))
+@pytest.mark.parametrize("width", sweeps.quick([None, 1, 8], [1], pytest.mark.wide))
+@pytest.mark.parametrize("l2", sweeps.quick([0.0, 0.1], [0.1], pytest.mark.wide))
 def test_steps_in_rows_are_lazy_adam(width, l2, x64):
     """However the gradient is computed: level by level, where a batch does not fit, or path by path."""
     gamma, rate = 0.7, 0.05
@@ -99,6 +99,7 @@ def test_a_run_is_the_same_whichever_way_it_goes(count_compilations, x64):
 # --- The two steps ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_logistic_twin_is_a_sum_of_trees_of_sigmoids():
     params, x = random_params(dtype=np.float32), jnp.asarray(X[:20], jnp.float32)
     right = jax.nn.sigmoid(6 / 0.5 * (np.einsum("tjp,np->tjn", params.weights, x) + params.bias[:, :, None]))
@@ -124,7 +125,7 @@ def indicators(params, x):
     return np.concatenate([np.eye(leaves)[one] for one in leaf], axis=1)
 
 
-@pytest.mark.parametrize("columns", sweeps.quick([0, 1, 2], [2]))  # 0: targets without an axis of their own
+@pytest.mark.parametrize("columns", [*sweeps.slow([0, 1], [1]), 2])  # 0: targets without an axis of their own
 def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     params, weight = random_params(depth=3, k=columns), np.linspace(0, 2, 400)
     y = np.stack([Y, X[:, 3]], 1)[:, :columns] if columns else Y
@@ -142,6 +143,7 @@ def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     assert forest.combine == "sum" and forest.link == "identity"
 
 
+@pytest.mark.slow
 def test_leaves_are_refitted_by_one_logistic_regression(x64):
     params = random_params(depth=3, k=3, scale=1.0)
     zero = params.replace(leaf_values=np.zeros_like(params.leaf_values))
@@ -176,7 +178,7 @@ def test_predictions_have_the_shape_of_targets(hard):
         assert result.loss == pytest.approx(np.mean(((y - predictions) / units) ** 2), rel=1e-4)
 
 
-@pytest.mark.parametrize("lazy", sweeps.quick([True, False], [True]))
+@pytest.mark.parametrize("lazy", sweeps.slow([True, False], [True]))
 def test_products_of_features_are_learnt(lazy):
     result = jtrees.fit(SMALL.replace(lazy=lazy), X, Y, key=KEY)
     predictions = result.predict(X)

@@ -570,7 +570,8 @@ def test_every_method_takes_rounds(method):
     assert np.isfinite(evaluator.score(fit)) and fit.predict(rows[0]).shape == (500,) and fit.step == 20
 
 
-@pytest.mark.parametrize("method", sweeps.slow(["dgt", "latent", "tel"], ["tel"]))
+@pytest.mark.wide
+@pytest.mark.parametrize("method", ["dgt", "latent", "tel"])
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_preconditioned_run_is_a_run_on_preconditioned_features(method):
     """The oracle: the same rows, mapped before they are read. The models differ by that map alone."""

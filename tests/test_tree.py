@@ -7,6 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import rules
+import sweeps
 
 import jtrees
 from jtrees import ObliqueTree, Origin, losses
@@ -343,7 +344,7 @@ def test_rules_with_all_digits_are_the_tree(seed, kind):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("leaves", ["constant", pytest.param("linear", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("leaves", sweeps.slow(["constant", "linear"], ["constant"]))
 def test_rules_of_a_tree_trained_far_from_zero_are_the_tree(leaves):
     rng = np.random.default_rng(0)
     x = np.stack([rng.uniform(1.7e9, 1.7e9 + 1e4, 200), rng.normal(size=200)], axis=1)  # seconds since 1970

@@ -54,7 +54,7 @@ def evaluated(monkeypatch, combinations, losses):
 # --- What is chosen --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tried", [range(1, 9), (5, 1, 3, 4, 2)])
+@pytest.mark.parametrize("tried", sweeps.quick([range(1, 9), (5, 1, 3, 4, 2)], [(5, 1, 3, 4, 2)]))
 def test_the_degree_is_found_and_deeper_ones_are_not_tried(table, tried):
     """In the order of their depths, whatever that of the grid."""
     result = tune(table, {"depth": tried})
@@ -124,7 +124,7 @@ def test_a_combination_that_diverges_is_not_chosen(table):
 # --- Trials ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighted", sweeps.quick([False, True], [True]))
+@pytest.mark.parametrize("weighted", sweeps.slow([False, True], [True]))
 def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
     """The loss of a trial is the mean over all folds, by weight, of the losses of rows that were left out."""
     x, y = table
