@@ -230,7 +230,7 @@ def test_two_devices_find_what_one_finds(of_two, what):
         np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_decompositions_on_two_devices_do_not_wait_for_each_other(of_two):
     """They did, for ever, when those of a device were one batch."""
     assert np.isfinite(np.load(of_two / "linear.npz")["loss"])
