@@ -174,8 +174,11 @@ def test_it_is_grown_without_the_rows_left_out():
     batch = without_padding(Scaling.fit(data, DEVIATIONS).batch(data))
     start = options.checked(GET).search(data.task, x[0].shape).prepare(batch, key=KEY)
     same = lambda a, b: all(np.array_equal(*pair) for pair in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    rest = jax.tree.map(lambda a: a[~start.held_out], batch)
-    for trees, rows, others in ((start.splits, batch, rest), (start.grown, rest, batch)):
+    rests = [jax.tree.map(lambda a, i=i: a[start.fold != i], batch) for i in range(len(start.grown.bias))]
+    assert len(rests) == 3  # as many as starts
+    grown = [jax.tree.map(lambda a, i=i: a[i], start.grown) for i in range(3)]
+    cases = [(start.splits, batch, rests[0]), *((trees, rest, batch) for trees, rest in zip(grown, rests, strict=True))]
+    for trees, rows, others in cases:
         own = jax.tree.map(lambda a: a[1], trees)
         assert same(own, _cart.grown_on_ridge(rows, Regression(), 2, UNIT))
         assert not same(own, _cart.grown_on_ridge(others, Regression(), 2, UNIT))

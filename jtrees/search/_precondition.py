@@ -65,9 +65,19 @@ def matrix(of: Spectrum, strength: Any, power: float = -0.5) -> Any:
 
 def drawn_rows(batch: Batch, key: Array) -> np.ndarray:
     """Returns which rows of a NumPy batch to hold out, ``(n,)``: a fifth of those that have weight."""
+    return drawn_folds(batch, key, 1) == 0
+
+
+def drawn_folds(batch: Batch, key: Array, folds: int) -> np.ndarray:
+    """Returns the fold of each row of a NumPy batch, ``(n,)``; each has a fifth of the rows with weight, others are in
+    none, -1.
+    """
     rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
     drawn = np.random.default_rng(np.asarray(jax.random.key_data(key))).permutation(rows)
-    return np.isin(np.arange(len(batch.x)), drawn[: int(_HELD_OUT * len(rows))])
+    size = int(_HELD_OUT * len(rows))
+    fold = np.full(len(batch.x), -1, np.int32)
+    fold[drawn[: folds * size]] = np.repeat(np.arange(folds), size)
+    return fold
 
 
 def composed(model: Any, with_matrix: Array) -> Any:

@@ -19,7 +19,7 @@ from jtrees import leaves as kinds, splitting, topology, training, validation as
 from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._cart import grown_cart, grown_in_bins, grown_on_ridge
 from jtrees.search._one_start import EVALUATIONS, Run, Stages
-from jtrees.search._precondition import WIDEST, Spectrum, drawn_rows, matrix, spectrum
+from jtrees.search._precondition import WIDEST, Spectrum, drawn_folds, matrix, spectrum
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
 from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
@@ -40,6 +40,9 @@ _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regr
 # With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
 # one CPU take as long as one.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
+# Short stages leave a fifth of the rows out: of as few rows as this the starts leave each fifth in turn, as one of a
+# small table says little of whether the starts are better than CART.
+_FOLDS, _FEW_ROWS = 5, 2000
 
 
 class Start(NamedTuple):
@@ -49,13 +52,14 @@ class Start(NamedTuple):
       splits: splits of the first m starts, from CART, ``(m, nodes, p)``; or the edges of the bins that they are grown
         from, ``(p, bins)``; or None.
       spectrum: of the features, or None without preconditioning.
-      held_out: rows that the short stages leave out, ``(n,)``, or None.
-      grown: as ``splits``, but grown without those rows; or None.
+      fold: fold of each row, -1 of those in none, ``(n,)``: the short stages of start i leave out fold i, counted from
+        0 again after the last; or None.
+      grown: as ``splits``, but grown without each fold, ``(folds, m, nodes, p)``; or None.
     """
 
     splits: Any
     spectrum: Spectrum | None = None
-    held_out: Any = None
+    fold: Any = None
     grown: Any = None
 
 
@@ -64,20 +68,28 @@ class Runs(NamedTuple):
 
     Attributes:
       runs: those of all starts, stacked.
-      held_out: rows that the short stages leave out, ``(n,)``, or None.
-      grown: splits that the first m starts begin with, grown without those rows, ``(m, nodes, p)``, or None.
-      beaten_by: index of those of them that have the lowest loss on those rows, if no start has a lower one; else -1.
+      fold, grown: as in :class:`Start`.
+      beaten_by: index of those of the grown trees that have the lowest loss on the rows left out, if the starts that
+        would go on have no lower one on average; else -1.
     """
 
     runs: Run
-    held_out: Any
+    fold: Any
     grown: Any
     beaten_by: Array
 
-    def weight(self, batch: Batch, inside: Any, outside: Any) -> Array:
+    @property
+    def folds(self) -> int:
+        return 1 if self.grown is None else len(self.grown.bias)
+
+    def fold_of(self, run: Run) -> Array:
+        """Returns the fold that the short stages of a start leave out."""
+        return run.number % self.folds
+
+    def weight(self, run: Run, batch: Batch, inside: Any, outside: Any) -> Array:
         """Returns the weights of the rows inside and outside the short stages, 0 where these flags are not set."""
         weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-        return jnp.where(jnp.where(self.held_out, outside, inside), weight, 0)
+        return jnp.where(jnp.where(self.fold == self.fold_of(run), outside, inside), weight, 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,6 +101,7 @@ class _Restarts:
       sharpness: as for :func:`restarts`, as are ``depth``, ``leaves``, ``starts``, ``cart`` and ``shrink``.
       ridge: whether start 1 is CART on the outputs of a ridge regression.
       kept: number of starts that go on after the short stages; None without halving.
+      folds: number of folds that the short stages leave out in turn.
       strengths: strength of the preconditioner of each start, ``(starts,)``, or None.
     """
 
@@ -101,6 +114,7 @@ class _Restarts:
     ridge: bool
     shrink: bool
     kept: int | None
+    folds: int
     strengths: Any
 
     def scaling(self, table: Table) -> Scaling:
@@ -110,16 +124,17 @@ class _Restarts:
         return fitted
 
     def prepare(self, batch: Batch, *, key: Array) -> Start:
-        splits = held_out = grown = None
+        splits = fold = grown = None
         if self.cart == "binned":
             splits = splitting.edges_of(np.asarray(without_padding(batch).x), _BINS)
         elif self.cart:
             splits = self._grown(batch)
         if self.kept is not None and self.leaves == "constant":
-            held_out = drawn_rows(batch, key)
+            fold = drawn_folds(batch, key, self.folds)
             if self.cart is True:
-                grown = self._grown(jax.tree.map(lambda a: a[~held_out], batch))
-        return Start(splits, None if self.strengths is None else spectrum(batch), held_out, grown)
+                without = [jax.tree.map(lambda a, i=i: a[fold != i], batch) for i in range(self.folds)]
+                grown = jax.tree.map(lambda *a: np.stack(a), *map(self._grown, without))
+        return Start(splits, None if self.strengths is None else spectrum(batch), fold, grown)
 
     def init(self, start: Start, batch: Batch, *, key: Array) -> Runs:
         count, each = len(self.stages.lengths), self._sharpnesses
@@ -129,7 +144,9 @@ class _Restarts:
         splits = 2 * drawn[:, count:].reshape(self.starts, nodes, p + 1) - 1
         weights, bias = splits[..., :-1], splits[..., -1]
         # By the rows held out a start that has seen them would be preferred to the others.
-        given, of, matrices = start.splits if start.grown is None else start.grown, start.spectrum, None
+        given, of, matrices = start.splits, start.spectrum, None
+        if start.grown is not None:
+            given = jax.tree.map(lambda a: jnp.stack([a[i % self.folds, i] for i in range(a.shape[1])]), start.grown)
         if self.cart == "binned":
             w, b = grown_in_bins(batch, given, self.stages.task, self.depth)
             given = ObliqueTree(w[None], b[None], None)
@@ -144,8 +161,8 @@ class _Restarts:
         one, splits = partial(self.stages.init, batch=batch), ObliqueTree(weights, bias, None)
         sharpness = [self.sharpness(drawn[:, i : i + each]) for i in range(0, count, each)]
         runs = jax.vmap(one)(jnp.arange(self.starts), splits, jnp.concatenate(sharpness, axis=1), matrices)
-        held_out, grown = jax.tree.map(jnp.asarray, (start.held_out, start.grown))
-        return Runs(runs, held_out, grown, jnp.array(-1, jnp.int32))
+        fold, grown = jax.tree.map(jnp.asarray, (start.fold, start.grown))
+        return Runs(runs, fold, grown, jnp.array(-1, jnp.int32))
 
     def round(self, at: Round, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Runs, Array]:
         if self.kept is None:
@@ -153,19 +170,20 @@ class _Restarts:
             return state._replace(runs=runs), losses
         begins, short = (at.stage == self.stages.short) & (at.before == 0), at.stage < self.stages.short
         holds_out = _holds_out(state, validation)
-        weights = lambda short: state.weight(batch, True, ~short) if holds_out else batch.weight
-        # The weights come out of the branch, too, for what follows to depend on it: of two sums over devices that are
-        # independent, one device may begin with one and the next with the other, and wait for ever (XLA on a CPU).
-        runs, beaten_by, weight = jax.lax.cond(
+        # Whether rows are left out comes out of the branch, too, for what follows to depend on it: of two sums over
+        # devices that are independent, one device may begin with one and the next with the other, and wait for ever
+        # (XLA on a CPU).
+        runs, beaten_by, leaves_out = jax.lax.cond(
             begins,
-            lambda: (*self._ranked(state, batch, validation), weights(jnp.array(False))),
-            lambda: (state.runs, state.beaten_by, weights(short)),
+            lambda: (*self._ranked(state, batch, validation), jnp.array(False)),
+            lambda: (state.runs, state.beaten_by, short),
         )
-        rows = batch._replace(weight=weight)
+        weight = lambda run: state.weight(run, batch, True, ~leaves_out) if holds_out else batch.weight
+        one = lambda run: self.stages.round(at, run, batch._replace(weight=weight(run)), validation)
         none = jnp.full((self.starts, at.most), jnp.nan, batch.x.dtype)
         count = jnp.where(short, self.starts, jnp.where(beaten_by >= 0, 0, self.kept))
         some: Any = {"count": count, "others": (runs, none)}
-        runs, losses = map_starts(lambda run: self.stages.round(at, run, rows, validation), runs, **some)
+        runs, losses = map_starts(one, runs, **some)
         return state._replace(runs=runs, beaten_by=beaten_by), none.at[runs.number].set(losses)
 
     def result(self, of: Runs, batch: Batch, validation: Batch | None) -> SearchResult:
@@ -226,9 +244,9 @@ class _Restarts:
         best = jax.vmap(Run.best_so_far)(state.runs)
         scores, beaten_by = best.score, state.beaten_by
         if _holds_out(state, validation):
-            inside, outside = state.weight(batch, True, False), state.weight(batch, False, True)
 
-            def evaluated(splits: ObliqueTree) -> Array:
+            def evaluated(run: Run, splits: ObliqueTree) -> Array:
+                inside, outside = state.weight(run, batch, True, False), state.weight(run, batch, False, True)
                 tree = self.stages.with_leaves(splits, batch)
                 outputs = tree.refit(*batch._replace(weight=inside)).apply(batch.x)
                 # Not over the sum of weights, another sum over devices, which depends on none of those of the refit.
@@ -236,15 +254,25 @@ class _Restarts:
 
             splits = jax.vmap(Run.on_x)(state.runs, best.params)
             if state.grown is None:
-                scores = map_starts(evaluated, splits)
-            else:  # with each start, for all to be mapped over as many devices as elsewhere
-                all_ = lambda splits: jax.vmap(evaluated)(jax.tree.map(_joined, splits, state.grown))
-                losses = map_starts(all_, splits)
-                scores, losses = losses[:, 0], losses[0, 1:]
-                lowest = jnp.where(state.runs.training.finite, scores, jnp.inf).min()
-                # The lowest loss is 0 where no row is held out, of fewer than five.
-                beaten = (losses.min() <= lowest) & (lowest != 0)
-                beaten_by = jnp.where(beaten, jnp.argmin(losses), -1).astype(jnp.int32)
+                scores = map_starts(evaluated, state.runs, splits)
+            else:
+
+                def beside_grown(run: Run, splits: ObliqueTree) -> Array:
+                    grown = jax.tree.map(lambda a: a[state.fold_of(run)], state.grown)
+                    return jax.vmap(partial(evaluated, run))(jax.tree.map(_joined, splits, grown))
+
+                # With each start, for all to be mapped over as many devices as elsewhere.
+                losses = map_starts(beside_grown, state.runs, splits)
+                own, of_grown = losses[:, 0], losses[:, 1:]
+                best_grown = of_grown[: self.folds].sum(0).argmin()  # start i leaves out fold i
+                scores = own - of_grown[:, best_grown]  # folds differ in how hard they are to predict
+                finite = state.runs.training.finite
+                ahead = jnp.sort(jnp.where(finite, scores, jnp.inf))[: self.kept]
+                # Of those that would go on the mean, as the lowest of many is lucky. The losses are 0 where no row is
+                # held out, of fewer than five.
+                some_better = ahead.mean(where=jnp.isfinite(ahead)) < 0
+                beaten = ~some_better & (jnp.where(finite, own, jnp.inf).min() != 0)
+                beaten_by = jnp.where(beaten, best_grown, -1).astype(jnp.int32)
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
         training = state.runs.training  # of which only `finite` is still needed
         order = jnp.argsort(jnp.where(training.finite, scores, jnp.inf))
@@ -308,11 +336,12 @@ def restarts(
 
     With ``halving``, all starts have a tenth of the epochs under each sharpness. The fifth of them (at least two) with
     the lowest loss on the validation set then train for all epochs under each sharpness, from their best trees. Without
-    such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
-    as it is an expected error already. If CART grown without these rows, on the features or on the outputs of the ridge
-    regression, predicts them as well as every start does, no start goes on, and that CART is the result: splits of many
-    features follow noise. A search that a deadline ends before still compares them, and trains those that go on for one
-    round.
+    such a set, short stages leave a fifth of the rows out, which take its place (of at most 2000 rows, beside CART, the
+    starts leave each fifth in turn, and count by how much they are better than CART); for linear leaves the criterion
+    does, as it is an expected error already. If CART grown without these rows, on the features or on the outputs of the
+    ridge regression, predicts them as well as the starts that would go on do on average, none goes on, and that CART is
+    the result: splits of many features follow noise. A search that a deadline ends before still compares them, and
+    trains those that go on for one round.
 
     Args:
       task: what is predicted.
@@ -352,6 +381,7 @@ def restarts(
         Stages(task, kind, method, lengths, stages if halving else 0, learning_rate, between),
         sharpness=sharpness,
         kept=kept if halving else None,
+        folds=min(_FOLDS, starts) if n <= _FEW_ROWS and cart is True else 1,
         strengths=strengths,
         **options,
     )
@@ -379,7 +409,7 @@ def _joined(one: Array, others: Array) -> Array:
 
 def _holds_out(state: Runs, validation: Batch | None) -> bool:
     """Whether the short stages leave rows out."""
-    return state.held_out is not None and validation is None
+    return state.fold is not None and validation is None
 
 
 def _check_slopes(scaling: Scaling) -> None:
