@@ -96,6 +96,13 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
     yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
 
 
+def ratio(found: pieces.Found, ours: str, part: str, name: str) -> float | None:
+    """Mean log loss of ours over that of a rival, on the splits that both have; None without such."""
+    one, other = (pieces.of_seeds(found, each, name) for each in (ours, part))
+    mean = lambda each: np.mean([each[seed]["log_loss"] for seed in one.keys() & other.keys()])
+    return float(mean(one) / mean(other)) if one.keys() & other.keys() else None
+
+
 def report(found: pieces.Found, command: str) -> str:
     """Log loss and accuracy by set, and how often ours is ahead of each."""
     there = [part for part in PARTS if found.get(part)]
@@ -109,11 +116,10 @@ def report(found: pieces.Found, command: str) -> str:
     rows.append(["median of numbers in the model", *(f"{np.median(each):,.0f}" for each in numbers)])
     lines = []
     for ours, part in itertools.product(OURS, (part for part in there if part not in OURS)):
-        both = [name for name in names if of(ours, name, "accuracy") and of(part, name, "accuracy")]
-        ratios = [np.mean(of(ours, name, "log_loss")) / np.mean(of(part, name, "log_loss")) for name in both]
-        if both:
-            lower, mean = sum(ratio < 1 for ratio in ratios), np.exp(np.mean(np.log(ratios)))
-            counts = f"lower on {lower} of {len(both)}; geometric mean of ratios {mean:.3f}"
+        ratios = [one for name in names if (one := ratio(found, ours, part, name)) is not None]
+        if ratios:
+            lower, mean = sum(one < 1 for one in ratios), np.exp(np.mean(np.log(ratios)))
+            counts = f"lower on {lower} of {len(ratios)}; geometric mean of ratios {mean:.3f}"
             lines.append(f"- {OURS[ours]}, {TITLES[part]}: {counts}")
     about = (
         f"Made by `{command}` on {pieces.machines(found)}. Test log loss, in brackets accuracy in per cent; mean and "
@@ -122,7 +128,7 @@ def report(found: pieces.Found, command: str) -> str:
         f"each; linear ones for at most {FEATURES} features) by the fifth of the training rows that is held out. "
         "Boosted GET: up to 400 trees of depth 3 with constant leaves, in steps of 0.05, of half of the rows and "
         f"features. The others: seven options each by {rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up "
-        f"to {rivals.ROUNDS} trees with early stopping."
+        f"to {rivals.ROUNDS} trees with early stopping. Two are compared on the splits that both have."
     )
     header = ["set", *(TITLES[part] for part in there)]
     return f"# Log loss of classes\n\n{about}\n\n{benchmark.markdown(header, rows)}\n" + "\n".join(lines) + "\n"

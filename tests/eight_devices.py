@@ -134,7 +134,7 @@ RECIPES = {
 WAYS = [*((name, (2, 4)) for name in RECIPES), ("Bagged", (8, 1))]
 
 
-@pytest.mark.parametrize("way", sweeps.quick(WAYS, [WAYS[0], *WAYS[-2:]], pytest.mark.wide), ids=str)
+@pytest.mark.parametrize("way", sweeps.quick(WAYS, WAYS[:1], pytest.mark.wide), ids=str)
 def test_recipes_have_the_same_result_on_a_mesh(way):
     """All 512 rows are one mini-batch, so that their order does not matter."""
     name, shape = way

@@ -547,10 +547,11 @@ def test_every_part_of_log_losses_that_is_ours_runs(folder, monkeypatch):
 def test_log_losses_are_compared_set_by_set():
     one = lambda log_loss: {0: record({"log_loss": log_loss, "accuracy": 90.0, "numbers": 10})}
     parts = {"refined": {"churn": one(0.2), "dna": one(0.1)}, "boosting": {"churn": one(0.1), "dna": one(0.2)}}
-    text = log_loss.report(parts | {"lightgbm": {"churn": one(0.4)}}, "a command")
+    second = {1: record({"log_loss": 9.0, "accuracy": 80.0, "numbers": 10})}  # of a split that ours has not
+    text = log_loss.report(parts | {"lightgbm": {"churn": one(0.4) | second}}, "a command")
     assert "refined GET, XGBoost: lower on 1 of 2; geometric mean of ratios 1.000" in text
     assert "refined GET, LightGBM: lower on 1 of 1; geometric mean of ratios 0.500" in text
-    assert "| churn | 0.200 (90.0) | 0.100 (90.0) | 0.400 (90.0) |" in text
+    assert "| churn | 0.200 (90.0) | 0.100 (90.0) | 4.700 ± 4.300 (85.0 ± 5.0) |" in text
     assert "| dna | 0.100 (90.0) | 0.200 (90.0) | - |" in text
 
 

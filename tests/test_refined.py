@@ -86,7 +86,7 @@ def test_hard_trees_are_a_forest(kind):
     assert np.abs(far).max() < 100 * np.abs(Y).max()  # linear leaves are bounded, tree by tree
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
     boosted = jtrees.fit(BOOSTED, *TRAIN, key=KEY)
     for hard in (True, False):
