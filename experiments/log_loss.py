@@ -1,6 +1,6 @@
 """Log loss of classes: boosted trees of GET, and such that are trained all together, beside tuned boosting, on 16 sets.
 
-python -m experiments.log_loss --data-dir DATA [--seeds 1] [--datasets churn ...] [--parts refined boosting ...]
+python -m experiments.log_loss --data-dir DATA [--seeds 2] [--datasets churn ...] [--parts refined boosting ...]
 
 Needs xgboost, lightgbm, catboost and optuna (``make peers``). Every (part, set, seed) is a file under --out (by default
 the committed ones); the report, beside that folder, is made of the files that are there.
@@ -135,7 +135,7 @@ def report(found: pieces.Found, command: str) -> str:
 
 
 SETS = estimators.SETS["classification"]
-SCRIPT = pieces.Script("log_loss", __doc__, PARTS, SETS, 1, pieces_of, report)
+SCRIPT = pieces.Script("log_loss", __doc__, PARTS, SETS, 2, pieces_of, report)
 
 if __name__ == "__main__":
     pieces.program(SCRIPT)
