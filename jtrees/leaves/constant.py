@@ -50,7 +50,7 @@ def fit_constant(
       leaf_index: leaf of each sample.
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves.
-      default: value of a leaf without samples (or weight); by default the mid-range of ``y``, of samples with weight.
+      default: value of a leaf without samples (or weight); by default the mid-range of ``y``.
       sample_weight: nonnegative weights.
 
     Returns:
@@ -64,17 +64,8 @@ def fit_constant(
     y = floating(y)
     weight = ones_or(sample_weight, y.shape[0], y.dtype)
     # The mid-range is GET's value of an empty leaf.
-    default = jnp.asarray(_middle(y, sample_weight) if default is None else default, y.dtype)
+    default = jnp.asarray((y.min(0) + y.max(0)) / 2 if default is None else default, y.dtype)
     return means(leaf_index, y, num_leaves, weight, default=default)
-
-
-def _middle(y: Array, sample_weight: Array | None) -> Array:
-    """Returns the mid-range of the targets of samples with weight, 0 if there are none, ``(*k,)``."""
-    if sample_weight is None:
-        return (y.min(0) + y.max(0)) / 2
-    there = (sample_weight > 0).reshape(-1, *(1,) * (y.ndim - 1))
-    low, high = jnp.where(there, y, jnp.inf).min(0), jnp.where(there, y, -jnp.inf).max(0)
-    return jnp.where(low <= high, (low + high) / 2, 0)
 
 
 def constant_fit_error(

@@ -42,7 +42,7 @@ _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regr
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
 # Short stages leave a fifth of the rows out: of as few rows as this the starts leave each fifth in turn, as one of a
 # small table says little of whether the starts are better than CART.
-_FOLDS, _FEW_ROWS = 5, 2000
+_FOLDS, _FEW_ROWS = 5, 1000
 
 
 class Start(NamedTuple):
@@ -69,8 +69,8 @@ class Runs(NamedTuple):
     Attributes:
       runs: those of all starts, stacked.
       fold, grown: as in :class:`Start`.
-      beaten_by: index of those of the grown trees that have the lowest loss on the rows left out, if the starts that
-        would go on have no lower one on average; else -1.
+      beaten_by: index of those of the grown trees that have the lowest loss on the rows left out, if the best start
+        has no lower one (or in a small table, on average, those that would go on); else -1.
     """
 
     runs: Run
@@ -82,9 +82,9 @@ class Runs(NamedTuple):
     def folds(self) -> int:
         return 1 if self.grown is None else len(self.grown.bias)
 
-    def fold_of(self, run: Run) -> Array:
-        """Returns the fold that the short stages of a start leave out."""
-        return run.number % self.folds
+    def fold_of(self, run: Run) -> Any:
+        """Returns the fold that the short stages of a start leave out; a number where that is one for all."""
+        return run.number % self.folds if self.folds > 1 else 0
 
     def weight(self, run: Run, batch: Batch, inside: Any, outside: Any) -> Array:
         """Returns the weights of the rows inside and outside the short stages, 0 where these flags are not set."""
@@ -267,9 +267,9 @@ class _Restarts:
                 best_grown = of_grown[: self.folds].sum(0).argmin()  # start i leaves out fold i
                 scores = own - of_grown[:, best_grown]  # folds differ in how hard they are to predict
                 finite = state.runs.training.finite
-                ahead = jnp.sort(jnp.where(finite, scores, jnp.inf))[: self.kept]
-                # Of those that would go on the mean, as the lowest of many is lucky. The losses are 0 where no row is
-                # held out, of fewer than five.
+                ahead = jnp.sort(jnp.where(finite, scores, jnp.inf))[: min(self.kept or 1, self.folds)]
+                # Of losses on different rows the lowest is lucky: there it is the mean of those that would go on. The
+                # losses are 0 where no row is held out, of fewer than five.
                 some_better = ahead.mean(where=jnp.isfinite(ahead)) < 0
                 beaten = ~some_better & (jnp.where(finite, own, jnp.inf).min() != 0)
                 beaten_by = jnp.where(beaten, best_grown, -1).astype(jnp.int32)
@@ -336,12 +336,13 @@ def restarts(
 
     With ``halving``, all starts have a tenth of the epochs under each sharpness. The fifth of them (at least two) with
     the lowest loss on the validation set then train for all epochs under each sharpness, from their best trees. Without
-    such a set, short stages leave a fifth of the rows out, which take its place (of at most 2000 rows, beside CART, the
-    starts leave each fifth in turn, and count by how much they are better than CART); for linear leaves the criterion
-    does, as it is an expected error already. If CART grown without these rows, on the features or on the outputs of the
-    ridge regression, predicts them as well as the starts that would go on do on average, none goes on, and that CART is
-    the result: splits of many features follow noise. A search that a deadline ends before still compares them, and
-    trains those that go on for one round.
+    such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
+    as it is an expected error already. If CART grown without these rows, on the features or on the outputs of the ridge
+    regression, predicts them as well as the best start does, none goes on, and that CART is the result: splits of many
+    features follow noise. Of a table of at most 1000 rows, beside CART, the starts leave out each fifth in turn and
+    count by how much they are better than CART there; of different rows the best is lucky, so those that would go on
+    must be better on average. A search that a deadline ends before still compares them, and trains those that go on for
+    one round.
 
     Args:
       task: what is predicted.
