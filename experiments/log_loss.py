@@ -112,7 +112,7 @@ def report(found: pieces.Found, command: str) -> str:
         f"{pieces.spread(of(part, name, 'log_loss'), 3)} ({pieces.spread(of(part, name, 'accuracy'), 1)})"
     )
     rows = [[name, *(cell(part, name) if of(part, name, "accuracy") else "-" for part in there)] for name in names]
-    numbers = [[count for name in names for count in of(part, name, "numbers")] for part in there]
+    numbers = [[np.mean(each) for name in names if (each := of(part, name, "numbers"))] for part in there]
     rows.append(["median of numbers in the model", *(f"{np.median(each):,.0f}" for each in numbers)])
     lines = []
     for ours, part in itertools.product(OURS, (part for part in there if part not in OURS)):

@@ -70,9 +70,9 @@ class GET(Recipe):
     best are those by ``validation``; without it, by a fifth of the rows, which all, CART included, are trained without
     at first, or for linear leaves by the criterion. If one of the two CART trees predicts that fifth as well as the
     best start does, none goes on, and that tree is grown on all rows and returned. In a table of at most 1000 rows the
-    starts leave out each fifth in turn, and those that would go on must be better than CART on average. Half of the
-    random starts are preconditioned; constant leaves are finally drawn towards their ancestors', which raises the loss
-    on the training data. The paper has none of these: ``halving=False``, ``ridge=False``, ``precondition=0`` and
+    starts leave out each fifth in turn, and those that would go on must predict better than CART on average. Half of
+    the random starts are preconditioned; constant leaves are finally drawn towards their ancestors', which raises the
+    loss on the training data. The paper has none of these: ``halving=False``, ``ridge=False``, ``precondition=0`` and
     ``shrink=False`` are its procedure, at three times the work.
 
     The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the

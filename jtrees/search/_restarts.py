@@ -40,8 +40,8 @@ _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regr
 # With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
 # one CPU take as long as one.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
-# Short stages leave a fifth of the rows out: of as few rows as this the starts leave each fifth in turn, as one of a
-# small table says little of whether the starts are better than CART.
+# Short stages leave a fifth of the rows out. In tables of at most so many rows the starts leave out each fifth in turn,
+# as one fifth says little of whether they are better than CART.
 _FOLDS, _FEW_ROWS = 5, 1000
 
 
@@ -55,12 +55,14 @@ class Start(NamedTuple):
       fold: fold of each row, -1 of those in none, ``(n,)``: the short stages of start i leave out fold i, counted from
         0 again after the last; or None.
       grown: as ``splits``, but grown without each fold, ``(folds, m, nodes, p)``; or None.
+      shares: total weight of each fold, ``(folds,)``; or None.
     """
 
     splits: Any
     spectrum: Spectrum | None = None
     fold: Any = None
     grown: Any = None
+    shares: Any = None
 
 
 class Runs(NamedTuple):
@@ -68,28 +70,29 @@ class Runs(NamedTuple):
 
     Attributes:
       runs: those of all starts, stacked.
-      fold, grown: as in :class:`Start`.
-      beaten_by: index of those of the grown trees that have the lowest loss on the rows left out, if the best start
-        has no lower one (or in a small table, on average, those that would go on); else -1.
+      fold, grown, shares: as in :class:`Start`.
+      beaten_by: index of those of the grown trees that have the lowest loss on the rows left out, if the starts do not
+        predict these better; else -1.
     """
 
     runs: Run
     fold: Any
     grown: Any
+    shares: Any
     beaten_by: Array
 
     @property
     def folds(self) -> int:
         return 1 if self.grown is None else len(self.grown.bias)
 
-    def fold_of(self, run: Run) -> Any:
-        """Returns the fold that the short stages of a start leave out; a number where that is one for all."""
-        return run.number % self.folds if self.folds > 1 else 0
+    def fold_of(self, number: Array) -> Any:
+        """Returns the fold that the short stages of a start leave out; one number where that is the same for all."""
+        return number % self.folds if self.folds > 1 else 0
 
-    def weight(self, run: Run, batch: Batch, inside: Any, outside: Any) -> Array:
-        """Returns the weights of the rows inside and outside the short stages, 0 where these flags are not set."""
+    def weight(self, number: Array, batch: Batch, inside: Any, outside: Any) -> Array:
+        """Returns the weights of rows inside and outside the short stages of a start, 0 where a flag is not set."""
         weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-        return jnp.where(jnp.where(self.fold == self.fold_of(run), outside, inside), weight, 0)
+        return jnp.where(jnp.where(self.fold == self.fold_of(number), outside, inside), weight, 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,7 +104,6 @@ class _Restarts:
       sharpness: as for :func:`restarts`, as are ``depth``, ``leaves``, ``starts``, ``cart`` and ``shrink``.
       ridge: whether start 1 is CART on the outputs of a ridge regression.
       kept: number of starts that go on after the short stages; None without halving.
-      folds: number of folds that the short stages leave out in turn.
       strengths: strength of the preconditioner of each start, ``(starts,)``, or None.
     """
 
@@ -114,7 +116,6 @@ class _Restarts:
     ridge: bool
     shrink: bool
     kept: int | None
-    folds: int
     strengths: Any
 
     def scaling(self, table: Table) -> Scaling:
@@ -124,17 +125,20 @@ class _Restarts:
         return fitted
 
     def prepare(self, batch: Batch, *, key: Array) -> Start:
-        splits = fold = grown = None
+        splits = fold = grown = shares = None
         if self.cart == "binned":
             splits = splitting.edges_of(np.asarray(without_padding(batch).x), _BINS)
         elif self.cart:
             splits = self._grown(batch)
         if self.kept is not None and self.leaves == "constant":
-            fold = drawn_folds(batch, key, self.folds)
+            folds = min(_FOLDS, self.starts) if len(batch.x) <= _FEW_ROWS and self.cart is True else 1
+            fold = drawn_folds(batch, key, folds)
             if self.cart is True:
-                without = [jax.tree.map(lambda a, i=i: a[fold != i], batch) for i in range(self.folds)]
+                without = [jax.tree.map(lambda a, i=i: a[fold != i], batch) for i in range(folds)]
                 grown = jax.tree.map(lambda *a: np.stack(a), *map(self._grown, without))
-        return Start(splits, None if self.strengths is None else spectrum(batch), fold, grown)
+                weight = np.ones(len(fold)) if batch.weight is None else np.asarray(batch.weight)
+                shares = np.bincount(fold + 1, weight, folds + 1)[1:].astype(np.float32)
+        return Start(splits, None if self.strengths is None else spectrum(batch), fold, grown, shares)
 
     def init(self, start: Start, batch: Batch, *, key: Array) -> Runs:
         count, each = len(self.stages.lengths), self._sharpnesses
@@ -146,7 +150,7 @@ class _Restarts:
         # By the rows held out a start that has seen them would be preferred to the others.
         given, of, matrices = start.splits, start.spectrum, None
         if start.grown is not None:
-            given = jax.tree.map(lambda a: jnp.stack([a[i % self.folds, i] for i in range(a.shape[1])]), start.grown)
+            given = jax.tree.map(lambda a: jnp.stack([a[i % len(a), i] for i in range(a.shape[1])]), start.grown)
         if self.cart == "binned":
             w, b = grown_in_bins(batch, given, self.stages.task, self.depth)
             given = ObliqueTree(w[None], b[None], None)
@@ -161,8 +165,8 @@ class _Restarts:
         one, splits = partial(self.stages.init, batch=batch), ObliqueTree(weights, bias, None)
         sharpness = [self.sharpness(drawn[:, i : i + each]) for i in range(0, count, each)]
         runs = jax.vmap(one)(jnp.arange(self.starts), splits, jnp.concatenate(sharpness, axis=1), matrices)
-        fold, grown = jax.tree.map(jnp.asarray, (start.fold, start.grown))
-        return Runs(runs, fold, grown, jnp.array(-1, jnp.int32))
+        fold, grown, shares = jax.tree.map(jnp.asarray, (start.fold, start.grown, start.shares))
+        return Runs(runs, fold, grown, shares, jnp.array(-1, jnp.int32))
 
     def round(self, at: Round, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Runs, Array]:
         if self.kept is None:
@@ -178,7 +182,7 @@ class _Restarts:
             lambda: (*self._ranked(state, batch, validation), jnp.array(False)),
             lambda: (state.runs, state.beaten_by, short),
         )
-        weight = lambda run: state.weight(run, batch, True, ~leaves_out) if holds_out else batch.weight
+        weight = lambda run: state.weight(run.number, batch, True, ~leaves_out) if holds_out else batch.weight
         one = lambda run: self.stages.round(at, run, batch._replace(weight=weight(run)), validation)
         none = jnp.full((self.starts, at.most), jnp.nan, batch.x.dtype)
         count = jnp.where(short, self.starts, jnp.where(beaten_by >= 0, 0, self.kept))
@@ -240,13 +244,13 @@ class _Restarts:
         return jax.tree.map(lambda *a: np.stack([np.asarray(one) for one in a]), *trees)
 
     def _ranked(self, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
-        """Returns the starts, the best first, at their best trees, and by which of the grown trees all are beaten."""
+        """Returns the starts, the best first, at their best trees, and which of the grown trees they do not better."""
         best = jax.vmap(Run.best_so_far)(state.runs)
         scores, beaten_by = best.score, state.beaten_by
         if _holds_out(state, validation):
 
-            def evaluated(run: Run, splits: ObliqueTree) -> Array:
-                inside, outside = state.weight(run, batch, True, False), state.weight(run, batch, False, True)
+            def evaluated(number: Array, splits: ObliqueTree) -> Array:
+                inside, outside = (state.weight(number, batch, of, not of) for of in (True, False))
                 tree = self.stages.with_leaves(splits, batch)
                 outputs = tree.refit(*batch._replace(weight=inside)).apply(batch.x)
                 # Not over the sum of weights, another sum over devices, which depends on none of those of the refit.
@@ -254,30 +258,44 @@ class _Restarts:
 
             splits = jax.vmap(Run.on_x)(state.runs, best.params)
             if state.grown is None:
-                scores = map_starts(evaluated, state.runs, splits)
+                scores = map_starts(evaluated, state.runs.number, splits)
             else:
 
-                def beside_grown(run: Run, splits: ObliqueTree) -> Array:
-                    grown = jax.tree.map(lambda a: a[state.fold_of(run)], state.grown)
-                    return jax.vmap(partial(evaluated, run))(jax.tree.map(_joined, splits, grown))
+                def beside_grown(number: Array, splits: ObliqueTree) -> Array:
+                    grown = jax.tree.map(lambda a: a[state.fold_of(number)], state.grown)
+                    return jax.vmap(partial(evaluated, number))(jax.tree.map(_joined, splits, grown))
 
                 # With each start, for all to be mapped over as many devices as elsewhere.
-                losses = map_starts(beside_grown, state.runs, splits)
-                own, of_grown = losses[:, 0], losses[:, 1:]
-                best_grown = of_grown[: self.folds].sum(0).argmin()  # start i leaves out fold i
-                scores = own - of_grown[:, best_grown]  # folds differ in how hard they are to predict
-                finite = state.runs.training.finite
-                ahead = jnp.sort(jnp.where(finite, scores, jnp.inf))[: min(self.kept or 1, self.folds)]
-                # Of losses on different rows the lowest is lucky: there it is the mean of those that would go on. The
-                # losses are 0 where no row is held out, of fewer than five.
-                some_better = ahead.mean(where=jnp.isfinite(ahead)) < 0
-                beaten = ~some_better & (jnp.where(finite, own, jnp.inf).min() != 0)
-                beaten_by = jnp.where(beaten, best_grown, -1).astype(jnp.int32)
+                losses = map_starts(beside_grown, state.runs.number, splits)
+                scores, beaten_by = self._beside_grown(losses, state)
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
         training = state.runs.training  # of which only `finite` is still needed
         order = jnp.argsort(jnp.where(training.finite, scores, jnp.inf))
         ranked = jax.tree.map(lambda a: a[order], state.runs._replace(splits=best.params, best=best, training=None))
         return ranked._replace(training=training.replace(finite=training.finite[order])), beaten_by
+
+    def _beside_grown(self, losses: Array, state: Runs) -> tuple[Array, Array]:
+        """Returns the scores of the starts, and which of the grown trees they do not better.
+
+        Args:
+          losses: losses of each start and of the grown trees, on the rows that it leaves out, ``(starts, 1 + m)``.
+          state: the state, its starts in the order of their numbers.
+        """
+        own, of_grown = losses[:, 0], losses[:, 1:]
+        best_grown = of_grown[: state.folds].sum(0).argmin()
+        scores, compared = own, 1
+        ahead = own - of_grown[:, best_grown]
+        if state.folds > 1:
+            # Folds differ in weight, and in how hard they are to predict. Of losses on different rows the lowest is
+            # lucky, so that of those that would go on the mean is compared.
+            scores = ahead = ahead / jnp.maximum(state.shares[state.fold_of(state.runs.number)], 1e-30)
+            compared = self.kept
+        finite = state.runs.training.finite
+        ahead = jnp.sort(jnp.where(finite, ahead, jnp.inf))[:compared]
+        better = ahead.mean(where=jnp.arange(len(ahead)) < finite.sum()) < 0
+        # The losses are 0 where no row is held out, of fewer than five.
+        beaten = ~better & (jnp.where(finite, own, 0).max() != 0)
+        return scores, jnp.where(beaten, best_grown, -1).astype(jnp.int32)
 
     def _empty(self, data: Data) -> Any:
         """Returns leaves to be refitted."""
@@ -339,10 +357,10 @@ def restarts(
     such a set, short stages leave a fifth of the rows out, which take its place; for linear leaves the criterion does,
     as it is an expected error already. If CART grown without these rows, on the features or on the outputs of the ridge
     regression, predicts them as well as the best start does, none goes on, and that CART is the result: splits of many
-    features follow noise. Of a table of at most 1000 rows, beside CART, the starts leave out each fifth in turn and
-    count by how much they are better than CART there; of different rows the best is lucky, so those that would go on
-    must be better on average. A search that a deadline ends before still compares them, and trains those that go on for
-    one round.
+    features follow noise. In a table of at most 1000 rows, beside CART, the starts leave out each fifth in turn. Their
+    losses are then compared with those of CART on the same rows, and those that would go on must be better on average:
+    of losses on different rows the lowest is lucky. A search that a deadline ends before still compares them, and
+    trains those that go on for one round.
 
     Args:
       task: what is predicted.
@@ -382,7 +400,6 @@ def restarts(
         Stages(task, kind, method, lengths, stages if halving else 0, learning_rate, between),
         sharpness=sharpness,
         kept=kept if halving else None,
-        folds=min(_FOLDS, starts) if n <= _FEW_ROWS and cart is True else 1,
         strengths=strengths,
         **options,
     )
