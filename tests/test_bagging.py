@@ -313,6 +313,7 @@ def test_bad_arguments_are_refused(data, options, message):
         jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_raises(table):
     x, y, _ = table
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):

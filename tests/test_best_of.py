@@ -56,6 +56,7 @@ def alone(validation):
     return fits
 
 
+@pytest.mark.slow
 def test_the_model_is_that_of_the_lowest_score(fit, alone):
     scores = np.array([result.score for result, _, _ in alone])
     assert len(set(scores)) == RUNS and np.argmin(scores) > 0  # the first would also be what argmin of equals finds

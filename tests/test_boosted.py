@@ -145,6 +145,7 @@ def test_linear_leaves_of_classes():
     np.testing.assert_allclose(classes.predict(X).sum(1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_boosting_ends_after_its_patience_and_keeps_the_best_rounds():
     noise = rng.normal(size=256)
     recipe = jtrees.Boosted(WEAK, rounds=40, learning_rate=0.5, patience=4)
@@ -204,7 +205,7 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(calls, monkeypatch):
         assert fit.report["rounds"] <= taken and Regression().score(fit.predict(X), Y, None) > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_rows_and_columns_are_drawn():
     narrow = jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None)
     fit = jtrees.fit(narrow, X, Y, key=KEY)

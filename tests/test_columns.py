@@ -329,7 +329,7 @@ def test_a_fit_is_that_of_its_features_and_is_saved_with_its_columns(tmp_path):
     assert text == own.tree.to_text(columns.feature_names, x=columns.transform(FRAME)) and "[heating = gas]" in text
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_validation_set_and_tuning():
     others, targets = table(100, seed=1)
     held_out = pd.DataFrame(others), targets
@@ -385,6 +385,7 @@ def test_estimators_take_frames(tmp_path):
         TreeRegressor(GET).fit(FRAME, Y[1:])
 
 
+@pytest.mark.slow
 def test_estimators_take_arrays_with_gaps():
     x = np.random.default_rng(0).normal(size=(N, 2))
     y = np.where(x[:, 0] > 0, 1.0, -1.0)

@@ -177,7 +177,7 @@ def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
 # --- Transformations -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_vmap_over_ensembles_and_widths_of_the_step(x64):
     """A batch in which some fit and others do not."""
     operands, cotangent = case(3, 4)
@@ -203,6 +203,7 @@ def test_other_values_compile_nothing(count_compilations):
             assert count_compilations(call, other, 1.5) == 0
 
 
+@pytest.mark.slow
 def test_no_sample_and_no_overflow_moves_what_is_not_reached(x64):
     """Certain splits, and leaves behind them, have exactly no gradient."""
     operands, cotangent = case(6, 5, scale=100.0)

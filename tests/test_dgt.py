@@ -262,7 +262,7 @@ def test_a_run_of_fewer_updates_than_the_default_has_cycles(data, epochs):
     np.testing.assert_array_equal(result.model.predict(x), once.model.predict(x))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_mean_window_does_well_on_heavy_tails_and_the_unit_one_fails(data_dir):
     """Computer activity, whose features are counts of rare events; what the docstring says of the paper's own rule."""
     table = np.load(data_dir / "cpu-act.npz")

@@ -61,6 +61,7 @@ def test_classifier_of_names(classes):
     assert chances.dtype == np.float64 and model.score(x, y) > 0.9
 
 
+@pytest.mark.slow
 def test_several_targets(data):
     x, y = data
     both = np.stack([y, -1e6 * y, np.full_like(y, 0.1), x[:, 0]], axis=1).astype(np.float64)
@@ -108,6 +109,7 @@ def test_the_tree_of_cart(data):
     assert len(set(zip(ends, theirs, strict=True))) == len(set(theirs))
 
 
+@pytest.mark.slow
 def test_a_forest_is_no_tree(data):
     model = TreeRegressor(jtrees.Bagged(SHORT, trees=2), random_state=0).fit(*data)
     assert model.tree_ is None and isinstance(model.model_, jtrees.Forest)
@@ -146,6 +148,7 @@ def test_grid_search(classes):
     assert search.best_estimator_.recipe.depth == 3 and search.best_score_ > 0.8
 
 
+@pytest.mark.slow
 def test_five_folds_compile_once(data, count_compilations):
     x, y = (np.tile(a, (3, *[1] * (a.ndim - 1)))[:-1] for a in data)
     x[:, 1] += np.arange(len(x))  # all rows differ

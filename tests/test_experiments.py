@@ -666,7 +666,7 @@ def test_recipes_and_sets_can_be_chosen(tmp_path):
         pieces.main(defaults.SCRIPT, ["--datasets", "galss", "--out", str(tmp_path)])
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_optuna_asks_and_a_sweep_answers(folder, capsys):
     pytest.importorskip("optuna", reason="make peers installs it")
     from experiments import ask_and_tell

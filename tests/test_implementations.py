@@ -105,7 +105,7 @@ def test_what_won_elsewhere_is_not_in_a_program_for_a_cpu(operands, name, won):
     assert_same(call(*operands), with_gradients(OPS[name], operands, implementation="xla"))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_leaves_reached(operands, won):
     w, b, _, x = operands
     leaf = ops.hard(w, b, x)

@@ -231,7 +231,7 @@ def test_double_precision_elsewhere(x64, name):
     assert {a.dtype for a in found} == {jnp.dtype(jnp.float32)}
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_window_of_the_backward_pass_moves_no_decision():
     """In bfloat16, where splits divided by the window would be others: leaves get the gradient of the leaf reached."""
     x, weights, bias, leaves = operands(2000, 5, 3, 1, dtype=jnp.bfloat16)
@@ -276,7 +276,7 @@ def test_an_ensemble(config, gamma):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_subtrees_that_no_sample_of_a_block_reaches_are_not_visited():
     """What lies there is not a number, and does no harm: forwards, and backwards but in rows of its own."""
     x, weights, bias, leaves = operands(64, 5, 4, 2, trees=(1,))

@@ -202,6 +202,7 @@ def of_xz(table):
         return fit(table)
 
 
+@pytest.mark.slow
 def test_learns_what_a_linear_model_cannot(table, of_xz):
     x, y = table
     assert r2_score(y[HELD_OUT], of_xz.model.predict(x[HELD_OUT])) > 0.8  # linear regression has about 0

@@ -81,6 +81,7 @@ def test_the_best_epoch_by_validation_is_kept(noise, recipe):
     np.testing.assert_array_equal(result.history[:updates], last.history[:updates])  # not trained on
 
 
+@pytest.mark.slow
 def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, monkeypatch):
     monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements: 20)  # four mini-batches an epoch
     x, y = data

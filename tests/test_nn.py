@@ -36,6 +36,7 @@ def position(q, active):
     return np.clip(q + 0.5, 0, np.asarray(active)[:, None]).T
 
 
+@pytest.mark.slow
 def test_a_layer_is_a_traversal_of_its_batch(layer, x):
     q = rewards(layer, x)
     active = isotonic.prune_pav(q, 0.1 * 20)[0]
@@ -200,6 +201,7 @@ class Digits(nnx.Module):
         return self.trees(self.norm(nnx.relu(self.dense(images))))
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_trained_within_a_network():
     images, labels = load_digits(return_X_y=True)
     images, labels = jnp.asarray(images[:1200] / 16, jnp.float32), jnp.asarray(labels[:1200])

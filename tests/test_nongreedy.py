@@ -51,6 +51,7 @@ def losses_of(depth, inference, classes=True):
 # --- The surrogate loss ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), size=st.floats(0.01, 30))
 @pytest.mark.parametrize("classes", [True, False])
 def test_exact_surrogate_is_above_fast_one_is_above_loss(classes, seed, size):
@@ -89,6 +90,7 @@ def test_the_surrogate_tightens_as_splits_are_scaled_up(seed, larger):
         assert float(tight[1]) == pytest.approx(float(wide[1]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_assigned_to_the_leaves_that_samples_reach_it_is_the_plain_surrogate():
     params, batch = tree(4), samples()
     own = batch._replace(y=(batch.y, jnp.asarray(params.leaf_index(batch.x))))
@@ -272,7 +274,7 @@ def test_a_level_keeps_its_axis_aligned_splits_unless_it_betters_them(learning_r
     assert np.abs(splits).max(1).tolist() == pytest.approx(np.abs(splits).sum(1).tolist(), rel=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_targets_and_their_units():
     x, _ = table()
     y = np.where(x[:, 0] + x[:, 1] > 0, 3.0, -1.0) + x[:, 2]

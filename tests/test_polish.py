@@ -98,6 +98,7 @@ TREES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
 def test_loss_never_rises(data, name):
     x, y = data
@@ -238,7 +239,7 @@ def polish_one_by_one(tree, x, y, key):
     return tree, losses
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_side_by_side_is_one_after_the_other(data):
     x, y = data
     tree = random_tree(1)

@@ -66,6 +66,7 @@ def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, dep
         assert_the_same_in_pieces(tree.leaf_index, x)
 
 
+@pytest.mark.slow
 @pytest.mark.exact
 def test_more_rows_than_a_chunk_are_answered_as_fewer():
     tree, x = draw(4), samples(MANY)

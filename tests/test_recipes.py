@@ -222,6 +222,7 @@ def test_progress_in_a_pipe_is_some_lines(table, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("Polynomials: round 4 of 4, loss ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_progress_says_how_many_runs_go_on(table, capsys):
     recipe = jtrees.GET(depth=2, starts=5, epochs=200)

@@ -98,7 +98,7 @@ def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
         np.testing.assert_allclose(both.predict(TEST[0]), boosted.predict(TEST[0]), atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_validation_set_takes_the_place_of_rows_held_out():
     both = fit(validation=TEST)
     boosted = jtrees.fit(BOOSTED, *TRAIN, key=KEY, validation=TEST)

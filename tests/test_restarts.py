@@ -140,6 +140,7 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     assert result.report["chosen"] == losses.min(1).argmin() and result.loss == pytest.approx(losses.min(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_short_stages_do_not_see_the_rows_that_they_leave_out(data):
     (search, of) = search_of(data, GET.replace(starts=10, epochs=30, halving=True))
     start = search.prepare(of.batch, key=jax.random.key(1))
@@ -224,7 +225,7 @@ def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise, fo
     assert np.isfinite(ended.report["losses"][:, 0]).all() and np.isinf(ended.report["losses"][:, 1:]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_validation_set_decides_in_place_of_rows_left_out():
     x = np.random.default_rng(0).normal(size=(200, 60))
     y = np.where(x[:, 0] > 0, 1.0, -1.0) + 0.5 * x[:, 1] * x[:, 2]
@@ -352,6 +353,7 @@ def test_without_cart_nothing_is_reported_of_it(data, last_state):
 # --- Weights and validation ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_whole_weights_are_repeated_samples(data, base):
     """Weights 0, 1 and 8 that sum to the number of samples, so that repeated samples share the program.
 
@@ -521,7 +523,7 @@ def plane_and_steps():
     return x, np.where(x[:, 0] > 0, 2 * x[:, 1], -1)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_linear_leaves_in_units_far_from_one():
     """Slopes that float32 does not hold are refused: they would be 0, and the loss that of a model with slopes."""
     x, y = plane_and_steps()

@@ -225,6 +225,7 @@ def test_few_samples_of_very_many_features_have_one_and_many_do_not():
         assert has_one(GET, shape) == there
 
 
+@pytest.mark.slow
 def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves():
     assert has_one(GET, (60, 3)) and has_one(GET.replace(starts=2), (60, 3))
     for other in ({"starts": 1}, {"cart": False}, {"cart": "binned"}, {"leaves": "linear"}, {"ridge": False}):

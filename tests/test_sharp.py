@@ -128,6 +128,7 @@ def test_each_tree_under_vmap_goes_its_own_way(deep):
         same(jax.tree.map(lambda a, i=i: a[i], found), alone(*tree), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_far_and_equal_scores_give_no_nan():
     weights, bias, *rest = draw("constant", 1.0, np.float32)
     visit = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses))

@@ -78,6 +78,7 @@ def test_what_matters_is_kept(leaves):
     assert fit.report["cart_loss"] == dense.report["cart_loss"]
 
 
+@pytest.mark.slow
 def test_training_after_a_step_lowers_the_loss_of_the_hard_tree():
     x, y = plane()
     batch = Batch(np.float32(x), np.float32(y))
@@ -96,7 +97,7 @@ def test_training_after_a_step_lowers_the_loss_of_the_hard_tree():
     np.testing.assert_array_equal(nan[0], np.float32(weights))
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_tree_of_few_terms_stays_as_it_is():
     x, y = plane(p=4)
     base, fit = (jtrees.fit(recipe, x, y, key=KEY) for recipe in (GET, jtrees.Sparse(GET, terms=4)))
@@ -105,7 +106,7 @@ def test_a_tree_of_few_terms_stays_as_it_is():
     assert fit.report["terms"] == [4] and fit.loss == base.loss
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_number_of_terms_is_chosen_on_the_validation_set():
     x, y = plane(p=8)
     recipe = jtrees.Sparse(GET.replace(epochs=200), terms="auto", epochs=100)

@@ -84,7 +84,7 @@ def test_each_run_is_the_fit_alone(way):
     assert len({float(fit.loss) for fit in result.fits.ravel()}) == 8  # no two runs are one
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_each_seed_has_its_own_bootstrap_samples():
     """What is prepared on the host depends on the key."""
     bagged = jtrees.Bagged(DGT, trees=2)
@@ -137,6 +137,7 @@ def test_every_row_is_evaluated_once_by_a_run_that_did_not_see_it(weight):
     assert [np.array_equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, False]
 
 
+@pytest.mark.slow
 def test_reports_count_the_rows_that_were_trained_on():
     """And not those that a fold leaves out, which are in the program with weight 0."""
     fits = single(DGT.replace(depth=10), validation=3).fits[0, 0]
@@ -146,6 +147,7 @@ def test_reports_count_the_rows_that_were_trained_on():
     assert reached == list(map(nodes, fits, trained_on)) != [nodes(fit, X) for fit in fits]
 
 
+@pytest.mark.slow
 def test_bags_of_a_fold_hold_rows_that_were_trained_on():
     for fit in single(jtrees.Bagged(DGT, trees=2), validation=3).fits[0, 0]:
         report = fit.report
@@ -157,6 +159,7 @@ def test_bags_of_a_fold_hold_rows_that_were_trained_on():
 # --- Results ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_best_and_ties(monkeypatch):
     result = sweep(grid={"depth": (1, 3, 5)}, validation=(X, Y))
     assert result.fit is result.fits[*result.best, 0]

@@ -84,6 +84,7 @@ def test_derivatives_are_those_of_automatic_differentiation(name, x64):
     np.testing.assert_allclose(gradient[away], across[away], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_derivatives_of_several_outputs(x64):
     loss, own = losses.LogLoss(0.1), losses.OwnLoss(lambda outputs, y: losses.LogLoss(0.1).samples(outputs, y))
     outputs, y = jnp.asarray(rng.normal(size=(N, 3))), jnp.asarray(rng.integers(0, 3, N))
@@ -195,6 +196,7 @@ def test_scores_are_those_of_sklearn():
     assert even == pytest.approx(metrics.d2_absolute_error_score(y, predictions), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_class_weights_are_weights_of_rows():
     x, y = rng.normal(size=(120, 2)), np.arange(120) % 3
     recipe = jtrees.GET(depth=1, starts=1, epochs=3)

@@ -29,6 +29,7 @@ def test_shapes_of_outputs():
     assert [task.shape for task in tasks] == [(), (1,), (3,), (3,)]
 
 
+@pytest.mark.slow
 def test_a_task_may_have_classes_without_a_sample(standard_promotion):
     x, y = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32), np.arange(60) % 2
     recipe = jtrees.GET(depth=1, starts=1, epochs=5, cart=False)

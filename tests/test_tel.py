@@ -77,7 +77,7 @@ def test_steps_in_rows_are_lazy_adam(width, l2, x64):
     assert rested > 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_is_the_same_whichever_way_it_goes(count_compilations, x64):
     """A whole run, with batches that fit and others that do not; nothing is compiled for the second half."""
     data = Batch(jnp.asarray(X), jnp.asarray(CLASS, jnp.int32))
@@ -191,6 +191,7 @@ def test_products_of_features_are_learnt(lazy):
     )
 
 
+@pytest.mark.slow
 def test_gamma_is_what_reaches_leaves_and_the_logistic_twin_reaches_all():
     logistic = jtrees.fit(SMALL.replace(step="logistic", epochs=5), X, Y, key=KEY)
     assert logistic.report["reachable_leaves"] == 8 and not logistic.report["overflows"]

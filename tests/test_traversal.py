@@ -56,6 +56,7 @@ def test_gradients_of_a_traversal(x64):
         np.testing.assert_allclose(jax.jit(jacobian(jax.jacrev(both)))(numbers), slope(backward), rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_ties_send_the_gradient_to_one_argument():
     # All scores 0: every q below the root is 0, and the score nearest to the root has the whole gradient.
     gradient = jax.jacrev(lambda s: rewards(s)[3:])(jnp.zeros(3))

@@ -103,6 +103,7 @@ def reachable_answers(tree, node):
     return reachable_answers(tree, 2 * node + 1 + int(tree.bias[node] > 0))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(["constant", "two outputs", "linear", "bounded"]), st.integers(2, 4))
 def test_merging_keeps_every_prediction_and_leaves_no_split_of_equal_leaves(seed, kind, different):
     rng = np.random.default_rng(seed)
