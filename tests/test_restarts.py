@@ -1,6 +1,7 @@
 """The search of GET and RADDT: many starts under ever sharper routings, CART the first of them."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -141,28 +142,64 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
 
 
 @pytest.mark.slow
-def test_short_stages_do_not_see_the_rows_that_they_leave_out(data):
+@pytest.mark.parametrize("folds", [1, 5])
+def test_short_stages_do_not_see_the_rows_that_they_leave_out(data, folds, monkeypatch):
+    """Of one fold, these rows alone decide who goes on; of five, they also train the starts that leave out others."""
+    monkeypatch.setattr(_restarts, "_FEW_ROWS", 200 if folds > 1 else 199)
     (search, of) = search_of(data, GET.replace(starts=10, epochs=30, halving=True))
     start = search.prepare(of.batch, key=jax.random.key(1))
     fold, rounds = start.fold, search.rounds
-    assert (np.bincount(fold) == len(data[0]) // 5).all() and rounds.first == (0, 1, 2, 3, 4)
+    assert (np.bincount(fold[fold >= 0]) == [len(data[0]) // 5] * folds).all() and rounds.first == (0, 1, 2, 3, 4)
 
     @jax.jit
     def run(batch):
         state, losses = search.init(start, batch, key=jax.random.key(0)), []
-        for i in range(2):
+        for i in range(3):
             state, lost = search.round(rounds.at(i), state, batch, None)
             losses.append(lost)
-        return losses
+        return state.runs, losses[:2]
 
-    losses = run(of.batch)
-    for i in range(5):
+    kept = lambda runs: set(np.asarray(runs.number[:2]).tolist())
+    runs, losses = run(of.batch)
+    for i in range(folds):
         y = of.batch.y.copy()
         y[fold == i] = y[fold == i][::-1]  # the range, of which empty leaves have the middle, stays
-        other = run(of.batch._replace(y=y))
+        changed, other = run(of.batch._replace(y=y))
         for one, two in zip(losses, other, strict=True):
-            np.testing.assert_array_equal(one[i::5], two[i::5])
-            assert not (np.asarray(one) == np.asarray(two))[np.arange(10) % 5 != i, :3].all(1).any()
+            np.testing.assert_array_equal(one[i::folds], two[i::folds])
+            assert not (np.asarray(one) == np.asarray(two))[np.arange(10) % folds != i, :3].all(1).any()
+        assert len(kept(runs)) == len(kept(changed)) == 2 and (folds > 1 or kept(runs) != kept(changed))
+
+
+def test_starts_are_compared_with_cart_by_losses_over_the_weight_of_their_fold():
+    """Four starts, two folds, two grown trees, of which the second is the better; two starts would go on."""
+    search = options.checked(GET.replace(starts=4, halving=True)).search(Regression(), (9, 2))
+    compared = search.round.__self__._beside_grown
+
+    def found(own, finite=(True,) * 4, folds=2):
+        losses = np.float32(np.column_stack([own, [9.0] * 4, [2.0, 10.0 if folds > 1 else 2.0] * 2]))
+        of_starts = SimpleNamespace(number=jnp.arange(4), training=SimpleNamespace(finite=jnp.asarray(finite)))
+        grown = SimpleNamespace(bias=np.zeros((folds, 2, 3)))
+        state = _restarts.Runs(of_starts, None, grown, jnp.asarray([2.0, 10.0])[:folds], None)
+        scores, beaten_by = compared(jnp.asarray(losses), state)
+        return pytest.approx(scores.tolist(), abs=1e-6), int(beaten_by)
+
+    assert found([1.0, 9.0, 3.0, 11.0]) == ([-0.5, -0.1, 0.5, 0.1], -1)
+    assert found([1.9, 11.0, 3.0, 12.0]) == ([-0.05, 0.1, 0.5, 0.2], 1)  # one is better, two are not
+    assert found([1.9, 11.0, 3.0, 12.0], [True, False, False, False])[1] == -1  # one is left, and it is better
+    assert found([1.9, 9.0, 3.0, 12.0], [False] * 4)[1] == 1
+    # Of one fold the lowest decides, and scores are losses.
+    assert found([1.9, 3.0, 4.0, 5.0], folds=1) == ([1.9, 3.0, 4.0, 5.0], -1)
+    assert found([2.0, 3.0, 4.0, 5.0], folds=1)[1] == 1  # as good is enough
+    assert found([0.0] * 4)[1] == -1  # no row is left out
+
+
+def test_padding_does_not_change_the_number_of_folds():
+    """995 rows are few, also where a program has 1024."""
+    x = np.random.default_rng(0).normal(size=(995, 3)).astype(np.float32)
+    search = options.checked(GET.replace(starts=6, halving=True)).search(Regression(), (1024, 3))
+    start = search.prepare(Batch(x, x[:, 0], None), key=jax.random.key(0))
+    assert len(start.grown.bias) == len(start.shares) == 5 and (start.shares == 199).all()
 
 
 def test_of_many_rows_all_starts_leave_out_the_same():

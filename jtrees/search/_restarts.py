@@ -55,7 +55,8 @@ class Start(NamedTuple):
       fold: fold of each row, -1 of those in none, ``(n,)``: the short stages of start i leave out fold i, counted from
         0 again after the last; or None.
       grown: as ``splits``, but grown without each fold, ``(folds, m, nodes, p)``; or None.
-      shares: total weight of each fold, ``(folds,)``; or None.
+      shares: total weight of each fold, ``(folds,)``, or None; summed on the host, as a sum over devices that no other
+        depends on may wait for ever.
     """
 
     splits: Any
@@ -83,6 +84,7 @@ class Runs(NamedTuple):
 
     @property
     def folds(self) -> int:
+        """Number of folds that the short stages leave out in turn."""
         return 1 if self.grown is None else len(self.grown.bias)
 
     def fold_of(self, number: Array) -> Any:
@@ -250,7 +252,7 @@ class _Restarts:
         if _holds_out(state, validation):
 
             def evaluated(number: Array, splits: ObliqueTree) -> Array:
-                inside, outside = (state.weight(number, batch, of, not of) for of in (True, False))
+                inside, outside = state.weight(number, batch, True, False), state.weight(number, batch, False, True)
                 tree = self.stages.with_leaves(splits, batch)
                 outputs = tree.refit(*batch._replace(weight=inside)).apply(batch.x)
                 # Not over the sum of weights, another sum over devices, which depends on none of those of the refit.
@@ -261,12 +263,12 @@ class _Restarts:
                 scores = map_starts(evaluated, state.runs.number, splits)
             else:
 
-                def beside_grown(number: Array, splits: ObliqueTree) -> Array:
+                def of_start_and_grown(number: Array, splits: ObliqueTree) -> Array:
                     grown = jax.tree.map(lambda a: a[state.fold_of(number)], state.grown)
                     return jax.vmap(partial(evaluated, number))(jax.tree.map(_joined, splits, grown))
 
                 # With each start, for all to be mapped over as many devices as elsewhere.
-                losses = map_starts(beside_grown, state.runs.number, splits)
+                losses = map_starts(of_start_and_grown, state.runs.number, splits)
                 scores, beaten_by = self._beside_grown(losses, state)
             best = best.replace(score=jnp.full_like(scores, jnp.inf))  # it was of fewer rows
         training = state.runs.training  # of which only `finite` is still needed
@@ -294,7 +296,7 @@ class _Restarts:
         ahead = jnp.sort(jnp.where(finite, ahead, jnp.inf))[:compared]
         better = ahead.mean(where=jnp.arange(len(ahead)) < finite.sum()) < 0
         # The losses are 0 where no row is held out, of fewer than five.
-        beaten = ~better & (jnp.where(finite, own, 0).max() != 0)
+        beaten = ~better & (~finite.any() | (jnp.where(finite, own, 0).max() != 0))
         return scores, jnp.where(beaten, best_grown, -1).astype(jnp.int32)
 
     def _empty(self, data: Data) -> Any:
