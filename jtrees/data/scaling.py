@@ -1,6 +1,5 @@
 """Scaling: the map between the user's units and the scaled data of searches, and of models back."""
 
-from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import io, pytree, sharding, tasks
+from jtrees import compilation, io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import refit_hierarchical
 from jtrees.training import Batch
@@ -196,7 +195,7 @@ class Data(NamedTuple):
         return restored, float(criterion) * self.loss_unit
 
 
-@partial(jax.jit, static_argnums=3)
+@compilation.once(static_argnums=3)
 def _refit(leaves: Any, leaf: jax.Array, batch: Batch, shrink: bool) -> tuple[Any, jax.Array]:
     refitted = refit_hierarchical(leaves, leaf, *batch) if shrink else leaves.refit(leaf, *batch)
     return refitted, leaves.criterion(leaf, *batch)

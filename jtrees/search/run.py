@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io, pytree, sharding, validation as checks
+from jtrees import compilation, io, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table, held_out_table
 from jtrees.data.baselines import baselines, warn_if_behind
 from jtrees.losses.samples import check_without_link
@@ -211,7 +211,7 @@ def plain(value: Any) -> Any:
 
 
 # Static options are part of the recipe's tree structure: a new depth recompiles, a new learning rate does not.
-@functools.partial(jax.jit, static_argnames="task")
+@compilation.once(static_argnames="task")
 def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) -> tuple[Any, Array]:
     """Returns the state and the number of the first round."""
     search = recipe.search(task, batch.x.shape)
@@ -229,7 +229,7 @@ def _round(
     return state, losses, search.next(i + 1, state, search.rounds)
 
 
-@functools.partial(jax.jit, static_argnames="task")
+@compilation.once(static_argnames="task")
 def _result(recipe: Any, task: Task, state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
     return recipe.search(task, batch.x.shape).result(state, batch, validation)
 
@@ -268,7 +268,7 @@ def run_rounds(
 
 def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:
     """Returns the memory of a round in bytes, as reported by the compiler; the compiled program is reused."""
-    state, _ = jax.eval_shape(lambda *args: _init(recipe, task, *args), None, batch, None)
+    state, _ = jax.eval_shape(lambda *args: _init.__wrapped__(recipe, task, *args), None, batch, None)
     program = _round.lower(recipe, task, jnp.int32(0), state, batch, validation).compile()
     sizes: Any = program.memory_analysis()
     return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
