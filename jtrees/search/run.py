@@ -268,7 +268,7 @@ def run_rounds(
 
 def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:
     """Returns the memory of a round in bytes, as reported by the compiler; the compiled program is reused."""
-    state, _ = jax.eval_shape(lambda *args: _init.__wrapped__(recipe, task, *args), None, batch, None)
+    state, _ = jax.eval_shape(lambda recipe, batch: _init.__wrapped__(recipe, task, None, batch, None), recipe, batch)
     program = _round.lower(recipe, task, jnp.int32(0), state, batch, validation).compile()
     sizes: Any = program.memory_analysis()
     return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
