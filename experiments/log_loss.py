@@ -27,12 +27,15 @@ import jtrees
 
 ROWS = 6000  # to train on, and to test on, at most
 FEATURES = 100  # of a table, at most, for linear leaves
-# Two recipes, of which that with the lower loss on the rows that it holds out is taken.
-_CONSTANT = jtrees.Boosted(jtrees.Boosted().base.replace(depth=4), rounds=100, subsample=0.5)
+# Of the recipes of a part, that with the lowest loss on the rows that it holds out is taken.
+_OF = jtrees.Boosted().base
+_CONSTANT = jtrees.Boosted(_OF.replace(depth=4), rounds=100, subsample=0.5)
 REFINED: Any = (jtrees.Refined(**WAYS), jtrees.Refined(_CONSTANT, **WAYS))
-# Shallow trees of half of the rows and features, in short steps.
-BOOSTED: Any = jtrees.Boosted(
-    jtrees.Boosted().base.replace(depth=3), rounds=400, learning_rate=0.05, subsample=0.5, columns=0.5
+# Trees of half of the rows and features: shallow ones in short steps, deeper ones in longer steps.
+_HALF: Any = {"rounds": 400, "subsample": 0.5, "columns": 0.5}
+BOOSTED: Any = (
+    jtrees.Boosted(_OF.replace(depth=3), learning_rate=0.05, **_HALF),
+    jtrees.Boosted(_OF.replace(depth=5), learning_rate=0.1, **_HALF),
 )
 
 
@@ -42,24 +45,28 @@ def scores(probabilities: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dic
     return {"log_loss": float(metrics.log_loss(y, probabilities, labels=classes)), "accuracy": accuracy}
 
 
-def refined(split: Split, seed: int) -> dict[str, Any]:
-    """The better of the recipes by the fifth of the rows that each holds out."""
+def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
+    """The best of the recipes by the fifth of the rows that each holds out, and how each does."""
     x, x_test, y, y_test = split
-    how: Any = {"task": "classification", "key": jax.random.key(seed)}
-    some = REFINED if x.shape[1] <= FEATURES else REFINED[1:]
-    fits = [jtrees.fit(recipe, x, y, **how) for recipe in some]
-    held_out = [min(fit.report["refined_losses"].min(), fit.report["boosted_loss"]) for fit in fits]
-    model = fits[chosen := int(np.argmin(held_out))].model
-    each = [scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y)) for fit in fits]
-    return each[chosen] | {"numbers": model.num_parameters, "chosen": REFINED.index(some[chosen]), "each": each}
+    each = []
+    for recipe in recipes:
+        fit = jtrees.fit(recipe, x, y, task="classification", key=jax.random.key(seed))
+        of_trees = scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y))
+        held_out = float(min(np.min(fit.report[name]) for name in ("losses", "refined_losses") if name in fit.report))
+        each.append(of_trees | {"numbers": fit.model.num_parameters, "held_out": held_out})
+    best = min(range(len(each)), key=lambda i: each[i]["held_out"])
+    return each[best] | {"chosen": best, "each": each}
+
+
+def refined(split: Split, seed: int) -> dict[str, Any]:
+    """Boosting and training of all trees together; with linear leaves for few features only."""
+    few = split[0].shape[1] <= FEATURES
+    return chosen(REFINED if few else REFINED[1:], split, seed)
 
 
 def boosted(split: Split, seed: int) -> dict[str, Any]:
-    """Boosting alone, as many rounds as are best for the fifth of the rows that it holds out."""
-    x, x_test, y, y_test = split
-    fit = jtrees.fit(BOOSTED, x, y, task="classification", key=jax.random.key(seed))
-    numbers = {"numbers": fit.model.num_parameters, "rounds": int(fit.report["rounds"])}
-    return scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y)) | numbers
+    """Boosting alone."""
+    return chosen(BOOSTED, split, seed)
 
 
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
@@ -89,10 +96,10 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         sizes: Any = {"train_size": train, "test_size": min(ROWS, len(table.y) - train)}
         return PARTS[part](train_test_split(table.x, table.y, **sizes, random_state=seed, stratify=table.y), seed)  # type: ignore[arg-type]
 
-    settings = {
-        "refined": {"recipes": [pieces.recipe_text(recipe) for recipe in REFINED]},
-        "boosted": {"recipe": pieces.recipe_text(BOOSTED)},
-    }.get(part, {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS})
+    recipes = {"refined": REFINED, "boosted": BOOSTED}.get(part)
+    settings: dict[str, Any] = {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
+    if recipes is not None:
+        settings = {"recipes": [pieces.recipe_text(recipe) for recipe in recipes]}
     yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
 
 
@@ -126,9 +133,10 @@ def report(found: pieces.Found, command: str) -> str:
         f"deviation over random splits, if there are several; 75/25, at most {ROWS} rows each. Refined GET: the better "
         "of two recipes (100 trees of depth 4 with linear or with constant leaves, four ways to train them together "
         f"each; linear ones for at most {FEATURES} features) by the fifth of the training rows that is held out. "
-        "Boosted GET: up to 400 trees of depth 3 with constant leaves, in steps of 0.05, of half of the rows and "
-        f"features. The others: seven options each by {rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up "
-        f"to {rivals.ROUNDS} trees with early stopping. Two are compared on the splits that both have."
+        "Boosted GET: the better, likewise, of up to 400 trees of depth 3 with constant leaves in steps of 0.05 and of "
+        "depth 5 in steps of 0.1, of half of the rows and features. The others: seven options each by "
+        f"{rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up to {rivals.ROUNDS} trees with early "
+        "stopping. Two are compared on the splits that both have."
     )
     header = ["set", *(TITLES[part] for part in there)]
     return f"# Log loss of classes\n\n{about}\n\n{benchmark.markdown(header, rows)}\n" + "\n".join(lines) + "\n"

@@ -534,7 +534,7 @@ def test_linear_leaves_of_lightgbm_are_counted():
 def test_every_part_of_log_losses_that_is_ours_runs(folder, monkeypatch):
     small = jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1)
     monkeypatch.setattr(log_loss, "REFINED", (small, small.replace(learning_rate=0.01)))
-    monkeypatch.setattr(log_loss, "BOOSTED", small.base.replace(patience=3))
+    monkeypatch.setattr(log_loss, "BOOSTED", (small.base, small.base.replace(patience=3)))
     text = report_of(log_loss, folder, "segmentation", more=["--parts", "refined", "boosted"])
     cells = []
     for part in ("refined", "boosted"):

@@ -15,7 +15,7 @@ from jtrees.search._soft_method import soft_method
 from jtrees.tasks import Regression, Task
 
 # Under each sharpness, by kind of leaves. 3000 is the paper's number; trees with linear leaves are as accurate with a
-# third of it (means over ten sets: experiments/results/defaults.md).
+# third of it (experiments.defaults, mean test R^2 of ten sets: 77.9 per cent with 3000, 78.1 with 1000).
 _EPOCHS = {"constant": 3000, "linear": 1000}
 
 
