@@ -372,3 +372,12 @@ def test_the_score_of_linear_leaves_is_their_criterion(data):
     leaf = jnp.asarray(oracles.walk(params.weights, params.bias, batch.x))
     assert score == pytest.approx(float(params.leaves.criterion(leaf, *batch)), rel=1e-5)
     assert score == more  # hard trees are scored without the penalty
+
+
+@pytest.mark.parametrize("leaves, epochs", [("constant", 3000), ("linear", 1000)])
+def test_epochs_under_each_sharpness_unless_they_are_given(leaves, epochs):
+    lengths = lambda **options: (
+        jtrees.GET(leaves=leaves, **options).search(jtrees.Regression(), (100, 3)).rounds.lengths
+    )
+    assert lengths() == (epochs // 10,) * 2 + (epochs,) * 2
+    assert lengths(epochs=500, halving=False) == (500, 500)
