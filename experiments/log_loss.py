@@ -60,8 +60,9 @@ def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
 
 def refined(split: Split, seed: int) -> dict[str, Any]:
     """Boosting and training of all trees together; with linear leaves for few features only."""
-    few = split[0].shape[1] <= FEATURES
-    return chosen(REFINED if few else REFINED[1:], split, seed)
+    skipped = 0 if split[0].shape[1] <= FEATURES else 1
+    found = chosen(REFINED[skipped:], split, seed)
+    return found | {"chosen": found["chosen"] + skipped}
 
 
 def boosted(split: Split, seed: int) -> dict[str, Any]:
