@@ -7,28 +7,34 @@ from typing import Any
 import jax
 import numpy as np
 
-# Code for a CPU that is not optimised, from XLA's older emitters. Of the programs around the rounds of GET and
-# LatentTree, 0.15 to 1.7 s of compilation became 0.1 to 0.5 s; they run up to ten times as long, in milliseconds.
-# (XLA refuses a program with options that it does not know, which a later one may not.)
-_QUICK = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 12):
-    _QUICK["xla_cpu_use_fusion_emitters"] = False
-_SMALL = 2**19  # numbers in the arguments, up to which slower code costs less than a tenth of a second
+# On a CPU, with XLA's older emitters. Level 1 runs as fast as the default and compiles in two thirds of the time;
+# level 0 compiles in a third to a half, but its code can take eight times as long.
+_SMALL = 2**16  # numbers in the arguments, up to which the code of level 0 takes some milliseconds
+
+
+def _options(level: int) -> dict[str, Any]:
+    """Returns XLA's options for this level of optimisation; it refuses those that it does not know, as a later may."""
+    older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
+    return {"xla_backend_optimization_level": level} | older_emitters
 
 
 def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, not while tracing.
 
-    With small arguments on a CPU, the program is compiled quickly rather than well; results differ by rounding.
+    On a CPU the program is compiled quickly rather than well, the more so the smaller its arguments; results differ
+    by rounding.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
-        well, quickly = jax.jit(fn, **options), jax.jit(fn, compiler_options=_QUICK, **options)
+        as_usual = jax.jit(fn, **options)
+        quickest, quickly = (jax.jit(fn, compiler_options=_options(level), **options) for level in (0, 1))
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
+            if jax.default_backend() != "cpu":
+                return as_usual(*args)
             small = sum(np.size(a) for a in jax.tree.leaves(args)) <= _SMALL
-            return (quickly if small and jax.default_backend() == "cpu" else well)(*args)
+            return (quickest if small else quickly)(*args)
 
         return call
 

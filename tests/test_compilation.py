@@ -7,6 +7,8 @@ import pytest
 
 import jtrees
 from jtrees import compilation
+from jtrees.data import scaling
+from jtrees.search import run
 
 
 def test_equals_the_plain_function_and_compiles_once_for_each_shape_and_static_option(count_compilations):
@@ -14,18 +16,19 @@ def test_equals_the_plain_function_and_compiles_once_for_each_shape_and_static_o
     def total(x, power):
         return (x**power).sum()
 
-    x, large = jnp.arange(4.0), jnp.ones(2**19 + 1)
+    x, large = jnp.arange(4.0), jnp.ones(2**16 + 1)
     assert total(x, 2) == total.__wrapped__(x, 2) == 14
     assert total(large, 3) == len(large)
     assert count_compilations(lambda: (total(x, 2), total(large, 3))) == 0
     assert total(x, 3) == 36
 
 
-@pytest.mark.parametrize("size, quickly", [(2**19, True), (2**19 + 1, False)])
-def test_only_small_arguments_are_compiled_quickly(monkeypatch, size, quickly):
+@pytest.mark.parametrize("backend, size, level", [("cpu", 2**16, 0), ("cpu", 2**16 + 1, 1), ("gpu", 1, None)])
+def test_the_level_of_optimisation_goes_by_the_device_and_the_size(monkeypatch, backend, size, level):
     monkeypatch.setattr(jax, "jit", lambda fn, compiler_options=None: lambda x: compiler_options)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     options = compilation.once()(jnp.sum)(np.zeros(size))
-    assert options == (compilation._QUICK if quickly else None)
+    assert options == (None if level is None else compilation._options(level))
 
 
 RECIPES = [jtrees.GET(epochs=20), jtrees.LatentTree(epochs=5), jtrees.TEL(epochs=5)]
@@ -33,11 +36,15 @@ RECIPES = [jtrees.GET(epochs=20), jtrees.LatentTree(epochs=5), jtrees.TEL(epochs
 
 @pytest.mark.exact
 @pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("small", [2**16, 0], ids=["level 0", "level 1"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
-def test_code_that_is_not_optimised_makes_the_same_model(monkeypatch, data, recipe):
+def test_code_compiled_quickly_makes_the_same_model(monkeypatch, data, recipe, small):
     x, y = data
     fit = lambda: jtrees.fit(recipe, x, y, key=jax.random.key(0))
+    monkeypatch.setattr(compilation, "_SMALL", small)
     quickly = fit().predict(x)
-    monkeypatch.setattr(compilation, "_SMALL", 0)
+    for name in ("_init", "_result"):
+        monkeypatch.setattr(run, name, jax.jit(getattr(run, name).__wrapped__, static_argnames="task"))
+    monkeypatch.setattr(scaling, "_refit", jax.jit(scaling._refit.__wrapped__, static_argnums=3))
     # Rounding of float32, through some hundred updates.
     np.testing.assert_allclose(quickly, fit().predict(x), rtol=1e-3, atol=1e-3 * np.ptp(y))
