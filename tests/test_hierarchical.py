@@ -63,6 +63,32 @@ def test_values_and_strength_are_those_of_the_definition(seed, noise):
     assert float(chosen) == pytest.approx(strength)
 
 
+def test_what_a_split_costs():
+    """With a cost of each node, the sum of its share in the trace; and a strength that is given is kept."""
+    rng = np.random.default_rng(0)
+    leaf, y, cost = rng.choice([0, 1, 2, 3, 4, 7], N), rng.normal(size=N), rng.uniform(2, 5, LEAVES - 1)
+    y += 0.5 * leaf
+    found = []
+    for strength in STRENGTHS:
+        values, _ = definition(leaf, y, np.ones(N), strength)
+        df = 2.0
+        for level in range(DEPTH):
+            for node in range(2**level):
+                below = leaf[(leaf >> (DEPTH - level)) == node] >> (DEPTH - level - 1)
+                if len(set(below)) == 2:
+                    df += cost[2**level - 1 + node] * len(below) / (len(below) + strength)
+        found.append((((y - values[leaf]) ** 2).sum() / (1 - df / N) ** 2 if df < N else np.inf, strength, values))
+    _, strength, values = min(found, key=lambda one: one[0])
+    assert 0 < strength < 1e4
+    with jax.enable_x64(True):
+        fit = lambda **options: leaves.fit_hierarchical(jnp.asarray(leaf), jnp.asarray(y), LEAVES, **options)
+        for options in ({"cost": jnp.asarray(cost)}, {"strength": strength}):
+            ours, chosen = fit(**options)
+            np.testing.assert_allclose(ours, values, rtol=1e-9, atol=1e-9)
+            assert float(chosen) == pytest.approx(strength)
+        assert fit()[1] < strength  # at a cost of 2
+
+
 @pytest.mark.slow
 def test_more_noise_shrinks_more_and_no_noise_not_at_all():
     rng = np.random.default_rng(0)

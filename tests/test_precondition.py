@@ -132,7 +132,7 @@ def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen
 def test_a_strength_must_be_clearly_better_than_none(losses, chosen):
     """Of 100 rows held out, by half of the tenth that is one over the root of their number."""
     prepared = Prepared(None, jnp.arange(150) < 100, True, None)
-    assert Trials(prepared, KEY, None, jnp.int32(0), jnp.asarray(losses), jnp.zeros(3)).best() == chosen
+    assert Trials(prepared, KEY, None, jnp.int32(0), jnp.asarray(losses), jnp.zeros(3), None).best() == chosen
 
 
 @pytest.mark.slow
@@ -203,6 +203,24 @@ def test_where_features_are_uncorrelated_trials_of_strengths_are_skipped_and_cha
     outputs = result.model.apply if name == "DGT" else result.model.outputs
     ours = np.asarray(outputs(jnp.asarray(batch.x[:600])))
     np.testing.assert_allclose(ours * np.ptp(y) + y.min(), fit.predict(x), atol=1e-4)  # float32
+
+
+@pytest.mark.parametrize("rows", sweeps.slow([99, 300, 600, 1001], [300]))
+def test_what_a_trial_found_is_handed_to_the_last_run(rows):
+    """Uncorrelated features: only tables of 100 to 1000 rows have a trial, to find a strength of shrinkage."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, 3)), rng.normal(size=rows)
+    fit, by_gcv, unshrunk = (
+        jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=KEY)
+        for options in ({}, {"precondition": 0.0}, {"shrink": False})
+    )
+    within = 100 <= rows <= 1000
+    assert np.isfinite(fit.report.get("trials", np.inf)).sum() == within
+    assert np.isinf(unshrunk.report.get("trials", np.inf)).all()
+    # Targets that are noise: means are the best for rows held out, and so it is what the last run gets.
+    spread = lambda fit: np.std(fit.predict(x))
+    assert spread(by_gcv) < spread(unshrunk)
+    assert spread(fit) < 0.02 if within else spread(fit) == spread(by_gcv)
 
 
 @pytest.mark.parametrize(("steps", "per_epoch"), [(1, 1), (7, 7), (2300, 23), (2000, 5), (101, 10)])

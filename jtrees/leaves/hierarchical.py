@@ -6,9 +6,9 @@ at each node, root first, a leaf has the value
     m_root + sum over its path of (m_node - m_parent) / (1 + strength / N_parent),
 
 so that a step down the tree counts less the fewer samples it rests on. Values are linear in the targets. The strength
-minimises generalised cross-validation, ``RSS / (1 - 2 df / n)^2``, where df is the trace of that linear map. Each
-degree of freedom counts twice, since the splits, too, were fitted to the targets (as in Friedman's MARS, where it
-counts two to four times).
+minimises generalised cross-validation, ``RSS / (1 - df / n)^2``. The trace of that linear map has 1 for the mean, and
+``N / (N + strength)`` for each split of N samples in two. In df each of these counts twice or more, its cost, since the
+splits, too, were fitted to the targets (as in Friedman's MARS, where it counts two to four times).
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ from jtrees.leaves.constant import (
 )
 
 STRENGTHS = (0.0, *np.geomspace(0.1, 1e4, 16))
-_COST = 2.0  # of a degree of freedom
+_COST = 2.0
 
 
 def fit_hierarchical(
@@ -41,8 +41,10 @@ def fit_hierarchical(
     num_leaves: int,
     *,
     sample_weight: Float[Array, " n"] | None = None,
+    strength: Any = None,
+    cost: Any = _COST,
 ) -> tuple[Float[Array, "leaves *k"], Float[Array, ""]]:
-    """Returns the shrunk mean of the targets in each leaf, and the strength, the best of 17 from 0 to 10 000 samples.
+    """Returns the shrunk mean of the targets in each leaf, and the strength.
 
     An empty leaf has the value of its parent.
 
@@ -51,6 +53,8 @@ def fit_hierarchical(
       y: targets, ``(n,)`` or ``(n, k)``; of several, all are shrunk alike.
       num_leaves: number of leaves, a power of 2.
       sample_weight: nonnegative weights; a weight counts as that many samples.
+      strength: the strength, in samples; None: the best of 17 from 0 to 10 000 by generalised cross-validation.
+      cost: what a split counts in that criterion, a number or one of each internal node, ``(leaves - 1,)``.
 
     Example:
       >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty
@@ -68,36 +72,43 @@ def fit_hierarchical(
     levels = [jax.ops.segment_sum(columns, leaf_index, num_leaves)]  # of weights and weighted targets, leaves first
     while len(levels[-1]) > 1:
         levels.append(topology.pairs(levels[-1]).sum(1))
-    squares = (weight[:, None] * jnp.square(y)).sum()
+    squares, costs = (weight[:, None] * jnp.square(y)).sum(), jnp.broadcast_to(cost, num_leaves - 1)
 
     def fitted(strength: Array) -> tuple[Array, Array]:
         """Returns the values, relative to the mean, and their criterion."""
-        root = levels[-1]
-        values, leverage = root[:, 1:] / n, 1 / root[:, 0]
+        values, freedom = levels[-1][:, 1:] / n, _COST
         for parents, children in zip(levels[:0:-1], levels[-2::-1], strict=True):
-            parent, count = (jnp.repeat(a, 2, axis=0) for a in (parents, parents[:, 0]))
-            some, share = children[:, 0] > 0, count / (count + strength)
-            safe = lambda of, some=some: jnp.where(some, of[:, 0], 1)[:, None]
-            step = children[:, 1:] / safe(children) - parent[:, 1:] / safe(parent)
-            values = jnp.repeat(values, 2, axis=0) + jnp.where(some[:, None], share[:, None] * step, 0)
-            rise = share * (1 / safe(children) - 1 / safe(parent))[:, 0]
-            leverage = jnp.repeat(leverage, 2) + jnp.where(some, rise, 0)
+            some, first = children[:, 0] > 0, len(parents) - 1
+            share = parents[:, 0] / (parents[:, 0] + strength)
+            safe = lambda of: of[:, 1:] / jnp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
+            step = jnp.repeat(share, 2)[:, None] * (safe(children) - jnp.repeat(safe(parents), 2, axis=0))
+            values = jnp.repeat(values, 2, axis=0) + jnp.where(some[:, None], step, 0)
+            divided, of_level = topology.pairs(some).all(1), costs[first : first + len(parents)]
+            freedom += jnp.where(divided, share * of_level, 0).sum()
         count, sums = levels[0][:, 0], levels[0][:, 1:]
         rss = squares - 2 * (values * sums).sum() + (count[:, None] * jnp.square(values)).sum()
-        left = 1 - _COST * (count * leverage).sum() / n
+        left = 1 - freedom / n
         return values, jnp.where(left > 0, rss / jnp.square(jnp.where(left > 0, left, 1)), jnp.inf)
 
-    strengths = jnp.asarray(STRENGTHS, y.dtype)
-    values, criterion = jax.lax.map(fitted, strengths)
-    best = jnp.argmin(criterion)
-    return (mean + values[best]).reshape(shape), strengths[best]
+    if strength is None:
+        strengths = jnp.asarray(STRENGTHS, y.dtype)
+        values, criterion = jax.lax.map(fitted, strengths)
+        best = jnp.argmin(criterion)
+        values, strength = values[best], strengths[best]
+    else:
+        strength = jnp.asarray(strength, y.dtype)
+        values, _ = fitted(strength)
+    return (mean + values).reshape(shape), strength
 
 
-def refit_hierarchical(leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Any:
+def refit_hierarchical(
+    leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
+) -> Any:
     """Returns leaves refitted to samples and shrunk, means of targets or class frequencies; linear leaves, which have a
     shrinkage of their own, only refitted.
 
     Uneven weights count as fewer samples. Class frequencies are smoothed as by :func:`jtrees.leaves.fit_frequencies`.
+    ``options`` are ``strength`` and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
 
     Example:
       >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty
@@ -110,8 +121,8 @@ def refit_hierarchical(leaves: Any, leaf_index: Array, x: Array, y: Array, sampl
         return leaves.refit(leaf_index, x, y, sample_weight)
     num_leaves, weight = len(leaves.values), effective(sample_weight)
     if isinstance(leaves, Constant):
-        return Constant(fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight)[0])
+        return Constant(fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight, **options)[0])
     one_hot = jax.nn.one_hot(y, leaves.values.shape[1], dtype=leaves.values.dtype)
-    values, _ = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight)
+    values, _ = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight, **options)
     counts = class_counts(leaf_index, y, *leaves.values.shape, sample_weight=weight)
     return leaves.of_frequencies(smoothed(jnp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts)))

@@ -8,6 +8,7 @@ features, all directions move alike. C is shrunk towards the identity, ``(1 - s)
 noise, and so that C may be singular: at strength s = 0 features stay as they are, near 1 they become uncorrelated.
 """
 
+from collections.abc import Callable
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ _HELD_OUT = 0.2  # part of the rows that strengths are compared on
 _MARGIN = 0.5
 _FEWEST = 500  # rows of a table below which those held out are too few to compare strengths
 _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
-_FEWEST_EARLY = 100  # likewise to stop early
+_FEWEST_EARLY = 100  # likewise to stop early, or to hand over what a trial found
+_FEW = 1000  # rows up to which there is a trial to hand over what it finds, as a fit is short
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
 _TENTH = 10  # from one number of epochs after which a run may end to the next, at least one
@@ -112,6 +114,7 @@ class Trials(NamedTuple):
       chosen: index of its strength.
       losses: loss of each trial on the rows held out; infinite before, and if it was not run.
       steps: number of updates before these.
+      found: what each trial hands over to the last run, NaN before, and if it was not run.
     """
 
     prepared: Prepared
@@ -120,6 +123,7 @@ class Trials(NamedTuple):
     chosen: Array
     losses: Array
     steps: Array
+    found: Array
 
     def best(self) -> Array:
         """Returns the index of the best strength, or of the first if none is clearly better."""
@@ -129,7 +133,13 @@ class Trials(NamedTuple):
 
 
 def preconditioned(
-    base: Search, strength: float | str, shape: tuple[int, int], *, trial: float = 1.0, stop_early: int = 0
+    base: Search,
+    strength: float | str,
+    shape: tuple[int, int],
+    *,
+    trial: float = 1.0,
+    stop_early: int = 0,
+    hand_over: Callable[[Any, Array], Any] | None = None,
 ) -> Search:
     """Returns the search on preconditioned features.
 
@@ -148,14 +158,19 @@ def preconditioned(
       stop_early: updates of an epoch, if the last run is to end after as many epochs, or up to a tenth more, as the
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
+      hand_over: ``(state, number) -> state``, which gives the last run the number that the best trial has as the extra
+        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of at most 1000 rows.
     """
     n, p = shape
-    strength = 0.0 if strength == "auto" and (n < _FEWEST or p > WIDEST) else strength
+    chosen = strength == "auto" and p <= WIDEST  # by trials
     stop_early = stop_early if n >= _FEWEST_EARLY else 0
-    if strength == 0 and not stop_early:
+    anyway = stop_early > 0 or (chosen and hand_over is not None and _FEWEST_EARLY <= n <= _FEW)  # one trial at least
+    strengths = np.array((0.0,) if strength == "auto" else (strength,), np.float32)
+    if chosen and n >= _FEWEST:
+        strengths = np.array(TRIED, np.float32)
+    trials = len(strengths) if anyway or len(strengths) > 1 else 0
+    if not trials and not strengths[0]:
         return base
-    strengths = np.array(TRIED if strength == "auto" else (strength,), np.float32)
-    trials = len(strengths) if strength == "auto" or stop_early else 0
     # Each run is divided into parts, after any of which it may end.
     steps = base.rounds.steps
     ends = _ends(steps, stop_early) if stop_early else (0, steps)
@@ -188,12 +203,13 @@ def preconditioned(
     def init(prepared: Prepared, batch: Batch, *, key: Array) -> Trials:
         prepared, zero = jax.tree.map(jnp.asarray, prepared), jnp.zeros((), jnp.int32)
         losses = jnp.full(len(strengths), jnp.inf, batch.x.dtype)
-        state = Trials(prepared, key, None, zero, losses, jnp.zeros(len(strengths), jnp.int32))
+        none = jnp.full_like(losses, jnp.nan)
+        state = Trials(prepared, key, None, zero, losses, jnp.zeros(len(strengths), jnp.int32), none)
         return started(state, divided(state, batch, trials > 0)[0])
 
     def is_needed(state: Trials, run: Any) -> Array:
         """Whether a run is needed for the result."""
-        return state.prepared.correlated | (run >= trials) | ((run == 0) & (stop_early > 0))
+        return state.prepared.correlated | (run >= trials) | ((run == 0) & anyway)
 
     def is_over(state: Trials, run: Any, before: Any) -> Array:
         """Whether a run ends early, ``before`` being the number of its updates."""
@@ -206,13 +222,19 @@ def preconditioned(
         data, held_out = divided(state, batch, True)
         result = base.result(state.run, data, held_out if validation is None else mapped(state, validation)[0])
         lost = jnp.where(jnp.isfinite(result.score) & is_needed(state, state.chosen), result.score, jnp.inf)
-        here = state.chosen
-        return state._replace(losses=state.losses.at[here].set(lost), steps=state.steps.at[here].set(result.step))
+        here, found = state.chosen, state.found
+        if hand_over is not None:
+            found = found.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, jnp.nan))
+        steps = state.steps.at[here].set(result.step)
+        return state._replace(losses=state.losses.at[here].set(lost), steps=steps, found=found)
 
     def next_run(state: Trials, batch: Batch, validation: Batch | None, run: Any) -> Trials:
         state = judged(state, batch, validation)
         state = state._replace(chosen=jnp.where(run < trials, run, state.best()).astype(jnp.int32))
-        return started(state, divided(state, batch, run < trials)[0])
+        state = started(state, divided(state, batch, run < trials)[0])
+        if hand_over is None:
+            return state
+        return state._replace(run=hand_over(state.run, jnp.where(run < trials, jnp.nan, state.found[state.chosen])))
 
     def place_of(at: Round) -> tuple[Any, Any]:
         """Returns the number of the run of a round, and the number of its updates before the round."""
