@@ -8,7 +8,7 @@ import sweeps
 
 import jtrees
 from jtrees import leaves, tasks, topology
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling, bucket, checked_table
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
 from jtrees.search._precondition import Prepared, Spectrum, Trials, _ends, matrix, spectrum
 from jtrees.training import Batch
@@ -205,22 +205,34 @@ def test_where_features_are_uncorrelated_trials_of_strengths_are_skipped_and_cha
     np.testing.assert_allclose(ours * np.ptp(y) + y.min(), fit.predict(x), atol=1e-4)  # float32
 
 
-@pytest.mark.parametrize("rows", sweeps.slow([99, 300, 600, 1001], [300]))
+@pytest.mark.parametrize("rows", sweeps.slow([96, 300, 600, 1025], [300]))
 def test_what_a_trial_found_is_handed_to_the_last_run(rows):
-    """Uncorrelated features: only tables of 100 to 1000 rows have a trial, to find a strength of shrinkage."""
+    """Uncorrelated features: only tables of 100 to 1024 rows have a trial, to find a strength of shrinkage."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=rows)
     fit, by_gcv, unshrunk = (
         jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=KEY)
         for options in ({}, {"precondition": 0.0}, {"shrink": False})
     )
-    within = 100 <= rows <= 1000
+    within = 100 <= rows <= 1024
     assert np.isfinite(fit.report.get("trials", np.inf)).sum() == within
     assert np.isinf(unshrunk.report.get("trials", np.inf)).all()
     # Targets that are noise: means are the best for rows held out, and so it is what the last run gets.
     spread = lambda fit: np.std(fit.predict(x))
     assert spread(by_gcv) < spread(unshrunk)
     assert spread(fit) < 0.02 if within else spread(fit) == spread(by_gcv)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("DGT", 498), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("TEL", 98), ("NonGreedy", 1023)])],
+)
+def test_rows_padded_to_a_threshold_are_prepared_as_they_are_trained(name, rows, collinear):
+    """The host prepares what the compiled program, which sees padded rows, expects."""
+    assert bucket(rows) > rows and bucket(rows) in (100, 512, 1024)
+    x, y = (np.resize(a, (rows, *a.shape[1:])) for a in collinear)
+    report = jtrees.fit(SMALL[name], x, y, key=KEY).report
+    assert len(report["trials"]) == (1 if rows == 98 else 3)
 
 
 @pytest.mark.parametrize(("steps", "per_epoch"), [(1, 1), (7, 7), (2300, 23), (2000, 5), (101, 10)])

@@ -29,7 +29,7 @@ _MARGIN = 0.5
 _FEWEST = 500  # rows of a table below which those held out are too few to compare strengths
 _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
 _FEWEST_EARLY = 100  # likewise to stop early, or to hand over what a trial found
-_FEW = 1000  # rows up to which there is a trial to hand over what it finds, as a fit is short
+_FEW = 1024  # rows up to which there is a trial to hand over what it finds, as a fit is short
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
 _TENTH = 10  # from one number of epochs after which a run may end to the next, at least one
@@ -159,7 +159,7 @@ def preconditioned(
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
       hand_over: ``(state, number) -> state``, which gives the last run the number that the best trial has as the extra
-        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of at most 1000 rows.
+        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows.
     """
     n, p = shape
     chosen = strength == "auto" and p <= WIDEST  # by trials

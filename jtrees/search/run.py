@@ -18,7 +18,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, io, pytree, sharding, validation as checks
-from jtrees.data import Data, FrameModel, Table, checked_table, held_out_table
+from jtrees.data import Data, FrameModel, Table, bucket, checked_table, held_out_table
 from jtrees.data.baselines import baselines, warn_if_behind
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
@@ -364,7 +364,8 @@ def fits_of(
     """
     unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
     first, task = recipes[0], table.task
-    search = first.search(task, table.x.shape)
+    shape = bucket(len(table.x)), table.x.shape[1]  # that of the padded batch, with which the compiled parts are made
+    search = first.search(task, shape)
     check_link(search.task, table)
     scaling = search.scaling(table)
     task = task.scaled(scaling.y_unit)
@@ -408,7 +409,7 @@ def fits_of(
         if low and not monitor.has_time():
             return
         for (i, start), (result, history) in zip(runs[low:], searched(low, at_once), strict=False):
-            own_search, rows = recipes[i].search(task, table.x.shape), data[start.fold]
+            own_search, rows = recipes[i].search(task, shape), data[start.fold]
             try:
                 finished = own_search.finish(result, start.start, rows, key=start.finish_key, monitor=monitor)
                 report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}

@@ -139,7 +139,7 @@ class NonGreedy(Recipe):
         rows that a run with ``precondition="auto"`` leaves out; without such a run, by generalised cross-validation.
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
-        are as good as uncorrelated, fewer than 500 rows or more than 512 features. Tables of 100 to 1000 rows have at
+        are as good as uncorrelated, fewer than 500 rows or more than 512 features. Tables of 100 to 1024 rows have at
         least one such run, for ``shrink``.
 
     Example:
