@@ -374,10 +374,12 @@ def test_the_score_of_linear_leaves_is_their_criterion(data):
     assert score == more  # hard trees are scored without the penalty
 
 
-@pytest.mark.parametrize("leaves, epochs", [("constant", 3000), ("linear", 1000)])
-def test_epochs_under_each_sharpness_unless_they_are_given(leaves, epochs):
+@pytest.mark.parametrize(
+    "leaves, depth, epochs", [("constant", 4, 3000), ("constant", 8, 3000), ("linear", 6, 1000), ("linear", 7, 250)]
+)
+def test_epochs_under_each_sharpness_unless_they_are_given(leaves, depth, epochs):
     lengths = lambda **options: (
-        jtrees.GET(leaves=leaves, **options).search(jtrees.Regression(), (100, 3)).rounds.lengths
+        jtrees.GET(leaves=leaves, depth=depth, **options).search(jtrees.Regression(), (100, 3)).rounds.lengths
     )
     assert lengths() == (epochs // 10,) * 2 + (epochs,) * 2
     assert lengths(epochs=500, halving=False) == (500, 500)
