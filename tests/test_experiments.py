@@ -24,6 +24,7 @@ from experiments import (
     benchmark,
     cnn_tel,
     defaults,
+    epochs,
     estimators,
     keys,
     log_loss,
@@ -809,6 +810,21 @@ def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
     name, *cells, seconds = [cell.strip() for cell in text.splitlines()[6].split("|")[1:-1]]
     median, worst, best = map(float, cells)
     assert name == "abalone" and 10 < median < 60 and worst <= 0 <= best and "(" in seconds
+
+
+@pytest.mark.slow
+def test_epochs_are_compared_on_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(defaults, "rows", lambda name, seed, data_dir: parts)
+    x, y = load_diabetes(return_X_y=True)
+    parts = x[:300], x[300:], y[:300], y[300:]
+    monkeypatch.setattr(epochs, "EPOCHS", (1, 20))
+    epochs.main(["--datasets", "abalone", "kin8nm", "--depths", "1", "--seeds", "1"])
+    rows = [line.split("|")[1:-1] for line in (tmp_path / "results" / "epochs.md").read_text().splitlines()[4:9]]
+    assert [cell.strip() for cell in rows[0]] == ["set", "depth 1, 1", "depth 1, 20"]
+    (_, *first), (_, *second), (_, *mean) = rows[2:]
+    assert first == second == mean  # the same rows under both names
+    assert all(20 < float(cell) < 60 for cell in mean)
 
 
 # --- Preconditioning -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from jtrees.tasks import Regression, Task
 
 # Under each sharpness. 3000 is the paper's number. Trees with linear leaves are as accurate with a third of it
 # (experiments.defaults, mean test R^2 of ten sets: 77.9 per cent with 3000, 78.1 with 1000), deep ones with a twelfth
-# (the same splits of six of the sets, depth 8: 79.8 with 1000, 80.7 with 250).
+# (experiments.epochs).
 _EPOCHS, _EPOCHS_LINEAR, _EPOCHS_DEEP = 3000, 1000, 250
 _DEEP = 6  # depth beyond which trees with linear leaves have the last
 
