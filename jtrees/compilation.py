@@ -7,13 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 
-# On a CPU, with XLA's older emitters. Level 1 runs as fast as the default and compiles in two thirds of the time;
-# level 0 compiles in a third to a half, but its code can take eight times as long.
-_SMALL = 2**16  # numbers in the arguments, up to which the code of level 0 takes some milliseconds
+# On a CPU, with XLA's older emitters where it has them, code of level 1 runs as fast as by default and compiles in two
+# thirds of the time. Level 0 compiles in a third to a half of it, but its code can take eight times as long: some
+# milliseconds, with at most so many numbers in the arguments.
+_SMALL = 2**16
 
 
 def _options(level: int) -> dict[str, Any]:
-    """Returns XLA's options for this level of optimisation; it refuses those that it does not know, as a later may."""
+    """Returns XLA's options for this level of optimisation. XLA refuses options that it does not know, and a later one
+    may have no older emitters.
+    """
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
     return {"xla_backend_optimization_level": level} | older_emitters
 

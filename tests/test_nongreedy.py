@@ -13,6 +13,8 @@ import sweeps
 
 import jtrees
 from jtrees import Batch, leaves as kinds, splitting
+from jtrees.leaves import refit_hierarchical
+from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree import surrogate
 from jtrees.methods.nongreedy_tree.greedy import _PUSHING, _lengths
 from jtrees.tasks import Classification, Regression
@@ -391,3 +393,41 @@ def test_rounding_decides_nothing_at_the_start_of_a_split():
     fits = [fit(whole, x[rows], y[rows]) for rows in (np.arange(1000), order)]
     np.testing.assert_allclose(fits[0].history, fits[1].history, rtol=1e-4)
     np.testing.assert_array_equal(fits[0].tree.leaf_index(x), fits[1].tree.leaf_index(x))
+
+
+@pytest.mark.parametrize("classes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_leaves_are_shrunk_by_as_much_as_is_best_for_the_validation_set(classes):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 3))
+    y = x[:, 0] + rng.normal(size=400)
+    y, task = (y > 0, "classification") if classes else (y, "regression")
+    held_out = x[200:], y[200:]
+    recipe = jtrees.CO2(depth=5, epochs=2, precondition=0.0)
+    options = {"key": jax.random.key(0), "task": task, "validation": held_out}
+    fit, unshrunk = (jtrees.fit(r, x[:200], y[:200], **options) for r in (recipe, recipe.replace(shrink=False)))
+    losses = {}
+    for strength in STRENGTHS:
+        tree = unshrunk.model
+        leaf = jnp.asarray(tree.leaf_index(x[:200]))
+        target = jnp.asarray(y[:200], jnp.int32 if classes else jnp.float32)
+        shrunk = refit_hierarchical(tree.leaves, leaf, None, target, strength=strength)
+        answers = np.asarray(shrunk.values)[tree.leaf_index(x[200:])]
+        each = -np.log(answers[np.arange(200), y[200:].astype(int)]) if classes else (answers - y[200:]) ** 2
+        losses[strength] = each.mean()
+    best = min(losses, key=losses.get)
+    assert best > 0 and fit.report["shrinkage"] == pytest.approx(best, rel=1e-6)
+    assert np.isnan(unshrunk.report["shrinkage"])
+    assert fit.loss == pytest.approx(losses[best], rel=1e-4) and fit.loss < unshrunk.loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe", [jtrees.CO2(depth=5, epochs=2), jtrees.NonGreedy(depth=5, epochs=2, greedy_epochs=2)]
+)
+def test_a_loss_whose_leaves_are_newton_steps_has_no_run_to_find_a_shrinkage(recipe):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 3)), rng.poisson(2.0, 200)
+    counts = jtrees.fit(recipe, x, y, key=jax.random.key(0), task=jtrees.Regression(loss_function="poisson"))
+    assert "trials" not in counts.report and np.isnan(counts.report["shrinkage"])
+    classes = jtrees.fit(recipe, x, y > 2, key=jax.random.key(0), task="classification")
+    assert len(classes.report["trials"]) == 1 and classes.report["shrinkage"] > 0

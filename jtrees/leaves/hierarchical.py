@@ -6,9 +6,10 @@ at each node, root first, a leaf has the value
     m_root + sum over its path of (m_node - m_parent) / (1 + strength / N_parent),
 
 so that a step down the tree counts less the fewer samples it rests on. Values are linear in the targets. The strength
-minimises generalised cross-validation, ``RSS / (1 - df / n)^2``. The trace of that linear map has 1 for the mean, and
-``N / (N + strength)`` for each split of N samples in two. In df each of these counts twice or more, its cost, since the
-splits, too, were fitted to the targets (as in Friedman's MARS, where it counts two to four times).
+minimises generalised cross-validation, ``RSS / (1 - df / n)^2``. The trace of that linear map is a sum: 1 for the mean,
+and ``N / (N + strength)`` for each split of N samples in two. In df the mean counts twice, and each split as often as
+its cost says, twice or more, since the splits, too, were fitted to the targets (as in Friedman's MARS, where a degree
+of freedom counts two to four times).
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ from jtrees.leaves.constant import (
 )
 
 STRENGTHS = (0.0, *np.geomspace(0.1, 1e4, 16))
-_COST = 2.0
+_COST = 2.0  # of the mean, and by default of a split
 
 
 def fit_hierarchical(
@@ -54,7 +55,7 @@ def fit_hierarchical(
       num_leaves: number of leaves, a power of 2.
       sample_weight: nonnegative weights; a weight counts as that many samples.
       strength: the strength, in samples; None: the best of 17 from 0 to 10 000 by generalised cross-validation.
-      cost: what a split counts in that criterion, a number or one of each internal node, ``(leaves - 1,)``.
+      cost: how often a split counts in that criterion, a number or one for each internal node, ``(leaves - 1,)``.
 
     Example:
       >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty

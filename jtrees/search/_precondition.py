@@ -114,7 +114,7 @@ class Trials(NamedTuple):
       chosen: index of its strength.
       losses: loss of each trial on the rows held out; infinite before, and if it was not run.
       steps: number of updates before these.
-      found: what each trial hands over to the last run, NaN before, and if it was not run.
+      extras: the number that each trial would hand over to the last run; NaN before, and if it was not run.
     """
 
     prepared: Prepared
@@ -123,7 +123,7 @@ class Trials(NamedTuple):
     chosen: Array
     losses: Array
     steps: Array
-    found: Array
+    extras: Array
 
     def best(self) -> Array:
         """Returns the index of the best strength, or of the first if none is clearly better."""
@@ -159,16 +159,17 @@ def preconditioned(
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
       hand_over: ``(state, number) -> state``, which gives the last run the number that the best trial has as the extra
-        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows.
+        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows and at most
+        512 features.
     """
     n, p = shape
-    chosen = strength == "auto" and p <= WIDEST  # by trials
+    compares = strength == "auto" and p <= WIDEST
     stop_early = stop_early if n >= _FEWEST_EARLY else 0
-    anyway = stop_early > 0 or (chosen and hand_over is not None and _FEWEST_EARLY <= n <= _FEW)  # one trial at least
+    one_at_least = stop_early > 0 or (compares and hand_over is not None and _FEWEST_EARLY <= n <= _FEW)
     strengths = np.array((0.0,) if strength == "auto" else (strength,), np.float32)
-    if chosen and n >= _FEWEST:
+    if compares and n >= _FEWEST:
         strengths = np.array(TRIED, np.float32)
-    trials = len(strengths) if anyway or len(strengths) > 1 else 0
+    trials = len(strengths) if one_at_least or len(strengths) > 1 else 0
     if not trials and not strengths[0]:
         return base
     # Each run is divided into parts, after any of which it may end.
@@ -209,7 +210,7 @@ def preconditioned(
 
     def is_needed(state: Trials, run: Any) -> Array:
         """Whether a run is needed for the result."""
-        return state.prepared.correlated | (run >= trials) | ((run == 0) & anyway)
+        return state.prepared.correlated | (run >= trials) | ((run == 0) & one_at_least)
 
     def is_over(state: Trials, run: Any, before: Any) -> Array:
         """Whether a run ends early, ``before`` being the number of its updates."""
@@ -222,11 +223,11 @@ def preconditioned(
         data, held_out = divided(state, batch, True)
         result = base.result(state.run, data, held_out if validation is None else mapped(state, validation)[0])
         lost = jnp.where(jnp.isfinite(result.score) & is_needed(state, state.chosen), result.score, jnp.inf)
-        here, found = state.chosen, state.found
+        here, extras = state.chosen, state.extras
         if hand_over is not None:
-            found = found.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, jnp.nan))
+            extras = extras.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, jnp.nan))
         steps = state.steps.at[here].set(result.step)
-        return state._replace(losses=state.losses.at[here].set(lost), steps=steps, found=found)
+        return state._replace(losses=state.losses.at[here].set(lost), steps=steps, extras=extras)
 
     def next_run(state: Trials, batch: Batch, validation: Batch | None, run: Any) -> Trials:
         state = judged(state, batch, validation)
@@ -234,7 +235,7 @@ def preconditioned(
         state = started(state, divided(state, batch, run < trials)[0])
         if hand_over is None:
             return state
-        return state._replace(run=hand_over(state.run, jnp.where(run < trials, jnp.nan, state.found[state.chosen])))
+        return state._replace(run=hand_over(state.run, jnp.where(run < trials, jnp.nan, state.extras[state.chosen])))
 
     def place_of(at: Round) -> tuple[Any, Any]:
         """Returns the number of the run of a round, and the number of its updates before the round."""

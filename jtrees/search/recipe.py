@@ -190,7 +190,7 @@ class Recipe:
         io.part(cls)
 
     def search(self, task: Task, shape: Any) -> Search:
-        """Returns the search for a task and a shape of the features; options must be checked.
+        """Returns the search for a task and the shape of the features of a (padded) batch; options must be checked.
 
         Raises:
           ValueError: for options that do not fit the task or the shape.

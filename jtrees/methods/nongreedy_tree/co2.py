@@ -26,8 +26,8 @@ class CO2(Recipe):
     drawn towards those of their ancestors.
 
     Features and targets are scaled to mean 0 and deviation 1, so that nu is comparable between data sets. The report
-    has ``reached``, the number of internal nodes that at least one training sample reaches, and ``active_leaves``, that
-    of leaves.
+    has ``reached``, the number of internal nodes that at least one training sample reaches, ``active_leaves``, that of
+    leaves, and ``shrinkage``, the strength that was the best for rows left out or the validation set, else NaN.
 
     Attributes:
       depth: depth of the tree, 1 to 20.
@@ -38,12 +38,12 @@ class CO2(Recipe):
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
       bins: number of bins of a feature, whose edges are the thresholds of axis-aligned splits.
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies
-        (:func:`jtrees.leaves.fit_hierarchical`), by as much as is best for the validation set; without one, for the
-        rows that a run with ``precondition="auto"`` leaves out; without such a run, by generalised cross-validation.
+        (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
+        rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
-        are as good as uncorrelated, fewer than 500 rows or more than 512 features. Tables of 100 to 1024 rows have at
-        least one such run, for ``shrink``.
+        are as good as uncorrelated, fewer than 500 rows or more than 512 features. With ``shrink``, a table of 100 to
+        1024 rows and at most 512 features has at least one such run. (Rows are counted after padding.)
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -63,11 +63,11 @@ class CO2(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        return by_first_step(lambda task: self._search(task, shape), task)
+        return by_first_step(lambda one: self._search(one, shape, self.shrink and one is task), task)
 
-    def _search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def _search(self, task: Task, shape: tuple[int, int], shrink: bool) -> Search:
         level, rate = Schedule.of(shape[0], self.epochs, self.batch_size), rate_of(self.learning_rate, shape[1])
-        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate, level, self.shrink)
+        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate, level, shrink)
 
         def step(state: Growing, step: Array, data: Batch, batch: Batch, validation: Any) -> tuple[Growing, Array]:
             return greedy.step(state, step, data, batch)
@@ -85,5 +85,5 @@ class CO2(Recipe):
             prepare=edges(self.bins),
             tree_leaves="constant",
         )
-        shrunk = (lambda state, strength: state.replace(shrinkage=strength)) if self.shrink else None
-        return preconditioned(base, self.precondition, shape, hand_over=shrunk)
+        with_shrinkage = lambda state, strength: state.replace(shrinkage=strength)
+        return preconditioned(base, self.precondition, shape, hand_over=with_shrinkage if shrink else None)

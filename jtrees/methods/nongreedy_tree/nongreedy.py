@@ -135,12 +135,12 @@ class NonGreedy(Recipe):
       stable: whether the assigned leaf of a sample in its surrogate loss is frozen (stable SGD) until an epoch lowers
         the mean by less than one percent.
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies
-        (:func:`jtrees.leaves.fit_hierarchical`), by as much as is best for the validation set; without one, for the
-        rows that a run with ``precondition="auto"`` leaves out; without such a run, by generalised cross-validation.
+        (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
+        rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
-        are as good as uncorrelated, fewer than 500 rows or more than 512 features. Tables of 100 to 1024 rows have at
-        least one such run, for ``shrink``.
+        are as good as uncorrelated, fewer than 500 rows or more than 512 features. With ``shrink``, a table of 100 to
+        1024 rows and at most 512 features has at least one such run. (Rows are counted after padding.)
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -163,12 +163,12 @@ class NonGreedy(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        return by_first_step(lambda task: self._search(task, shape), task)
+        return by_first_step(lambda one: self._search(one, shape, self.shrink and one is task), task)
 
-    def _search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def _search(self, task: Task, shape: tuple[int, int], shrink: bool) -> Search:
         n, p = shape
         level, last = (Schedule.of(n, epochs, self.batch_size) for epochs in (self.greedy_epochs, self.epochs))
-        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level, self.shrink)
+        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level, shrink)
         options: Any = {"task": task, "inference": self.inference, "momentum": self.momentum}
         method = nongreedy(self.depth, self.nu, learning_rate=greedy.rate(last.steps), **options)
         compared: Any = {"task": task, "nu": self.nu, "inference": self.inference, "block": level.batch_size}
@@ -239,10 +239,10 @@ class NonGreedy(Recipe):
             tree_leaves="constant",
         )
 
-        def shrunk(state: Joint, strength: Array) -> Joint:
+        def with_shrinkage(state: Joint, strength: Array) -> Joint:
             return state._replace(growing=state.growing.replace(shrinkage=strength))
 
-        return preconditioned(base, self.precondition, shape, hand_over=shrunk if self.shrink else None)
+        return preconditioned(base, self.precondition, shape, hand_over=with_shrinkage if shrink else None)
 
 
 def _reassigned(
