@@ -227,7 +227,7 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     ("name", "rows"),
     [
         ("DGT", 498),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("TEL", 98), ("CO2", 97), ("NonGreedy", 1023)]),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("TEL", 98), ("NonGreedy", 97), ("NonGreedy", 1023)]),
     ],
 )
 def test_rows_padded_to_a_threshold_are_prepared_as_they_are_trained(name, rows, collinear):
