@@ -37,11 +37,11 @@ def main(arguments: list[str] | None = None) -> None:
     shown = lambda cells: [f"{cell:.1f}" for cell in cells]
     rows = [[name, *shown(cells)] for name, cells in zip(options.datasets, means, strict=True)]
     rows.append(["**mean**", *shown(map(statistics.mean, zip(*means, strict=True)))])
-    notes = (
-        f"Test R² in per cent, mean of {options.seeds} splits, up to 3000 rows to train; the default options but these."
-    )
+    notes = f"Test R² in per cent, mean over the splits (--seeds {options.seeds}), up to 3000 rows to train."
     header = ["set", *(f"depth {depth}, {epochs}" for depth, epochs in columns)]
-    benchmark.write("epochs", f"--data-dir DATA --seeds {options.seeds}", header, rows, notes, committed=options.write)
+    chosen = [*map(str, options.depths), "--datasets", *options.datasets]
+    command = f"--data-dir DATA --seeds {options.seeds} --depths {' '.join(chosen)}"
+    benchmark.write("epochs", command, header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":

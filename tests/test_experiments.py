@@ -798,12 +798,17 @@ def test_every_part_of_the_study_runs(folder, monkeypatch):
 # --- Keys -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
+@pytest.fixture
+def diabetes(tmp_path, monkeypatch):
+    """In an empty folder, and under every name the same split of the same set."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(defaults, "rows", lambda name, seed, data_dir: parts)
     x, y = load_diabetes(return_X_y=True)
-    parts = x[:300], x[300:], y[:300], y[300:]
+    monkeypatch.setattr(defaults, "rows", lambda name, seed, data_dir: (x[:300], x[300:], y[:300], y[300:]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("diabetes")
+def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(keys, "RECIPES", {"GET": jtrees.GET(depth=1, starts=1, epochs=5)})
     keys.main(["--datasets", "abalone", "--keys", "3"])
     text = (tmp_path / "results" / "keys.md").read_text()
@@ -813,11 +818,8 @@ def test_keys_are_compared_on_the_same_rows(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("diabetes")
 def test_epochs_are_compared_on_the_same_rows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(defaults, "rows", lambda name, seed, data_dir: parts)
-    x, y = load_diabetes(return_X_y=True)
-    parts = x[:300], x[300:], y[:300], y[300:]
     monkeypatch.setattr(epochs, "EPOCHS", (1, 20))
     epochs.main(["--datasets", "abalone", "kin8nm", "--depths", "1", "--seeds", "1"])
     rows = [line.split("|")[1:-1] for line in (tmp_path / "results" / "epochs.md").read_text().splitlines()[4:9]]
