@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 Impurity = Callable[[jax.Array], jax.Array]  # statistics of nodes (..., q) -> impurity (...)
@@ -48,6 +48,17 @@ def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
             low = low[low < values[-1]]
         row[: len(low)] = (low + values[np.searchsorted(values, low) + 1]) / 2
     return edges
+
+
+def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -> Float[Array, "p bins"]:
+    """Returns edges of bins of about equally many of the samples inside, as :func:`edges_of`, in a compiled program.
+
+    Of samples that are equal none are divided, so there may be fewer edges.
+    """
+    ordered = jnp.sort(jnp.where(inside[:, None], x, jnp.inf), axis=0)
+    at = jnp.arange(1, bins) * inside.sum() // bins
+    low, high = ordered[jnp.maximum(at - 1, 0)], ordered[at]
+    return jnp.sort(jnp.where(low < high, (low + high) / 2, jnp.inf).T, axis=1)
 
 
 def class_statistics(y: Int[Array, " n"], weight: Float[Array, " n"], classes: int) -> Float[Array, "n k"]:

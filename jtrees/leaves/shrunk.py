@@ -99,28 +99,28 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
     return (joined - mean) / scale, weight, mean, scale
 
 
-def _decomposed(matrices: Array) -> tuple[Array, Array]:
+def decomposed(matrices: Array) -> tuple[Array, Array]:
     """Returns eigenvalues and eigenvectors of symmetric matrices ``(nodes, p, p)``.
 
     On a CPU one by one, even under ``vmap``: a worker of XLA's thread pool distributes a batch and waits for the other
     workers, which deadlocks if all of them wait, as can happen with two devices (jaxlib 0.10.2: ``ParallelBatchMap``).
     """
-    decomposed = lambda a: tuple(jnp.linalg.eigh(a))
-    one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(decomposed, all_))
+    eigh = lambda a: tuple(jnp.linalg.eigh(a))
+    one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(eigh, all_))
 
     @one_by_one.def_vmap
     def _(size: int, _: Any, batch: Array) -> tuple[Any, Any]:  # a single loop, which is sooner compiled than two
         parts = one_by_one(batch.reshape(-1, *batch.shape[2:]))
         return tuple(part.reshape(*batch.shape[:2], *part.shape[1:]) for part in parts), (True, True)
 
-    return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=decomposed)
+    return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=eigh)
 
 
 @partial(jax.jit, static_argnums=(1, 4))  # traced once, for all uses within a program
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
     """Returns models of the leaves, outputs first; ``rows`` are p standardised features and k targets."""
     nodes = moments.with_ancestors(moments.of_leaves(rows, p, weight, leaf_index, num_leaves))
-    values, vectors = _decomposed(nodes.second[:, :p, :p])
+    values, vectors = decomposed(nodes.second[:, :p, :p])
     zero = jnp.zeros(num_leaves, rows.dtype)
 
     # A compiled loop over levels, in which every leaf evaluates its own ancestor: repeating nodes near the root costs

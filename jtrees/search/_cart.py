@@ -1,20 +1,24 @@
 """Splits of CART, from which searches start: of scikit-learn, or over bins within a compiled program; on the features,
-or on the outputs of a ridge regression.
+or on the outputs of a ridge regression, of which greedy searches need the directions alone.
 """
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
 from jtrees import splitting, topology, warmstart
+from jtrees.leaves.shrunk import decomposed
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # strengths of a ridge regression to choose from, in samples
 _LEAST_WEIGHT = 10.0  # in samples, of a leaf of CART on the outputs of a ridge regression: fewer follow noise
+_LEAST_FREE = 0.1  # of the samples: with fewer degrees of freedom generalised cross-validation approaches 0 / 0
 _FARTHEST = 99.0  # deviations; an outlier, which scaling clips at 100, would have the slope of its feature to itself
 
 
@@ -63,6 +67,44 @@ def _targets(y: np.ndarray, task: Task) -> np.ndarray:
     if isinstance(task, Policy):
         return y - y.mean(1, keepdims=True)
     return y
+
+
+def ridge_directions(batch: Batch, task: Task) -> Array:
+    """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``, in a compiled program.
+
+    Of several outputs these are their principal components; those of the indicators of K classes are K - 1 linear
+    discriminants, which, unlike the indicators themselves, do not divide one class from all others.
+
+    With ``C = sum w x x'`` of centred features, ``C = Q diag(s) Q'`` and ``g = Q' sum w x y``, strength t gives slopes
+    ``Q g / (s + t)``, lowers the sum of squares by ``sum g**2 (s + 2 t) / (s + t)**2`` and has ``sum s / (s + t)``
+    degrees of freedom. It is chosen by generalised cross-validation, for each target.
+
+    Args:
+      batch: the samples; features have mean about 0 and deviation about 1.
+      task: what is predicted.
+    """
+    times: Any = partial(jnp.matmul, precision="highest")
+    y = jnp.asarray(_targets(batch.y, task), batch.x.dtype).reshape(len(batch.y), -1)
+    weight = jnp.ones(len(y), y.dtype) if batch.weight is None else batch.weight
+    x, y = (a - times(weight, a) / weight.sum() for a in (batch.x, y))
+    weighted = (weight[:, None] * x).T
+    values, vectors = (a[0] for a in decomposed(times(weighted, x)[None]))
+    values, along = jnp.maximum(values, 0)[:, None], times(vectors.T, times(weighted, y))
+    sum_of_squares = times(weight, jnp.square(y))
+
+    def error(strength: Array) -> Array:
+        shrunk = values + strength
+        lost = sum_of_squares - (jnp.square(along / shrunk) * (shrunk + strength)).sum(0)
+        free = 1 - (1 + (values / shrunk).sum()) / weight.sum()
+        return jnp.where(free > _LEAST_FREE, lost / jnp.square(free), jnp.inf)
+
+    strengths = jnp.asarray(_RIDGES, values.dtype)
+    slopes = along / (values + strengths[jax.lax.map(error, strengths).argmin(0)])
+    if slopes.shape[1] > 1:
+        components = decomposed(times((values * slopes).T, slopes)[None])[1][0]
+        slopes = times(slopes, components[:, isinstance(task, Classification) :])  # indicators sum to 1
+    length = jnp.linalg.norm(slopes, axis=0)
+    return times(vectors, slopes / jnp.where(length > 0, length, 1))
 
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:

@@ -18,12 +18,13 @@ from jtrees.training import Batch
 class CO2(Recipe):
     """CO2's recipe: a greedy oblique tree, with all nodes of a level trained side by side.
 
-    From the root down, each node is initialised with the axis-aligned split of the largest information gain (in
-    regression variance reduction) on the samples that reach it. It is then trained by stochastic gradient descent on
-    the surrogate loss of a tree of depth one with two leaves of its own; rows of splits stay in the ball
-    ``|w|^2 <= nu``, bias included. The trained split is kept if its gain exceeds that of the initial one. The learning
-    rate decays to zero on each level. Finally leaves are set to means or smoothed class frequencies, and
-    drawn towards those of their ancestors.
+    From the root down, each node is initialised with the split of the largest information gain (in regression variance
+    reduction) on the samples that reach it, of a feature or of an output of a ridge regression. It is then trained by
+    stochastic gradient descent on the surrogate loss of a tree of depth one with two leaves of its own; rows of splits
+    stay in the ball ``|w|^2 <= nu``, bias included. The trained split is kept if its gain exceeds that of the initial
+    one. The learning rate decays to zero on each level. Finally leaves are set to means or smoothed class frequencies,
+    and drawn towards those of their ancestors. The paper has axis-aligned initial splits only, ``ridge=False``, and
+    neither preconditioning nor shrinkage.
 
     Features and targets are scaled to mean 0 and deviation 1, so that nu is comparable between data sets. The report
     has ``reached``, the number of internal nodes that at least one training sample reaches, ``active_leaves``, that of
@@ -37,6 +38,8 @@ class CO2(Recipe):
       nu: squared radius of the ball, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
       bins: number of bins of a feature, whose edges are the thresholds of axis-aligned splits.
+      ridge: whether initial splits may be of the outputs of a ridge regression (of several outputs, of their principal
+        components; of classes, of linear discriminants), too; only of tables of at most 1024 features.
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies
         (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
         rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.
@@ -59,6 +62,7 @@ class CO2(Recipe):
     nu: float = options.positive(100.0)
     momentum: float = options.part(0.9)
     bins: int = options.count(32, minimum=2)
+    ridge: bool = options.flag(True)
     shrink: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
@@ -67,7 +71,7 @@ class CO2(Recipe):
 
     def _search(self, task: Task, shape: tuple[int, int], shrink: bool) -> Search:
         level, rate = Schedule.of(shape[0], self.epochs, self.batch_size), rate_of(self.learning_rate, shape[1])
-        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate, level, shrink)
+        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate, level, self.ridge, shrink)
 
         def step(state: Growing, step: Array, data: Batch, batch: Batch, validation: Any) -> tuple[Growing, Array]:
             return greedy.step(state, step, data, batch)

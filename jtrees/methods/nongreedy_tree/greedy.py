@@ -19,6 +19,7 @@ from jtrees.leaves import refit_hierarchical
 from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
 from jtrees.search import Finished, Round, Schedule, SearchResult, finished_tree
+from jtrees.search._cart import ridge_directions
 from jtrees.search._minibatch import evaluated
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification, Task
@@ -33,6 +34,7 @@ _PUSHING = 0.3
 # Default learning rate: a step moves the score of a sample by the rate times its squared norm, on average the number of
 # features. Best or nearly so of the rates tried on eight data sets of 8 to 784 features.
 _RATE, _RATE_OF_SCORES = 0.5, 8.0
+_WIDEST = 1024  # features beyond which there is no ridge regression, which costs p^3
 
 
 @pytree.dataclass
@@ -43,18 +45,20 @@ class Growing:
       run: training state of the current level: the tree, its velocity, the order of samples.
       level: the current level.
       place: the node of each sample on this level.
-      axis: the initial axis-aligned splits of the level, ``(leaves / 2,)``.
+      initial: the initial splits of the level, ``(leaves / 2,)``, their features those of :meth:`Greedy.candidates`.
       length: their initial norms, bias included.
-      edges: edges of the bins of each feature, ``(p, bins - 1)``.
+      directions: unit vectors whose products with x are features of initial splits, ``(p, d)``.
+      edges: edges of the bins of each of their features, ``(p + d, bins - 1)``.
       shrinkage: strength of the shrinkage of the leaves, found on rows held out; NaN: not yet.
     """
 
     run: TrainState
     level: Int[Array, ""]
     place: Int[Array, " n"]
-    axis: Thresholds
+    initial: Thresholds
     length: Float[Array, " half"]
-    edges: Float[Array, "p bins"]
+    directions: Float[Array, "p d"]
+    edges: Float[Array, "features bins"]
     shrinkage: Float[Array, ""]
 
 
@@ -69,6 +73,7 @@ class Greedy:
       momentum: momentum of the steps.
       learning_rate: initial learning rate of each level, which decays to zero.
       level: schedule of the mini-batches of a level.
+      ridge: whether initial splits may be of the outputs of a ridge regression, too.
       shrink: whether the leaves of the result are drawn towards their ancestors'.
     """
 
@@ -78,6 +83,7 @@ class Greedy:
     momentum: Any
     learning_rate: Any
     level: Schedule
+    ridge: bool
     shrink: bool
 
     @property
@@ -106,14 +112,25 @@ class Greedy:
         return batch._replace(y=(batch.y - mean) / deviation)
 
     def init(self, edges: Array, batch: Batch, *, key: Array) -> Growing:
-        """Returns the state of the first level with axis-aligned splits; ``edges`` are those of the bins."""
+        """Returns the state of the first level; ``edges`` are those of the bins of each feature."""
         n, p = batch.x.shape
         nodes, root = topology.num_nodes(self.depth), jnp.zeros(n, jnp.int32)
         splits = ObliqueTree(jnp.zeros((nodes, p), batch.x.dtype), jnp.full(nodes, -1, batch.x.dtype), None)
         data = self.standardised(batch)
         tree = with_leaves(splits, root, data, self.task)
         run = training.init_state(tree, data, key=key, optimizer=self.optimizer)
-        return self._init_level(run, root[0], root, batch, jnp.asarray(edges), jnp.array(jnp.nan, batch.x.dtype))
+        edges, directions = jnp.asarray(edges), jnp.zeros((p, 0), batch.x.dtype)
+        if self.ridge and p <= _WIDEST:
+            directions = ridge_directions(data, self.task)
+            outputs = jnp.matmul(data.x, directions, precision="highest")
+            edges = jnp.concatenate([edges, splitting.edges_within(outputs, _weight(data) > 0, edges.shape[1] + 1)])
+        half, nan = topology.num_leaves(self.depth) // 2, jnp.array(jnp.nan, batch.x.dtype)
+        none = Thresholds(jnp.zeros(half, jnp.int32), jnp.zeros(half, edges.dtype), jnp.zeros(half, batch.x.dtype))
+        return self._init_level(Growing(run, root[0], root, none, none.gain, directions, edges, nan), batch)
+
+    def candidates(self, state: Growing, x: Array) -> Array:
+        """Returns the features of initial splits: those of x and the outputs of the ridge regression."""
+        return jnp.concatenate([x, jnp.matmul(x, state.directions, precision="highest")], axis=1)
 
     def step(self, state: Growing, step: Array, data: Batch, batch: Batch) -> tuple[Growing, Array]:
         """Takes a step on the level, initialising it if needed; returns the state and the previous surrogate loss.
@@ -153,25 +170,24 @@ class Greedy:
 
     def _next_level(self, state: Growing, batch: Batch) -> Growing:
         tree, place = self.finished_level(state, batch)
-        run, rest = state.run.replace(params=tree), (state.edges, state.shrinkage)
-        return self._init_level(run, state.level + 1, place, batch, *rest)
+        state = state.replace(run=state.run.replace(params=tree), level=state.level + 1, place=place)
+        return self._init_level(state, batch)
 
-    def _init_level(
-        self, run: TrainState, level: Array, place: Array, batch: Batch, edges: Array, shrinkage: Array
-    ) -> Growing:
-        """Returns the state of a level whose nodes have axis-aligned splits and two leaves each."""
+    def _init_level(self, state: Growing, batch: Batch) -> Growing:
+        """Returns the state with initial splits, of two leaves each, in the nodes of its level."""
+        level, place, x = state.level, state.place, self.candidates(state, batch.x)
         half, local = topology.num_leaves(self.depth) // 2, place - _first(level)
         statistics, impurity = self._statistics(batch)
-        axis = splitting.best_thresholds(batch.x, edges, statistics, local, half, impurity)
-        right = _goes_right(axis, batch.x, local)
+        initial = splitting.best_thresholds(x, state.edges, statistics, local, half, impurity)
+        right = _goes_right(initial, x, local)
         own, other = leaf_below(2 * place + 1 + jnp.stack([right, 1 - right]), level + 1, self.depth)
         data = self.standardised(batch)
-        tree = with_leaves(run.params, own, data, self.task)
+        tree = with_leaves(state.run.params, own, data, self.task)
         leaf_loss = lambda leaf: self.task.loss(tree.leaves.values[leaf], data.y)
-        length = _lengths(axis, batch.x, local, leaf_loss(other) - leaf_loss(own), _weight(batch))
-        length = jnp.minimum(length, jnp.sqrt(self.nu))
-        tree = _with_rows(tree, _rows(level, half), _axis_rows(axis, length, batch.x.shape[1]))
-        return Growing(self.at_rest(run, tree), level, place, axis, length, edges, shrinkage)
+        length = _lengths(initial, x, local, leaf_loss(other) - leaf_loss(own), _weight(batch))
+        state = state.replace(initial=initial, length=jnp.minimum(length, jnp.sqrt(self.nu)))
+        tree = _with_rows(tree, _rows(level, half), _initial_rows(state))
+        return state.replace(run=self.at_rest(state.run, tree))
 
     def at_rest(self, run: TrainState, tree: Any) -> TrainState:
         """Returns the run with another tree, and zero velocity."""
@@ -185,7 +201,7 @@ class Greedy:
         half, local = topology.num_leaves(self.depth) // 2, place - _first(state.level)
         scores = routing.scores_at(tree.weights, tree.bias, batch.x, place[None])[0]
         trained = (scores > 0).astype(jnp.int32)
-        initial = _goes_right(state.axis, batch.x, local)
+        initial = _goes_right(state.initial, self.candidates(state, batch.x), local)
         statistics, impurity = self._statistics(batch)
 
         def remaining_impurity(right: Array) -> Array:
@@ -194,7 +210,7 @@ class Greedy:
 
         better, rows = remaining_impurity(trained) < remaining_impurity(initial), _rows(state.level, half)
         trained_rows = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), (tree.weights, tree.bias))
-        axis = _axis_rows(state.axis, state.length, batch.x.shape[1])
+        axis = _initial_rows(state)
         kept = jnp.where(better[:, None], trained_rows[0], axis[0]), jnp.where(better, trained_rows[1], axis[1])
         below = 2 * place + 1 + jnp.where(better[local], trained, initial)
         return _with_rows(tree, rows, kept), below
@@ -331,10 +347,12 @@ def _lengths(axis: Thresholds, x: Array, local: Array, suits: Array, weight: Arr
     return jnp.where(total(suited.astype(jnp.int32)) > 0, length, jnp.inf)
 
 
-def _axis_rows(axis: Thresholds, length: Array, p: int) -> tuple[Array, Array]:
-    """Returns axis-aligned splits of these norms; a split without gain sends all samples left."""
-    divides = axis.gain > 0
-    threshold = jnp.where(divides, axis.threshold, 1)
-    size = length / jnp.sqrt(jnp.where(divides, 1 + jnp.square(threshold), 1))
-    weights = jnp.where(divides, size, 0)[:, None] * jax.nn.one_hot(axis.feature, p, dtype=threshold.dtype)
+def _initial_rows(state: Growing) -> tuple[Array, Array]:
+    """Returns the initial splits of a level, at their norms; a split without gain sends all samples left."""
+    initial, p = state.initial, len(state.directions)
+    divides = initial.gain > 0
+    threshold = jnp.where(divides, initial.threshold, 1)
+    size = state.length / jnp.sqrt(jnp.where(divides, 1 + jnp.square(threshold), 1))
+    unit = jnp.concatenate([jnp.eye(p, dtype=threshold.dtype), state.directions.T])[initial.feature]
+    weights = jnp.where(divides, size, 0)[:, None] * unit
     return weights.astype(threshold.dtype), (-size * threshold).astype(threshold.dtype)

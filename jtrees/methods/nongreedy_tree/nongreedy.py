@@ -134,6 +134,8 @@ class NonGreedy(Recipe):
       inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
       stable: whether the assigned leaf of a sample in its surrogate loss is frozen (stable SGD) until an epoch lowers
         the mean by less than one percent.
+      ridge: whether initial splits may be of the outputs of a ridge regression (of several outputs, of their principal
+        components; of classes, of linear discriminants), too; only of tables of at most 1024 features.
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies
         (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
         rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.
@@ -159,6 +161,7 @@ class NonGreedy(Recipe):
     bins: int = options.count(32, minimum=2)
     inference: Literal["fast", "exact"] = options.choice("fast", INFERENCES)
     stable: bool = options.flag(True)
+    ridge: bool = options.flag(True)
     shrink: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
@@ -168,7 +171,9 @@ class NonGreedy(Recipe):
     def _search(self, task: Task, shape: tuple[int, int], shrink: bool) -> Search:
         n, p = shape
         level, last = (Schedule.of(n, epochs, self.batch_size) for epochs in (self.greedy_epochs, self.epochs))
-        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level, shrink)
+        greedy = Greedy(
+            self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level, self.ridge, shrink
+        )
         options: Any = {"task": task, "inference": self.inference, "momentum": self.momentum}
         method = nongreedy(self.depth, self.nu, learning_rate=greedy.rate(last.steps), **options)
         compared: Any = {"task": task, "nu": self.nu, "inference": self.inference, "block": level.batch_size}
