@@ -317,12 +317,35 @@ def test_validation_chooses_among_the_passes_and_the_greedy_tree():
     assert result.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
 
 
+def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants():
+    """Steps too small to move them. Two features are nearly equal, and their difference decides."""
+    x, _ = table()
+    x = np.column_stack([x[:, 0], x[:, 0] + 0.01 * x[:, 1]])
+    still = GREEDY.replace(learning_rate=1e-9, depth=1)
+    for targets, task in ((x[:, 0] - x[:, 1], "regression"), (np.digitize(x[:, 0] - x[:, 1], [-0.005, 0.005]), None)):
+        of_ridge, of_features = (
+            fit(still.replace(ridge=ridge), x, targets, task=task or "classification") for ridge in (True, False)
+        )
+        weights = np.asarray(of_ridge.model.weights)[0]
+        assert weights[0] == pytest.approx(-weights[1], rel=0.02)
+        assert np.count_nonzero(of_features.model.weights) == 1
+        assert of_ridge.loss < 0.8 * of_features.loss
+
+
+def test_a_greedy_tree_of_a_table_too_wide_for_a_ridge_regression_is_the_one_without():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 1025)).astype(np.float32), rng.integers(0, 3, 20)
+    one = jtrees.CO2(depth=1, epochs=1)
+    fits = [fit(one.replace(ridge=ridge), x, y) for ridge in (True, False)]
+    np.testing.assert_array_equal(*(f.model.weights for f in fits))
+
+
 @pytest.mark.slow
 def test_the_joint_stage_never_ends_in_a_worse_tree_than_it_starts_from():
     """With steps so large that the greedy tree is the better one."""
     x, y = table()
-    wild = JOINT.replace(learning_rate=300.0, momentum=0.0)
-    greedy = fit(jtrees.CO2(**SMALL, epochs=10, learning_rate=300.0, momentum=0.0), x, y)
+    steep = {"learning_rate": 300.0, "momentum": 0.0, "ridge": False}
+    wild, greedy = JOINT.replace(**steep), fit(GREEDY.replace(**steep), x, y)
     result = fit(wild, x, y)
     assert result.loss == pytest.approx(greedy.loss, rel=1e-6) and result.step == len(greedy.history)
     np.testing.assert_array_equal(result.model.predict(x), greedy.model.predict(x))

@@ -152,10 +152,10 @@ def test_a_start_from_cart_is_cart_in_any_coordinates(collinear):
     np.testing.assert_allclose(fit.report["losses"][0], fit.report["cart_loss"], rtol=1e-3)
 
 
-def test_trials_do_not_see_the_rows_left_out(collinear):
+@pytest.mark.parametrize("recipe", [SMALL["DGT"], jtrees.CO2(depth=2, epochs=2)], ids=["DGT", "CO2"])
+def test_trials_do_not_see_the_rows_left_out(recipe, collinear):
     """Other targets there change the loss of a trial, not what it learns: the history of its steps."""
     x, y = collinear
-    recipe = SMALL["DGT"]
     table = checked_table(x, y, None, "regression")
     batch = Scaling.fit(table).batch(table)
     search = jtrees.search.options.checked(recipe).search(tasks.Regression(), batch.x.shape)
@@ -217,10 +217,14 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     within = 100 <= bucket(rows) <= 1024
     assert np.isfinite(fit.report.get("trials", np.inf)).sum() == within
     assert np.isinf(unshrunk.report.get("trials", np.inf)).all()
-    # Targets that are noise: means are the best for rows held out, and so it is what the last run gets.
+    assert np.isfinite(fit.report["shrinkage"]) == within
+    # Targets that are noise: means are the best for rows held out, unless those are few.
     spread = lambda fit: np.std(fit.predict(x))
     assert spread(by_gcv) < spread(unshrunk)
-    assert spread(fit) < 0.02 if within else spread(fit) == spread(by_gcv)
+    if not within:
+        assert spread(fit) == spread(by_gcv)
+    elif rows >= 300:
+        assert spread(fit) < 0.02
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 import sweeps
@@ -53,6 +54,59 @@ def test_the_direction_is_that_of_the_strength_with_the_least_error_on_samples_l
     slopes, direction = found[best][0], np.asarray(tree.weights)[0]
     assert abs(direction[1]) <= 1e-6 * abs(direction).max()  # a constant feature
     np.testing.assert_allclose(direction / np.linalg.norm(direction), slopes / np.linalg.norm(slopes), atol=1e-5)
+
+
+directions = jax.jit(_cart.ridge_directions, static_argnames="task")
+
+
+def cosines(ours, theirs):
+    """Of columns, without their signs."""
+    unit = lambda a: a / np.linalg.norm(a, axis=0)
+    return np.abs((unit(np.asarray(ours, np.float64)) * unit(theirs)).sum(0))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "p"), [(60, 5), (40, 60)], ids=["tall", "wide"])
+def test_the_direction_in_a_program_is_that_of_the_least_cross_validated_error(n, p, weighted):
+    """Against sums over the samples: the error divided by the square of the degrees of freedom left."""
+    x, y, count = table(n, p, seed=1, noise=1.5)
+    count = count + 1 if weighted else np.ones(n)
+    x, y = np.float64(np.float32((x - x.mean(0)) / x.std(0).clip(1e-3))), y[:, 0]
+    repeated = np.repeat(np.arange(n), count.astype(int))
+    z, t = x[repeated] - x[repeated].mean(0), y[repeated] - y[repeated].mean()
+    slopes, errors = [], []
+    for strength in _cart._RIDGES:
+        hat = np.linalg.solve(z.T @ z + strength * np.eye(p), z.T)
+        free = 1 - (1 + np.trace(z @ hat)) / len(z)
+        slopes.append(hat @ t)
+        errors.append(np.square(t - z @ slopes[-1]).sum() / free**2 if free > 0.1 else np.inf)
+    best = int(np.argmin(errors))
+    assert best > 0
+    weight = np.float32(count) if weighted else None
+    found = directions(Batch(np.float32(x), np.float32(y), weight), task=Regression())
+    assert found.shape == (p, 1)
+    np.testing.assert_allclose(np.linalg.norm(found), 1, rtol=1e-5)
+    np.testing.assert_allclose(cosines(found, slopes[best][:, None]), 1, atol=1e-3)  # float32
+
+
+def test_directions_of_classes_are_linear_discriminants():
+    """Of many samples, whose best strength is next to none: those of scikit-learn."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 3000)
+    x = np.float32(rng.normal(size=(4, 5))[y] * [3, 1, 1, 1, 0] + rng.normal(size=(3000, 5)))
+    found = directions(Batch((x - x.mean(0)) / x.std(0), y, None), task=Classification(4))
+    theirs = LinearDiscriminantAnalysis(solver="eigen").fit((x - x.mean(0)) / x.std(0), y).scalings_[:, :3]
+    ours = np.linalg.qr(np.asarray(found, np.float64))[0]
+    assert found.shape == (5, 3)  # the same plane, as the order of components differs: eigenvalues there are ratios
+    np.testing.assert_allclose(ours @ (ours.T @ theirs), theirs, atol=1e-2 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("task", [Classification(2), Regression(2)])
+def test_as_many_directions_as_outputs_differ_and_none_without_a_signal(task):
+    x = np.float32(np.random.default_rng(0).normal(size=(30, 4)))
+    y = (x[:, 0] > 0).astype(int) if isinstance(task, Classification) else x[:, :2]
+    assert directions(Batch(x, y, None), task=task).shape == (4, 1 if isinstance(task, Classification) else 2)
+    assert not directions(Batch(x, np.zeros_like(y), None), task=task).any()
 
 
 def test_weights_count_and_an_outlier_does_not():

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -94,3 +95,25 @@ def test_many_features_in_coarse_bins_are_near_the_best():
     one = found(x, y, np.zeros(2000, int), 1, 2, bins=16)
     assert one.feature.tolist() == [1]
     assert abs(float(one.threshold[0]) - 0.3) < 0.15  # a bin holds one part in sixteen
+
+
+@pytest.mark.parametrize("values", [None, 3, 1])
+def test_edges_within_a_program_divide_the_samples_inside_equally(values):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(203, 3)).astype(np.float32)
+    x = x if values is None else np.round(x).clip(0, values - 1)
+    inside = rng.random(203) < 0.7
+    edges = np.asarray(jax.jit(splitting.edges_within, static_argnames="bins")(x, inside, bins=8))
+    assert edges.shape == (3, 7) and (edges[:, 1:] >= edges[:, :-1]).all()
+    for column, of_column in zip(x[inside].T, edges, strict=True):
+        finite = of_column[np.isfinite(of_column)]
+        assert not np.isin(finite, column).any()
+        counts = np.histogram(column, [-np.inf, *finite, np.inf])[0]
+        if values is None:
+            assert len(finite) == 7 and set(counts) <= {inside.sum() // 8, inside.sum() // 8 + 1}
+        else:
+            assert counts.all() and len(finite) <= values - 1
+
+
+def test_edges_of_no_samples_are_infinite():
+    assert np.isinf(splitting.edges_within(jnp.zeros((4, 2)), jnp.zeros(4, bool), 8)).all()
