@@ -49,7 +49,8 @@ RECIPES = {
 # LatentClustering predicts features from other features, without y; FromMethod has no default method; Sparse is in
 # experiments.sparse, Boosted and Refined in paper_forest.
 LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Boosted, jtrees.Refined)
-WITHOUT = {"GET-no-ridge": jtrees.GET(ridge=False)}  # what the start from a ridge regression brings
+# What splits of a ridge regression bring.
+WITHOUT = {f"{name}-no-ridge": RECIPES[name].replace(ridge=False) for name in ("GET", "CO2", "NonGreedy")}
 PARTS = ("baselines", *RECIPES, *WITHOUT)
 ROWS = 3000  # to train on, and to test on, at most
 BEHIND, OVERFIT = 2, 5  # points
@@ -291,31 +292,32 @@ def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
 
 
 def _without_ridge(found: pieces.Found) -> str:
-    """GET with and without its start from a ridge regression, on the splits that all have."""
-    header = ["set", "splits", "GET", "`ridge=False`", "difference", "CART 4", "linear"]
+    """Recipes with and without splits of a ridge regression, on the splits that all have."""
+    tables = []
+    for part, without in WITHOUT.items():
+        name = part.removesuffix("-no-ridge")
+        if lines := _ridge_lines(found, name, part, f"CART {depth_of(without)}"):
+            header = ["set", "splits", name, "`ridge=False`", "difference", f"CART {depth_of(without)}", "linear"]
+            tables.append(f"### {name}\n\n{benchmark.markdown(header, lines)}")
+    return "\n".join(["## What a ridge regression brings\n", *tables]) if tables else ""
+
+
+def _ridge_lines(found: pieces.Found, name: str, part: str, cart: str) -> list[list[str]]:
     lines, differences = [], []
-    for name in TASKS:
-        with_, without, others = (of_seeds(found, part, name) for part in ("GET", "GET-no-ridge", "baselines"))
+    for of_set in TASKS:
+        with_, without, others = (of_seeds(found, one, of_set) for one in (name, part, "baselines"))
         if seeds := sorted(with_.keys() & without.keys() & others.keys()):
             test = lambda by, seeds=seeds: np.mean([by[seed]["test"] for seed in seeds])
             baseline = lambda which, o=others, seeds=seeds: np.mean([o[seed][which]["test"] for seed in seeds])
             differences.append(test(with_) - test(without))
-            scores = test(with_), test(without), differences[-1], baseline("CART 4"), baseline("linear")
-            lines.append(
-                [
-                    name,
-                    str(len(seeds)),
-                    *(f"{round(s, 1) + 0:{'+' if i == 2 else ''}.1f}" for i, s in enumerate(scores)),
-                ]
-            )
-    if not lines:
-        return ""
-    lines.append(["**mean**", "", "", "", f"{np.mean(differences):+.1f}", "", ""])
-    return f"## What the start from a ridge regression brings\n\n{benchmark.markdown(header, lines)}"
+            scores = test(with_), test(without), differences[-1], baseline(cart), baseline("linear")
+            cells = (f"{round(score, 1) + 0:{'+' if i == 2 else ''}.1f}" for i, score in enumerate(scores))
+            lines.append([of_set, str(len(seeds)), *cells])
+    return [*lines, ["**mean**", "", "", "", f"{np.mean(differences):+.1f}", "", ""]] if lines else []
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """A table a task, and below it what is behind; GET without its start from a ridge regression."""
+    """A table a task, and below it what is behind; recipes without splits of a ridge regression."""
     records = [one for part in RECIPES for by_seed in found.get(part, {}).values() for one in by_seed.values()]
     seconds = " or ".join(f"{limit:g}" for limit in sorted({one["settings"]["max_seconds"] for one in records}))
     head = (

@@ -631,9 +631,10 @@ def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_r
     assert "ridge regression" not in text
     found |= {"GET": {"abalone": {0: piece(of(50, 46)), 1: piece(of(9, 9))}}}
     found |= {"GET-no-ridge": {"abalone": {0: piece(of(50, 44.5))}, "glass": {0: piece(of(50, 44.5))}}}
-    assert "| abalone | 1 | 46.0 | 44.5 | +1.5 | 40.0 | 45.0 |\n| **mean** |  |  |  | +1.5 |" in defaults.report(
-        found, ""
-    )
+    found |= {"CO2-no-ridge": {"abalone": {0: piece(of(50, 43.5))}}}
+    text = defaults.report(found, "")
+    assert "| abalone | 1 | 46.0 | 44.5 | +1.5 | 40.0 | 45.0 |\n| **mean** |  |  |  | +1.5 |" in text
+    assert "| abalone | 1 | 43.0 | 43.5 | -0.5 | 50.0 | 45.0 |\n| **mean** |  |  |  | -0.5 |" in text
     del found["baselines"], found["GET"]
     text = defaults.report(found, "a command")
     assert "behind: 0 of the 0 cells that have baselines" in text and "| abalone | 9 + 3 x 2 | 26.5 | 42.9 |" in text
@@ -660,7 +661,7 @@ def test_every_recipe_runs_with_its_defaults(folder, monkeypatch):
 def test_recipes_and_sets_can_be_chosen(tmp_path):
     options = pieces.parse(defaults.SCRIPT, ["--recipes", "baselines", "TEL", "--out", str(tmp_path)])
     assert options.parts == ["baselines", "TEL"] and options.max_seconds == 20
-    assert pieces.parse(defaults.SCRIPT, []).parts == ["baselines", *defaults.RECIPES, "GET-no-ridge"]
+    assert pieces.parse(defaults.SCRIPT, []).parts == ["baselines", *defaults.RECIPES, *defaults.WITHOUT]
     assert not list(defaults.pieces_of("GET-linear", "glass", options))
     assert [one.file for one in defaults.pieces_of("TEL", "glass", options)] == [f"TEL-glass-{i}" for i in range(3)]
     with pytest.raises(SystemExit, match=r"--datasets must be among .*, made-wide, .*got 'galss'"):

@@ -37,7 +37,7 @@ class CO2(Recipe):
       learning_rate: initial learning rate; None: 0.5, or 8 divided by the number of features if that is less.
       nu: squared radius of the ball, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
-      bins: number of bins of a feature, whose edges are the thresholds of axis-aligned splits.
+      bins: number of bins of a feature, whose edges are the thresholds of initial splits.
       ridge: whether initial splits may be of the outputs of a ridge regression (of several outputs, of their principal
         components; of classes, of linear discriminants), too; only of tables of at most 1024 features.
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies

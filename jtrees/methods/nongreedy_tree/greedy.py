@@ -27,7 +27,7 @@ from jtrees.training import Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree
 
 # The surrogate pushes a split away from a correctly routed sample (one with a larger loss at the other leaf) that is
-# near it: ``2 |score| < difference of the losses``. An axis-aligned split of maximal norm may have no sample so near,
+# near it: ``2 |score| < difference of the losses``. An initial split of maximal norm may have no sample so near,
 # above all for features with few values, and would never be updated. So its initial norm is the one at which this
 # fraction of its correctly routed samples are near; of 0.1, 0.3 and 0.6, none was best on all of four data sets.
 _PUSHING = 0.3
@@ -123,7 +123,8 @@ class Greedy:
         if self.ridge and p <= _WIDEST:
             directions = ridge_directions(data, self.task)
             outputs = jnp.matmul(data.x, directions, precision="highest")
-            edges = jnp.concatenate([edges, splitting.edges_within(outputs, _weight(data) > 0, edges.shape[1] + 1)])
+            of_outputs = splitting.edges_within(outputs, _weight(data) > 0, edges.shape[1] + 1)
+            edges = jnp.concatenate([edges, of_outputs.astype(edges.dtype)])
         half, nan = topology.num_leaves(self.depth) // 2, jnp.array(jnp.nan, batch.x.dtype)
         none = Thresholds(jnp.zeros(half, jnp.int32), jnp.zeros(half, edges.dtype), jnp.zeros(half, batch.x.dtype))
         return self._init_level(Growing(run, root[0], root, none, none.gain, directions, edges, nan), batch)
@@ -210,8 +211,8 @@ class Greedy:
 
         better, rows = remaining_impurity(trained) < remaining_impurity(initial), _rows(state.level, half)
         trained_rows = jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), (tree.weights, tree.bias))
-        axis = _initial_rows(state)
-        kept = jnp.where(better[:, None], trained_rows[0], axis[0]), jnp.where(better, trained_rows[1], axis[1])
+        weights, bias = _initial_rows(state)
+        kept = jnp.where(better[:, None], trained_rows[0], weights), jnp.where(better, trained_rows[1], bias)
         below = 2 * place + 1 + jnp.where(better[local], trained, initial)
         return _with_rows(tree, rows, kept), below
 
@@ -318,18 +319,18 @@ def _with_rows(tree: ObliqueTree, rows: Array, new: tuple[Array, Array]) -> Obli
     return tree.replace(weights=weights, bias=bias)
 
 
-def _goes_right(axis: Thresholds, x: Array, local: Array) -> Array:
+def _goes_right(initial: Thresholds, x: Array, local: Array) -> Array:
     """Returns whether each sample goes right at the initial split of its node, 0 or 1."""
-    feature = jnp.take_along_axis(x, axis.feature[local][:, None], axis=1)[:, 0]
-    return ((axis.gain[local] > 0) & (feature > axis.threshold[local])).astype(jnp.int32)
+    feature = jnp.take_along_axis(x, initial.feature[local][:, None], axis=1)[:, 0]
+    return ((initial.gain[local] > 0) & (feature > initial.threshold[local])).astype(jnp.int32)
 
 
-def _lengths(axis: Thresholds, x: Array, local: Array, suits: Array, weight: Array) -> Float[Array, " half"]:
-    """Returns the norms, bias included, at which a fraction of their samples push axis-aligned splits; infinite if no
+def _lengths(initial: Thresholds, x: Array, local: Array, suits: Array, weight: Array) -> Float[Array, " half"]:
+    """Returns the norms, bias included, at which a fraction of their samples push initial splits; infinite if no
     ``suits``, the loss of a sample at the other leaf minus that at its own, is positive.
     """
-    threshold, total = axis.threshold[local], lambda values: jax.ops.segment_sum(values, local, len(axis.gain))
-    feature = jnp.take_along_axis(x, axis.feature[local][:, None], axis=1)[:, 0]
+    threshold, total = initial.threshold[local], lambda values: jax.ops.segment_sum(values, local, len(initial.gain))
+    feature = jnp.take_along_axis(x, initial.feature[local][:, None], axis=1)[:, 0]
     # Score at norm 1; a score below ``suits / 2`` is near.
     score = jnp.abs(feature - threshold) / jnp.sqrt(1 + jnp.square(threshold))
     suited = (suits > 0) & (weight > 0)
@@ -353,6 +354,6 @@ def _initial_rows(state: Growing) -> tuple[Array, Array]:
     divides = initial.gain > 0
     threshold = jnp.where(divides, initial.threshold, 1)
     size = state.length / jnp.sqrt(jnp.where(divides, 1 + jnp.square(threshold), 1))
-    unit = jnp.concatenate([jnp.eye(p, dtype=threshold.dtype), state.directions.T])[initial.feature]
+    unit = jnp.concatenate([jnp.eye(p, dtype=state.directions.dtype), state.directions.T])[initial.feature]
     weights = jnp.where(divides, size, 0)[:, None] * unit
     return weights.astype(threshold.dtype), (-size * threshold).astype(threshold.dtype)

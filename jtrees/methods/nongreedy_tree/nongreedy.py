@@ -130,7 +130,7 @@ class NonGreedy(Recipe):
         of features if that is less.
       nu: squared radius of the ball of a split, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
-      bins: number of bins of a feature, whose edges are the thresholds of axis-aligned splits.
+      bins: number of bins of a feature, whose edges are the thresholds of initial splits.
       inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
       stable: whether the assigned leaf of a sample in its surrogate loss is frozen (stable SGD) until an epoch lowers
         the mean by less than one percent.
