@@ -1,5 +1,5 @@
-"""Axis-aligned splits of the largest information gain, for all nodes of a level at once: initial splits of CO2, of
-GET with ``cart="binned"``, and of boosting.
+"""Splits of single features of the largest information gain, for all nodes of a level at once: initial splits of CO2
+(where outputs of a ridge regression are features, too), of GET with ``cart="binned"``, and of boosting.
 
 CART within a compiled program: features are binned, and thresholds are edges of bins.
 """
@@ -51,14 +51,18 @@ def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
 
 
 def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -> Float[Array, "p bins"]:
-    """Returns edges of bins of about equally many of the samples inside, as :func:`edges_of`, in a compiled program.
+    """Returns edges of bins of about equally many of the samples inside, as :func:`edges_of`, in a compiled program."""
+    count, after = inside.sum(), jnp.arange(1, bins)
+    last = after * (count // bins) + after * (count % bins) // bins - 1  # of the samples of a bin and those before it
 
-    Of samples that are equal none are divided, so there may be fewer edges.
-    """
-    ordered = jnp.sort(jnp.where(inside[:, None], x, jnp.inf), axis=0)
-    at = jnp.arange(1, bins) * inside.sum() // bins
-    low, high = ordered[jnp.maximum(at - 1, 0)], ordered[at]
-    return jnp.sort(jnp.where(low < high, (low + high) / 2, jnp.inf).T, axis=1)
+    def edges(column: Array) -> Array:
+        ordered = jnp.append(jnp.sort(jnp.where(inside, column, jnp.inf)), jnp.inf)
+        low = ordered[jnp.maximum(last, 0)]
+        following = ordered[jnp.searchsorted(ordered, low, side="right", method="sort")]  # the next larger value
+        is_first = jnp.append(True, low[1:] > low[:-1]) & (last >= 0)
+        return jnp.sort(jnp.where(is_first, (low + following) / 2, jnp.inf))
+
+    return jax.vmap(edges)(x.T)
 
 
 def class_statistics(y: Int[Array, " n"], weight: Float[Array, " n"], classes: int) -> Float[Array, "n k"]:

@@ -205,6 +205,15 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(calls, monkeypatch):
         assert fit.report["rounds"] <= taken and Regression().score(fit.predict(X), Y, None) > 0.1
 
 
+def test_a_base_does_not_try_out_what_its_leaves_are_replaced_for():
+    """A greedy tree of 300 rows by itself has a trial, which finds out how far to shrink its leaves."""
+    base = jtrees.CO2(depth=2, epochs=3)
+    steps = lambda recipe: sum(options.checked(recipe).search(Regression(), (300, 3)).rounds.lengths)
+    alone, without = steps(base), steps(base.replace(shrink=False))
+    assert alone == 2 * without
+    assert steps(jtrees.Boosted(base, rounds=5, subsample=1.0, patience=None)) == 5 * without
+
+
 @pytest.mark.wide
 def test_rows_and_columns_are_drawn():
     narrow = jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None)

@@ -65,48 +65,79 @@ def cosines(ours, theirs):
     return np.abs((unit(np.asarray(ours, np.float64)) * unit(theirs)).sum(0))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize(("n", "p"), [(60, 5), (40, 60)], ids=["tall", "wide"])
-def test_the_direction_in_a_program_is_that_of_the_least_cross_validated_error(n, p, weighted):
+def test_the_directions_in_a_program_are_those_of_the_least_cross_validated_error(n, p, outputs):
     """Against sums over the samples: the error divided by the square of the degrees of freedom left."""
-    x, y, count = table(n, p, seed=1, noise=1.5)
-    count = count + 1 if weighted else np.ones(n)
-    x, y = np.float64(np.float32((x - x.mean(0)) / x.std(0).clip(1e-3))), y[:, 0]
-    repeated = np.repeat(np.arange(n), count.astype(int))
-    z, t = x[repeated] - x[repeated].mean(0), y[repeated] - y[repeated].mean()
-    slopes, errors = [], []
+    x, y, _ = table(n, p, seed=1, noise=1.5)
+    x, y = np.float64(np.float32((x - x.mean(0)) / x.std(0).clip(1e-3))), y[:, :outputs]
+    z, t, slopes, errors = x - x.mean(0), y - y.mean(0), [], []
     for strength in _cart._RIDGES:
         hat = np.linalg.solve(z.T @ z + strength * np.eye(p), z.T)
-        free = 1 - (1 + np.trace(z @ hat)) / len(z)
+        free = 1 - (1 + np.trace(z @ hat)) / n
         slopes.append(hat @ t)
         errors.append(np.square(t - z @ slopes[-1]).sum() / free**2 if free > 0.1 else np.inf)
     best = int(np.argmin(errors))
-    assert best > 0
-    weight = np.float32(count) if weighted else None
-    found = directions(Batch(np.float32(x), np.float32(y), weight), task=Regression())
-    assert found.shape == (p, 1)
-    np.testing.assert_allclose(np.linalg.norm(found), 1, rtol=1e-5)
-    np.testing.assert_allclose(cosines(found, slopes[best][:, None]), 1, atol=1e-3)  # float32
+    assert 0 < best < len(errors) - 1
+    principal = np.linalg.svd(z @ slopes[best], full_matrices=False)[2].T[:, ::-1]  # ascending
+    found = directions(Batch(np.float32(x), np.float32(y), None), task=Regression(outputs))
+    assert found.shape == (p, outputs)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=0), 1, rtol=1e-5)
+    np.testing.assert_allclose(cosines(found, slopes[best] @ principal), 1, atol=1e-4)  # float32
+
+
+def test_the_directions_of_weights_are_those_of_repeated_samples_and_their_scale_does_not_matter():
+    """Equal weights count as samples, others as fewer: scaled to their effective number."""
+    x, y, weight = table(60, 5)
+    x, y = np.float32((x - x.mean(0)) / x.std(0).clip(1e-3)), np.float32(y)
+    found = lambda x, y, weight: directions(Batch(x, y, weight), task=Regression(2))
+    some = np.float32(weight > 0)
+    without = found(x[weight > 0], y[weight > 0], None)
+    np.testing.assert_allclose(found(x, y, some), without, atol=1e-4)
+    np.testing.assert_allclose(found(x, y, np.float32(1e-3 * weight)), found(x, y, np.float32(weight)), atol=1e-4)
+    assert np.abs(without - found(x, y, np.float32(weight))).max() > 1e-2
 
 
 def test_directions_of_classes_are_linear_discriminants():
-    """Of many samples, whose best strength is next to none: those of scikit-learn."""
+    """Of many samples, whose best strength is next to none: those of scikit-learn, of classes of unequal size."""
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 3000)
-    x = np.float32(rng.normal(size=(4, 5))[y] * [3, 1, 1, 1, 0] + rng.normal(size=(3000, 5)))
-    found = directions(Batch((x - x.mean(0)) / x.std(0), y, None), task=Classification(4))
-    theirs = LinearDiscriminantAnalysis(solver="eigen").fit((x - x.mean(0)) / x.std(0), y).scalings_[:, :3]
-    ours = np.linalg.qr(np.asarray(found, np.float64))[0]
-    assert found.shape == (5, 3)  # the same plane, as the order of components differs: eigenvalues there are ratios
-    np.testing.assert_allclose(ours @ (ours.T @ theirs), theirs, atol=1e-2 * np.abs(theirs).max())
+    y = rng.choice(4, 5000, p=[0.6, 0.25, 0.1, 0.05])
+    x = np.float32(rng.normal(size=(4, 5))[y] * [3, 1, 1, 1, 0] + rng.normal(size=(5000, 5)))
+    x = (x - x.mean(0)) / x.std(0)
+    found = directions(Batch(x, y, None), task=Classification(4))
+    theirs = LinearDiscriminantAnalysis(solver="eigen").fit(x, y).scalings_[:, :3]
+    assert found.shape == (5, 3)
+    np.testing.assert_allclose(cosines(found, theirs[:, ::-1]), 1, atol=1e-4)  # the strength, and float32
 
 
-@pytest.mark.parametrize("task", [Classification(2), Regression(2)])
-def test_as_many_directions_as_outputs_differ_and_none_without_a_signal(task):
-    x = np.float32(np.random.default_rng(0).normal(size=(30, 4)))
-    y = (x[:, 0] > 0).astype(int) if isinstance(task, Classification) else x[:, :2]
-    assert directions(Batch(x, y, None), task=task).shape == (4, 1 if isinstance(task, Classification) else 2)
-    assert not directions(Batch(x, np.zeros_like(y), None), task=task).any()
+@pytest.mark.parametrize(
+    ("task", "shape"), [(Classification(2), (4, 1)), (Classification(9), (4, 4)), (Regression(2), (4, 2))]
+)
+def test_as_many_directions_as_outputs_differ_and_none_of_rounding_errors(task, shape):
+    rng = np.random.default_rng(0)
+    x = np.float32(rng.normal(size=(30, 4)))
+    of_classes = isinstance(task, Classification)
+    y = rng.integers(0, task.classes, 30) if of_classes else np.float32(x[:, :1] + rng.normal(size=(30, 2)))
+    found = lambda x, y, **options: np.asarray(directions(Batch(x, y, options.get("weight")), task=task))
+    assert found(x, y).shape == shape and found(x, y).any(axis=0).all()
+    constant = np.ones_like(y) if of_classes else np.full_like(y, 0.1)
+    assert not found(x, constant).any()
+    assert not found(np.zeros_like(x), y).any()
+    # A feature twice: both have the same slope.
+    twice = found(np.column_stack([x, x[:, 0]]), y)
+    np.testing.assert_allclose(twice[0], twice[-1], atol=1e-4)
+    if not of_classes:
+        equal = found(x, y[:, :1].repeat(2, axis=1))
+        assert equal.any(axis=0).tolist() == [False, True]
+
+
+def test_an_outlier_does_not_decide_a_direction():
+    x, y, _ = table(80, 5)
+    x = np.float32((x - x.mean(0)) / x.std(0).clip(1e-3))
+    outlier = x.copy()
+    outlier[0, 2], x[0, 2] = 100, 0
+    found = [directions(Batch(a, np.float32(y[:, 0]), None), task=Regression()) for a in (x, outlier)]
+    np.testing.assert_allclose(*found, atol=1e-6)
 
 
 def test_weights_count_and_an_outlier_does_not():

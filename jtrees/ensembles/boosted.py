@@ -66,7 +66,9 @@ class Boosted(Recipe):
         check_log_loss(task)
         n, p = shape
         steps_of = Regression(task.shape[0] if task.shape else None)  # what the base fits
-        base = self.base.search(steps_of, (rows_of_round(n, self.subsample), p))
+        # The base's leaves are replaced, so it need not find out how far to shrink them.
+        base = self.base.replace(shrink=False) if hasattr(self.base, "shrink") else self.base
+        base = base.search(steps_of, (rows_of_round(n, self.subsample), p))
         if base.tree_leaves is None:
             raise ValueError(f"base must end in a single tree, got {self.base!r}")
         booster = Booster(

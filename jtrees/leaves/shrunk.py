@@ -38,7 +38,7 @@ from jtrees.leaves.constant import floating, ones_or
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
 _LEVELS = np.array([np.inf, 30.0, 10.0, 3.0, 0.0])  # t, in samples
 _COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 parameters
-_LEAST_FREE = 0.1  # fraction of a node's samples: with fewer residual degrees of freedom GCV approaches 0 / 0
+LEAST_FREE = 0.1  # fraction of a node's samples: with fewer residual degrees of freedom GCV approaches 0 / 0
 
 
 class _Models(NamedTuple):
@@ -176,7 +176,7 @@ def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
     def criterion(rss: Array, df: Array) -> Array:
         """Returns n times GCV, ``(..., nodes)``."""
         free = count - df
-        enough = (free >= _LEAST_FREE * count) & (count > 0)
+        enough = (free >= LEAST_FREE * count) & (count > 0)
         rss = jnp.maximum(rss, tiny.eps * node.alone)  # the rounding error
         # Divide before squaring: squares of small weights underflow in float32.
         return jnp.where(enough, jnp.square(count / jnp.where(enough, free, 1)) * rss, jnp.inf)

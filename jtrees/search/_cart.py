@@ -11,14 +11,14 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import splitting, topology, warmstart
-from jtrees.leaves.shrunk import decomposed
+from jtrees.leaves.constant import effective, ones_or
+from jtrees.leaves.shrunk import LEAST_FREE, decomposed
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # strengths of a ridge regression to choose from, in samples
 _LEAST_WEIGHT = 10.0  # in samples, of a leaf of CART on the outputs of a ridge regression: fewer follow noise
-_LEAST_FREE = 0.1  # of the samples: with fewer degrees of freedom generalised cross-validation approaches 0 / 0
 _FARTHEST = 99.0  # deviations; an outlier, which scaling clips at 100, would have the slope of its feature to itself
 
 
@@ -57,13 +57,13 @@ def grown_cart(
     return warmstart.cart_regressor(x, y, depth, **options).replace(leaves=None)
 
 
-def _targets(y: np.ndarray, task: Task) -> np.ndarray:
+def _targets(y: Any, task: Task) -> Any:
     """Returns what a regression is of: indicators of classes, and of rewards what an action is worth beside the others.
 
     Of two classes one indicator says all.
     """
     if isinstance(task, Classification):
-        return (y[:, None] == np.arange(task.classes))[:, task.classes == 2 :]
+        return (y[:, None] == np.arange(task.classes, dtype=y.dtype))[:, task.classes == 2 :]
     if isinstance(task, Policy):
         return y - y.mean(1, keepdims=True)
     return y
@@ -72,39 +72,51 @@ def _targets(y: np.ndarray, task: Task) -> np.ndarray:
 def ridge_directions(batch: Batch, task: Task) -> Array:
     """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``, in a compiled program.
 
-    Of several outputs these are their principal components; those of the indicators of K classes are K - 1 linear
-    discriminants, which, unlike the indicators themselves, do not divide one class from all others.
+    Of several outputs these are their principal components. Classes are regressed as indicators over the root of their
+    frequency, whose components are linear discriminants (Hastie, Tibshirani & Buja 1994): unlike indicators, they do
+    not divide one class from all others.
 
     With ``C = sum w x x'`` of centred features, ``C = Q diag(s) Q'`` and ``g = Q' sum w x y``, strength t gives slopes
     ``Q g / (s + t)``, lowers the sum of squares by ``sum g**2 (s + 2 t) / (s + t)**2`` and has ``sum s / (s + t)``
-    degrees of freedom. It is chosen by generalised cross-validation, for each target.
+    degrees of freedom. It is chosen by generalised cross-validation. Uneven weights count as fewer samples; an outlier
+    of a feature counts as its mean.
 
     Args:
-      batch: the samples; features have mean about 0 and deviation about 1.
+      batch: the samples; features and targets have mean about 0 and deviation about 1.
       task: what is predicted.
+
+    Returns:
+      At most p directions, and K - 1 of K classes; zeros in place of those that would be rounding errors.
     """
     times: Any = partial(jnp.matmul, precision="highest")
-    y = jnp.asarray(_targets(batch.y, task), batch.x.dtype).reshape(len(batch.y), -1)
-    weight = jnp.ones(len(y), y.dtype) if batch.weight is None else batch.weight
-    x, y = (a - times(weight, a) / weight.sum() for a in (batch.x, y))
-    weighted = (weight[:, None] * x).T
+    weight: Any = effective(ones_or(batch.weight, len(batch.x), batch.x.dtype))
+    total = weight.sum()
+    y = jnp.asarray(_targets(batch.y, task), batch.x.dtype).reshape(len(batch.x), -1)
+    if isinstance(task, Classification):
+        frequency = times(weight, y) / total
+        y = y / jnp.sqrt(jnp.where(frequency > 0, frequency, 1))
+    x, y = (a - times(weight, a) / total for a in (jnp.where(jnp.abs(batch.x) < _FARTHEST, batch.x, 0), y))
+    weighted, rounding = (weight[:, None] * x).T, x.shape[1] * jnp.finfo(x.dtype).eps
     values, vectors = (a[0] for a in decomposed(times(weighted, x)[None]))
-    values, along = jnp.maximum(values, 0)[:, None], times(vectors.T, times(weighted, y))
-    sum_of_squares = times(weight, jnp.square(y))
+    values = jnp.maximum(values, 0)[:, None]
+    along = jnp.where(values > rounding * values.max(), times(vectors.T, times(weighted, y)), 0)
+    sum_of_squares = times(weight, jnp.square(y)).sum()
 
     def error(strength: Array) -> Array:
         shrunk = values + strength
-        lost = sum_of_squares - (jnp.square(along / shrunk) * (shrunk + strength)).sum(0)
-        free = 1 - (1 + (values / shrunk).sum()) / weight.sum()
-        return jnp.where(free > _LEAST_FREE, lost / jnp.square(free), jnp.inf)
+        lost = sum_of_squares - (jnp.square(along / shrunk) * (shrunk + strength)).sum()
+        free = 1 - (1 + (values / shrunk).sum()) / total
+        return jnp.where(free > LEAST_FREE, lost / jnp.square(free), jnp.inf)
 
     strengths = jnp.asarray(_RIDGES, values.dtype)
-    slopes = along / (values + strengths[jax.lax.map(error, strengths).argmin(0)])
-    if slopes.shape[1] > 1:
-        components = decomposed(times((values * slopes).T, slopes)[None])[1][0]
-        slopes = times(slopes, components[:, isinstance(task, Classification) :])  # indicators sum to 1
+    slopes = along / (values + strengths[jax.lax.map(error, strengths).argmin()])
+    outputs = slopes.shape[1]
+    if outputs > 1:
+        components = decomposed(times((values * slopes).T, slopes)[None])[1][0]  # in ascending order
+        slopes = times(slopes, components[:, -min(len(x[0]), outputs - isinstance(task, Classification)) :])
     length = jnp.linalg.norm(slopes, axis=0)
-    return times(vectors, slopes / jnp.where(length > 0, length, 1))
+    is_signal = length > rounding * length.max()
+    return times(vectors, jnp.where(is_signal, slopes / jnp.where(is_signal, length, 1), 0))
 
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:

@@ -354,6 +354,8 @@ def _initial_rows(state: Growing) -> tuple[Array, Array]:
     divides = initial.gain > 0
     threshold = jnp.where(divides, initial.threshold, 1)
     size = state.length / jnp.sqrt(jnp.where(divides, 1 + jnp.square(threshold), 1))
-    unit = jnp.concatenate([jnp.eye(p, dtype=state.directions.dtype), state.directions.T])[initial.feature]
+    of_direction = jax.nn.one_hot(initial.feature - p, state.directions.shape[1], dtype=state.directions.dtype)
+    unit = jax.nn.one_hot(initial.feature, p, dtype=state.directions.dtype)
+    unit += jnp.matmul(of_direction, state.directions.T, precision="highest")
     weights = jnp.where(divides, size, 0)[:, None] * unit
     return weights.astype(threshold.dtype), (-size * threshold).astype(threshold.dtype)
