@@ -123,7 +123,7 @@ def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen
     assert losses.shape == (3,) and np.isfinite(losses).all()
     clearly = losses.min() < (1 - 0.5 / np.sqrt(len(x) // 5)) * losses[0]
     assert fit.report["precondition"] == np.float32((0.0, 0.9, 0.99)[int(losses.argmin()) if clearly else 0])
-    if name != "NonGreedy":  # whose axis-aligned start does not gain from it here
+    if name != "NonGreedy":  # whose start from a ridge regression needs none
         without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
         assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
 

@@ -38,8 +38,8 @@ class CO2(Recipe):
       nu: squared radius of the ball, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
       bins: number of bins of a feature, whose edges are the thresholds of initial splits.
-      ridge: whether initial splits may be of the outputs of a ridge regression (of several outputs, of their principal
-        components; of classes, of linear discriminants), too; only of tables of at most 1024 features.
+      ridge: whether initial splits may also be of the output of a ridge regression, of several outputs of their
+        principal components, of classes of linear discriminants; but only in tables of at most 1024 features.
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies
         (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
         rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.

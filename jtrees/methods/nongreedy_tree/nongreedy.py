@@ -134,8 +134,8 @@ class NonGreedy(Recipe):
       inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
       stable: whether the assigned leaf of a sample in its surrogate loss is frozen (stable SGD) until an epoch lowers
         the mean by less than one percent.
-      ridge: whether initial splits may be of the outputs of a ridge regression (of several outputs, of their principal
-        components; of classes, of linear discriminants), too; only of tables of at most 1024 features.
+      ridge: whether initial splits may also be of the output of a ridge regression, of several outputs of their
+        principal components, of classes of linear discriminants; but only in tables of at most 1024 features.
       shrink: whether leaves are drawn towards their ancestors' means or class frequencies
         (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
         rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.
