@@ -322,10 +322,10 @@ def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants():
     x, _ = table()
     x = np.column_stack([x[:, 0], x[:, 0] + 0.01 * x[:, 1]])
     still = GREEDY.replace(learning_rate=1e-9, depth=1)
-    for targets, task in ((x[:, 0] - x[:, 1], "regression"), (np.digitize(x[:, 0] - x[:, 1], [-0.005, 0.005]), None)):
-        of_ridge, of_features = (
-            fit(still.replace(ridge=ridge), x, targets, task=task or "classification") for ridge in (True, False)
-        )
+    difference = x[:, 0] - x[:, 1]
+    classes = np.digitize(difference, [-0.005, 0.005])
+    for y, task in ((difference, "regression"), (classes, "classification")):
+        of_ridge, of_features = (fit(still.replace(ridge=ridge), x, y, task=task) for ridge in (True, False))
         weights = np.asarray(of_ridge.model.weights)[0]
         assert weights[0] == pytest.approx(-weights[1], rel=0.02)
         assert np.count_nonzero(of_features.model.weights) == 1

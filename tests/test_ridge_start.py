@@ -118,7 +118,7 @@ def test_as_many_directions_as_outputs_differ_and_none_of_rounding_errors(task, 
     x = np.float32(rng.normal(size=(30, 4)))
     of_classes = isinstance(task, Classification)
     y = rng.integers(0, task.classes, 30) if of_classes else np.float32(x[:, :1] + rng.normal(size=(30, 2)))
-    found = lambda x, y, **options: np.asarray(directions(Batch(x, y, options.get("weight")), task=task))
+    found = lambda x, y: np.asarray(directions(Batch(x, y, None), task=task))
     assert found(x, y).shape == shape and found(x, y).any(axis=0).all()
     constant = np.ones_like(y) if of_classes else np.full_like(y, 0.1)
     assert not found(x, constant).any()

@@ -112,7 +112,7 @@ def test_edges_within_a_program_divide_the_samples_inside_equally(values):
         if values is None:
             assert len(finite) == 7 and set(counts) <= {inside.sum() // 8, inside.sum() // 8 + 1}
         else:
-            np.testing.assert_array_equal(finite, [0.5, 1.5][: values - 1])
+            np.testing.assert_array_equal(np.unique(finite), [0.5, 1.5][: values - 1])
 
 
 def test_edges_of_no_samples_are_infinite():

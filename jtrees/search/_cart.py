@@ -110,10 +110,10 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
 
     strengths = jnp.asarray(_RIDGES, values.dtype)
     slopes = along / (values + strengths[jax.lax.map(error, strengths).argmin()])
-    outputs = slopes.shape[1]
-    if outputs > 1:
+    if slopes.shape[1] > 1:
         components = decomposed(times((values * slopes).T, slopes)[None])[1][0]  # in ascending order
-        slopes = times(slopes, components[:, -min(len(x[0]), outputs - isinstance(task, Classification)) :])
+        first = 1 if isinstance(task, Classification) else 0  # as indicators sum to 1
+        slopes = times(slopes, components[:, first:][:, -x.shape[1] :])
     length = jnp.linalg.norm(slopes, axis=0)
     is_signal = length > rounding * length.max()
     return times(vectors, jnp.where(is_signal, slopes / jnp.where(is_signal, length, 1), 0))
