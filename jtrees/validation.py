@@ -4,7 +4,7 @@ Every check raises ``ValueError``, naming the argument, what was expected and wh
 are concrete: under ``jit`` and ``vmap`` only shapes are checked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import operator
 from typing import Any
 
@@ -14,6 +14,36 @@ import numpy as np
 
 MAX_DEPTH = 16
 MAX_NUMBERS = 2**31 - 1  # limit of elements of an array, and of steps, for 32-bit sizes and counters
+
+
+_LONGEST = 80  # characters of a quoted value
+_MOST = 5  # items of a quoted list
+
+
+def quoted(value: Any) -> str:
+    """Returns a value as a message quotes it: its ``repr`` on one line, at most 80 characters.
+
+    Example:
+      >>> jtrees.validation.quoted("a name with  spaces ")
+      "'a name with  spaces '"
+    """
+    text = repr(value) if isinstance(value, str) else " ".join(repr(value).split())
+    if len(text) <= _LONGEST:
+        return text
+    closing = text[-1] if isinstance(value, str) else ""
+    return text[: _LONGEST - 3 - len(closing)] + "..." + closing
+
+
+def quoted_list(values: Iterable[Any]) -> str:
+    """Returns the first five values as :func:`quoted`, and the number of further values.
+
+    Example:
+      >>> jtrees.validation.quoted_list("abcdefg")
+      "'a', 'b', 'c', 'd', 'e' and 2 more"
+    """
+    values = list(values)
+    more = f" and {len(values) - _MOST} more" if len(values) > _MOST else ""
+    return ", ".join(map(quoted, values[:_MOST])) + more
 
 
 def is_traced(*values: Any) -> bool:

@@ -329,3 +329,13 @@ def test_good_options_pass():
     validation.check_key(jax.random.PRNGKey(0))
     checks = (validation.check_number, validation.check_not_negative, validation.check_part)
     jax.eval_shape(lambda value: [check("rate", value) for check in checks], jnp.ones(()))  # traced values have none
+
+
+def test_quoted_values_have_at_most_80_characters():
+    for value in ("x" * 500, list(range(1000)), np.arange(1000.0), {"a": "b" * 300}, "line\nbreak" * 50):
+        text = validation.quoted(value)
+        assert len(text) <= 80 and "\n" not in text
+    assert validation.quoted("two  spaces ") == "'two  spaces '"
+    assert validation.quoted_list([]) == ""
+    assert validation.quoted_list([1, 2, 3, 4, 5]) == "1, 2, 3, 4, 5"
+    assert validation.quoted_list(range(1, 8)) == "1, 2, 3, 4, 5 and 2 more"
