@@ -241,8 +241,13 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
 
 def described_columns(columns: Columns) -> list[str]:
     """A line on each column that is more than numbers without gaps."""
-    plain = lambda column: isinstance(column, Numeric) and column.kind != "date" and not column.missing
-    return [f"{name}: {column}" for name, column in columns.columns.items() if not plain(column)]
+
+    def plain(name: str) -> bool:
+        column = columns.columns[name]
+        numbers = isinstance(column, Numeric) and column.kind != "date" and not column.missing
+        return numbers and name not in columns.readings and name not in columns.notes
+
+    return [f"{name}: {what}" for name, what in columns.described().items() if not plain(name)]
 
 
 def _loaded(options: argparse.Namespace) -> data.Frame:

@@ -174,7 +174,7 @@ def test_spaces_and_missing_values(tmp_path):
     text = "a,b\nYes ,NA\nYes, n/a\n No,-\n"
     frame, said = rows_of(tmp_path, text)
     assert frame["a"].tolist() == ["Yes", "Yes", "No"] and frame["b"].tolist() == [None, None, "-"]
-    assert said == ["spaces at the ends of 1 cells are left out, in 'a'"]
+    assert said == ["spaces at the ends of cells are left out, 1 times, in 'a'"]
     assert rows_of(tmp_path, text, missing=("-",))[0]["b"].tolist() == ["NA", "n/a", None]
 
 

@@ -120,7 +120,7 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
         frame[name] = pd.Series([None if cell is None or cell in gaps else cell for cell in short], dtype=object)
     if any(stripped.values()):
         which = checks.quoted_list(name for name, count in stripped.items() if count)
-        said.append(f"spaces at the ends of {sum(stripped.values())} cells are left out, in {which}")
+        said.append(f"spaces at the ends of cells are left out, {sum(stripped.values())} times, in {which}")
     return frame, said
 
 

@@ -1,4 +1,4 @@
-"""Cells of text: which are missing, and how the others are read as numbers, booleans or days.
+"""Cells of text: which cells are missing, and how text is read as numbers, booleans or days.
 
 A :class:`Reading` is found once, on the training rows (:func:`find_reading`), and kept with the columns of the model.
 """
@@ -31,7 +31,6 @@ MISSING = (
     "NULL",
     "null",
     "None",
-    "none",
 )
 
 OFFSETS = "offsets"  # the zone of dates that each have an offset of their own
@@ -99,7 +98,7 @@ class Reading:
         return lambda text: number_of(text, self.before, self.after, self.thousands, self.decimal)
 
     def with_decimal(self, decimal: str) -> "Reading":
-        """Returns the reading of numbers with another separator of decimals, which may swap with that of thousands."""
+        """Returns the reading with another separator of decimals; it changes places with an equal one of thousands."""
         thousands = self.decimal if self.thousands == decimal else self.thousands
         return dataclasses.replace(self, decimal=decimal, thousands=thousands)
 
@@ -202,11 +201,14 @@ def _dates(cells: list[str], decimal: str, order: str | None) -> Found | None:
 
 
 def _numbers_with_unit(cells: list[str], decimal: str, order: str | None) -> Found | None:
-    parts = [_WITH_UNIT.fullmatch(cell) for cell in cells]
-    if any(part is None or (part["sign"] and part["inner"]) or _LEADING_ZERO.match(part["body"]) for part in parts):
-        return None
-    before, after = ({(part[name] or "").strip() for part in parts if part} for name in ("before", "after"))
-    bodies = [part["body"] for part in parts if part]
+    parts = []
+    for cell in cells:
+        part = _WITH_UNIT.fullmatch(cell)
+        if part is None or (part["sign"] and part["inner"]) or _LEADING_ZERO.match(part["body"]):
+            return None
+        parts.append(part)
+    before, after = ({(part[name] or "").strip() for part in parts} for name in ("before", "after"))
+    bodies = [part["body"] for part in parts]
     separators = {c for body in bodies for c in body.partition(decimal)[0] if not c.isdigit()}
     if max(len(before), len(after), len(separators)) > 1 or not (separators or before | after != {""}):
         return None

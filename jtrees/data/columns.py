@@ -153,7 +153,7 @@ class Columns:
         if raw.kind == "text":
             reading = self.text_reading(name)
             gaps = np.array([cell is None or cell.strip() in self.missing for cell in raw.values.tolist()])
-            return _numbers(name, raw._replace(values=np.where(gaps, None, raw.values)), reading, zone)
+            return _numbers(name, raw._replace(values=np.where(gaps, np.array(None), raw.values)), reading, zone)
         expected = {"date": "dates", "boolean": "booleans"}.get(kind, "numbers")
         if (raw.kind == "date") != (kind == "date"):
             came = {"date": "dates", "boolean": "booleans"}.get(raw.kind, "numbers")

@@ -60,7 +60,7 @@ def number_of(text, before="", after="", thousands="", point="."):
 
 
 def days_of(text, style, zoned, zone):
-    """Returns the days since 1970 of a date in a format, or in that of ISO 8601; None for another text.
+    """Returns the days since 1970 of a date in a format or in ISO 8601; None for another text.
 
     Args:
       text: the text.

@@ -1,6 +1,6 @@
 """How the columns of a raw table become features, as plain arrays: the common part of all formats that hold columns."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,8 @@ def _field(name: str, place: int, column: Numeric | OneHot | TargetMeans | Date,
         return Field(name, place, "text", 0.0, 0.0, False, column.levels, tables, None, reading)
     number, parts = (column.days, column.parts) if isinstance(column, Date) else (column, {})
     tables = {part: _table(encoding, _NAMES[part]) for part, encoding in parts.items()}
-    numbers: Any = number.start, number.center, bool(number.missing)
-    return Field(name, place, number.kind, *numbers, (), tables, column.wanted.zone, reading)
+    zone, masked = column.wanted.zone, bool(number.missing)
+    return Field(name, place, number.kind, number.start, number.center, masked, (), tables, zone, reading)
 
 
 def _table(column: OneHot | TargetMeans, levels: tuple[str, ...]) -> np.ndarray:
