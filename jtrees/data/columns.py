@@ -229,7 +229,7 @@ class Columns:
     def with_readings(
         self, readings: Mapping[str, Reading], notes: Mapping[str, str], missing: Sequence[str]
     ) -> "Columns":
-        """Returns the same columns, which read text as the file that they come from: see :func:`read_cells`.
+        """Returns the same columns, which read text as the file that they come from.
 
         Args:
           readings: how text becomes numbers or dates, by column.
