@@ -71,7 +71,9 @@ class FitResult:
         if "tuning" not in self.report:
             return self
         trials = [trial._replace(options=_plain_options(trial.options)) for trial in self.report["tuning"]]
-        return self.replace(report=self.report | {"tuning": trials, "chosen": _plain_options(self.report["chosen"])})
+        return self.replace(
+            report=self.report | {"tuning": trials, "chosen_options": _plain_options(self.report["chosen_options"])}
+        )
 
     def __repr__(self) -> str:
         parts = f"model={self.model!r}, loss={self.loss}, step={self.step}, report: {', '.join(self.report)}"
