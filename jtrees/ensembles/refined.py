@@ -410,12 +410,16 @@ class _Refiner:
         report = {"refined": bool(extra["refined"]), "boosted_loss": float(extra["lost"])}
         report |= {"refined_losses": np.asarray(extra["losses"]), "refined_candidate": int(extra["chosen"])}
         report = finished.report | report
+        lost = float(report["refined_losses"].min()) * data.loss_unit
+        held_out = finished.held_out
+        if held_out is not None and report["refined"]:
+            held_out = held_out._replace(loss=lost)
         if self.hard:
-            return finished._replace(report=report)
+            return finished._replace(report=report, held_out=held_out)
         count = max(1, finished.report["rounds"])
         network = model.replace(trees=jax.tree.map(lambda a: a[:count], model.trees))
         soft = data.scaling.restore(SoftForest(network, None, data.table.task.of_models))
-        return Finished(soft, None, loss_of(result, soft, data, self.task), report)
+        return Finished(soft, None, loss_of(result, soft, data, self.task), report, held_out)
 
 
 def _one(stacked: Any, i: Any) -> Any:
