@@ -6,22 +6,31 @@ from jtrees import validation
 from jtrees.leaves.linear import Linear
 from jtrees.tree import ObliqueTree
 
+_FOUND = {-1: "CART", -2: "CART on the outputs of a ridge regression"}
 _PARALLEL = 1e-5  # two directions are one if they differ by no more, relative to their length
 
 
-def kind_of(tree: ObliqueTree) -> str:
+def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
     """Returns what kind of tree a tree is, as text, such as ``"axis-aligned: each of the 7 splits has one column"``.
 
     A column is a column of the tree's features. Of a raw table, a level of a category is such a column.
 
     Args:
       tree: one tree.
+      chosen: the start that GET or RADDT chose, as in their reports, to say how the tree was found; or None.
 
     Raises:
       ValueError: for a batch of trees.
     """
     if np.ndim(tree.weights) != 2:
         raise ValueError(f"tree must be a single tree, got {validation.quoted(tree)}")
+    kind = _kind(tree)
+    if chosen is None:
+        return kind
+    return f"{kind}; found by {_FOUND.get(chosen, f'gradient descent, start {chosen}')}"
+
+
+def _kind(tree: ObliqueTree) -> str:
     directions = _directions(tree)
     splits, columns = len(directions), np.count_nonzero(directions, axis=1)
     if splits == 0:

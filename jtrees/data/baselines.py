@@ -23,7 +23,13 @@ _WORK = 4e9  # rows times squared columns of a linear model, at most; of classes
 _FEWEST_ROWS = 1000
 _RIDGE = 1.0  # of the logistic regression, that of scikit-learn
 _ITERATIONS = 100
-_ARTICLES = {"linear": "a linear model", "constant": "a constant"}
+_ARTICLES = {
+    "linear": "a linear model",
+    "linear model": "a linear model",
+    "constant": "a constant",
+    "random forest": "a random forest",
+}
+_SAID = 3  # rivals whose losses a verdict has, the best
 _UNSURE = 0.25  # part of the charge for the parameters of a tree that may be wrong
 _MARGIN = 0.02  # smallest difference that counts, as a part of the loss of a constant
 
@@ -55,6 +61,23 @@ class Comparison:
     where: str
     margin: float
 
+    @classmethod
+    def of(
+        cls,
+        losses: dict[str, float],
+        measure: str,
+        where: str,
+        constant: float,
+        difference: np.ndarray,
+        more: float = 0,
+    ) -> "Comparison":
+        """Returns a comparison with its margin, of the loss of the constant, the differences to the best of the others
+        on the rows, ``(n,)``, and a further doubt.
+        """
+        finite = difference if np.isfinite(difference).all() else np.zeros(1)
+        error = float(finite.std() / np.sqrt(len(finite)))
+        return cls(losses, measure, where, max(_MARGIN * constant, error, more))
+
     @property
     def better(self) -> list[str]:
         """The names of the simpler models that are better than the model, the best first."""
@@ -74,7 +97,7 @@ class Comparison:
             said = f"whether {name} is better than {_listed(others)} needs held-out rows"
         else:
             said = f"{name} is better than {_listed(others)}"
-        against = [f"{self.losses[other]:.3g} for {_ARTICLES.get(other, other)}" for other in others]
+        against = [f"{self.losses[other]:.3g} for {_ARTICLES.get(other, other)}" for other in others[:_SAID]]
         said = f"{said}: {self.measure} {self.losses[own]:.3g}, {_listed(against)}, on {self.where}"
         return said[0].upper() + said[1:]
 
@@ -127,7 +150,7 @@ def compared(
     guesses = _guesses(table, evaluated, scaling)
     lost = {name: lose(predictions) for name, (predictions, _) in guesses.items()}
     found = {name: charge(mean(lost[name]), count) for name, (_, count) in guesses.items()}
-    best, margin = min(found, key=found.__getitem__), _MARGIN * found["constant"]
+    best, doubt = min(found, key=found.__getitem__), 0.0
     if own is None:
         own_lost = lose(np.asarray(model.predict(evaluated.x), np.float64))
         own, difference = mean(own_lost), own_lost - lost[best]
@@ -136,11 +159,11 @@ def compared(
             if isinstance(model, ObliqueTree):
                 uncharged, where = own, CHARGED
                 own = charge(own, count_free(scaling.transform_splits(model)))
-                margin = max(margin, _UNSURE * (own - uncharged))
+                doubt = _UNSURE * (own - uncharged)
     else:  # the losses of the rows are not known: the difference of the other two varies about as much
         difference = lost["constant"] - lost.get("linear", lost["constant"])
-    margin = max(margin, float(difference.std() / np.sqrt(len(difference))))
-    return Comparison({"model": own, **found}, "share of wrong rows" if votes else _measure(task), where, margin)
+    said = "share of wrong rows" if votes else _measure(task)
+    return Comparison.of({"model": own, **found}, said, where, found["constant"], difference, doubt)
 
 
 # --- The simpler models ----------------------------------------------------------------------------------------------

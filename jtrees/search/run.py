@@ -31,8 +31,6 @@ from jtrees.tree import ObliqueTree
 
 # Concurrent runs per CPU device, which runs them one after the other: more would only shorten the rounds.
 _AT_ONCE_CPU = 16
-# By the number of the start that GET and RADDT chose.
-_ORIGINS = {-1: " (found by CART)", -2: " (found by CART on the outputs of a ridge regression)"}
 _MEMORY_SHARE = 0.5  # of the device's memory, for runs side by side
 
 
@@ -88,7 +86,7 @@ class FitResult:
         """What kind of tree the model is, and how it was found, as text; of another model, its own description."""
         if self.tree is None:
             return repr(self.model)
-        return kind_of(self.tree) + _ORIGINS.get(self.report.get("chosen"), "")
+        return kind_of(self.tree, self.report.get("chosen"))
 
     def to_save(self) -> "FitResult":
         """Returns the fit with its tuned options in a form that can be saved: functions by their names."""
