@@ -95,7 +95,7 @@ def refined(split: Split, seed: int) -> dict[str, Any]:
     model = fits[chosen := int(np.argmin(held_out))].model
     found = {"test": percent(model.predict(x_test), y_test), "numbers": model.num_parameters}
     each = [percent(fit.predict(x_test), y_test) for fit in fits]
-    ways = [fit.report["chosen"] for fit in fits]
+    ways = [fit.report["refined_candidate"] for fit in fits]
     return found | {"chosen": chosen, "ways": ways, "each": each, "rounds": [fit.report["rounds"] for fit in fits]}
 
 

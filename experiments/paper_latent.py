@@ -194,8 +194,8 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
             (table.x[validation], table.y[validation]),
         )
         fit: Any = jtrees.tune(clusters, table.x[rows], key=jax.random.key(seed), grid=grid, validation=held_out)
-        picked.append(list(fit.report["chosen"].values()))
-        means = hierarchical_kmeans(table.x[rows], table.x, fit.report["chosen"]["depth"], seed)
+        picked.append(list(fit.report["chosen_options"].values()))
+        means = hierarchical_kmeans(table.x[rows], table.x, fit.report["chosen_options"]["depth"], seed)
         nodes, parent = birch(table.x[rows], table.x)
         ends = dict(zip(METHODS, (fit.tree.leaf_index(table.x), means, nodes), strict=True))
         for method, leaves in ends.items():

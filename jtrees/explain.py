@@ -165,6 +165,7 @@ def nearest_change(
     *,
     columns: Sequence[str] | None = None,
     target: int | None = None,
+    extrapolate: bool = False,
     feature_names: Sequence[str] | None = None,
 ) -> Change | None:
     """Returns the smallest change of one sample that leads to another leaf, or to another class, or action of a policy.
@@ -174,15 +175,17 @@ def nearest_change(
     Least Squares Problems, 1974, chapter 23). No leaf is nearer than the farthest of the half-spaces on its path, so
     leaves are solved in that order, up to the first that cannot be nearer than one that is solved. The nearest of all
     leaves is exact; it is moved over the splits that it touches by a millionth, and more where float32 asks for it.
+    A column keeps to its range in ``x``, the sample's own value included: one constraint a bound.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample, ``(p,)`` or a table of one row.
-      x: samples whose standard deviations are the units of the change, such as the training rows; columns that do not
-        vary do not change.
+      x: samples whose standard deviations are the units of the change and whose ranges are its bounds, such as the
+        training rows; columns that do not vary do not change.
       columns: names of the columns that may change; None: all, of raw tables all of numbers. A missing value does not
         change.
       target: the class to reach, in classification, or the action of a policy; None: any other than now.
+      extrapolate: whether a column may leave its range in ``x``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Returns:
@@ -201,7 +204,9 @@ def nearest_change(
     """
     tree, described = _tree(model), _Columns.of(model, feature_names)
     given = described.row("row", row)
-    deviation = np.where(described.free(columns, row), described.features(x).std(0), 0.0)
+    background = described.features(x)
+    deviation = np.where(described.free(columns, row), background.std(0), 0.0)
+    bounds = _bounds(given[0], background, deviation, extrapolate)
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
     leaf_at = lambda x: exact.row_leaf(exact.row_scores(weights, bias, _relative(tree, x[None])[0]))
     margins = exact.row_scores(weights, bias, _relative(tree, given)[0])
@@ -218,10 +223,13 @@ def nearest_change(
         others = answers != answers[now] if target is None else answers == target
     if others[now]:
         return _changed(tree, described, given[0], given[0], now, deviation)
-    for step, (directions, needed) in _nearest_leaves(weights, margins, deviation, others):
+    for step, (directions, needed) in _nearest_leaves(weights, margins, deviation, others, bounds):
         for more in 10.0 ** np.arange(-6, 0):
-            beyond = _least_distance(directions, needed + more)
+            beyond = _least_distance_within(directions, needed + more, bounds)
             changed = given[0] + deviation * (step if beyond is None else beyond)
+            if not extrapolate:  # but for rounding it is inside
+                low, high = (np.minimum, np.maximum)
+                changed = changed.clip(low(given[0], background.min(0)), high(given[0], background.max(0)))
             if others[leaf := leaf_at(changed)]:
                 return _changed(tree, described, given[0], changed, leaf, deviation)
     return None
@@ -237,7 +245,7 @@ def _changed(
 
 
 def _nearest_leaves(
-    weights: np.ndarray, margins: np.ndarray, deviation: np.ndarray, others: np.ndarray
+    weights: np.ndarray, margins: np.ndarray, deviation: np.ndarray, others: np.ndarray, bounds: np.ndarray
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
     """Yields the shortest step to the closure of each leaf, in deviations, and its constraints ``g step >= h``, with
     unit vectors g; the shortest first.
@@ -247,6 +255,7 @@ def _nearest_leaves(
       margins: the scores of the sample, ``(nodes,)``.
       deviation: units of the steps, ``(p,)``.
       others: which leaves may be reached, ``(leaves,)`` bool.
+      bounds: the lowest and the highest step of each feature, in deviations, ``(2, p)``.
     """
     directions = weights * deviation
     length = np.sqrt(np.square(directions).sum(1))
@@ -267,7 +276,7 @@ def _nearest_leaves(
         kept = moves[nodes[leaf]]
         path, side = nodes[leaf][kept], sides[leaf][kept]
         constraints = side[:, None] * directions[path], needed[leaf][kept]
-        step = _least_distance(*constraints)
+        step = _least_distance_within(*constraints, bounds)
         if step is not None:
             heapq.heappush(solved, (float(np.linalg.norm(step)), leaf, step, constraints))
 
@@ -278,6 +287,37 @@ def _paths(leaves: int) -> tuple[np.ndarray, np.ndarray]:
     depth = leaves.bit_length() - 1
     places = (np.arange(leaves)[:, None] + leaves) >> np.arange(depth, -1, -1)
     return places[:, :-1] - 1, np.where(places[:, 1:] % 2 == 1, 1.0, -1.0)
+
+
+def _bounds(given: np.ndarray, background: np.ndarray, deviation: np.ndarray, extrapolate: bool) -> np.ndarray:
+    """Returns the lowest and the highest step of each feature within the range of its samples and of the given value,
+    in deviations, ``(2, p)``.
+    """
+    if extrapolate:
+        return np.stack([np.full(len(given), -np.inf), np.full(len(given), np.inf)])
+    low, high = np.minimum(background.min(0), given) - given, np.maximum(background.max(0), given) - given
+    return np.stack([low, high]) / np.where(deviation > 0, deviation, 1)
+
+
+def _least_distance_within(g: np.ndarray, h: np.ndarray, bounds: np.ndarray) -> np.ndarray | None:
+    """Returns the shortest d with ``g d >= h`` within bounds, ``(2, p)``, around 0, or None if there is none.
+
+    Bounds become constraints where a solution without them leaves them, as most never matter.
+    """
+    low, high = bounds
+    below, above = np.zeros(len(low), bool), np.zeros(len(low), bool)
+    while True:
+        at_low, at_high = np.flatnonzero(below), np.flatnonzero(above)
+        sides = np.zeros((len(at_low) + len(at_high), len(low)))
+        sides[np.arange(len(at_low)), at_low] = 1
+        sides[len(at_low) + np.arange(len(at_high)), at_high] = -1
+        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[at_low], -high[at_high]]))
+        if step is None:
+            return None
+        lower, higher = (step < low) & ~below, (step > high) & ~above
+        if not (lower | higher).any():
+            return step.clip(low, high)
+        below, above = below | lower, above | higher
 
 
 def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:

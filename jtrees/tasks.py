@@ -54,8 +54,8 @@ class _OfLoss:
 
     @property
     def has_baselines(self) -> bool:
-        """Whether squared errors tell a good fit from a bad one: see :mod:`jtrees.data.baselines`."""
-        return isinstance(self.loss_function, (losses.SquaredError, losses.LogLoss))
+        """Whether a constant has a loss to compare with: see :mod:`jtrees.data.baselines`."""
+        return self.in_units and not isinstance(self.loss_function, losses.Rewards)
 
     def row_weights(self, y: np.ndarray) -> np.ndarray | None:
         """Returns factors of the weights of samples, or None."""

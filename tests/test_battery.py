@@ -358,7 +358,7 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     # The programs are those of the fit; what is compiled is for other keys, and for taking results apart.
     assert count_compilations(tune) <= 6  # five where an earlier test has compiled the small one for keys
     trial = found[0].report["tuning"][0]
-    assert trial.options == {number: values[0]} == found[0].report["chosen"]
+    assert trial.options == {number: values[0]} == found[0].report["chosen_options"]
     assert np.isfinite(trial.loss) and trial.size > 0
 
 

@@ -92,8 +92,11 @@ def test_a_path_in_words():
 # --- The nearest change ----------------------------------------------------------------------------------------------
 
 
-def nearest_by_active_sets(tree, x, deviation, wanted):
-    """The distance to the nearest wanted leaf: of the points nearest to x on all sets of splits, the first inside."""
+def nearest_by_active_sets(tree, x, deviation, wanted, bounds=None):
+    """The distance to the nearest wanted leaf: of the points nearest to x on all sets of splits, the first inside.
+
+    Bounds of x are constraints as splits are.
+    """
     best, bias = np.inf, np.asarray(tree.bias, np.float64)
     weights = np.asarray(tree.weights, np.float64)
     for leaf in np.flatnonzero(wanted):
@@ -102,6 +105,9 @@ def nearest_by_active_sets(tree, x, deviation, wanted):
             side, place = (1 if place % 2 else -1), place // 2
             g.append(side * weights[place - 1] * deviation)
             h.append(-side * (weights[place - 1] @ x + bias[place - 1]))
+        if bounds is not None:
+            g += [*np.diag(deviation), *-np.diag(deviation)]
+            h += [*(bounds[0] - x), *(x - bounds[1])]
         g, h = np.array(g), np.array(h)
         for size in range(len(h) + 1):
             for active in map(list, itertools.combinations(range(len(h)), size)):
@@ -131,7 +137,7 @@ def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
         leaves = np.arange(2**depth)
         answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("classes", "actions") else leaves
         wanted = answer != answer[now]
-        change = explain.nearest_change(tree, x, table)
+        change = explain.nearest_change(tree, x, table, extrapolate=True)
         if change is None:
             assert not wanted.any()
             continue
@@ -140,6 +146,39 @@ def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
         assert change.leaf == tree.leaf_index(change.x[None])[0] and wanted[change.leaf]
         assert change.distance == pytest.approx(np.linalg.norm((change.x - x) / deviation))
         assert change.changes == {f"x{i}": change.x[i] for i in np.flatnonzero(change.x != x)}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(("depth", "p"), [(1, 1), (2, 2), (3, 3)])
+def test_nearest_change_within_the_ranges_is_that_of_all_active_sets(depth, p, inside):
+    tree, table = drawn("constant", depth, p), rows(30, p) * np.arange(1, p + 1) / 4
+    deviation, free = table.std(0), 0
+    for x in table[:20] + (0 if inside else 10 * deviation):
+        bounds = np.minimum(table.min(0), x), np.maximum(table.max(0), x)  # a value outside may stay
+        wanted = np.arange(2**depth) != tree.leaf_index(x[None])[0]
+        expected = nearest_by_active_sets(tree, x.astype(np.float32).astype(float), deviation, wanted, bounds)
+        change = explain.nearest_change(tree, x, table)
+        if change is None:
+            assert not np.isfinite(expected)
+            continue
+        assert change.distance == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert np.all((change.x >= bounds[0]) & (change.x <= bounds[1]))
+        assert change.leaf == tree.leaf_index(change.x[None])[0] and wanted[change.leaf]
+        free += change.distance > explain.nearest_change(tree, x, table, extrapolate=True).distance + 1e-3
+    assert free or p < 3 or not inside  # the ranges matter
+
+
+def test_nearest_change_of_an_age_stays_within_the_ages_of_the_table():
+    """The threshold is beyond the oldest of the table, so income must change, or nothing."""
+    table = np.stack([np.linspace(20, 80, 50), np.tile([1.0, 2.0], 25)], 1)
+    leaves = jtrees.leaves.Constant(jnp.array([0.0, 1.0]))
+    tree = jtrees.ObliqueTree(jnp.array([[1.0, 40.0]]), jnp.array([-140.0]), leaves)
+    change = explain.nearest_change(tree, [50.0, 1.0], table)
+    assert change.x[0] <= 80 and change.x[1] <= 2 and change.leaf == 1
+    only_age = {"columns": ["age"], "feature_names": ["age", "income"]}
+    assert explain.nearest_change(tree, [50.0, 1.0], table, **only_age) is None
+    beyond = explain.nearest_change(tree, [50.0, 1.0], table, extrapolate=True, **only_age)
+    assert beyond.changes["age"] == pytest.approx(100, abs=1e-3)
 
 
 @pytest.mark.parametrize("fixed", [0, 2])
@@ -151,7 +190,8 @@ def test_leaves_are_visited_in_the_order_of_their_distances(fixed):
     deviation[:fixed] = 0
     for x in rows(20, 3).astype(np.float32):
         margins = exact.row_scores(weights, bias, x)
-        found = list(explain._nearest_leaves(weights, margins, deviation, np.ones(16, bool)))
+        unbounded = np.array([[-np.inf] * 3, [np.inf] * 3])
+        found = list(explain._nearest_leaves(weights, margins, deviation, np.ones(16, bool), unbounded))
         lengths = [np.linalg.norm(step) for step, _ in found]
         assert lengths == sorted(lengths)
         expected = [nearest_by_active_sets(tree, x.astype(float), deviation, np.arange(16) == i) for i in range(16)]
@@ -164,7 +204,7 @@ def test_a_class_and_columns_can_be_asked_for():
     predicted = tree.predict(table).argmax(-1)
     reached = 0
     for x, now in zip(table, predicted, strict=True):
-        change = explain.nearest_change(tree, x, table, columns=["x1"], target=2)
+        change = explain.nearest_change(tree, x, table, columns=["x1"], target=2, extrapolate=True)
         along = np.repeat(x[None], 4001, 0)
         along[:, 1] += np.linspace(-20, 20, 4001)
         possible = np.flatnonzero(tree.predict(along).argmax(-1) == 2)
@@ -185,7 +225,7 @@ def test_nothing_to_change():
     whole = drawn(depth=2, p=2)
     part = whole.replace(weights=whole.weights.at[1].set(0), bias=whole.bias.at[1].set(1.0))  # leaf 0 is out of reach
     for x in rows(20, 2):
-        change = explain.nearest_change(part, x, rows(10, 2))
+        change = explain.nearest_change(part, x, rows(10, 2), extrapolate=True)
         assert change.leaf == part.leaf_index(change.x[None])[0] != part.leaf_index(x[None])[0]
     tree = only.replace(weights=jnp.array([[1.0, 0.0]]))
     assert explain.nearest_change(tree, [0.0, 0.0], rows(10, 2), columns=["x1"]) is None

@@ -132,14 +132,14 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     own = jtrees.FromMethod(make=huber)
     grid = [{"loss": huber, "base": jtrees.GET(depth=2), "options": {"loss": huber, "alpha": 1.0}}, {"base": own}]
     trials = [jtrees.selection.Trial(options, 0.5, 0.1, 3.0) for options in grid]
-    fit = FIT.replace(report={"tuning": trials, "chosen": grid[0]})
+    fit = FIT.replace(report={"tuning": trials, "chosen_options": grid[0]})
     read = jtrees.load(saved(fit, tmp_path)).report
     kept = {"loss": "test_io.huber", "base": jtrees.GET(depth=2), "options": {"loss": "test_io.huber", "alpha": 1.0}}
-    assert read["chosen"] == read["tuning"][0].options == kept
+    assert read["chosen_options"] == read["tuning"][0].options == kept
     assert read["tuning"][0].loss == 0.5
     described = read["tuning"][1].options["base"]
     assert (described["name"], described["epochs"], described["make"]) == ("FromMethod", own.epochs, "test_io.huber")
-    assert fit.report["chosen"]["loss"] is huber
+    assert fit.report["chosen_options"]["loss"] is huber
 
 
 def test_a_loaded_fit_predicts(tmp_path):

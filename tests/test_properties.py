@@ -272,7 +272,7 @@ def tuned(run: Run) -> None:
         return  # too few rows
     options: Any = {"task": task, "sample_weight": weight}
     report = (result := jtrees.tune(recipe, x, y, key=KEY, grid={name: values}, validation=2, **options)).report
-    chosen = with_number(recipe, name, report["chosen"][name])
+    chosen = with_number(recipe, name, report["chosen_options"][name])
     same(result.model.predict(x), jtrees.fit(chosen, x, y, key=fit_key, **options).model.predict(x))
     recipes, table = [with_number(recipe, name, value) for value in values], table_of(recipe, x, y, weight, task)
     fits = fits_of(recipes, [search_key], folds, table, None, Monitor())

@@ -120,7 +120,7 @@ def test_the_best_of_several_ways_is_that_way_alone(validation):
     assert several.report["refined_losses"].shape == (3, alone[0].report["refined_losses"].size)
     for losses, one in zip(several.report["refined_losses"][:2], alone, strict=False):
         np.testing.assert_allclose(losses, one.report["refined_losses"][0], rtol=1e-3)  # float32 over 240 updates
-    assert several.report["chosen"] == 1 == np.argmin([one.report["refined_losses"].min() for one in alone])
+    assert several.report["refined_candidate"] == 1 == np.argmin([one.report["refined_losses"].min() for one in alone])
     np.testing.assert_allclose(several.predict(X), alone[1].predict(X), atol=1e-3)
 
 

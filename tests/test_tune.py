@@ -58,7 +58,7 @@ def evaluated(monkeypatch, combinations, losses):
 def test_the_degree_is_found_and_deeper_ones_are_not_tried(table, tried):
     """In the order of their depths, whatever that of the grid."""
     result = tune(table, {"depth": tried})
-    assert result.report["chosen"] == {"depth": 3}
+    assert result.report["chosen_options"] == {"depth": 3}
     assert result.model.num_parameters == 4
     assert depths(result) == [1, 2, 3, 4, 5]
     assert result.report["ended"] == "finished"
@@ -115,7 +115,7 @@ def test_an_improvement_within_the_error_is_none(gains, tried, monkeypatch):
 
 def test_a_combination_that_diverges_is_not_chosen(table):
     result = tune(table, {"learning_rate": (0.5, 1e30)}, Polynomials(depth=3))
-    assert result.report["chosen"] == {"learning_rate": 0.5}
+    assert result.report["chosen_options"] == {"learning_rate": 0.5}
     assert trials(result)[(1e30,)].loss == np.inf
     with pytest.raises(FloatingPointError, match="no combination of the grid found anything finite"):
         tune(table, {"learning_rate": (1e29, 1e30)}, Polynomials(depth=3))
@@ -212,7 +212,7 @@ def test_combinations_that_time_did_not_reach_are_no_trials(table, monkeypatch):
     monkeypatch.setattr(Monitor, "has_time", no_time)
     rates = (0.1, 0.2, 0.3, 0.4, 0.5)
     result = tune(table, {"learning_rate": rates}, Polynomials(depth=2), validation=2)
-    assert 0 < len(result.report["tuning"]) < 5 and result.report["chosen"]["learning_rate"] in rates
+    assert 0 < len(result.report["tuning"]) < 5 and result.report["chosen_options"]["learning_rate"] in rates
     assert all(np.isfinite(trial.loss) for trial in result.report["tuning"])
 
 

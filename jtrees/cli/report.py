@@ -9,64 +9,19 @@ import platform
 import tempfile
 import time
 from typing import Any
-import warnings
 
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
-from sklearn.dummy import DummyClassifier, DummyRegressor
-from sklearn.ensemble import (
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
-from sklearn.linear_model import (
-    GammaRegressor,
-    LogisticRegression,
-    PoissonRegressor,
-    QuantileRegressor,
-    Ridge,
-    TweedieRegressor,
-)
-from sklearn.metrics import (
-    accuracy_score,
-    balanced_accuracy_score,
-    log_loss,
-    mean_absolute_error,
-    r2_score,
-    roc_auc_score,
-    root_mean_squared_error,
-)
-from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import jtrees
 from jtrees import explain, export, io, losses, plotting
+from jtrees.cli.rivals import HeldOut, divided, kind_of_model, quiet
 from jtrees.cli.tables import Frame, Task, targets_of
-from jtrees.data import Columns
 
 MAX_TERMS = 5  # of a condition
 _HELD_OUT = 0.25
-_SHUFFLED = 2000  # rows whose columns are shuffled for importances, at most
-_LINEAR_ROWS = 5000  # training rows, at most, for a linear program of quantiles
-_CART_DEPTH = 4  # where the model is no tree, whose depth it would have
 _PNG = 110  # dots per inch
-
-
-def name_of(loss: losses.Loss) -> str:
-    """Returns what the mean of a loss is called."""
-    return {
-        losses.SquaredError: "mean squared error",
-        losses.AbsoluteError: "mean absolute error",
-        losses.Huber: "Huber loss",
-        losses.Quantile: "pinball loss",
-        losses.Poisson: "Poisson deviance",
-        losses.Gamma: "gamma deviance",
-        losses.Tweedie: "Tweedie deviance",
-    }[type(loss)]
 
 
 def write_report(
@@ -87,19 +42,19 @@ def write_report(
       OSError: if the page cannot be written.
     """
     y = targets_of(frame.y)
-    by_class: Any = y if task == "classification" else None
-    train, test = train_test_split(np.arange(len(y)), test_size=_HELD_OUT, stratify=by_class, random_state=seed)
+    train, test = divided(y, task, _HELD_OUT, seed)
     x_train, x_test = frame.x.iloc[train], frame.x.iloc[test]
     started = time.perf_counter()
     model.fit(x_train, y[train])
     seconds = time.perf_counter() - started
     model.columns_ = frame.remember(model.columns_)
     model.model_ = model.model_.replace(columns=model.columns_)
-    page = _Page(model, task, loss, frame.name, str(frame.y.name), (x_train, y[train]), (x_test, y[test]))
-    rivals = page.rivals(seed, seconds)
+    rows: Any = (x_train, y[train]), (x_test, y[test])
+    page = _Page(HeldOut(model, loss, *rows, seconds=seconds, seed=seed, forests=True), frame.name, str(frame.y.name))
     sections = [
+        _section("Summary", page.summary()),
         _section("Data", page.data()),
-        _section("Comparison", page.comparison(rivals)),
+        _section("Comparison", page.comparison()),
         *page.tree(),
         _section("Importances", page.importances()),
         page.errors(),
@@ -116,17 +71,18 @@ def write_report(
 class _Page:
     """The parts of a page, as HTML."""
 
-    def __init__(self, model: Any, task: Any, loss: losses.Loss, name: str, target: str, train: Any, test: Any):
-        self.model, self.task, self.loss, self.name, self.target = model, task, loss, name, target
-        (self.x_train, self.y_train), (self.x_test, self.y_test) = train, test
-        self.regression = task == "regression"
-        self.classes: list[str] = [] if self.regression else [str(label) for label in model.classes_]
+    def __init__(self, held_out: HeldOut, name: str, target: str):
+        self.held_out, self.name, self.target = held_out, name, target
+        self.model, self.loss, self.classes = held_out.model, held_out.loss, held_out.classes
+        self.x_train, self.y_train = held_out.x_train, held_out.y_train
+        self.x_test, self.y_test = held_out.x_test, held_out.y_test
+        self.regression = not self.classes
         self.class_names = self.classes or None  # as plots and rules take them
-        self.column_names = [str(name) for name in self.x_train.columns]
 
-    def _codes(self, y: np.ndarray) -> np.ndarray:
-        """Returns labels as classes 0..K-1."""
-        return np.searchsorted(self.model.classes_, y)
+    def summary(self) -> str:
+        first, *others = self.held_out.summary(kind_of_model(self.model))
+        items = "".join(f"<li>{html.escape(line)}</li>" for line in others)
+        return f'<p class="verdict">{html.escape(first)}.</p><ul>{items}</ul>'
 
     # --- Data --------------------------------------------------------------------------------------------------------
 
@@ -147,86 +103,32 @@ class _Page:
         if self.regression:
             ax.hist(self.y_train, bins=40, color="#4472a8")
         else:
-            ax.bar(self.classes, np.bincount(self._codes(self.y_train), minlength=len(self.classes)), color="#4472a8")
+            ax.bar(
+                self.classes,
+                np.bincount(self.held_out.codes(self.y_train), minlength=len(self.classes)),
+                color="#4472a8",
+            )
         ax.set(xlabel=self.target, ylabel="rows")
         return ax
 
     # --- Comparison --------------------------------------------------------------------------------------------------
 
-    def rivals(self, seed: int, seconds: float) -> dict[str, tuple[float, np.ndarray]]:
-        """Returns seconds to fit, and predictions or probabilities for the held-out rows, by name."""
-        columns, x = Columns.fit(self.x_train, self._fitted(self.y_train), task=self.task)
-        x_test = _quiet(lambda: columns.transform(self.x_test))
-        depth = _CART_DEPTH if self.model.tree_ is None else self.model.tree_.depth
-        if self.regression:
-            kinds = _regressors(self.loss, depth, seed, len(x))
-        else:
-            kinds = {
-                "constant": DummyClassifier(),
-                "linear model": make_pipeline(StandardScaler(), LogisticRegression()),
-                f"CART, depth {depth}": DecisionTreeClassifier(max_depth=depth, random_state=seed),
-                "random forest": RandomForestClassifier(random_state=seed, n_jobs=-1),
-                "gradient boosting": HistGradientBoostingClassifier(random_state=seed),
-            }
-        found = {self._own_name(): (seconds, self._predicted(self.model, self.x_test))}
-        for name, rival in kinds.items():
-            started = time.perf_counter()
-            _quiet(lambda rival=rival: rival.fit(x, self._fitted(self.y_train)))
-            found[name] = time.perf_counter() - started, self._predicted(rival, x_test)
-        return found
-
-    def _own_name(self) -> str:
-        return f"jtrees, {type(self.model.recipe).__name__}"
-
-    def _fitted(self, y: np.ndarray) -> np.ndarray:
-        return y if self.regression else self._codes(y)
-
-    def _predicted(self, model: Any, x: Any) -> np.ndarray:
-        return _quiet(lambda: model.predict(x) if self.regression else model.predict_proba(x))
-
-    def comparison(self, found: dict[str, tuple[float, np.ndarray]]) -> str:
-        rows = [[name, *self._scores(predicted), f"{seconds:.1f}"] for name, (seconds, predicted) in found.items()]
-        head = self._measures() if self.regression else ["accuracy", "balanced accuracy", "AUC", "log loss"]
+    def comparison(self) -> str:
+        found = self.held_out
+        shown = lambda name: [f"{score:.4g}" for score in found.scores(name).values()]
+        own, *others = [[name, *shown(name), f"{seconds:.1f}"] for name, seconds in found.seconds.items()]
+        own[0] = f"jtrees, {own[0]}"
         size = f"{self.model.model_.num_parameters} numbers" if hasattr(self.model.model_, "num_parameters") else ""
         leaves = f", {self.model.tree_.num_leaves} leaves" if self.model.tree_ is not None else ""
-        return _table(["model", *head, "seconds to fit"], rows) + _paragraph(
+        return _table(["model", *found.measures, "seconds to fit"], [own, *others]) + _paragraph(
             f"Scores on the {len(self.y_test)} held-out rows. The model of jtrees has {size}{leaves}. The others have "
             f"the same columns as numbers, and scikit-learn's default options{self._same_loss()}. Seconds include "
             "compilation."
         )
 
     def _same_loss(self) -> str:
-        same = self.task == "classification" or isinstance(self.loss, losses.SquaredError)
+        same = not self.regression or isinstance(self.loss, losses.SquaredError)
         return "" if same else ", and minimise the same loss where scikit-learn has it for them"
-
-    def _measures(self) -> list[str]:
-        """Returns the measures of regression: those of the loss, but for quantiles those of means, too."""
-        if isinstance(self.loss, losses.Quantile):
-            return [name_of(self.loss), "rows below the prediction"]
-        own = [] if isinstance(self.loss, (losses.SquaredError, losses.AbsoluteError)) else [name_of(self.loss)]
-        return [*own, "R²", "RMSE", "mean absolute error"]
-
-    def _mean_loss(self, y: np.ndarray, predicted: np.ndarray) -> float:
-        """Returns the mean loss; infinite for means of counts that are not positive."""
-        if self.loss.link == "exp" and predicted.min() <= 0:
-            return np.inf
-        return float(self.loss.of_predictions(predicted, y.astype(np.float64)).mean())
-
-    def _scores(self, predicted: np.ndarray) -> list[str]:
-        if self.regression:
-            of: dict[str, Callable[..., float]] = {
-                name_of(self.loss): self._mean_loss,
-                "rows below the prediction": lambda y, predicted: float(np.mean(y < predicted)),
-                "R²": r2_score,
-                "RMSE": root_mean_squared_error,
-                "mean absolute error": mean_absolute_error,
-            }
-            return [f"{of[measure](self.y_test, predicted):.4g}" for measure in self._measures()]
-        y, chance = self._codes(self.y_test), predicted / predicted.sum(1, keepdims=True)
-        auc = roc_auc_score(y, chance[:, 1] if chance.shape[1] == 2 else chance, multi_class="ovr")
-        best = chance.argmax(1)
-        lost = log_loss(y, chance, labels=np.arange(chance.shape[1]))
-        return [f"{score:.4g}" for score in (accuracy_score(y, best), balanced_accuracy_score(y, best), auc, lost)]
 
     # --- The tree ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +141,7 @@ class _Page:
         rules = self.model.model_.to_text(max_terms=MAX_TERMS, **shown)
         bars = plotting.plot_splits(self.model.model_, self.x_train)[0] if self.model.tree_.splits.any() else None
         leaves = plotting.plot_leaves(
-            self.model.model_, self.x_train, self._fitted(self.y_train), class_names=self.class_names
+            self.model.model_, self.x_train, self.held_out.codes(self.y_train), class_names=self.class_names
         )
         explained = (
             "A row goes to the yes side of a split if the sum on its left is above the number on its right. Terms are "
@@ -254,23 +156,15 @@ class _Page:
     # --- What the model does -----------------------------------------------------------------------------------------
 
     def importances(self) -> str:
-        some = slice(0, _SHUFFLED)
-        y = self._fitted(self.y_test)[some]
-        score: Callable[..., float] = lambda y, chance: -log_loss(y, chance, labels=range(chance.shape[1]))
-        what = "the log likelihood falls"
-        if self.regression and isinstance(self.loss, losses.SquaredError):
-            score, what = r2_score, "R² falls"
-        elif self.regression:
-            score, what = lambda y, predicted: -self._mean_loss(y, predicted), f"the {name_of(self.loss)} rises"
-        falls = _quiet(lambda: explain.permutation_importance(self.model.model_, self.x_test.iloc[some], y, score))
+        falls, what = self.held_out.importances()
         return _figure(plotting.plot_importances(falls), "importances") + _paragraph(
             f"By how much {what} on held-out rows when the values of a column are shuffled, five times."
         )
 
     def errors(self) -> str:
-        predicted = self._predicted(self.model, self.x_test)
+        predicted = self.held_out.predictions[self.held_out.name]
         if not self.regression:
-            ax = plotting.plot_calibration(self._codes(self.y_test), predicted, class_names=self.classes)
+            ax = plotting.plot_calibration(self.held_out.codes(self.y_test), predicted, class_names=self.classes)
             return _section("Calibration", _figure(ax, "calibration"))
         ax = plt.subplots(figsize=(5, 4.5), layout="tight")[1]
         ax.scatter(predicted, self.y_test - predicted, s=6, alpha=0.4)
@@ -280,15 +174,16 @@ class _Page:
 
     def one_prediction(self) -> str:
         row = self.x_test.iloc[[0]]
-        said = [f"prediction: {_quiet(lambda: self.model.predict(row))[0]}, in truth: {self.y_test[0]}", ""]
+        said = [f"prediction: {quiet(lambda: self.model.predict(row))[0]}, in truth: {self.y_test[0]}", ""]
         said += [f"{name} = {row[name].iloc[0]}" for name in row.columns]
         if self.model.tree_ is not None:
-            said += ["", *str(_quiet(lambda: explain.path(self.model.model_, row))).splitlines()]
-            nearest = _quiet(lambda: explain.nearest_change(self.model.model_, row, self.x_train))
+            said += ["", *str(quiet(lambda: explain.path(self.model.model_, row))).splitlines()]
+            nearest = quiet(lambda: explain.nearest_change(self.model.model_, row, self.x_train))
             if nearest is not None:
                 changes = ", ".join(f"{name} = {value:.6g}" for name, value in nearest.changes.items())
                 other = "another leaf" if self.regression else "another class"
-                said += ["", f"the smallest change to {other}: {nearest.distance:.3g} deviations, {changes}"]
+                said += ["", f"the smallest change to {other} within the ranges of the training rows: "]
+                said[-1] += f"{nearest.distance:.3g} deviations, {changes}"
         return _paragraph("The first of the held-out rows.") + f"<pre>{html.escape(chr(10).join(said))}</pre>"
 
     # --- Use ---------------------------------------------------------------------------------------------------------
@@ -334,41 +229,7 @@ class _Page:
         )
 
 
-def _regressors(loss: losses.Loss, depth: int, seed: int, rows: int) -> dict[str, Any]:
-    """Returns scikit-learn's regressors by name, of the same loss where they have it, else of least squares."""
-    constant, linear, split = DummyRegressor(), Ridge(), "squared_error"
-    boosted: dict[str, Any] = {}
-    if isinstance(loss, losses.AbsoluteError):
-        constant, boosted = DummyRegressor(strategy="median"), {"loss": "absolute_error"}
-    elif isinstance(loss, losses.Quantile):
-        level: Any = loss.levels
-        constant = DummyRegressor(strategy="quantile", quantile=level)
-        linear = QuantileRegressor(quantile=level, alpha=0) if rows <= _LINEAR_ROWS else None
-        boosted = {"loss": "quantile", "quantile": level}
-    elif isinstance(loss, losses.Poisson):
-        linear, split, boosted = PoissonRegressor(), "poisson", {"loss": "poisson"}
-    elif isinstance(loss, losses.Gamma):
-        linear, boosted = GammaRegressor(), {"loss": "gamma"}
-    elif isinstance(loss, losses.Tweedie):
-        linear, boosted = TweedieRegressor(power=loss.variance_power, link="log"), {"loss": "poisson"}
-    kinds: dict[str, Any] = {
-        "constant": constant,
-        "linear model": None if linear is None else make_pipeline(StandardScaler(), linear),
-        f"CART, depth {depth}": DecisionTreeRegressor(criterion=split, max_depth=depth, random_state=seed),
-        "random forest": RandomForestRegressor(criterion=split, random_state=seed, n_jobs=-1),
-        "gradient boosting": HistGradientBoostingRegressor(random_state=seed, **boosted),
-    }
-    return {name: kind for name, kind in kinds.items() if kind is not None}
-
-
 # --- HTML ------------------------------------------------------------------------------------------------------------
-
-
-def _quiet(function: Callable[[], Any]) -> Any:
-    """Returns a result without warnings of gaps, convergence and the like."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function()
 
 
 def _section(title: str, body: str) -> str:

@@ -1,5 +1,10 @@
-"""Baselines: errors of a constant and a linear model, and a warning for fits that are worse."""
+"""Baselines: a model's loss beside the losses of a linear model and of a constant, and a verdict in one sentence.
 
+Losses are those of the task, on rows that the models were not trained on wherever there are such rows.
+"""
+
+from collections.abc import Sequence
+import dataclasses
 from typing import Any
 import warnings
 
@@ -7,69 +12,267 @@ import numpy as np
 
 from jtrees.data.scaling import Scaling
 from jtrees.data.table import Table
+from jtrees.description import count_free
+from jtrees.forest import Forest
+from jtrees.losses.names import measure
+from jtrees.tasks import Classification, Regression, Task
+from jtrees.tree import ObliqueTree
 
-_ROWS = 10_000  # at most: least squares then takes less time than any search
-_BEHIND = 0.02  # tolerance, as a part of the variance of the targets
+_ROWS = 10_000  # at most: a linear model then takes less time than any search
+_WORK = 4e9  # rows times squared columns of a linear model, at most; of classes a tenth
+_FEWEST_ROWS = 1000
+_RIDGE = 1.0  # of the logistic regression, that of scikit-learn
+_ITERATIONS = 100
+_ARTICLES = {
+    "linear": "a linear model",
+    "linear model": "a linear model",
+    "constant": "a constant",
+    "random forest": "a random forest",
+}
+_SAID = 3  # rivals whose losses a verdict has, the best
+_UNSURE = 0.25  # part of the charge for the parameters of a tree that may be wrong
+_MARGIN = 0.02  # smallest difference that counts, as a part of the loss of a constant
+
+TRAINING = "the training rows"
+CHARGED = "the training rows, charged for the parameters"
+LEFT_OUT = "rows left out in training"
+HELD_OUT = "held-out rows"
+VALIDATION = "the validation set"
 
 
 class BehindBaselineWarning(UserWarning):
-    """A fit explains less of the targets than a linear model, or than a constant."""
+    """A model has a higher loss than a linear model or a constant."""
 
 
-def baselines(model: Any, table: Table, validation: Table | None, scaling: Scaling) -> dict[str, float]:
-    """Returns mean squared errors, relative to the variance of the targets, of a model, a linear model and a constant.
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The losses of a model and of simpler ones on the same rows.
 
-    Classes are scored by their indicators (the Brier score), several outputs by the mean. Errors are those on the
-    validation set, or else on the training data; there the linear model is corrected for its degrees of freedom
-    (generalised cross-validation) and the model is not, so that only underfitting counts. Large tables are subsampled.
+    Attributes:
+      losses: mean losses by name, the model's own first.
+      measure: what the losses are called, such as ``"log loss"``.
+      where: the rows, such as ``"the validation set"``.
+      margin: a difference of losses that may be chance: 2 % of the constant's loss, the standard error of the
+        difference to the best of the others, or a quarter of a tree's charge, whichever is largest.
+    """
+
+    losses: dict[str, float]
+    measure: str
+    where: str
+    margin: float
+
+    @classmethod
+    def of(
+        cls,
+        losses: dict[str, float],
+        measure: str,
+        where: str,
+        constant: float,
+        difference: np.ndarray,
+        more: float = 0,
+    ) -> "Comparison":
+        """Returns a comparison with its margin, of the loss of the constant, the differences to the best of the others
+        on the rows, ``(n,)``, and a further doubt.
+        """
+        finite = difference if np.isfinite(difference).all() else np.zeros(1)
+        error = float(finite.std() / np.sqrt(len(finite)))
+        return cls(losses, measure, where, max(_MARGIN * constant, error, more))
+
+    @property
+    def better(self) -> list[str]:
+        """The names of the simpler models that are better than the model, the best first."""
+        own, *others = sorted(self.losses, key=lambda name: (name != next(iter(self.losses)), self.losses[name]))
+        return [name for name in others if self.losses[name] < self.losses[own] - self.margin]
+
+    def verdict(self, name: str) -> str:
+        """Returns one sentence on which model is better; ``name`` is that of the model."""
+        own, *rest = self.losses
+        others = sorted(rest, key=self.losses.__getitem__)
+        alike = [other for other in others if abs(self.losses[other] - self.losses[own]) <= self.margin]
+        if better := self.better:
+            said = f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
+        elif alike:
+            said = f"{name} is about as good as {_listed(alike)}"
+        elif self.where == TRAINING:
+            said = f"whether {name} is better than {_listed(others)} needs held-out rows"
+        else:
+            said = f"{name} is better than {_listed(others)}"
+        against = [f"{self.losses[other]:.3g} for {_ARTICLES.get(other, other)}" for other in others[:_SAID]]
+        said = f"{said}: {self.measure} {self.losses[own]:.3g}, {_listed(against)}, on {self.where}"
+        return said[0].upper() + said[1:]
+
+    def warn_if_behind(self, name: str, stacklevel: int = 3) -> None:
+        """Warns with :class:`BehindBaselineWarning` if a simpler model is better."""
+        if self.better:
+            advice = "other options or another recipe may do better"
+            warnings.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
+
+
+def compared(
+    model: Any,
+    table: Table,
+    scaling: Scaling,
+    *,
+    held_out: Table | None,
+    where: str = HELD_OUT,
+    left_out: tuple[float, Any] | None = None,
+) -> Comparison:
+    """Returns the losses of a model, of a linear model and of a constant.
+
+    They are losses on ``held_out`` if there is such a table, else on the rows that the model's search left out. Without
+    such rows they are losses on the training rows. There each model is charged for its parameters: by generalised
+    cross-validation, or Akaike's criterion for log loss. The splits and leaves of a single tree have the parameters
+    that :func:`jtrees.description.count_free` counts; other models are not charged. Large tables are subsampled.
 
     Args:
-      model: the fitted model.
-      table: the training data, in the user's units.
-      validation: the validation set, or None.
+      model: the fitted model of numeric features.
+      table: the training rows, in the user's units.
       scaling: scaling of the features.
+      held_out: rows that the model was not trained on, or None.
+      where: what ``held_out`` is called.
+      left_out: the model's loss on rows that its search left out, and the numbers of these rows, or None for all rows;
+        or None.
 
     Returns:
-      ``model``, ``linear`` (least squares) and ``constant`` (the mean of the training targets).
+      The comparison of ``model``, ``linear`` and ``constant``. There is no linear model for a loss with a link other
+      than the identity and the softmax. Models that vote are compared by the share of wrong rows.
     """
-    evaluated = table if validation is None else validation
-    outputs = np.asarray(model.predict(evaluated.x), np.float64).reshape(len(evaluated.x), -1)[_some(len(evaluated.x))]
-    (x, y, weight), (x_eval, y_eval, weight_eval) = (_of_some_rows(each, scaling) for each in (table, evaluated))
+    task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
+    own = None
+    if held_out is None and left_out is not None:
+        (own, rows), where = left_out, LEFT_OUT
+        if rows is not None:
+            held_out, table = table.rows(rows), table.rows(np.setdiff1d(np.arange(len(table.x)), rows))
+    evaluated = _some(table if held_out is None else held_out)
+    lose = lambda predictions: _losses(task, predictions, evaluated.y, scaling, votes)
+    mean = lambda lost: float(np.average(lost, weights=evaluated.weight))
+    charge = lambda lost, count: lost if votes or held_out is not None else _charged(task, lost, count, len(table.x))
+    guesses = _guesses(table, evaluated, scaling)
+    lost = {name: lose(predictions) for name, (predictions, _) in guesses.items()}
+    found = {name: charge(mean(lost[name]), count) for name, (_, count) in guesses.items()}
+    best, doubt = min(found, key=found.__getitem__), 0.0
+    if own is None:
+        own_lost = lose(np.asarray(model.predict(evaluated.x), np.float64))
+        own, difference = mean(own_lost), own_lost - lost[best]
+        if held_out is None:
+            where = TRAINING
+            if isinstance(model, ObliqueTree):
+                uncharged, where = own, CHARGED
+                own = charge(own, count_free(scaling.transform_splits(model)))
+                doubt = _UNSURE * (own - uncharged)
+    else:  # the losses of the rows are not known: the difference of the other two varies about as much
+        difference = lost["constant"] - lost.get("linear", lost["constant"])
+    said = "share of wrong rows" if votes else _measure(task)
+    return Comparison.of({"model": own, **found}, said, where, found["constant"], difference, doubt)
+
+
+# --- The simpler models ----------------------------------------------------------------------------------------------
+
+
+def _guesses(table: Table, evaluated: Table, scaling: Scaling) -> dict[str, tuple[np.ndarray, float]]:
+    """Returns the predictions of the linear model and of the constant for some rows, and their numbers of parameters.
+
+    Args:
+      table: the training rows.
+      evaluated: the rows to predict.
+      scaling: scaling of the features.
+    """
+    width = table.x.shape[1]
+    if isinstance(table.task, Classification):
+        share = np.bincount(table.y, table.weight, table.task.classes) + 1 / table.task.classes
+        constant, ends = share / share.sum(), table.task.classes
+        limit = _WORK / 10 / (width * ends) if width else _ROWS
+        some = _some(table, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
+        linear = _logistic(*_features(some, evaluated, scaling), some.y, _weights(some), ends)
+        free = ends - 1
+    else:
+        constant = table.task.loss_function.best(table.y, table.weight)
+        some = _some(table, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
+        linear = _least_squares(*_features(some, evaluated, scaling), some, table.task)
+        free = constant.size
+    tiled = np.broadcast_to(constant, (len(evaluated.x), *np.shape(constant)))
+    of_linear = {} if linear is None else {"linear": (linear, free * (1 + width))}
+    return of_linear | {"constant": (tiled, free)}
+
+
+def _least_squares(x: np.ndarray, x_new: np.ndarray, some: Table, task: Regression) -> np.ndarray | None:
+    """Returns predictions of a least squares fit, plus the best constant of its residuals; None under a log link."""
+    loss = task.loss_function
+    if loss.link == "exp":
+        return None
+    y, weight = some.y.astype(np.float64), _weights(some)
+    root = np.sqrt(weight / weight.sum()).reshape(-1, *[1] * (y.ndim - 1))
     mean = np.average(y, axis=0, weights=weight)
-    deviation = np.sqrt(np.average(np.square(y - mean), axis=0, weights=weight))
+    slopes = np.linalg.lstsq(np.sqrt(weight / weight.sum())[:, None] * x, root * (y - mean), rcond=1e-6)[0]
+    rest = loss.best(y - mean - x @ slopes, some.weight) if np.ptp(y - mean - x @ slopes) > 0 else 0.0
+    return loss.aligned(mean + x_new @ slopes) + rest
+
+
+def _logistic(x: np.ndarray, x_new: np.ndarray, y: np.ndarray, weight: np.ndarray, classes: int) -> np.ndarray:
+    """Returns probabilities of a logistic regression with a ridge on its slopes, ``(n, classes)``."""
+    from scipy.optimize import minimize  # jax needs SciPy, but does not import this slow part of it
+
+    total, hot = weight.sum(), np.eye(classes)[y]
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        slopes = flat.reshape(-1, classes)
+        log = x @ slopes
+        log -= log.max(1, keepdims=True)
+        log -= np.log(np.exp(log).sum(1, keepdims=True))
+        ridge = _RIDGE * slopes[:-1] / total  # the last row has the intercepts
+        gradient = x.T @ (weight[:, None] / total * (np.exp(log) - hot))
+        gradient[:-1] += ridge
+        lost = -(weight * log[np.arange(len(y)), y]).sum() / total
+        return lost + 0.5 * (ridge * slopes[:-1]).sum(), gradient.ravel()
+
+    start = np.zeros(x.shape[1] * classes)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}).x
+    outputs = x_new @ found.reshape(-1, classes)
+    chances = np.exp(outputs - outputs.max(1, keepdims=True))
+    return chances / chances.sum(1, keepdims=True)
+
+
+def _features(some: Table, evaluated: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+    """Returns standardised features of two tables, and a column of ones."""
+    x, x_new = (np.asarray(scaling.transform(each.x), np.float64) for each in (some, evaluated))
+    mean, deviation = x.mean(0), x.std(0)
     unit = np.where(deviation > 0, deviation, 1)
-    error = lambda outputs: float(np.average(np.square((outputs - y_eval) / unit).mean(1), weights=weight_eval))
-
-    root = np.sqrt(weight / weight.sum())[:, None]
-    slopes, _, rank, _ = np.linalg.lstsq(root * x, root * (y - mean), rcond=1e-6)
-    linear = error(mean + x_eval @ slopes)
-    if validation is None:
-        degrees = 1 - rank / len(x)
-        linear = linear / float(degrees) ** 2 if degrees > 0 else np.inf
-    return {"model": error(outputs), "linear": linear, "constant": error(mean)}
+    first, second = (np.column_stack([(each - mean) / unit, np.ones(len(each))]) for each in (x, x_new))
+    return first, second
 
 
-def _some(n: int) -> slice:
-    return slice(None, None, -(-n // _ROWS))
+def _weights(table: Table) -> np.ndarray:
+    return np.ones(len(table.x)) if table.weight is None else table.weight
 
 
-def _of_some_rows(table: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns scaled features with a column of ones, targets or class indicators ``(n, k)``, and weights."""
-    table = table.rows(_some(len(table.x)))
-    y = table.task.indicators(table.y)
-    weight = np.ones(len(y)) if table.weight is None else table.weight
-    x = np.asarray(scaling.transform(table.x), np.float64)
-    return np.column_stack([x, np.ones(len(x))]), y.astype(np.float64), weight
+def _some(table: Table, most: int = _ROWS) -> Table:
+    """Returns at most so many rows, evenly spaced."""
+    return table.rows(slice(None, None, -(-len(table.x) // most)))
 
 
-def warn_if_behind(errors: dict[str, float], name: str, where: str) -> None:
-    """Warns with :class:`BehindBaselineWarning` if the model of the recipe ``name`` is worse than its baselines."""
-    best = "linear" if errors["linear"] < errors["constant"] else "constant"
-    if errors["model"] > errors[best] + _BEHIND:
-        share = lambda which: f"{100 * (1 - errors[which]):.1f} %"
-        warnings.warn(
-            f"{name} explains {share('model')} of the variance of y {where}, a {best} model {share(best)}: "
-            "other options or another recipe may do better",
-            BehindBaselineWarning,
-            stacklevel=3,
-        )
+# --- Losses ----------------------------------------------------------------------------------------------------------
+
+
+def _losses(task: Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling, votes: bool) -> np.ndarray:
+    if votes:
+        return (predictions.argmax(1) != y).astype(np.float64)
+    return task.host_losses(predictions, y, scaling.y_unit)
+
+
+def _measure(task: Task) -> str:
+    return "log loss" if isinstance(task, Classification) else measure(task.loss_function)
+
+
+def _charged(task: Task, lost: float, count: float, rows: int) -> float:
+    """Returns the loss to expect on new rows, by the loss on the training rows and the number of parameters."""
+    if isinstance(task, Classification):
+        return lost + count / rows  # Akaike
+    left = 1 - count / rows
+    power = 1.0 if task.loss_function.power() == 1 and task.loss_function.link != "exp" else 2.0
+    return lost / left**power if left > 0 else np.inf
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns names as text: "a linear model and a constant"."""
+    named = [_ARTICLES.get(name, name) for name in names]
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

@@ -5,6 +5,7 @@ import math
 from typing import Any, Literal
 
 import jax
+from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, sharding, tasks, validation as checks
@@ -35,6 +36,24 @@ class Table:
         """Returns a subset of the rows."""
         weight = None if self.weight is None else self.weight[chosen]
         return self.replace(x=self.x[chosen], y=self.y[chosen], weight=weight)
+
+    def divided(self, share: float, key: Array) -> tuple["Table", "Table"]:
+        """Returns the table without a random part of its rows, and that part; of every class the same part.
+
+        Raises:
+          ValueError: if the targets of either part would be too few, or constant.
+        """
+        rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
+        labels = self.y if isinstance(self.task, tasks.Classification) else np.zeros(len(self.y), int)
+        order = rng.permutation(len(labels))
+        groups = [order[labels[order] == label] for label in np.unique(labels)]
+        out = np.sort(np.concatenate([group[: int(share * len(group))] for group in groups]))
+        kept = self.rows(np.setdiff1d(np.arange(len(labels)), out))
+        if not len(out) or not self.task.varies(kept.y):
+            raise ValueError(
+                f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(labels)}"
+            )
+        return kept, self.rows(out)
 
 
 def without_padding(batch: Batch) -> Batch:

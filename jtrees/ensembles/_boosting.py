@@ -15,7 +15,7 @@ from jtrees.data import Data
 from jtrees.forest import Forest
 from jtrees.search import Finished, Round, Rounds, Search, SearchResult, check_finite
 from jtrees.search._precondition import drawn_rows
-from jtrees.search.recipe import loss_of
+from jtrees.search.recipe import HeldOut, loss_of
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -306,7 +306,11 @@ class Booster:
         forest = Forest(trees.replace(leaves=leaves), "sum", self.task.link_name).restored(data.scaling)
         report: dict[str, Any] = {"rounds": count, "dropped": int(result.extra["dropped"])}
         report["losses"] = np.asarray(result.extra["losses"])
-        return Finished(forest, None, loss_of(result, forest, data, self.task), report)
+        lost = float(report["losses"].min()) * data.loss_unit
+        held_out = None
+        if data.validation is None and np.isfinite(lost) and start is not None and start.held_out is not None:
+            held_out = HeldOut(lost, np.asarray(start.held_out))
+        return Finished(forest, None, loss_of(result, forest, data, self.task), report, held_out)
 
 
 def _initial(task: Task, batch: Batch, weight: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from jtrees import pytree, sharding, validation as checks
 from jtrees.data import Data, Table
 from jtrees.forest import Forest, votes
 from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
-from jtrees.search.recipe import next_of_all
+from jtrees.search.recipe import HeldOut, next_of_all
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, map_starts
 
@@ -111,10 +111,12 @@ class Bagged(Recipe):
             models = [one.model for one in fitted]
             forest = Forest(jax.tree.map(_stacked, *models), combine)
             in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
-            out_of_bag = _out_of_bag(models, combine, data.table, in_bag)
+            predictions = _predictions(models, combine, data.table)
+            out_of_bag = _out_of_bag(predictions, in_bag)
             report = {"in_bag": in_bag, "out_of_bag": out_of_bag, "out_of_bag_score": _score(out_of_bag, data.table)}
             report |= {"scores": np.array([one.loss for one in fitted]), "fits": [one.report for one in fitted]}
-            return Finished(forest, None, data.loss(forest), report)
+            lost = _out_of_bag_loss(predictions, out_of_bag, in_bag, data, combine == "vote")
+            return Finished(forest, None, data.loss(forest), report, None if lost is None else HeldOut(lost))
 
         functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
         functions |= {"rounds": base.rounds.shared_by(self.trees), "next": next_of_all(base, lambda state: state[1])}
@@ -137,13 +139,45 @@ def _stacked(*arrays: Any) -> Any:
     return sharding.from_host(stacked) if isinstance(arrays[0], jax.Array) else stacked
 
 
-def _out_of_bag(models: list[Any], combine: str, table: Table, in_bag: np.ndarray) -> np.ndarray:
-    """Returns the mean prediction for each row of the trees that were not trained on it."""
+def _predictions(models: list[Any], combine: str, table: Table) -> np.ndarray:
+    """Returns the predictions or votes of each tree for each row, ``(trees, n, *k)``."""
     predictions = np.stack([model.predict(table.x) for model in models])
-    predictions = np.asarray(votes(jnp.asarray(predictions)) if combine == "vote" else predictions, np.float64)
+    return np.asarray(votes(jnp.asarray(predictions)) if combine == "vote" else predictions, np.float64)
+
+
+def _out_of_bag(predictions: np.ndarray, in_bag: np.ndarray) -> np.ndarray:
+    """Returns the mean prediction for each row of the trees that were not trained on it."""
     left_out = (in_bag == 0).reshape(*in_bag.shape, *[1] * (predictions.ndim - 2))
     count = left_out.sum(0)
     return np.where(count > 0, np.where(left_out, predictions, 0).sum(0) / np.maximum(count, 1), np.nan)
+
+
+def _out_of_bag_loss(
+    predictions: np.ndarray, out_of_bag: np.ndarray, in_bag: np.ndarray, data: Data, votes: bool
+) -> float | None:
+    """Returns the loss of all trees to expect on new rows; of votes, the share of wrong rows; None without such rows.
+
+    The out-of-bag prediction for a row is that of a few trees alone. The loss of the mean of k trees is about
+    ``a + b / k`` (exactly so for squared errors, in expectation), and the losses of single trees and of the out-of-bag
+    means give a and b.
+    """
+    table = data.table
+    count = (in_bag == 0).sum(0)
+    if not (rows := count > 0).any():
+        return None
+    weight = np.ones(len(rows)) if table.weight is None else table.weight
+    lost = lambda answers, y: table.task.host_losses(answers, y, data.scaling.y_unit)
+    if votes:
+        return float(np.average(out_of_bag[rows].argmax(1) != table.y[rows], weights=weight[rows]))
+    few = float(np.average(lost(out_of_bag[rows], table.y[rows]), weights=weight[rows]))
+    inverse = float(np.average(1 / count[rows], weights=weight[rows]))
+    if inverse == 1:
+        return few
+    single = np.zeros(len(rows))
+    for answers, out in zip(predictions, in_bag == 0, strict=True):
+        single[out] += lost(answers[out], table.y[out])
+    one = float(np.average(single[rows] / count[rows], weights=weight[rows]))
+    return few - (one - few) / (1 - inverse) * (inverse - 1 / len(predictions))
 
 
 def _score(predictions: np.ndarray, table: Table) -> float:

@@ -100,8 +100,8 @@ class Refined(Recipe):
 
     The model is a :class:`jtrees.SoftModel`, or with ``hard`` a :class:`jtrees.Forest`; ``tree`` is None. The report is
     the base's, with ``refined``, whether training together lowered the loss; ``boosted_loss``, the loss of boosting on
-    the rows that choose; ``refined_losses``, that of every way (row) and evaluation (column), on scaled targets; and
-    ``chosen``, the number of the way.
+    the rows that choose; ``refined_losses``, that of every way (row) and evaluation (column), on scaled targets;
+    ``refined_candidate``, the number of the way (the row) that was chosen.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``, by default of 100 trees of depth 4 with linear leaves.
@@ -408,14 +408,18 @@ class _Refiner:
         boosted = result._replace(model=(model.trees, model.initial), extra=extra["boosted"])
         finished = self.base.finish(boosted, start, data, **of_run)
         report = {"refined": bool(extra["refined"]), "boosted_loss": float(extra["lost"])}
-        report |= {"refined_losses": np.asarray(extra["losses"]), "chosen": int(extra["chosen"])}
+        report |= {"refined_losses": np.asarray(extra["losses"]), "refined_candidate": int(extra["chosen"])}
         report = finished.report | report
+        lost = float(report["refined_losses"].min()) * data.loss_unit
+        held_out = finished.held_out
+        if held_out is not None and report["refined"]:
+            held_out = held_out._replace(loss=lost)
         if self.hard:
-            return finished._replace(report=report)
+            return finished._replace(report=report, held_out=held_out)
         count = max(1, finished.report["rounds"])
         network = model.replace(trees=jax.tree.map(lambda a: a[:count], model.trees))
         soft = data.scaling.restore(SoftForest(network, None, data.table.task.of_models))
-        return Finished(soft, None, loss_of(result, soft, data, self.task), report)
+        return Finished(soft, None, loss_of(result, soft, data, self.task), report, held_out)
 
 
 def _one(stacked: Any, i: Any) -> Any:

@@ -32,3 +32,16 @@ def named(loss: "str | Loss | SampleLoss") -> Loss:
     if not callable(loss):
         raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
     return OwnLoss(loss)
+
+
+def measure(loss: Loss) -> str:
+    """Returns what the mean of a loss is called, such as ``"mean squared error"``."""
+    return {
+        SquaredError: "mean squared error",
+        AbsoluteError: "mean absolute error",
+        Huber: "Huber loss",
+        Quantile: "pinball loss",
+        Poisson: "Poisson deviance",
+        Gamma: "gamma deviance",
+        Tweedie: "Tweedie deviance",
+    }[type(loss)]

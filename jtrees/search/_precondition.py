@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees.data import Data, without_padding
-from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
+from jtrees.search.recipe import Finished, HeldOut, Round, Rounds, Search, SearchResult
 from jtrees.training import Batch
 
 TRIED = (0.0, 0.9, 0.99)  # strengths to choose from
@@ -284,7 +284,10 @@ def preconditioned(
         extra, tried, chosen = result.extra
         finished = base.finish(result._replace(extra=extra), None, data, **of_run)
         report = {"precondition": float(chosen), "trials": np.asarray(tried)}
-        return finished._replace(report=finished.report | report)
+        alike = trial == 1 and data.validation is None  # the trials are as long as the last run
+        lost = float(np.min(tried)) * data.loss_unit
+        held_out = HeldOut(lost, np.asarray(prepared.held_out)) if alike and np.isfinite(lost) else None
+        return finished._replace(report=finished.report | report, held_out=held_out)
 
     functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
     functions["next"] = following

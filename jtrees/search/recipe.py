@@ -34,6 +34,18 @@ class SearchResult(NamedTuple):
     extra: Any = None
 
 
+class HeldOut(NamedTuple):
+    """A loss on rows that a run of the search left out: of that run's model, or by the trees that left them out.
+
+    Attributes:
+      loss: the mean loss, as that of :class:`jtrees.FitResult`; of votes the share of wrong rows.
+      rows: which rows of the batch these are, ``(n,)`` bool; None: all, each predicted by the trees that left it out.
+    """
+
+    loss: float
+    rows: Any = None
+
+
 class Finished(NamedTuple):
     """The result of a search in the user's units.
 
@@ -42,12 +54,14 @@ class Finished(NamedTuple):
       tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
       loss: the loss it was chosen by.
       report: further results by name.
+      held_out: the loss on rows that the search left out, or None; None, too, if the model was changed since.
     """
 
     model: Any
     tree: ObliqueTree | None
     loss: float
     report: dict[str, Any]
+    held_out: HeldOut | None = None
 
 
 class Round(NamedTuple):

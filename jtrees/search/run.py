@@ -19,7 +19,8 @@ import numpy as np
 
 from jtrees import compilation, io, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, bucket, checked_table, held_out_table
-from jtrees.data.baselines import baselines, warn_if_behind
+from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
+from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.monitor import Monitor
@@ -50,9 +51,11 @@ class FitResult:
         where a run did not take it.
       report: further results by name: see the recipe. Always present: ``recipe``, its name and options as plain data;
         ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``; ``updates``, the number of updates that
-        each run in the history took before it ended, was dropped or became non-finite. From :func:`fit`, where the loss
-        is squared error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
-        :func:`jtrees.data.baselines.baselines`).
+        each run in the history took before it ended, was dropped or became non-finite. Where the search left rows out:
+        ``held_out_loss``, the loss on these rows of a model that was not trained on them, and ``held_out_rows``, their
+        numbers among the rows of positive weight, unless they are all rows. From :func:`fit`, unless the
+        loss is a function of the user's: ``baselines``, the losses of the model, of a linear model and of a constant
+        (see :func:`jtrees.data.baselines.compared`), and ``verdict``, one sentence on which is better.
     """
 
     model: Any
@@ -66,12 +69,38 @@ class FitResult:
         """Predictions of the model: short for ``fit.model.predict(x)``."""
         return self.model.predict(x)
 
+    def to_text(self, *args: Any, **shown: Any) -> str:
+        """Returns what kind of tree the model is, on a line that begins with ``#``, and its rules.
+
+        The arguments are those of :meth:`jtrees.ObliqueTree.to_text`; for the rules alone see ``fit.model.to_text``.
+
+        Raises:
+          ValueError: for a model that is not one tree, and as :meth:`jtrees.ObliqueTree.to_text`.
+        """
+        if self.tree is None:
+            raise ValueError(f"model must be a single tree to have rules, got {checks.quoted(self.model)}")
+        return f"# {self.kind}\n{self.model.to_text(*args, **shown)}"
+
+    @property
+    def kind(self) -> str:
+        """What kind of tree the model is, and how it was found, as text; of another model, its own description."""
+        if self.tree is None:
+            return repr(self.model)
+        return kind_of(self.tree, self.report.get("chosen"))
+
     def to_save(self) -> "FitResult":
         """Returns the fit with its tuned options in a form that can be saved: functions by their names."""
         if "tuning" not in self.report:
             return self
         trials = [trial._replace(options=_plain_options(trial.options)) for trial in self.report["tuning"]]
-        return self.replace(report=self.report | {"tuning": trials, "chosen": _plain_options(self.report["chosen"])})
+        return self.replace(
+            report=self.report | {"tuning": trials, "chosen_options": _plain_options(self.report["chosen_options"])}
+        )
+
+    def __str__(self) -> str:
+        lines = [f"model: {self.model!r}", f"tree: {self.kind}" if self.tree is not None else None]
+        lines += [self.report.get("verdict"), f"loss={self.loss}, step={self.step}, report: {', '.join(self.report)}"]
+        return "\n".join(line for line in lines if line is not None)
 
     def __repr__(self) -> str:
         parts = f"model={self.model!r}, loss={self.loss}, step={self.step}, report: {', '.join(self.report)}"
@@ -94,10 +123,16 @@ def fit(
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     validation: tuple[Any, ArrayLike] | None = None,
+    held_out: float = 0.0,
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
     """Fits a model to a table.
+
+    The model is compared with a linear model and a constant: on ``validation``, on the rows that ``held_out`` sets
+    aside, or on the rows that the search itself left out (those out of bag, or those that chose the number of rounds or
+    of updates). Without such rows the comparison is on the training rows, where each model is charged for its
+    parameters; it then says so, and is less sure. ``report["verdict"]`` says which model is better.
 
     The search runs in rounds of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current round (in
     the short stages of GET and RADDT, after one more) with the best result so far. A second Ctrl-C raises
@@ -115,13 +150,14 @@ def fit(
       sample_weight: nonnegative weights, ``(n,)``; only their ratios matter, rows of weight 0 are left out. Uneven
         weights count as fewer samples (Kish's effective sample size) where leaves are regularised or smoothed.
       validation: a validation set ``(x, y)``, which is not trained on: models are chosen by their loss there.
+      held_out: part of the rows, at least 0 and below 1, that neither train nor choose the model, and on which it is
+        compared; the same part of every class. The default, 0, trains on all rows.
       progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now.
 
     Warns:
       jtrees.data.ColumnsWarning: of columns of a raw table that are left out, as constant or as naming rows.
-      jtrees.data.baselines.BehindBaselineWarning: if the model explains less of the targets than a linear model or a
-        constant does.
+      jtrees.data.baselines.BehindBaselineWarning: if a linear model or a constant is better.
 
     Raises:
       ValueError: naming the argument, what was expected and what came.
@@ -133,20 +169,35 @@ def fit(
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
     table = table_of(recipe, x, y, sample_weight, task)
-    held_out = None if validation is None else validation_of(recipe, validation, table)
+    evaluated, chosen_by = None, None if validation is None else validation_of(recipe, validation, table)
+    if _checked_share(held_out):
+        if chosen_by is not None:
+            raise ValueError(f"held_out must be 0 with a validation set, got {held_out!r}")
+        table, evaluated = table.divided(held_out, key)
     monitor = Monitor(progress, None if max_seconds is None else started + max_seconds)
     with monitor.listening():
-        [(result, data, search)] = fits_of([recipe], [key], [None], table, held_out, monitor)
+        [(result, data, search)] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
     if isinstance(result, FloatingPointError):
         raise result
     if table.columns is not None:
         table.columns.warn_left_out()
     if recipe.targets(table.x, y) is y and search.task.has_baselines:
-        report = result.report | {"baselines": baselines(result.model, table, held_out, data.scaling)}
-        where = "in the training data" if validation is None else "in the validation set"
-        warn_if_behind(report["baselines"], type(recipe).__name__, where)
-        result = result.replace(report=report)
+        where, left_out = HELD_OUT if chosen_by is None else VALIDATION, None
+        if "held_out_loss" in result.report:
+            left_out = result.report["held_out_loss"], result.report.get("held_out_rows")
+        evaluated = chosen_by if evaluated is None else evaluated
+        found = compared(result.model, table, data.scaling, held_out=evaluated, where=where, left_out=left_out)
+        found.warn_if_behind(name := type(recipe).__name__)
+        verdict = {"baselines": found.losses, "verdict": found.verdict(name)}
+        result = result.replace(report=result.report | verdict)
     return of_raw_table(result, table)
+
+
+def _checked_share(held_out: Any) -> float:
+    number = isinstance(held_out, (int, float, np.floating)) and not isinstance(held_out, bool)
+    if not number or not 0 <= held_out < 1:
+        raise ValueError(f"held_out must be a number of at least 0 and below 1, got {checks.quoted(held_out)}")
+    return float(held_out)
 
 
 def of_raw_table(result: FitResult, table: Table) -> FitResult:
@@ -416,6 +467,10 @@ def fits_of(
                 taken = np.isfinite(history)
                 history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
                 report["updates"] = taken.sum(-1)
+                if finished.held_out is not None:
+                    report["held_out_loss"] = finished.held_out.loss
+                    if finished.held_out.rows is not None and weights is None:
+                        report["held_out_rows"] = np.flatnonzero(finished.held_out.rows[: len(table.x)])
                 fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
             except FloatingPointError as error:
                 fitted = error

@@ -77,8 +77,8 @@ def tune(
       max_seconds: deadline of all fits together; the last quarter is for the fit to all rows.
 
     Returns:
-      The fit to all rows with the chosen options. Its report has ``tuning``, a list of :class:`Trial`, and ``chosen``,
-      the chosen options.
+      The fit to all rows with the chosen options. Its report has ``tuning``, a list of :class:`Trial`, and
+      ``chosen_options``, the options of the fit.
 
     Raises:
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
@@ -112,7 +112,7 @@ def tune(
         options["validation"] = validation
     result = fit(with_options(recipe, chosen), x, y, key=fit_key, **options)
     ended = result.report["ended"] if monitor.ended == "finished" else monitor.ended
-    return result.replace(report=result.report | {"tuning": trials, "chosen": chosen, "ended": ended})
+    return result.replace(report=result.report | {"tuning": trials, "chosen_options": chosen, "ended": ended})
 
 
 # --- The trials ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,256 @@
+"""A fitted estimator beside scikit-learn's models on held-out rows: scores, a verdict, and the columns that matter."""
+
+from collections.abc import Callable
+import time
+from typing import Any
+import warnings
+
+import numpy as np
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.linear_model import (
+    GammaRegressor,
+    LogisticRegression,
+    PoissonRegressor,
+    QuantileRegressor,
+    Ridge,
+    TweedieRegressor,
+)
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from jtrees import explain, losses
+from jtrees.data import Columns
+from jtrees.data.baselines import Comparison
+from jtrees.description import kind_of
+from jtrees.losses.names import measure
+
+_SHUFFLED = 2000  # rows whose columns are shuffled for importances, at most
+_LINEAR_ROWS = 5000  # training rows, at most, for a linear program of quantiles
+_CART_DEPTH = 4  # where the model is no tree, whose depth it would have
+_TOP = 3  # columns in the summary
+_TINY = np.finfo(np.float32).tiny
+
+
+def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of the rows to train on and to hold out; of each class the same part, if it has two rows."""
+    by_class: Any = None
+    if task == "classification":
+        counts = np.unique(y, return_counts=True)[1]
+        by_class = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
+    train, test = train_test_split(np.arange(len(y)), test_size=share, stratify=by_class, random_state=seed)
+    return train, test
+
+
+class HeldOut:
+    """An estimator, rows that it was not trained on, and the predictions of it and of its rivals for them.
+
+    Attributes:
+      model: the fitted estimator.
+      loss: the loss of regression.
+      classes: the labels as text; empty in regression.
+      predictions: predictions, or probabilities of the classes, by name, the estimator's first.
+      seconds: seconds to fit by name.
+    """
+
+    def __init__(
+        self, model: Any, loss: losses.Loss, train: Any, test: Any, *, seconds: float, seed: int, forests: bool
+    ):
+        """``train`` and ``test`` are tables with their targets; ``forests``: whether there are ensembles among the
+        rivals.
+        """
+        self.model, self.loss = model, loss
+        (self.x_train, self.y_train), (self.x_test, self.y_test) = train, test
+        self.classes = [str(label) for label in model.classes_] if hasattr(model, "classes_") else []
+        self.name = type(model._recipe()).__name__
+        self.predictions = {self.name: self.predicted(model, self.x_test)}
+        self.seconds = {self.name: seconds}
+        for name, rival in self._kinds(seed, forests).items():
+            started = time.perf_counter()
+            quiet(lambda rival=rival: rival.fit(self._x, self.codes(self.y_train)))
+            self.seconds[name] = time.perf_counter() - started
+            self.predictions[name] = self.predicted(rival, self._x_test)
+
+    def _kinds(self, seed: int, forests: bool) -> dict[str, Any]:
+        """Returns the rivals by name, not fitted."""
+        task: Any = "classification" if self.classes else "regression"
+        columns, self._x = Columns.fit(self.x_train, self.codes(self.y_train), task=task)
+        self._x_test = quiet(lambda: columns.transform(self.x_test))
+        depth = _CART_DEPTH if self.model.tree_ is None else max(1, self.model.tree_.depth)
+        kinds = classifiers(depth, seed) if self.classes else regressors(self.loss, depth, seed, len(self._x))
+        return kinds if forests else {name: kind for name, kind in kinds.items() if name not in FORESTS}
+
+    def codes(self, y: np.ndarray) -> np.ndarray:
+        """Returns labels as classes 0..K-1, or the targets."""
+        return np.searchsorted(self.model.classes_, y) if self.classes else y
+
+    def predicted(self, model: Any, x: Any) -> np.ndarray:
+        """Returns predictions, or probabilities of all classes."""
+        if not self.classes:
+            return quiet(lambda: model.predict(x))
+        given = quiet(lambda: model.predict_proba(x))
+        if given.shape[1] == len(self.classes):
+            return given / given.sum(1, keepdims=True)
+        whole = np.zeros((len(given), len(self.classes)))  # the training rows lack a class
+        whole[:, model.classes_] = given
+        return whole
+
+    # --- Scores ------------------------------------------------------------------------------------------------------
+
+    @property
+    def measures(self) -> list[str]:
+        """What is measured: for quantiles nothing that is of means."""
+        if self.classes:
+            return ["accuracy", "balanced accuracy", "AUC", "log loss"]
+        if isinstance(self.loss, losses.Quantile):
+            return [measure(self.loss), "rows below the prediction"]
+        own = [] if isinstance(self.loss, (losses.SquaredError, losses.AbsoluteError)) else [measure(self.loss)]
+        return [*own, "R²", "RMSE", "mean absolute error"]
+
+    def scores(self, name: str) -> dict[str, float]:
+        """Returns the scores of a model on the held-out rows, by measure."""
+        predicted, y = self.predictions[name], self.codes(self.y_test)
+        if not self.classes:
+            of: dict[str, Callable[..., float]] = {
+                measure(self.loss): lambda y, predicted: self.mean_loss(y, predicted),
+                "rows below the prediction": lambda y, predicted: float(np.mean(y < predicted)),
+                "R²": r2_score,
+                "RMSE": root_mean_squared_error,
+                "mean absolute error": mean_absolute_error,
+            }
+            return {one: of[one](y, predicted) for one in self.measures}
+        best = predicted.argmax(1)
+        chance = predicted[:, 1] if predicted.shape[1] == 2 else predicted
+        every_class = len(np.unique(y)) == predicted.shape[1]
+        auc = roc_auc_score(y, chance, multi_class="ovr") if every_class else np.nan
+        found = (
+            accuracy_score(y, best),
+            quiet(lambda: balanced_accuracy_score(y, best)),
+            auc,
+            self.mean_loss(y, predicted),
+        )
+        return dict(zip(self.measures, map(float, found), strict=True))
+
+    def losses_of(self, y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+        """Returns the loss on each row; infinite for means of counts that are not positive."""
+        if self.classes:
+            return -np.log(np.maximum(predicted[np.arange(len(y)), y], _TINY))
+        if self.loss.link == "exp" and predicted.min() <= 0:
+            return np.full(len(y), np.inf)
+        return self.loss.of_predictions(predicted, y.astype(np.float64))
+
+    def mean_loss(self, y: np.ndarray, predicted: np.ndarray) -> float:
+        """Returns the mean of :meth:`losses_of`."""
+        return float(self.losses_of(y, predicted).mean())
+
+    def comparison(self) -> Comparison:
+        """Returns the mean losses of all models on the held-out rows."""
+        y = self.codes(self.y_test)
+        lost = {name: self.losses_of(y, predicted) for name, predicted in self.predictions.items()}
+        means = {name: float(each.mean()) for name, each in lost.items()}
+        own, *others = lost
+        difference = lost[own] - lost[min(others, key=means.__getitem__)]
+        where = f"{len(y)} held-out row{'' if len(y) == 1 else 's'}"
+        said = "log loss" if self.classes else measure(self.loss)
+        return Comparison.of(means, said, where, means["constant"], difference)
+
+    # --- What is said first ------------------------------------------------------------------------------------------
+
+    def importances(self) -> tuple[dict[str, np.ndarray], str]:
+        """Returns by how much a score falls when a column is shuffled, and what falls."""
+        some = slice(0, _SHUFFLED)
+        y = self.codes(self.y_test)[some]
+        score: Callable[..., float] = lambda y, predicted: -self.mean_loss(y, np.asarray(predicted, np.float64))
+        what = "the log likelihood falls" if self.classes else f"the {measure(self.loss)} rises"
+        if not self.classes and isinstance(self.loss, losses.SquaredError):
+            score, what = r2_score, "R² falls"
+        rows = self.x_test.iloc[some]
+        return quiet(lambda: explain.permutation_importance(self.model.model_, rows, y, score)), what
+
+    def summary(self, kind: str) -> list[str]:
+        """Returns the verdict, the best rival, the scores, what kind of model it is and the top columns, as lines."""
+        comparison = self.comparison()
+        rivals = list(comparison.losses)[1:]
+        best = min(rivals, key=comparison.losses.__getitem__)
+        show = lambda name: ", ".join(f"{one} {score:.4g}" for one, score in self.scores(name).items())
+        falls, what = self.importances()
+        means = {name: float(np.mean(fall)) for name, fall in falls.items()}
+        top = [name for name in sorted(means, key=means.__getitem__, reverse=True) if means[name] > 0][:_TOP]
+        columns = ", ".join(f"{name} ({means[name]:.2g})" for name in top) or "no column helps on the held-out rows"
+        return [
+            comparison.verdict(self.name),
+            f"{self.name}: {show(self.name)}",
+            f"best rival, {best}: {show(best)}",
+            f"kind of model: {kind}",
+            f"top columns, by how much {what} without them: {columns}",
+        ]
+
+
+# --- scikit-learn's models -------------------------------------------------------------------------------------------
+
+FORESTS = ("random forest", "gradient boosting")
+
+
+def classifiers(depth: int, seed: int) -> dict[str, Any]:
+    """Returns scikit-learn's classifiers by name."""
+    return {
+        "constant": DummyClassifier(strategy="prior"),
+        "linear model": make_pipeline(StandardScaler(), LogisticRegression()),
+        f"CART, depth {depth}": DecisionTreeClassifier(max_depth=depth, random_state=seed),
+        "random forest": RandomForestClassifier(random_state=seed, n_jobs=-1),
+        "gradient boosting": HistGradientBoostingClassifier(random_state=seed),
+    }
+
+
+def regressors(loss: losses.Loss, depth: int, seed: int, rows: int) -> dict[str, Any]:
+    """Returns scikit-learn's regressors by name, of the same loss where they have it, else of least squares."""
+    constant, linear, split = DummyRegressor(), Ridge(), "squared_error"
+    boosted: dict[str, Any] = {}
+    if isinstance(loss, losses.AbsoluteError):
+        constant, boosted = DummyRegressor(strategy="median"), {"loss": "absolute_error"}
+    elif isinstance(loss, losses.Quantile):
+        level: Any = loss.levels
+        constant = DummyRegressor(strategy="quantile", quantile=level)
+        linear = QuantileRegressor(quantile=level, alpha=0) if rows <= _LINEAR_ROWS else None
+        boosted = {"loss": "quantile", "quantile": level}
+    elif isinstance(loss, losses.Poisson):
+        linear, split, boosted = PoissonRegressor(), "poisson", {"loss": "poisson"}
+    elif isinstance(loss, losses.Gamma):
+        linear, boosted = GammaRegressor(), {"loss": "gamma"}
+    elif isinstance(loss, losses.Tweedie):
+        linear, boosted = TweedieRegressor(power=loss.variance_power, link="log"), {"loss": "poisson"}
+    kinds: dict[str, Any] = {
+        "constant": constant,
+        "linear model": None if linear is None else make_pipeline(StandardScaler(), linear),
+        f"CART, depth {depth}": DecisionTreeRegressor(criterion=split, max_depth=depth, random_state=seed),
+        "random forest": RandomForestRegressor(criterion=split, random_state=seed, n_jobs=-1),
+        "gradient boosting": HistGradientBoostingRegressor(random_state=seed, **boosted),
+    }
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def kind_of_model(model: Any) -> str:
+    """Returns what kind of model an estimator has, and how it was found, as text."""
+    return repr(model.model_) if model.tree_ is None else kind_of(model.tree_, model.report_.get("chosen"))
+
+
+def quiet(function: Callable[[], Any]) -> Any:
+    """Returns a result without warnings of gaps, convergence and the like."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function()

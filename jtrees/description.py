@@ -1,0 +1,87 @@
+"""What kind of tree a tree is, read from the weights of its reachable splits, and its number of free parameters."""
+
+import numpy as np
+
+from jtrees import validation
+from jtrees.leaves.linear import Linear
+from jtrees.tree import ObliqueTree
+
+_FOUND = {-1: "CART", -2: "CART on the outputs of a ridge regression"}
+_PARALLEL = 1e-5  # two directions are one if they differ by no more, relative to their length
+
+
+def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
+    """Returns what kind of tree a tree is, as text, such as ``"axis-aligned: each of the 7 splits has one column"``.
+
+    A column is a column of the tree's features. Of a raw table, a level of a category is such a column.
+
+    Args:
+      tree: one tree.
+      chosen: the start that GET or RADDT chose, as in their reports, to say how the tree was found; or None.
+
+    Raises:
+      ValueError: for a batch of trees.
+    """
+    if np.ndim(tree.weights) != 2:
+        raise ValueError(f"tree must be a single tree, got {validation.quoted(tree)}")
+    kind = _kind(tree)
+    if chosen is None:
+        return kind
+    return f"{kind}; found by {_FOUND.get(chosen, f'gradient descent, start {chosen}')}"
+
+
+def _kind(tree: ObliqueTree) -> str:
+    directions = _directions(tree)
+    splits, columns = len(directions), np.count_nonzero(directions, axis=1)
+    if splits == 0:
+        return "no split: " + ("one linear model" if isinstance(tree.leaves, Linear) else "one answer for all rows")
+    if (columns == 1).all():
+        used = int(directions.any(0).sum())
+        each = "the only split has" if splits == 1 else f"each of the {splits} splits has"
+        which = ", and all the same" if used == 1 and splits > 1 else ""
+        return f"axis-aligned, as trees of CART: {each} one column{which}"
+    if splits == 1:
+        return f"oblique: the only split combines {columns[0]} columns"
+    if _rank(directions) == 1:
+        return f"one direction: all {splits} splits divide one linear score of {columns.max()} columns into intervals"
+    oblique = int((columns > 1).sum())
+    which = "all" if oblique == splits else f"{oblique} of the"
+    most = f"up to {columns.max()} columns"
+    return f"oblique: {which} {splits} splits combine several columns, {most}"
+
+
+def count_free(tree: ObliqueTree) -> float:
+    """Returns the number of free parameters of a tree, to correct its loss on the training rows for.
+
+    The directions of s splits over p columns form a matrix of rank r, which has ``r (p + s - r)`` free parameters. With
+    s thresholds and without the s lengths, which change no split, so many belong to the splits. A split of one column
+    has a threshold, and the choice of the column counts as log2(p). Parameters of the leaves are added.
+
+    Args:
+      tree: one tree, of features of similar spread.
+    """
+    directions = _directions(tree)
+    splits, features = directions.shape
+    free = tree.num_parameters - np.count_nonzero(directions) - splits  # those of the leaves
+    if tree.classes is not None:
+        free *= (tree.classes - 1) / tree.classes  # probabilities sum to 1
+    if not splits:
+        return free
+    single = np.count_nonzero(directions, axis=1) == 1
+    free += single.sum() * (1 + np.log2(features))
+    if (oblique := directions[~single]).size:
+        rank, used = _rank(oblique), int(oblique.any(0).sum())
+        free += rank * (used + len(oblique) - rank)
+    return float(free)
+
+
+def _directions(tree: ObliqueTree) -> np.ndarray:
+    """Returns the weights of the reachable splits in units of each column's largest, scaled to length 1."""
+    weights = np.asarray(tree.weights, np.float64)[tree.splits]
+    largest = np.abs(weights).max(0, initial=0)
+    scaled = weights / np.where(largest > 0, largest, 1)
+    return scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
+
+
+def _rank(directions: np.ndarray) -> int:
+    return int((np.linalg.svd(directions, compute_uv=False) > _PARALLEL * np.sqrt(len(directions))).sum())
