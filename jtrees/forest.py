@@ -132,7 +132,7 @@ class Forest:
 def _certain_predictions(forest: Forest, x: jax.Array) -> jax.Array:
     leaf, uncertain = jax.vmap(lambda tree: ops.hard_and_uncertain(tree.weights, tree.bias, x))(forest.trees)
     out = _at_leaves(forest, leaf, x)
-    return jnp.where(uncertain.any(0).reshape(-1, *[1] * (out.ndim - 1)), jnp.nan, out)
+    return jnp.where(uncertain.any(0).reshape(-1, *[1] * (out.ndim - 1)), jnp.inf, out)
 
 
 def _at_leaves(forest: Forest, leaf: Int[Array, "trees n"], x: Array) -> Array:

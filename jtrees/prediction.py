@@ -27,7 +27,7 @@ class Exactly(NamedTuple):
 
     Attributes:
       prepare: ``model -> prepared``, on the host, evaluated once for many blocks.
-      fn: ``(prepared, x) -> predictions``, traceable, in single precision; NaN, or negative integers, for samples for
+      fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples for
         which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
         compute much twice.)
       again: ``(model, x) -> predictions`` of such samples, on the host.
@@ -100,7 +100,7 @@ def evaluate(
             prepared = _prepared(exactly.prepare, model)
             out = _joined(_evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype), chunks)
             first = out.reshape(len(out), -1)[:, 0] if out.ndim > 1 else out
-            uncertain = first < 0 if out.dtype.kind == "i" else np.isnan(first)
+            uncertain = first < 0 if out.dtype.kind == "i" else ~np.isfinite(first)
             if uncertain.any():
                 with np.errstate(over="ignore"):
                     some = given[uncertain].astype(dtype)

@@ -356,7 +356,7 @@ class _Refiner:
         run = _one(runs, state.chosen)
         complete = again & run.finite & (run.step >= state.best.step)
         of_history = again | (validation is not None)
-        return state._replace(complete=complete), jnp.where(of_history, history[state.chosen], jnp.nan)
+        return state._replace(complete=complete), jnp.where(of_history, history[state.chosen], training.NOT_TAKEN)
 
     def _loss(self, model: SoftTrees, by: Batch) -> Array:
         """Returns the loss of a model on a batch."""
