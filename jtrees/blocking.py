@@ -119,7 +119,7 @@ def sum_over_blocks(
     if block >= n // sharding.parts(n):
         return fn(weight, *arrays)
 
-    def in_blocks(weight: jax.Array, *arrays: jax.Array) -> tuple[Any, jax.Array]:
+    def in_blocks(weight: jax.Array, *arrays: jax.Array) -> tuple[Any, Any]:
         blocks = (into_blocks(weight, block, "constant"), *into_blocks(arrays, block))
         sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)

@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import exact, io, losses, ops, prediction, pytree, sharding, validation as checks
+from jtrees import exact, io, losses, ops, prediction, processes, pytree, sharding, validation as checks
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
@@ -82,6 +82,8 @@ class Forest:
                 f"trees must have no origin of predictions with link={self.link!r}, got {self.trees.origin}"
             )
         # The scaling of predictions is that of one tree.
+        if processes.lost_xla():
+            self = processes.on_host(self)
         if self.combine == "sum" and self.link in ("identity", "sorted"):
             return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x, exactly=_PREDICTIONS if isinstance(self.trees, ObliqueTree) else None)
@@ -158,4 +160,6 @@ def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:
     """
     if answers.ndim < 3:
         raise ValueError('combine must be "mean" or "sum" for trees that answer one number, got "vote"')
+    if not isinstance(answers, jax.Array):
+        return np.eye(answers.shape[-1], dtype=answers.dtype)[answers.argmax(-1)]
     return jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1], dtype=answers.dtype)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import blocking, sharding, validation
+from jtrees import blocking, compilation, processes, sharding, validation
 
 _CHUNK = 2**16
 
@@ -51,6 +51,7 @@ def predict(model: Any, x: Any, *, exactly: Exactly | None = None) -> Any:
     Raises:
       ValueError: for another rank or width, or values that are not finite.
     """
+    model = processes.on_host(model) if processes.lost_xla() else model
     scaling, features = model.scaling, model.features
     unscaled, x = model.without_scaling(), scaled(scaling, x, features)
     predictions = evaluate(type(model).apply, unscaled, x, features=features, exactly=exactly)
@@ -62,6 +63,7 @@ def scaled(scaling: Any, x: Any, features: int) -> Any:
     return x if scaling is None else scaling.transform(validation.check_x(x, features=features))
 
 
+@compilation.promoting_ranks
 def evaluate(
     fn: Callable[[Any, jax.Array], Any],
     model: Any,
@@ -83,6 +85,8 @@ def evaluate(
       ValueError: for another rank or width, or values that are not finite.
     """
     # Finiteness is checked during the evaluation, as a separate check costs more than the tree.
+    if processes.lost_xla():
+        return _without_xla(model, x, features, exactly)
     given = validation.check_x(x, features=features, finite=False)
     arrays = jax.tree.leaves(model)
     dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
@@ -111,6 +115,17 @@ def evaluate(
         with np.errstate(over="ignore"):
             validation.check_finite(f"x, in {jnp.dtype(dtype).name},", given.astype(dtype))
     return out
+
+
+def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None) -> np.ndarray:
+    """Returns what :func:`evaluate` does, by NumPy, for a model that can be evaluated so."""
+    if exactly is None or isinstance(x, jax.Array):
+        processes.require_xla("a prediction of this model" if exactly is None else "a prediction of a JAX array")
+    model, given = processes.on_host(model), validation.check_x(x, features=features)
+    dtype = next((a.dtype for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating)), np.float32)
+    with np.errstate(over="ignore"):
+        validation.check_finite(f"x, in {dtype.name},", x := given.astype(dtype))
+    return exactly.again(model, x)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -191,7 +191,7 @@ class Booster:
             outputs=jnp.where(finite, outputs, state.outputs),
             trees=jax.tree.map(lambda all_, one: all_.at[state.count].set(one), state.trees, tree),
             count=state.count + 1,
-            dropped=state.dropped + ~finite,
+            dropped=state.dropped + (~finite).astype(state.dropped.dtype),
         )
         if not self.chooses:
             return state

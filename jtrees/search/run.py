@@ -85,6 +85,7 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 # --- Fit -------------------------------------------------------------------------------------------------------------
 
 
+@compilation.with_xla
 def fit(
     recipe: Recipe,
     x: Any,

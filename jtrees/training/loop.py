@@ -25,7 +25,15 @@ NOT_TAKEN = -np.inf
 
 def at_step(value: Number, step: Array | int) -> Any:
     """Returns the value of a hyperparameter at a step: a schedule is evaluated, a number is unchanged."""
-    return value(step) if callable(value) else value
+    if not callable(value):
+        return value
+    with for_optax():
+        return value(step)
+
+
+def for_optax() -> Any:
+    """Context of optax's functions, in which floats meet integers, as in Adam, whatever ``jax_numpy_dtype_promotion``."""
+    return jax.numpy_dtype_promotion("standard")
 
 
 class Batch(NamedTuple):
@@ -266,7 +274,8 @@ def one_step(
         assert isinstance(method, Method)
         both = lambda params: _pair(method.loss(params, batch, key=key, step=state.step))
         (loss, batch_score), gradient = jax.value_and_grad(both, has_aux=True)(state.params)
-        updates, opt_state = with_value.update(gradient, state.opt_state, state.params, value=loss)
+        with for_optax():
+            updates, opt_state = with_value.update(gradient, state.opt_state, state.params, value=loss)
         return optax.apply_updates(state.params, updates), opt_state, (loss, batch_score)
 
     def once(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:

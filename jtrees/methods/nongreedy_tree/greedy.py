@@ -95,7 +95,7 @@ class Greedy:
     def rate(self, steps: int) -> Callable[[Any], Any]:
         """Returns the schedule of the learning rate, which decays to zero in ``steps`` steps."""
         share = optax.cosine_decay_schedule(1.0, steps)
-        return lambda count: self.learning_rate * share(count)
+        return lambda count: self.learning_rate * training.at_step(share, count)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
