@@ -415,7 +415,7 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
 def _expected_loss_bwd(leaf_losses, route, how, gradient, cotangents):
     if isinstance(cotangents[0], jax.custom_derivatives.SymbolicZero):
         return (None,) * len(gradient)
-    return jax.tree.map(lambda g: (cotangents[0] * g).astype(g.dtype), gradient)
+    return jax.tree.map(lambda g: (cotangents[0] * g.astype(cotangents[0].dtype)).astype(g.dtype), gradient)
 
 
 # The rule is told which operands are differentiated, so that training does no more than it needs.

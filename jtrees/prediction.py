@@ -143,30 +143,48 @@ def _compiled_exactly(fn: Any, prepared: Any, x: jax.Array) -> jax.Array:
     return blocking.map_over_blocks(partial(fn, prepared), x, blocking.prediction_block(x.shape[0]))
 
 
-class _Last(NamedTuple):
-    """A model that was prepared, by its arrays, which are not kept alive, and the result."""
+class _Prepared(NamedTuple):
+    """What was prepared for a model that lives.
 
-    prepare: Any
-    structure: Any
+    Attributes:
+      arrays: references to the arrays of the model, which are not kept alive.
+      parts: arrays of what was prepared; numbers stand for arrays of the model.
+      structure: its structure.
+    """
+
     arrays: list[Any]
-    prepared: Any
+    parts: list[Any]
+    structure: Any
 
 
-_last = _Last(None, None, [], None)
+# Preparing a forest takes longer than predicting a row of it. An entry is written once for a model, whole, and leaves
+# with the first of the model's arrays: threads may share it, and there are never more entries than models.
+_PREPARED: dict[Any, _Prepared] = {}
 
 
 def _prepared(prepare: Any, model: Any) -> Any:
-    """Returns ``prepare(model)``; once for a model of JAX arrays, which do not change, that comes again."""
-    global _last
+    """Returns ``prepare(model)``; once for a model of JAX arrays, which do not change."""
     arrays, structure = jax.tree.flatten(model)
-    last, same = _last, lambda reference, array: reference() is array
-    if (last.prepare, last.structure) == (prepare, structure) and all(map(same, last.arrays, arrays)):
-        return last.prepared
+    if not all(isinstance(array, jax.Array) for array in arrays):
+        return prepare(model)
+    key = prepare, structure, *map(id, arrays)
+    found = _PREPARED.get(key)
+    # The number of an array may be that of an earlier one, whose entry is about to leave.
+    if found is not None and all(reference() is array for reference, array in zip(found.arrays, arrays, strict=True)):
+        return jax.tree.unflatten(found.structure, [arrays[a] if isinstance(a, int) else a for a in found.parts])
     prepared = prepare(model)
-    if all(isinstance(array, jax.Array) for array in arrays):
-        if all(array.is_fully_addressable for array in arrays):  # else they are not of this process alone
-            prepared = jax.tree.map(sharding.from_host, prepared)
-        _last = _Last(prepare, structure, [weakref.ref(array) for array in arrays], prepared)
+    if all(array.is_fully_addressable for array in arrays):  # else they are not of this process alone
+        prepared = jax.tree.map(sharding.from_host, prepared)
+
+    def leave(reference: Any) -> None:
+        entry = _PREPARED.get(key)
+        if entry is not None and any(one is reference for one in entry.arrays):
+            _PREPARED.pop(key, None)
+
+    places = {id(array): i for i, array in enumerate(arrays)}
+    parts, structure = jax.tree.flatten(prepared)
+    parts = [places.get(id(part), part) for part in parts]
+    _PREPARED[key] = _Prepared([weakref.ref(array, leave) for array in arrays], parts, structure)
     return prepared
 
 

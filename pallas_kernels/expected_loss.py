@@ -129,7 +129,7 @@ def _visited(
 def _backward(loss: Loss, route: str, config: Config, saved: Any, cotangents: Any) -> tuple[Any, ...]:
     if isinstance(cotangents[0], jax.custom_derivatives.SymbolicZero):
         return (None,) * len(saved)
-    return jax.tree.map(lambda g: (cotangents[0] * g).astype(g.dtype), saved)
+    return jax.tree.map(lambda g: (cotangents[0] * g.astype(cotangents[0].dtype)).astype(g.dtype), saved)
 
 
 _expected_loss.defvjp(_forward, _backward, symbolic_zeros=True)
