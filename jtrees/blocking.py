@@ -102,8 +102,8 @@ def map_over_blocks(fn: Callable[[jax.Array], Any], x: jax.Array, block: int) ->
 
 
 def sum_over_blocks(
-    fn: Callable[..., tuple[Any, jax.Array]], weight: jax.Array, *arrays: jax.Array, block: int
-) -> tuple[Any, jax.Array]:
+    fn: Callable[..., tuple[Any, Any]], weight: jax.Array, *arrays: jax.Array, block: int
+) -> tuple[Any, Any]:
     """Returns ``fn(weight, *arrays)`` computed block by block: its first result summed, its second concatenated.
 
     ``fn`` must be additive over samples, and zero for samples of weight zero, such as the padding, which repeats the
@@ -119,17 +119,17 @@ def sum_over_blocks(
     if block >= n // sharding.parts(n):
         return fn(weight, *arrays)
 
-    def in_blocks(weight: jax.Array, *arrays: jax.Array) -> tuple[Any, jax.Array]:
+    def in_blocks(weight: jax.Array, *arrays: jax.Array) -> tuple[Any, Any]:
         blocks = (into_blocks(weight, block, "constant"), *into_blocks(arrays, block))
         sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
-        def body(total: Any, arrays_of_block: Any) -> tuple[Any, jax.Array]:
+        def body(total: Any, arrays_of_block: Any) -> tuple[Any, Any]:
             part, per_sample = fn(*arrays_of_block)
             return jax.tree.map(jnp.add, total, part), per_sample
 
         total, per_sample = jax.lax.scan(body, zeros, blocks)
-        return total, per_sample.reshape(-1, *per_sample.shape[2:])[: weight.shape[0]]
+        return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: weight.shape[0]], per_sample)
 
     return _each_shard(in_blocks, weight, *arrays)
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrees import processes
+
 # On a CPU, with XLA's older emitters where it has them, code of level 1 runs as fast as by default and compiles in two
 # thirds of the time. Level 0 compiles in a third to a half of it, but its code can take eight times as long: some
 # milliseconds, with at most so many numbers in the arguments.
@@ -19,6 +21,37 @@ def _options(level: int) -> dict[str, Any]:
     """
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
     return {"xla_backend_optimization_level": level} | older_emitters
+
+
+def promoting_ranks(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that compiles programs of the library whatever ``jax_numpy_rank_promotion`` is; a decorator.
+
+    Arrays of different ranks meet in these programs, as the node axis comes first. What the flag asks for is meant for
+    the user's own programs.
+    """
+
+    @functools.wraps(fn)
+    def call(*args: Any, **options: Any) -> Any:
+        if jax.config.jax_numpy_rank_promotion == "allow":
+            return fn(*args, **options)
+        with jax.numpy_rank_promotion("allow"):
+            return fn(*args, **options)
+
+    return call
+
+
+def with_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the same as :func:`promoting_ranks` for a function that needs XLA; a decorator. It raises
+    ``RuntimeError`` in a forked process without XLA (:mod:`jtrees.processes`).
+    """
+    promoting = promoting_ranks(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **options: Any) -> Any:
+        processes.require_xla(f"jtrees.{fn.__name__}")
+        return promoting(*args, **options)
+
+    return call
 
 
 def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import leaves, losses, topology, validation as checks
+from jtrees import leaves, losses, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.ensembles import Bagged
 from jtrees.losses.names import named
@@ -82,6 +82,7 @@ class _Tree(BaseEstimator):
 
     def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
+        processes.require_xla("the fit of an estimator")
         recipe = self._recipe()
         numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import exact, prediction, validation
+from jtrees import compilation, exact, prediction, validation
 from jtrees.data.columns import Numeric
 from jtrees.data.frame_model import FrameModel
 from jtrees.forest import Forest
@@ -370,6 +370,7 @@ class Shapley(NamedTuple):
     feature_names: list[str]
 
 
+@compilation.with_xla
 def shapley_values(
     model: Any,
     x: Any,

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import sharding
+from jtrees import processes, sharding
 
 FORMAT = 1
 _CLASSES: dict[str, Any] = {}  # by name: classes that may be part of a file
@@ -329,6 +329,7 @@ def _arrays(path: Path, contents: dict[str, Any]) -> list[Any]:
 
 def _as_it_was(array: np.ndarray, kind: str, dtype: str) -> Any:
     if kind == "key":
+        processes.require_xla("loading a key")
         return jax.random.wrap_key_data(sharding.from_host(array), impl=dtype)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if dtype == "object":

@@ -480,7 +480,7 @@ def _certain_leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
 def _certain_predictions(tree: ObliqueTree, x: jax.Array) -> jax.Array:
     leaf, uncertain = ops.hard_and_uncertain(tree.weights, tree.bias, x)
     out = tree.leaves.at(leaf, x)
-    return jnp.where(uncertain.reshape(-1, *[1] * (out.ndim - 1)), jnp.nan, out)
+    return jnp.where(uncertain.reshape(-1, *[1] * (out.ndim - 1)), jnp.inf, out)
 
 
 def _predictions_again(tree: ObliqueTree, x: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from jtrees.search import Finished, Round, Rounds, Search, SearchResult, check_f
 from jtrees.search._precondition import drawn_rows
 from jtrees.search.recipe import HeldOut, loss_of
 from jtrees.tasks import Task
-from jtrees.training import Batch
+from jtrees.training import NOT_TAKEN, Batch
 from jtrees.tree import ObliqueTree
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
@@ -191,7 +191,7 @@ class Booster:
             outputs=jnp.where(finite, outputs, state.outputs),
             trees=jax.tree.map(lambda all_, one: all_.at[state.count].set(one), state.trees, tree),
             count=state.count + 1,
-            dropped=state.dropped + ~finite,
+            dropped=state.dropped + (~finite).astype(state.dropped.dtype),
         )
         if not self.chooses:
             return state
@@ -263,7 +263,7 @@ class Booster:
         else:
             state = trained(state)
         lost = mean_loss(self.task.loss_function, state.outputs, batch.y, weight_of(batch))
-        return state, jnp.where(jnp.arange(at.most) < at.count, lost, jnp.nan)
+        return state, jnp.where(jnp.arange(at.most) < at.count, lost, NOT_TAKEN)
 
     def next(self, i: Array, state: Boosting, rounds: Rounds) -> Array:
         if not self.chooses:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jtrees.data import Data, without_padding
 from jtrees.search.recipe import Finished, HeldOut, Round, Rounds, Search, SearchResult
-from jtrees.training import Batch
+from jtrees.training import NOT_TAKEN, Batch
 
 TRIED = (0.0, 0.9, 0.99)  # strengths to choose from
 _HELD_OUT = 0.2  # part of the rows that strengths are compared on
@@ -30,6 +30,7 @@ _FEWEST = 500  # rows of a table below which those held out are too few to compa
 _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
 _FEWEST_EARLY = 100  # likewise to stop early, or to hand over what a trial found
 _FEW = 1024  # rows up to which there is a trial to hand over what it finds, as a fit is short
+WITHOUT_TRIALS = -1.0  # in place of a number at least 0 that a trial hands over
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
 _TENTH = 10  # from one number of epochs after which a run may end to the next, at least one
@@ -118,7 +119,7 @@ class Trials(NamedTuple):
       chosen: index of its strength.
       losses: loss of each trial on the rows held out; infinite before, and if it was not run.
       steps: number of updates before these.
-      extras: the number that each trial would hand over to the last run; NaN before, and if it was not run.
+      extras: the number that each trial would hand over to the last run; WITHOUT_TRIALS before, and if it was not run.
     """
 
     prepared: Prepared
@@ -163,7 +164,7 @@ def preconditioned(
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
       hand_over: ``(state, number) -> state``, which gives the last run the number that the best trial has as the extra
-        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows and at most
+        of its result, at least 0, or :data:`WITHOUT_TRIALS`. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows and at most
         512 features.
     """
     n, p = shape
@@ -208,7 +209,7 @@ def preconditioned(
     def init(prepared: Prepared, batch: Batch, *, key: Array) -> Trials:
         prepared, zero = jax.tree.map(jnp.asarray, prepared), jnp.zeros((), jnp.int32)
         losses = jnp.full(len(strengths), jnp.inf, batch.x.dtype)
-        none = jnp.full_like(losses, jnp.nan)
+        none = jnp.full_like(losses, WITHOUT_TRIALS)
         state = Trials(prepared, key, None, zero, losses, jnp.zeros(len(strengths), jnp.int32), none)
         return started(state, divided(state, batch, trials > 0)[0])
 
@@ -229,7 +230,7 @@ def preconditioned(
         lost = jnp.where(jnp.isfinite(result.score) & is_needed(state, state.chosen), result.score, jnp.inf)
         here, extras = state.chosen, state.extras
         if hand_over is not None:
-            extras = extras.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, jnp.nan))
+            extras = extras.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, WITHOUT_TRIALS))
         steps = state.steps.at[here].set(result.step)
         return state._replace(losses=state.losses.at[here].set(lost), steps=steps, extras=extras)
 
@@ -239,7 +240,7 @@ def preconditioned(
         state = started(state, divided(state, batch, run < trials)[0])
         if hand_over is None:
             return state
-        return state._replace(run=hand_over(state.run, jnp.where(run < trials, jnp.nan, state.extras[state.chosen])))
+        return state._replace(run=hand_over(state.run, jnp.where(run < trials, WITHOUT_TRIALS, state.extras[state.chosen])))
 
     def place_of(at: Round) -> tuple[Any, Any]:
         """Returns the number of the run of a round, and the number of its updates before the round."""
@@ -257,7 +258,7 @@ def preconditioned(
             # Runs side by side do not end together, and a branch under vmap would take both ways.
             over = is_over(state, run, before)
             after = jax.tree.map(lambda old, new: jnp.where(over, old, new), state.run, after)
-            lost = jnp.where(over, jnp.nan, lost)
+            lost = jnp.where(over, NOT_TAKEN, lost)
         return state._replace(run=after), lost
 
     def following(i: Array, state: Trials, rounds: Rounds) -> Array:

@@ -22,7 +22,7 @@ from jtrees.search._one_start import EVALUATIONS, Run, Stages
 from jtrees.search._precondition import WIDEST, Spectrum, drawn_folds, matrix, spectrum
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
 from jtrees.tasks import Task
-from jtrees.training import Batch, map_starts
+from jtrees.training import NOT_TAKEN, Batch, map_starts
 from jtrees.tree import ObliqueTree
 
 # Unit of the features, in standard deviations: about the range of a uniform variable. The paper's learning rate,
@@ -186,7 +186,7 @@ class _Restarts:
         )
         weight = lambda run: state.weight(run.number, batch, True, ~leaves_out) if holds_out else batch.weight
         one = lambda run: self.stages.round(at, run, batch._replace(weight=weight(run)), validation)
-        none = jnp.full((self.starts, at.most), jnp.nan, batch.x.dtype)
+        none = jnp.full((self.starts, at.most), NOT_TAKEN, batch.x.dtype)
         count = jnp.where(short, self.starts, jnp.where(beaten_by >= 0, 0, self.kept))
         some: Any = {"count": count, "others": (runs, none)}
         runs, losses = map_starts(one, runs, **some)

@@ -26,7 +26,7 @@ from jtrees.search import options
 from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Recipe, Round, Search, SearchResult, next_of_all
 from jtrees.tasks import Regression, Task
-from jtrees.training import Batch, map_starts
+from jtrees.training import NOT_TAKEN, Batch, map_starts
 from jtrees.tree import ObliqueTree
 
 # Concurrent runs per CPU device, which runs them one after the other: more would only shorten the rounds.
@@ -114,6 +114,7 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 # --- Fit -------------------------------------------------------------------------------------------------------------
 
 
+@compilation.with_xla
 def fit(
     recipe: Recipe,
     x: Any,
@@ -314,7 +315,12 @@ def run_rounds(
                 if i > closing:
                     break
                 i = np.int32(closing)
-    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), np.concatenate(losses, axis=-1)
+    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), _with_gaps(np.concatenate(losses, axis=-1))
+
+
+def _with_gaps(history: np.ndarray) -> np.ndarray:
+    """Returns the losses of steps, NaN for steps that were not taken."""
+    return np.where(history == NOT_TAKEN, np.nan, history)
 
 
 def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import compilation, validation as checks
 from jtrees.data import Scaling, Table, losses_of
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
@@ -75,6 +75,7 @@ class SweepResult(NamedTuple):
         )
 
 
+@compilation.with_xla
 def sweep(
     recipe: Recipe,
     x: Any,

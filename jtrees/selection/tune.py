@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io, validation as checks
+from jtrees import compilation, io, validation as checks
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import FitResult, fit, table_of
@@ -39,6 +39,7 @@ class Trial(NamedTuple):
     size: float
 
 
+@compilation.with_xla
 def tune(
     recipe: Recipe,
     x: Any,
