@@ -9,6 +9,8 @@ from jtrees.data.scaling import Scaling
 from jtrees.data.table import Table
 
 _ROWS = 10_000  # at most: least squares then takes less time than any search
+_DECOMPOSED = 200  # rows or columns up to which a matrix is decomposed as it is
+_RANK = 1e-6  # singular values below this part of the largest count as 0
 _BEHIND = 0.02  # tolerance, as a part of the variance of the targets
 
 
@@ -33,7 +35,8 @@ def baselines(model: Any, table: Table, validation: Table | None, scaling: Scali
       ``model``, ``linear`` (least squares) and ``constant`` (the mean of the training targets).
     """
     evaluated = table if validation is None else validation
-    outputs = np.asarray(model.predict(evaluated.x), np.float64).reshape(len(evaluated.x), -1)[_some(len(evaluated.x))]
+    evaluated = evaluated.rows(_some(len(evaluated.x)))
+    outputs = np.asarray(model.predict(evaluated.x), np.float64).reshape(len(evaluated.x), -1)
     (x, y, weight), (x_eval, y_eval, weight_eval) = (_of_some_rows(each, scaling) for each in (table, evaluated))
     mean = np.average(y, axis=0, weights=weight)
     deviation = np.sqrt(np.average(np.square(y - mean), axis=0, weights=weight))
@@ -41,12 +44,27 @@ def baselines(model: Any, table: Table, validation: Table | None, scaling: Scali
     error = lambda outputs: float(np.average(np.square((outputs - y_eval) / unit).mean(1), weights=weight_eval))
 
     root = np.sqrt(weight / weight.sum())[:, None]
-    slopes, _, rank, _ = np.linalg.lstsq(root * x, root * (y - mean), rcond=1e-6)
+    slopes, rank = least_squares(root * x, root * (y - mean))
     linear = error(mean + x_eval @ slopes)
     if validation is None:
         degrees = 1 - rank / len(x)
         linear = linear / float(degrees) ** 2 if degrees > 0 else np.inf
     return {"model": error(outputs), "linear": linear, "constant": error(mean)}
+
+
+def least_squares(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, int]:
+    """Returns the shortest least-squares solution and the rank of x; singular values below 1e-6 of the largest are 0.
+
+    If x is long and wide, the products of its shorter side are decomposed instead of x, in a tenth of the time.
+    """
+    if min(x.shape) <= _DECOMPOSED:
+        slopes, _, rank, _ = np.linalg.lstsq(x, y, rcond=_RANK)
+        return slopes, int(rank)
+    wide = x.shape[1] > len(x)
+    values, vectors = np.linalg.eigh(x @ x.T if wide else x.T @ x)
+    some = values > _RANK**2 * values[-1]
+    inverse = lambda b: vectors[:, some] @ ((vectors[:, some].T @ b) / values[some, None])
+    return (x.T @ inverse(y) if wide else inverse(x.T @ y)), int(some.sum())
 
 
 def _some(n: int) -> slice:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees.data import Data, without_padding
+from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
 from jtrees.training import Batch
 
@@ -86,8 +87,10 @@ def drawn_folds(batch: Batch, key: Array, folds: int) -> np.ndarray:
     return fold
 
 
-def composed(model: Any, with_matrix: Array) -> Any:
-    """Returns the models within a pytree as functions of x instead of ``x @ with_matrix``."""
+def composed(model: Any, with_matrix: Array | None) -> Any:
+    """Returns the models within a pytree as functions of x instead of ``x @ with_matrix``; None is the identity."""
+    if with_matrix is None:
+        return model
     is_model = lambda one: hasattr(one, "composed")
     return jax.tree.map(lambda one: one.composed(with_matrix) if is_model(one) else one, model, is_leaf=is_model)
 
@@ -96,13 +99,13 @@ class Prepared(NamedTuple):
     """What ``prepare`` returns.
 
     Attributes:
-      spectrum: of the features.
+      spectrum: of the features; None if they stay as they are.
       held_out: rows held out of trials, ``(n,)``.
       correlated: whether preconditioning may matter.
       starts: the base's ``prepare`` on features preconditioned by each strength, stacked.
     """
 
-    spectrum: Spectrum
+    spectrum: Spectrum | None
     held_out: Array
     correlated: Array
     starts: Any
@@ -176,21 +179,28 @@ def preconditioned(
     trials = len(strengths) if one_at_least or len(strengths) > 1 else 0
     if not trials and not strengths[0]:
         return base
+    as_given = p > WIDEST and not strengths.any()  # so no matrix of p^2 numbers is needed
     # Each run is divided into parts, after any of which it may end.
     steps = base.rounds.steps
     ends = _ends(steps, stop_early) if stop_early else (0, steps)
     parts, of_run = len(ends) - 1, tuple(b - a for a, b in itertools.pairwise(ends))
     of_trials = tuple(math.ceil(trial * part) for part in of_run) * trials
 
-    def prepare(batch: Batch, *, key: Array) -> Prepared:
-        of = spectrum(batch)
+    def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> Prepared:
+        monitor = Monitor() if monitor is None else monitor
+        of = None if as_given else spectrum(batch)
         held_out = drawn_rows(batch, key)
-        mapped = [batch._replace(x=np.asarray(batch.x) @ matrix(of, s)) for s in strengths]
-        starts = jax.tree.map(lambda *a: np.stack(a), *(base.prepare(one, key=key) for one in mapped))
-        return Prepared(of, held_out, np.asarray(of.values[0] < _UNCORRELATED), starts)  # type: ignore[arg-type]
+        mapped = [batch if of is None else batch._replace(x=np.asarray(batch.x) @ matrix(of, s)) for s in strengths]
+        parts = (monitor.part(1 / (len(strengths) - i)) for i in range(len(strengths)))
+        prepared = [base.prepare(one, key=key, monitor=part) for one, part in zip(mapped, parts, strict=True)]
+        starts = jax.tree.map(lambda *a: np.stack(a), *prepared)
+        correlated = np.asarray(of is not None and of.values[0] < _UNCORRELATED)
+        return Prepared(of, held_out, correlated, starts)  # type: ignore[arg-type]
 
-    def mapped(state: Trials, batch: Batch) -> tuple[Batch, Array]:
+    def mapped(state: Trials, batch: Batch) -> tuple[Batch, Array | None]:
         """Returns a batch with preconditioned features, and the matrix."""
+        if state.prepared.spectrum is None:
+            return batch, None
         m = matrix(state.prepared.spectrum, jnp.asarray(strengths)[state.chosen])
         return batch._replace(x=jnp.matmul(batch.x, m, precision="highest")), m
 
@@ -255,7 +265,7 @@ def preconditioned(
         after, lost = base.round(at._replace(stage=0, before=before), state.run, data, by)
         if stop_early:
             # Runs side by side do not end together, and a branch under vmap would take both ways.
-            over = is_over(state, run, before)
+            over = is_over(state, run, before - at.done)  # once a round, which the clock does not divide
             after = jax.tree.map(lambda old, new: jnp.where(over, old, new), state.run, after)
             lost = jnp.where(over, jnp.nan, lost)
         return state._replace(run=after), lost
