@@ -53,9 +53,9 @@ class FitResult:
       report: further results by name: see the recipe. Always present: ``recipe``, its name and options as plain data;
         ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``; ``ended_at``: the last search and its number
         of updates, in words; ``seconds``: what the fit took, with all that ran beside it in a sweep; ``updates``, the
-        number of updates that each run in the history took before it ended, was dropped or became non-finite. From :func:`fit`, where the loss
-        is squared error or log loss: ``baselines``, the errors of the model, of a linear one and of a constant (see
-        :func:`jtrees.data.baselines.baselines`).
+        number of updates that each run in the history took before it ended, was dropped or became non-finite. From
+        :func:`fit`, where the loss is squared error or log loss: ``baselines``, the errors of the model, of a linear
+        one and of a constant (see :func:`jtrees.data.baselines.baselines`).
     """
 
     model: Any
@@ -137,7 +137,7 @@ def fit(
         checks.check_seconds(max_seconds)
     table = table_of(recipe, x, y, sample_weight, task)
     held_out = None if validation is None else validation_of(recipe, validation, table)
-    monitor = Monitor(progress, *(() if max_seconds is None else (started + max_seconds, max_seconds)))
+    monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     with monitor.listening():
         [(result, data, search)] = fits_of([recipe], [key], [None], table, held_out, monitor)
     if isinstance(result, FloatingPointError):
