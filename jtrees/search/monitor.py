@@ -31,7 +31,7 @@ class Monitor:
         seconds: float = 0.0,
         within: "Monitor | None" = None,
     ):
-        """``seconds`` is the whole time before the deadline, ``within`` the monitor of a search that this is part of."""
+        """``seconds`` is the time before the deadline; ``within`` is the monitor of a search that this is part of."""
         self.progress, self.deadline, self.ended, self.where = progress, deadline, "finished", ""
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
         self._whole = within._whole if within is not None else self
