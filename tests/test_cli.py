@@ -83,9 +83,11 @@ def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     said, warned = capsys.readouterr()
     assert "houses: 300 rows, 4 columns; task: regression, as price holds" in said
     assert re.search(r"area: numeric, median [\d.]+, deviation [\d.]+, 34 missing", said)
-    assert "heating: categorical, levels gas, oil & <b>, wood" in said and "offered: date, median 20" in said
+    assert "heating: categorical, levels 'gas', 'oil & <b>', 'wood'" in said and "offered: date, median 20" in said
     assert re.search(r"GET: R2 0\.\d+ on the training rows, [\d.]+ s\nif ", said) and f"written to {out}" in said
-    assert warned.splitlines() == ["jtrees: columns of x are left out: 'id' (numbers the rows)"]
+    assert warned.splitlines() == [
+        "jtrees: columns of x are left out: 'id' (different whole numbers, like row numbers)"
+    ]
     model = jtrees.load(out)
     assert isinstance(model, TreeRegressor) and model.recipe.depth == 2 and model.recipe.leaves == "linear"
 
@@ -203,7 +205,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     ]
     for name in ("jtrees, GET", "constant", "linear model", "CART, depth 2", "random forest", "gradient boosting"):
         assert name in parts.text
-    assert "left out: numbers the rows" in parts.text and "levels gas, oil & <b>, wood" in parts.text
+    assert "left out: different whole numbers" in parts.text and "levels 'gas', 'oil & <b>', 'wood'" in parts.text
     names = [image["alt"] for image in parts.images]
     assert names == ["verdict in the training rows", "the tree", "splits", "leaves", "importances", "calibration"]
     for image in parts.images:
