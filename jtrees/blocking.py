@@ -76,8 +76,17 @@ def steps_in_a_round(elements: int) -> int:
     A round is about half a second on a CPU (where an element, a split's score of a sample, takes about ten operations),
     and long enough to amortise the transfer of the state.
     """
-    rate = 2**26 if jax.default_backend() == "cpu" else 2**32  # elements a second
-    return int(np.clip(rate // (2 * max(1, elements)), 2, 256))
+    return int(np.clip(_rate() // (2 * max(1, elements)), 2, 256))
+
+
+def seconds_of_step(elements: int) -> float:
+    """Returns the expected seconds of a training step that works on arrays of ``elements`` elements."""
+    return elements / _rate()
+
+
+def _rate() -> int:
+    """Returns the elements of a step that are computed in a second."""
+    return 2**26 if jax.default_backend() == "cpu" else 2**32
 
 
 def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:

@@ -343,7 +343,9 @@ def _data_gradient(leaf_losses, route, wanted, weights, bias, leaves, x, y, shar
                 return routing.expected_value(jax.nn.sigmoid(z), lost)
             return (_leaf_probabilities(route, z) * lost).sum(0)
 
-        expected, pull_back = jax.vjp(by_sample, *(a for is_wanted, a in zip(wanted, (x, y), strict=False) if is_wanted))
+        expected, pull_back = jax.vjp(
+            by_sample, *(a for is_wanted, a in zip(wanted, (x, y), strict=False) if is_wanted)
+        )
         return (), (*pull_back(share.astype(expected.dtype)), *([expected.astype(share.dtype)] if wanted[2] else []))
 
     size = blocking.block_size(weights.shape[0], x.shape[0])

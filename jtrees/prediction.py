@@ -27,8 +27,8 @@ class Exactly(NamedTuple):
 
     Attributes:
       prepare: ``model -> prepared``, on the host, evaluated once for many blocks.
-      fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples for
-        which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
+      fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples
+        for which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
         compute much twice.)
       again: ``(model, x) -> predictions`` of such samples, on the host.
     """

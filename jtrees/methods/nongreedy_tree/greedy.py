@@ -22,6 +22,7 @@ from jtrees.search import Finished, Round, Schedule, SearchResult, finished_tree
 from jtrees.search._cart import ridge_directions
 from jtrees.search._minibatch import evaluated
 from jtrees.search._precondition import WITHOUT_TRIALS
+from jtrees.search.monitor import Monitor
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification, Task
 from jtrees.training import NOT_TAKEN, Batch, LazyMomentumState, TrainState
@@ -295,7 +296,12 @@ def rate_of(learning_rate: Any, p: int) -> Any:
 
 def edges(bins: int) -> Callable[..., np.ndarray]:
     """Returns the ``prepare`` of a search, which computes the edges of bins of each feature."""
-    return lambda batch, *, key: splitting.edges_of(np.asarray(without_padding(batch).x), bins)
+
+    def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> np.ndarray:
+        of_rows = lambda rows: splitting.edges_of(np.asarray(rows.x), bins)
+        return (Monitor() if monitor is None else monitor).on_rows(of_rows, without_padding(batch))
+
+    return prepare
 
 
 # --- Levels ----------------------------------------------------------------------------------------------------------
