@@ -135,6 +135,7 @@ def _draw(ax: Any, root: _Box) -> None:
     left = np.cumsum(width + _GAP) - width - _GAP
     top = np.cumsum(height + _BETWEEN) - height - _BETWEEN
     x, y = left + width / 2, -(top + height / 2)
+    halo = _halo()
     for box in boxes:
         here = x[box.level], y[box.row]
         for child, label in zip(box.below, (">", "≤"), strict=False):
@@ -142,13 +143,20 @@ def _draw(ax: Any, root: _Box) -> None:
             turn = [left[box.level] + _PAD, y[child.row]]
             line = np.array([here, ends] if child.row == box.row else [(turn[0], here[1]), turn, ends])
             ax.plot(*line.T, color="0.6", lw=1, zorder=0)
-            halo = {"boxstyle": "square,pad=0.15", "fc": "white", "ec": "none"}
             at = ends[0] - _GAP / 2, ends[1]
-            ax.annotate(label, at, fontsize=_POINTS, color="0.3", ha="center", va="center", bbox=halo)
+            label = ax.text(*at, label, fontsize=_POINTS, color="0.3", ha="center", va="center")
+            label.set_path_effects([halo])
         _place(ax, here, box.text, "#e4ecf5" if box.below else "#e8f1e4")
     ax.set_xlim(-_BETWEEN, left[-1] + width[-1] + _BETWEEN)
     ax.set_ylim(-(top[-1] + height[-1]) - _BETWEEN, _BETWEEN)
     ax.axis("off")
+
+
+def _halo() -> Any:
+    """Returns what hides a line behind a text."""
+    from matplotlib.patheffects import withStroke  # an optional package
+
+    return withStroke(linewidth=6, foreground="white")
 
 
 def inches(ax: Any) -> tuple[float, float]:
