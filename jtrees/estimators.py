@@ -384,9 +384,16 @@ class TreeClassifier(ClassifierMixin, _Tree):
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
             self._learn(x, labels, weight)
+            self._name_classes()
         else:
             self._learn_nothing(x, leaves.Frequency(jnp.ones((2, 1))))
         return self
+
+    def _name_classes(self) -> None:
+        """Names the features that are means of classes by the labels, not by their numbers."""
+        if self.columns_ is not None:
+            self.columns_ = self.columns_.with_class_names([str(label) for label in self.classes_[self._present]])
+            self.model_ = self.model_.replace(columns=self.columns_)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns class probabilities in the order of ``classes_``, in float64, ``(n, K)``."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+import itertools
 from typing import Any
 
 import jax
@@ -267,7 +268,8 @@ class ObliqueTree:
 
         Args:
           feature_names: names of the p columns, by default ``x0``, ``x1``, ...
-          digits: significant digits of weights, thresholds and leaves; the origin is always exact.
+          digits: significant digits of weights, thresholds and leaves; the origin is always exact. Thresholds that
+            differ have as many more, up to eight, as it takes to see that.
           class_names: names of the K classes, in classification, or of the actions of a policy; each leaf then lists
             the most probable first, or names the one action that it plays.
           x: samples, ``(n, p)``, such as the training data, to count at each leaf.
@@ -284,7 +286,7 @@ class ObliqueTree:
         deviations, rows = self.measured(x, y, class_names, max_terms)
         options: Any = {"max_terms": max_terms, "deviations": deviations}
         shown = self.with_short_origin(deviations, digits)
-        lines: list[str] = []
+        lines, thresholds = [], shown.threshold_texts(digits)
 
         def render(node: int, indent: str) -> None:
             if (leaf := node - len(self.bias)) >= 0:
@@ -294,7 +296,9 @@ class ObliqueTree:
             elif not np.any(np.asarray(self.weights[node])):
                 render(2 * node + 1 + int(self.bias[node] > 0), indent)
             else:
-                lines.append(f"{indent}if {shown.describe_split(node, names, digits, **options)}:")
+                lines.append(
+                    f"{indent}if {shown.describe_split(node, names, digits, threshold=thresholds[node], **options)}:"
+                )
                 render(2 * node + 2, indent + "|   ")
                 lines.append(f"{indent}else:")
                 render(2 * node + 1, indent + "|   ")
@@ -390,14 +394,27 @@ class ObliqueTree:
         *,
         max_terms: int | None = None,
         deviations: np.ndarray | None = None,
+        threshold: str | None = None,
     ) -> str:
         """Returns the condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``.
 
         Of more than ``max_terms`` terms it has those of the largest |weight| times deviation of the feature, and the
-        number of others.
+        number of others. ``threshold`` is the text of the threshold, such as one of :meth:`threshold_texts`.
         """
         weights, bias = np.asarray(self.weights[node], np.float64), float(self.bias[node])
-        return f"{linear_text(weights, self.counted(names), digits, max_terms, deviations)} > {0 - bias:.{digits}g}"
+        above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
+        return f"{linear_text(weights, self.counted(names), digits, max_terms, deviations)} > {above}"
+
+    def threshold_texts(self, digits: int) -> list[str]:
+        """Returns the thresholds of all nodes as text, with as many more digits as tell different splits apart."""
+        values = [0 - float(bias) for bias in np.asarray(self.bias)]
+        texts, reached = [f"{value:.{digits}g}" for value in values], np.flatnonzero(self.splits).tolist()
+        for more in range(digits + 1, _READ + 1):
+            by_text = {text: [i for i in reached if texts[i] == text] for text in {texts[i] for i in reached}}
+            alike = [same for same in by_text.values() if len({values[i] for i in same}) > 1]
+            for i in itertools.chain(*alike):
+                texts[i] = f"{values[i]:.{more}g}"
+        return texts
 
     def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
         """Returns the prediction of a leaf as text.

@@ -18,10 +18,9 @@ import sweeps
 
 import jtrees
 from jtrees import cli
-from jtrees.cli import commands, report
-from jtrees.cli.report import _regressors, name_of
+from jtrees.cli import commands, rivals
 from jtrees.estimators import TreeRegressor
-from jtrees.losses.names import named
+from jtrees.losses.names import measure, named
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 
@@ -52,7 +51,7 @@ def few_trees():
         for task in ("Regressor", "Classifier"):
             for kind, number in (("RandomForest", "n_estimators"), ("HistGradientBoosting", "max_iter")):
                 name = f"{kind}{task}"
-                patched.setattr(report, name, partial(getattr(report, name), **{number: 20}))
+                patched.setattr(rivals, name, partial(getattr(rivals, name), **{number: 20}))
         yield
 
 
@@ -84,7 +83,14 @@ def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     assert "houses: 300 rows, 4 columns; task: regression, as price holds" in said
     assert re.search(r"area: numeric, median [\d.]+, deviation [\d.]+, 34 missing", said)
     assert "heating: categorical, levels 'gas', 'oil & <b>', 'wood'" in said and "offered: date, median 20" in said
-    assert re.search(r"GET: R2 0\.\d+ on the training rows, [\d.]+ s\nif ", said) and f"written to {out}" in said
+    verdict, scores, rival, kind, columns = said.splitlines()[1:6]
+    assert re.fullmatch(r".*GET.*: mean squared error [\d.]+, [\d.]+ for .*, on 30 held-out rows", verdict)
+    assert re.match(r"GET: R² 0\.\d+, RMSE [\d.]+, mean absolute error [\d.]+$", scores)
+    assert re.match(r"best rival, (linear model|CART, depth 2): R² 0\.", rival)
+    assert kind.startswith("kind of model: ") and "; found by " in kind
+    assert re.match(r"top columns, by how much R² falls without them: area \([\d.]+\), heating \(", columns)
+    assert re.search(r"\n# .*; found by .*\n(if|->) ", said) and "GET fitted to all 300 rows" in said
+    assert f"written to {out}" in said
     assert warned.splitlines() == [
         "jtrees: columns of x are left out: 'id' (different whole numbers, like row numbers)"
     ]
@@ -137,7 +143,8 @@ def test_a_row_is_explained(folder, capsys):
     assert run("explain", folder / "price.jtrees", folder / "houses.csv", "--row", 1) == 0
     assert "nearest leaf: " in capsys.readouterr().out
     assert run("explain", folder / "price.jtrees", folder / "houses.csv") == 0  # its one number is missing
-    assert "no change of the columns of numbers leads to another leaf" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no change of the columns of numbers within their ranges in the table leads to another leaf" in said
 
 
 def test_files_for_other_machines(folder, tmp_path, capsys):
@@ -192,6 +199,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     parts = Parts(text)
     assert not parts.open and "<script" not in text and not re.search('(src|href)="(?!data:)', text)
     assert parts.heads == [
+        "Summary",
         "Data",
         "Comparison",
         "The tree",
@@ -346,7 +354,7 @@ def test_losses_by_name(loss):
     assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
     estimator = commands._estimator(options, recipe, "regression")
     assert commands._loss(options) == named(loss) == estimator._task(np.zeros(3)).loss_function
-    assert name_of(commands._loss(options)).split()[-1] in ("error", "loss", "deviance")
+    assert measure(commands._loss(options)).split()[-1] in ("error", "loss", "deviance")
     if loss == "quantile":
         options = commands._parser().parse_args([*given, "--quantile", "0.9"])
         task = commands._estimator(options, recipe, "regression")._task(np.zeros(3))
@@ -360,11 +368,11 @@ def test_rivals_of_a_report_minimise_its_loss(loss):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(80, 2)), rng.gamma(2.0, size=80)
     for rows in (80, 6000):
-        rivals = _regressors(loss, 2, 0, rows)
-        assert ("linear model" in rivals) == (rows < 5000 or not isinstance(loss, jtrees.losses.Quantile))
+        kinds = rivals.regressors(loss, 2, 0, rows)
+        assert ("linear model" in kinds) == (rows < 5000 or not isinstance(loss, jtrees.losses.Quantile))
         if rows == 80:
             best = loss.of_predictions(loss.best(y, None), y).mean()
-            for name, rival in rivals.items():
+            for name, rival in kinds.items():
                 lost = loss.of_predictions(rival.fit(x, y).predict(x), y).mean()
                 assert lost < 1.3 * best, name  # those of least squares come near
 
@@ -380,12 +388,14 @@ def test_counts_are_fitted_explained_and_exported(tmp_path, capsys):
     assert run("fit", *given, "--out", out, *QUICK) == 0
     said = capsys.readouterr().out
     assert "task: regression, as --loss poisson is for numbers\n" in said
-    found = re.search(r"GET: Poisson deviance ([\d.]+) on the training rows, of the best constant ([\d.]+), ", said)
+    found = re.search(r"Poisson deviance ([\d.]+), .*?([\d.]+) for a constant.*, on 30 held-out rows", said)
     assert float(found[1]) < 0.8 * float(found[2])
     model = jtrees.load(out)
     assert (model.loss, model.quantile) == ("poisson", None)
     assert isinstance(model.tree_.leaves, jtrees.leaves.Estimates)
     assert run("explain", out, tmp_path / "claims.csv", "--row", 1) == 0
+    assert "within their ranges in the table leads to another leaf" in capsys.readouterr().out  # it takes a category
+    assert run("explain", out, tmp_path / "claims.csv", "--row", 1, "--extrapolate") == 0
     said = capsys.readouterr().out
     assert "nearest leaf: " in said
     x = dated(table).drop(columns="claims")
@@ -412,7 +422,7 @@ def test_a_report_of_boosted_quantiles(folder, tmp_path, capsys):
     assert "pinball loss" in parts.text and "rows below the prediction" in parts.text and "R²" not in parts.text
     assert "--loss quantile --quantile 0.9" in parts.text and {"model.h", "model.py"} == set(parts.links)
     assert run("fit", *given, *recipe, "--out", tmp_path / "model.jtrees") == 0
-    assert "Boosted: pinball loss" in capsys.readouterr().out
+    assert "Boosted: pinball loss " in capsys.readouterr().out
     model = jtrees.load(tmp_path / "model.jtrees")
     rows = dated(houses()).drop(columns=["price", "verdict"])
     share = np.mean(houses()["price"] < model.predict(rows))

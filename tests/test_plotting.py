@@ -33,24 +33,24 @@ def _deep(depth, leaves, p=6):
 
 
 def _texts(ax):
-    return [text.get_text() for text in ax.texts if text.get_text() not in ("yes", "no")]
+    return [text.get_text() for text in ax.texts if text.get_text() not in (">", "≤")]
 
 
 def _boxes(ax):
-    """The level and the extent of each box, as drawn."""
+    """The row and the extent of each box, as drawn."""
     ax.figure.canvas.draw()
     return [(text.get_position()[1], text.get_window_extent()) for text in ax.texts if text.get_bbox_patch()]
 
 
 def _overlaps(ax):
-    """Pairs of boxes on one level that lie on each other."""
+    """Pairs of boxes on one row that lie on each other."""
     boxes = _boxes(ax)
     pairs = [(a, b) for i, (level, a) in enumerate(boxes) for other, b in boxes[:i] if level == other]
     return [(a, b) for a, b in pairs if a.x0 < b.x1 and b.x0 < a.x1]
 
 
-def _levels_overlap(ax):
-    """Whether a box reaches into the next level."""
+def _rows_overlap(ax):
+    """Whether a box reaches into the next row."""
     boxes = _boxes(ax)
     return any(low < high and below.y1 > above.y0 for low, below in boxes for high, above in boxes)
 
@@ -113,14 +113,14 @@ def test_new_axes_have_room_for_as_many_terms_as_are_shown(max_terms, kind):
     x = np.random.default_rng(0).normal(size=(500, 9))
     how = {"class_names": "abcdefghi", "y": np.arange(500) % 9} if kind == "classes" else {}
     ax = plot_tree(_deep(4, leaves, 9), x=x, max_terms=max_terms, **how)
-    assert not _overlaps(ax) and not _levels_overlap(ax)
+    assert not _overlaps(ax) and not _rows_overlap(ax)
 
 
 def test_linear_leaves_show_the_heaviest_features_first():
     linear = Linear(np.array([[0.5, -2], [0, 0], [1, 0], [3, 0.1]]), np.full(4, 7.0))
     tree = _tree(linear).replace(origin=jtrees.Origin(np.float32([0, 50]), np.float32(0)))
     ends = [text.replace("\n", " ") for text in _texts(plot_tree(tree)) if ">" not in text]
-    assert ends == ["-2 (x1 - 50) + 0.5 x0 + 7", "x0 + 7", "3 x0 + 0.1 (x1 - 50) + 7"]
+    assert ends == ["3 x0 + 0.1 (x1 - 50) + 7", "x0 + 7", "-2 (x1 - 50) + 0.5 x0 + 7"]
 
 
 def test_several_outputs():
@@ -152,8 +152,58 @@ def test_classes_by_name_and_their_rows():
     tree = _tree(Frequency(np.float32([[0.25, 0.75]] * 4)))
     x, y = np.float64([[0, 0], [0, 0], [0, 1], [9, 0]]), np.array([1, 1, 0, 1])
     ends = [text for text in _texts(plot_tree(tree, x=x, y=y, class_names=["no", "yes"])) if ">" not in text]
-    assert ends[0] == "yes: 0.75,\nno: 0.25\n3 rows\nyes: 2, no: 1"
-    assert {text.split("\n", 2)[2] for text in ends[1:]} == {"0 rows", "1 row\nyes: 1"}
+    assert ends[-1] == "yes: 0.75,\nno: 0.25\n3 rows\nyes: 2, no: 1"
+    assert {text.split("\n", 2)[2] for text in ends[:-1]} == {"0 rows", "1 row\nyes: 1"}
+
+
+def test_drawn_root_is_at_the_top_on_the_left():
+    """However wide the tree is, a page that shows the corner of the drawing shows the root."""
+    ax = plot_tree(_deep(4, Constant(np.arange(16.0))))
+    boxes, places = _boxes(ax), [text.get_position() for text in ax.texts if text.get_bbox_patch()]
+    root = places.index((min(x for x, _ in places), max(y for _, y in places)))
+    assert ax.texts[-1].get_position() == places[root]
+    assert boxes[root][1].x0 == min(box.x0 for _, box in boxes) >= 0
+    assert boxes[root][1].y1 <= ax.figure.bbox.y1 and sum(x == places[root][0] for x, _ in places) == 1
+
+
+def test_drawn_branch_labels_lie_in_no_box_and_name_no_class():
+    tree = _tree(Frequency(np.float32([[0.25, 0.75]] * 4)))
+    ax = plot_tree(tree, class_names=["no", "yes"])
+    ax.figure.canvas.draw()
+    labels = [text for text in ax.texts if not text.get_bbox_patch()]
+    assert sorted(label.get_text() for label in labels) == [">", ">", "≤", "≤"]
+    for label in labels:
+        extent = label.get_window_extent()
+        assert not any(extent.overlaps(box) for _, box in _boxes(ax))
+
+
+def test_thresholds_that_differ_are_drawn_and_printed_differently():
+    """Two digits show 0.41 twice."""
+    weights, thresholds = np.ones((3, 1)), np.array([0.4108, 0.4137, 0.52])
+    tree = jtrees.ObliqueTree(weights, -thresholds, Constant(np.arange(4.0)))
+    assert sorted(text.split("> ")[1] for text in _texts(plot_tree(tree)) if ">" in text) == ["0.411", "0.414", "0.52"]
+    close = tree.replace(bias=-np.array([0.4108, 0.41084, 0.52]))
+    assert [line.strip().split(" > ")[1] for line in close.to_text().splitlines() if " > " in line] == [
+        "0.4108:",
+        "0.52:",
+        "0.41084:",
+    ]
+
+
+def test_features_that_are_means_of_classes_have_one_name():
+    rng = np.random.default_rng(0)
+    city = rng.choice([f"city {i}" for i in range(40)], 400)
+    frame = pd.DataFrame({"city": city, "age": rng.normal(size=400)})
+    y = (np.char.str_len(city.astype(str)) == 6).astype(int)
+    columns, x = jtrees.data.Columns.fit(frame, y, task="classification")
+    place = columns.feature_names.index("[mean class 1 by city]")
+    weights = np.zeros((1, x.shape[1]), np.float32)
+    weights[0, place] = 1
+    tree = jtrees.ObliqueTree(weights, np.float32([-0.5]), Frequency(np.float32([[0.9, 0.1], [0.1, 0.9]])))
+    model = jtrees.data.FrameModel(tree, columns)
+    [ax] = plotting.plot_splits(model, frame, class_names=["no", "yes"])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["[mean yes by city]"]
+    assert "[mean yes by city]" in model.to_text(class_names=["no", "yes"])
 
 
 def test_wrong_names_and_batches_of_trees_are_refused():
@@ -220,7 +270,7 @@ def test_leaves_and_rules_of_quantiles_and_of_policies():
     quantiles = of(Estimates(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
     ax = plotting.plot_leaves(quantiles, frame, np.where(leaf, 7.0, 2.0))
     medians = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
-    assert set(medians) == {2.0, 7.0} and _texts(plot_tree(quantiles))[:2] == ["1, 3", "6, 8"]
+    assert set(medians) == {2.0, 7.0} and _texts(plot_tree(quantiles))[:2] == ["6, 8", "1, 3"]
     policy = of(Estimates(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
     names = {"class_names": ["wait", "treat"]}
     rewards = np.stack([np.where(leaf, 1.0, 2), np.where(leaf, 5.0, -1)], 1)

@@ -139,13 +139,17 @@ class _Page:
         shown: Any = {"x": self.x_train, "class_names": self.class_names}
         drawn = plotting.plot_tree(self.model.model_, max_terms=3, **shown)
         rules = self.model.model_.to_text(max_terms=MAX_TERMS, **shown)
-        bars = plotting.plot_splits(self.model.model_, self.x_train)[0] if self.model.tree_.splits.any() else None
+        bars = (
+            plotting.plot_splits(self.model.model_, self.x_train, class_names=self.class_names)[0]
+            if self.model.tree_.splits.any()
+            else None
+        )
         leaves = plotting.plot_leaves(
             self.model.model_, self.x_train, self.held_out.codes(self.y_train), class_names=self.class_names
         )
         explained = (
-            "A row goes to the yes side of a split if the sum on its left is above the number on its right. Terms are "
-            "the largest by weight times standard deviation."
+            "The root is at the top on the left. A row follows the branch > if the sum in the box is above the number "
+            "there, and else the branch ≤. Terms are the largest by weight times standard deviation."
         )
         return [
             _section("The tree", _figure(drawn, "the tree", svg=True) + _paragraph(explained)),

@@ -99,8 +99,8 @@ class Comparison:
             said = f"whether {name} is better than {_listed(others)} needs held-out rows"
         else:
             said = f"{name} is better than {_listed(others)}"
-        against = [f"{self.losses[other]:.3g} for {_ARTICLES.get(other, other)}" for other in others[:_SAID]]
-        said = f"{said}: {self.measure} {self.losses[own]:.3g}, {_listed(against)}, on {self.where}"
+        against = [f"{self.losses[other]:.4g} for {_said(other)}" for other in others[:_SAID]]
+        said = f"{said}: {self.measure} {self.losses[own]:.4g}, {_listed(against)}, on {self.where}"
         return said[0].upper() + said[1:]
 
     def warn_if_behind(self, name: str, stacklevel: int = 3) -> None:
@@ -289,7 +289,12 @@ def _charged(task: Task, lost: float, count: float, rows: int) -> float:
     return lost / left**power if left > 0 else np.inf
 
 
+def _said(name: str) -> str:
+    """Returns a name as it stands in a sentence: "CART, depth 4" without its comma."""
+    return _ARTICLES.get(name, name.partition(",")[0])
+
+
 def _listed(names: Sequence[str]) -> str:
     """Returns names as text: "a linear model and a constant"."""
-    named = [_ARTICLES.get(name, name) for name in names]
+    named = list(map(_said, names))
     return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

@@ -21,6 +21,7 @@ def plot_splits(
     x: Any,
     *,
     feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     max_terms: int = 6,
     max_splits: int = 8,
 ) -> np.ndarray:
@@ -33,6 +34,7 @@ def plot_splits(
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       x: samples, such as the training data, for deviations and shares.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
+      class_names: names of the classes or actions, in features that are means of these.
       max_terms: maximum number of bars of a split.
       max_splits: maximum number of splits, breadth first.
 
@@ -45,7 +47,7 @@ def plot_splits(
     """
     validation.check_count("max_terms", max_terms)
     validation.check_count("max_splits", max_splits)
-    tree, features, names = features_of(model, x, feature_names)
+    tree, features, names = features_of(model, x, feature_names, class_names)
     path = np.asarray(tree_of(tree).decision_path(features))
     weights, deviations = np.asarray(tree.weights, np.float64), features.std(0)
     nodes = np.flatnonzero(tree.splits)[:max_splits]

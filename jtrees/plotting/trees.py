@@ -1,9 +1,9 @@
 """A tree as boxes of text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import re
 import textwrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.typing import ArrayLike
 import numpy as np
@@ -13,6 +13,9 @@ from jtrees.plotting._common import features_of, new_axes, tree_of
 
 _POINTS = 10  # font size
 _WIDTH = 18  # width of the text of a leaf in characters
+_LONGEST = 30  # characters of a line of a condition
+_CHARACTER, _LINE = 0.085, 0.19  # size of a character of this font in inches, at most on average
+_PAD, _BETWEEN, _GAP = 0.25, 0.15, 0.5  # inches within a box, between rows, and between columns
 
 
 def plot_tree(
@@ -27,7 +30,10 @@ def plot_tree(
     max_depth: int = 4,
     digits: int = 2,
 ) -> Any:
-    """Plots the splits of a tree to a depth: the condition at each node by its largest terms, right if it holds.
+    """Plots the splits of a tree to a depth: the condition at each node by its largest terms.
+
+    The root is at the top on the left. The branch where the condition holds, ``>``, goes straight on; the other one,
+    ``≤``, goes down. Read from top to bottom, the leaves are in the order of the rules.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one; nodes that do not split are omitted.
@@ -41,7 +47,7 @@ def plot_tree(
       max_terms: maximum number of terms of a condition: those of the largest |weight| times standard deviation in x
         (without x, |weight|), and the number of others. None: all. A leaf has up to two lines more, and no bounds.
       max_depth: maximum number of levels; splits below them are an ellipsis.
-      digits: significant digits.
+      digits: significant digits. Thresholds that differ have as many more as it takes to see that.
 
     Returns:
       The axes.
@@ -58,49 +64,111 @@ def plot_tree(
     new = ax is None
     ax = new_axes(ax)
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)
-    next_x = iter(range(2 ** (max_depth + 1)))
+    thresholds = tree.threshold_texts(digits)
 
-    def draw(node: int, level: int) -> tuple[float, float]:
-        while node < len(bias) and not splits[node]:
-            node = 2 * node + 1 + int(bias[node] > 0)
-        if node >= len(bias) or level == max_depth:
-            position = (float(next(next_x)), float(-level))
-            _box(ax, position, leaf_text(node - len(bias)) if node >= len(bias) else "...", "#e8f1e4")
-            return position
-        left, right = draw(2 * node + 1, level + 1), draw(2 * node + 2, level + 1)
-        position = ((left[0] + right[0]) / 2, float(-level))
-        for child, label in ((left, "no"), (right, "yes")):
-            ax.plot(*zip(position, child, strict=True), color="0.6", lw=1, zorder=0)
-            middle = np.add(position, child) / 2
-            ax.text(*middle, label, fontsize=_POINTS, color="0.4", ha="center")
+    def split_text(node: int) -> str:
         terms, left_out = largest_terms(weights[node], max_terms, deviations)
-        parts = [f"{weights[node][i]:+.{digits}g} {counted[i]}" for i in terms]
-        parts += [smaller_terms(left_out)] if left_out else []
-        _box(ax, position, "\n".join([*parts, f"> {0 - bias[node]:.{digits}g}"]), "#e4ecf5")
-        return position
+        parts = [_cut(f"{weights[node][i]:+.{digits}g} {counted[i]}") for i in terms]
+        return "\n".join([*parts, *([smaller_terms(left_out)] if left_out else []), f"> {thresholds[node]}"])
 
     def leaf_text(leaf: int) -> str:
         shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
         answer = tree.describe_leaf(leaf, names, digits, short=True, **shown)
         return "\n".join(_filled(text, max_terms) for text in [answer, *rows[leaf]])
 
-    draw(0, 0)
-    # Matplotlib's limits ignore the size of the boxes.
-    ax.margins(x=0.08)
-    ax.set_ylim(min(text.get_position()[1] for text in ax.texts) - 0.5, 0.5)
-    ax.axis("off")
+    def box_of(node: int, level: int, row: int) -> _Box:
+        """Returns the box of a node and those below it; ``row`` is the number of its first row."""
+        while node < len(bias) and not splits[node]:
+            node = 2 * node + 1 + int(bias[node] > 0)
+        if node >= len(bias):
+            return _Box(leaf_text(node - len(bias)), level, row, row + 1)
+        if level == max_depth:
+            return _Box("...", level, row, row + 1)
+        yes = box_of(2 * node + 2, level + 1, row)
+        no = box_of(2 * node + 1, level + 1, yes.end)
+        return _Box(split_text(node), level, row, no.end, (yes, no))
+
+    _draw(ax, box_of(0, 0, 0))
     if new:
         ax.figure.set_size_inches(inches(ax))
+        ax.set_position((0, 0, 1, 1))
     return ax
+
+
+class _Box(NamedTuple):
+    """A box of the drawing.
+
+    Attributes:
+      text: its lines.
+      level: its column.
+      row: its row, that of its first leaf.
+      end: the row below its last leaf.
+      below: the boxes where the condition holds and where it does not; none of a leaf.
+    """
+
+    text: str
+    level: int
+    row: int
+    end: int
+    below: tuple["_Box", ...] = ()
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        lines = self.text.splitlines()
+        return _CHARACTER * max(map(len, lines)) + _PAD, _LINE * len(lines) + _PAD
+
+    def all(self) -> Iterator["_Box"]:
+        """Yields the boxes below, and then the box itself."""
+        for box in self.below:
+            yield from box.all()
+        yield self
+
+
+def _draw(ax: Any, root: _Box) -> None:
+    """Draws boxes in a grid whose columns are as wide and whose rows are as high as their largest box."""
+    boxes = list(root.all())
+    width, height = np.zeros(1 + max(box.level for box in boxes)), np.zeros(root.end)
+    for box in boxes:
+        width[box.level] = max(width[box.level], box.size[0])
+        height[box.row] = max(height[box.row], box.size[1])
+    left = np.cumsum(width + _GAP) - width - _GAP
+    top = np.cumsum(height + _BETWEEN) - height - _BETWEEN
+    x, y = left + width / 2, -(top + height / 2)
+    halo = _halo()
+    for box in boxes:
+        here = x[box.level], y[box.row]
+        for child, label in zip(box.below, (">", "≤"), strict=False):
+            ends = [left[box.level + 1], y[child.row]]
+            turn = [left[box.level] + _PAD, y[child.row]]
+            line = np.array([here, ends] if child.row == box.row else [(turn[0], here[1]), turn, ends])
+            ax.plot(*line.T, color="0.6", lw=1, zorder=0)
+            at = ends[0] - _GAP / 2, ends[1]
+            label = ax.text(*at, label, fontsize=_POINTS, color="0.3", ha="center", va="center")
+            label.set_path_effects([halo])
+        _place(ax, here, box.text, "#e4ecf5" if box.below else "#e8f1e4")
+    ax.set_xlim(-_BETWEEN, left[-1] + width[-1] + _BETWEEN)
+    ax.set_ylim(-(top[-1] + height[-1]) - _BETWEEN, _BETWEEN)
+    ax.axis("off")
+
+
+def _halo() -> Any:
+    """Returns what hides a line behind a text."""
+    from matplotlib.patheffects import withStroke  # an optional package
+
+    return withStroke(linewidth=6, foreground="white")
 
 
 def inches(ax: Any) -> tuple[float, float]:
     """Returns a width and height in inches for which the boxes of :func:`plot_tree` do not overlap."""
-    boxes = [text for text in ax.texts if text.get_bbox_patch()]
-    ends = 1 + max(text.get_position()[0] for text in boxes)
-    levels = 1 - min(text.get_position()[1] for text in boxes)
-    lines = max(len(text.get_text().splitlines()) for text in boxes)
-    return max(6, 2 * ends), max(3, levels * (0.6 + 0.18 * lines))
+    return float(np.ptp(ax.get_xlim())), float(np.ptp(ax.get_ylim()))
+
+
+def _cut(line: str) -> str:
+    """Returns a line of a condition; a long one without the middle of its name."""
+    if len(line) <= _LONGEST:
+        return line
+    return f"{line[: _LONGEST * 2 // 3]}…{line[1 - _LONGEST // 3 :]}"
 
 
 def _filled(text: str, max_terms: int | None) -> str:
@@ -110,6 +178,6 @@ def _filled(text: str, max_terms: int | None) -> str:
     return textwrap.fill(text, _WIDTH, max_lines=lines, placeholder=" …").replace("\xa0", " ")
 
 
-def _box(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:
+def _place(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:
     frame = {"boxstyle": "round", "fc": colour, "ec": "0.5"}
     ax.text(*at, text, ha="center", va="center", fontsize=_POINTS, bbox=frame)
