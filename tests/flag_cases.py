@@ -133,7 +133,9 @@ def layers():
         jtrees.nn.LatentTree(3, 2, penalty=0.1, rngs=nnx.Rngs(0)),
     ]
     for layer in made:
-        value, slope = nnx.value_and_grad(lambda layer, x: jax.tree.leaves(layer(x))[0].sum())(layer, jnp.asarray(X, jnp.float32))
+        value, slope = nnx.value_and_grad(lambda layer, x: jax.tree.leaves(layer(x))[0].sum())(
+            layer, jnp.asarray(X, jnp.float32)
+        )
         assert all(np.isfinite(a).all() for a in jax.tree.leaves((value, slope)))
 
 

@@ -255,7 +255,9 @@ class _Refiner:
             sharpness = way.sharpness(step, self.schedule.steps)
             each = jax.vmap(lambda tree: _expected(tree, batch.x, sharpness))(params)
             some = jnp.arange(len(each)) < state.count
-            outputs = state.boosting.initial + jnp.tensordot(state.unit * some.astype(each.dtype), each, 1, precision="highest")
+            outputs = state.boosting.initial + jnp.tensordot(
+                state.unit * some.astype(each.dtype), each, 1, precision="highest"
+            )
             each = self.task.loss_function.samples(outputs, batch.y)
             value = losses.weighted_mean(each, batch.weight)
             return value, value

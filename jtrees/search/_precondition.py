@@ -240,7 +240,9 @@ def preconditioned(
         state = started(state, divided(state, batch, run < trials)[0])
         if hand_over is None:
             return state
-        return state._replace(run=hand_over(state.run, jnp.where(run < trials, WITHOUT_TRIALS, state.extras[state.chosen])))
+        return state._replace(
+            run=hand_over(state.run, jnp.where(run < trials, WITHOUT_TRIALS, state.extras[state.chosen]))
+        )
 
     def place_of(at: Round) -> tuple[Any, Any]:
         """Returns the number of the run of a round, and the number of its updates before the round."""

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, io, pytree, sharding, validation as checks
+from jtrees import compilation, io, processes, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, bucket, checked_table, held_out_table
 from jtrees.data.baselines import baselines, warn_if_behind
 from jtrees.losses.samples import check_without_link
@@ -85,7 +85,6 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 # --- Fit -------------------------------------------------------------------------------------------------------------
 
 
-@compilation.with_xla
 def fit(
     recipe: Recipe,
     x: Any,
@@ -128,15 +127,17 @@ def fit(
       ValueError: naming the argument, what was expected and what came.
       ImportError: if the recipe needs a package that is missing, saying which extra has it.
       FloatingPointError: if the search was not finite.
+      RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
     """
     started = time.monotonic()
+    processes.require_xla("jtrees.fit")
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
     table = table_of(recipe, x, y, sample_weight, task)
     held_out = None if validation is None else validation_of(recipe, validation, table)
     monitor = Monitor(progress, None if max_seconds is None else started + max_seconds)
-    with monitor.listening():
+    with compilation.promoting_ranks(), monitor.listening():
         [(result, data, search)] = fits_of([recipe], [key], [None], table, held_out, monitor)
     if isinstance(result, FloatingPointError):
         raise result
@@ -264,7 +265,9 @@ def run_rounds(
                 if i > closing:
                     break
                 i = np.int32(closing)
-    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), _with_gaps(np.concatenate(losses, axis=-1))
+    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), _with_gaps(
+        np.concatenate(losses, axis=-1)
+    )
 
 
 def _with_gaps(history: np.ndarray) -> np.ndarray:
