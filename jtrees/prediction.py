@@ -27,9 +27,9 @@ class Exactly(NamedTuple):
 
     Attributes:
       prepare: ``model -> prepared``, on the host, evaluated once for many blocks.
-      fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples for
-        which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
-        compute much twice.)
+      fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples
+        for which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
+        compute much twice. NaN would stop the program under jax_debug_nans.)
       again: ``(model, x) -> predictions`` of such samples, on the host.
     """
 

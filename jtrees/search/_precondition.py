@@ -164,8 +164,8 @@ def preconditioned(
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
       hand_over: ``(state, number) -> state``, which gives the last run the number that the best trial has as the extra
-        of its result, at least 0, or :data:`WITHOUT_TRIALS`. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows and at most
-        512 features.
+        of its result, at least 0, or :data:`WITHOUT_TRIALS`. With it ``"auto"`` has a trial in all tables of 100 to
+        1024 rows and at most 512 features.
     """
     n, p = shape
     compares = strength == "auto" and p <= WIDEST
