@@ -1,13 +1,12 @@
 """Compilation of programs that run once in a fit, where making machine code takes longer than running it."""
 
 from collections.abc import Callable
+import contextlib
 import functools
 from typing import Any
 
 import jax
 import numpy as np
-
-from jtrees import processes
 
 # On a CPU, with XLA's older emitters where it has them, code of level 1 runs as fast as by default and compiles in two
 # thirds of the time. Level 0 compiles in a third to a half of it, but its code can take eight times as long: some
@@ -23,35 +22,14 @@ def _options(level: int) -> dict[str, Any]:
     return {"xla_backend_optimization_level": level} | older_emitters
 
 
-def promoting_ranks(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that compiles programs of the library whatever ``jax_numpy_rank_promotion`` is; a decorator.
+def promoting_ranks() -> Any:
+    """Context in which programs of the library compile whatever ``jax_numpy_rank_promotion`` is.
 
     Arrays of different ranks meet in these programs, as the node axis comes first. What the flag asks for is meant for
     the user's own programs.
     """
-
-    @functools.wraps(fn)
-    def call(*args: Any, **options: Any) -> Any:
-        if jax.config.jax_numpy_rank_promotion == "allow":
-            return fn(*args, **options)
-        with jax.numpy_rank_promotion("allow"):
-            return fn(*args, **options)
-
-    return call
-
-
-def with_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the same as :func:`promoting_ranks` for a function that needs XLA; a decorator. It raises
-    ``RuntimeError`` in a forked process without XLA (:mod:`jtrees.processes`).
-    """
-    promoting = promoting_ranks(fn)
-
-    @functools.wraps(fn)
-    def call(*args: Any, **options: Any) -> Any:
-        processes.require_xla(f"jtrees.{fn.__name__}")
-        return promoting(*args, **options)
-
-    return call
+    allowed = jax.config.jax_numpy_rank_promotion == "allow"
+    return contextlib.nullcontext() if allowed else jax.numpy_rank_promotion("allow")
 
 
 def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:

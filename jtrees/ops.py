@@ -334,23 +334,22 @@ def _data_gradient(leaf_losses, route, wanted, weights, bias, leaves, x, y, shar
         return None, None, None
     losses_of = leaf_losses or (lambda leaves, x, y: leaves.losses(x, y))
 
-    def of_block(share, x, y):
-        def by_sample(*some):
-            by_place = iter(some)
-            at_x, at_y = (next(by_place) if is_wanted else a for is_wanted, a in zip(wanted, (x, y), strict=False))
+    some = [place for place in (0, 1) if wanted[place]]
+
+    def of_block(share, *data):
+        def by_sample(*chosen):
+            at_x, at_y = (chosen[some.index(place)] if place in some else data[place] for place in (0, 1))
             z, lost = scores(weights, bias, at_x), losses_of(leaves, at_x, at_y)
             if route == "sigmoid":
                 return routing.expected_value(jax.nn.sigmoid(z), lost)
             return (_leaf_probabilities(route, z) * lost).sum(0)
 
-        expected, pull_back = jax.vjp(
-            by_sample, *(a for is_wanted, a in zip(wanted, (x, y), strict=False) if is_wanted)
-        )
-        return (), (*pull_back(share.astype(expected.dtype)), *([expected.astype(share.dtype)] if wanted[2] else []))
+        expected, pull_back = jax.vjp(by_sample, *(data[place] for place in some))
+        found = dict(zip(some, pull_back(share.astype(expected.dtype)), strict=True))
+        return (), (found.get(0), found.get(1), expected.astype(share.dtype) if wanted[2] else None)
 
     size = blocking.block_size(weights.shape[0], x.shape[0])
-    found = iter(blocking.sum_over_blocks(of_block, share, x, y, block=size)[1])
-    return tuple(next(found) if is_wanted else None for is_wanted in wanted)
+    return blocking.sum_over_blocks(of_block, share, x, y, block=size)[1]
 
 
 def _visit_fused(route, how, weights, bias, leaves, x, y, share):

@@ -29,7 +29,7 @@ class Exactly(NamedTuple):
       prepare: ``model -> prepared``, on the host, evaluated once for many blocks.
       fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples
         for which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
-        compute much twice.)
+        compute much twice. NaN would stop the program under jax_debug_nans.)
       again: ``(model, x) -> predictions`` of such samples, on the host.
     """
 
@@ -63,7 +63,6 @@ def scaled(scaling: Any, x: Any, features: int) -> Any:
     return x if scaling is None else scaling.transform(validation.check_x(x, features=features))
 
 
-@compilation.promoting_ranks
 def evaluate(
     fn: Callable[[Any, jax.Array], Any],
     model: Any,
@@ -87,6 +86,12 @@ def evaluate(
     # Finiteness is checked during the evaluation, as a separate check costs more than the tree.
     if processes.lost_xla():
         return _without_xla(model, x, features, exactly)
+    with compilation.promoting_ranks():
+        return _with_xla(fn, model, x, features, exactly)
+
+
+def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | None) -> Any:
+    """Returns what :func:`evaluate` does."""
     given = validation.check_x(x, features=features, finite=False)
     arrays = jax.tree.leaves(model)
     dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)

@@ -201,15 +201,12 @@ class Search(NamedTuple):
         return self.result(state, batch, validation)
 
 
+@io.family
 class Recipe:
     """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
     Numeric options may be traced, the others are static: see :mod:`jtrees.search.options`.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        io.part(cls)
 
     def search(self, task: Task, shape: Any) -> Search:
         """Returns the search for a task and the shape of the features of a (padded) batch; options must be checked.

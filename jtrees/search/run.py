@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import blocking, compilation, io, pytree, sharding, validation as checks
+from jtrees import blocking, compilation, io, processes, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, bucket, checked_table, held_out_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
 from jtrees.description import kind_of
@@ -117,7 +117,6 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 # --- Fit -------------------------------------------------------------------------------------------------------------
 
 
-@compilation.with_xla
 def fit(
     recipe: Recipe,
     x: Any,
@@ -167,8 +166,10 @@ def fit(
       ValueError: naming the argument, what was expected and what came.
       ImportError: if the recipe needs a package that is missing, saying which extra has it.
       FloatingPointError: if the search was not finite.
+      RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
     """
     started = time.monotonic()
+    processes.require_xla("jtrees.fit")
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
@@ -179,7 +180,7 @@ def fit(
             raise ValueError(f"held_out must be 0 with a validation set, got {held_out!r}")
         table, evaluated = table.divided(held_out, key)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
-    with monitor.listening():
+    with compilation.promoting_ranks(), monitor.listening():
         [(result, data, search)] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
     if isinstance(result, FloatingPointError):
         raise result

@@ -32,7 +32,7 @@ def at_step(value: Number, step: Array | int) -> Any:
 
 
 def for_optax() -> Any:
-    """Context of optax's functions, in which floats meet integers, whatever ``jax_numpy_dtype_promotion`` is."""
+    """Context of functions of optax, where floats meet integers: ``jax_numpy_dtype_promotion`` is not for them."""
     return jax.numpy_dtype_promotion("standard")
 
 
