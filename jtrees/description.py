@@ -42,12 +42,14 @@ def _kind(tree: ObliqueTree) -> str:
         return f"axis-aligned, as trees of CART: {each} one column{which}"
     if splits == 1:
         return f"oblique: the only split combines {columns[0]} columns"
-    if _rank(directions) == 1:
-        return f"one direction: all {splits} splits divide one linear score of {columns.max()} columns into intervals"
+    if _count(directions) == 1:
+        all_of = "both" if splits == 2 else f"all {splits}"
+        return f"one direction: {all_of} splits divide one linear score of {columns.max()} columns into intervals"
     oblique = int((columns > 1).sum())
-    which = "all" if oblique == splits else f"{oblique} of the"
-    most = f"up to {columns.max()} columns"
-    return f"oblique: {which} {splits} splits combine several columns, {most}"
+    which = f"{oblique} of the {splits}" if oblique < splits else "both" if splits == 2 else f"all {splits}"
+    along = _count(directions)
+    most = f"up to {columns.max()} columns" + (f", along {along} directions" if along < splits else "")
+    return f"oblique: {which} splits combine several columns, {most}"
 
 
 def count_free(tree: ObliqueTree) -> float:
@@ -81,6 +83,12 @@ def _directions(tree: ObliqueTree) -> np.ndarray:
     largest = np.abs(weights).max(0, initial=0)
     scaled = weights / np.where(largest > 0, largest, 1)
     return scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
+
+
+def _count(directions: np.ndarray) -> int:
+    """Returns the number of different directions, a direction and its opposite being one."""
+    alike = np.abs(directions @ directions.T) > 1 - _PARALLEL**2
+    return int((~np.tril(alike, -1).any(1)).sum())
 
 
 def _rank(directions: np.ndarray) -> int:

@@ -153,9 +153,6 @@ def _fit(options: argparse.Namespace) -> int:
     first, started = None, time.perf_counter()
     if len(y) >= _FEWEST:
         first = _held_out(options, recipe, frame, y, task)
-        print("\n".join([*first.summary(kind_of_model(first.model)), ""]))
-    else:
-        print(f"no verdict: it needs {_FEWEST} rows, of which a tenth is held out\n")
     model = None if first is None else first.model
     if model is None or model.report_.get("ended") != "interrupted":
         left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
@@ -164,9 +161,12 @@ def _fit(options: argparse.Namespace) -> int:
             # The verdict on held-out rows has said so.
             warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
             model.fit(frame.x, y)
+    said = [f"no verdict: it needs {_FEWEST} rows, of which a tenth is held out"]
+    print("\n".join(said if first is None else first.summary(kind_of_model(model))))
+    if first is None or model is not first.model:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {time.perf_counter() - started:.1f} s in all")
     _set_columns(model, frame.remember(model.columns_))
-    print(f"{model.columns_}\n")
+    print(f"\n{model.columns_}\n")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
         print(f"# {kind_of_model(model)}")

@@ -9,6 +9,7 @@ import platform
 import tempfile
 import time
 from typing import Any
+import warnings
 
 import jax
 import matplotlib.pyplot as plt
@@ -18,9 +19,11 @@ import jtrees
 from jtrees import explain, export, io, losses, plotting
 from jtrees.cli.rivals import HeldOut, divided, kind_of_model, quiet
 from jtrees.cli.tables import Frame, Task, targets_of
+from jtrees.data.baselines import BehindBaselineWarning
 
 MAX_TERMS = 5  # of a condition
 _HELD_OUT = 0.25
+_TICKS = 50  # characters of the names of classes that fit below bars
 _PNG = 110  # dots per inch
 
 
@@ -45,7 +48,9 @@ def write_report(
     train, test = divided(y, task, _HELD_OUT, seed)
     x_train, x_test = frame.x.iloc[train], frame.x.iloc[test]
     started = time.perf_counter()
-    model.fit(x_train, y[train])
+    with warnings.catch_warnings():  # the verdict on held-out rows says it better
+        warnings.simplefilter("ignore", BehindBaselineWarning)
+        model.fit(x_train, y[train])
     seconds = time.perf_counter() - started
     model.columns_ = frame.remember(model.columns_)
     model.model_ = model.model_.replace(columns=model.columns_)
@@ -103,11 +108,9 @@ class _Page:
         if self.regression:
             ax.hist(self.y_train, bins=40, color="#4472a8")
         else:
-            ax.bar(
-                self.classes,
-                np.bincount(self.held_out.codes(self.y_train), minlength=len(self.classes)),
-                color="#4472a8",
-            )
+            counts = np.bincount(self.held_out.codes(self.y_train), minlength=len(self.classes))
+            ax.bar(self.classes, counts, color="#4472a8")
+            ax.tick_params(axis="x", rotation=45 if sum(map(len, self.classes)) > _TICKS else 0)
         ax.set(xlabel=self.target, ylabel="rows")
         return ax
 
@@ -258,7 +261,8 @@ def _figure(ax: Any, name: str, *, svg: bool = False) -> str:
     plt.close(ax.figure)
     data = base64.b64encode(stream.getvalue()).decode()
     mime = "image/svg+xml" if svg else "image/png"
-    return f'<div class="wide"><img alt="{html.escape(name)}" src="data:{mime};base64,{data}"></div>'
+    tree = ' class="tree"' if svg else ""  # which keeps its size, for its text to be read, and scrolls
+    return f'<div class="wide"><img{tree} alt="{html.escape(name)}" src="data:{mime};base64,{data}"></div>'
 
 
 _PAGE = """\
@@ -270,14 +274,18 @@ _PAGE = """\
 <link rel="icon" href="data:,">
 <title>@TITLE@</title>
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 64rem; padding: 1rem; color: #222; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 78rem; padding: 1rem; color: #222; }
+p, li { max-width: 50rem; overflow-wrap: anywhere; }
+.verdict { font-size: 1.15rem; font-weight: 600; }
 h1, h2 { line-height: 1.2; }
 h2 { border-bottom: 1px solid #ddd; margin-top: 2.5rem; }
 table { border-collapse: collapse; }
 th, td { border-bottom: 1px solid #ddd; padding: 0.3rem 0.8rem 0.3rem 0; text-align: left; vertical-align: top; }
 .wide, pre { overflow-x: auto; }
 pre { background: #f6f6f4; padding: 0.8rem; font-size: 0.85rem; }
-img { max-width: none; }
+td:first-child { overflow-wrap: anywhere; min-width: 6rem; }
+img { max-width: 100%; }
+img.tree { max-width: none; }
 </style>
 </head>
 <body>

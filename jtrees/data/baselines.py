@@ -99,8 +99,8 @@ class Comparison:
             said = f"whether {name} is better than {_listed(others)} needs held-out rows"
         else:
             said = f"{name} is better than {_listed(others)}"
-        against = [f"{self.losses[other]:.4g} for {_said(other)}" for other in others[:_SAID]]
-        said = f"{said}: {self.measure} {self.losses[own]:.4g}, {_listed(against)}, on {self.where}"
+        against = [f"{_short(self.losses[other])} for {_said(other)}" for other in others[:_SAID]]
+        said = f"{said}: {self.measure} {_short(self.losses[own])}, {_listed(against)}, on {self.where}"
         return said[0].upper() + said[1:]
 
     def warn_if_behind(self, name: str, stacklevel: int = 3) -> None:
@@ -287,6 +287,11 @@ def _charged(task: Task, lost: float, count: float, rows: int) -> float:
     left = 1 - count / rows
     power = 1.0 if task.loss_function.power() == 1 and task.loss_function.link != "exp" else 2.0
     return lost / left**power if left > 0 else np.inf
+
+
+def _short(value: float) -> str:
+    """Returns a number to four digits, a large one without an exponent."""
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _said(name: str) -> str:

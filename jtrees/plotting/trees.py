@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees.leaves.linear import largest_terms, smaller_terms
+from jtrees.leaves.linear import Linear, largest_terms, smaller_terms
 from jtrees.plotting._common import features_of, new_axes, tree_of
 
 _POINTS = 10  # font size
 _WIDTH = 18  # width of the text of a leaf in characters
-_LONGEST = 30  # characters of a line of a condition
-_CHARACTER, _LINE = 0.085, 0.19  # size of a character of this font in inches, at most on average
-_PAD, _BETWEEN, _GAP = 0.25, 0.15, 0.5  # inches within a box, between rows, and between columns
+_LONGEST = 24  # characters of a line of a sum
+_CHARACTER, _LINE = 0.08, 0.19  # size of a character of this font in inches, at most on average
+_PAD, _BETWEEN, _GAP = 0.25, 0.15, 0.4  # inches within a box, between rows, and between columns
 
 
 def plot_tree(
@@ -74,7 +74,8 @@ def plot_tree(
     def leaf_text(leaf: int) -> str:
         shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
         answer = tree.describe_leaf(leaf, names, digits, short=True, **shown)
-        return "\n".join(_filled(text, max_terms) for text in [answer, *rows[leaf]])
+        answer = _terms(answer, max_terms) if isinstance(tree.leaves, Linear) else _filled(answer, max_terms)
+        return "\n".join([answer, *(_filled(text, max_terms) for text in rows[leaf])])
 
     def box_of(node: int, level: int, row: int) -> _Box:
         """Returns the box of a node and those below it; ``row`` is the number of its first row."""
@@ -134,16 +135,16 @@ def _draw(ax: Any, root: _Box) -> None:
         height[box.row] = max(height[box.row], box.size[1])
     left = np.cumsum(width + _GAP) - width - _GAP
     top = np.cumsum(height + _BETWEEN) - height - _BETWEEN
-    x, y = left + width / 2, -(top + height / 2)
+    y = -(top + height / 2)
     halo = _halo()
     for box in boxes:
-        here = x[box.level], y[box.row]
+        here = left[box.level] + box.size[0] / 2, y[box.row]
         for child, label in zip(box.below, (">", "≤"), strict=False):
-            ends = [left[box.level + 1], y[child.row]]
-            turn = [left[box.level] + _PAD, y[child.row]]
+            ends = left[box.level + 1] + _PAD, y[child.row]  # behind the box
+            turn = left[box.level] + _PAD, y[child.row]
             line = np.array([here, ends] if child.row == box.row else [(turn[0], here[1]), turn, ends])
             ax.plot(*line.T, color="0.6", lw=1, zorder=0)
-            at = ends[0] - _GAP / 2, ends[1]
+            at = left[box.level + 1] - _GAP / 2, ends[1]
             label = ax.text(*at, label, fontsize=_POINTS, color="0.3", ha="center", va="center")
             label.set_path_effects([halo])
         _place(ax, here, box.text, "#e4ecf5" if box.below else "#e8f1e4")
@@ -169,6 +170,14 @@ def _cut(line: str) -> str:
     if len(line) <= _LONGEST:
         return line
     return f"{line[: _LONGEST * 2 // 3]}…{line[1 - _LONGEST // 3 :]}"
+
+
+def _terms(text: str, max_terms: int | None) -> str:
+    """Returns a sum with a term a line, its first ones."""
+    lines = [_cut(line) for line in re.split(r"(?<=;) | (?=[-+] )(?![^(\[]*[)\]])", text)]
+    if max_terms is None or len(lines) <= max_terms + 2:
+        return "\n".join(lines)
+    return "\n".join(lines[: max_terms + 2]) + " …"
 
 
 def _filled(text: str, max_terms: int | None) -> str:
