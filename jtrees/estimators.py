@@ -122,7 +122,7 @@ class _Tree(BaseEstimator):
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         if hasattr(X, "columns") and raw:
-            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1)
+            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1 if y else 0)
             targets = [validate_data(self, y=given, **options) for given in y]
             validate_data(self, X, skip_check_array=True, reset=bool(y))  # its columns
             check_consistent_length(frame, *targets)
@@ -131,7 +131,7 @@ class _Tree(BaseEstimator):
             return (frame, *targets) if y else frame
         options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan" if raw else True}
         if not y:
-            return validate_data(self, X, reset=False, **options)
+            return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, **options)
         return read_frame(x) or x, targets
 
@@ -144,7 +144,8 @@ class _Tree(BaseEstimator):
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)
         model = self.model_ if self.columns_ is None else self.model_.model
-        return np.asarray(model.predict(x), np.float64).reshape(len(x), -1)
+        answers = np.asarray(model.predict(x), np.float64)
+        return answers if answers.ndim == 2 else answers[:, None]
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Returns the names of the features of the model: of a raw table, such as ``[heating = gas]``.

@@ -59,7 +59,7 @@ def predict(model: Any, x: Any, *, exactly: Exactly | None = None) -> Any:
 
 def scaled(scaling: Any, x: Any, features: int) -> Any:
     """Returns the scaled samples ``(n, features)`` for the model without scaling."""
-    return x if scaling is None else scaling.transform(validation.check_x(x, features=features))
+    return x if scaling is None else scaling.transform(validation.check_x(x, features=features, rows=0))
 
 
 def evaluate(
@@ -83,7 +83,10 @@ def evaluate(
       ValueError: for another rank or width, or values that are not finite.
     """
     # Finiteness is checked during the evaluation, as a separate check costs more than the tree.
-    given = validation.check_x(x, features=features, finite=False)
+    given = validation.check_x(x, features=features, finite=False, rows=0)
+    if not len(given):  # no program is made for no rows: one row shows the shape and the type
+        one = (jnp if isinstance(given, jax.Array) else np).zeros((1, features), given.dtype)
+        return evaluate(fn, model, one, features=features, exactly=exactly)[:0]
     arrays = jax.tree.leaves(model)
     dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
     if isinstance(given, jax.Array) or any(isinstance(a, jax.core.Tracer) for a in arrays):

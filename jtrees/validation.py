@@ -238,22 +238,24 @@ def check_finite(name: str, array: Any) -> None:
         raise ValueError(f"{name} must be finite, got {int(bad.sum())} NaN or infinite values, the first at {where}")
 
 
-def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
+def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: int = 1) -> Any:
     """Returns checked features as an array ``(n, p)``.
 
     Args:
       x: anything array-like.
       features: required number of columns, or None.
       finite: whether to check for NaN and infinities.
+      rows: smallest number of rows: 0 or 1.
 
     Raises:
-      ValueError: for another rank, no rows or columns, another width, non-numeric or non-finite values.
+      ValueError: for another rank, too few rows or columns, another width, non-numeric or non-finite values.
     """
     x = as_numeric("x", x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (n, p), got shape {x.shape}" + (": use x[:, None]" if x.ndim == 1 else ""))
-    if 0 in x.shape:
-        raise ValueError(f"x must have at least one row and one column, got shape {x.shape}")
+    if len(x) < rows or not x.shape[1]:
+        expected = "at least one row and one column" if rows else "at least one column"
+        raise ValueError(f"x must have {expected}, got shape {x.shape}")
     if features is not None and x.shape[1] != features:
         raise ValueError(f"x must have {features} columns, got {x.shape[1]}")
     if finite:
