@@ -13,6 +13,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
+from jtrees.validation import check_count
+
 STARTS, DATA = "starts", "data"
 
 
@@ -26,9 +28,11 @@ def mesh(starts: int = 1, data: int | None = None) -> Mesh:
     Raises:
       ValueError: unless starts x data is the number of devices.
     """
-    count = jax.device_count()
-    data = count // starts if data is None and starts > 0 else data
-    if data is None or starts < 1 or data < 1 or starts * data != count:
+    count, starts = jax.device_count(), check_count("starts", starts)
+    if data is None and count % starts:
+        raise ValueError(f"starts must divide the number of devices, {count}, got {starts}")
+    data = count // starts if data is None else check_count("data", data)
+    if starts * data != count:
         raise ValueError(f"starts x data must be the number of devices, {count}, got starts={starts}, data={data}")
     return jax.make_mesh((starts, data), (STARTS, DATA), axis_types=(AxisType.Auto, AxisType.Auto))
 
