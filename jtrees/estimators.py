@@ -85,7 +85,7 @@ class _Tree(BaseEstimator):
         recipe = self._recipe()
         numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
-            raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
+            raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         if self.validation_fraction is not None:
@@ -293,7 +293,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
 
     def _task(self, y: np.ndarray) -> Regression:
         if self.quantile is not None and self.loss != "quantile":
-            raise ValueError(f'quantile must be None unless loss is "quantile", got loss={self.loss!r}')
+            raise ValueError(f'quantile must be None unless loss is "quantile", got loss={checks.quoted(self.loss)}')
         loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else named(self.loss)
         return Regression(y.shape[1] if y.ndim > 1 else None, loss)
 

@@ -408,7 +408,7 @@ def _chosen(kernel: str, implementation: str | None, able: bool, x: Array, weigh
     validation.check_choice("implementation", implementation, kernels.IMPLEMENTATIONS)
     if implementation != "xla" and not able:
         raise ValueError(
-            f"implementation={implementation!r}: the kernel {kernel} is for float32, depths to {kernels.DEEPEST}, "
+            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32, depths to {kernels.DEEPEST}, "
             f"sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
             "None takes XLA wherever there is no kernel"
         )

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from pallas_kernels.layout import Layout
 
 IMPLEMENTATIONS = ("xla", "tpu", "triton", "interpret")
-_QUOTED = 80  # characters of a value in a message
 _HELD = 2**19  # numbers of the samples that a program of a gradient may hold: 2 MB
 _PLATFORMS = {"tpu": "tpu", "triton": "cuda", "interpret": "cpu"}  # the interpreter: as far as it is chosen by itself
 
@@ -119,8 +118,8 @@ def config_of(kernel: str, implementation: str | Config | None) -> Config | None
     if implementation is None or isinstance(implementation, Config):
         return implementation
     if implementation not in IMPLEMENTATIONS:
-        names, got = ", ".join(map(repr, IMPLEMENTATIONS)), repr(implementation)[:_QUOTED]
-        raise ValueError(f"implementation must be one of {names}, or None, got {got}")
+        names = ", ".join(map(repr, IMPLEMENTATIONS))
+        raise ValueError(f"implementation must be one of {names}, or None, got {implementation!r:.80}")
     found = _measured(kernel)
     if found is not None and found.config.implementation == implementation:
         return found.config
@@ -239,6 +238,6 @@ _refuse.def_impl(partial(_lower_refusal, None))  # outside of jit nothing is low
 
 def _refused(shapes: list[Any], implementation: str, *_: Any) -> tuple[jax.Array, ...]:
     runs = "a TPU" if implementation == "tpu" else "a CUDA GPU"
-    message = f"implementation={implementation!r} runs on {runs} only; here there are 'xla' and 'interpret'"
+    message = f"implementation={implementation!r:.80} runs on {runs} only; here there are 'xla' and 'interpret'"
     shapes = [(tuple(shape), jnp.dtype(dtype)) for shape, dtype in shapes]
     return tuple(_refuse.bind(shapes=tuple(shapes), message=message))

@@ -18,6 +18,7 @@ from jtrees.search.monitor import Monitor
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
+from jtrees.validation import quoted
 
 _KEPT = 0.85  # part of the terms that a step keeps
 _SHARPNESS = 8.0, 60.0  # of scores of deviation 1, from the first to the last update after a step
@@ -69,7 +70,7 @@ class Sparse(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         base = self.base.search(task, shape)
         if base.tree_leaves is None:
-            raise ValueError(f"base must end in a single tree, got {self.base!r}")
+            raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
         leaves = base.tree_leaves
 
         def finish(result: SearchResult, start: Any, data: Data, *, monitor: Monitor, **of_run: Any) -> Finished:
