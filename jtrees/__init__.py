@@ -21,6 +21,7 @@ from jtrees import (
     validation as validation,
     warmstart as warmstart,
 )
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.ensembles import (
     Bagged as Bagged,
     BestOf as BestOf,
@@ -51,3 +52,4 @@ from jtrees.training import Batch as Batch, Method as Method, train as train
 from jtrees.tree import ObliqueTree as ObliqueTree, Origin as Origin
 
 __version__ = "0.1.0"
+_list_public_names()

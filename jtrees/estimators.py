@@ -86,7 +86,7 @@ class _Tree(BaseEstimator):
         recipe = self._recipe()
         numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
-            raise ValueError(f"recipe must learn from y, got {recipe!r}: give it to jtrees.fit")
+            raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         if self.validation_fraction is not None:
@@ -123,7 +123,7 @@ class _Tree(BaseEstimator):
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         if hasattr(X, "columns") and raw:
-            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1)
+            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1 if y else 0)
             targets = [validate_data(self, y=given, **options) for given in y]
             validate_data(self, X, skip_check_array=True, reset=bool(y))  # its columns
             check_consistent_length(frame, *targets)
@@ -132,7 +132,7 @@ class _Tree(BaseEstimator):
             return (frame, *targets) if y else frame
         options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan" if raw else True}
         if not y:
-            return validate_data(self, X, reset=False, **options)
+            return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, **options)
         return read_frame(x) or x, targets
 
@@ -145,7 +145,8 @@ class _Tree(BaseEstimator):
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)
         model = self.model_ if self.columns_ is None else self.model_.model
-        return np.asarray(model.predict(x), np.float64).reshape(len(x), -1)
+        answers = np.asarray(model.predict(x), np.float64)
+        return answers if answers.ndim == 2 else answers[:, None]
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Returns the names of the features of the model: of a raw table, such as ``[heating = gas]``.
@@ -293,7 +294,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
 
     def _task(self, y: np.ndarray) -> Regression:
         if self.quantile is not None and self.loss != "quantile":
-            raise ValueError(f'quantile must be None unless loss is "quantile", got loss={self.loss!r}')
+            raise ValueError(f'quantile must be None unless loss is "quantile", got loss={checks.quoted(self.loss)}')
         loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else named(self.loss)
         return Regression(y.shape[1] if y.ndim > 1 else None, loss)
 

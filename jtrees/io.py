@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import processes, sharding, validation
+from jtrees import processes, sharding
+from jtrees.validation import quoted, quoted_list
 
 FORMAT = 1
 _CLASSES: dict[str, type] = {}  # by name: classes that may be part of a file
@@ -166,7 +167,7 @@ def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any
         model, report = what.model_, what.report_
         feature_names = getattr(what, "feature_names_in_", None) if feature_names is None else feature_names
     else:
-        raise ValueError(f"what must be one of {', '.join(_kinds())}, got {kind}")
+        raise ValueError(f"what must be one of {quoted_list(_kinds())}, got {kind}")
     if feature_names is not None:
         contents["feature_names"] = [str(name) for name in feature_names]
         if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
@@ -239,7 +240,7 @@ def _listed(named: dict[str, Any]) -> str:
 def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
     """Returns the encoded parameters and attributes by name."""
     if not hasattr(estimator, "model_"):
-        raise ValueError(f"what must be fitted to be saved, got {estimator!r} before its fit")
+        raise ValueError(f"what must be fitted to be saved, got {quoted(estimator)} before its fit")
     try:
         attributes = [[name, _encoded(value, f".{name}", arrays)] for name, value in vars(estimator).items()]
     except ValueError as error:
@@ -275,14 +276,14 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
         return items if type(value) is list else {"tuple": items}
     if type(value) is dict:
         if bad := [key for key in value if type(key) not in (str, int)]:
-            raise ValueError(f"{where or 'it'} must have names or numbers as keys to be saved, got {bad[0]!r}")
-        return {"dict": [[key, _encoded(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]}
+            raise ValueError(f"{where or 'it'} must have names or numbers as keys to be saved, got {quoted(bad[0])}")
+        return {"dict": [[key, _encoded(item, f"{where}[{key!r:.80}]", arrays)] for key, item in value.items()]}
     name = name_of(type(value))
     if (known := _class_of(name)) is not type(value):
         instead = "numbers, text, arrays, lists, tuples and dicts of these can be"
         if known is not None:
             instead = f"{name} was defined again since: make it anew"
-        raise ValueError(f"{where or 'it'} cannot be saved: {validation.quoted(value)}: {instead}")
+        raise ValueError(f"{where or 'it'} cannot be saved: {quoted(value)}: {instead}")
     names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
     return {"class": name, "fields": {n: _encoded(getattr(value, n), f"{where}.{n}", arrays) for n in names}}
 
@@ -302,7 +303,7 @@ def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
     elif dtype_kind in "OSU":
         array = array.astype(str) if dtype_kind == "O" else array
         if (kind == "scalar" and len(value) != len(array.item())) or (dtype_kind == "O" and (array != value).any()):
-            instead = f"{value!r}, of whose text NumPy cuts off null characters at the end: make it a str"
+            instead = f"{quoted(value)}, of whose text NumPy cuts off null characters at the end: make it a str"
     elif dtype_kind == "V" and jnp.issubdtype(array.dtype, np.number):  # such as bfloat16, not in NumPy's format
         array = array.view(f"u{array.dtype.itemsize}")
     elif dtype_kind not in "biufcmM":
@@ -347,9 +348,9 @@ def _header(path: Path) -> dict[str, Any]:
         contents = json.loads(archive.read("header.json"))
         version, kind = contents["format"], contents["kind"]
     if version != FORMAT:
-        raise ValueError(f"{path} is of format {version!r}; this release reads format {FORMAT}")
+        raise ValueError(f"{path} is of format {quoted(version)}; this release reads format {FORMAT}")
     if kind not in _kinds():
-        raise ValueError(f"{path} holds a {kind!r}, which this release does not know")
+        raise ValueError(f"{path} holds a {quoted(kind)}, which this release does not know")
     return contents
 
 

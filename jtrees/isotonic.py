@@ -76,7 +76,9 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
     if size(q) * size(1.0 if weight is None else weight) > limit:
         raise ValueError(f"q must be within +-{limit:.2g} in {work.name}, times its weight too, or its sums overflow")
     if not validation.is_traced(penalty) and not float(jnp.finfo(work).tiny) <= float(penalty) <= limit:
-        raise ValueError(f"penalty must be a normal number of {work.name} up to {limit:.2g}, got {penalty}")
+        raise ValueError(
+            f"penalty must be a normal number of {work.name} up to {limit:.2g}, got {validation.quoted(penalty)}"
+        )
     cast = lambda given: jnp.asarray(given).astype(work)
     return q.dtype, cast(q), cast(penalty), None if weight is None else cast(weight)
 
@@ -338,7 +340,10 @@ def _checked_parent(parent: Any, nodes: int) -> np.ndarray:
         raise ValueError(f"targets must have 2**(depth + 1) - 1 entries unless parent is given, got {nodes}")
     above = np.asarray((np.arange(nodes) - 1) // 2 if parent is None else parent)
     if above.shape != (nodes,) or above.dtype.kind not in "iu" or (above < -1).any() or (above >= nodes).any():
-        raise ValueError(f"parent must hold a number from -1 to {nodes - 1} for each of {nodes} nodes, got {parent!r}")
+        raise ValueError(
+            f"parent must hold a number from -1 to {nodes - 1} for each of {nodes} nodes, "
+            f"got {validation.quoted(parent)}"
+        )
     climbing = above
     for _ in range(nodes.bit_length()):  # pointer doubling: then every path has ended, or there is a cycle
         climbing = np.where(climbing >= 0, climbing[climbing], -1)

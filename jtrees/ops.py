@@ -63,7 +63,7 @@ def soft(
       leaf_values: what the leaves hold.
       x: samples.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores.
-      implementation: XLA or a kernel: see above.
+      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
@@ -100,7 +100,7 @@ def path_sum(
       x: samples.
       window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`, for which all scores are
         computed and kept, so that a kernel is used only if it is asked for.
-      implementation: XLA or a kernel: see above.
+      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, *fixed: Array) -> Array:
@@ -135,7 +135,8 @@ def hard(
       weights: split weights.
       bias: split biases.
       x: samples.
-      implementation: XLA or a kernel, which scores all nodes: see above.
+      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
+        A kernel scores all nodes.
 
     Returns:
       Leaf numbers from 0, int32, ``(n,)``.
@@ -219,7 +220,7 @@ def ensemble(
       x: samples.
       gamma: width of the uncertain region of a score.
       width: room for paths, where XLA does it.
-      implementation: XLA or a kernel: see above.
+      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
@@ -281,7 +282,8 @@ def expected_loss(
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. But for
         sigmoids its gradient is found by automatic differentiation, block by block too.
-      implementation: XLA or a kernel: see above. There are kernels for both names, and for leaves that hold values or
+      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
+        There are kernels for both names, and for leaves that hold values or
         logits and have losses of their own.
 
     Returns:
@@ -442,7 +444,7 @@ def _chosen(kernel: str, implementation: str | None, able: bool, x: Array, weigh
     validation.check_choice("implementation", implementation, kernels.IMPLEMENTATIONS)
     if implementation != "xla" and not able:
         raise ValueError(
-            f"implementation={implementation!r}: the kernel {kernel} is for float32, depths to {kernels.DEEPEST}, "
+            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32, depths to {kernels.DEEPEST}, "
             f"sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
             "None takes XLA wherever there is no kernel"
         )

@@ -60,7 +60,7 @@ def predict(model: Any, x: Any, *, exactly: Exactly | None = None) -> Any:
 
 def scaled(scaling: Any, x: Any, features: int) -> Any:
     """Returns the scaled samples ``(n, features)`` for the model without scaling."""
-    return x if scaling is None else scaling.transform(validation.check_x(x, features=features))
+    return x if scaling is None else scaling.transform(validation.check_x(x, features=features, rows=0))
 
 
 def evaluate(
@@ -92,7 +92,10 @@ def evaluate(
 
 def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | None) -> Any:
     """Returns what :func:`evaluate` does."""
-    given = validation.check_x(x, features=features, finite=False)
+    given = validation.check_x(x, features=features, finite=False, rows=0)
+    if not len(given):  # no program is made for no rows: one row shows the shape and the type
+        one = (jnp if isinstance(given, jax.Array) else np).zeros((1, features), given.dtype)
+        return _with_xla(fn, model, one, features, exactly)[:0]
     arrays = jax.tree.leaves(model)
     dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
     if isinstance(given, jax.Array) or any(isinstance(a, jax.core.Tracer) for a in arrays):

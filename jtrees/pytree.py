@@ -62,7 +62,7 @@ def dataclass(cls: Any = None, /, **options: Any) -> Any:
 
     def from_state(one: Any, state: dict[str, Any]) -> Any:
         if set(state) != set(children):
-            raise ValueError(f"the state of {cls.__name__} must have {sorted(children)}, got {sorted(state)}")
+            raise ValueError(f"the state of {cls.__name__} must have {sorted(children)}, got {sorted(state)!s:.80}")
         values = {n: serialization.from_state_dict(getattr(one, n), state[n], name=n) for n in children}
         return dataclasses.replace(one, **values)
 

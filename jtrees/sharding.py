@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from jtrees import processes
+from jtrees.validation import check_count, quoted, quoted_list
 
 STARTS, DATA = "starts", "data"
 
@@ -28,10 +29,13 @@ def mesh(starts: int = 1, data: int | None = None) -> Mesh:
     Raises:
       ValueError: unless starts x data is the number of devices.
     """
-    count = jax.device_count()
-    data = count // starts if data is None and starts > 0 else data
-    if data is None or starts < 1 or data < 1 or starts * data != count:
-        raise ValueError(f"starts x data must be the number of devices, {count}, got starts={starts}, data={data}")
+    count, starts = jax.device_count(), check_count("starts", starts)
+    if data is None and count % starts:
+        raise ValueError(f"starts must divide the number of devices, {count}, got {quoted(starts)}")
+    data = count // starts if data is None else check_count("data", data)
+    if starts * data != count:
+        got = f"starts={quoted(starts)}, data={quoted(data)}"
+        raise ValueError(f"starts x data must be the number of devices, {count}, got {got}")
     return jax.make_mesh((starts, data), (STARTS, DATA), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
@@ -91,7 +95,7 @@ def parts(n: int | None = None) -> int:
     if DATA not in context.axis_names or DATA in context.manual_axes:
         return 1
     if DATA in context.explicit_axes:
-        raise ValueError(f"the axis data must be automatic, as jtrees.sharding.mesh makes it, got {context}")
+        raise ValueError(f"the axis data must be automatic, as jtrees.sharding.mesh makes it, got {quoted(context)}")
     size = context.shape[DATA]
     return size if n is None or n % size == 0 else 1
 
@@ -167,8 +171,9 @@ def _without_data() -> bool:
 def _check_rows(tree: Any, shares: int, of: str) -> None:
     lengths = sorted({np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(tree)})
     if len(lengths) > 1:
-        raise ValueError(f"arrays must have one row for each sample, got lengths {lengths}")
+        raise ValueError(f"arrays must have one row for each sample, got lengths {quoted_list(lengths)}")
     if any(n % shares for n in lengths):
         raise ValueError(
-            f"rows must be a multiple of {shares}, {of}: leave some out, or add some of weight 0; got {lengths}"
+            f"rows must be a multiple of {shares}, {of}: leave some out, or add some of weight 0; "
+            f"got {quoted_list(lengths)}"
         )

@@ -85,7 +85,7 @@ class Regression(_OfLoss):
             checks.check_count("outputs", self.outputs)
         object.__setattr__(self, "loss_function", named(self.loss_function))
         if self.outputs is not None and self.loss_function.outputs is not None:
-            raise ValueError(f"outputs must be None for {self.loss_function}, got {self.outputs}")
+            raise ValueError(f"outputs must be None for {self.loss_function}, got {checks.quoted(self.outputs)}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -198,12 +198,13 @@ class Classification(_OfLoss):
         checks.check_count("classes", self.classes, minimum=2)
         object.__setattr__(self, "loss_function", named(self.loss_function))
         if not isinstance(self.loss_function, (losses.LogLoss, losses.OwnLoss)):
-            raise ValueError(f"loss_function must be LogLoss or a function, got {self.loss_function}")
+            raise ValueError(f"loss_function must be LogLoss or a function, got {checks.quoted(self.loss_function)}")
         if self.class_weight is not None:
             weights = np.asarray(self.class_weight, np.float64)
             if weights.shape != (self.classes,) or not (np.isfinite(weights) & (weights > 0)).all():
                 raise ValueError(
-                    f"class_weight must be {self.classes} numbers above 0, one a class, got {self.class_weight!r}"
+                    f"class_weight must be {self.classes} numbers above 0, one a class, "
+                    f"got {checks.quoted(self.class_weight)}"
                 )
             object.__setattr__(self, "class_weight", tuple(weights.tolist()))
 
@@ -400,7 +401,9 @@ Task = Regression | Classification | Policy
 def check_log_loss(task: Task) -> None:
     """Raises ``ValueError`` for classes with a user-defined loss, which class frequencies in leaves do not minimise."""
     if isinstance(task, Classification) and not task.in_units:
-        raise ValueError(f"loss_function must be LogLoss here, got {task}: DGT, LatentTree and TEL take functions")
+        raise ValueError(
+            f"loss_function must be LogLoss here, got {checks.quoted(task)}: DGT, LatentTree and TEL take functions"
+        )
 
 
 def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]:

@@ -27,7 +27,11 @@ def quoted(value: Any) -> str:
       >>> jtrees.validation.quoted("a name with  spaces ")
       "'a name with  spaces '"
     """
-    text = repr(value) if isinstance(value, str) else " ".join(repr(value).split())
+    try:
+        text = repr(value)
+    except Exception:  # such as of an integer of more than 4300 digits
+        return f"a value of type {type(value).__name__}"
+    text = text if isinstance(value, str) else " ".join(text.split())
     if len(text) <= _LONGEST:
         return text
     closing = text[-1] if isinstance(value, str) else ""
@@ -60,9 +64,9 @@ def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
     try:
         value = operator.index(depth)
     except TypeError:
-        raise ValueError(f"{name} must be a whole number from 1 to {most}, got {depth!r}") from None
+        raise ValueError(f"{name} must be a whole number from 1 to {most}, got {quoted(depth)}") from None
     if not 1 <= value <= most:
-        raise ValueError(f"{name} must be from 1 to {most}, got {value}")
+        raise ValueError(f"{name} must be from 1 to {most}, got {quoted(value)}")
     return value
 
 
@@ -71,11 +75,11 @@ def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None
     try:
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+        raise ValueError(f"{name} must be a whole number, got {quoted(value)}") from None
     if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+        raise ValueError(f"{name} must be at least {minimum}, got {quoted(number)}")
     if most is not None and number > most:
-        raise ValueError(f"{name} must be at most {most}, the limit of 32-bit sizes and counters, got {number}")
+        raise ValueError(f"{name} must be at most {most}, the limit of 32-bit sizes and counters, got {quoted(number)}")
     return number
 
 
@@ -88,7 +92,7 @@ def check_key(key: Any) -> None:
     dtype = getattr(key, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_key and not (dtype == np.uint32 and key.shape[-1:] == (2,)):
-        raise ValueError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
+        raise ValueError(f"key must be a random key, such as jax.random.key(0), got {quoted(key)}")
     if shape := key.shape if is_key else key.shape[:-1]:
         raise ValueError(f"key must be one random key, got keys of shape {shape}: choose one, such as key[0]")
 
@@ -102,7 +106,7 @@ def check_positive(name: str, value: Any) -> None:
 def check_number(name: str, value: Any) -> None:
     """Checks for a finite number above zero, or an array of them, but no schedule; traced values pass."""
     if not is_traced(value) and (callable(value) or not _is_numeric(value)):
-        raise ValueError(f"{name} must be a number above 0, got {value!r}")
+        raise ValueError(f"{name} must be a number above 0, got {quoted(value)}")
     _check_values(name, value, lambda number: number > 0, "finite and above 0")
 
 
@@ -110,7 +114,7 @@ def check_seconds(value: Any) -> None:
     """Checks ``max_seconds``: one finite number above zero."""
     check_number("max_seconds", value)
     if np.ndim(value):
-        raise ValueError(f"max_seconds must be one number above 0, got {value!r}")
+        raise ValueError(f"max_seconds must be one number above 0, got {quoted(value)}")
 
 
 def check_not_negative(name: str, value: Any) -> None:
@@ -130,7 +134,7 @@ def _check_values(name: str, value: Any, holds: Callable[[np.ndarray], Any], exp
         return
     number = np.asarray(value)  # jax would trace a comparison within a program
     if not _is_numeric(number) or not np.all(np.isfinite(number)) or not np.all(holds(number)):
-        raise ValueError(f"{name} must be {expected}, got {value!r}")
+        raise ValueError(f"{name} must be {expected}, got {quoted(value)}")
 
 
 def _is_numeric(value: Any) -> bool:
@@ -143,13 +147,13 @@ def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "")
     """Checks for one of the choices by name; ``other`` names alternatives in the message."""
     if not isinstance(value, str) or value not in choices:
         expected = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
-        raise ValueError(f"{name} must be one of {expected}, got {value!r}")
+        raise ValueError(f"{name} must be one of {expected}, got {quoted(value)}")
 
 
 def check_flag(name: str, value: Any) -> bool:
     """Returns True or False, checked."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
+        raise ValueError(f"{name} must be True or False, got {quoted(value)}")
     return bool(value)
 
 
@@ -190,9 +194,9 @@ def _not_a_number(array: Any, values: np.ndarray) -> str:
             break
     odd = values[where]
     if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or the like
-        return f"{odd!r} in column {str(array.columns[where[1]])!r}{_repair(odd)}"
-    others = f"{values.flat[0]!r} and others, such as " if any(where) else ""
-    return f"{others}{odd!r}{f' at {where}' if where else ''}{_repair(odd)}"
+        return f"{quoted(odd)} in column {quoted(str(array.columns[where[1]]))}{_repair(odd)}"
+    others = f"{quoted(values.flat[0])} and others, such as " if any(where) else ""
+    return f"{others}{quoted(odd)}{f' at {where}' if where else ''}{_repair(odd)}"
 
 
 def _repair(value: Any) -> str:
@@ -238,22 +242,24 @@ def check_finite(name: str, array: Any) -> None:
         raise ValueError(f"{name} must be finite, got {int(bad.sum())} NaN or infinite values, the first at {where}")
 
 
-def check_x(x: Any, *, features: int | None = None, finite: bool = True) -> Any:
+def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: int = 1) -> Any:
     """Returns checked features as an array ``(n, p)``.
 
     Args:
       x: anything array-like.
       features: required number of columns, or None.
       finite: whether to check for NaN and infinities.
+      rows: smallest number of rows: 0 or 1.
 
     Raises:
-      ValueError: for another rank, no rows or columns, another width, non-numeric or non-finite values.
+      ValueError: for another rank, too few rows or columns, another width, non-numeric or non-finite values.
     """
     x = as_numeric("x", x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (n, p), got shape {x.shape}" + (": use x[:, None]" if x.ndim == 1 else ""))
-    if 0 in x.shape:
-        raise ValueError(f"x must have at least one row and one column, got shape {x.shape}")
+    if len(x) < rows or not x.shape[1]:
+        expected = "at least one row and one column" if rows else "at least one column"
+        raise ValueError(f"x must have {expected}, got shape {x.shape}")
     if features is not None and x.shape[1] != features:
         raise ValueError(f"x must have {features} columns, got {x.shape[1]}")
     if finite:
@@ -271,7 +277,7 @@ def check_weight(sample_weight: Any, n: int) -> Any:
     check_finite("sample_weight", weight)
     values = np.asarray(weight)
     if (values < 0).any():
-        raise ValueError(f"sample_weight must not be negative, got {values.min()!r}")
+        raise ValueError(f"sample_weight must not be negative, got {quoted(values.min())}")
     if not (values > 0).any():
         raise ValueError("sample_weight must not be zero everywhere")
     return weight
@@ -298,7 +304,7 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
         check_finite("y", y)
     odd = y if y.dtype.kind not in "biuf" else y[y != np.floor(y)] if y.dtype.kind == "f" else y[:0]
     if len(odd):
-        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {odd[0]!r}: {encode}")
+        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {quoted(odd[0])}: {encode}")
     present = np.unique(y)
     least, most = int(present[0]), int(present[-1])
     if least < 0 or (classes is not None and most >= classes):
@@ -329,12 +335,15 @@ def label_array(y: Any) -> tuple[np.ndarray, str]:
         return labels, ""
     for i, label in enumerate(labels):
         if is_missing(label):
-            return labels, f"{label!r} in row {i}: leave rows without a label out"
+            return labels, f"{quoted(label)} in row {i}: leave rows without a label out"
     if all(isinstance(label, (int, float, np.number, np.bool_)) for label in labels):
         return np.array(labels.tolist()), ""
     for i, label in enumerate(labels):
         if not isinstance(label, type(labels[0])) and not isinstance(labels[0], type(label)):
-            return labels, f"{labels[0]!r} and {label!r} (in row {i}): make labels one type, then encode them"
+            return (
+                labels,
+                f"{quoted(labels[0])} and {quoted(label)} (in row {i}): make labels one type, then encode them",
+            )
     return labels, ""
 
 
@@ -357,7 +366,7 @@ def check_targets(y: Any, n: int) -> Any:
         column = int(np.argmax(constant))
         which = "" if y.ndim == 1 else f" in column {column}"
         value = float(columns[0, column])
-        raise ValueError(f"y must take at least two values to learn from, got {value!r} in every row{which}")
+        raise ValueError(f"y must take at least two values to learn from, got {quoted(value)} in every row{which}")
     return y
 
 

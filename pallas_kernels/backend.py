@@ -1,8 +1,7 @@
 """Which implementations there are, how large their blocks are, and how a kernel is started on each.
 
 All kernels are one body in the subset that every backend of Pallas has: products, elementwise work, sums, loops. What
-differs, the compiler's parameters and the sizes, is here. Mosaic GPU (``"mosaic_gpu"``) is a place kept free: its
-bodies move their own data, and want a GPU to be written on.
+differs, the compiler's parameters and the sizes, is here.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.layout import Layout
 
-IMPLEMENTATIONS = ("xla", "tpu", "triton", "mosaic_gpu", "interpret")
+IMPLEMENTATIONS = ("xla", "tpu", "triton", "interpret")
 _HELD = 2**19  # numbers of the samples that a program of a gradient may hold: 2 MB
 _PLATFORMS = {"tpu": "tpu", "triton": "cuda", "interpret": "cpu"}  # the interpreter: as far as it is chosen by itself
 
@@ -115,16 +114,12 @@ def config_of(kernel: str, implementation: str | Config | None) -> Config | None
 
     Raises:
       ValueError: for an unknown implementation.
-      NotImplementedError: for one that is not written.
     """
     if implementation is None or isinstance(implementation, Config):
         return implementation
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)} or None, got {implementation!r}")
-    if implementation == "mosaic_gpu":
-        raise NotImplementedError(
-            "implementation='mosaic_gpu' is not written yet; on a GPU there are 'triton' and 'xla'"
-        )
+        names = ", ".join(map(repr, IMPLEMENTATIONS))
+        raise ValueError(f"implementation must be one of {names}, or None, got {implementation!r:.80}")
     found = _measured(kernel)
     if found is not None and found.config.implementation == implementation:
         return found.config
@@ -243,6 +238,6 @@ _refuse.def_impl(partial(_lower_refusal, None))  # outside of jit nothing is low
 
 def _refused(shapes: list[Any], implementation: str, *_: Any) -> tuple[jax.Array, ...]:
     runs = "a TPU" if implementation == "tpu" else "a CUDA GPU"
-    message = f"implementation={implementation!r} runs on {runs} only; here there are 'xla' and 'interpret'"
+    message = f"implementation={implementation!r:.80} runs on {runs} only; here there are 'xla' and 'interpret'"
     shapes = [(tuple(shape), jnp.dtype(dtype)) for shape, dtype in shapes]
     return tuple(_refuse.bind(shapes=tuple(shapes), message=message))

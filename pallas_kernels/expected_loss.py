@@ -59,10 +59,13 @@ def expected_loss(
     x, weights, bias, leaves = checked(x, weights, bias, leaves)
     n, k = x.shape[0], leaves.shape[1]
     if loss not in ("squared", "log") or route not in ROUTES:
-        raise ValueError(f"loss must be squared or log, route one of {', '.join(ROUTES)}, got {loss!r} and {route!r}")
+        said = f"loss must be 'squared' or 'log', route one of {', '.join(map(repr, ROUTES))}"
+        raise ValueError(f"{said}, got {loss!r:.80} and {route!r:.80}")
     y = jnp.asarray(y)
     if y.shape != ((n, k) if loss == "squared" else (n,)):
-        raise ValueError(f"y must be {(n, k) if loss == 'squared' else (n,)} for loss={loss!r}, got shape {y.shape}")
+        raise ValueError(
+            f"y must be {(n, k) if loss == 'squared' else (n,)} for loss={loss!r:.80}, got shape {y.shape}"
+        )
     share = jnp.full(n, 1 / n, jnp.float32) if share is None else jnp.asarray(share, jnp.float32)
     if share.shape != (n,):
         raise ValueError(f"share must be ({n},), got shape {share.shape}")

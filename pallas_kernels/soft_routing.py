@@ -56,7 +56,7 @@ def soft_routing(
     """
     x, weights, bias, leaves = checked(x, weights, bias, leaves)
     if route not in ROUTES:
-        raise ValueError(f"route must be one of {', '.join(ROUTES)}, got {route!r}")
+        raise ValueError(f"route must be one of {', '.join(map(repr, ROUTES))}, got {route!r:.80}")
     weights, bias = scale * weights, scale * bias
     if (config := config_of(NAME, implementation)) is None:
         return reference(x, weights, bias, leaves, route)

@@ -30,7 +30,7 @@ class OneSplit(jtrees.Recipe):
     """
 
     def search(self, task, shape):
-        def prepare(batch, *, key):
+        def prepare(batch, *, key, monitor=None):
             return jnp.asarray(without_padding(batch).weight.sum(), jnp.float32)
 
         def init(start, batch, *, key):

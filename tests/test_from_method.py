@@ -75,5 +75,5 @@ def test_bad_options_are_refused_by_name(options, message):
 
 @pytest.mark.parametrize("kind", [dict, FrozenDict])
 def test_unknown_options(kind):
-    with pytest.raises(ValueError, match=f"options of {kind.__name__} are alpha, got 'beta'"):
+    with pytest.raises(ValueError, match="options by name are 'alpha', got 'beta'"):
         jtrees.tune(RECIPE.replace(options=kind(alpha=1.0)), X, Y, key=KEY, grid={"options__beta": (1.0,)})

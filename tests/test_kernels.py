@@ -349,8 +349,12 @@ def test_refused_where_it_cannot_run(implementation):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"implementation": "cuda"}, ValueError, "implementation must be one of xla, .*got 'cuda'"),
-        ({"implementation": "mosaic_gpu"}, NotImplementedError, "not written yet"),
+        ({"implementation": "cuda"}, ValueError, "implementation must be one of 'xla', .*got 'cuda'"),
+        (
+            {"implementation": "mosaic_gpu"},
+            ValueError,
+            "implementation must be one of 'xla', 'tpu', 'triton', 'interpret'",
+        ),
         ({"route": "linear"}, ValueError, "route must be one of sigmoid, .*got 'linear'"),
         ({"x": jnp.ones(3)}, ValueError, r"x must be \(n, p\)"),
         ({"x": jnp.ones((3, 2), jnp.int32)}, ValueError, "x must be float32 or bfloat16, got int32"),

@@ -182,7 +182,9 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data, monkeypatch):
     state, _ = run._init(recipe, table.task, None, batch, jax.random.split(KEY, 3)[1])
     rounds, real, params = recipe.search(table.task, x.shape).rounds, without_padding(validation), [state.params]
     for i in range(rounds.count):
-        state, *_ = run._round(recipe, table.task, jnp.int32(i), state, batch, validation)
+        state, *_ = run._round(
+            recipe, table.task, (jnp.int32(i), jnp.int32(0), jnp.int32(256)), state, batch, validation
+        )
         params.append(state.params)
     assert len(params) == 13
     losses, normalised = [], []

@@ -4,8 +4,10 @@ import ast
 from importlib import metadata
 import inspect
 from pathlib import Path
+import pydoc
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import jaxtyping
@@ -71,3 +73,19 @@ def test_modules_have_docstrings():
 def test_shapes_in_signatures_are_checked_in_these_tests():
     with pytest.raises(jaxtyping.TypeCheckError):
         jtrees.routing.leaf_probabilities(jnp.ones(3, jnp.int32))
+
+
+def test_help_of_every_package_lists_its_public_names():
+    """Those that its module imports under their own names, and those that it defines."""
+    for name, module in sorted(sys.modules.items()):
+        if not (name.partition(".")[0] == "jtrees" and hasattr(module, "__path__")) or name == "jtrees.cli":
+            continue
+        tree = ast.parse(Path(module.__file__).read_text())
+        imports = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+        public = {alias.name for alias in imports if alias.asname == alias.name}
+        defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        modules = {one for one in public if isinstance(getattr(module, one), types.ModuleType)}
+        assert set(module.__all__) >= (public | defined) - modules, name
+        assert not {"Any", "NamedTuple", "np", "jax"} & set(module.__all__)
+    told = pydoc.render_doc(jtrees.routing)
+    assert "path_violations" in told and "smooth_step(" in told

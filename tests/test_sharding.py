@@ -45,6 +45,14 @@ def test_meshes_that_do_not_fit(data):
     count = jax.device_count()
     with pytest.raises(ValueError, match=f"starts x data must be the number of devices, {count}, got starts=2, data="):
         sharding.mesh(2, count)
+    with pytest.raises(ValueError, match=rf"^starts must divide the number of devices, {count}, got {count + 1}$"):
+        sharding.mesh(starts=count + 1)
+    for starts, others, message in (
+        (0, None, "starts must be at least 1, got 0"),
+        (1, "all", "data must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sharding.mesh(starts, others)
     with pytest.raises(ValueError, match="a mesh with the axis data must be in context"):
         sharding.join_rows(data)
     with (

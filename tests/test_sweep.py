@@ -222,13 +222,15 @@ def test_runs_that_do_not_fit_into_memory_are_split(monkeypatch):
 
 def time_for(monkeypatch, batches):
     """The time is up after so many batches of runs."""
-    left = itertools.chain([True] * (batches - 1), itertools.repeat(False))
+    real, done = run.run_rounds, itertools.count(1)
 
-    def has_time(monitor):
-        monitor.ended = "finished" if (there_is := next(left)) else "max_seconds"
-        return there_is
+    def run_rounds(*args, **options):
+        found = real(*args, **options)
+        [watched] = [arg for arg in args if isinstance(arg, Monitor)]
+        watched.ended = "max_seconds" if next(done) >= batches else "finished"
+        return found
 
-    monkeypatch.setattr(Monitor, "has_time", has_time)
+    monkeypatch.setattr(run, "run_rounds", run_rounds)
 
 
 def test_an_interrupted_sweep_keeps_its_fits(monkeypatch):
@@ -251,7 +253,7 @@ def test_a_sweep_that_ended_before_any_combination_had_its_folds(monkeypatch):
 
 BOTH = [
     *(({"grid": grid}, "grid must hold values by name") for grid in ({}, {"depth": ()}, {"depth": 3}, [3])),
-    ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are depth, epochs, .*, got 'deep'"),
+    ({"grid": {"deep": (1, 2)}}, "grid: options of DGT are 'depth', 'epochs', .* more, got 'deep': write 'depth'"),
     ({"grid": {"base__depth": (1, 2)}}, "grid: options of DGT are .*, got 'base'"),
     ({"grid": {"depth": (1, "two")}}, "depth must be a whole number from 1 to 16, got 'two'"),
     ({"grid": {"depth": (1, 99)}}, "depth must be from 1 to 16, got 99"),
@@ -270,6 +272,17 @@ BOTH = [
 OF_SWEEP = [
     *(({"samples": samples, "grid": None}, "samples must hold combinations") for samples in ([], [3])),
     ({"samples": [{"deep": 3}], "grid": None}, "samples: options of DGT are "),
+    (
+        {"recipe": jtrees.Bagged(jtrees.Sparse(jtrees.GET(depth=2))), "grid": {"starts": (1, 2)}},
+        "grid: options of Bagged are .*, got 'starts': write 'base__base__starts'",
+    ),
+    (
+        {
+            "recipe": jtrees.FromMethod(make=partial(jtrees.methods.get, 1), options={"alpha": 4.0}),
+            "grid": {"alpha": (1,)},
+        },
+        "grid: options of FromMethod are .*, got 'alpha': write 'options__alpha'",
+    ),
     ({"samples": [{"depth": 3}]}, "grid and samples exclude each other"),
     ({"seeds": 0}, "seeds must be"),
     ({"seeds": ()}, "seeds must hold at least one seed"),

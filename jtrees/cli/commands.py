@@ -194,7 +194,7 @@ def _held_out(options: argparse.Namespace, recipe: jtrees.Recipe, frame: Frame, 
 
 def _predict(options: argparse.Namespace) -> int:
     model = _loaded(options.model)
-    x = _rows(model, options)
+    x = _rows(model, options, fewest=0)
     columns = {"prediction": model.predict(x)}
     if np.ndim(columns["prediction"]) == 2:
         columns = {f"prediction {i}": column for i, column in enumerate(np.transpose(columns["prediction"]))}
@@ -386,7 +386,7 @@ def _loaded(path: Path) -> Any:
     return model
 
 
-def _rows(model: Any, options: argparse.Namespace) -> pd.DataFrame:
+def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFrame:
     """Returns the columns of a table that a model was fitted to, in its order; unused ones may be missing.
 
     Raises:
@@ -406,7 +406,7 @@ def _rows(model: Any, options: argparse.Namespace) -> pd.DataFrame:
     names = list(getattr(model, "feature_names_in_", described))
     if absent := [name for name in names if name not in table and not isinstance(described.get(name), LeftOut)]:
         raise DataError(f"{options.table} must have the columns of the model, got none called {absent[0]!r}")
-    if not len(table):
+    if len(table) < fewest:
         raise DataError(f"{options.table} has no rows")
     return table.reindex(columns=names) if names else table
 

@@ -122,7 +122,7 @@ class Columns:
             another type than those of the training rows.
         """
         wanted = {name: column.wanted for name, column in self._used.items()}
-        frame = self._found(_read(x, wanted if self.named else None))
+        frame = self._found(_read(x, wanted if self.named else None, rows=0))
         self._warn_of_gaps(frame)
         self._warn_of_levels(frame)
         return np.column_stack([self.columns[name].encode(raw) for name, raw in frame.columns.items()])
@@ -278,12 +278,12 @@ class Columns:
         return "\n".join(f"{name}: {what}" for name, what in self.described().items())
 
 
-def _read(x: Any, wanted: Mapping[str, Any] | None = None) -> Frame:
-    """Returns the raw table of a DataFrame or any array of numbers."""
+def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1) -> Frame:
+    """Returns the raw table of a DataFrame or any array of numbers, of at least so many rows."""
     frame = read_frame(x, wanted)
     if frame is not None:
         return frame
-    values = np.asarray(checks.check_x(x), np.float64)
+    values = np.asarray(checks.check_x(x, rows=rows), np.float64)
     return Frame({f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values.T)}, named=False)
 
 

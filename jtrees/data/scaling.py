@@ -12,6 +12,7 @@ from jtrees.data.table import Table, bucket
 from jtrees.leaves import refit_hierarchical
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
+from jtrees.validation import quoted_list
 
 # A column whose mean is more deviations from zero is taken relative to its mean: float32 would lose three bits or more.
 _FAR = 8.0
@@ -204,9 +205,9 @@ def _refit(leaves: Any, leaf: jax.Array, batch: Batch, shrink: bool) -> tuple[An
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
     """Warns of columns treated as constant that do vary, and not only in rows of negligible weight."""
     even = np.ones(len(x))
-    tiny = [str(j) for j in constant if np.ptp(x[:, j]) > 0 and _mean_and_deviation(x[:, j], even)[1] < _TINY]
+    tiny = [int(j) for j in constant if np.ptp(x[:, j]) > 0 and _mean_and_deviation(x[:, j], even)[1] < _TINY]
     if tiny:
-        which = f"column{'s' if len(tiny) > 1 else ''} {', '.join(tiny)}"
+        which = f"column{'s' if len(tiny) > 1 else ''} {quoted_list(tiny)}"
         message = (
             f"x varies too little in {which}, by less than {_TINY:g}, and is taken for constant there: multiply it"
         )

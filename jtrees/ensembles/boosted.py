@@ -7,6 +7,7 @@ from jtrees.ensembles._boosting import Booster, rows_of_round
 from jtrees.methods.get import GET
 from jtrees.search import Recipe, Search, options
 from jtrees.tasks import Policy, Regression, Task, check_log_loss
+from jtrees.validation import quoted
 
 _WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False)
 
@@ -70,7 +71,7 @@ class Boosted(Recipe):
         base = self.base.replace(shrink=False) if hasattr(self.base, "shrink") else self.base
         base = base.search(steps_of, (rows_of_round(n, self.subsample), p))
         if base.tree_leaves is None:
-            raise ValueError(f"base must end in a single tree, got {self.base!r}")
+            raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
         booster = Booster(
             task,
             base,

@@ -22,6 +22,7 @@ from jtrees.search.run import run_rounds
 from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
 from jtrees.tree import ObliqueTree
+from jtrees.validation import quoted
 
 _LEVELS = 5  # roots of polished subtrees are on the first five levels, as in the authors' code
 
@@ -68,7 +69,9 @@ class Polished(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         base = self.base.search(task, shape)
         if base.tree_leaves != "constant":
-            raise ValueError(f"base must end in a tree with constant leaves or class frequencies, got {self.base!r}")
+            raise ValueError(
+                f"base must end in a tree with constant leaves or class frequencies, got {quoted(self.base)}"
+            )
 
         def finish(result: SearchResult, start: Any, data: Data, *, key: Array, monitor: Monitor) -> Finished:
             base_key, polish_key = jax.random.split(key)

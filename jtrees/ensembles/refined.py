@@ -20,6 +20,7 @@ from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
+from jtrees.validation import quoted
 
 _PART = 50  # updates from one evaluation to the next
 _UPDATES = 2000  # at least, unless epochs are given
@@ -139,7 +140,9 @@ class Refined(Recipe):
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         if not isinstance(self.base, Boosted) or self.base.patience is None:
-            raise ValueError(f"base must be a jtrees.Boosted with patience, which holds rows out, got {self.base!r}")
+            raise ValueError(
+                f"base must be a jtrees.Boosted with patience, which holds rows out, got {quoted(self.base)}"
+            )
         base = self.base.search(task, shape)
         schedule = Schedule.of(shape[0], self.epochs, self.batch_size, updates=_UPDATES)
         ways = Ways.of(self.learning_rate, self.first_sharpness, self.last_sharpness)

@@ -18,6 +18,7 @@ from jtrees.search.monitor import Monitor
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
+from jtrees.validation import quoted
 
 _KEPT = 0.85  # part of the terms that a step keeps
 _SHARPNESS = 8.0, 60.0  # of scores of deviation 1, from the first to the last update after a step
@@ -32,17 +33,18 @@ class Sparse(Recipe):
 
     Step by step, about a seventh of the terms of each split is removed, those of the smallest weight times deviation on
     the rows that reach the split; the terms that remain are then trained from where they are, as by GET under
-    increasing sharpness, and the best hard tree is kept. Leaves are refitted at the end. The features of one column of
-    a raw table, such as the levels of a category, are one term. Removal runs on the host in ``finish``; the pure
-    ``search`` is that of the base. A deadline or Ctrl-C ends the training after the steps, not the removal.
+    increasing sharpness, and the best hard tree is kept. Leaves are refitted at the end. All features of a column of a
+    raw table are one term here. Printed rules have a term for each feature: a category has one for each group of
+    levels, a date has month and weekday, a column with gaps has an indicator. Removal runs on the host in ``finish``;
+    the pure ``search`` is that of the base. A deadline or Ctrl-C ends the training after the steps, not the removal.
 
-    The report is the base's, with ``terms``, the numbers of terms that were tried, decreasing, and ``term_losses``, the
-    loss of the tree with each, on ``validation`` if given, else on the training data.
+    The report is the base's, with ``terms``, the numbers of columns that were tried, decreasing, and ``term_losses``,
+    the loss of the tree with each, on ``validation`` if given, else on the training data.
 
     Attributes:
       base: a recipe whose model is a tree.
-      terms: largest number of columns in a split; ``"auto"``: the smallest number whose loss on ``validation`` is
-        within one standard error of the lowest.
+      terms: largest number of columns in a split, which may be printed as more terms; ``"auto"``: the smallest number
+        whose loss on ``validation`` is within one standard error of the lowest.
       epochs: updates after each step.
       learning_rate: initial learning rate of each step, with cosine decay.
       shrink: whether constant leaves are finally drawn towards their ancestors', as in :class:`jtrees.GET`.
@@ -68,7 +70,7 @@ class Sparse(Recipe):
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         base = self.base.search(task, shape)
         if base.tree_leaves is None:
-            raise ValueError(f"base must end in a single tree, got {self.base!r}")
+            raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
         leaves = base.tree_leaves
 
         def finish(result: SearchResult, start: Any, data: Data, *, monitor: Monitor, **of_run: Any) -> Finished:

@@ -13,7 +13,16 @@ auto break case char const continue default do double else enum extern float for
 restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
 asm bool catch class delete explicit export false friend mutable namespace new operator private protected public
 template this throw true try typeid typename using virtual
-"""  # words of C, and of C++
+alignas alignof and and_eq bitand bitor char8_t char16_t char32_t co_await co_return co_yield compl concept const_cast
+consteval constexpr constinit decltype dynamic_cast noexcept not not_eq nullptr or or_eq reinterpret_cast requires
+static_assert static_cast thread_local typeof typeof_unqual wchar_t xor xor_eq
+linux unix i386 i486 i586 i686 arm mips sparc sun sgi vax hpux hppa m68k mc68000 sequent pyr tower svr4 bsdi ultrix
+host_mips cray riscv far near huge small hyper interface min max pascal cdecl
+EOF BUFSIZ FILE NULL RAND_MAX EXIT_SUCCESS EXIT_FAILURE CHAR_BIT CHAR_MIN CHAR_MAX INT_MIN INT_MAX NAN INFINITY
+HUGE_VAL I complex imaginary assert errno stdin stdout stderr signbit isnan isinf isfinite isnormal fpclassify noreturn
+IN OUT ERROR OPTIONAL TRUE FALSE BOOL CONST VOID DELETE DOMAIN OVERFLOW UNDERFLOW SING TLOSS PLOSS
+"""  # words of C and of C++; macros of compilers for some systems, and of headers of C and of Windows
+_LONGEST = 60  # characters of a name: C promises to tell names apart by 63
 
 
 class Columns:
@@ -166,8 +175,10 @@ class _Names:
         self.taken = set(taken)
 
     def __call__(self, text: str) -> str:
-        name = base = re.sub("[^0-9A-Za-z_]", "_", text) or "_"
-        name = base = f"_{base}" if base[0].isdigit() else base
+        base = re.sub("[^0-9A-Za-z_]", "_", text[:_LONGEST])
+        # A name that begins with two underscores, or with one and a capital, is the compiler's own: a macro, or a word.
+        base = f"x{base}" if re.match("$|_$|_[A-Z_]", base) else f"_{base}" if base[0].isdigit() else base
+        name = base
         for i in range(2, len(self.taken) + 3):
             if name not in self.taken:
                 break

@@ -59,7 +59,7 @@ def to_c(
     program = c_soft.soft_program_of(model) or program_of(model)
     validation.check_choice("precision", precision, ("double", "float"))
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", prefix):
-        raise ValueError(f"prefix must be a name in C, got {prefix!r}")
+        raise ValueError(f"prefix must be a name in C, got {validation.quoted(prefix)}")
     with io.written_whole(path) as file:
         file.write(_header(program, prefix, precision).encode())
 

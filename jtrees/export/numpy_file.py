@@ -179,7 +179,7 @@ _CHECK_ARRAY = """\
 _CHECK_MAPPING = """\
     for name, *_ in COLUMNS:
         if name not in x:
-            raise ValueError(f"x must have a column {name!r}")
+            raise ValueError(f"x must have a column {name!r:.80}")
 """
 
 _FEATURES_OF_COLUMNS = """\

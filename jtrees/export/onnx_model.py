@@ -139,11 +139,8 @@ def _encoded(add: _Graph, columns: Columns) -> tuple[list[Any], str]:
         inputs.append(helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(columns.columns)]))
     column = lambda value: add("Unsqueeze", value, np.array([1]))
     for field in fields:
-        if field.name in ("prediction", "leaf"):
-            raise ValueError(
-                f"columns must not be called 'prediction' or 'leaf', as the outputs are, got {field.name!r}"
-            )
         if columns.named:
+            _check_name(field.name)
             kind = TensorProto.STRING if field.kind == "text" else TensorProto.DOUBLE
             inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
         value = field.name if columns.named else add("Gather", "x", np.int64(field.place), axis=1)
@@ -163,6 +160,19 @@ def _encoded(add: _Graph, columns: Columns) -> tuple[list[Any], str]:
             places = _parts_of_date(add, value, missing) if field.tables else {}
         parts += [add("Gather", features, places[part], axis=0) for part, features in field.tables.items()]
     return inputs, add("Concat", *parts, axis=1)
+
+
+def _check_name(name: str) -> None:
+    """Raises ``ValueError`` for a column whose name no input of ONNX can have."""
+    if name in ("prediction", "leaf"):
+        expected = "not be called 'prediction' or 'leaf', as the outputs are"
+    elif name == "" or name.startswith("jtrees."):
+        expected = "have names in ONNX that do not begin with 'jtrees.'"
+    elif "\0" in name:
+        expected = "have names without the character 0 in ONNX"
+    else:
+        return
+    raise ValueError(f"columns must {expected}, got {quoted(name)}")
 
 
 def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:

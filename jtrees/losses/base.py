@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
+from jtrees.validation import quoted
+
 Link = Literal["identity", "softmax", "exp", "sorted"]
 _LONGEST = 4.0  # Newton step of an output under a link, as in LogitBoost (Friedman, Hastie & Tibshirani 2000)
 
@@ -177,4 +179,4 @@ def check_number(name: str, value: Any, low: float, high: float) -> None:
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not number or not low < value < high:
         below = "" if high == np.inf else f" and below {high:g}"
-        raise ValueError(f"{name} must be above {low:g}{below}, got {value!r}")
+        raise ValueError(f"{name} must be above {low:g}{below}, got {quoted(value)}")

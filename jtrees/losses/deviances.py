@@ -13,6 +13,7 @@ import numpy as np
 
 from jtrees import io
 from jtrees.losses.base import Link, Loss, check_number, means, module_of
+from jtrees.validation import quoted
 
 _WIDEST = 30.0  # largest absolute output under an exponential
 
@@ -32,7 +33,7 @@ class _LogLink(Loss):
         if low.any():
             row = int(np.argwhere(low)[0, 0])
             wanted = "above 0" if self._p == 2 else "at least 0"
-            raise ValueError(f"y must be {wanted} for {self}, got {y[low][0].item()!r} in row {row}")
+            raise ValueError(f"y must be {wanted} for {self}, got {quoted(y[low][0].item())} in row {row}")
 
     def check_training(self, y: np.ndarray) -> None:
         self.check(y)

@@ -12,6 +12,7 @@ from jtrees import io
 from jtrees.losses.base import Link, Loss, check_number, means, module_of
 from jtrees.losses.newton import newton_constants
 from jtrees.losses.quantiles import weighted_quantiles
+from jtrees.validation import quoted
 
 
 @io.part
@@ -131,13 +132,13 @@ class Quantile(Loss):
         given: Any = self.levels
         several = np.ndim(given) == 1
         if np.ndim(given) > 1 or (several and len(given) == 0):
-            raise ValueError(f"levels must be a number, or several, got {given!r}")
+            raise ValueError(f"levels must be a number, or several, got {quoted(given)}")
         for level in given if several else (given,):
             check_number("levels", level, 0, 1)
         if several:
             object.__setattr__(self, "levels", tuple(float(level) for level in given))
             if any(b <= a for a, b in itertools.pairwise(given)):
-                raise ValueError(f"levels must increase, got {tuple(given)}")
+                raise ValueError(f"levels must increase, got {quoted(tuple(given))}")
 
     @property
     def link(self) -> Link:  # type: ignore[override]

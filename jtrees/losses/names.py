@@ -30,7 +30,7 @@ def named(loss: "str | Loss | SampleLoss") -> Loss:
         checks.check_choice("loss", loss, tuple(_NAMES), "a loss, or a function (outputs, y) -> (n,)")
         return _NAMES[loss]()
     if not callable(loss):
-        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {loss!r}")
+        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {checks.quoted(loss)}")
     return OwnLoss(loss)
 
 

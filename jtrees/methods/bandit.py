@@ -157,7 +157,7 @@ def bandit_regressor(
         _check_probability("propensity", propensity)
         shape = () if one_point else (2,)
         if action is None or np.shape(action) != shape:
-            raise ValueError(f"action must have shape {shape} with {feedback} feedback, got {action!r}")
+            raise ValueError(f"action must have shape {shape} with {feedback} feedback, got {checks.quoted(action)}")
         action, loss, width = jnp.asarray(action, x.dtype), _losses(loss, shape, x.dtype), jnp.asarray(delta, x.dtype)
         lost = loss / width if one_point else (loss[0] - loss[1]) / (2 * width)
         slope = lambda prediction: lost * jnp.sign(action - prediction) if one_point else lost
@@ -166,7 +166,9 @@ def bandit_regressor(
             away = jnp.abs(action - played) if not one_point else jnp.abs(jnp.abs(action - played + width) - width)
             # Prediction and sum may be rounded differently than in `act`, by some units in the last place.
             if not bool(jnp.all(away <= 64 * jnp.finfo(x.dtype).eps * (width + jnp.abs(played)))):
-                raise ValueError(f"action must be what act gave for this state, beside its prediction, got {action}")
+                raise ValueError(
+                    f"action must be what act gave for this state, beside its prediction, got {checks.quoted(action)}"
+                )
         return learner.learn(state, x, slope)
 
     return Bandit(learner.init, act, update, learner.predict)
@@ -202,7 +204,7 @@ class _Learner:
             checks.check_depth(self.depth)
         checks.check_count("accumulate", self.accumulate)
         if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
-            raise ValueError(f"optimizer must be an optax transformation, got {self.optimizer!r}")
+            raise ValueError(f"optimizer must be an optax transformation, got {checks.quoted(self.optimizer)}")
 
     def init(self, p: int, *, key: Array) -> BanditState:
         checks.check_key(key)
@@ -367,10 +369,11 @@ def _checked_stream(learner: Any, contexts: Any, loss_fn: Any, best_losses: Any)
     """Returns the contexts of a checked stream."""
     if not isinstance(learner, Bandit):
         raise ValueError(
-            f"learner must be a jtrees.methods.Bandit, such as jtrees.methods.bandit_regressor(4), got {learner!r}"
+            f"learner must be a jtrees.methods.Bandit, such as jtrees.methods.bandit_regressor(4), "
+            f"got {checks.quoted(learner)}"
         )
     if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function (round, action) -> loss, got {loss_fn!r}")
+        raise ValueError(f"loss_fn must be a function (round, action) -> loss, got {checks.quoted(loss_fn)}")
     contexts = jnp.asarray(checks.as_numeric("contexts", contexts))
     shape, dtype = contexts.shape, contexts.dtype
     if len(shape) != 2 or 0 in shape or not jnp.issubdtype(dtype, jnp.floating):
@@ -383,12 +386,12 @@ def _checked_stream(learner: Any, contexts: Any, loss_fn: Any, best_losses: Any)
 
 def _check_probability(name: str, value: Any) -> None:
     if not checks.is_traced(value) and (np.ndim(value) or _kind(value) not in "biuf" or not 0 < value <= 1):
-        raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
+        raise ValueError(f"{name} must be above 0 and at most 1, got {checks.quoted(value)}")
 
 
 def _check_action(action: Any, actions: int) -> None:
     if not checks.is_traced(action) and (np.ndim(action) or _kind(action) not in "iu" or not 0 <= action < actions):
-        raise ValueError(f"action must be a whole number from 0 to {actions - 1}, got {action!r}")
+        raise ValueError(f"action must be a whole number from 0 to {actions - 1}, got {checks.quoted(action)}")
 
 
 def _kind(value: Any) -> str:
@@ -397,5 +400,5 @@ def _kind(value: Any) -> str:
 
 def _losses(loss: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     if loss is None or np.shape(loss) != shape:
-        raise ValueError(f"loss must have shape {shape}, as the action has, got {loss!r}")
+        raise ValueError(f"loss must have shape {shape}, as the action has, got {checks.quoted(loss)}")
     return jnp.asarray(loss, dtype)

@@ -56,7 +56,7 @@ class LatentClustering(LatentTree):
       True
     """
 
-    target_features: tuple[int, ...] = options.static((0,), lambda _, value: tuple(map(int, np.atleast_1d(value))))
+    target_features: tuple[int, ...] = options.static((0,), lambda _, value: _numbers_of(value))
     depth: int = options.depth(5, MAX_DEPTH)
     penalty: float = options.positive(0.1)
     weight_decay: float = options.not_negative(0.0)
@@ -70,10 +70,10 @@ class LatentClustering(LatentTree):
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         for name, only in (("split", "linear"), ("predictor", "linear"), ("precondition", "auto")):
-            if getattr(self, name) != only:
-                raise ValueError(f"{name} must be {only!r} in clustering, got {getattr(self, name)!r}")
+            if not isinstance(given := getattr(self, name), str) or given != only:
+                raise ValueError(f"{name} must be {checks.quoted(only)} in clustering, got {checks.quoted(given)}")
         if not task.is_least_squares:
-            raise ValueError(f"task must be a Regression with squared error in clustering, got {task}")
+            raise ValueError(f"task must be a Regression with squared error in clustering, got {checks.quoted(task)}")
         # The hierarchy is a tree, whatever the inputs of the predictor.
         more: Any = {"scaling": self._scaling, "tree_leaves": "constant"}
         return latent_search(self, task, shape, bounded=False, **more)
@@ -91,12 +91,23 @@ class LatentClustering(LatentTree):
         return Scaling.from_moments(mean, deviation, 1.0, y_mean, y_deviation, y_mean)
 
 
+def _numbers_of(target_features: Any) -> tuple[int, ...]:
+    """Returns the numbers of target features as a tuple, which may be static."""
+    try:
+        return tuple(map(int, np.atleast_1d(target_features)))
+    except (TypeError, ValueError, OverflowError):
+        got = checks.quoted(target_features)
+        raise ValueError(f"target_features must be different numbers of columns, got {got}") from None
+
+
 def _checked_columns(target_features: Any, p: int) -> np.ndarray:
     columns = np.asarray(target_features)
     if columns.ndim != 1 or columns.dtype.kind not in "iu" or len(np.unique(columns)) != len(columns):
-        raise ValueError(f"target_features must be different numbers of columns, got {target_features!r}")
+        raise ValueError(f"target_features must be different numbers of columns, got {checks.quoted(target_features)}")
     if not 0 < len(columns) < p or (columns < 0).any() or (columns >= p).any():
-        raise ValueError(f"target_features must be some of the columns 0..{p - 1}, not all, got {target_features!r}")
+        raise ValueError(
+            f"target_features must be some of the columns 0..{p - 1}, not all, got {checks.quoted(target_features)}"
+        )
     return columns
 
 

@@ -193,7 +193,7 @@ class DGT(Recipe):
     clip: float = options.positive(0.01)
     l1: float = options.not_negative(0.0)
     l2: float = options.not_negative(0.0)
-    implementation: str | None = options.static(None)
+    implementation: str | None = options.implementation()
     early_stopping: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
@@ -205,7 +205,7 @@ class DGT(Recipe):
         sizes = (p + 1, *self.widths, topology.num_nodes(self.depth))
         if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
             most = f"{checks.MAX_NUMBERS} numbers between two layers"
-            raise ValueError(f"widths must be at most such as make {most}, got {self.widths!r}")
+            raise ValueError(f"widths must be at most such as make {most}, got {checks.quoted(self.widths)}")
         options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
         cycles = min(self.cycles, schedule.steps)
         rate = training.cosine_cycles(schedule.steps, cycles)

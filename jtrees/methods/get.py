@@ -127,7 +127,7 @@ class GET(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)
     halving: bool = options.flag(True)
-    implementation: str | None = options.static(None)
+    implementation: str | None = options.implementation()
 
     def search(self, task: Task, shape: tuple[int, int]) -> Search:
         options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}

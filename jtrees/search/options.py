@@ -20,6 +20,7 @@ import numpy as np
 
 from jtrees import pytree, validation as checks
 from jtrees.search.recipe import Recipe
+import pallas_kernels
 
 Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueError naming the option
 
@@ -44,7 +45,7 @@ def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array
       ValueError: naming the option.
     """
     if (array := _numeric(value)) is None:
-        raise ValueError(f"{name} must be a number, got {value!r}")
+        raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
     check(name, array)
     if array.ndim:
         raise ValueError(f"{name} must be one number, got shape {array.shape}: vmap search, or tune, over several")
@@ -97,7 +98,7 @@ def count_or_auto(default: int | str) -> Any:
         if isinstance(value, str) and value == "auto":
             return value
         if isinstance(value, str):
-            raise ValueError(f'{name} must be "auto" or a whole number, got {value!r}')
+            raise ValueError(f'{name} must be "auto" or a whole number, got {checks.quoted(value)}')
         return _checked_count(name, value)
 
     return static(default, check)
@@ -112,7 +113,7 @@ def _checked_count(name: str, value: Any, minimum: int = 1, most: int | None = N
     """Returns a checked integer, which is less than the largest 32-bit counter."""
     number = checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1)
     if most is not None and number > most:
-        raise ValueError(f"{name} must be at most {most}, got {number}")
+        raise ValueError(f"{name} must be at most {most}, got {checks.quoted(number)}")
     return number
 
 
@@ -127,14 +128,14 @@ def checked_counts(name: str, value: Any) -> tuple[int, ...]:
         return tuple(checks.check_count(name, item) for item in value)
     except TypeError:
         raise ValueError(
-            f"{name} must be whole numbers, one a hidden layer, such as (240, 240), got {value!r}"
+            f"{name} must be whole numbers, one a hidden layer, such as (240, 240), got {checks.quoted(value)}"
         ) from None
 
 
 def check_function(name: str, value: Any) -> Any:
     """Returns a checked function."""
     if not callable(value):
-        raise ValueError(f"{name} must be a function, got {value!r}")
+        raise ValueError(f"{name} must be a function, got {checks.quoted(value)}")
     return value
 
 
@@ -153,7 +154,7 @@ def flag_or(default: bool | str, *others: str) -> Any:
             return checks.check_flag(name, value)
         except ValueError:
             named = " or ".join(f'"{other}"' for other in others)
-            raise ValueError(f"{name} must be True, False or {named}, got {value!r}") from None
+            raise ValueError(f"{name} must be True, False or {named}, got {checks.quoted(value)}") from None
 
     return static(default, check)
 
@@ -168,14 +169,19 @@ def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
     return static(default, _or_none(check) if optional else check)
 
 
+def implementation() -> Any:
+    """The name of an implementation of a step, or None for the fastest: see :mod:`jtrees.ops`."""
+    return choice(None, pallas_kernels.IMPLEMENTATIONS, optional=True)
+
+
 def share(default: float) -> Any:
     """A static number above 0 and at most 1."""
 
     def check(name: str, value: Any) -> float:
         if checks.is_traced(value) or np.ndim(value) or np.asarray(value).dtype.kind not in "iuf":
-            raise ValueError(f"{name} must be a number, got {value!r}")
+            raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
         if not 0 < value <= 1:
-            raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
+            raise ValueError(f"{name} must be above 0 and at most 1, got {checks.quoted(value)}")
         return float(value)
 
     return static(default, check)
@@ -189,7 +195,9 @@ def precondition() -> Any:
             return "auto"
         array: Any = np.zeros(2) if checks.is_traced(value) else np.asarray(value)
         if array.ndim or array.dtype.kind not in "iuf" or not 0 <= array < 1:
-            raise ValueError(f'{name} must be "auto", or a number of at least 0 and below 1, got {value!r}')
+            raise ValueError(
+                f'{name} must be "auto", or a number of at least 0 and below 1, got {checks.quoted(value)}'
+            )
         return float(value)
 
     return static("auto", check)
@@ -209,7 +217,7 @@ def positives(default: float) -> Any:
     def check(name: str, value: Any) -> Array:
         array = _numeric(value)
         if array is None or array.ndim > 1 or array.size == 0:
-            raise ValueError(f"{name} must be a number or several, got {value!r}")
+            raise ValueError(f"{name} must be a number or several, got {checks.quoted(value)}")
         checks.check_number(name, array)
         return jnp.asarray(array, jnp.float32)
 
@@ -236,7 +244,7 @@ def numbers() -> Any:
 
     def check(name: str, value: Any) -> FrozenDict:
         if not isinstance(value, Mapping):
-            raise ValueError(f"{name} must be numbers by name, got {value!r}")
+            raise ValueError(f"{name} must be numbers by name, got {checks.quoted(value)}")
         finite = lambda name, value: checks.check_finite(name, jnp.atleast_1d(value))
         return FrozenDict({key: as_scalar(f"{name}__{key}", number, finite) for key, number in value.items()})
 
@@ -252,10 +260,10 @@ def _checked_ranges(name: str, value: Any) -> Array:
     """Returns checked pairs as a float32 array ``(pairs, 2)``."""
     pairs = _numeric(value)
     if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
-        raise ValueError(f"{name} must be pairs (low, high), at least one, got {value!r}")
+        raise ValueError(f"{name} must be pairs (low, high), at least one, got {checks.quoted(value)}")
     checks.check_number(name, pairs)
     if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
-        raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {value!r}")
+        raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {checks.quoted(value)}")
     return jnp.asarray(pairs, jnp.float32)
 
 
@@ -265,5 +273,5 @@ def _checked_ranges(name: str, value: Any) -> Array:
 def checked_base(name: str, value: Any) -> Recipe:
     """Returns the recipe with its options checked."""
     if not isinstance(value, Recipe):
-        raise ValueError(f"{name} must be a recipe, such as jtrees.DGT(), got {value!r}")
+        raise ValueError(f"{name} must be a recipe, such as jtrees.DGT(), got {checks.quoted(value)}")
     return checked(value)

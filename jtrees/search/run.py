@@ -220,7 +220,7 @@ def table_of(
       ValueError: naming the argument, what was expected and what came.
     """
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
-        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {recipe!r}")
+        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
     return checked_table(x, y, sample_weight, task, recipe.targets)
 
 

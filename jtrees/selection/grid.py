@@ -1,6 +1,7 @@
 """Options of recipes by name, and grids of options."""
 
 from collections.abc import Mapping, Sequence
+import difflib
 import itertools
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrees.search import Recipe, options as kinds
+from jtrees.validation import quoted, quoted_list
 
 
 def options_of(recipe: Any) -> dict[str, Any]:
@@ -26,11 +28,31 @@ def with_options(recipe: Any, options: dict[str, Any]) -> Any:
     for name, value in options.items():
         first, _, rest = name.partition("__")
         if first not in (known := options_of(recipe)):
-            raise ValueError(f"options of {type(recipe).__name__} are {', '.join(known) or 'none'}, got {first!r}")
+            raise ValueError(_unknown(recipe, known, first))
         changed = {first: with_options(known[first], {rest: value}) if rest else value}
         kind: Any = type(recipe)
         recipe = kind({**recipe, **changed}) if isinstance(recipe, Mapping) else recipe.replace(**changed)
     return recipe
+
+
+def _unknown(recipe: Any, known: Mapping[str, Any], name: str) -> str:
+    """Returns the message for an unknown option, with its full name if a base or a mapping has it."""
+    listed = quoted_list(known) or "none"
+    if isinstance(recipe, Mapping):
+        return f"options by name are {listed}, got {quoted(name)}: only an option with a value can be varied"
+    place = _place_of(recipe, name) or next(iter(difflib.get_close_matches(name, known, 1)), None)
+    return f"options of {type(recipe).__name__} are {listed}, got {quoted(name)}" + (
+        f": write {quoted(place)}" if place else ""
+    )
+
+
+def _place_of(recipe: Any, name: str) -> str | None:
+    """Returns the full name of an option of a base or of a mapping, or None."""
+    for first, value in options_of(recipe).items():
+        inside = options_of(value)
+        if rest := name if name in inside else _place_of(value, name):
+            return f"{first}__{rest}"
+    return None
 
 
 def checked_grid(recipe: Recipe, grid: Any) -> list[dict[str, Any]]:
@@ -39,7 +61,7 @@ def checked_grid(recipe: Recipe, grid: Any) -> list[dict[str, Any]]:
     Raises:
       ValueError: if it is empty, or has names that are not options of the recipe.
     """
-    message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {grid!r}'
+    message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {quoted(grid)}'
     try:
         grid = {str(name): list(values) for name, values in grid.items()}
     except (AttributeError, TypeError):
@@ -57,7 +79,7 @@ def checked_samples(recipe: Recipe, samples: Any) -> list[dict[str, Any]]:
       ValueError: as :func:`checked_grid`.
     """
     if not isinstance(samples, Sequence) or not samples or not all(isinstance(one, Mapping) for one in samples):
-        raise ValueError(f'samples must hold combinations, such as [{{"depth": 3}}], got {samples!r}')
+        raise ValueError(f'samples must hold combinations, such as [{{"depth": 3}}], got {quoted(samples)}')
     for options in samples:
         _check_names("samples", recipe, options)
     return [dict(options) for options in samples]

@@ -209,17 +209,21 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
         pair = validation_of(recipe, validation, table)
         return Split(table, pair, [None], [pair])
     if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
-        raise ValueError(f"validation must be a pair (x, y), a part or a number of folds, got {validation!r}")
+        raise ValueError(
+            f"validation must be a pair (x, y), a part or a number of folds, got {checks.quoted(validation)}"
+        )
     n, whole = len(table.x), isinstance(validation, (int, np.integer))
     order = np.asarray(jax.random.permutation(key, n))
     if whole:
         if not 2 <= validation <= n:
-            raise ValueError(f"validation must be at least 2 folds and at most {n}, a row each, got {validation}")
+            raise ValueError(
+                f"validation must be at least 2 folds and at most {n}, a row each, got {checks.quoted(validation)}"
+            )
         parts = np.array_split(order, int(validation))
     else:
         if not 0 < validation < 1:
             message = "validation must be a part between 0 and 1, or a whole number of folds"
-            raise ValueError(f"{message}, got {validation!r}")
+            raise ValueError(f"{message}, got {checks.quoted(validation)}")
         parts = [order[: max(1, round(float(validation) * n))]]
     rests = [np.setdiff1d(order, part) for part in parts]
     for rest in rests:

@@ -157,7 +157,10 @@ def start(
     if params is not None:
         expected, given = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (initial, lambda: params))
         if expected != given:
-            raise ValueError(f"params must be like those of the method, {expected}, got {given}")
+            raise ValueError(
+                f"params must be like those of the method, {validation.quoted(expected)}, "
+                f"got {validation.quoted(given)}"
+            )
     return init_state(method.project(initial() if params is None else params), data, key=key, optimizer=optimizer)
 
 
@@ -257,10 +260,13 @@ def one_step(
     if not traced:
         validation.check_count("score_every", score_every, minimum=0)
     if batch_size is not None and not 1 <= validation.check_count("batch_size", batch_size) <= n:
-        raise ValueError(f"batch_size must be from 1 to the number of samples, {n}, got {batch_size}")
+        raise ValueError(
+            f"batch_size must be from 1 to the number of samples, {n}, got {validation.quoted(batch_size)}"
+        )
     if batch_size is not None and batch_size % sharding.parts(n):
         raise ValueError(
-            f"batch_size must be a multiple of the {sharding.parts(n)} parts of the rows, got {batch_size}"
+            f"batch_size must be a multiple of the {sharding.parts(n)} parts of the rows, "
+            f"got {validation.quoted(batch_size)}"
         )
     data = sharding.keep_rows(normalised(data))
     with_value = optax.with_extra_args_support(optimizer)  # some use the loss
@@ -458,7 +464,9 @@ def _check_method(method: Any, optimizer: Any) -> None:
     if not isinstance(method, Method):
         raise ValueError(f"method must be a jtrees.Method, got {type(method).__name__}")
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise ValueError(f"optimizer must be an optax transformation, such as optax.adam(0.01), got {optimizer!r}")
+        raise ValueError(
+            f"optimizer must be an optax transformation, such as optax.adam(0.01), got {validation.quoted(optimizer)}"
+        )
     try:
         inspect.signature(method.loss).bind(None, None, key=None, step=None)
     except TypeError as error:
@@ -468,5 +476,5 @@ def _check_method(method: Any, optimizer: Any) -> None:
 def _pair(out: Any) -> tuple[Array, Array]:
     if not isinstance(out, tuple) or len(out) != 2 or any(jnp.shape(a) != () for a in out):
         shapes = jax.tree.map(jnp.shape, out)
-        raise ValueError(f"method.loss must return a pair of scalars, (loss, score), got {shapes}")
+        raise ValueError(f"method.loss must return a pair of scalars, (loss, score), got {validation.quoted(shapes)}")
     return jnp.asarray(out[0]), jnp.asarray(out[1])

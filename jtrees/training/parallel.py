@@ -52,7 +52,8 @@ def map_starts(
     sizes = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(starts)}
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(
-            f"starts must be arrays that share one leading axis of at least 1, got lengths {sorted(sizes) or 'none'}"
+            "starts must be arrays that share one leading axis of at least 1, got lengths "
+            f"{checks.quoted_list(sorted(sizes)) or 'none'}"
         )
     total = sizes.pop()
     if batch_size is not None:
