@@ -8,12 +8,9 @@ samples for which rounding may have decided (:func:`jtrees.ops.hard_and_uncertai
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from jtrees import topology
-
-_BLOCK = 256
 
 
 def unit_splits(tree: Any) -> Any:
@@ -91,20 +88,3 @@ def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
     for _ in range(topology.depth_of(len(bias))):
         node = 2 * node + 1 + (scores(weights[node], bias[node], x) > 0)
     return (node - len(bias)).astype(np.int32)
-
-
-def at_leaves(fn: Any, model: Any, leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Returns ``fn(model, leaf, x)``, compiled, in blocks of one size, so that a row has the same bits in any company.
-
-    Args:
-      fn: a module-level function or a method, with one row of output per sample.
-      model: a pytree.
-      leaf: leaf of each sample, ``(..., n)``.
-      x: samples, ``(n, p)``.
-    """
-    rows = np.arange(-(-len(x) // _BLOCK) * _BLOCK).reshape(-1, _BLOCK) % len(x)
-    out = [np.asarray(_compiled(fn, model, leaf[..., some], x[some])) for some in rows]
-    return np.concatenate(out)[: len(x)]
-
-
-_compiled = jax.jit(lambda fn, model, leaf, x: fn(model, leaf, x), static_argnums=0)

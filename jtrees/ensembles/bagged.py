@@ -139,8 +139,8 @@ def _stacked(*arrays: Any) -> Any:
 
 def _out_of_bag(models: list[Any], combine: str, table: Table, in_bag: np.ndarray) -> np.ndarray:
     """Returns the mean prediction for each row of the trees that were not trained on it."""
-    predictions = np.stack([model.predict(table.x) for model in models])
-    predictions = np.asarray(votes(jnp.asarray(predictions)) if combine == "vote" else predictions, np.float64)
+    predictions = np.stack([model.predict(table.x) for model in models]).astype(np.float64)
+    predictions = votes(predictions) if combine == "vote" else predictions
     left_out = (in_bag == 0).reshape(*in_bag.shape, *[1] * (predictions.ndim - 2))
     count = left_out.sum(0)
     return np.where(count > 0, np.where(left_out, predictions, 0).sum(0) / np.maximum(count, 1), np.nan)
