@@ -133,11 +133,15 @@ def sum_over_blocks(
         sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
-        def body(total: Any, arrays_of_block: Any) -> tuple[Any, Any]:
+        def body(carry: Any, arrays_of_block: Any) -> tuple[Any, Any]:
             part, per_sample = fn(*arrays_of_block)
-            return jax.tree.map(jnp.add, total, part), per_sample
+            total = jax.tree.map(jnp.add, carry[0], part)
+            # With the rounding errors of the additions, thousands of blocks lose no digits.
+            lost = lambda error, old, new, total: error + ((old - (total - (total - old))) + (new - (total - old)))
+            return (total, jax.tree.map(lost, carry[1], carry[0], part, total)), per_sample
 
-        total, per_sample = jax.lax.scan(body, zeros, blocks)
+        (total, error), per_sample = jax.lax.scan(body, (zeros, zeros), blocks)
+        total = jax.tree.map(jnp.add, total, error)
         return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: weight.shape[0]], per_sample)
 
     return _each_shard(in_blocks, weight, *arrays)

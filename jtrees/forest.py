@@ -5,12 +5,15 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import exact, io, losses, ops, prediction, processes, pytree, sharding, validation as checks
+from jtrees.leaves.linear import Linear
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
+
+_GATHERED = 2**18  # values that are gathered at once on the host
 
 
 @io.model
@@ -81,12 +84,31 @@ class Forest:
             raise ValueError(
                 f"trees must have no origin of predictions with link={self.link!r}, got {self.trees.origin}"
             )
+        if isinstance(self.trees, ObliqueTree) and not prediction.is_on_device(self, x):
+            return (processes.on_host(self) if processes.lost_xla() else self)._predict_on_host(x)
         # The scaling of predictions is that of one tree.
-        if processes.lost_xla():
-            self = processes.on_host(self)
         if self.combine == "sum" and self.link in ("identity", "sorted"):
             return len(self) * self.replace(combine="mean").predict(x)
-        return prediction.predict(self, x, exactly=_PREDICTIONS if isinstance(self.trees, ObliqueTree) else None)
+        return prediction.predict(self, x)
+
+    def _predict_on_host(self, x: Any) -> np.ndarray:
+        """Returns predictions of NumPy arrays in double precision."""
+        one: Any = self.trees.origin if self.trees.origin is None else jax.tree.map(lambda a: a[0], self.trees.origin)
+        splits = self.trees.replace(leaves=None, origin=None)
+        outputs = _outputs_of(self)
+        out = prediction.evaluate(
+            _leaf_index,
+            splits,
+            prediction.scaled(one, x, self.features),
+            features=self.features,
+            exactly=_LEAF_INDEX,
+            then=outputs,
+        )
+        count = len(self)
+        out = out if self.combine == "sum" else out / count
+        if one is not None and one.y is not None:
+            out = out + np.asarray(one.y, np.float64) * (count if self.combine == "sum" else 1)
+        return linked(self.link, out)
 
     @property
     def features(self) -> int:
@@ -131,25 +153,52 @@ class Forest:
         return f"Forest({len(self)} x {shared}, combine={self.combine!r}, link={self.link!r})"
 
 
-def _certain_predictions(forest: Forest, x: jax.Array) -> jax.Array:
-    leaf, uncertain = jax.vmap(lambda tree: ops.hard_and_uncertain(tree.weights, tree.bias, x))(forest.trees)
-    out = _at_leaves(forest, leaf, x)
-    return jnp.where(uncertain.any(0).reshape(-1, *[1] * (out.ndim - 1)), jnp.inf, out)
+def _leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
+    return jax.vmap(lambda tree: ops.hard(tree.weights, tree.bias, x))(splits).T
 
 
-def _at_leaves(forest: Forest, leaf: Int[Array, "trees n"], x: Array) -> Array:
-    return forest.combined(jax.vmap(lambda tree, leaf: tree.at_leaf(leaf, x))(forest.trees, leaf))
+def _certain_leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
+    leaf, uncertain = jax.vmap(lambda tree: ops.hard_and_uncertain(tree.weights, tree.bias, x))(splits)
+    small = jnp.int16 if splits.depth < 15 else jnp.int32  # there may be many trees
+    return jnp.where(uncertain.any(0), -1, leaf).astype(small).T
 
 
-def _predictions_again(forest: Forest, x: np.ndarray) -> np.ndarray:
-    weights, biases = np.asarray(forest.trees.weights), np.asarray(forest.trees.bias)
-    leaves = [exact.leaf_index(*splits, x) for splits in zip(weights, biases, strict=True)]
-    return exact.at_leaves(_at_leaves, forest, np.stack(leaves), x)
+def _leaf_index_again(splits: ObliqueTree, x: np.ndarray) -> np.ndarray:
+    weights, biases = np.asarray(splits.weights), np.asarray(splits.bias)
+    return np.stack([exact.leaf_index(*one, x) for one in zip(weights, biases, strict=True)], axis=1)
 
 
-_PREDICTIONS = prediction.Exactly(
-    lambda forest: forest.replace(trees=exact.unit_splits(forest.trees)), _certain_predictions, _predictions_again
-)
+_LEAF_INDEX = prediction.Exactly(exact.unit_splits, _certain_leaf_index, _leaf_index_again)
+
+
+def _outputs_of(forest: Forest) -> Any:
+    """Returns ``(leaf, x) ->`` the sum over the trees of the outputs of the given leaves, ``(n, trees)``, in double
+    precision, block by block.
+    """
+    leaves, trees = forest.trees.leaves, len(forest)
+    checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
+    checks.check_choice("link", forest.link, get_args(losses.Link))
+    vote = forest.combine == "vote"
+    if isinstance(leaves, Linear):
+        each = [jax.tree.map(lambda a, i=i: a[i], leaves) for i in range(trees)]
+
+        def of_block(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+            answers = (one.at(at, x) for one, at in zip(each, leaf.T, strict=True))
+            return sum(votes(one[None])[0] if vote else one for one in answers)
+
+    else:
+        values = np.asarray(leaves.predictions(), np.float64)
+        values = votes(values) if vote else values
+        flat, first = values.reshape(-1, *values.shape[2:]), np.arange(trees) * values.shape[1]
+
+        def of_block(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+            return flat[leaf + first].sum(1)
+
+    def outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+        size = max(1, _GATHERED // trees)
+        return np.concatenate([of_block(leaf[i : i + size], x[i : i + size]) for i in range(0, len(x), size)])
+
+    return outputs
 
 
 def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:
@@ -160,6 +209,4 @@ def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:
     """
     if answers.ndim < 3:
         raise ValueError('combine must be "mean" or "sum" for trees that answer one number, got "vote"')
-    if not isinstance(answers, jax.Array):
-        return np.eye(answers.shape[-1], dtype=answers.dtype)[answers.argmax(-1)]
-    return jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1], dtype=answers.dtype)
+    return (answers.argmax(-1)[..., None] == np.arange(answers.shape[-1])).astype(answers.dtype)

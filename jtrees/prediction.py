@@ -26,11 +26,11 @@ class Exactly(NamedTuple):
     """How a model with hard splits is evaluated so that no prediction depends on the rounding of a score.
 
     Attributes:
-      prepare: ``model -> prepared``, on the host, evaluated once for many blocks.
-      fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples
+      prepare: ``splits -> prepared``, on the host, evaluated once for many blocks.
+      fn: ``(prepared, x) -> leaves``, ``(n,)`` or ``(n, trees)``, traceable, in single precision; negative for samples
         for which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
-        compute much twice. NaN would stop the program under jax_debug_nans.)
-      again: ``(model, x) -> predictions`` of such samples, on the host.
+        compute much twice.)
+      again: ``(splits, x) -> leaves`` of such samples, on the host.
     """
 
     prepare: Callable[[Any], Any]
@@ -38,7 +38,7 @@ class Exactly(NamedTuple):
     again: Callable[[Any, np.ndarray], np.ndarray]
 
 
-def predict(model: Any, x: Any, *, exactly: Exactly | None = None) -> Any:
+def predict(model: Any, x: Any) -> Any:
     """Returns predictions of a model in the user's units.
 
     Args:
@@ -46,7 +46,6 @@ def predict(model: Any, x: Any, *, exactly: Exactly | None = None) -> Any:
         model ``without_scaling()`` is evaluated on ``scaling.transform(x)``, and its predictions are mapped by
         ``scaling.inverse``, in the precision of x.
       x: samples, ``(n, p)``, a NumPy or JAX array; predictions are of the same type.
-      exactly: as for :func:`evaluate`.
 
     Raises:
       ValueError: for another rank or width, or values that are not finite.
@@ -54,8 +53,13 @@ def predict(model: Any, x: Any, *, exactly: Exactly | None = None) -> Any:
     model = processes.on_host(model) if processes.lost_xla() else model
     scaling, features = model.scaling, model.features
     unscaled, x = model.without_scaling(), scaled(scaling, x, features)
-    predictions = evaluate(type(model).apply, unscaled, x, features=features, exactly=exactly)
+    predictions = evaluate(type(model).apply, unscaled, x, features=features)
     return predictions if scaling is None else scaling.inverse(predictions)
+
+
+def is_on_device(model: Any, x: Any) -> bool:
+    """Whether predictions are computed by JAX: the rows are an array of JAX, or the model is traced."""
+    return isinstance(x, jax.Array) or validation.is_traced(model)
 
 
 def scaled(scaling: Any, x: Any, features: int) -> Any:
@@ -70,6 +74,7 @@ def evaluate(
     *,
     features: int,
     exactly: Exactly | None = None,
+    then: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda out, x: out,
 ) -> Any:
     """Evaluates ``fn(model, x)``, a traceable function with one row of output per sample, compiled and block by block.
 
@@ -78,24 +83,25 @@ def evaluate(
       model: a pytree.
       x: samples, ``(n, p)``, a NumPy or JAX array; outputs are of the same type.
       features: required number of columns.
-      exactly: how to evaluate the model on a NumPy array in single precision.
+      exactly: how to evaluate the splits of the model on a NumPy array in single precision.
+      then: ``(out, x) -> out`` on the host for the rows of a chunk of a NumPy array, in single precision.
 
     Raises:
       ValueError: for another rank or width, or values that are not finite.
     """
     # Finiteness is checked during the evaluation, as a separate check costs more than the tree.
     if processes.lost_xla():
-        return _without_xla(model, x, features, exactly)
+        return _without_xla(model, x, features, exactly, then)
     with compilation.promoting_ranks():
-        return _with_xla(fn, model, x, features, exactly)
+        return _with_xla(fn, model, x, features, exactly, then)
 
 
-def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | None) -> Any:
+def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | None, then: Any) -> Any:
     """Returns what :func:`evaluate` does."""
     given = validation.check_x(x, features=features, finite=False, rows=0)
     if not len(given):  # no program is made for no rows: one row shows the shape and the type
         one = (jnp if isinstance(given, jax.Array) else np).zeros((1, features), given.dtype)
-        return _with_xla(fn, model, one, features, exactly)[:0]
+        return _with_xla(fn, model, one, features, exactly, then)[:0]
     arrays = jax.tree.leaves(model)
     dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
     if isinstance(given, jax.Array) or any(isinstance(a, jax.core.Tracer) for a in arrays):
@@ -104,20 +110,24 @@ def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | Non
         if validation.is_traced(finite):
             return out
     else:
-        chunks, finite = _chunks(given, dtype), True
+        chunks = _chunks(given, dtype)
         if exactly is None or dtype != jnp.float32:
-            parts = _evaluated(_compiled, fn, model, chunks, dtype)
-            out, finite = _joined([part for part, _ in parts], chunks), all(np.asarray(ok) for _, ok in parts)
+            ended = lambda part, chunk, x: (then(np.asarray(part[0])[: len(chunk)], x[: len(chunk)]), part[1])
+            parts = _evaluated(_compiled, fn, model, chunks, dtype, ended)
         else:
             prepared = _prepared(exactly.prepare, model)
-            out = _joined(_evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype), chunks)
-            first = out.reshape(len(out), -1)[:, 0] if out.ndim > 1 else out
-            uncertain = first < 0 if out.dtype.kind == "i" else ~np.isfinite(first)
-            if uncertain.any():
-                with np.errstate(over="ignore"):
-                    some = given[uncertain].astype(dtype)
-                if finite := np.isfinite(some).all():
-                    out[uncertain] = exactly.again(model, some)
+
+            def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, Any]:
+                out, x = np.asarray(part)[: len(chunk)], x[: len(chunk)]
+                uncertain = (out if out.ndim == 1 else out[:, 0]) < 0
+                if not uncertain.any():
+                    return then(out, x), True
+                some, out = x[uncertain], out.copy()
+                out[uncertain] = exactly.again(model, some) if (finite := np.isfinite(some).all()) else 0
+                return then(out, x), finite
+
+            parts = _evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype, certain)
+        out, finite = np.concatenate([part for part, _ in parts]), all(np.asarray(ok) for _, ok in parts)
     if not finite:  # or a sum of finite numbers overflowed, which is harmless
         validation.check_finite("x", given)
         with np.errstate(over="ignore"):
@@ -125,15 +135,15 @@ def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | Non
     return out
 
 
-def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None) -> np.ndarray:
+def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None, then: Any) -> np.ndarray:
     """Returns what :func:`evaluate` does, by NumPy, for a model that can be evaluated so."""
     if exactly is None or isinstance(x, jax.Array):
         processes.require_xla("a prediction of this model" if exactly is None else "a prediction of a JAX array")
-    model, given = processes.on_host(model), validation.check_x(x, features=features)
+    model, given = processes.on_host(model), validation.check_x(x, features=features, rows=0)
     dtype = next((a.dtype for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating)), np.float32)
     with np.errstate(over="ignore"):
         validation.check_finite(f"x, in {dtype.name},", x := given.astype(dtype))
-    return exactly.again(model, x)
+    return then(exactly.again(model, x), x)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -196,15 +206,10 @@ def _prepared(prepare: Any, model: Any) -> Any:
     return prepared
 
 
-def _joined(parts: list[Any], chunks: list[np.ndarray]) -> np.ndarray:
-    """Returns the rows of the parts, without those of the padding."""
-    return np.concatenate([np.asarray(part)[: len(chunk)] for part, chunk in zip(parts, chunks, strict=True)])
-
-
-def _evaluated(program: Any, fn: Any, model: Any, chunks: list[np.ndarray], dtype: Any) -> list[Any]:
-    """Returns ``program(fn, model, chunk)`` of each chunk."""
+def _evaluated(program: Any, fn: Any, model: Any, chunks: list[np.ndarray], dtype: Any, then: Any) -> list[Any]:
+    """Returns ``then(program(fn, model, x), chunk, x)`` of each chunk, x being the padded rows in single precision."""
     if len(chunks) == 1 or (threads := _threads(model)) == 1:
-        return [program(fn, model, _padded(chunk, dtype)) for chunk in chunks]
+        return [then(program(fn, model, x := _padded(chunk, dtype)), chunk, x) for chunk in chunks]
     # Compiled here, once, as settings of JAX such as enable_x64 hold in one thread alone.
     shapes = {jax.ShapeDtypeStruct((_padded_rows(len(chunk)), chunk.shape[1]), dtype) for chunk in chunks}
     programs = {of.shape: program.lower(fn, model, of).compile() for of in shapes}
@@ -213,7 +218,7 @@ def _evaluated(program: Any, fn: Any, model: Any, chunks: list[np.ndarray], dtyp
     def evaluated(chunk: np.ndarray) -> Any:
         x = _padded(chunk, dtype)
         with jax.enable_x64(x64):
-            return jax.block_until_ready(programs[x.shape](model, x))
+            return then(jax.block_until_ready(programs[x.shape](model, x)), chunk, x)
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(evaluated, chunks))

@@ -80,7 +80,8 @@ class ObliqueTree:
         """Returns the tree with leaves fitted to samples by hard routing (GET, Algorithm 1: deterministic leaves).
 
         Pure. Depending on the kind of the leaves, whose values are ignored, fits means of the targets, smoothed class
-        frequencies (also for logits), or shrunk linear models.
+        frequencies (also for logits), or shrunk linear models. From NumPy arrays, constants and frequencies are fitted
+        in double precision, on the host: the mean of equal targets is this very number.
 
         Args:
           x: samples, ``(n, p)``.
@@ -89,12 +90,24 @@ class ObliqueTree:
           shrink: whether constants and frequencies are drawn towards their ancestors', by as much as generalised
             cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
         """
+        given = [array for array in (x, y, sample_weight) if array is not None]
+        refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
+        on_host = all(isinstance(array, np.ndarray) for array in given) and not validation.is_traced(self)
+        if on_host and not isinstance(self.leaves, Linear):
+            weight = None if sample_weight is None else sample_weight.astype(np.float64)
+            return self.with_absolute(refit(self.leaf_index(x), x, y, weight))
         if self.origin is not None:
             x, y = self.origin.transform(x), y if self.origin.y is None else counted_from(self.origin.y, y)
         x, y, weight = jax.tree.map(jnp.asarray, (x, y, sample_weight))
         leaf_index = ops.hard(self.weights, self.bias, x)
-        refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
         return self.replace(leaves=refit(leaf_index, x, y, weight))
+
+    def with_absolute(self, leaves: Any) -> "ObliqueTree":
+        """Returns the tree with other constant leaves, whose values are not relative to its origin."""
+        if self.origin is None or self.origin.y is None:
+            return self.replace(leaves=leaves)
+        # An origin is close to all values, so that differences are exact.
+        return self.replace(leaves=leaves.rescaled(0, 1, -np.asarray(self.origin.y, np.float64), 1))
 
     @property
     def depth(self) -> int:
@@ -117,18 +130,28 @@ class ObliqueTree:
         return self.leaves.at(leaf_index, x)
 
     def predict(self, x: ArrayLike) -> Any:
-        """Returns predictions: :meth:`apply`, checked, compiled and block by block.
+        """Returns predictions, checked, compiled and block by block.
 
         Args:
           x: samples, ``(n, p)``, a NumPy array (not recompiled for each n) or a JAX array.
 
         Returns:
-          Predictions of the same array type, ``(n,)``, or ``(n, k)`` for leaves with k outputs.
+          Predictions of the same array type, ``(n,)``, or ``(n, k)`` for leaves with k outputs. Of JAX arrays those of
+          :meth:`apply`; of NumPy arrays the values of the leaves in double precision.
 
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        return prediction.predict(self._single(), x, exactly=_PREDICTIONS)
+        if prediction.is_on_device(self._single(), x):
+            return prediction.predict(self, x)
+        own = processes.on_host(self) if processes.lost_xla() else self
+        out = own._at_leaves(x, own.leaves.at)
+        return out if self.origin is None else self.origin.inverse(out)
+
+    def _at_leaves(self, x: Any, then: Any) -> Any:
+        """Returns ``then(leaf, x)`` for the leaf and the features, relative to the origin, of each row."""
+        x, splits = prediction.scaled(self.origin, x, self.features), self.replace(leaves=None, origin=None)
+        return prediction.evaluate(_leaf_index, splits, x, features=self.features, exactly=_LEAF_INDEX, then=then)
 
     def leaf_index(self, x: ArrayLike) -> Any:
         """Returns the leaf that each sample reaches.
@@ -142,9 +165,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another rank or width, or values that are not finite.
         """
-        x = prediction.scaled(self._single().origin, x, self.features)
-        tree = self.without_scaling()
-        return prediction.evaluate(_leaf_index, tree, x, features=self.features, exactly=_LEAF_INDEX)
+        return self._single()._at_leaves(x, lambda leaf, x: leaf)
 
     @property
     def scaling(self) -> Origin | None:
@@ -494,17 +515,6 @@ def _certain_leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
     return jnp.where(uncertain, -1, leaf)
 
 
-def _certain_predictions(tree: ObliqueTree, x: jax.Array) -> jax.Array:
-    leaf, uncertain = ops.hard_and_uncertain(tree.weights, tree.bias, x)
-    out = tree.leaves.at(leaf, x)
-    return jnp.where(uncertain.reshape(-1, *[1] * (out.ndim - 1)), jnp.inf, out)
-
-
-def _predictions_again(tree: ObliqueTree, x: np.ndarray) -> np.ndarray:
-    return exact.at_leaves(ObliqueTree.at_leaf, tree, exact.leaf_index(tree.weights, tree.bias, x), x)
-
-
 _LEAF_INDEX = prediction.Exactly(
     exact.unit_splits, _certain_leaf_index, lambda tree, x: exact.leaf_index(tree.weights, tree.bias, x)
 )
-_PREDICTIONS = prediction.Exactly(exact.unit_splits, _certain_predictions, _predictions_again)

@@ -1,5 +1,6 @@
 """Scaling: the map between the user's units and the scaled data of searches, and of models back."""
 
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from jtrees import compilation, io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
-from jtrees.leaves import refit_hierarchical
+from jtrees.leaves import Constant, Linear, kind_of, refit_hierarchical
+from jtrees.segments import common
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list
@@ -20,6 +22,7 @@ _FAR = 8.0
 # deviations the informative tails of several would be clipped.
 _OUTLIER = 100.0
 _RARE = 1e-3  # largest part of a column that can be outliers (or two values)
+_ROUNDING = 1e-5  # of float32, in predictions of scaled targets
 _TINY = 1e-30  # deviations below it underflow in squares and overflow in quotients of float32
 
 
@@ -135,10 +138,10 @@ class Scaling:
         return leaves.rescaled(self.x_center - x_zero, self.x_unit, self.y_low - y_zero, self.y_unit)
 
     def restore(self, model: Any) -> Any:
-        """Returns a model of scaled data in the user's units; in a tree, splits between equal leaves are merged."""
+        """Returns a model of scaled data in the user's units."""
         if not isinstance(model, ObliqueTree):
             return model.restored(self)
-        return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves)).merged()
+        return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves))
 
 
 def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
@@ -178,28 +181,74 @@ class Data(NamedTuple):
         """Returns the mean loss of a model in the user's units on ``validation``, or else on the training data."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
 
-    def refit(self, splits: ObliqueTree, leaves: Any, *, shrink: bool = False) -> tuple[ObliqueTree, float]:
-        """Returns a tree with its leaves refitted to the table, and the criterion of its leaves.
+    def refit(
+        self, splits: ObliqueTree, leaves: str, *, shrink: bool = False, strength: float | None = None
+    ) -> tuple[ObliqueTree, float]:
+        """Returns a tree with its leaves fitted to the table, and the criterion of linear leaves.
+
+        Constants and class frequencies are fitted in double precision to the targets in the user's units.
 
         Args:
           splits: the tree, in the user's units; its leaves are ignored.
-          leaves: leaves of the kind to fit.
+          leaves: kind of the leaves, ``"constant"`` or ``"linear"``.
           shrink: as for :meth:`jtrees.ObliqueTree.refit`.
+          strength: strength of the shrinkage; None: the best by generalised cross-validation.
 
         Returns:
-          The tree in the user's units, and the criterion in the user's units of loss.
+          The tree in the user's units, and the criterion of linear leaves in the user's units of loss, else NaN.
         """
-        rows, padded = len(self.table.x), len(self.batch.x)
-        leaf = np.pad(np.asarray(splits.leaf_index(self.table.x)), (0, padded - rows), mode="edge")
-        fitted, criterion = _refit(leaves, leaf, self.batch, shrink)
-        restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
-        return restored, float(criterion) * self.loss_unit
+        (x, y, weight), task = (self.table.x, self.table.y, self.table.weight), self.table.task
+        leaf = np.asarray(splits.leaf_index(x))
+        empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
+        if isinstance(empty, Linear):
+            fitted, criterion = _refit(empty, np.pad(leaf, (0, len(self.batch.x) - len(x)), mode="edge"), self.batch)
+            restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
+            return self.with_common(restored, leaf), float(criterion) * self.loss_unit
+        fit = partial(refit_hierarchical, empty, strength=strength) if shrink else empty.refit
+        if task.in_units:
+            return splits.with_absolute(fit(leaf, x, y, weight)), np.nan
+        scaled = (y - self.scaling.y_low) / self.scaling.y_unit
+        restored = splits.replace(leaves=self.scaling.restore_leaves(fit(leaf, x, scaled, weight)))
+        return self.with_common(restored, leaf), np.nan
+
+    def with_common(self, tree: ObliqueTree, leaf: np.ndarray) -> ObliqueTree:
+        """Returns the tree, with exactly the one value of the targets in leaves whose predictions are this value up to
+        rounding.
+
+        Args:
+          tree: a tree of numbers, in the user's units.
+          leaf: leaf of each row of the table.
+        """
+        y, weight = self.table.y, np.ones(len(leaf)) if self.table.weight is None else self.table.weight
+        y = y if tree.origin is None or tree.origin.y is None else y - np.asarray(tree.origin.y, np.float64)
+        if isinstance(tree.leaves, Linear):
+            return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight))
+        values = np.asarray(tree.leaves.values)
+        exact = common(leaf, y, len(values), weight, values)
+        close = np.abs(exact - values) <= _ROUNDING * self.scaling.y_unit
+        return tree.replace(leaves=Constant(np.where(close, exact, values)))
+
+    def with_fitted(self, tree: ObliqueTree) -> ObliqueTree:
+        """Returns the tree, with the leaves of :meth:`refit` in place of those that equal them up to rounding.
+
+        For trees of which it is not known whether their leaves were fitted or learnt.
+        """
+        if isinstance(tree.leaves, Linear):
+            return self.with_common(tree, np.asarray(tree.leaf_index(self.table.x)))
+        fitted = self.refit(tree, "constant")[0]
+        if type(fitted.leaves) is not type(tree.leaves):
+            return tree
+        scaled = isinstance(tree.leaves, Constant) or tree.leaves.loss.link in ("identity", "sorted")
+        unit = self.scaling.y_unit if scaled else 1
+        old, new = (np.asarray(one.leaves.values, np.float64) for one in (tree, fitted))
+        alike = (np.abs(old - new) <= _ROUNDING * unit).reshape(len(old), -1).all(1)
+        values = np.where(alike.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+        return tree.replace(leaves=fitted.leaves.replace(values=values))
 
 
-@compilation.once(static_argnums=3)
-def _refit(leaves: Any, leaf: jax.Array, batch: Batch, shrink: bool) -> tuple[Any, jax.Array]:
-    refitted = refit_hierarchical(leaves, leaf, *batch) if shrink else leaves.refit(leaf, *batch)
-    return refitted, leaves.criterion(leaf, *batch)
+@compilation.once()
+def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
+    return leaves.refit(leaf, *batch), leaves.criterion(leaf, *batch)
 
 
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:

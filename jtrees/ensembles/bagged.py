@@ -152,8 +152,8 @@ def _stacked(*arrays: Any) -> Any:
 
 def _predictions(models: list[Any], combine: str, table: Table) -> np.ndarray:
     """Returns the predictions or votes of each tree for each row, ``(trees, n, *k)``."""
-    predictions = np.stack([model.predict(table.x) for model in models])
-    return np.asarray(votes(jnp.asarray(predictions)) if combine == "vote" else predictions, np.float64)
+    predictions = np.stack([model.predict(table.x) for model in models]).astype(np.float64)
+    return votes(predictions) if combine == "vote" else predictions
 
 
 def _out_of_bag(predictions: np.ndarray, in_bag: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, pytree, topology
+from jtrees import pytree, topology
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
 from jtrees.methods.get import GET
 from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
@@ -79,7 +79,7 @@ class Polished(Recipe):
             assert finished.tree is not None
             tree, losses, accepted = self._polish(finished.tree, data, polish_key, monitor)
             if self.shrink:
-                tree = data.refit(tree, tree.leaves, shrink=True)[0]
+                tree = data.refit(tree, "constant", shrink=True)[0]
             tree = tree.merged()
             loss = losses[-1] if data.validation is None and not self.shrink else data.loss(tree)
             report = finished.report | {"polish": losses, "accepted": accepted}
@@ -91,15 +91,14 @@ class Polished(Recipe):
         self, tree: ObliqueTree, data: Data, key: Array, monitor: Monitor
     ) -> tuple[ObliqueTree, np.ndarray, np.ndarray]:
         """Returns the polished tree, its losses before and after each level, and the numbers of subtrees replaced."""
-        table, task = data.table, data.table.task
-        empty = kinds.kind_of("constant", task).empty(topology.num_leaves(tree.depth), table.x.shape[1], task.shape)
+        table = data.table
         training_loss = lambda tree: mean_loss(tree, table, data.scaling)
-        tree = data.refit(tree, empty)[0]
+        tree = data.refit(tree, "constant")[0]
         losses, accepted = [training_loss(tree)], []
         for level in range(min(tree.depth, _LEVELS)):
             if not monitor.has_time():
                 break
-            candidate, count = self._polish_level(tree, level, data, jax.random.fold_in(key, level), monitor, empty)
+            candidate, count = self._polish_level(tree, level, data, jax.random.fold_in(key, level), monitor)
             loss = training_loss(candidate)
             better = loss < losses[-1]
             tree = candidate if better else tree
@@ -107,7 +106,7 @@ class Polished(Recipe):
             accepted.append(count if better else 0)
         return tree, np.array(losses), np.array(accepted)
 
-    def _polish_level(self, tree: ObliqueTree, level: int, data: Data, key: Array, monitor: Monitor, empty: Any):
+    def _polish_level(self, tree: ObliqueTree, level: int, data: Data, key: Array, monitor: Monitor):
         """Returns the tree with every improved subtree of a level replaced, and their number."""
         table, task, depth = data.table, data.table.task, tree.depth - level
         of_get: Any = {"epochs": self.epochs, "alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
@@ -127,7 +126,7 @@ class Polished(Recipe):
 
         # Candidates are evaluated within the whole tree, whose predictions count. Replacing a subtree moves no sample
         # of another, so one whole tree evaluates all candidates of a kind.
-        refit = lambda splits: data.refit(splits, empty)[0]
+        refit = lambda splits: data.refit(splits, "constant")[0]
         candidates = [None, jax.tree.map(lambda a: a[:, 0], starts), jax.tree.map(np.asarray, result.model)]
         weights = np.ones(len(table.x)) if table.weight is None else table.weight
         losses = []

@@ -89,7 +89,6 @@ class Sparse(Recipe):
     def _thinned(self, tree: ObliqueTree, leaves: str, data: Data, monitor: Monitor) -> dict[int, ObliqueTree]:
         """Returns the tree, and trees with fewer and fewer terms, by their largest numbers of terms."""
         task, p = data.table.task, data.table.x.shape[1]
-        empty = kinds.kind_of(leaves, task).empty(topology.num_leaves(tree.depth), p, task.shape)
         owner = _columns(data, p)
         splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
         weights, bias = np.array(splits.weights, np.float64), np.array(splits.bias, np.float64)
@@ -108,7 +107,7 @@ class Sparse(Recipe):
                     weights, bias = np.array(weights, np.float64), np.array(bias, np.float64)
                 thin = ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), None)
                 restored = data.scaling.restore_splits(thin, tree.origin)
-                trees[terms] = data.refit(restored, empty, shrink=self.shrink and leaves == "constant")[0]
+                trees[terms] = data.refit(restored, leaves, shrink=self.shrink and leaves == "constant")[0]
         return trees
 
 

@@ -8,20 +8,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import io, pytree, sharding
-from jtrees.losses.base import means
+from jtrees import io, pytree, segments, validation
+from jtrees.segments import module_of
 
 # --- Fitting ---------------------------------------------------------------------------------------------------------
 
 
 def floating(y: Array) -> Array:
-    """Returns targets in a floating dtype."""
+    """Returns targets in a floating dtype, NumPy arrays in double precision."""
+    if isinstance(y, np.ndarray):
+        return y.astype(np.float64)
     return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
 
 
-def ones_or(sample_weight: Array | None, n: int, dtype: Any) -> Float[Array, " n"]:
-    """Returns the weights, or ones for None."""
-    return jnp.ones(n, dtype) if sample_weight is None else jnp.asarray(sample_weight, dtype)
+def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[Array, " n"]:
+    """Returns the weights, or ones for None, of the kind of array of the targets: see :mod:`jtrees.segments`.
+
+    Args:
+      sample_weight: weights, or None.
+      y: targets.
+      dtype: dtype of arrays of JAX; None: that of the targets.
+    """
+    xp = module_of(y) if sample_weight is None else module_of(y, sample_weight)
+    dtype = np.float64 if xp is np else y.dtype if dtype is None else dtype
+    return xp.ones(len(y), dtype) if sample_weight is None else xp.asarray(sample_weight, dtype)
 
 
 def effective(sample_weight: Array | None) -> Array | None:
@@ -32,8 +42,9 @@ def effective(sample_weight: Array | None) -> Array | None:
     """
     if sample_weight is None:
         return None
-    weight = sample_weight / jnp.maximum(sample_weight.max(), jnp.finfo(sample_weight.dtype).tiny)
-    return weight * weight.sum() / jnp.maximum(jnp.square(weight).sum(), jnp.finfo(weight.dtype).tiny)
+    xp, tiny = module_of(sample_weight), np.finfo(sample_weight.dtype).tiny
+    weight = sample_weight / xp.maximum(sample_weight.max(), tiny)
+    return weight * segments.total(weight) / xp.maximum(segments.total(weight * weight), tiny)
 
 
 def fit_constant(
@@ -62,10 +73,10 @@ def fit_constant(
       [2. 6.]
     """
     y = floating(y)
-    weight = ones_or(sample_weight, y.shape[0], y.dtype)
     # The mid-range is GET's value of an empty leaf.
-    default = jnp.asarray((y.min(0) + y.max(0)) / 2 if default is None else default, y.dtype)
-    return means(leaf_index, y, num_leaves, weight, default=default)
+    default = (y.min(0) + y.max(0)) / 2 if default is None else default
+    default = module_of(y).asarray(default, y.dtype)
+    return segments.means(leaf_index, y, num_leaves, ones_or(sample_weight, y), default=default)
 
 
 def constant_fit_error(
@@ -86,15 +97,14 @@ def constant_fit_error(
       1.0
     """
     y = floating(y).reshape(y.shape[0], -1)
-    weight = ones_or(sample_weight, y.shape[0], y.dtype)
-    total = jnp.asarray(y.shape[0], y.dtype) if sample_weight is None else weight.sum()
-    y = y - jnp.matmul(weight, y, precision="highest") / total
+    weight = ones_or(sample_weight, y)
+    total = segments.total(weight)
+    y = y - (segments.total(weight[:, None] * y) / total)[None]
     # One scatter of rows is cheaper than one for the weights and one for each output.
-    sums = jax.ops.segment_sum(
-        weight[:, None] * jnp.pad(y, ((0, 0), (1, 0)), constant_values=1), leaf_index, num_leaves
-    )
+    columns = weight[:, None] * jnp.pad(y, ((0, 0), (1, 0)), constant_values=1)
+    sums = segments.sums(columns, leaf_index, num_leaves)
     explained = jnp.square(sums[:, 1:]) / jnp.where(sums[:, :1] > 0, sums[:, :1], 1)
-    return ((weight[:, None] * jnp.square(y)).sum() - explained.sum()) / (total * y.shape[1])
+    return (segments.total(weight[:, None] * jnp.square(y)).sum() - explained.sum()) / (total * y.shape[1])
 
 
 def class_counts(
@@ -113,9 +123,8 @@ def class_counts(
       [[2. 0.]
        [1. 1.]]
     """
-    dtype = jnp.float32 if sample_weight is None else sample_weight.dtype
-    weight = ones_or(sample_weight, y.shape[0], dtype)
-    return jax.ops.segment_sum(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
+    weight = ones_or(sample_weight, y, jnp.float32 if sample_weight is None else sample_weight.dtype)
+    return segments.sums(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
 
 
 def fit_frequencies(
@@ -228,15 +237,23 @@ class Values:
         return cls(jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns the output of the given leaf for each sample."""
-        return self.values.at[leaf_index].get(mode="promise_in_bounds")
+        """Returns the prediction of the given leaf for each sample; NumPy arrays in double precision."""
+        values = self.predictions()
+        if module_of(leaf_index) is np and not validation.is_traced(values):
+            return np.asarray(values, np.float64)[leaf_index]
+        return jnp.asarray(values).at[leaf_index].get(mode="promise_in_bounds")
+
+    def predictions(self) -> Float[Array, "leaves *k"]:
+        """Returns the prediction of every leaf."""
+        return self.values
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
         """Returns the output of every leaf for every sample."""
         # A product with ones, not a broadcast, so that its transpose is a matrix product, too, on a CPU several times
         # faster than a sum over samples.
-        ones = jnp.ones((1, x.shape[0]), self.values.dtype)
-        flat = jnp.matmul(self.values.reshape(-1, 1), ones, precision="highest")
+        values = jnp.asarray(self.values)
+        ones = jnp.ones((1, x.shape[0]), values.dtype)
+        flat = jnp.matmul(values.reshape(-1, 1), ones, precision="highest")
         return jnp.moveaxis(flat.reshape(*self.values.shape, -1), -1, 1)
 
     def count(self, reached: np.ndarray) -> int:
@@ -286,8 +303,8 @@ class Constant(Values):
         return constant_fit_error(leaf_index, y, len(self.values), sample_weight=sample_weight)
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Constant":
-        """Returns the leaves for outputs ``y_zero + y_unit`` times the current ones."""
-        return Constant(sharding.from_host(y_zero + y_unit * np.asarray(self.values, np.float64), np.float32))
+        """Returns the leaves for outputs ``y_zero + y_unit`` times the current ones, in double precision."""
+        return Constant(np.asarray(y_zero + y_unit * np.asarray(self.values, np.float64)))
 
 
 @io.part
@@ -323,9 +340,9 @@ class Logit(Values):
         """Returns zero leaves of this shape, to be refitted."""
         return cls(jnp.zeros((num_leaves, *outputs), dtype), smoothing)
 
-    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n k"]:
-        """Returns class probabilities in the given leaf of each sample."""
-        return self.frequencies().at(leaf_index, x)
+    def predictions(self) -> Float[Array, "leaves k"]:
+        """Returns the class probabilities in every leaf."""
+        return jax.nn.softmax(self.values, axis=-1)
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n k"]:
         """Returns class probabilities in every leaf for every sample."""
@@ -345,11 +362,11 @@ class Logit(Values):
 
     def frequencies(self) -> "Frequency":
         """Returns leaves of the class probabilities."""
-        return Frequency(jax.nn.softmax(self.values, axis=1), self.smoothing)
+        return Frequency(self.predictions(), self.smoothing)
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Frequency":
         """Returns leaves of smoothed class frequencies; uneven weights count as fewer samples."""
-        weight = ones_or(effective(sample_weight), y.shape[0], self.values.dtype)
+        weight = ones_or(effective(sample_weight), y, self.values.dtype)
         return self.of_frequencies(fit_frequencies(leaf_index, y, *self.values.shape, sample_weight=weight))
 
     def of_frequencies(self, frequencies: Float[Array, "leaves k"]) -> "Frequency":
@@ -361,7 +378,7 @@ class Logit(Values):
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the mean log loss after :meth:`refit`."""
-        weight = ones_or(effective(sample_weight), y.shape[0], self.values.dtype)
+        weight = ones_or(effective(sample_weight), y, self.values.dtype)
         return frequencies_fit_error(leaf_index, y, *self.values.shape, sample_weight=weight)
 
 
@@ -384,7 +401,8 @@ class Frequency(Values):
 
     def trainable(self) -> Logit:
         """Returns leaves of logits; frequencies are at least the smallest normal number."""
-        return Logit(jnp.log(jnp.maximum(self.values, jnp.finfo(self.values.dtype).tiny)), self.smoothing)
+        values = jnp.asarray(self.values)
+        return Logit(jnp.log(jnp.maximum(values, jnp.finfo(values.dtype).tiny)), self.smoothing)
 
     refit, criterion, of_frequencies = Logit.refit, Logit.criterion, Logit.of_frequencies
 

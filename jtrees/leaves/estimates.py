@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Num
 import numpy as np
 
-from jtrees import io, losses, pytree
+from jtrees import io, losses, pytree, segments
 from jtrees.leaves.constant import Constant, Values, effective, number_text, ones_or
 from jtrees.losses.base import linked
 
@@ -53,24 +53,20 @@ class Estimates(Values):
         """Returns the prediction of every leaf."""
         return linked(self.loss.link, self.values)
 
-    def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns the prediction of the given leaf for each sample."""
-        return self.predictions().at[leaf_index].get(mode="promise_in_bounds")
-
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
         """Returns the loss of every leaf on every sample."""
         return jax.vmap(self.loss.samples, (0, None))(self.outputs(x), y)
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Estimates":
         """Returns leaves of the best constants of the loss; uneven weights count as fewer samples."""
-        weight = ones_or(effective(sample_weight), len(y), self.values.dtype)
+        weight = ones_or(effective(sample_weight), y, self.values.dtype)
         return self.replace(values=self.loss.constants(leaf_index, y, len(self.values), weight))
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the mean loss after :meth:`refit`."""
-        weight = ones_or(sample_weight, len(y), self.values.dtype)
+        weight = ones_or(sample_weight, y, self.values.dtype)
         outputs = self.refit(leaf_index, x, y, sample_weight).values[leaf_index]
-        return (weight * self.loss.samples(outputs, y)).sum() / weight.sum()
+        return segments.total(weight * self.loss.samples(outputs, y)) / segments.total(weight)
 
     def trainable(self) -> "Estimates":
         """Returns leaves with gradients: an action is preferred, but not certain."""
@@ -79,13 +75,12 @@ class Estimates(Values):
         return self.replace(values=jnp.clip(self.values, -_TRAINABLE, _TRAINABLE))
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Estimates | Constant":
-        """Returns the leaves for predictions ``y_zero + y_unit`` times the current ones."""
+        """Returns the leaves for predictions ``y_zero + y_unit`` times the current ones, in double precision."""
         values = np.asarray(self.values, np.float64)
         if self.loss.link == "exp":
             values = values + np.log(y_unit)
         elif self.loss.link != "softmax":
             values = y_zero + y_unit * values
-        values = jnp.asarray(values, jnp.float32)
         if not self.loss.in_units:  # a function of the user's, on scaled targets
             return Constant(values)
         return Estimates(values, self.loss.scaled(1 / np.asarray(y_unit)))

@@ -15,11 +15,10 @@ of freedom counts two to four times).
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import topology
+from jtrees import segments, topology
 from jtrees.leaves.constant import (
     Constant,
     Frequency,
@@ -31,6 +30,7 @@ from jtrees.leaves.constant import (
     prior_of,
     smoothed,
 )
+from jtrees.segments import module_of
 
 STRENGTHS = (0.0, *np.geomspace(0.1, 1e4, 16))
 _COST = 2.0  # of the mean, and by default of a split
@@ -65,15 +65,17 @@ def fit_hierarchical(
       [0.5 4.5 8.5 8.5]
     """
     shape, y = (num_leaves, *y.shape[1:]), floating(y).reshape(y.shape[0], -1)
-    weight = ones_or(sample_weight, y.shape[0], y.dtype)
-    n = weight.sum()
-    mean = jnp.matmul(weight, y, precision="highest") / n
-    y = y - mean
-    columns = weight[:, None] * jnp.pad(y, ((0, 0), (1, 0)), constant_values=1)
-    levels = [jax.ops.segment_sum(columns, leaf_index, num_leaves)]  # of weights and weighted targets, leaves first
+    weight = ones_or(sample_weight, y)
+    xp = module_of(leaf_index, y, weight)
+    n = segments.total(weight)
+    mean = (segments.total(weight[:, None] * y) / n)[None]
+    own = segments.means(leaf_index, y, num_leaves, weight)
+    columns = weight[:, None] * xp.pad(y - mean, ((0, 0), (1, 0)), constant_values=1)
+    levels = [segments.sums(columns, leaf_index, num_leaves)]  # of weights and weighted targets, leaves first
     while len(levels[-1]) > 1:
         levels.append(topology.pairs(levels[-1]).sum(1))
-    squares, costs = (weight[:, None] * jnp.square(y)).sum(), jnp.broadcast_to(cost, num_leaves - 1)
+    within = segments.total(weight[:, None] * xp.square(y - own[leaf_index])).sum()
+    costs = xp.broadcast_to(cost, num_leaves - 1)
 
     def fitted(strength: Array) -> tuple[Array, Array]:
         """Returns the values, relative to the mean, and their criterion."""
@@ -81,25 +83,29 @@ def fit_hierarchical(
         for parents, children in zip(levels[:0:-1], levels[-2::-1], strict=True):
             some, first = children[:, 0] > 0, len(parents) - 1
             share = parents[:, 0] / (parents[:, 0] + strength)
-            safe = lambda of: of[:, 1:] / jnp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
-            step = jnp.repeat(share, 2)[:, None] * (safe(children) - jnp.repeat(safe(parents), 2, axis=0))
-            values = jnp.repeat(values, 2, axis=0) + jnp.where(some[:, None], step, 0)
+            safe = lambda of: of[:, 1:] / xp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
+            step = xp.repeat(share, 2)[:, None] * (safe(children) - xp.repeat(safe(parents), 2, axis=0))
+            values = xp.repeat(values, 2, axis=0) + xp.where(some[:, None], step, 0)
             divided, of_level = topology.pairs(some).all(1), costs[first : first + len(parents)]
-            freedom += jnp.where(divided, share * of_level, 0).sum()
-        count, sums = levels[0][:, 0], levels[0][:, 1:]
-        rss = squares - 2 * (values * sums).sum() + (count[:, None] * jnp.square(values)).sum()
+            freedom += xp.where(divided, share * of_level, 0).sum()
+        count = levels[0][:, :1]
+        rss = within + xp.where(count > 0, count * xp.square(mean + values - own), 0).sum()
         left = 1 - freedom / n
-        return values, jnp.where(left > 0, rss / jnp.square(jnp.where(left > 0, left, 1)), jnp.inf)
+        return values, xp.where(left > 0, rss / xp.square(xp.where(left > 0, left, 1)), xp.inf)
 
     if strength is None:
-        strengths = jnp.asarray(STRENGTHS, y.dtype)
-        values, criterion = jax.lax.map(fitted, strengths)
-        best = jnp.argmin(criterion)
+        strengths = xp.asarray(STRENGTHS, y.dtype)
+        if xp is np:
+            values, criterion = (np.stack(each) for each in zip(*map(fitted, strengths), strict=True))
+        else:
+            values, criterion = jax.lax.map(fitted, strengths)
+        best = xp.argmin(criterion)
         values, strength = values[best], strengths[best]
     else:
-        strength = jnp.asarray(strength, y.dtype)
+        strength = xp.asarray(strength, y.dtype)
         values, _ = fitted(strength)
-    return (mean + values).reshape(shape), strength
+    kept = (strength == 0) & (levels[0][:, :1] > 0)
+    return xp.where(kept, own, mean + values).reshape(shape), strength
 
 
 def refit_hierarchical(
@@ -118,12 +124,22 @@ def refit_hierarchical(
       >>> print(np.asarray(jtrees.leaves.refit_hierarchical(zero, leaf, y[:, None], y).values).round(1))
       [0.5 4.5 8.5 8.5]
     """
+    return refit_and_strength(leaves, leaf_index, x, y, sample_weight, **options)[0]
+
+
+def refit_and_strength(
+    leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """Returns the leaves of :func:`refit_hierarchical`, and the strength of their shrinkage; 0 if they are not shrunk."""
     if not isinstance(leaves, (Constant, Logit, Frequency)):
-        return leaves.refit(leaf_index, x, y, sample_weight)
+        return leaves.refit(leaf_index, x, y, sample_weight), jnp.zeros((), leaves.values.dtype)
     num_leaves, weight = len(leaves.values), effective(sample_weight)
     if isinstance(leaves, Constant):
-        return Constant(fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight, **options)[0])
-    one_hot = jax.nn.one_hot(y, leaves.values.shape[1], dtype=leaves.values.dtype)
-    values, _ = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight, **options)
+        values, strength = fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight, **options)
+        return Constant(values), strength
+    xp, classes = module_of(y), leaves.values.shape[1]
+    one_hot = (y[:, None] == np.arange(classes)).astype(np.float64 if xp is np else leaves.values.dtype)
+    values, strength = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight, **options)
     counts = class_counts(leaf_index, y, *leaves.values.shape, sample_weight=weight)
-    return leaves.of_frequencies(smoothed(jnp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts)))
+    shrunk = smoothed(xp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts))
+    return leaves.of_frequencies(shrunk), strength

@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
-from jtrees import io, pytree, sharding
+from jtrees import io, pytree, sharding, validation
 from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
+from jtrees.segments import common, module_of
+
+_BLOCK = 4096  # rows evaluated together on the host
+_LARGE = 100  # binary exponent from which products may overflow in float32
 
 
 @io.part
@@ -41,22 +46,49 @@ class Linear:
         return cls(jnp.zeros((num_leaves, features, *outputs), dtype), jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns the output of the given leaf for each sample."""
-        out = jnp.einsum("np...,np->n...", self.coefficients[leaf_index], x, precision="highest")
-        out += self.intercept[leaf_index]
+        """Returns the output of the given leaf for each sample; NumPy arrays in double precision."""
+        if module_of(leaf_index, x) is np and not validation.is_traced(self):
+            return self._at_on_host(leaf_index, x)
+        slopes, intercept = jnp.asarray(self.coefficients), jnp.asarray(self.intercept)
+        # A sum whose terms may overflow would be infinite, or not a number, and clipped to any bound: its terms are
+        # divided by a power of two, without rounding.
+        exponent = lambda a: jnp.frexp(jnp.abs(jax.lax.stop_gradient(a)).reshape(len(a), -1).max(1))[1]
+        excess = jnp.maximum(exponent(x) + exponent(slopes)[leaf_index] - _LARGE, 0)
+        power = lambda e, like: jnp.ldexp(jnp.ones((), x.dtype), e).reshape(-1, *[1] * (like.ndim - 1))
+        half = excess // 2  # as the power itself may be out of range
+        times = lambda a, sign: a * power(sign * half, a) * power(sign * (excess - half), a)
+        out = jnp.einsum("np...,np->n...", slopes[leaf_index], times(x, -1), precision="highest")
+        out = times(out, 1) + intercept[leaf_index]
         if self.lower is None or self.upper is None:
             return out
-        return jnp.clip(out, self.lower[leaf_index], self.upper[leaf_index])
+        return jnp.clip(out, jnp.asarray(self.lower)[leaf_index], jnp.asarray(self.upper)[leaf_index])
+
+    def _at_on_host(self, leaf_index: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Returns outputs in double precision, in blocks, a row with the same bits in any block."""
+        wide = lambda a: np.asarray(a, np.float64)
+        slopes, intercept = np.moveaxis(wide(self.coefficients), 1, 0).copy(), wide(self.intercept)
+        bounds = None if self.lower is None or self.upper is None else (wide(self.lower), wide(self.upper))
+        out = np.empty((len(x), *intercept.shape[1:]))
+        for start in range(0, len(x), _BLOCK):
+            leaf, part = leaf_index[start : start + _BLOCK], out[start : start + _BLOCK]
+            columns = wide(x[start : start + _BLOCK].T).reshape(*x.shape[1:], len(leaf), *[1] * (out.ndim - 1))
+            part[...] = intercept[leaf]
+            for of_feature, column in zip(slopes, columns, strict=True):
+                part += of_feature[leaf] * column
+            if bounds is not None:
+                np.clip(part, bounds[0][leaf], bounds[1][leaf], out=part)
+        return out
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
         """Returns the output of every leaf for every sample."""
-        if self.intercept.ndim == 1:
-            out = jnp.matmul(self.coefficients, x.T, precision="highest") + self.intercept[:, None]
+        intercept = jnp.asarray(self.intercept)
+        if intercept.ndim == 1:
+            out = jnp.matmul(self.coefficients, x.T, precision="highest") + intercept[:, None]
         else:
-            out = jnp.einsum("lpk,np->lnk", self.coefficients, x, precision="highest") + self.intercept[:, None]
+            out = jnp.einsum("lpk,np->lnk", self.coefficients, x, precision="highest") + intercept[:, None]
         if self.lower is None or self.upper is None:
             return out
-        return jnp.clip(out, self.lower[:, None], self.upper[:, None])
+        return jnp.clip(out, jnp.asarray(self.lower)[:, None], jnp.asarray(self.upper)[:, None])
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
         """Returns the squared error of every leaf on every sample; of several outputs the mean."""
@@ -77,15 +109,27 @@ class Linear:
         return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
-        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the old ones."""
+        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the old ones.
+
+        Intercepts and bounds are in double precision.
+        """
         wide = lambda a: np.asarray(a, np.float64)
         per_unit = 1 / wide(x_unit)
         slopes = wide(self.coefficients) * wide(y_unit) * per_unit.reshape(-1, *[1] * (self.coefficients.ndim - 2))
         raw = lambda value: y_zero + y_unit * wide(value)
         intercept = raw(self.intercept) - np.einsum("lp...,p->l...", slopes, wide(x_zero))
-        put = lambda a: sharding.from_host(a, np.float32)
-        bounds = [None if bound is None else put(raw(bound)) for bound in (self.lower, self.upper)]
-        return Linear(put(slopes), put(intercept), *bounds)
+        bounds = [None if bound is None else raw(bound) for bound in (self.lower, self.upper)]
+        return Linear(sharding.from_host(slopes, np.float32), intercept, *bounds)
+
+    def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray) -> "Linear":
+        """Returns the leaves with exactly the value that all targets of a leaf have, where its bounds are one value."""
+        if self.lower is None or self.upper is None:
+            return self
+        one = np.asarray(self.lower) == np.asarray(self.upper)
+        unknown = np.full(one.shape, np.nan)
+        value = common(leaf_index, y, len(one), weight, unknown)
+        fixed = lambda a: np.where(one & ~np.isnan(value), value, a)
+        return self.replace(lower=fixed(self.lower), upper=fixed(self.upper))
 
     def count(self, reached: np.ndarray) -> int:
         """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool: non-zero coefficients, intercepts

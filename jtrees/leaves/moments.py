@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import blocking
+from jtrees import blocking, segments
+
+_BLOCK = 2**12  # most samples whose products are added one after the other
 
 
 class Moments(NamedTuple):
@@ -42,9 +44,8 @@ def of_leaves(
     rows: Float[Array, "n r"], p: int, weight: Float[Array, " n"], leaf_index: Int[Array, " n"], num_leaves: int
 ) -> Moments:
     """Returns the moments of the samples of each leaf; ``rows`` are p features and the targets."""
-    sums = jax.ops.segment_sum(
-        weight[:, None] * jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1), leaf_index, num_leaves
-    )
+    columns = weight[:, None] * jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1)
+    sums = segments.sums(columns, leaf_index, num_leaves)
     count = sums[:, -1]
     centre = sums[:, :-1] / jnp.where(count > 0, count, 1)[:, None]
 
@@ -53,7 +54,7 @@ def of_leaves(
         outer = weight[:, None, None] * row[:, :, None] * row[:, None, :]
         return jax.ops.segment_sum(outer, leaf, num_leaves), leaf
 
-    block = blocking.block_size(rows.shape[1] ** 2, len(rows))
+    block = min(_BLOCK, blocking.block_size(rows.shape[1] ** 2, len(rows)))
     second, _ = blocking.sum_over_blocks(block_sums, weight, rows, leaf_index, block=block)
     y = rows[:, p:]
     ends = jnp.where((weight > 0)[:, None], jnp.concatenate([y, -y], axis=1), jnp.inf)

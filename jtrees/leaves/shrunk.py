@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
+from jtrees import segments
 from jtrees.leaves import moments
 from jtrees.leaves.constant import floating, ones_or
 
@@ -90,10 +91,11 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
     mean and scale of the columns; stops gradients.
     """
     x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
-    weight = ones_or(sample_weight, len(x), x.dtype)
+    weight = ones_or(sample_weight, x)
     joined = jnp.concatenate([x, floating(y).astype(x.dtype).reshape(len(x), -1)], axis=1)
-    mean = jnp.matmul(weight, joined, precision="highest") / weight.sum()
-    variance = jnp.matmul(weight, jnp.square(joined - mean), precision="highest") / weight.sum()
+    mean_of = lambda columns: segments.total(weight[:, None] * columns) / segments.total(weight)
+    mean = mean_of(joined)
+    variance = mean_of(jnp.square(joined - mean))
     rounding = jnp.square(16 * jnp.finfo(x.dtype).eps * mean)  # variance of a constant column by rounding
     scale = jnp.where(variance > rounding, jnp.sqrt(variance), jnp.inf).at[x.shape[1] :].set(1)
     return (joined - mean) / scale, weight, mean, scale
@@ -224,7 +226,7 @@ def shrunk_fit_error(
     """
     rows, weight, _, _ = _standardised(x, y, sample_weight)
     error = _fit_shrunk(rows, x.shape[1], weight, leaf_index, num_leaves).error
-    return error.sum() / (weight.sum() * len(error))
+    return error.sum() / (segments.total(weight) * len(error))
 
 
 def fit_shrunk(

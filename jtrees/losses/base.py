@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
+from jtrees import segments
+from jtrees.segments import module_of
 from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]
@@ -32,11 +34,6 @@ def linked(link: Link, outputs: Any) -> Any:
         return jax.nn.softmax(outputs, axis=-1)
     powers = np.exp(outputs - outputs.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
-
-
-def module_of(array: Any) -> Any:
-    """Returns :mod:`jax.numpy` for arrays of JAX, possibly traced, else NumPy."""
-    return jnp if isinstance(array, jax.Array) else np
 
 
 class Loss:
@@ -103,7 +100,7 @@ class Loss:
         self, leaf_index: Int[Array, " n"], y: Array, num_leaves: int, weight: Float[Array, " n"]
     ) -> Float[Array, "leaves *k"]:
         """Returns the output of each leaf that minimises the loss of its samples; a leaf without weight has that of
-        all samples.
+        all samples. Arrays of NumPy are fitted in double precision.
         """
         raise NotImplementedError
 
@@ -113,11 +110,8 @@ class Loss:
 
     def best(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
         """Returns the best constant prediction of targets in the user's units, ``(*k,)``."""
-        offset, unit = self.units(y)
-        scaled = jnp.asarray((y - offset) / unit, jnp.float32)
-        ones = jnp.ones(len(y)) if weight is None else jnp.asarray(weight, jnp.float32)
-        output = np.asarray(self.constants(jnp.zeros(len(y), jnp.int32), scaled, 1, ones)[0], np.float64)
-        return np.asarray(offset + unit * linked(self.link, output))
+        weight = np.ones(len(y)) if weight is None else weight
+        return np.asarray(linked(self.link, self.constants(np.zeros(len(y), np.int32), y, 1, weight)[0]))
 
     def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         """Returns the Newton step of each output, ``-gradient / curvature``, and the curvature, which is its weight in
@@ -146,32 +140,18 @@ class Loss:
           weight: nonnegative weights.
           l2: number of samples of mean curvature that are added to each leaf without a gradient, at least 0.
         """
-        count = jax.ops.segment_sum(weight, leaf_index, num_leaves)
-        wide = lambda a: a.reshape(a.shape + (1,) * (outputs.ndim - 1))
         if not self.smooth:
+            count = segments.sums(weight, leaf_index, num_leaves)
             best = self.constants(leaf_index, self.aligned(y) - outputs, num_leaves, weight)
             shrunk = count / jnp.where(count > 0, count + l2, 1)
-            return wide(shrunk) * best
+            return segments.wide(shrunk, best) * best
         gradient, curvature = self.derivatives(outputs, y)
-        mean = (wide(weight) * curvature).sum(0) / weight.sum()
-        summed = lambda a: jax.ops.segment_sum(wide(weight) * a, leaf_index, num_leaves)
+        weighted = lambda a: segments.wide(weight, a) * a
+        mean = segments.total(weighted(curvature)) / segments.total(weight)
+        summed = lambda a: segments.sums(weighted(a), leaf_index, num_leaves)
         total = summed(curvature) + l2 * mean
         step = jnp.where(total > 0, -summed(gradient) / jnp.where(total > 0, total, 1), 0)
         return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
-
-
-def means(
-    leaf_index: Array, y: Array, num_leaves: int, weight: Array, extra: float = 0.0, default: Array | None = None
-) -> Array:
-    """Returns the mean in each leaf, ``extra`` samples of ``default`` included, which empty leaves have; None: the mean
-    of all.
-    """
-    wide = lambda a: a.reshape(a.shape + (1,) * (y.ndim - 1))
-    default = (wide(weight) * y).sum(0) / weight.sum() if default is None else default
-    # Sums deviations from the default, which are no larger than the range of y.
-    total = jax.ops.segment_sum(wide(weight) * (y - default), leaf_index, num_leaves)
-    count = wide(jax.ops.segment_sum(weight, leaf_index, num_leaves)) + extra
-    return default + total / jnp.where(count > 0, count, 1)
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 import optax
 
-from jtrees import io
-from jtrees.losses.base import Link, Loss, check_number, means
+from jtrees import io, segments
+from jtrees.losses.base import Link, Loss, check_number
 
 _CERTAIN = 1e4  # an output whose softmax is exactly 1 beside outputs of 0
 
@@ -50,7 +51,7 @@ class LogLoss(Loss):
 
     def initial(self, y: Array, weight: Array, classes: int) -> Array:
         """Returns the logarithms of the class frequencies, one sample more of each."""
-        counts = 1 + jax.ops.segment_sum(weight, y, classes)
+        counts = 1 + segments.sums(weight, y, classes)
         frequencies = counts / counts.sum()
         return jnp.log((1 - self.smoothing) * frequencies + self.smoothing / classes)
 
@@ -79,5 +80,5 @@ class Rewards(Loss):
         return -played * gain, played * (1 - played)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
-        best = means(leaf_index, y, num_leaves, weight).argmax(1)
-        return _CERTAIN * jax.nn.one_hot(best, y.shape[1], dtype=y.dtype)
+        best = segments.means(leaf_index, y, num_leaves, weight).argmax(1)
+        return _CERTAIN * (best[:, None] == np.arange(y.shape[1])).astype(y.dtype)

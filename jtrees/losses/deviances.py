@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io
-from jtrees.losses.base import Link, Loss, check_number, means, module_of
+from jtrees import io, segments
+from jtrees.losses.base import Link, Loss, check_number
+from jtrees.segments import module_of
 from jtrees.validation import quoted
 
 _WIDEST = 30.0  # largest absolute output under an exponential
@@ -67,7 +68,8 @@ class _LogLink(Loss):
         return 2 * (ours - theirs), 2 * ((2 - p) * ours + (p - 1) * theirs)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
-        return jnp.log(means(leaf_index, y, num_leaves, weight, extra=1.0))
+        values = segments.means(leaf_index, y, num_leaves, weight, extra=1.0)
+        return module_of(values).log(values)
 
 
 def _mean(outputs: Array) -> Array:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io
-from jtrees.losses.base import Link, Loss, check_number, means, module_of
+from jtrees import io, segments
+from jtrees.losses.base import Link, Loss, check_number
 from jtrees.losses.newton import newton_constants
 from jtrees.losses.quantiles import weighted_quantiles
+from jtrees.segments import module_of
 from jtrees.validation import quoted
 
 
@@ -31,10 +32,7 @@ class SquaredError(Loss):
         return 2 * (outputs - y), jnp.full_like(outputs, 2)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
-        return means(leaf_index, y, num_leaves, weight)
-
-    def best(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-        return np.asarray(np.average(y, axis=0, weights=weight))
+        return segments.means(leaf_index, y, num_leaves, weight)
 
 
 @io.part
@@ -57,7 +55,7 @@ class AbsoluteError(Loss):
 def _quantile_columns(leaf_index: Array, y: Array, num_leaves: int, level: float, weight: Array) -> Array:
     """Returns a quantile of each leaf, of ``(n, k)`` targets for each column."""
     one = lambda column: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)[:, 0]
-    return one(y) if y.ndim == 1 else jnp.stack([one(column) for column in y.T], axis=1)
+    return one(y) if y.ndim == 1 else module_of(y).stack([one(column) for column in y.T], axis=1)
 
 
 @io.part
@@ -93,14 +91,18 @@ class Huber(Loss):
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         error = outputs - y
-        return jnp.clip(error, -self.delta, self.delta), (jnp.abs(error) <= self.delta).astype(outputs.dtype)
+        return error.clip(-self.delta, self.delta), (abs(error) <= self.delta).astype(outputs.dtype)
 
     def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         return -self.derivatives(outputs, y)[0], jnp.ones_like(outputs)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         start = _quantile_columns(leaf_index, y, num_leaves, 0.5, weight)
-        return newton_constants(self.samples, self.derivatives, start, leaf_index, y, weight)
+        if module_of(start) is not np:
+            return newton_constants(self.samples, self.derivatives, start, leaf_index, y, weight)
+        arguments = self.samples, self.derivatives, start, leaf_index, y, weight
+        values = newton_constants(*arguments, longest=np.inf)
+        return segments.common(leaf_index, y, num_leaves, weight, values)
 
 
 @io.part
@@ -169,4 +171,4 @@ class Quantile(Loss):
         if y.ndim == 1:
             return weighted_quantiles(leaf_index, y, num_leaves, levels, sample_weight=weight)
         one = lambda column, level: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)
-        return jnp.concatenate([one(column, level) for column, level in zip(y.T, levels, strict=True)], axis=1)
+        return module_of(y).concatenate([one(column, level) for column, level in zip(y.T, levels, strict=True)], axis=1)

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
+
+from jtrees import segments
+from jtrees.segments import module_of, wide
 
 _STEPS = 20
-_LONGEST = 1.0  # step: an output changes by no more
+_LONGEST = 1.0  # step: an output of scaled targets changes by no more
 
 
 def newton_constants(
@@ -18,6 +21,8 @@ def newton_constants(
     leaf_index: Int[Array, " n"],
     y: Array,
     weight: Float[Array, " n"],
+    *,
+    longest: float = _LONGEST,
 ) -> Float[Array, "leaves *k"]:
     """Returns the constant of each leaf that minimises a loss of its samples, by 20 damped Newton steps.
 
@@ -31,31 +36,42 @@ def newton_constants(
       leaf_index: leaf of each sample.
       y: targets.
       weight: nonnegative weights.
+      longest: longest step; infinity for targets in the user's units.
     """
-    filled = jax.ops.segment_sum(weight, leaf_index, len(start)) > 0
-    arguments = samples, derivatives
-    of_all = _descended(*arguments, start.mean(0, keepdims=True), jnp.zeros_like(leaf_index), y, weight)
-    in_leaves = _descended(*arguments, start, leaf_index, y, weight)
-    return jnp.where(filled.reshape(-1, *[1] * (start.ndim - 1)), in_leaves, of_all)
+    xp = module_of(leaf_index, y, weight, start)
+    filled = segments.sums(weight, leaf_index, len(start)) > 0
+    descended = lambda start, leaf: _descended(samples, derivatives, start, leaf, y, weight, longest)
+    in_leaves = descended(start, leaf_index)
+    if xp is np and filled.all():
+        return in_leaves
+    of_all = descended(start.mean(0, keepdims=True), xp.zeros_like(leaf_index))
+    return xp.where(wide(filled, start), in_leaves, of_all)
 
 
-def _descended(samples: Any, derivatives: Any, start: Array, leaf_index: Array, y: Array, weight: Array) -> Array:
-    leaves = len(start)
-    wide = lambda a, like: a.reshape(a.shape + (1,) * (like.ndim - a.ndim))
-    summed = lambda a: jax.ops.segment_sum(wide(weight, a) * a, leaf_index, leaves)
+def _descended(
+    samples: Any, derivatives: Any, start: Array, leaf_index: Array, y: Array, weight: Array, longest: float
+) -> Array:
+    xp, leaves = module_of(leaf_index, y, weight, start), len(start)
+    tiny = np.finfo(start.dtype).tiny
+    summed = lambda a: segments.sums(wide(weight, a) * a, leaf_index, leaves)
     loss = lambda values: summed(samples(values[leaf_index], y))
 
-    def step(_: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, lost, size = state
         gradient, curvature = (summed(a) for a in derivatives(values[leaf_index], y))
-        count = wide(jax.ops.segment_sum(weight, leaf_index, leaves), gradient)
-        curved = jnp.isfinite(curvature) & (curvature > 0)
-        steep = jnp.where(curved, curvature, jnp.maximum(count, jnp.finfo(count.dtype).tiny))
-        change = jnp.clip(-gradient / jnp.maximum(steep, jnp.finfo(steep.dtype).tiny), -_LONGEST, _LONGEST)
+        count = wide(segments.sums(weight, leaf_index, leaves), gradient)
+        curved = xp.isfinite(curvature) & (curvature > 0)
+        steep = xp.where(curved, curvature, xp.maximum(count, tiny))
+        change = (-gradient / xp.maximum(steep, tiny)).clip(-longest, longest)
         changed = values + wide(size, change) * change
         now = loss(changed)
         better = now <= lost
-        size = jnp.where(better, jnp.minimum(1, 2 * size), size / 2)
-        return jnp.where(wide(better, values), changed, values), jnp.where(better, now, lost), size
+        size = xp.where(better, xp.minimum(1, 2 * size), size / 2)
+        return xp.where(wide(better, values), changed, values), xp.where(better, now, lost), size
 
-    return jax.lax.fori_loop(0, _STEPS, step, (start, loss(start), jnp.ones(leaves, start.dtype)))[0]
+    state = start, loss(start), xp.ones(leaves, start.dtype)
+    if xp is np:
+        for i in range(_STEPS):
+            state = step(i, state)
+        return state[0]
+    return jax.lax.fori_loop(0, _STEPS, step, state)[0]

@@ -6,9 +6,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
+import numpy as np
 
-from jtrees import io
-from jtrees.losses.base import Loss, means
+from jtrees import io, segments
+from jtrees.losses.base import Loss
 from jtrees.losses.newton import newton_constants
 from jtrees.losses.samples import SampleLoss
 
@@ -45,8 +46,20 @@ class OwnLoss(Loss):
         return rows[0][0], jnp.stack([curved[:, j] for j, (_, curved) in enumerate(rows)], axis=1)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
-        start = means(leaf_index, y, num_leaves, weight)
-        return newton_constants(self.samples, self.derivatives, start, leaf_index, y, weight)
+        if segments.module_of(leaf_index, y, weight) is not np:
+            return _constants(self, leaf_index, y, weight, num_leaves)
+        pad = (1 << (len(y) - 1).bit_length()) - len(y)  # with rows of weight 0, to compile for few numbers of rows
+        padded = [np.pad(a, [(0, pad)] + [(0, 0)] * (a.ndim - 1)) for a in (leaf_index, np.float64(y), weight)]
+        with jax.enable_x64(True):  # the function is one of JAX
+            return np.asarray(_compiled_constants(self, *padded, num_leaves))
 
     def __repr__(self) -> str:
         return f"OwnLoss({getattr(self.function, '__name__', self.function)})"
+
+
+def _constants(loss: OwnLoss, leaf_index: Array, y: Array, weight: Array, num_leaves: int) -> Array:
+    start = segments.means(leaf_index, y, num_leaves, weight)
+    return newton_constants(loss.samples, loss.derivatives, start, leaf_index, y, weight)
+
+
+_compiled_constants = jax.jit(_constants, static_argnums=(0, 4))

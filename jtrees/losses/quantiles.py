@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
+
+from jtrees import segments
 
 
 def weighted_quantiles(
@@ -18,7 +20,8 @@ def weighted_quantiles(
     """Returns quantiles of the targets in each leaf, which minimise the pinball losses there.
 
     Where all values between two targets are minimisers, the quantile is their mid-point. A leaf without weight has the
-    quantiles of all samples. Quantiles of one leaf never cross. Costs two sorts, whatever the number of leaves.
+    quantiles of all samples. Quantiles of one leaf never cross. Costs two sorts, whatever the number of leaves. Arrays
+    of NumPy are sorted on the host, and their weights are added in double precision.
 
     Args:
       leaf_index: leaf of each sample.
@@ -33,34 +36,11 @@ def weighted_quantiles(
       [[1. 2.]
        [8. 8.]]
     """
-    weight = jnp.ones_like(y) if sample_weight is None else sample_weight.astype(y.dtype)
-    in_leaves, filled = _quantiles(leaf_index, y, num_leaves, levels, weight)
-    of_all, _ = _quantiles(jnp.zeros_like(leaf_index), y, 1, levels, weight)
-    return jnp.where(filled[:, None], in_leaves, of_all)
-
-
-def _quantiles(leaf: Array, y: Array, num_leaves: int, levels: Sequence[float], weight: Array) -> tuple[Array, Array]:
-    """Returns the quantiles of each leaf, and whether it has weight."""
-    n = len(y)
-    group = jnp.where(weight > 0, leaf, num_leaves)  # samples without weight come last
-    order = jnp.lexsort((y, group))
-    group, y, weight = group[order], y[order], weight[order]
-    count = jax.ops.segment_sum(jnp.ones(n, jnp.int32), group, num_leaves + 1)[:num_leaves]
-    first = jnp.cumsum(count) - count
-    total = jnp.cumsum(weight)
-    before = jnp.where(first > 0, total[jnp.maximum(first - 1, 0)], 0)
-    inside = jnp.minimum(group, num_leaves - 1)
-    # Weight in the leaf up to and with each sample; rounding of the sums must not decide ties.
-    part, whole = total - before[inside], jax.ops.segment_sum(weight, group, num_leaves + 1)[:num_leaves]
-    slack = 4 * jnp.finfo(y.dtype).eps * total[-1]
-
-    def at_level(level: float) -> Array:
-        wanted = level * whole
-        below = lambda margin: jax.ops.segment_sum(
-            ((part < wanted[inside] + margin) & (group < num_leaves)).astype(jnp.int32), group, num_leaves + 1
-        )[:num_leaves]
-        place = lambda passed: jnp.clip(first + jnp.minimum(passed, count - 1), 0, n - 1)
-        low, high = y[place(below(-slack))], y[place(below(slack))]
-        return low + (high - low) / 2
-
-    return jnp.stack([at_level(level) for level in levels], axis=1), count > 0
+    xp = segments.module_of(leaf_index, y)
+    y = y.astype(np.float64) if xp is np else y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
+    weight = xp.ones_like(y) if sample_weight is None else sample_weight.astype(y.dtype)
+    in_leaves, filled = segments.quantiles(leaf_index, y, num_leaves, levels, weight)
+    if xp is np and filled.all():
+        return in_leaves
+    of_all, _ = segments.quantiles(xp.zeros_like(leaf_index), y, 1, levels, weight)
+    return xp.where(filled[:, None], in_leaves, of_all)

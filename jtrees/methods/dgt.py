@@ -224,5 +224,6 @@ class DGT(Recipe):
             outputs=outputs,
             patience=int(_PATIENCE * schedule.steps / cycles) if self.early_stopping else None,
             tree_leaves="constant",
+            fitted=self.refit,
         )
         return preconditioned(base, self.precondition, shape, trial=1 / 6)

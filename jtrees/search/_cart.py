@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import splitting, topology, warmstart
+from jtrees import segments, splitting, topology, warmstart
 from jtrees.leaves.constant import effective, ones_or
 from jtrees.leaves.shrunk import LEAST_FREE, decomposed
 from jtrees.tasks import Classification, Policy, Task
@@ -89,8 +89,8 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
       At most p directions, and K - 1 of K classes; zeros in place of those that would be rounding errors.
     """
     times: Any = partial(jnp.matmul, precision="highest")
-    weight: Any = effective(ones_or(batch.weight, len(batch.x), batch.x.dtype))
-    total = weight.sum()
+    weight: Any = effective(ones_or(batch.weight, batch.x))
+    total = segments.total(weight)
     y = jnp.asarray(_targets(batch.y, task), batch.x.dtype).reshape(len(batch.x), -1)
     if isinstance(task, Classification):
         frequency = times(weight, y) / total

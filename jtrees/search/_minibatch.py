@@ -76,6 +76,7 @@ def minibatch(
     finish: Callable[..., Finished] | None = None,
     patience: int | None = None,
     vanished: Callable[[Any], tuple[Array, Array]] | None = None,
+    fitted: bool | None = None,
     **more: Any,
 ) -> Search:
     """Returns the search of one mini-batch run; a validation set, evaluated once an epoch, chooses the parameters.
@@ -96,6 +97,7 @@ def minibatch(
         end early by it.
       vanished: ``opt_state -> (whether updates have become zero for good, number of updates before)``, where the run
         ends; None: they do not.
+      fitted: whether the leaves of the tree are fitted: see :func:`jtrees.search.finished_tree`.
       **more: other fields of the :class:`Search`.
     """
 
@@ -153,7 +155,7 @@ def minibatch(
         return SearchResult(trained_model, best.score, jnp.isfinite(best.score), step, extra(best.params, batch))
 
     def finish_tree(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
-        return finished_tree(result, data, task)
+        return finished_tree(result, data, task, fitted=fitted)
 
     rounds = Rounds((schedule.steps,), schedule.batch_size * elements_per_sample)
     return Search(task, rounds, init, one_round, result, finish or finish_tree, next=following, **more)

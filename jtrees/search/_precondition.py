@@ -166,9 +166,9 @@ def preconditioned(
       stop_early: updates of an epoch, if the last run is to end after as many epochs, or up to a tenth more, as the
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
-      hand_over: ``(state, number) -> state``, which gives the last run the number that the best trial has as the extra
-        of its result, at least 0, or :data:`WITHOUT_TRIALS`. With it ``"auto"`` has a trial in all tables of 100 to
-        1024 rows and at most 512 features.
+      hand_over: ``(state, number) -> state``, which gives the last run the first number that the best trial has as
+        the extra of its result, at least 0, or :data:`WITHOUT_TRIALS`. With it ``"auto"`` has a trial in all tables of
+        100 to 1024 rows and at most 512 features.
     """
     n, p = shape
     compares = strength == "auto" and p <= WIDEST
@@ -240,7 +240,7 @@ def preconditioned(
         lost = jnp.where(jnp.isfinite(result.score) & is_needed(state, state.chosen), result.score, jnp.inf)
         here, extras = state.chosen, state.extras
         if hand_over is not None:
-            extras = extras.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, WITHOUT_TRIALS))
+            extras = extras.at[here].set(jnp.where(jnp.isfinite(lost), result.extra[0], WITHOUT_TRIALS))
         steps = state.steps.at[here].set(result.step)
         return state._replace(losses=state.losses.at[here].set(lost), steps=steps, extras=extras)
 

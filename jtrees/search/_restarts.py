@@ -233,7 +233,7 @@ class _Restarts:
         report |= {"cart_loss": float(cart_loss), "ridge_loss": float(ridge_loss), "chosen": chosen}
         report["dropped"] = int(result.extra["dropped"])
         if self.shrink and self.leaves == "constant":
-            tree = data.refit(tree, self._empty(data), shrink=True)[0]
+            tree = data.refit(tree, "constant", shrink=True)[0]
             loss = data.loss(tree)
         tree = tree.merged()
         return Finished(tree, tree, loss, report)
@@ -306,14 +306,9 @@ class _Restarts:
         beaten = ~better & (~finite.any() | (jnp.where(finite, own, 0).max() != 0))
         return scores, jnp.where(beaten, best_grown, -1).astype(jnp.int32)
 
-    def _empty(self, data: Data) -> Any:
-        """Returns leaves to be refitted."""
-        of_shape = topology.num_leaves(self.depth), data.table.x.shape[1], self.stages.task.shape
-        return self.stages.kind.empty(*of_shape)
-
     def _refitted(self, splits: ObliqueTree, data: Data) -> tuple[ObliqueTree, float]:
         """Returns the tree refitted in the user's units, and the loss it is chosen by."""
-        tree, criterion = data.refit(splits, self._empty(data))
+        tree, criterion = data.refit(splits, self.leaves)
         loss = data.loss(tree)
         if data.validation is not None or self.leaves == "constant":
             return tree, loss

@@ -234,12 +234,27 @@ def next_of_all(base: Search, states: Callable[[Any], Any] = lambda state: state
     return following
 
 
-def finished_tree(result: SearchResult, data: Data, task: Task) -> Finished:
+def finished_tree(
+    result: SearchResult, data: Data, task: Task, *, fitted: bool | None = None, **shrinkage: Any
+) -> Finished:
     """Returns a hard tree of scaled data in the user's units.
+
+    Args:
+      result: the result of the search.
+      data: the data.
+      task: what is predicted.
+      fitted: whether leaves are constants fitted to the data, which are then fitted once more in double precision.
+        None: not known; those that equal the fitted ones up to rounding are.
+      **shrinkage: how they were fitted: options of :meth:`jtrees.data.Data.refit`.
 
     The report has ``reached``, the number of internal nodes that at least one training row reaches.
     """
     check_finite(result)
     tree = data.scaling.restore(result.model)
+    if fitted is None:
+        tree = data.with_fitted(tree)
+    elif fitted:
+        tree = data.refit(tree, "constant", **shrinkage)[0]
+    tree = tree.merged()
     path = np.asarray(tree.decision_path(data.table.x))[:-1]
     return Finished(tree, tree, loss_of(result, tree, data, task), {"reached": len(np.unique(path))})

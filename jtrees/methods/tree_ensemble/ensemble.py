@@ -85,7 +85,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
     """
     x, y, weight = jax.tree.map(jnp.asarray, batch)
     reached, values = params.hard_leaves(x), params.leaf_values
-    share = ones_or(effective(weight), len(x), x.dtype)
+    share = ones_or(effective(weight), x)
     outputs = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
     if task.is_least_squares:
         spread = jax.linear_transpose(outputs, values)

@@ -1,0 +1,255 @@
+"""Sums and quantiles of the rows of each leaf, accurate within each leaf whatever rows the other leaves have.
+
+Arrays of NumPy are summed in double precision on the host, arrays of JAX in their own precision, within any program.
+
+A float32 sum of a million rows loses digits: an addend is rounded to the last digit of the sum so far. Here a value is
+divided into words: with 2^e above the largest magnitude in its leaf,
+
+    value = 2^e (w_1 2^-b + w_2 2^-2b + ... + w_m 2^-mb),     w_i an integer of at most b bits.
+
+Sums of n such integers are exact in 32 bits if ``n 2^b < 2^31``. They do not depend on the order of the rows. A
+cumulative sum over all rows may even overflow: the difference of two of its entries is exact modulo 2^32, so that it
+restarts at each leaf. The sums of words are joined by additions without error: the sum of two rounded numbers and
+its rounding error (Knuth, *The Art of Computer Programming*, volume 2, section 4.2.2).
+"""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+import numpy as np
+
+_FEW = 2**12  # rows up to which plain sums of float32 are accurate enough, and faster
+_SPARE = 2  # bits of a word beyond those that the number of rows needs
+_BELOW = 40  # bits of a cumulative weight below the largest weight of the leaf
+
+
+def module_of(*arrays: Any) -> Any:
+    """Returns :mod:`jax.numpy` if any of the arrays is one of JAX, possibly traced, else NumPy."""
+    return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
+
+
+def wide(per_row: Any, like: Any) -> Any:
+    """Returns an array with axes of length 1 appended, to broadcast against one of more axes."""
+    return per_row.reshape(per_row.shape + (1,) * (like.ndim - per_row.ndim))
+
+
+def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
+    """Returns the sums of the rows of each leaf.
+
+    Args:
+      values: rows; float32 sums of more than 4096 rows have an error of the last digits of the largest magnitude in
+        the leaf times its number of rows, at most.
+      leaf_index: leaf of each row.
+      num_leaves: number of leaves.
+
+    Example:
+      >>> print(jtrees.segments.sums(jnp.full(2**21, 0.1), jnp.zeros(2**21, int), 1))
+      [209715.2]
+    """
+    if module_of(values, leaf_index) is np:
+        flat = values.reshape(len(values), -1).T
+        columns = [np.bincount(leaf_index, column, num_leaves) for column in flat]
+        return np.stack(columns, axis=1).reshape(num_leaves, *values.shape[1:])
+    if len(values) <= _FEW or values.dtype != jnp.float32:
+        return jax.ops.segment_sum(values, leaf_index, num_leaves)
+    largest = jnp.maximum(jax.ops.segment_max(jnp.abs(values), leaf_index, num_leaves), 0)
+    exponent = jnp.frexp(largest)[1]
+    bits = _bits(len(values), 32)
+    # Truncated words of n rows may together lose n units of the last one.
+    count = -(-(24 + len(values).bit_length() + _SPARE) // bits)
+    words = _words(values, exponent[leaf_index], bits, count)
+    joined = jnp.stack(words, axis=-1).reshape(len(values), -1)
+    summed = jax.ops.segment_sum(joined, leaf_index, num_leaves).reshape(*largest.shape, count)
+    high, low = _joined([summed[..., i] for i in range(count)], bits)
+    return jnp.where(jnp.isfinite(largest), jnp.ldexp(high + low, exponent), largest)
+
+
+def total(values: Num[Array, "n *k"]) -> Float[Array, "*k"]:
+    """Returns the sum over all rows, as :func:`sums` of a single leaf."""
+    if module_of(values) is np:
+        return values.sum(0, dtype=np.float64)
+    if len(values) <= _FEW or values.dtype != jnp.float32:
+        return values.sum(0)
+    return sums(values, jnp.zeros(len(values), jnp.int32), 1)[0]
+
+
+def means(
+    leaf_index: Int[Array, " n"],
+    y: Num[Array, "n *k"],
+    num_leaves: int,
+    weight: Float[Array, " n"],
+    *,
+    default: Any = None,
+    extra: float = 0.0,
+) -> Float[Array, "leaves *k"]:
+    """Returns the weighted mean of the rows of each leaf.
+
+    On the host, the mean of equal values is this very value.
+
+    Args:
+      leaf_index: leaf of each row.
+      y: values.
+      num_leaves: number of leaves.
+      weight: nonnegative weights.
+      default: value of a leaf without weight; None: the mean of all rows.
+      extra: number of samples of the default that each leaf has in addition.
+    """
+    xp = module_of(leaf_index, y, weight)
+    count = wide(sums(weight, leaf_index, num_leaves), y)
+    safe = xp.where(count > 0, count, 1)
+    summed = lambda values: sums(wide(weight, y) * values, leaf_index, num_leaves) / safe
+    # Deviations from the mean of the leaf are small, so that their mean corrects the rounding errors of the first.
+    first = summed(y)
+    values = first + summed(y - first[leaf_index])
+    if default is None and (extra or xp is jnp or not count.all()):
+        whole = (total(wide(weight, y) * y) / total(weight))[None]
+        default = (whole + total(wide(weight, y) * (y - whole)) / total(weight))[0]
+    default = None if default is None else xp.broadcast_to(default, values.shape)
+    if extra:
+        return values + (default - values) * (extra / (count + extra))
+    if xp is np:
+        values = common(leaf_index, y, num_leaves, weight, values)
+    return values if default is None else xp.where(count > 0, values, default)
+
+
+def common(
+    leaf_index: np.ndarray, y: np.ndarray, num_leaves: int, weight: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Returns the values of leaves, replaced where all rows of a leaf with weight have the same y by this y: on the
+    host.
+    """
+    some = np.flatnonzero(weight > 0)
+    order = some[np.argsort(leaf_index[some], kind="stable")]
+    leaf, ordered = leaf_index[order], y[order]
+    first = np.flatnonzero(np.diff(leaf, prepend=-1))
+    low, high = (ends.reduceat(ordered, first, axis=0) for ends in (np.minimum, np.maximum))
+    out, leaf = np.array(values, np.float64), leaf[first]
+    out[leaf] = np.where(low == high, low, out[leaf])
+    return out
+
+
+def quantiles(
+    leaf_index: Int[Array, " n"],
+    y: Float[Array, " n"],
+    num_leaves: int,
+    levels: Sequence[float],
+    weight: Float[Array, " n"],
+) -> tuple[Float[Array, "leaves k"], Array]:
+    """Returns weighted quantiles of the rows of each leaf, and whether the leaf has weight.
+
+    Where all values between two rows are quantiles, the value is their mid-point.
+    """
+    xp, n = module_of(leaf_index, y, weight), len(y)
+    group = xp.where(weight > 0, leaf_index, num_leaves)  # rows without weight come last
+    order = xp.lexsort((y, group))
+    group, y, weight = group[order], y[order], weight[order]
+    inside = xp.minimum(group, num_leaves - 1)
+    count = _counts(group < num_leaves, inside, num_leaves)
+    first = xp.cumsum(count) - count
+    part = _parts_of(weight, inside, count, first)  # weight in the leaf up to and with each row
+    last = xp.clip(first + count - 1, 0, n - 1)
+    whole = part[0][last], part[1][last]
+    # Rounding errors of weights do not decide ties of double precision; sums of float32 weights are exact.
+    slack = (4 * np.finfo(np.float64).eps if y.dtype == np.float64 else 2.0**-38) * whole[0]
+
+    def at_level(level: float) -> Array:
+        wanted = _product(whole, level)
+        ahead, rest = _two_sum(part[0], -wanted[0][inside])
+        ahead = ahead + (rest + (part[1] - wanted[1][inside]))  # exact enough, as only its sign near 0 matters
+        below = lambda margin: _counts((ahead < margin[inside]) & (group < num_leaves), inside, num_leaves)
+        place = lambda passed: xp.clip(first + xp.minimum(passed, count - 1), 0, n - 1)
+        low, high = y[place(below(-slack))], y[place(below(slack))]
+        return xp.where(low == high, low, low / 2 + high / 2)
+
+    return xp.stack([at_level(level) for level in levels], axis=1), count > 0
+
+
+def _parts_of(weight: Any, leaf: Any, count: Any, first: Any) -> tuple[Any, Any]:
+    """Returns the weight of the leaf of each row up to this row, rows sorted by leaf, relative to a power of two of
+    the leaf, as the sum of two numbers.
+    """
+    xp, n = module_of(weight), len(weight)
+    size = 64 if weight.dtype == np.float64 else 32
+    bits = _bits(n, size)
+    words_of = -(-(_BELOW if size == 32 else 2 * _BELOW) // bits)
+    if xp is np:
+        largest = np.zeros(len(count))
+        some = count > 0
+        largest[some] = np.maximum.reduceat(weight, first[some]) if some.any() else 0
+    else:
+        largest = jnp.maximum(jax.ops.segment_max(weight, leaf, len(count), indices_are_sorted=True), 0)
+    running = [xp.cumsum(word) for word in _words(weight, xp.frexp(largest)[1][leaf], bits, words_of)]
+    start = first[leaf]
+    before = lambda sum_: xp.where(start > 0, sum_[xp.maximum(start - 1, 0)], 0)
+    return _joined([sum_ - before(sum_) for sum_ in running], bits)
+
+
+def _counts(mask: Any, leaf: Any, num_leaves: int) -> Any:
+    """Returns the number of rows of each leaf that are true in the mask."""
+    if module_of(mask) is np:
+        return np.bincount(leaf[mask], minlength=num_leaves)
+    return jax.ops.segment_sum(mask.astype(jnp.int32), leaf, num_leaves, indices_are_sorted=True)
+
+
+# --- Words -----------------------------------------------------------------------------------------------------------
+
+
+def _bits(n: int, size: int) -> int:
+    """Returns the bits of a word, so that sums of n words do not overflow integers of so many bits."""
+    return max(1, size - 2 - n.bit_length())
+
+
+def _words(values: Any, exponent: Any, bits: int, count: int) -> list[Any]:
+    """Returns the words of values below ``2^exponent``, the highest first; the lowest is rounded."""
+    xp = module_of(values)
+    whole = np.int64 if values.dtype == np.float64 else np.int32
+    # In two steps, as the power may be out of range.
+    half = exponent // 2
+    power = lambda e: xp.ldexp(xp.ones((), values.dtype), -e)
+    rest, words = values * power(half) * power(exponent - half), []
+    for i in range(count):
+        rest = rest * 2.0**bits
+        word = xp.trunc(rest) if i < count - 1 else xp.round(rest)
+        words.append(word.astype(whole))
+        rest = rest - word
+    return words
+
+
+def _joined(words: list[Any], bits: int) -> tuple[Any, Any]:
+    """Returns sums of words as the sum of two numbers, the second below the rounding error of the first."""
+    xp = module_of(words[0])
+    dtype, low_bits = (np.float64, 31) if words[0].dtype == np.int64 else (np.float32, 12)
+    high = low = xp.zeros(words[0].shape, dtype)
+    for i, word in enumerate(words):
+        upper = word >> low_bits
+        for part, unit in ((upper, low_bits), (word - (upper << low_bits), 0)):
+            high, error = _two_sum(high, part.astype(dtype) * dtype(2.0 ** (unit - bits * (i + 1))))
+            low = low + error
+    return _two_sum(high, low)
+
+
+def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
+    """Returns the rounded sum and its rounding error, exactly."""
+    added = a + b
+    of_b = added - a
+    return added, (a - (added - of_b)) + (b - of_b)
+
+
+def _product(number: tuple[Any, Any], factor: float) -> tuple[Any, Any]:
+    """Returns the product of a sum of two numbers and a number in (0, 1), as a sum of two."""
+    xp, dtype = module_of(number[0]), number[0].dtype
+    half = np.finfo(dtype).nmant // 2 + 1
+    mantissa, exponent = xp.frexp(number[0])
+    upper = xp.ldexp(xp.trunc(mantissa * 2.0**half), exponent - half)
+    high, low = xp.zeros_like(number[0]), number[1] * dtype.type(factor)
+    for i in range(1, 1 + -(-53 // half)):  # parts of the factor of half the digits, whose products are exact
+        part = math.floor(factor * 2.0 ** (half * i))
+        factor -= part * 2.0 ** (-half * i)
+        for digits in (upper, number[0] - upper):
+            high, error = _two_sum(high, digits * dtype.type(part * 2.0 ** (-half * i)))
+            low = low + error
+    return _two_sum(high, low)
