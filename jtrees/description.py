@@ -37,7 +37,7 @@ def _kind(tree: ObliqueTree) -> str:
         return "no split: " + ("one linear model" if isinstance(tree.leaves, Linear) else "one answer for all rows")
     if (columns == 1).all():
         used = int(directions.any(0).sum())
-        each = "the only split has" if splits == 1 else f"each of the {splits} splits has"
+        each = {1: "the only split has", 2: "both splits have"}.get(splits, f"each of the {splits} splits has")
         which = ", and all the same" if used == 1 and splits > 1 else ""
         return f"axis-aligned, as trees of CART: {each} one column{which}"
     if splits == 1:
