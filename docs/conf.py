@@ -63,7 +63,8 @@ nitpick_ignore_regex = [
     (r"py:(class|obj|data|exc)", r"(?!jtrees\.).*"),
     (r"py:(func|meth|mod)", r"(dataclasses|flax|jax|optax|sklearn)\b.*"),
     # In signatures.
-    (r"py:class", r"jtrees\.(\w+\.)+_\w+|jtrees\.pytree\.T|jtrees\.(data\.(columns|frame)|prediction)\.\w+"),
+    (r"py:class", r"jtrees\.(\w+\.)+_\w+|jtrees\.pytree\.T"),
+    (r"py:class", r"jtrees\.(data\.(columns|frame|kinds|cells)|prediction)\.\w+"),
     # Docstrings speak of these, which are not public.
     (r"py:(func|meth)", r"predict|hardened|linear_text|centre_thresholds|jtrees\.exact\.unit_splits"),
     (r"py:mod", r"jtrees\.(exact|routing\.sharp)"),

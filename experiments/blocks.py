@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 _KEPT = 4  # row groups
+_MUCH = 0.01  # part of the rows that may be left out without advice
 
 _MOST = float(np.finfo(np.float32).max)
 
@@ -97,8 +98,10 @@ class Shards:
     groups are read, and the last few are kept: they should not be much larger than a block.
     """
 
-    def __init__(self, folder: Path, block: int, target: str | None = None, classes: bool = False):
-        """Looks at the shards, and not at their rows.
+    def __init__(
+        self, folder: Path, block: int, target: str | None = None, classes: bool = False, batch: int | None = None
+    ):
+        """Looks at the shards, and not at their rows; ``batch`` divides the blocks that a note may recommend.
 
         Raises:
           DataError: for a folder without shards, one that cannot be read, shards of different columns, a target for
@@ -125,8 +128,12 @@ class Shards:
             shard.names = self.names  # columns of Parquet are read by name, in the order of the first shard
         self._ends = np.cumsum([shard.rows // block for shard in self._shards])
         self.notes: list[str] = []
-        if left_out := sum(shard.rows % block for shard in self._shards):
-            self.notes.append(f"{left_out} rows at the ends of shards fill no block of {block}: they are not used")
+        sizes = np.array([shard.rows for shard in self._shards])
+        if left_out := int((sizes % block).sum()):
+            share = left_out / sizes.sum()
+            said = f"{left_out} rows at the ends of shards fill no block of {block}: they are not used"
+            advice = _advice(sizes, block, batch or block) if share > _MUCH else ""
+            self.notes.append(f"{said} ({100 * share:.2g} % of all){advice}")
         if (largest := max(shard.largest for shard in self._shards)) > 4 * block:
             said = f"row groups of up to {largest} rows are read whole for each block of {block}"
             self.notes.append(f"{said}: write the shards with smaller ones, or take a larger --block")
@@ -177,6 +184,16 @@ class Shards:
         """The number of the shard of block i, and its first row there."""
         k = int(np.searchsorted(self._ends, i, side="right"))
         return k, int(i - (self._ends[k - 1] if k else 0)) * self.block
+
+
+def _advice(sizes: np.ndarray, block: int, batch: int) -> str:
+    """Returns a clause that names a block, of half to twice the size, that leaves out fewer rows; or none."""
+    steps = batch * np.arange(max(1, -(-block // (2 * batch))), 2 * block // batch + 1)
+    left_out = (sizes[:, None] % steps).sum(0) / sizes.sum()
+    if len(steps) == 0 or left_out.min() > (sizes % block).sum() / sizes.sum() / 2:
+        return ""
+    best = len(steps) - 1 - int(np.argmin(left_out[::-1]))
+    return f"; with --block {steps[best]} it is {100 * left_out[best]:.2g} %"
 
 
 def _told(names: list[str]) -> str:

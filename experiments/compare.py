@@ -241,13 +241,18 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
 
 def described_columns(columns: Columns) -> list[str]:
     """A line on each column that is more than numbers without gaps."""
-    plain = lambda column: isinstance(column, Numeric) and column.kind != "date" and not column.missing
-    return [f"{name}: {column}" for name, column in columns.columns.items() if not plain(column)]
+
+    def plain(name: str) -> bool:
+        column = columns.columns[name]
+        numbers = isinstance(column, Numeric) and column.kind != "date" and not column.missing
+        return numbers and name not in columns.readings and name not in columns.notes
+
+    return [f"{name}: {what}" for name, what in columns.described().items() if not plain(name)]
 
 
 def _loaded(options: argparse.Namespace) -> data.Frame:
     if options.csv is not None:
-        frame = data.read_labelled(options.csv, options.target, options.separator, options.decimal)
+        frame = data.read_labelled(options.csv, options.target, data.rules_of(options))
     else:
         frame = data.load_frame(options.dataset, data_dir=options.data_dir)
     return data.drop(frame, options.drop)
@@ -349,8 +354,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     source.add_argument("--dataset", default=data.DEFAULT, help=f"by name (default: {data.DEFAULT}, embedded; {known})")
     source.add_argument("--csv", type=Path, help="a CSV file with a header")
     add("--target", help="the column of the CSV to learn")
-    add("--separator", default=",", help="what stands between two fields of the CSV (default: a comma)")
-    add("--decimal", default=".", help="what stands before the decimals of a number of the CSV (default: a point)")
+    data.add_rules(parser, training=True)
     add("--drop", nargs="+", default=[], metavar="COLUMN", help="features to leave out")
     add("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
     add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
@@ -365,10 +369,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.target is not None and options.csv is None:
         parser.error("argument --target: goes with --csv")
-    if options.decimal != "." and options.csv is None:
+    if options.decimal is not None and options.csv is None:
         parser.error("argument --decimal: goes with --csv")
-    if len(options.decimal) != 1:
-        raise data.DataError(f"--decimal must be one character, got {options.decimal!r}")
     for depth in options.depth or ():
         jtrees.validation.check_depth(depth)
     own = [_own(given) for given in options.method]

@@ -11,13 +11,16 @@ import pandas as pd
 from jtrees.cli.tables import (
     DataError as DataError,
     Frame as Frame,
+    Rules as Rules,
     Task as Task,
+    add_rules as add_rules,
     beyond_float32 as beyond_float32,
     check_rows as check_rows,
     drop as drop,
     guess as guess,
     one_line as one_line,
     read_labelled as read_labelled,
+    rules_of as rules_of,
     usable as usable,
 )
 

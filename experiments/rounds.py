@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+import itertools
 import json
 import os
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class Job(NamedTuple):
 
     Attributes:
       blocks: the table.
-      order: of its blocks, of which the last are held out, pass after pass.
+      order: of the blocks that are trained on, pass after pass.
       blocks_per_round: of all processes.
       rounds: number of rounds that are planned.
       updates: steps in a round.
@@ -73,7 +74,7 @@ def source(options: argparse.Namespace) -> Blocks:
     if (options.data is None) == (options.synthetic is None):
         raise DataError("give either --data FOLDER or --synthetic rows=N,p=P")
     if options.data is not None:
-        return Shards(options.data, options.block, options.target, classes)
+        return Shards(options.data, options.block, options.target, classes, options.batch)
     if options.target is not None:
         raise DataError(f"--target is for --data, got {options.target!r}")
     try:
@@ -133,15 +134,17 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
             f"{len(blocks)} blocks of {options.block} rows are too few: {options.held_out} held out, "
             f"{blocks_per_round} a round; try a smaller --block"
         )
-    order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat()
+    held_out = drawn_blocks(len(blocks), options.held_out, options.seed)
+    trained_on = np.setdiff1d(np.arange(len(blocks)), held_out).tolist()
+    order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat().map(trained_on.__getitem__)
     seen = [blocks[order[i]] for i in range(min(few, count))]
     task = Classification(_classes(seen)) if options.task == "classification" else Regression()
     if len({float(one) for _, y in seen for one in (y.min(), y.max())}) == 1:
         raise DataError(f"the target must vary, got {seen[0][1][0]} in all of the first {len(seen)} blocks")
-    held_out = [blocks[i] for i in range(count, len(blocks))]
-    for i, (_, y) in enumerate(held_out, count):
+    of_validation = [blocks[i] for i in held_out]
+    for i, (_, y) in zip(held_out, of_validation, strict=True):
         _check_classes(blocks, i, y, task)
-    validation, sample = _table(held_out, task), _table(seen, task)
+    validation, sample = _table(of_validation, task), _table(seen, task)
     updates = rows // options.batch
     rounds = max(1, -(-options.epochs * count // blocks_per_round))
     # Schedules are made for the steps that are planned, and not for those that the rows in memory would take.
@@ -154,6 +157,16 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     scaling = scaling_of(seen, task)
     mapping = jnp.asarray(matrix(spectrum(scaling.batch(sample)), strength)) if strength else None
     return Job(blocks, order, blocks_per_round, rounds, updates, search, scaling, sample, validation, mapping)
+
+
+def drawn_blocks(blocks: int, held_out: int, seed: int) -> list[int]:
+    """Returns the numbers of the validation blocks: one, drawn at random, of each of equally long parts of the table.
+
+    Shards may be sorted, by time or by the target: their last blocks would not be like the others.
+    """
+    ends = np.linspace(0, blocks, held_out + 1).astype(int)
+    rng = np.random.default_rng([seed, blocks])
+    return [int(rng.integers(low, high)) for low, high in itertools.pairwise(ends)]
 
 
 def _classes(seen: list[Block]) -> int:

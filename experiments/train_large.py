@@ -1,14 +1,20 @@
 """Trains on tables that do not fit in memory, on all devices of all processes, and resumes where it was stopped.
 
+It runs from a checkout of the repository, whose folder ``experiments`` the wheel does not have, with the extra "large".
+
 python -m experiments.train_large --out RUN --data FOLDER --target price          # shards, Parquet or .npy
 python -m experiments.train_large --out RUN --synthetic rows=1e8,p=64 --method tel --set depth=4 trees=20
 python -m experiments.train_large ... --coordinator host:1234 --processes 2 --process 0      # each of two processes
 
 A round reads a block of rows for each device, in an order that depends on --seed, and trains on mini-batches of them.
-The last blocks are the validation set, on which the hardened model is evaluated. RUN receives config.json,
-metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). SIGTERM and Ctrl-C write a checkpoint; the
-same command resumes from the newest readable one, position in the data included, and ends with the same bits. The
-learning rate is scheduled for --epochs passes; --max-steps and --max-seconds end the run earlier, with a model.
+Validation blocks, on which the hardened model is evaluated, are drawn by --seed from all parts of the table. RUN
+receives config.json, metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). SIGTERM and Ctrl-C
+write a checkpoint; the same command resumes from the newest readable one, position in the data included, and ends with
+the same bits. The learning rate is scheduled for --epochs passes; --max-steps and --max-seconds end the run earlier,
+with a model.
+
+GET and RADDT are not among the methods: each of their updates takes all rows, and so does the choice among their
+starts. For one tree of constant leaves take dgt, or fit GET to a sample of rows that fits in memory.
 
 No row is dropped at the end of a pass, which may lie within a round; rows at the end of a shard that fill no block are
 not used, and the run says how many. Features and targets are standardised, in double precision, by the moments of the
@@ -176,7 +182,7 @@ class Run:
         if not self.fit.loss <= (loss := self.evaluator.constant_loss):
             self.say(
                 f"the model is worse than a constant, with which {self.names[1]} is {loss:.4g}: "
-                "try a smaller learning_rate or more steps, and check that the last rows are like the others"
+                "try a smaller learning_rate or more steps"
             )
         return finished
 
@@ -466,7 +472,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=_positive,
         default=8,
         metavar="BLOCKS",
-        help="Blocks of the validation set, the last of the table. Default: %(default)s.",
+        help="Blocks of the validation set, drawn by --seed. Default: %(default)s.",
     )
     add("--seed", type=_natural, default=0, help="Seed of parameters and of the order of rows. Default: %(default)s.")
     a_while = "rounded down to whole rounds. Default: %(default)s."

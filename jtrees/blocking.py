@@ -76,8 +76,17 @@ def steps_in_a_round(elements: int) -> int:
     A round is about half a second on a CPU (where an element, a split's score of a sample, takes about ten operations),
     and long enough to amortise the transfer of the state.
     """
-    rate = 2**26 if jax.default_backend() == "cpu" else 2**32  # elements a second
-    return int(np.clip(rate // (2 * max(1, elements)), 2, 256))
+    return int(np.clip(_rate() // (2 * max(1, elements)), 2, 256))
+
+
+def seconds_of_step(elements: int) -> float:
+    """Returns the expected seconds of a training step that works on arrays of ``elements`` elements."""
+    return elements / _rate()
+
+
+def _rate() -> int:
+    """Returns the elements of a step that are computed in a second."""
+    return 2**26 if jax.default_backend() == "cpu" else 2**32
 
 
 def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:
@@ -102,8 +111,8 @@ def map_over_blocks(fn: Callable[[jax.Array], Any], x: jax.Array, block: int) ->
 
 
 def sum_over_blocks(
-    fn: Callable[..., tuple[Any, jax.Array]], weight: jax.Array, *arrays: jax.Array, block: int
-) -> tuple[Any, jax.Array]:
+    fn: Callable[..., tuple[Any, Any]], weight: jax.Array, *arrays: jax.Array, block: int
+) -> tuple[Any, Any]:
     """Returns ``fn(weight, *arrays)`` computed block by block: its first result summed, its second concatenated.
 
     ``fn`` must be additive over samples, and zero for samples of weight zero, such as the padding, which repeats the
@@ -119,17 +128,17 @@ def sum_over_blocks(
     if block >= n // sharding.parts(n):
         return fn(weight, *arrays)
 
-    def in_blocks(weight: jax.Array, *arrays: jax.Array) -> tuple[Any, jax.Array]:
+    def in_blocks(weight: jax.Array, *arrays: jax.Array) -> tuple[Any, Any]:
         blocks = (into_blocks(weight, block, "constant"), *into_blocks(arrays, block))
         sums = jax.eval_shape(lambda b: fn(*b)[0], jax.tree.map(lambda a: a[0], blocks))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
 
-        def body(total: Any, arrays_of_block: Any) -> tuple[Any, jax.Array]:
+        def body(total: Any, arrays_of_block: Any) -> tuple[Any, Any]:
             part, per_sample = fn(*arrays_of_block)
             return jax.tree.map(jnp.add, total, part), per_sample
 
         total, per_sample = jax.lax.scan(body, zeros, blocks)
-        return total, per_sample.reshape(-1, *per_sample.shape[2:])[: weight.shape[0]]
+        return total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: weight.shape[0]], per_sample)
 
     return _each_shard(in_blocks, weight, *arrays)
 

@@ -1,6 +1,7 @@
 """Compilation of programs that run once in a fit, where making machine code takes longer than running it."""
 
 from collections.abc import Callable
+import contextlib
 import functools
 from typing import Any
 
@@ -19,6 +20,16 @@ def _options(level: int) -> dict[str, Any]:
     """
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
     return {"xla_backend_optimization_level": level} | older_emitters
+
+
+def promoting_ranks() -> Any:
+    """Context in which programs of the library compile whatever ``jax_numpy_rank_promotion`` is.
+
+    Arrays of different ranks meet in these programs, as the node axis comes first. What the flag asks for is meant for
+    the user's own programs.
+    """
+    allowed = jax.config.jax_numpy_rank_promotion == "allow"
+    return contextlib.nullcontext() if allowed else jax.numpy_rank_promotion("allow")
 
 
 def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import leaves, losses, topology, validation as checks
+from jtrees import leaves, losses, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.ensembles import Bagged
 from jtrees.losses.names import named
@@ -82,6 +82,7 @@ class _Tree(BaseEstimator):
 
     def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
+        processes.require_xla("the fit of an estimator")
         recipe = self._recipe()
         numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
@@ -378,6 +379,7 @@ class TreeClassifier(ClassifierMixin, _Tree):
         x, labels = self._checked(X, y, ensure_min_samples=2)
         check_classification_targets(labels)
         self.classes_, labels = np.unique(labels, return_inverse=True)
+        _warn_of_spaces(self.classes_)
         x, labels, weight = _weighed(x, labels, sample_weight)
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
@@ -412,6 +414,15 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     for option, setting in options_of(value).items():
         found |= {f"{name}__{option}": setting} | _options(f"{name}__{option}", setting)
     return found
+
+
+def _warn_of_spaces(classes: np.ndarray) -> None:
+    """Warns of labels that differ in spaces at their ends alone."""
+    alike: dict[str, list[str]] = {}
+    for label in classes.tolist():
+        alike.setdefault(label.strip() if isinstance(label, str) else label, []).append(label)
+    if pairs := [labels for labels in alike.values() if len(labels) > 1]:
+        warnings.warn(f"y has labels that differ in spaces alone: {checks.quoted_list(pairs[0])}", stacklevel=3)
 
 
 def _weighed(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:

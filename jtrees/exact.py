@@ -11,7 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrees import topology
+from jtrees import processes, topology
+from jtrees.leaves import Estimates, Linear, Logit
+from jtrees.losses.base import linked
 
 _BLOCK = 256
 
@@ -102,9 +104,28 @@ def at_leaves(fn: Any, model: Any, leaf: np.ndarray, x: np.ndarray) -> np.ndarra
       leaf: leaf of each sample, ``(..., n)``.
       x: samples, ``(n, p)``.
     """
+    if processes.lost_xla():
+        return _by_numpy(model, leaf, x)
     rows = np.arange(-(-len(x) // _BLOCK) * _BLOCK).reshape(-1, _BLOCK) % len(x)
     out = [np.asarray(_compiled(fn, model, leaf[..., some], x[some])) for some in rows]
     return np.concatenate(out)[: len(x)]
+
+
+def _by_numpy(model: Any, leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Returns the predictions of a tree, or of a forest of several, in given leaves; arrays are of NumPy."""
+    if leaf.ndim == 1:
+        return _leaves_by_numpy(model.leaves, leaf, x)
+    each = [jax.tree.map(lambda a, i=i: a[i], model.trees.leaves) for i in range(len(leaf))]
+    return model.combined(np.stack([_leaves_by_numpy(*one, x) for one in zip(each, leaf, strict=True)]))
+
+
+def _leaves_by_numpy(leaves: Any, leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+    if isinstance(leaves, Linear):
+        out = np.einsum("np...,np->n...", leaves.coefficients[leaf], x) + leaves.intercept[leaf]
+        return out if leaves.lower is None else np.clip(out, leaves.lower[leaf], leaves.upper[leaf])
+    if isinstance(leaves, Estimates):
+        return leaves.predictions()[leaf]
+    return linked("softmax", leaves.values[leaf]) if isinstance(leaves, Logit) else leaves.values[leaf]
 
 
 _compiled = jax.jit(lambda fn, model, leaf, x: fn(model, leaf, x), static_argnums=0)

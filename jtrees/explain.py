@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import exact, prediction, validation
+from jtrees import compilation, exact, prediction, processes, validation
 from jtrees.data.columns import Numeric
 from jtrees.data.frame_model import FrameModel
 from jtrees.forest import Forest
@@ -404,6 +404,7 @@ def shapley_values(
       >>> print(shapley.base_values, shapley.values)  # which add up to the prediction, 10
       [5.] [[ 6.25 -1.25]]
     """
+    processes.require_xla("jtrees.explain.shapley_values")
     columns, inner = _Columns.of(model, feature_names), model.model if isinstance(model, FrameModel) else model
     samples, behind = columns.features(x), columns.features(background)
     validation.check_count("permutations", permutations)
@@ -418,7 +419,8 @@ def shapley_values(
         trees, inner = len(inner), inner.replace(combine="mean")  # the scaling is that of one tree
     scaling, unscaled = inner.scaling, inner.without_scaling()
     scaled = lambda rows: np.asarray(prediction.scaled(scaling, rows, inner.features), np.float32)
-    worth = np.asarray(_worth(unscaled, scaled(samples), scaled(behind), sets[:, columns.owner]))
+    with compilation.promoting_ranks():
+        worth = np.asarray(_worth(unscaled, scaled(samples), scaled(behind), sets[:, columns.owner]))
     if scaling is not None:
         worth = scaling.inverse(worth.reshape(-1, *worth.shape[2:]).astype(np.float64)).reshape(worth.shape)
     worth = trees * np.asarray(worth, np.float64)

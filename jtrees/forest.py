@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import exact, io, losses, ops, prediction, pytree, sharding, validation as checks
+from jtrees import exact, io, losses, ops, prediction, processes, pytree, sharding, validation as checks
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
@@ -82,6 +82,8 @@ class Forest:
                 f"trees must have no origin of predictions with link={self.link!r}, got {self.trees.origin}"
             )
         # The scaling of predictions is that of one tree.
+        if processes.lost_xla():
+            self = processes.on_host(self)
         if self.combine == "sum" and self.link in ("identity", "sorted"):
             return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x, exactly=_PREDICTIONS if isinstance(self.trees, ObliqueTree) else None)
@@ -132,7 +134,7 @@ class Forest:
 def _certain_predictions(forest: Forest, x: jax.Array) -> jax.Array:
     leaf, uncertain = jax.vmap(lambda tree: ops.hard_and_uncertain(tree.weights, tree.bias, x))(forest.trees)
     out = _at_leaves(forest, leaf, x)
-    return jnp.where(uncertain.any(0).reshape(-1, *[1] * (out.ndim - 1)), jnp.nan, out)
+    return jnp.where(uncertain.any(0).reshape(-1, *[1] * (out.ndim - 1)), jnp.inf, out)
 
 
 def _at_leaves(forest: Forest, leaf: Int[Array, "trees n"], x: Array) -> Array:
@@ -158,4 +160,6 @@ def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:
     """
     if answers.ndim < 3:
         raise ValueError('combine must be "mean" or "sum" for trees that answer one number, got "vote"')
+    if not isinstance(answers, jax.Array):
+        return np.eye(answers.shape[-1], dtype=answers.dtype)[answers.argmax(-1)]
     return jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1], dtype=answers.dtype)

@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import sharding
+from jtrees import processes, sharding, validation
 
 FORMAT = 1
-_CLASSES: dict[str, Any] = {}  # by name: classes that may be part of a file
-_FILES: dict[str, Any] = {}  # those that may be a file of their own
-_STATES: dict[str, Any] = {}  # classes whose tree structure the user passes to load
+_CLASSES: dict[str, type] = {}  # by name: classes that may be part of a file
+_FAMILIES: list[type] = []  # classes whose dataclasses may be part of a file
+_FILES: dict[str, type] = {}  # those that may be a file of their own
+_STATES: dict[str, type] = {}  # classes whose tree structure the user passes to load
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # need scikit-learn, so imported on demand
 
 # Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype or implementation of keys.
@@ -38,11 +39,19 @@ _Class = TypeVar("_Class", bound=type)
 def part(cls: _Class) -> _Class:
     """Registers a dataclass or named tuple that may be part of a file; a decorator.
 
-    A user's class does not replace one of jtrees of the same name.
+    In files a class of jtrees goes by its own name, any other by the name of its module and its own, such as
+    ``my_trees.Stump``. So no class takes the place of another, unless it is defined again, as in a notebook.
+
+    Raises:
+      ValueError: for a second class of jtrees of the same name.
     """
-    known = _CLASSES.get(cls.__name__)
-    if known is None or known.__module__ == cls.__module__ or not known.__module__.startswith("jtrees."):
-        _CLASSES[cls.__name__] = cls
+    _put(cls, _CLASSES)
+    return cls
+
+
+def family(cls: _Class) -> _Class:
+    """Registers a class, each of whose derived dataclasses may be part of a file; a decorator."""
+    _FAMILIES.append(cls)
     return cls
 
 
@@ -51,15 +60,39 @@ def model(cls: _Class) -> _Class:
 
     If the class has ``to_save()``, its result is written instead.
     """
-    part(cls)
-    _FILES[cls.__name__] = _CLASSES[cls.__name__]
+    _put(part(cls), _FILES)
     return cls
 
 
 def state(cls: _Class) -> _Class:
     """Registers a pytree that is loaded with ``load(path, like=...)``; a decorator."""
-    _STATES[cls.__name__] = cls
+    _put(cls, _STATES)
     return cls
+
+
+def name_of(cls: type) -> str:
+    """Returns the name of a class in files."""
+    own = cls.__module__.partition(".")[0] == "jtrees"
+    return cls.__name__ if own else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _put(cls: type, classes: dict[str, type]) -> None:
+    """Adds a class to those of its name."""
+    place, known = lambda of: (of.__module__, of.__qualname__), classes.setdefault(name_of(cls), cls)
+    if place(known) != place(cls):
+        raise ValueError(f"cls must have a name of its own in jtrees, got {cls} beside {known}")
+    classes[name_of(cls)] = cls
+
+
+def _class_of(name: str) -> type | None:
+    """Returns the class of a name, the one that was defined last; None if there is none."""
+    if name in _CLASSES:
+        return _CLASSES[name]
+    derived = list(_FAMILIES)
+    for cls in derived:
+        derived += [one for one in cls.__subclasses__() if one not in derived]
+    found = [one for one in derived if is_dataclass(one) and name_of(one) == name]
+    return found[-1] if found else None
 
 
 def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
@@ -115,7 +148,7 @@ def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 def _kinds() -> list[str]:
     """Returns the kinds of files."""
-    return [*_FILES, *_STATES, *_ESTIMATORS]
+    return [*(cls.__name__ for cls in (*_FILES.values(), *_STATES.values())), *_ESTIMATORS]
 
 
 def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
@@ -123,9 +156,10 @@ def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any
     kind, arrays = type(what).__name__, []
     contents: dict[str, Any] = {"format": FORMAT, "kind": kind}
     model, report = getattr(what, "model", what), getattr(what, "report", {})
-    if _STATES.get(kind) is type(what):
+    name = name_of(type(what))
+    if _STATES.get(name) is type(what):
         contents["state"] = [[name, _encoded(array, name, arrays)] for name, array in _flat(what).items()]
-    elif _FILES.get(kind) is type(what):
+    elif _FILES.get(name) is type(what):
         contents["object"] = _encoded(what.to_save() if hasattr(what, "to_save") else what, "", arrays)
     elif type(what).__module__ == "jtrees.estimators" and kind in _ESTIMATORS:
         contents["object"] = _encoded_estimator(what, arrays)
@@ -243,10 +277,12 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
         if bad := [key for key in value if type(key) not in (str, int)]:
             raise ValueError(f"{where or 'it'} must have names or numbers as keys to be saved, got {bad[0]!r}")
         return {"dict": [[key, _encoded(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]}
-    name = type(value).__name__
-    if _CLASSES.get(name) is not type(value):
+    name = name_of(type(value))
+    if (known := _class_of(name)) is not type(value):
         instead = "numbers, text, arrays, lists, tuples and dicts of these can be"
-        raise ValueError(f"{where or 'it'} cannot be saved: {value!r}: {instead}")
+        if known is not None:
+            instead = f"{name} was defined again since: make it anew"
+        raise ValueError(f"{where or 'it'} cannot be saved: {validation.quoted(value)}: {instead}")
     names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
     return {"class": name, "fields": {n: _encoded(getattr(value, n), f"{where}.{n}", arrays) for n in names}}
 
@@ -288,7 +324,9 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
         return tuple(_decoded(item, arrays) for item in encoded["tuple"])
     if "dict" in encoded:
         return {key: _decoded(item, arrays) for key, item in encoded["dict"]}
-    return _CLASSES[encoded["class"]](**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
+    if (cls := _class_of(name := encoded["class"])) is None:
+        raise LookupError(f"its class {name!r} is not known, import the module that defines it")
+    return cls(**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
 
 
 # --- The file --------------------------------------------------------------------------------------------------------
@@ -329,6 +367,7 @@ def _arrays(path: Path, contents: dict[str, Any]) -> list[Any]:
 
 def _as_it_was(array: np.ndarray, kind: str, dtype: str) -> Any:
     if kind == "key":
+        processes.require_xla("loading a key")
         return jax.random.wrap_key_data(sharding.from_host(array), impl=dtype)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if dtype == "object":

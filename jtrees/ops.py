@@ -267,7 +267,8 @@ def expected_loss(
     two matrix products and one sigmoid a node, the rest additions. Deep trees under sharp sigmoids are visited only
     where a sample goes with a probability above 1e-6, on a CPU and with losses of the leaves themselves
     (:mod:`jtrees.routing.sharp`): each split that is not visited changes the loss of a sample by at most 1e-6 of the
-    range of its losses. Reverse mode only; gradients flow to ``weights``, ``bias`` and ``leaves``, not to the data.
+    range of its losses. Reverse mode only. The gradient of ``x``, ``y`` and ``weight``, as layers below the tree need
+    it, takes another visit, by XLA, which is left out where nobody asks for it.
 
     Args:
       weights: split weights.
@@ -291,14 +292,14 @@ def expected_loss(
     how = _chosen("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
-    data = jax.lax.stop_gradient((x, y, share))
-    return _expected_loss(leaf_losses, route, how, weights, bias, leaves, *data)
+    return _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share):
+def _expected_loss(leaf_losses, route, how, *operands):
     # What is not asked for (the gradient) the compiler leaves out, but for a kernel, which computes all at once.
-    return _expected_loss_fwd(leaf_losses, route, how, weights, bias, leaves, x, y, share)[0]
+    (loss, _), leaf = _visited(leaf_losses, route, how, *operands)
+    return loss, leaf
 
 
 # The gradient. Let R_l = w P_l loss_l at a leaf and R_j = R_left + R_right above: the loss that passes through node j,
@@ -311,11 +312,44 @@ def _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share):
 # compute again for every consumer as it does a chain of slices and additions; each level meets x in a product of its
 # own, because joining the levels first costs more than the products; and value, gradient and hard routing share one
 # visit, so the forward rule computes the gradient and the backward rule only scales it.
-def _expected_loss_fwd(leaf_losses, route, how, *operands):
+def _expected_loss_fwd(leaf_losses, route, how, *given):
+    operands = jax.tree.map(lambda one: one.value, given)
+    (loss, gradient), leaf = _visited(leaf_losses, route, how, *operands)
+    of_data = tuple(one.perturbed for one in given[3:])
+    return (loss, leaf), (*gradient, *_data_gradient(leaf_losses, route, of_data, *operands))
+
+
+def _visited(leaf_losses, route, how, *operands):
+    """Returns the loss, its gradient for splits and leaves, and the leaf that each sample reaches."""
     visit = partial(_visit, leaf_losses, route)
     fused = lambda how, *operands: sharding.each_part(partial(_visit_fused, route, how), *operands, rows=(3, 4, 5))
-    (loss, gradient), leaf = _branched(how, fused, visit, *operands)
-    return (loss, leaf), gradient
+    return _branched(how, fused, visit, *operands)
+
+
+# Of a sample the loss is w sum_l P_l loss_l, whose derivative for z is as above, so that the one for x is a product
+# with the splits, and that of the losses of leaves which depend on x. For w it is the expected loss itself.
+def _data_gradient(leaf_losses, route, wanted, weights, bias, leaves, x, y, share):
+    """Returns the gradient for those of x, y and share that are wanted, else None."""
+    if not any(wanted):
+        return None, None, None
+    losses_of = leaf_losses or (lambda leaves, x, y: leaves.losses(x, y))
+
+    some = [place for place in (0, 1) if wanted[place]]
+
+    def of_block(share, *data):
+        def by_sample(*chosen):
+            at_x, at_y = (chosen[some.index(place)] if place in some else data[place] for place in (0, 1))
+            z, lost = scores(weights, bias, at_x), losses_of(leaves, at_x, at_y)
+            if route == "sigmoid":
+                return routing.expected_value(jax.nn.sigmoid(z), lost)
+            return (_leaf_probabilities(route, z) * lost).sum(0)
+
+        expected, pull_back = jax.vjp(by_sample, *(data[place] for place in some))
+        found = dict(zip(some, pull_back(share.astype(expected.dtype)), strict=True))
+        return (), (found.get(0), found.get(1), expected.astype(share.dtype) if wanted[2] else None)
+
+    size = blocking.block_size(weights.shape[0], x.shape[0])
+    return blocking.sum_over_blocks(of_block, share, x, y, block=size)[1]
 
 
 def _visit_fused(route, how, weights, bias, leaves, x, y, share):
@@ -380,11 +414,13 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
 
 
 def _expected_loss_bwd(leaf_losses, route, how, gradient, cotangents):
-    scaled = jax.tree.map(lambda g: cotangents[0] * g, gradient)
-    return *scaled, None, None, None
+    if isinstance(cotangents[0], jax.custom_derivatives.SymbolicZero):
+        return (None,) * len(gradient)
+    return jax.tree.map(lambda g: (cotangents[0] * g.astype(cotangents[0].dtype)).astype(g.dtype), gradient)
 
 
-_expected_loss.defvjp(_expected_loss_fwd, _expected_loss_bwd)
+# The rule is told which operands are differentiated, so that training does no more than it needs.
+_expected_loss.defvjp(_expected_loss_fwd, _expected_loss_bwd, symbolic_zeros=True)
 
 
 # --- XLA or a kernel -------------------------------------------------------------------------------------------------

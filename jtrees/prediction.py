@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import blocking, sharding, validation
+from jtrees import blocking, compilation, processes, sharding, validation
 
 _CHUNK = 2**16
 
@@ -27,9 +27,9 @@ class Exactly(NamedTuple):
 
     Attributes:
       prepare: ``model -> prepared``, on the host, evaluated once for many blocks.
-      fn: ``(prepared, x) -> predictions``, traceable, in single precision; NaN, or negative integers, for samples for
-        which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
-        compute much twice.)
+      fn: ``(prepared, x) -> predictions``, traceable, in single precision; infinite, or negative integers, for samples
+        for which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
+        compute much twice. NaN would stop the program under jax_debug_nans.)
       again: ``(model, x) -> predictions`` of such samples, on the host.
     """
 
@@ -51,6 +51,7 @@ def predict(model: Any, x: Any, *, exactly: Exactly | None = None) -> Any:
     Raises:
       ValueError: for another rank or width, or values that are not finite.
     """
+    model = processes.on_host(model) if processes.lost_xla() else model
     scaling, features = model.scaling, model.features
     unscaled, x = model.without_scaling(), scaled(scaling, x, features)
     predictions = evaluate(type(model).apply, unscaled, x, features=features, exactly=exactly)
@@ -83,6 +84,14 @@ def evaluate(
       ValueError: for another rank or width, or values that are not finite.
     """
     # Finiteness is checked during the evaluation, as a separate check costs more than the tree.
+    if processes.lost_xla():
+        return _without_xla(model, x, features, exactly)
+    with compilation.promoting_ranks():
+        return _with_xla(fn, model, x, features, exactly)
+
+
+def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | None) -> Any:
+    """Returns what :func:`evaluate` does."""
     given = validation.check_x(x, features=features, finite=False)
     arrays = jax.tree.leaves(model)
     dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
@@ -100,7 +109,7 @@ def evaluate(
             prepared = _prepared(exactly.prepare, model)
             out = _joined(_evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype), chunks)
             first = out.reshape(len(out), -1)[:, 0] if out.ndim > 1 else out
-            uncertain = first < 0 if out.dtype.kind == "i" else np.isnan(first)
+            uncertain = first < 0 if out.dtype.kind == "i" else ~np.isfinite(first)
             if uncertain.any():
                 with np.errstate(over="ignore"):
                     some = given[uncertain].astype(dtype)
@@ -111,6 +120,17 @@ def evaluate(
         with np.errstate(over="ignore"):
             validation.check_finite(f"x, in {jnp.dtype(dtype).name},", given.astype(dtype))
     return out
+
+
+def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None) -> np.ndarray:
+    """Returns what :func:`evaluate` does, by NumPy, for a model that can be evaluated so."""
+    if exactly is None or isinstance(x, jax.Array):
+        processes.require_xla("a prediction of this model" if exactly is None else "a prediction of a JAX array")
+    model, given = processes.on_host(model), validation.check_x(x, features=features)
+    dtype = next((a.dtype for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating)), np.float32)
+    with np.errstate(over="ignore"):
+        validation.check_finite(f"x, in {dtype.name},", x := given.astype(dtype))
+    return exactly.again(model, x)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -128,30 +148,48 @@ def _compiled_exactly(fn: Any, prepared: Any, x: jax.Array) -> jax.Array:
     return blocking.map_over_blocks(partial(fn, prepared), x, blocking.prediction_block(x.shape[0]))
 
 
-class _Last(NamedTuple):
-    """A model that was prepared, by its arrays, which are not kept alive, and the result."""
+class _Prepared(NamedTuple):
+    """What was prepared for a model that lives.
 
-    prepare: Any
-    structure: Any
+    Attributes:
+      arrays: references to the arrays of the model, which are not kept alive.
+      parts: arrays of what was prepared; numbers stand for arrays of the model.
+      structure: its structure.
+    """
+
     arrays: list[Any]
-    prepared: Any
+    parts: list[Any]
+    structure: Any
 
 
-_last = _Last(None, None, [], None)
+# Preparing a forest takes longer than predicting a row of it. An entry is written once for a model, whole, and leaves
+# with the first of the model's arrays: threads may share it, and there are never more entries than models.
+_PREPARED: dict[Any, _Prepared] = {}
 
 
 def _prepared(prepare: Any, model: Any) -> Any:
-    """Returns ``prepare(model)``; once for a model of JAX arrays, which do not change, that comes again."""
-    global _last
+    """Returns ``prepare(model)``; once for a model of JAX arrays, which do not change."""
     arrays, structure = jax.tree.flatten(model)
-    last, same = _last, lambda reference, array: reference() is array
-    if (last.prepare, last.structure) == (prepare, structure) and all(map(same, last.arrays, arrays)):
-        return last.prepared
+    if not all(isinstance(array, jax.Array) for array in arrays):
+        return prepare(model)
+    key = prepare, structure, *map(id, arrays)
+    found = _PREPARED.get(key)
+    # The number of an array may be that of an earlier one, whose entry is about to leave.
+    if found is not None and all(reference() is array for reference, array in zip(found.arrays, arrays, strict=True)):
+        return jax.tree.unflatten(found.structure, [arrays[a] if isinstance(a, int) else a for a in found.parts])
     prepared = prepare(model)
-    if all(isinstance(array, jax.Array) for array in arrays):
-        if all(array.is_fully_addressable for array in arrays):  # else they are not of this process alone
-            prepared = jax.tree.map(sharding.from_host, prepared)
-        _last = _Last(prepare, structure, [weakref.ref(array) for array in arrays], prepared)
+    if all(array.is_fully_addressable for array in arrays):  # else they are not of this process alone
+        prepared = jax.tree.map(sharding.from_host, prepared)
+
+    def leave(reference: Any) -> None:
+        entry = _PREPARED.get(key)
+        if entry is not None and any(one is reference for one in entry.arrays):
+            _PREPARED.pop(key, None)
+
+    places = {id(array): i for i, array in enumerate(arrays)}
+    parts, structure = jax.tree.flatten(prepared)
+    parts = [places.get(id(part), part) for part in parts]
+    _PREPARED[key] = _Prepared([weakref.ref(array, leave) for array in arrays], parts, structure)
     return prepared
 
 

@@ -13,6 +13,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
+from jtrees import processes
+
 STARTS, DATA = "starts", "data"
 
 
@@ -47,13 +49,16 @@ def put_rows(tree: Any) -> Any:
     return jax.device_put(tree, _over_data())
 
 
-def from_host(array: Any, dtype: Any = None) -> jax.Array:
-    """Returns a NumPy array, which must not change any more, on the default device; a JAX array as it is.
+def from_host(array: Any, dtype: Any = None) -> Any:
+    """Returns a NumPy array, which must not change any more, on the default device; a JAX array as it is. In a forked
+    process without XLA a NumPy array stays on the host.
 
     ``jnp.asarray`` would compile a program for each shape and dtype.
     """
     if isinstance(array, jax.Array) and dtype in (None, array.dtype):
         return array
+    if processes.lost_xla():
+        return np.asarray(array, dtype)
     return jax.device_put(np.asarray(array, dtype))
 
 

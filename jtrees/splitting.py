@@ -152,7 +152,7 @@ def binned_cart(
         weights = jnp.where(divides[:, None], jax.nn.one_hot(best.feature, x.shape[1], dtype=x.dtype), 0)
         rows.append((weights, jnp.where(divides, -best.threshold, -1)))
         feature = jnp.take_along_axis(x, best.feature[node][:, None], axis=1)[:, 0]
-        node = 2 * node + (divides[node] & (feature > best.threshold[node]))
+        node = 2 * node + (divides[node] & (feature > best.threshold[node])).astype(node.dtype)
     weights, bias = (jnp.concatenate(parts) for parts in zip(*rows, strict=True))
     return weights, bias.astype(x.dtype)
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from jtrees import exact, io, ops, prediction, pytree, sharding, topology, validation
+from jtrees import exact, io, ops, prediction, processes, pytree, sharding, topology, validation
 from jtrees.leaves.constant import Frequency, Logit, exact_text, listed, number_text
 from jtrees.leaves.estimates import Estimates
 from jtrees.leaves.hierarchical import refit_hierarchical
@@ -281,7 +281,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another number of names than columns or classes, and for x or y that do not fit the tree.
         """
-        self._single()
+        self = processes.on_host(self._single()) if processes.lost_xla() else self._single()
         names = self.names(feature_names)
         deviations, rows = self.measured(x, y, class_names, max_terms)
         options: Any = {"max_terms": max_terms, "deviations": deviations}
@@ -497,7 +497,7 @@ def _certain_leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
 def _certain_predictions(tree: ObliqueTree, x: jax.Array) -> jax.Array:
     leaf, uncertain = ops.hard_and_uncertain(tree.weights, tree.bias, x)
     out = tree.leaves.at(leaf, x)
-    return jnp.where(uncertain.reshape(-1, *[1] * (out.ndim - 1)), jnp.nan, out)
+    return jnp.where(uncertain.reshape(-1, *[1] * (out.ndim - 1)), jnp.inf, out)
 
 
 def _predictions_again(tree: ObliqueTree, x: np.ndarray) -> np.ndarray:

@@ -208,8 +208,8 @@ def _repair(value: Any) -> str:
 
 def is_missing(value: Any) -> bool:
     """Whether a value is missing: None, NaN, or pandas' NA or NaT."""
-    if isinstance(value, float):
-        return value != value
+    if isinstance(value, (float, np.floating)):
+        return bool(value != value)
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
     return value is None or type(value).__name__ in ("NAType", "NaTType")

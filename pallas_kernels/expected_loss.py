@@ -34,8 +34,9 @@ def expected_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns ``sum_i share_i sum_l P_il loss_l(y_i)``, and the leaf that each sample reaches by hard routing.
 
-    Differentiable by reverse mode in ``weights``, ``bias`` and ``leaves``; batched by ``vmap`` (starts,
-    configurations), which adds an axis to the grid. For a scaled sigmoid, scale weights and bias.
+    Differentiable by reverse mode; batched by ``vmap`` (starts, configurations), which adds an axis to the grid. The
+    gradient of ``x``, ``y`` and ``share`` is that of the plain definition, and costs nothing where nobody asks for it.
+    For a scaled sigmoid, scale weights and bias.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
@@ -67,7 +68,6 @@ def expected_loss(
         raise ValueError(f"share must be ({n},), got shape {share.shape}")
     if (config := config_of(NAME, implementation)) is None:
         return reference(x, y, weights, bias, leaves, share, loss, route)
-    x, y, share = jax.lax.stop_gradient((x, y, share))
     if loss == "log":  # linear in the log probabilities of the classes
         chances = share[:, None] * jax.nn.one_hot(y, k, dtype=jnp.float32)
         return _expected_loss(
@@ -75,7 +75,7 @@ def expected_loss(
         )
     # Squares are expanded for several outputs: centring avoids cancellation.
     y = y.astype(jnp.float32)
-    centre = y.mean(0)
+    centre = jax.lax.stop_gradient(y.mean(0))  # on which the loss does not depend
     return _expected_loss("squared", route, config, x, y - centre, share / k, weights, bias, leaves - centre)
 
 
@@ -83,7 +83,6 @@ def reference(
     x: Any, y: Any, weights: Any, bias: Any, leaves: Any, share: Any, loss: str, route: str
 ) -> tuple[jax.Array, jax.Array]:
     """The plain definition."""
-    x, y, share = jax.lax.stop_gradient((x, y, share))
     leaf, _ = hard_reference(x, weights, bias, leaves)
     weight = leaf_weights(scores(x, weights, bias), route)
     log_chances = jax.nn.log_softmax(leaves, axis=1)
@@ -93,13 +92,32 @@ def reference(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _expected_loss(loss: Loss, route: str, config: Config, *operands: Any) -> tuple[jax.Array, jax.Array]:
-    return _forward(loss, route, config, *operands)[0]
+    return _visited(loss, route, config, *operands)[0]
 
 
-# Value and gradient come from one pass, so the forward rule computes both, and the backward rule only scales.
-def _forward(
+# Value and gradient come from one pass, so the forward rule computes both, and the backward rule only scales. The rule
+# is told which operands are differentiated.
+def _forward(loss: Loss, route: str, config: Config, *given: Any) -> tuple[Any, Any]:
+    operands = [one.value for one in given]
+    out, gradient = _visited(loss, route, config, *operands)
+    of_data: Any = (None, None, None)
+    if any(one.perturbed for one in given[:3]):
+        of_data = jax.grad(partial(_plain, loss, route), argnums=(0, 1, 2))(*operands)
+    return out, (*of_data, *gradient)
+
+
+def _plain(loss: Loss, route: str, x: Any, y: Any, share: Any, weights: Any, bias: Any, leaves: Any) -> jax.Array:
+    """The plain definition of what the kernel computes, from its operands."""
+    weight = leaf_weights(scores(x, weights, bias), route)
+    if loss == "linear":
+        return (weight * jnp.matmul(leaves, y.T, precision="highest")).sum()
+    return (share * weight * jnp.square(leaves[:, None] - y).sum(2)).sum()
+
+
+def _visited(
     loss: Loss, route: str, config: Config, x: Any, y: Any, share: Any, weights: Any, bias: Any, leaves: Any
 ) -> tuple[Any, Any]:
+    """Returns the loss and the leaf that each sample reaches; and the gradient for splits and leaves."""
     soft_route, known = ROUTES[route], {"share": share[:, None]} if loss == "squared" else {}
     if soft_route.centred:  # differences from the mean loss need another pass for the mean
         mean, log_total = value(soft_route, config, x, weights, bias, leaves, loss=loss, y=y, **known)
@@ -109,7 +127,9 @@ def _forward(
 
 
 def _backward(loss: Loss, route: str, config: Config, saved: Any, cotangents: Any) -> tuple[Any, ...]:
-    return None, None, None, *jax.tree.map(lambda g: cotangents[0] * g, saved)
+    if isinstance(cotangents[0], jax.custom_derivatives.SymbolicZero):
+        return (None,) * len(saved)
+    return jax.tree.map(lambda g: (cotangents[0] * g.astype(cotangents[0].dtype)).astype(g.dtype), saved)
 
 
-_expected_loss.defvjp(_forward, _backward)
+_expected_loss.defvjp(_forward, _backward, symbolic_zeros=True)

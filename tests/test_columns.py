@@ -204,14 +204,17 @@ def test_months_and_weekdays_where_they_help():
 def test_rare_levels_are_one_and_new_levels_are_others():
     text = ["a"] * 10 + ["b"] * 10 + ["c"] * 2 + ["d"] * 3
     columns, features = Columns.fit(pd.DataFrame({"level": text}))
-    assert columns.feature_names == ["[level = a]", "[level = b]", "[level = other]"]
+    assert columns.feature_names == ["[level = a]", "[level = b]", "[level other]"]
     np.testing.assert_array_equal(features.sum(0), [10, 10, 5])
     new = pd.DataFrame({"level": ["a", "d", "z"]})
-    np.testing.assert_array_equal(columns.transform(new), [[1, 0, 0], [0, 0, 1], [0, 0, 1]])
+    with pytest.warns(ColumnsWarning, match=r"levels that the training rows did not have: 'level' \(1 row\)$"):
+        np.testing.assert_array_equal(columns.transform(new), [[1, 0, 0], [0, 0, 1], [0, 0, 1]])
     whole, _ = Columns.fit(pd.DataFrame({"level": text[:20]}))
-    np.testing.assert_array_equal(whole.transform(new), [[1, 0], [0, 0], [0, 0]])
+    with pytest.warns(ColumnsWarning, match=r"'level' \(2 rows\)$"):
+        np.testing.assert_array_equal(whole.transform(new), [[1, 0], [0, 0], [0, 0]])
     many, _ = Columns.fit(FRAME[["city"]], Y)
-    np.testing.assert_allclose(many.transform(pd.DataFrame({"city": ["nowhere"]})), [[Y.mean(), 0]])
+    with pytest.warns(ColumnsWarning, match=r"'city' \(1 row\)$"):
+        np.testing.assert_allclose(many.transform(pd.DataFrame({"city": ["nowhere"]})), [[Y.mean(), 0]])
     assert isinstance(Columns.fit(FRAME[["city"]], Y, max_levels=16)[0].columns["city"], OneHot)
     assert isinstance(Columns.fit(FRAME[["city"]], Y, max_levels=15)[0].columns["city"], TargetMeans)
 
@@ -229,7 +232,7 @@ def test_numbers_stand_for_their_levels():
 def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
     columns, _ = Columns.fit(pd.DataFrame({"a": np.arange(30.0) ** 2, "b": ["u", "v"] * 15}))
     new = pd.DataFrame({"a": [np.nan, 2.0, np.nan], "b": ["u", None, "v"]})
-    with pytest.warns(ColumnsWarning, match=r"none, taken for typical ones: 'a' \(2\), 'b' \(1\)"):
+    with pytest.warns(ColumnsWarning, match=r"none, taken for typical ones: 'a' \(2 rows\), 'b' \(1 row\)"):
         features = columns.transform(new)
     np.testing.assert_array_equal(features, [[210.5, 1, 0], [2, 0, 0], [210.5, 0, 1]])
 
@@ -238,7 +241,8 @@ def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
 def test_columns_that_teach_nothing_are_left_out():
     frame = pd.DataFrame({"id": range(5, 65), "one": 1, "none": np.nan, "text": [f"row {i}" for i in range(60)]})
     with pytest.raises(
-        ValueError, match="x must have a column to learn from, got id: left out: numbers the rows; one: "
+        ValueError,
+        match=r"x must have a column to learn from, got 'id' \(different whole numbers, like row",
     ):
         Columns.fit(frame)
     frame["size"] = np.random.default_rng(0).permutation(60) ** 2
@@ -253,14 +257,14 @@ def test_columns_that_teach_nothing_are_left_out():
     with pytest.warns(ColumnsWarning) as warned:
         jtrees.fit(GET, frame, frame["size"] % 7, key=KEY)
     assert [str(one.message) for one in warned if one.category is ColumnsWarning] == [
-        "columns of x are left out: 'id' (numbers the rows), 'one' (constant), 'none' (without values), 'text' (nearly "
-        "every row has another text)"
+        "columns of x are left out: 'id' (different whole numbers, like row numbers), 'one' "
+        "(constant), 'none' (without values), 'text' (60 different texts in 60 rows)"
     ]
 
 
 def test_description():
     text = str(Columns.fit(FRAME, Y)[0]).splitlines()
-    assert text[2] == f"heating: categorical, levels gas, oil, wood, {FRAME['heating'].isna().sum()} missing"
+    assert text[2] == f"heating: categorical, levels 'gas', 'oil', 'wood', {FRAME['heating'].isna().sum()} missing"
     assert text[3].startswith("city: categorical, 16 levels by target mean and frequency, ")
     assert text[1] == "rooms: numeric, median 3, deviation 1.41"
     area = Columns.fit(FRAME, Y)[0].columns["area"]
@@ -292,13 +296,12 @@ def test_columns_that_cannot_be_read(values, message):
     [
         (FRAME.drop(columns="area"), "x must have the columns 'area', 'rooms', .*, got none called 'area'"),
         (FRAME.assign(area="large"), "x must hold numbers in column 'area', got 'large' in row 0"),
-        (FRAME.assign(area=FRAME["sold"]), "x must hold numbers in column 'area', got values of kind date"),
-        (FRAME.assign(sold=3), "x must hold dates in column 'sold', got values of kind numeric"),
+        (FRAME.assign(area=FRAME["sold"]), "x must hold numbers in column 'area', got dates"),
+        (FRAME.assign(sold=3), "x must hold dates in column 'sold', got numbers"),
         (FRAME.assign(heating=FRAME["sold"]), "x must hold text in column 'heating', got dates"),
         (FRAME.assign(rooms=np.inf), "x must hold finite numbers, got inf in column 'rooms', row 0"),
         (np.zeros((3, 5)), "x must have 6 columns, got 5"),
         (pl.DataFrame(COLUMNS).lazy(), "x must be an array or a DataFrame in memory, got LazyFrame"),
-        (FRAME[:0], r"x must have at least one row and one column, got shape \(0, 6\)"),
         (pd.concat([FRAME, FRAME], axis=1), "x must have columns of different names, got 'area' twice"),
     ],
 )
@@ -307,6 +310,206 @@ def test_other_tables_are_refused(x, message):
     with pytest.raises(ValueError, match=message), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of polars, of the names of a lazy table
         columns.transform(x)
+
+
+# --- A column is at prediction what it was in training ---------------------------------------------------------------
+
+
+def fitted(values, name="c"):
+    """The columns of a table with one column, whose levels or numbers each have ten rows."""
+    return Columns.fit(pd.DataFrame({name: values}))[0]
+
+
+def features(columns, values, name="c"):
+    return columns.transform(pd.DataFrame({name: values})).tolist()
+
+
+EXACT = {
+    "whole numbers": (pd.Categorical([1, 2] * 10), [[1, 2], [1.0, 2.0], np.array([1, 2], np.int8), ["1", "2"]]),
+    "decimals": (
+        pd.Categorical([0.1, 0.2] * 10),
+        [np.float32([0.1, 0.2]), np.float64([0.1, 0.2]), [Decimal("0.1"), Decimal("0.20")], ["0.1", "0.2"]],
+    ),
+    "booleans": (pd.Categorical([False, True] * 10), [[False, True], np.array([False, True], object)]),
+    "ids": (pd.Categorical([2**60, 2**60 + 1] * 10), [[2**60, 2**60 + 1], [str(2**60), str(2**60 + 1)]]),
+    "text": (["01", "02"] * 10, [["01", "02"], pd.Categorical(["01", "02"])]),
+}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_equal_levels_match_in_any_type(kind):
+    training, same = EXACT[kind]
+    columns = fitted(training)
+    for values in same:
+        assert features(columns, values) == [[1, 0], [0, 1]]
+        for library in (pl.DataFrame, pa.table):
+            if not isinstance(values, pd.Categorical):
+                assert columns.transform(library({"c": list(values)})).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("training", "values", "found"),
+    [
+        (["01", "02"] * 10, [1], "numbers without any: '1' in row 0"),
+        (["01", "02"] * 10, [True], "booleans without any: 'True' in row 0"),
+        (pd.Categorical([False, True] * 10), [0, 1], "numbers without any: '0' in row 0"),
+        (
+            pd.Categorical([2**60, 2**60 + 1] * 10),
+            np.float64([2**60] * 5),
+            r"numbers without any: '1.15.*e\+18' in",
+        ),
+        (["gas", "oil"] * 10, ["GAS"] * 5, "text without any: 'GAS' in row 0"),
+    ],
+)
+def test_a_column_in_which_no_level_is_known_is_refused(training, values, found):
+    columns = fitted(training)
+    with pytest.raises(ValueError, match=f"x must hold levels such as .* in column 'c', got {found}"):
+        features(columns, values)
+
+
+def test_unseen_levels_are_counted_in_one_warning():
+    columns = Columns.fit(FRAME, Y)[0]
+    new = FRAME.head(6).assign(heating=["gas", "coal", None, "coal", "oil", "gas"], city=["city 1"] * 5 + ["nowhere"])
+    new["area"] = 70.0
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        columns.transform(new)
+    said = "x has levels that the training rows did not have: 'heating' (2 rows), 'city' (1 row)"
+    assert [str(one.message) for one in warned] == [said]
+
+
+def test_rare_levels_of_the_training_rows_are_known():
+    training = pd.DataFrame({"c": ["a"] * 20 + ["b"] * 20 + ["c"] * 4})
+    columns = Columns.fit(training)[0]
+    assert columns.transform(training[40:]).tolist() == [[0, 0, 1]] * 4  # without a warning
+
+
+def test_levels_called_other_and_missing_have_names_of_their_own():
+    values = ["other", "missing", None, "x"] * 10 + ["rare"]
+    names = fitted(values).feature_names
+    assert names == ["[c = missing]", "[c = other]", "[c = x]", "[c other]", "[c missing]"]
+
+
+def test_whole_numbers_that_float64_merges_are_not_called_constant():
+    ids = [10**18 + i for i in range(50)]
+    with pytest.raises(ValueError, match=r"'c' \(whole numbers that double precision does not tell apart\)"):
+        fitted(ids)
+    assert fitted([str(i) for i in ids] * 10).columns["c"].known[:2] == (str(10**18), str(10**18 + 1))
+
+
+# --- Dates -----------------------------------------------------------------------------------------------------------
+
+BERLIN = pd.date_range("2024-03-01", periods=60, tz="Europe/Berlin")
+
+
+def test_aware_dates_count_local_days():
+    naive = fitted(BERLIN.tz_localize(None))
+    for values in (BERLIN, BERLIN.tz_convert("UTC"), BERLIN.to_pydatetime(), BERLIN.strftime("%Y-%m-%dT%H:%M%z")):
+        columns = fitted(BERLIN)
+        assert features(columns, values) == features(naive, BERLIN.tz_localize(None))
+    saturday = BERLIN.day_of_week == 5
+    columns, _ = Columns.fit(pd.DataFrame({"c": BERLIN}), 1.0 * saturday + np.arange(60) / 1e3)
+    at_saturday = columns.transform(pd.DataFrame({"c": BERLIN}))[:, columns.feature_names.index("[c weekday = Sat]")]
+    np.testing.assert_array_equal(at_saturday, saturday)
+
+
+def test_aware_and_naive_dates_do_not_mix():
+    naive, aware = BERLIN.tz_localize(None), BERLIN
+    with pytest.raises(ValueError, match=r"dates with a time zone in column 'c', got dates without one"):
+        features(fitted(aware), naive)
+    with pytest.raises(ValueError, match=r"without a time zone in column 'c', got dates with one \(Europe/Berlin\)"):
+        features(fitted(naive), aware)
+    with pytest.raises(ValueError, match=r"dates without a time zone in column 'c', got '2024-03-01T00:00Z' in row 0"):
+        features(fitted(naive), naive.strftime("%Y-%m-%dT%H:%MZ"))
+    with pytest.raises(ValueError, match="dates that all have a time zone, or none of them"):
+        fitted([*naive.to_pydatetime()[:3], *aware.to_pydatetime()[3:]])
+
+
+@pytest.mark.parametrize(
+    "text", ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d %b %Y", "%Y/%m/%d"]
+)
+def test_dates_in_text_are_dates(text):
+    days = BERLIN.tz_localize(None)
+    assert features(fitted(days.strftime(text)), days.strftime(text)) == features(fitted(days), days)
+    assert features(fitted(days.strftime(text)), days) == features(fitted(days), days.strftime("%Y-%m-%d"))
+
+
+def test_dates_that_end_in_z_are_aware_dates():
+    columns = fitted(BERLIN.tz_convert("UTC").strftime("%Y-%m-%dT%H:%MZ"))
+    assert columns.columns["c"].zone == "offsets" and "local days" in str(columns)
+
+
+# --- Text that is a number -------------------------------------------------------------------------------------------
+
+
+def test_money_and_percentages_in_text_are_numbers():
+    frame = pd.DataFrame({"price": [f"${100 * i:,}" for i in range(40)], "part": [f"{i % 9}%" for i in range(40)]})
+    columns, own = Columns.fit(frame)
+    np.testing.assert_array_equal(own, np.column_stack([100 * np.arange(40), np.arange(40) % 9]))
+    assert "numbers in text such as '$0'" in str(columns) and "numbers in text such as '0%'" in str(columns)
+    new = pd.DataFrame({"price": ["$1,234.50", None, "NA"], "part": ["12.5%", "3", "0%"]})
+    with pytest.warns(ColumnsWarning, match=r"missing values .*'price' \(2 rows\)"):
+        assert columns.transform(new)[:, 1].tolist() == [12.5, 3, 0]
+    assert columns.transform(pd.DataFrame({"price": [7.5], "part": [2]})).tolist() == [[7.5, 2]]
+
+
+def test_text_without_a_unit_stays_text_in_a_frame():
+    assert isinstance(fitted(["1", "2", "3"] * 10).columns["c"], OneHot)
+    assert isinstance(fitted(pd.Categorical(["1%", "2%"] * 10)).columns["c"], OneHot)  # the way to keep text
+
+
+def test_the_wrong_cell_is_blamed():
+    columns = fitted(np.arange(200.0) ** 2)
+    cells = [f"{i}.0" for i in range(200)]
+    assert features(columns, cells) == [[float(i)] for i in range(200)]
+    cells[150] = "forty"
+    with pytest.raises(ValueError, match="x must hold numbers in column 'c', got 'forty' in row 150"):
+        features(columns, cells)
+    cells[150] = "1e999"
+    with pytest.raises(ValueError, match="x must hold finite numbers, got inf in column 'c', row 150"):
+        features(columns, cells)
+    booleans = fitted([True, False] * 10)
+    assert features(booleans, ["true", "FALSE", "1"]) == [[1], [0], [1]] and features(booleans, [1, 0]) == [[1], [0]]
+    with pytest.raises(ValueError, match=r"x must hold booleans, or 0 and 1, in column 'c', got .*2.0.* in row 1"):
+        features(booleans, [1, 2])
+
+
+def test_a_date_whose_order_is_open_stays_text_and_is_warned_of():
+    frame = pd.DataFrame({"when": ["03/04/2024", "05/06/2024"] * 20, "size": np.arange(40) % 7})
+    with pytest.warns(ColumnsWarning, match="may mean something else: 'when' .*'03/04/2024': --dates dmy or"):
+        jtrees.fit(GET, frame, np.arange(40) % 3, key=KEY)
+
+
+def test_reasons_for_leaving_a_column_out_are_true():
+    texts = [f"text {i}" for i in range(70)] + ["text 0"] * 30
+    columns = Columns.fit(pd.DataFrame({"c": texts, "size": np.arange(100) % 7}))[0]
+    assert str(columns).splitlines()[0] == "c: left out: 71 different texts in 100 rows".replace("71", "70")
+
+
+# --- Every row by itself ---------------------------------------------------------------------------------------------
+
+
+def test_no_rows_are_no_features():
+    columns = Columns.fit(FRAME, Y)[0]
+    for table in (FRAME[:0], pl.DataFrame(COLUMNS)[:0], pa.table(COLUMNS)[:0]):
+        assert columns.transform(table).shape == (0, len(columns.feature_names))
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_a_row_has_the_features_that_it_has_alone(data):
+    columns = Columns.fit(FRAME, Y)[0]
+    drawn = data.draw(st.lists(st.integers(0, N - 1), min_size=1, max_size=6))
+    library = data.draw(st.sampled_from(sorted(LIBRARIES)))
+    rows = FRAME.iloc[drawn].reset_index(drop=True)
+    if library.startswith("pandas"):
+        rows = rows.convert_dtypes() if "nullable" in library else rows
+        rows = rows.astype(object) if "objects" in library else rows
+    elif library == "Arrow":
+        rows = pa.table({name: [COLUMNS[name][i] for i in drawn] for name in COLUMNS})
+    else:
+        rows = pl.DataFrame({name: [COLUMNS[name][i] for i in drawn] for name in COLUMNS})
+    np.testing.assert_array_equal(columns.transform(rows), columns.transform(FRAME)[drawn])
 
 
 # --- Fits ------------------------------------------------------------------------------------------------------------
@@ -394,7 +597,7 @@ def test_estimators_take_arrays_with_gaps():
     assert list(model.get_feature_names_out()) == ["x0", "[x0 missing]", "x1"]
     assert model.score(x, y) > 0.5
     x[3, 1] = np.nan
-    with pytest.warns(ColumnsWarning, match=r"'x1' \(1\)"):
+    with pytest.warns(ColumnsWarning, match=r"'x1' \(1 row\)"):
         model.predict(x)
     with pytest.raises(ValueError, match="Input X contains infinity"):
         model.predict(np.where(np.isnan(x), np.inf, x))
@@ -419,6 +622,6 @@ def test_numbers_of_many_kinds():
     day = (datetime.date(2020, 1, 1) - datetime.date(1970, 1, 1)).days
     np.testing.assert_allclose(columns["money"].values, [1.5, np.nan, 2])
     np.testing.assert_allclose(columns["time"].values, [1.5, 0.5, np.nan])
-    np.testing.assert_allclose(columns["zone"].values, [day - 1 / 24, np.nan, day + 1 + 10 / 24], rtol=1e-12)
-    np.testing.assert_allclose(columns["aware"].values, [day - 1 / 24, np.nan, np.nan], rtol=1e-12)
+    np.testing.assert_allclose(columns["zone"].values, [day + 1 / 24, np.nan, day + 1 + 12 / 24], rtol=1e-12)
+    np.testing.assert_allclose(columns["aware"].values, [day + 1 / 24, np.nan, np.nan], rtol=1e-12)
     np.testing.assert_allclose(columns["nat"].values, [np.nan, day, np.nan])

@@ -380,7 +380,7 @@ def test_random_state(data):
         ({"X": np.full((200, 2), "a")}, "could not convert string to float"),
         (
             {"X": np.full((200, 2), np.nan)},
-            "x must have a column to learn from, got x0: left out: without values; x1: l",
+            "x must have a column to learn from, got 'x0' .without values., 'x1' .without values.",
         ),
         ({"X": np.stack([DAYS, DAYS], 1)}, r"X must be numeric, got .* type datetime64\[D\]: make numbers of dates"),
         ({"y": np.arange(200).astype("m8[s]")}, r"y must be numeric, got .* type timedelta64\[s\]: make numbers of"),
@@ -456,3 +456,10 @@ def test_masked_values_are_refused(classes, kind):
     model.fit(x, y)
     with pytest.raises(ValueError, match="X must have no masked values, got"):
         model.predict(hidden)
+
+
+def test_labels_that_differ_in_spaces_alone_are_warned_of():
+    x = np.linspace(-1, 1, 40)[:, None]
+    with pytest.warns(UserWarning, match="y has labels that differ in spaces alone: 'Yes', 'Yes '"):
+        model = TreeClassifier(DGT, random_state=0).fit(x, np.resize(["No", "Yes", "Yes "], 40))
+    assert model.classes_.tolist() == ["No", "Yes", "Yes "]

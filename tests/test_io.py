@@ -235,7 +235,7 @@ class Stump:
 
 @pytree.dataclass
 class Stumps(jtrees.Recipe):
-    """Registered as it is defined."""
+    """As every recipe, it may be part of a file."""
 
     depth: int = jtrees.search.options.depth(1)
     rate: float = jtrees.search.options.positive(0.5)
@@ -248,6 +248,53 @@ def test_classes_of_the_users_own(tmp_path):
     same(jtrees.load(saved(FIT.replace(report={"model": model}), tmp_path)).report["model"], model)
     with pytest.raises(ValueError, match="what must be one of"):
         saved(model.recipe, tmp_path)  # a part of a file, and no model
+
+
+def of_a_cell(name, base=object, **fields):
+    """A class as a cell of a notebook defines it, registered by its decorator."""
+    members = {"__annotations__": fields, "__module__": "__main__", "__qualname__": name}
+    return pytree.dataclass(type(name, (base,), members))
+
+
+def test_a_class_of_the_name_of_one_of_jtrees_takes_no_place(tmp_path):
+    """A recipe GET and leaves Constant of the user's own, beside those of jtrees."""
+    get, constant = of_a_cell("GET", jtrees.GET), jtrees.io.part(of_a_cell("Constant", values=Any, label=str))
+    tree = TREE.replace(leaves=constant(TREE.leaves.values, "mine"))
+    held = [get(depth=2), jtrees.GET(depth=3), tree, TREE]
+    read = jtrees.load(saved(FIT.replace(report={"held": held}), tmp_path)).report["held"]
+    assert [type(one) for one in read] == [get, jtrees.GET, jtrees.ObliqueTree, jtrees.ObliqueTree]
+    assert [type(one.leaves) for one in read[2:]] == [constant, kinds.Constant]
+    assert read[0].depth == 2 and read[2].leaves.label == "mine"
+
+
+@pytest.mark.parametrize("base", [object, jtrees.Recipe])
+def test_a_class_that_is_defined_again_takes_its_own_place(tmp_path, base):
+    """As in a cell of a notebook that runs twice: files are read, and objects of the old class are refused."""
+    define = lambda: (jtrees.io.part if base is object else lambda cls: cls)(
+        of_a_cell(f"{base.__name__}Cell", base, rate=Any)
+    )
+    path = saved(old := FIT.replace(report={"held": [define()(0.5)]}), tmp_path)
+    again = define()
+    assert type(jtrees.load(path).report["held"][0]) is again
+    with pytest.raises(
+        ValueError, match=rf"cannot be saved: .*__main__.{base.__name__}Cell was defined again since: make it anew"
+    ):
+        saved(old, tmp_path)
+
+
+def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
+    path = saved(FIT.replace(report={"held": [Stumps()]}), tmp_path)
+    text = json.dumps(json.loads(zipfile.ZipFile(path).read("header.json"))["object"])
+    renamed = json.loads(text.replace("test_io.Stumps", "elsewhere.Stumps"))
+    with pytest.raises(ValueError, match=r"its class 'elsewhere.Stumps' is not known, import the module"):
+        jtrees.load(rewritten(path, object=renamed))
+
+
+def test_two_classes_of_jtrees_have_two_names():
+    second = of_a_cell("Constant", values=Any)
+    second.__module__ = "jtrees.elsewhere"
+    with pytest.raises(ValueError, match=r"cls must have a name of its own in jtrees, got .*elsewhere"):
+        jtrees.io.part(second)
 
 
 @pytest.mark.parametrize("what", [None, {"a": 1}, np.ones(3), jtrees.GET(), lambda x: x])

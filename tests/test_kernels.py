@@ -61,15 +61,14 @@ FUNCTIONS = {f"soft {route}": partial(soft, route) for route in ROUTES} | {"path
 LOSSES = {f"{loss} {route}": partial(loss_of, loss, route) for loss in ("squared", "log") for route in ROUTES}
 
 
-def with_gradients(fn, implementation, args, *, of_x=True):
+def with_gradients(fn, implementation, args):
     """Value and gradients of a fixed projection of it."""
-    first = 0 if of_x else 1
 
     def projected(*args):
         out = fn(implementation, *args)
         return (out * jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)).sum(), out
 
-    gradients, out = jax.jit(jax.grad(projected, argnums=tuple(range(first, 4)), has_aux=True))(*args)
+    gradients, out = jax.jit(jax.grad(projected, argnums=(0, 1, 2, 3), has_aux=True))(*args)
     return out, *gradients
 
 
@@ -84,9 +83,9 @@ def assert_same(found, expected, rtol):
 
 def assert_is_plain(name, config, args, rtol):
     """Value and gradients of a kernel are those of its plain definition, in the same dtypes."""
-    fn, of_x = (FUNCTIONS | LOSSES)[name], name in FUNCTIONS
-    found = with_gradients(fn, config, args, of_x=of_x)
-    assert_same(found, with_gradients(fn, "xla", args, of_x=of_x), rtol)
+    fn = (FUNCTIONS | LOSSES)[name]
+    found = with_gradients(fn, config, args)
+    assert_same(found, with_gradients(fn, "xla", args), rtol)
     return found
 
 
@@ -145,7 +144,7 @@ def test_bfloat16(name):
 @pytest.mark.parametrize("name", sweeps.slow(["soft sigmoid", "path_sum", "squared violation"], ["soft sigmoid"]))
 def test_a_batch_of_trees_is_one_kernel(name):
     fn, (x, *trees) = (FUNCTIONS | LOSSES)[name], operands(17, 5, 3, 1, trees=(3,))
-    both = lambda implementation: jax.vmap(lambda *tree: with_gradients(fn, implementation, (x, *tree), of_x=False))
+    both = lambda implementation: jax.vmap(lambda *tree: with_gradients(fn, implementation, (x, *tree)))
     assert_same(both(CUT)(*trees), both("xla")(*trees), 3e-6)
     leaf, out = jax.vmap(partial(kernels.hard_routing, x, implementation=CUT))(*trees)
     expected = jax.vmap(partial(kernels.hard_routing, x))(*trees)
@@ -307,7 +306,7 @@ PLATFORMS = pytest.mark.parametrize(("implementation", "platform"), [("tpu", "tp
 def lowered(name, implementation, platform, args, batched=False):
     """Number of kernels in the program, which are the expected ones."""
     fn = (FUNCTIONS | LOSSES)[name]
-    run = lambda *args: with_gradients(fn, implementation, args, of_x=name in FUNCTIONS)
+    run = lambda *args: with_gradients(fn, implementation, args)
     if batched:
         run = jax.vmap(jax.vmap(run, (None, 0, 0, 0)), (None, 0, 0, 0))
     device = contextlib.nullcontext()

@@ -95,10 +95,69 @@ def test_a_sample_counts_as_much_in_a_light_batch_as_in_another():
     assert np.array_equal(leaf, same_leaf) and np.array_equal(leaf, of_value)
 
 
-def test_no_gradient_flows_to_the_data():
+DATA = {  # kind of leaves, route, implementation
+    "constants": (Constant, "sigmoid", None),
+    "in blocks": (Constant, "sigmoid", "xla"),
+    "linear": (Linear, "sigmoid", None),
+    "violation": (Constant, "violation", None),
+    "a function": (Constant, routing.violation, None),
+    "kernel": (Constant, "sigmoid", "interpret"),
+    "logits, kernel": (Logit, "violation", "interpret"),
+    "logits": (Logit, "sigmoid", None),
+}
+
+
+@pytest.mark.parametrize("name", sweeps.quick(DATA, ("in blocks", "linear", "logits, kernel")))
+def test_gradient_of_the_data(name, monkeypatch):
+    """That of x, of the targets and of the weights, each alone and together, is that of the plain definition."""
+    kind, route, implementation = DATA[name]
+    dtype = np.float32 if implementation == "interpret" else np.float64
+    with jax.enable_x64(dtype == np.float64):
+        tree, x, y, weight = draw(kind is Linear, dtype=dtype)
+        given = {"route": route, "implementation": implementation}
+        if kind is Logit:
+            tree = tree.replace(leaves=Logit(np.stack([tree.leaves.values, np.zeros(NODES + 1, dtype)], axis=1)))
+            y = (y > 0).astype(np.int32)
+        if name == "in blocks":
+            monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 7)
+
+        def textbook(tree, x, y, weight):
+            z = tree.weights @ x.T + tree.bias[:, None]
+            reach = routing.violation(z) if route != "sigmoid" else routing.leaf_probabilities(jax.nn.sigmoid(z))
+            return (weight * (reach * tree.leaves.losses(x, y)).sum(0)).mean()
+
+        some = (0, 1, 3) if kind is Logit else (0, 1, 2, 3)  # classes have no gradient
+        fused = lambda tree, x, y, weight: ours(tree, x, y, weight, **given)[0]
+        drawn = jax.tree.map(jnp.asarray, (tree, x, y, weight))
+        expected = dict(zip(some, jax.jit(jax.grad(textbook, some))(*drawn), strict=True))
+        tolerance = {"rtol": 1e-4, "atol": 1e-6} if dtype == np.float32 else {"rtol": 1e-10, "atol": 1e-12}
+        for places in [some, *((one,) for one in some)]:
+            found = jax.jit(jax.grad(fused, places))(*drawn)
+            assert_trees_close(found, [expected[place] for place in places], **tolerance)
+        if dtype == np.float64:
+            value = jax.jit(fused)
+            numeric = oracles.numeric_gradient(lambda x: float(value(drawn[0], jnp.asarray(x), *drawn[2:])), x)
+            np.testing.assert_allclose(expected[1], numeric, atol=1e-8)
+
+
+def test_a_layer_below_a_tree_learns():
+    """By the chain rule: the gradient of a matrix before the splits."""
+    tree, x, y, _ = jax.tree.map(jnp.asarray, draw(dtype=np.float32))
+    through = lambda matrix: ours(tree, x @ matrix, y)[0]
+    composed = lambda matrix: ours(tree.composed(matrix), x, y)[0]  # whose splits have the gradient
+    found, expected = (jax.jit(jax.grad(each))(jnp.eye(P)) for each in (through, composed))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_training_does_not_compute_the_gradient_of_the_data():
+    """The program is the same whether the data are constants or arguments, and smaller than with their gradient."""
     drawn = draw(dtype=np.float32)
-    gradient = jax.jit(jax.grad(lambda *drawn: ours(*drawn)[0], argnums=(1, 2, 3)))(*drawn)
-    assert not any(np.any(a) for a in gradient)
+    flops = lambda places: (
+        jax.jit(jax.grad(lambda *drawn: ours(*drawn)[0], places)).lower(*drawn).compile().cost_analysis()["flops"]
+    )
+    stopped = lambda tree, *data: ours(tree, *jax.lax.stop_gradient(data))[0]
+    least = jax.jit(jax.grad(stopped)).lower(*drawn).compile().cost_analysis()["flops"]
+    assert flops((0,)) == least < flops((0, 1))
 
 
 @pytest.mark.parametrize(

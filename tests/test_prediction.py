@@ -1,5 +1,6 @@
 """Predictions do not depend on the number of rows, nor on how they lie in memory; and what they cost."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import gc
 import weakref
@@ -113,9 +114,31 @@ def test_a_model_that_was_prepared_is_not_kept_alive():
     tree = draw(3)
     tree.predict(samples(50))
     weights = weakref.ref(tree.weights)
+    other = tree.replace(leaves=jax.tree.map(lambda a: a + 1, tree.leaves))
+    other.predict(samples(50))
+    leaves = weakref.ref(other.leaves.intercept)
+    del other
+    gc.collect()
+    assert leaves() is None
     del tree
     gc.collect()
     assert weights() is None
+
+
+def test_what_is_prepared_goes_with_its_model():
+    """However often and in however many threads it predicts."""
+    gc.collect()
+    before, trees, x = len(jax.live_arrays()), [draw(3, seed=seed) for seed in range(4)], samples(50)
+    expected = [tree.predict(x) for tree in trees]
+    prepared = len(jax.live_arrays())
+    ask = lambda i: np.testing.assert_array_equal(trees[i % 4].predict(x), expected[i % 4])
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(40)))
+    gc.collect()
+    assert len(jax.live_arrays()) == prepared > before
+    trees.clear()
+    gc.collect()
+    assert len(jax.live_arrays()) == before
 
 
 def test_not_finite_in_any_chunk_is_noticed():

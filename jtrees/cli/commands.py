@@ -23,16 +23,19 @@ from jtrees.cli.tables import (
     DataError,
     Frame,
     Task,
+    add_rules,
     check_rows,
     drop,
     guess,
     one_line,
     read_labelled,
+    read_rows,
     read_table,
+    rules_of,
     targets_of,
     usable,
 )
-from jtrees.data import FrameModel
+from jtrees.data import Columns, FrameModel
 from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.data.columns import LeftOut
 from jtrees.estimators import TreeClassifier, TreeRegressor
@@ -124,8 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
     add = parser.add_argument
     add("table", type=Path, metavar="TABLE", help="a file: CSV with a header, or .parquet")
-    add("--separator", default=",", help="what separates two fields of CSV (default: a comma)")
-    add("--decimal", default=".", help="what precedes the decimals of a number in CSV (default: a point)")
+    add_rules(parser, training=target)
     if target:
         add("--target", required=True, metavar="COLUMN", help="the column to predict")
         add("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
@@ -163,6 +165,7 @@ def _fit(options: argparse.Namespace) -> int:
     print("\n".join(said if first is None else first.summary(kind_of_model(model))))
     if first is None or model is not first.model:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {time.perf_counter() - started:.1f} s in all")
+    _set_columns(model, frame.remember(model.columns_))
     print(f"\n{model.columns_}\n")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
@@ -286,7 +289,7 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
       DataError: for data that cannot be used, and targets that the loss cannot take.
     """
     loss = _loss(options)
-    whole = read_labelled(options.table, options.target, options.separator, options.decimal)
+    whole = read_labelled(options.table, options.target, rules_of(options))
     check_rows(whole := drop(whole, options.drop))
     task, why = guess(whole.y) if options.loss is None else ("regression", f"--loss {options.loss} is for numbers")
     otherwise = " (--task says otherwise)" if options.loss is None else ""
@@ -389,14 +392,28 @@ def _rows(model: Any, options: argparse.Namespace) -> pd.DataFrame:
     Raises:
       DataError: for a table that cannot be read, or without a column that the model uses.
     """
-    table = read_table(options.table, options.separator, options.decimal)
-    described = {} if model.columns_ is None else model.columns_.columns
+    columns: Columns | None = model.columns_
+    rules = rules_of(options) if columns is None else rules_of(options, columns.missing)
+    if columns is None:  # the model is of numbers alone
+        table, _, said = read_table(options.table, rules)
+    else:
+        table, said = read_rows(options.table, rules)
+    for line in said:
+        print(f"jtrees: {line}", file=sys.stderr)
+    if columns is not None and options.decimal is not None:
+        _set_columns(model, columns.with_decimal(options.decimal))
+    described = {} if columns is None else columns.columns
     names = list(getattr(model, "feature_names_in_", described))
     if absent := [name for name in names if name not in table and not isinstance(described.get(name), LeftOut)]:
         raise DataError(f"{options.table} must have the columns of the model, got none called {absent[0]!r}")
     if not len(table):
         raise DataError(f"{options.table} has no rows")
     return table.reindex(columns=names) if names else table
+
+
+def _set_columns(model: Any, columns: Columns) -> None:
+    """Sets the columns by which a fitted estimator reads tables."""
+    model.columns_, model.model_ = columns, model.model_.replace(columns=columns)
 
 
 @contextlib.contextmanager

@@ -52,6 +52,8 @@ def write_report(
         warnings.simplefilter("ignore", BehindBaselineWarning)
         model.fit(x_train, y[train])
     seconds = time.perf_counter() - started
+    model.columns_ = frame.remember(model.columns_)
+    model.model_ = model.model_.replace(columns=model.columns_)
     rows: Any = (x_train, y[train]), (x_test, y[test])
     page = _Page(HeldOut(model, loss, *rows, seconds=seconds, seed=seed, forests=True), frame.name, str(frame.y.name))
     sections = [
@@ -90,7 +92,7 @@ class _Page:
     # --- Data --------------------------------------------------------------------------------------------------------
 
     def data(self) -> str:
-        rows = [[name, str(column)] for name, column in self.model.columns_.columns.items()]
+        rows = [[name, what] for name, what in self.model.columns_.described().items()]
         return (
             _paragraph(
                 f"{self.name} has {len(self.y_train) + len(self.y_test)} rows that can be used. The model predicts "

@@ -1,13 +1,22 @@
 """Tables from files, CSV and Parquet, and their target: what can be learnt from, and clear errors for the rest."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
+import re
 from typing import Any, Literal
 import warnings
 
 import numpy as np
 import pandas as pd
 
+from jtrees import validation as checks
+from jtrees.data.cells import MISSING, ORDERS
+from jtrees.data.columns import Columns, FileColumns, read_cells
+from jtrees.data.frame import RawColumn
+
+_DAY = 86_400_000  # milliseconds
 _FEWEST = 20  # rows to train, to validate and to test
 _LABELS = 20  # whole numbers that are taken for classes
 _MEMBERS = 5  # rows of a class, without which it cannot be learnt, chosen by and tested
@@ -20,60 +29,196 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True)
+class Rules:
+    """How a file is read.
+
+    Attributes:
+      separator: what separates two fields of CSV.
+      decimal: what separates the whole number and its decimals in CSV.
+      encoding: the encoding of the characters of CSV.
+      missing: texts of CSV that mean a missing value; an empty cell always does.
+      order: the order of day and month in dates, ``"dmy"`` or ``"mdy"``, where a column leaves it open.
+      text: names of columns that are text.
+    """
+
+    separator: str = ","
+    decimal: str = "."
+    encoding: str = "utf-8"
+    missing: tuple[str, ...] = MISSING
+    order: str | None = None
+    text: tuple[str, ...] = ()
+
+
+def add_rules(parser: Any, *, training: bool) -> None:
+    """Adds the options of how a file is read; ``training``: also of what its columns are."""
+    add = parser.add_argument
+    add("--separator", default=",", help="what separates two fields of CSV (default: a comma)")
+    decimal = "a point" if training else "as in training"
+    add("--decimal", metavar="MARK", help=f"what precedes the decimals of a number in CSV (default: {decimal})")
+    add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
+    default = "NA, nan, null, ? and others" if training else "as in training"
+    said = f"what means a missing value in CSV, besides an empty cell (default: {default})"
+    add("--missing", nargs="*", metavar="TEXT", help=said)
+    if training:
+        add("--text", nargs="+", default=[], metavar="COLUMN", help="columns that are text, whatever they hold")
+        add("--dates", choices=list(ORDERS), help="the order of day and month in dates, where a column leaves it open")
+
+
+def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
+    """Returns how a file is read; ``missing``: what means a missing value unless an option says so.
+
+    Raises:
+      DataError: for a separator of decimals that is no character of its own.
+    """
+    decimal = "." if options.decimal is None else options.decimal
+    if decimal not in (".", ","):
+        raise DataError(f"--decimal must be a point or a comma, got {checks.quoted(decimal)}")
+    if decimal == options.separator:
+        raise DataError(f"--decimal and --separator must differ, got {checks.quoted(decimal)} for both")
+    missing = missing if options.missing is None else ("", *options.missing)
+    text, order = tuple(getattr(options, "text", ())), getattr(options, "dates", None)
+    return Rules(options.separator, decimal, options.encoding, missing, order, text)
+
+
+@dataclass(frozen=True)
 class Frame:
-    """A data set as it comes: columns of any kind, perhaps with gaps, and a target of any kind."""
+    """A data set as it comes: columns of any kind, perhaps with gaps, and a target of any kind.
+
+    Attributes:
+      name: its name.
+      x: the features.
+      y: the target.
+      said: what reading the file changed, a line each.
+      remember: ``columns -> columns``: the columns of a model, which read text as this file was read.
+    """
 
     name: str
     x: pd.DataFrame
     y: pd.Series
+    said: tuple[str, ...] = ()
+    remember: Callable[[Columns], Columns] = lambda columns: columns
 
 
-def read_table(file: Path, separator: str = ",", decimal: str = ".", *, keep: str | None = None) -> pd.DataFrame:
-    """Returns the table in a file: Parquet, if it ends in ``.parquet``, else CSV with a header.
+def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
+    """Returns the rows in a file, and what reading it changed: Parquet, if it ends in ``.parquet``, else CSV.
 
-    Args:
-      file: the file; in CSV empty fields, ``NA``, ``?`` and the like are gaps, and dates are read if all of a column
-        are of ISO 8601.
-      separator: what separates two fields of CSV.
-      decimal: what separates the whole number and its decimals in CSV.
-      keep: name of a column in which dates stay text, or None.
+    Cells of CSV are text without spaces at its ends, None where missing. No row is left out.
 
     Raises:
       DataError: for a file that cannot be read.
       ImportError: for Parquet without pyarrow.
     """
     if file.suffix == ".parquet":
-        return _read_parquet(file)
+        return _read_parquet(file), []
+    frame = _read_csv(file, rules)
+    gaps, said = frozenset(("", *rules.missing)), []
+    stripped: dict[str, int] = {}
+    for name in frame:
+        cells = frame[name].to_numpy(object)
+        short = [cell.strip() if isinstance(cell, str) else None for cell in cells]  # a short row has no cell at all
+        stripped[name] = sum(a is not None and a != b and a not in gaps for a, b in zip(short, cells, strict=True))
+        frame[name] = pd.Series([None if cell is None or cell in gaps else cell for cell in short], dtype=object)
+    if any(stripped.values()):
+        which = checks.quoted_list(name for name, count in stripped.items() if count)
+        said.append(f"spaces at the ends of cells are left out, {sum(stripped.values())} times, in {which}")
+    return frame, said
+
+
+def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
+    """Returns the cells of CSV with a header as text."""
+    text = _decoded(file, rules.encoding)
     # Unless told that there is no index, pandas takes the first column for one where rows end in a separator.
     options: Any = {
-        "sep": separator,
-        "decimal": decimal,
-        "na_values": ["?"],
+        "sep": rules.separator,
+        "dtype": str,
+        "keep_default_na": False,
+        "na_values": [""],
         "skipinitialspace": True,
         "index_col": False,
     }
     names: list[str] = []
     try:
         # The header by itself: with a wrong separator rows may be ragged.
-        names += [str(column) for column in pd.read_csv(file, nrows=0, **options).columns]
-        other = next((c for c in (";", "\t", "|", ",") if c != separator and c in names[0]), None)
+        header = pd.read_csv(StringIO(text), nrows=0, **options)
+        names += [str(column).strip() for column in header.columns]
+        other = next((c for c in (";", "\t", "|", ",") if c != rules.separator and c in names[0]), None)
         wrong = len(names) == 1 and other is not None
+        # A blank line is a row whose cell is empty; after the last row of several columns it is none.
+        text = text if len(names) == 1 else text.rstrip("\r\n") + "\n"
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header", pd.errors.ParserWarning)
-            frame: Any = pd.read_csv(file, nrows=0 if wrong else None, **options)
+            how = {"nrows": 0 if wrong else None, "skip_blank_lines": False, "header": _blank_lines(text)}
+            frame: Any = pd.read_csv(StringIO(text), **how, **options)
     except pd.errors.ParserWarning as error:
-        raise DataError(f"{file}: rows have more fields than the header, which names {', '.join(names)}") from error
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
+        named = checks.quoted_list(names)
+        raise DataError(f"{file}: rows have more fields than the header, which names {named}") from error
     except ValueError as error:
         raise DataError(f"cannot read {file}: {one_line(error)}") from error
     if wrong:
-        raise DataError(f"{file} has one column, {names[0]!r}: try --separator {other!r}")
+        raise DataError(f"{file} has one column, {checks.quoted(names[0])}: try --separator {other!r}")
     frame.columns = pd.Index(names)
-    for name in names:
-        if name != keep and _are_dates(frame[name]):
-            frame[name] = pd.to_datetime(frame[name], format="ISO8601")
     return frame
+
+
+def _decoded(file: Path, encoding: str) -> str:
+    try:
+        contents = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
+    try:
+        # With a mark of the byte order, or without.
+        return contents.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+    except UnicodeDecodeError as error:
+        where = f"byte {contents[error.start]:#04x} at {error.start}"
+        raise DataError(f"cannot read {file} as {encoding} ({where}): try --encoding latin-1") from error
+    except LookupError as error:
+        raise DataError(f"--encoding must be the name of an encoding, got {checks.quoted(encoding)}") from error
+
+
+def _blank_lines(text: str) -> int:
+    """Returns the number of blank lines before the header."""
+    found = re.match(r"(?:[ \t]*\r?\n)*", text)
+    return found[0].count("\n") if found else 0
+
+
+def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd.DataFrame, FileColumns, list[str]]:
+    """Returns the table in a file with typed columns, how its cells were read, and what reading changed.
+
+    Args:
+      file: the file.
+      rules: how it is read.
+      keep: name of a column in which dates stay text, or None.
+
+    Raises:
+      DataError: for a file that cannot be read.
+      ImportError: for Parquet without pyarrow.
+    """
+    rows, said = read_rows(file, rules)
+    if file.suffix == ".parquet":
+        for name in set(rules.text) & set(rows.columns):
+            rows[name] = rows[name].astype("category")
+        return rows, FileColumns({}, {}, {}), said
+    cells = {name: rows[name].to_numpy(object) for name in rows}
+    read = read_cells(cells, decimal=rules.decimal, order=rules.order, text=rules.text)
+    typed = {name: _typed(raw, cells[name], dates=name != keep) for name, raw in read.columns.items()}
+    return pd.DataFrame(typed, index=rows.index), read, said
+
+
+def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
+    """Returns a column as an array of pandas; ``dates``: whether dates are such."""
+    if raw.kind == "text":
+        return pd.Categorical(cells) if raw.of == "levels" else pd.Series(cells, dtype=object)
+    if raw.kind == "boolean":
+        values = pd.array(np.where(raw.missing, False, raw.values != 0), dtype="boolean")
+        values[raw.missing] = pd.NA
+        return values if raw.missing.any() else values.to_numpy(bool)
+    if raw.kind == "date" and (raw.zone is not None or not dates):
+        return pd.Series(cells, dtype=object)  # offsets are read by the columns of a model
+    if raw.kind == "date":
+        days = np.where(raw.missing, 0, np.round(raw.values * _DAY)).astype("datetime64[ms]")
+        return pd.Series(np.where(raw.missing, np.datetime64("NaT"), days))
+    whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in cells)
+    return raw.values.astype(np.int64) if whole else raw.values
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:
@@ -89,29 +234,34 @@ def _read_parquet(file: Path) -> pd.DataFrame:
     return frame
 
 
-def read_labelled(file: Path, target: str | None, separator: str = ",", decimal: str = ".") -> Frame:
-    """Returns the data set in a file, as :func:`read_table`; ``target`` is the column to learn, others are features.
+def read_labelled(file: Path, target: str | None, rules: Rules = Rules()) -> Frame:
+    """Returns the data set in a file; ``target`` is the column to learn, the others are features.
 
     Raises:
       DataError: for a file that cannot be read, and a column that there is not (saying which are).
     """
-    frame = read_table(file, separator, decimal, keep=target)
+    frame, read, said = read_table(file, rules, keep=target)
     names = list(frame.columns)
     if target is None or target not in names:
-        came = "none was named" if target is None else f"got {target!r}"
-        raise DataError(f"--target must be one of the columns {', '.join(names)}; {came}")
+        came = "none was named" if target is None else f"got {checks.quoted(target)}"
+        raise DataError(f"--target must be one of the columns {_listed(names)}; {came}")
     if len(names) == 1:
         raise DataError(f"{file} must have at least one column besides the target")
+    if absent := [name for name in rules.text if name not in names]:
+        raise DataError(f"--text must name columns among {_listed(names)}; got {checks.quoted(absent[0])}")
     y: Any = frame[target]
-    return Frame(file.stem, frame.drop(columns=target), y)
+    if (reading := read.readings.get(target)) is not None and reading.kind == "numeric":
+        said.append(f"target {checks.quoted(target)}: {reading}")
+
+    def remember(columns: Columns) -> Columns:
+        return columns.with_readings(read.readings, read.notes, rules.missing)
+
+    return Frame(file.stem, frame.drop(columns=target), y, tuple(said), remember)
 
 
-def _are_dates(values: pd.Series) -> bool:
-    """Whether all values that a column of text has are dates as of ISO 8601, such as 2024-05-31 or 2024-05-31 12:00."""
-    if pd.api.types.is_numeric_dtype(values) or values.isna().all():
-        return False
-    text = values.dropna().astype(str)
-    return bool(text.str.fullmatch(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?").all())
+def _listed(names: list[str]) -> str:
+    """Returns up to five names, and the number of further ones."""
+    return ", ".join(name[:80] for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def drop(frame: Frame, names: list[str]) -> Frame:
@@ -123,9 +273,9 @@ def drop(frame: Frame, names: list[str]) -> Frame:
     there = [str(name) for name in frame.x.columns]
     for name in names:
         if name not in there:
-            raise DataError(f"--drop must name features among {', '.join(there)}; got {name!r}")
+            raise DataError(f"--drop must name features among {_listed(there)}; got {checks.quoted(name)}")
     keep = [name not in names for name in there]
-    return Frame(frame.name, frame.x.loc[:, keep], frame.y)
+    return replace(frame, x=frame.x.loc[:, keep])
 
 
 def check_rows(frame: Frame) -> None:
@@ -155,32 +305,34 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
     y: Any = frame.y
     if not len(frame.x.columns):
         raise DataError("there must be a column to learn from besides the target")
-    said: list[str] = []
+    said, name = list(frame.said), checks.quoted(y.name)
     keep = y.notna()
     if not keep.all():
-        said.append(f"{(~keep).sum()} rows without {y.name} left out")
+        said.append(f"{(~keep).sum()} rows without {name} left out")
     comma = None if pd.api.types.is_numeric_dtype(y) else _decimal_comma(y[keep].astype(str))
     if task == "regression" and comma:
-        raise DataError(f"target {y.name!r} {comma}")
+        raise DataError(f"target {name} {comma}")
     if task == "regression" and (not pd.api.types.is_numeric_dtype(y) or not np.isfinite(y[keep].astype(float)).all()):
-        raise DataError(f"target {y.name!r} must hold finite numbers for --task regression, got {y[keep].iloc[0]!r}")
+        got = checks.quoted(y[keep].iloc[0])
+        raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}")
     if task == "regression" and len(far := beyond_float32(y[keep].to_numpy(np.float64))):
-        raise DataError(f"target {y.name!r} must be within the range of float32, got {far[0]:.6g}")
+        raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
     if task == "classification":
         members = y.map(y.value_counts())
         rare = sorted({str(label) for label in y[keep & (members < _MEMBERS)]})
         if len(rare) > _LABELS:
             many = f"has {len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
-            raise DataError(f"target {y.name!r} {comma or many}")
+            raise DataError(f"target {name} {comma or many}")
         if rare:
-            said.append(f"classes of fewer than {_MEMBERS} rows left out: {', '.join(rare)}")
+            said.append(f"classes of fewer than {_MEMBERS} rows left out: {_listed(rare)}")
             keep &= members >= _MEMBERS
     if y[keep].nunique() < 2:
-        raise DataError(f"target {y.name!r} must take at least two values, got {sorted(set(map(str, y[keep])))}")
+        got = checks.quoted_list(sorted(set(map(str, y[keep])))) or "none"
+        raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
     if bad := [what for name in x.columns if (what := _fault(x[name]))]:
-        raise DataError(f"columns must hold numbers or text: {'; '.join(bad)}")
-    return Frame(frame.name, x, y[keep].reset_index(drop=True)), said
+        raise DataError(f"columns must hold numbers or text: {'; '.join(bad[:5])}")
+    return replace(frame, x=x, y=y[keep].reset_index(drop=True)), said
 
 
 def targets_of(y: pd.Series) -> np.ndarray:
@@ -190,25 +342,27 @@ def targets_of(y: pd.Series) -> np.ndarray:
 
 def _fault(values: Any) -> str | None:
     """What is wrong with a column, if anything is."""
+    name = checks.quoted(values.name)
     if pd.api.types.is_numeric_dtype(values):
         infinite = int(np.isinf(values.to_numpy(np.float64, na_value=0.0)).sum())
         if infinite:
-            return f"{values.name!r} has {infinite} infinite values"
+            return f"{name} has {infinite} infinite values"
         far = beyond_float32(values.to_numpy(np.float64, na_value=0.0))
-        return f"{values.name!r} has values beyond the range of float32, such as {far[0]:.6g}" if len(far) else None
-    if pd.api.types.is_datetime64_any_dtype(values):
+        return f"{name} has values beyond the range of float32, such as {far[0]:.6g}" if len(far) else None
+    if pd.api.types.is_datetime64_any_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype):
         return None
     text = values.dropna().astype(str)
     number = pd.to_numeric(text, errors="coerce").notna()
-    if len(text) and 0.5 < number.mean() < 1:
-        return f"{values.name!r} holds numbers and texts such as {text[~number].iloc[0]!r}"
-    return f"{values.name!r} {comma}" if (comma := _decimal_comma(text)) else None
+    if len(text) and 0.5 < number.mean() < 1 and not text.str.match(r"[+-]?0\d").any():  # leading zeros mean text
+        cell = checks.quoted(text[~number].iloc[0])
+        return f"{name} holds numbers and texts such as {cell}: --text takes all for text, --missing a text for a gap"
+    return f"{name} {comma}" if (comma := _decimal_comma(text)) else None
 
 
 def _decimal_comma(text: pd.Series) -> str | None:
     """What to do about texts that are all numbers with a decimal comma, if they are."""
     comma = text.str.fullmatch(r"[-+]?\d+,\d+")
-    return f"has a decimal comma, as in {text.iloc[0]!r}: try --decimal ," if len(text) and comma.all() else None
+    return f"has a decimal comma, as in '{text.iloc[0]}': try --decimal ," if len(text) and comma.all() else None
 
 
 def beyond_float32(values: np.ndarray) -> np.ndarray:

@@ -21,6 +21,8 @@ from jtrees.tree import ObliqueTree
 _ROWS = 10_000  # at most: a linear model then takes less time than any search
 _WORK = 4e9  # rows times squared columns of a linear model, at most; of classes a tenth
 _FEWEST_ROWS = 1000
+_DECOMPOSED = 200  # rows or columns up to which a matrix is decomposed as it is
+_RANK = 1e-6  # singular values below this part of the largest count as 0
 _RIDGE = 1.0  # of the logistic regression, that of scikit-learn
 _ITERATIONS = 100
 _ARTICLES = {
@@ -203,9 +205,24 @@ def _least_squares(x: np.ndarray, x_new: np.ndarray, some: Table, task: Regressi
     y, weight = some.y.astype(np.float64), _weights(some)
     root = np.sqrt(weight / weight.sum()).reshape(-1, *[1] * (y.ndim - 1))
     mean = np.average(y, axis=0, weights=weight)
-    slopes = np.linalg.lstsq(np.sqrt(weight / weight.sum())[:, None] * x, root * (y - mean), rcond=1e-6)[0]
+    slopes, _ = least_squares(np.sqrt(weight / weight.sum())[:, None] * x, root * (y - mean))
     rest = loss.best(y - mean - x @ slopes, some.weight) if np.ptp(y - mean - x @ slopes) > 0 else 0.0
     return loss.aligned(mean + x_new @ slopes) + rest
+
+
+def least_squares(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, int]:
+    """Returns the shortest least-squares solution and the rank of x; singular values below 1e-6 of the largest are 0.
+
+    If x is long and wide, the products of its shorter side are decomposed instead of x, in a tenth of the time.
+    """
+    if min(x.shape) <= _DECOMPOSED:
+        slopes, _, rank, _ = np.linalg.lstsq(x, y, rcond=_RANK)
+        return slopes, int(rank)
+    wide = x.shape[1] > len(x)
+    values, vectors = np.linalg.eigh(x @ x.T if wide else x.T @ x)
+    some = values > _RANK**2 * values[-1]
+    inverse = lambda b: vectors[:, some] @ ((vectors[:, some].T @ b).T / values[some]).T
+    return (x.T @ inverse(y) if wide else inverse(x.T @ y)), int(some.sum())
 
 
 def _logistic(x: np.ndarray, x_new: np.ndarray, y: np.ndarray, weight: np.ndarray, classes: int) -> np.ndarray:

@@ -1,10 +1,11 @@
 """Columns: a fitted description of a raw table, by which its rows become numbers.
 
-Every kind of column is a class that can be fitted to a raw column, names its features and encodes rows. All are plain
-data, so that a saved model holds the columns it was fitted to.
+This is the one place that decides what a cell means, in training and for new rows, for DataFrames, arrays and files:
+:mod:`jtrees.data.cells` reads text, :mod:`jtrees.data.frame` the columns of a library, :mod:`jtrees.data.kinds` has the
+kinds of columns.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, Literal, NamedTuple
 import warnings
@@ -13,258 +14,27 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import io, tasks, validation as checks
-from jtrees.data.frame import Frame, RawColumn, read_frame
+from jtrees.data.cells import MISSING, OFFSETS, PLAIN, Reading, find_reading
+from jtrees.data.frame import Frame, RawColumn, check_numbers, read_frame
+from jtrees.data.kinds import (
+    FOLDS,
+    Column,
+    Date,
+    LeftOut as LeftOut,
+    Numeric as Numeric,
+    OneHot as OneHot,
+    TargetMeans as TargetMeans,
+    Targets,
+    fitted,
+)
+from jtrees.data.parse import level_of
 
 MAX_LEVELS = 10
-_RARE = 5  # rows: levels with fewer are put together
-_FOLDS = 5
-_IDENTIFIES = 20  # distinct values from which a column may identify rows
-_HELPS = 0.01  # part of the variance that months or weekdays must explain beyond a trend
+_FEWEST = 5  # rows, from which a column of text in which no level is known is an error
 
 
 class ColumnsWarning(UserWarning):
-    """Columns of a raw table are left out, or have gaps where the training rows had none."""
-
-
-class Targets(NamedTuple):
-    """What target means are of.
-
-    Attributes:
-      names: name of each output.
-      values: targets, or class indicators, of which those of two classes have one: ``(n, k)``.
-      weight: weights of the rows, ``(n,)``.
-      fold: fold of each row, ``(n,)``.
-    """
-
-    names: tuple[str, ...]
-    values: np.ndarray
-    weight: np.ndarray
-    fold: np.ndarray
-
-
-# --- Kinds of columns ------------------------------------------------------------------------------------------------
-
-
-@io.part
-@dataclasses.dataclass(frozen=True)
-class Numeric:
-    """Numbers, booleans (0 and 1) or days. A missing value is the centre, and if the training rows had any, marked.
-
-    Attributes:
-      kind: ``"numeric"``, ``"boolean"`` or ``"date"``.
-      center: the median, the value in place of a missing one.
-      spread: the standard deviation.
-      start: subtracted from the values; of dates the first day.
-      missing: number of missing values in the training rows.
-    """
-
-    kind: str
-    center: float
-    spread: float
-    start: float
-    missing: int
-
-    @classmethod
-    def fit(cls, raw: RawColumn) -> "Numeric":
-        """Returns the description of a raw column with at least one value."""
-        there = raw.values[~raw.missing]
-        start = float(np.floor(there.min())) if raw.kind == "date" else 0.0
-        return cls(raw.kind, float(np.median(there) - start), float(there.std()), start, len(raw.values) - len(there))
-
-    def features(self, name: str) -> list[str]:
-        """Returns the names of the features."""
-        since = f" (days since {np.datetime64(int(self.start), 'D')})" if self.kind == "date" else ""
-        return [name + since, *([f"[{name} missing]"] if self.missing else [])]
-
-    def encode(self, raw: RawColumn) -> np.ndarray:
-        """Returns the features of rows, ``(n, 1)`` or ``(n, 2)``."""
-        value = np.where(raw.missing, self.center, raw.values - self.start)
-        return np.column_stack([value, raw.missing] if self.missing else [value])
-
-    def __str__(self) -> str:
-        shown = np.datetime64(int(self.start + self.center), "D") if self.kind == "date" else f"{self.center:.6g}"
-        gaps = f", {self.missing} missing" if self.missing else ""
-        return f"{self.kind}, median {shown}, deviation {self.spread:.3g}{' days' * (self.kind == 'date')}{gaps}"
-
-
-@io.part
-@dataclasses.dataclass(frozen=True)
-class OneHot:
-    """Levels, of which each is a feature of 0 and 1.
-
-    Attributes:
-      levels: the levels, sorted.
-      other: number of training rows with a rare level; if there are any, these and new levels share a feature.
-      missing: number of missing values in the training rows; if there are any, they have a feature.
-    """
-
-    levels: tuple[str, ...]
-    other: int
-    missing: int
-
-    @classmethod
-    def fit(cls, raw: RawColumn) -> "OneHot":
-        """Returns the description of a column of text; levels with fewer than five rows are put together."""
-        levels, counts = _levels(raw)
-        common = counts >= min(_RARE, counts.max())
-        return cls(tuple(levels[common]), int(counts[~common].sum()), int(raw.missing.sum()))
-
-    def features(self, name: str) -> list[str]:
-        """Returns the names of the features."""
-        of_levels = [f"[{name} = {level}]" for level in self.levels]
-        return of_levels + [f"[{name} = other]"] * bool(self.other) + [f"[{name} missing]"] * bool(self.missing)
-
-    def encode(self, raw: RawColumn) -> np.ndarray:
-        """Returns the features of rows, ``(n, k)``."""
-        code = _codes(raw, self.levels)
-        columns = [code == i for i in range(len(self.levels))]
-        columns += [(code < 0) & ~raw.missing] if self.other else []
-        columns += [raw.missing] if self.missing else []
-        return np.column_stack(columns).astype(np.float64)
-
-    def __str__(self) -> str:
-        other = f", others in {self.other} rows" if self.other else ""
-        gaps = f", {self.missing} missing" if self.missing else ""
-        return f"categorical, levels {', '.join(self.levels)}{other}{gaps}"
-
-
-@io.part
-@dataclasses.dataclass(frozen=True)
-class TargetMeans:
-    """Many levels, each encoded by its mean target (a mean for each class but the first of two) and its frequency.
-
-    Attributes:
-      levels: the levels, sorted.
-      outputs: names of the outputs.
-      means: shrunk mean of each output at each level, and if values are missing, there.
-      shares: part of the training rows with each level, likewise; empty if it is not a feature.
-      prior: the mean of all targets, the encoding of new levels.
-      missing: number of missing values in the training rows.
-    """
-
-    levels: tuple[str, ...]
-    outputs: tuple[str, ...]
-    means: tuple[tuple[float, ...], ...]
-    shares: tuple[float, ...]
-    prior: tuple[float, ...]
-    missing: int
-
-    @classmethod
-    def fit(cls, raw: RawColumn, targets: Targets) -> tuple["TargetMeans", np.ndarray]:
-        """Returns the description of a column of text, and the encoding of its own rows.
-
-        The mean of a level for one of its own rows is that over the other four fifths of the rows (cross-fitting):
-        means over all rows would hand every row a part of its own target.
-        """
-        levels, counts = _levels(raw)
-        missing = int(raw.missing.sum())
-        code = np.where(raw.missing, len(levels), _codes(raw, tuple(levels)))
-        shares = np.append(counts, [missing] * bool(missing)) / len(code)
-        prior, means = _shrunk_means(code, len(shares), targets, np.ones(len(code), bool))
-        own = np.empty((len(code), means.shape[1]))
-        for fold in range(_FOLDS):
-            held_out = targets.fold == fold
-            own[held_out] = _shrunk_means(code, len(shares), targets, ~held_out)[1][code[held_out]]
-        rows = lambda array: tuple(tuple(row) for row in array.tolist())
-        described = cls(
-            tuple(levels), targets.names, rows(means), tuple(shares.tolist()), rows(prior[None])[0], missing
-        )
-        return described, np.column_stack([own, shares[code]])
-
-    def features(self, name: str) -> list[str]:
-        """Returns the names of the features."""
-        return [f"[mean {output} by {name}]" for output in self.outputs] + [f"[frequency of {name}]"] * bool(
-            self.shares
-        )
-
-    def encode(self, raw: RawColumn) -> np.ndarray:
-        """Returns the features of new rows, ``(n, k + 1)``."""
-        code = _codes(raw, self.levels)
-        if self.missing:
-            code[raw.missing] = len(self.levels)
-        table = np.array([*self.means, self.prior])
-        table = np.column_stack([table, [*self.shares, 0.0]]) if self.shares else table
-        return table[np.where(code < 0, len(self.means), code)]
-
-    def __str__(self) -> str:
-        gaps = f", {self.missing} missing" if self.missing else ""
-        return f"categorical, {len(self.levels)} levels by target mean{' and frequency' * bool(self.shares)}{gaps}"
-
-
-@io.part
-@dataclasses.dataclass(frozen=True)
-class Date:
-    """Dates: days since the first, and where they explain the targets, month and weekday.
-
-    Attributes:
-      days: the description of the days.
-      parts: that of ``"month"``, by target means, and of ``"weekday"``, by levels, where they are features.
-    """
-
-    days: Numeric
-    parts: dict[str, OneHot | TargetMeans]
-
-    @classmethod
-    def fit(cls, raw: RawColumn, targets: Targets) -> tuple["Date", np.ndarray]:
-        """Returns the description of a column of dates, and the encoding of its own rows."""
-        days, parts = Numeric.fit(raw), {}
-        own = [days.encode(raw)]
-        for name in _PARTS:
-            part = _part_of_date(name, raw)
-            if not _helps(part, raw, targets):
-                continue
-            if name == "weekday":
-                parts[name] = OneHot.fit(part)
-                own.append(parts[name].encode(part))
-            else:
-                month, encoded = TargetMeans.fit(part, targets)
-                parts[name] = dataclasses.replace(month, shares=())  # all months are about as frequent
-                own.append(encoded[:, :-1])
-        return cls(days, parts), np.column_stack(own)
-
-    @property
-    def missing(self) -> int:
-        """Number of missing values in the training rows."""
-        return self.days.missing
-
-    def features(self, name: str) -> list[str]:
-        """Returns the names of the features."""
-        return self.days.features(name) + [f for p, part in self.parts.items() for f in part.features(f"{name} {p}")]
-
-    def encode(self, raw: RawColumn) -> np.ndarray:
-        """Returns the features of new rows, ``(n, k)``."""
-        parts = [part.encode(_part_of_date(name, raw)) for name, part in self.parts.items()]
-        return np.column_stack([self.days.encode(raw), *parts])
-
-    def __str__(self) -> str:
-        return f"{self.days}{', with ' * bool(self.parts)}{' and '.join(self.parts)}"
-
-
-@io.part
-@dataclasses.dataclass(frozen=True)
-class LeftOut:
-    """A column without features.
-
-    Attributes:
-      why: the reason.
-    """
-
-    why: str
-    missing: int = 0
-
-    def features(self, name: str) -> list[str]:
-        """Returns no names."""
-        return []
-
-    def encode(self, raw: RawColumn) -> np.ndarray:
-        """Returns no features, ``(n, 0)``."""
-        return np.zeros((len(raw.values), 0))
-
-    def __str__(self) -> str:
-        return f"left out: {self.why}"
-
-
-Column = Numeric | OneHot | TargetMeans | Date | LeftOut
+    """Columns of a raw table are left out, are open to another reading, or have new gaps or levels."""
 
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -278,10 +48,17 @@ class Columns:
     Attributes:
       columns: the description of each column by name, in the order of the table.
       named: whether columns are found by name; else, from an array, by place.
+      readings: how text becomes numbers or dates, by column; the other columns of numbers and dates read plain numbers,
+        ``true`` and ``false``, and dates of ISO 8601.
+      missing: texts that mean a missing value where text becomes numbers or dates, and in files.
+      notes: what is open about a column, and what decides, by column.
     """
 
     columns: dict[str, Column]
     named: bool
+    readings: dict[str, Reading] = dataclasses.field(default_factory=dict)
+    missing: tuple[str, ...] = MISSING
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def fit(
@@ -314,38 +91,40 @@ class Columns:
         frame = _read(x)
         checks.check_count("max_levels", max_levels)
         targets = _targets(y, len(frame), task, sample_weight)
-        columns, encoded = {}, []
+        columns, encoded, readings, notes = {}, [], {}, {}
         for name, raw in frame.columns.items():
-            columns[name], features = _fitted(raw, targets, max_levels)
+            if raw.kind == "text" and raw.of == "text":
+                reading, note = find_reading(raw.values)
+                notes |= {name: note} if note else {}
+                if reading is not None:
+                    readings[name], raw = reading, _numbers(name, raw, reading)
+            columns[name], features = fitted(raw, targets, max_levels)
             encoded.append(columns[name].encode(raw) if features is None else features)
+        found = cls(columns, frame.named, readings, MISSING, notes)
         if not any(features.shape[1] for features in encoded):
-            reasons = "; ".join(f"{name}: {column}" for name, column in columns.items())
-            raise ValueError(f"x must have a column to learn from, got {reasons}")
-        return cls(columns, frame.named), np.column_stack(encoded)
+            raise ValueError(f"x must have a column to learn from, got {found._left_out()}")
+        return found, np.column_stack(encoded)
 
     def transform(self, x: Any) -> np.ndarray:
-        """Returns new rows as numbers, ``(n, p')`` in float64.
+        """Returns new rows as numbers, ``(n, p')`` in float64: those of a row depend on that row alone.
 
         Args:
           x: a table with at least the columns fitted to, in any order and of any library; an array, whose columns are
-            found by place, if all are numeric.
+            found by place, if all are numeric. Text is read as in training where the column holds numbers or dates.
 
         Warns:
-          ColumnsWarning: of missing values in columns that had none in the training rows; they are filled.
+          ColumnsWarning: of missing values in columns that had none in the training rows, which are filled; of levels
+            that the training rows did not have.
 
         Raises:
-          ValueError: for a missing column, by name; for values of another kind, naming the column and the row.
+          ValueError: for a missing column, by name; for values of another kind, naming the column, the kind expected
+            and the value or the kind found; for a column of levels of which none is known, in five rows or more, or of
+            another type than those of the training rows.
         """
-        frame = self._found(_read(x, only=self._used if self.named else None))
-        gaps = {
-            name: count
-            for name, raw in frame.columns.items()
-            if not self.columns[name].missing and (count := raw.missing.sum())
-        }
-        if gaps:
-            which = ", ".join(f"{name!r} ({count})" for name, count in gaps.items())
-            message = f"x has missing values where the training rows had none, taken for typical ones: {which}"
-            warnings.warn(message, ColumnsWarning, stacklevel=2)
+        wanted = {name: column.wanted for name, column in self._used.items()}
+        frame = self._found(_read(x, wanted if self.named else None))
+        self._warn_of_gaps(frame)
+        self._warn_of_levels(frame)
         return np.column_stack([self.columns[name].encode(raw) for name, raw in frame.columns.items()])
 
     def _found(self, frame: Frame) -> Frame:
@@ -356,9 +135,70 @@ class Columns:
             frame = Frame(dict(zip(self.columns, frame.columns.values(), strict=True)), named=True)
         used = self._used
         if absent := [name for name in used if name not in frame.columns]:
-            expected = ", ".join(map(repr, used))
-            raise ValueError(f"x must have the columns {expected}, got none called {absent[0]!r}")
-        return Frame({name: _of_kind(name, column, frame.columns[name]) for name, column in used.items()}, named=True)
+            got = f"got none called {checks.quoted(absent[0])}"
+            raise ValueError(f"x must have the columns {checks.quoted_list(used)}, {got}")
+        return Frame({name: self._of_kind(name, frame.columns[name]) for name in used}, named=True)
+
+    def _of_kind(self, name: str, raw: RawColumn) -> RawColumn:
+        """Returns the raw column as one of the kind fitted to.
+
+        Raises:
+          ValueError: for values of another kind.
+        """
+        kind, zone = self.columns[name].wanted
+        if raw.missing.all():
+            return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
+        if kind == "text":
+            return _levels(name, raw)
+        if raw.kind == "text":
+            reading = self.text_reading(name)
+            gaps = np.array([cell is None or cell.strip() in self.missing for cell in raw.values.tolist()])
+            return _numbers(name, raw._replace(values=np.where(gaps, np.array(None), raw.values)), reading, zone)
+        expected = {"date": "dates", "boolean": "booleans"}.get(kind, "numbers")
+        if (raw.kind == "date") != (kind == "date"):
+            came = {"date": "dates", "boolean": "booleans"}.get(raw.kind, "numbers")
+            raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
+        if kind == "date" and (raw.zone is None) != (zone is None):
+            which = "without" if zone is None else "with"
+            came = "dates without one" if raw.zone is None else f"dates with one ({raw.zone})"
+            raise ValueError(f"x must hold dates {which} a time zone in column {checks.quoted(name)}, got {came}")
+        if kind == "boolean" and raw.kind == "numeric":
+            wrong = ~(raw.missing | np.isin(raw.values, (0, 1)))
+            _check(name, ~wrong, "booleans, or 0 and 1,", raw.values)
+        return raw
+
+    def text_reading(self, name: str) -> Reading:
+        """Returns how text of a column is read: of levels as it is."""
+        kind, zone = self.columns[name].wanted
+        return self.readings.get(name, dataclasses.replace(PLAIN[kind], zoned=zone is not None))
+
+    def _warn_of_gaps(self, frame: Frame) -> None:
+        """Warns of missing values in columns that had none in the training rows."""
+        counts = {name: int(raw.missing.sum()) for name, raw in frame.columns.items() if not self.columns[name].missing}
+        if which := _counted({name: count for name, count in counts.items() if count}):
+            message = f"x has missing values where the training rows had none, taken for typical ones: {which}"
+            warnings.warn(message, ColumnsWarning, stacklevel=3)
+
+    def _warn_of_levels(self, frame: Frame) -> None:
+        """Warns of levels that the training rows did not have.
+
+        Raises:
+          ValueError: for a column in which no level is known.
+        """
+        counts = {}
+        for name, raw in frame.columns.items():
+            if isinstance(column := self.columns[name], (OneHot, TargetMeans)):
+                known = frozenset(column.known)
+                unknown = np.array([value is not None and value not in known for value in raw.values.tolist()], bool)
+                counts[name] = int(unknown.sum())
+                there = int((~raw.missing).sum())
+                if counts[name] == there > 0 and (there >= _FEWEST or not _may_name(raw.of, known)):
+                    expected = f"x must hold levels such as {checks.quoted_list(sorted(known))}"
+                    cell = f"{checks.quoted(raw.values[np.argmax(unknown)])} in row {int(np.argmax(unknown))}"
+                    came = {"numeric": "numbers", "boolean": "booleans"}.get(raw.of, "text")
+                    raise ValueError(f"{expected} in column {checks.quoted(name)}, got {came} without any: {cell}")
+        if which := _counted({name: count for name, count in counts.items() if count}):
+            warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
     @property
     def _used(self) -> dict[str, Column]:
@@ -386,102 +226,159 @@ class Columns:
 
         return dataclasses.replace(self, columns={name: renamed(column) for name, column in self.columns.items()})
 
+    def with_readings(
+        self, readings: Mapping[str, Reading], notes: Mapping[str, str], missing: Sequence[str]
+    ) -> "Columns":
+        """Returns the same columns, which read text as the file that they come from.
+
+        Args:
+          readings: how text becomes numbers or dates, by column.
+          notes: what is open about a column, by column.
+          missing: texts that mean a missing value.
+        """
+        own = lambda given: {name: value for name, value in given.items() if name in self.columns}
+        readings, notes = self.readings | own(readings), self.notes | own(notes)
+        return dataclasses.replace(self, readings=readings, notes=notes, missing=tuple(missing))
+
+    def with_decimal(self, decimal: str) -> "Columns":
+        """Returns the same columns, which read numbers in text with another separator of decimals."""
+        plain = {name: PLAIN["numeric"] for name, column in self._used.items() if column.wanted.kind == "numeric"}
+        readings = plain | self.readings
+        return dataclasses.replace(
+            self, readings={name: reading.with_decimal(decimal) for name, reading in readings.items()}
+        )
+
+    def described(self) -> dict[str, str]:
+        """Returns what each column is, how its text is read and what is open about it, by name."""
+        parts = {name: [str(column)] for name, column in self.columns.items()}
+        for name, of_column in parts.items():
+            if name in self.readings:
+                of_column.append(str(self.readings[name]))
+            if name in self.notes:
+                of_column.append(self.notes[name])
+        return {name: "; ".join(of_column) for name, of_column in parts.items()}
+
     def warn_left_out(self) -> None:
-        """Warns with :class:`ColumnsWarning` of columns that are left out."""
-        reasons = [f"{name!r} ({column.why})" for name, column in self.columns.items() if isinstance(column, LeftOut)]
-        if reasons:
-            warnings.warn(f"columns of x are left out: {', '.join(reasons)}", ColumnsWarning, stacklevel=3)
+        """Warns with :class:`ColumnsWarning` of columns that are left out or may mean something else."""
+        if left_out := self._left_out():
+            warnings.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
+        notes = [f"{checks.quoted(name)} ({note})" for name, note in self.notes.items() if name not in self.readings]
+        if notes:
+            warnings.warn(f"columns of x may mean something else: {_first(notes)}", ColumnsWarning, stacklevel=3)
+
+    def _left_out(self) -> str:
+        """Returns the names of the columns that are left out, with the reasons."""
+        left_out = {name: column for name, column in self.columns.items() if isinstance(column, LeftOut)}
+        return _first([f"{checks.quoted(name)} ({column.why})" for name, column in left_out.items()])
 
     def __hash__(self) -> int:
         return hash((self.named, tuple(self.columns)))
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {column}" for name, column in self.columns.items())
+        return "\n".join(f"{name}: {what}" for name, what in self.described().items())
 
 
-def _read(x: Any, only: Collection[str] | None = None) -> Frame:
+def _read(x: Any, wanted: Mapping[str, Any] | None = None) -> Frame:
     """Returns the raw table of a DataFrame or any array of numbers."""
-    frame = read_frame(x, only)
+    frame = read_frame(x, wanted)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x), np.float64)
     return Frame({f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values.T)}, named=False)
 
 
-def _fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, np.ndarray | None]:
-    """Returns the description of a column, and the features of its rows if they are not those of new rows."""
-    there = raw.values[~raw.missing]
-    missing = len(raw.values) - len(there)
-    if not len(there):
-        return LeftOut("without values"), None
+def _first(texts: Sequence[str]) -> str:
+    """Returns the first five texts, and the number of further ones."""
+    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Returns the names of columns with a number of rows each."""
+    return _first([f"{checks.quoted(name)} ({count} row{'' if count == 1 else 's'})" for name, count in counts.items()])
+
+
+def _levels(name: str, raw: RawColumn) -> RawColumn:
+    """Returns a column of levels as canonical text."""
+    if raw.kind == "date":
+        raise ValueError(f"x must hold text in column {checks.quoted(name)}, got dates")
     if raw.kind == "text":
-        levels, counts = _levels(raw)
-        if len(levels) > max(_IDENTIFIES, len(there) / 2):
-            return LeftOut("nearly every row has another text"), None
-        if len(levels) == 1 and not missing:
-            return LeftOut("constant"), None
-        rare = counts < _RARE
-        if (~rare).sum() + rare.any() <= max_levels:
-            return OneHot.fit(raw), None
-        return TargetMeans.fit(raw, targets)
-    if not missing and (there == there[0]).all():
-        return LeftOut("constant"), None
-    if raw.kind == "numeric" and not missing and _numbers_rows(there):
-        return LeftOut("numbers the rows"), None
-    return Date.fit(raw, targets) if raw.kind == "date" else (Numeric.fit(raw), None)
+        return raw
+    values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
+    values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
+    return RawColumn("text", values, of=raw.kind)
 
 
-def _numbers_rows(values: np.ndarray) -> bool:
-    """Whether values are different whole numbers, of which at least a third of those between are there: numbers of rows
-    of which some are left out, in any order.
+def _may_name(of: str, known: frozenset[str]) -> bool:
+    """Whether values of a type may be levels: some known level has that type."""
+    if of == "boolean":
+        return bool(known & {"True", "False"})
+    return of != "numeric" or PLAIN["numeric"] in (find_reading([level], plain=True).reading for level in known)
+
+
+def _numbers(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:
+    """Returns a column of text as numbers or days.
+
+    Raises:
+      ValueError: for a cell that is none, naming the column and the row.
     """
-    dense = len(values) >= _IDENTIFIES and np.ptp(values) < 3 * len(values)
-    return bool(dense and (values == np.floor(values)).all() and len(np.unique(values)) == len(values))
+    values, wrong = reading.read(raw.values.tolist(), zone)
+    what = {"boolean": "true or false", "date": f"dates {'with' if reading.zoned else 'without'} a time zone"}
+    example = f" such as {checks.quoted(reading.example)}" if reading.example else ""
+    _check(name, ~wrong, what.get(reading.kind, "numbers") + example, raw.values)
+    check_numbers(name, values)
+    return RawColumn(reading.kind, values, (zone or OFFSETS) if reading.zoned else None)
 
 
-def _of_kind(name: str, column: Column, raw: RawColumn) -> RawColumn:
-    """Returns the raw column, checked to be of the kind fitted to; numbers may stand for levels and booleans."""
-    if raw.missing.all():
-        empty = isinstance(column, (OneHot, TargetMeans))
-        return RawColumn("text", np.full(len(raw.values), None)) if empty else RawColumn("numeric", _none(raw))
-    if isinstance(column, (OneHot, TargetMeans)):
-        if raw.kind == "text":
-            return raw
-        if raw.kind == "date":
-            raise ValueError(f"x must hold text in column {name!r}, got dates")
-        shown = (lambda v: str(bool(v))) if raw.kind == "boolean" else lambda v: str(int(v) if v == int(v) else v)
-        values = np.full(len(raw.values), None)
-        values[:] = [None if value != value else shown(value) for value in raw.values.tolist()]
-        return RawColumn("text", values)
-    expected = "dates" if isinstance(column, Date) else "numbers"
-    if raw.kind == "text" or (raw.kind == "date") != isinstance(column, Date):
-        row = int(np.argmin(raw.missing))
-        got = f"{raw.values[row]!r} in row {row}" if raw.kind == "text" else f"values of kind {raw.kind}"
-        raise ValueError(f"x must hold {expected} in column {name!r}, got {got}")
-    return raw
+def _check(name: str, right: np.ndarray, expected: str, values: np.ndarray) -> None:
+    """Raises ``ValueError`` for the first value that is not right."""
+    if not right.all():
+        row = int(np.argmin(right))
+        got = f"got {checks.quoted(values[row])} in row {row}"
+        raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, {got}")
 
 
-def _none(raw: RawColumn) -> np.ndarray:
-    return np.full(len(raw.values), np.nan)
+class FileColumns(NamedTuple):
+    """The columns of a file of text.
+
+    Attributes:
+      columns: the columns, by name.
+      readings: how the text of each column of numbers or dates is read.
+      notes: what is open about a column, and the option that decides.
+    """
+
+    columns: dict[str, RawColumn]
+    readings: dict[str, Reading]
+    notes: dict[str, str]
 
 
-# --- Levels and means ------------------------------------------------------------------------------------------------
+def read_cells(
+    cells: Mapping[str, np.ndarray], *, decimal: str = ".", order: str | None = None, text: Sequence[str] = ()
+) -> FileColumns:
+    """Returns the columns of a file whose cells are text: what each column holds is inferred from all its cells.
 
-
-def _levels(raw: RawColumn) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted levels of a column of text, and the number of rows of each."""
-    return np.unique(raw.values[~raw.missing], return_counts=True)
-
-
-def _codes(raw: RawColumn, levels: tuple[str, ...]) -> np.ndarray:
-    """Returns the place of each value among the levels, -1 for others, ``(n,)``."""
-    places = {level: i for i, level in enumerate(levels)}
-    return np.array([places.get(value, -1) for value in raw.values], int)
+    Args:
+      cells: the cells of each column, ``(n,)`` str, None where missing.
+      decimal: the separator of decimals.
+      order: the order of day and month in dates, ``"dmy"`` or ``"mdy"``, where a column leaves it open.
+      text: names of columns that stay text.
+    """
+    found = FileColumns({}, {}, {})
+    for name, values in cells.items():
+        raw = RawColumn("text", values, of="levels" if name in text else "text")
+        if raw.of == "text":
+            reading, note = find_reading(values.tolist(), plain=True, decimal=decimal, order=order)
+            found.notes.update({name: note} if note else {})
+            if reading is not None:
+                numbers, _ = reading.read(values.tolist())
+                raw = RawColumn(reading.kind, numbers, OFFSETS if reading.zoned else None)
+                found.readings.update({} if reading == PLAIN[reading.kind] else {name: reading})
+        found.columns[name] = raw
+    return found
 
 
 def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targets:
     weight = np.ones(n) if sample_weight is None else np.asarray(checks.check_weight(sample_weight, n), np.float64)
-    fold = np.random.default_rng(0).permutation(n) % _FOLDS
+    fold = np.random.default_rng(0).permutation(n) % FOLDS
     if y is None:
         return Targets((), np.zeros((n, 0)), weight / weight.mean(), fold)
     task, y = tasks.checked_targets(task, y, n)
@@ -493,85 +390,3 @@ def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targ
         each = "action " if isinstance(task, tasks.Policy) else "y"  # whose mean is that of its rewards
         names = ["y"] if task.outputs is None else [f"{each}{i}" for i in range(task.outputs)]
     return Targets(tuple(names), values, weight / weight.mean(), fold)
-
-
-def _shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean of the targets over some rows, ``(k,)``, and those of each level shrunk towards it.
-
-    With targets of variance s2 around the mean of their level, and means of levels of variance t2 around the common
-    one, the posterior mean of a level of n rows is (sum + m mean) / (n + m) with m = s2 / t2 (empirical Bayes).
-    """
-    weight = targets.weight * rows
-    count = np.bincount(code, weight, levels)
-    mean = weight @ targets.values / weight.sum()
-    means = np.empty((levels, len(mean)))
-    for j, y in enumerate(targets.values.T):
-        total = np.bincount(code, weight * y, levels)
-        within, between, _ = _variances(total, count, weight @ np.square(y))
-        prior = within / between if between > 0 else np.inf
-        share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
-        means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
-    return mean, means
-
-
-def _variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
-    """Returns variances by the method of moments (one-way ANOVA).
-
-    Args:
-      total: sum of the targets at each level.
-      count: number of rows at each level.
-      squares: sum of all squared targets.
-
-    Returns:
-      The variance within levels, that between their means, and the number of rows of a level by which the mean square
-      between levels is expected to be ``within + size * between``.
-    """
-    total, count = total[count > 0], count[count > 0]
-    n, levels = count.sum(), len(count)
-    if levels < 2 or n <= levels:
-        return 1.0, 0.0, 1.0
-    explained = float(np.sum(np.square(total) / count))
-    within = max(squares - explained, 0.0) / (n - levels)
-    between = (explained - total.sum() ** 2 / n) / (levels - 1)
-    size = (n - np.square(count).sum() / n) / (levels - 1)
-    return within, max((between - within) / size, 0.0), size
-
-
-def _part_of_date(part: str, raw: RawColumn) -> RawColumn:
-    """Returns the months (Jan to Dec) or weekdays (Mon to Sun) of days since 1970 as text."""
-    days = np.floor(np.where(raw.missing, 0, raw.values)).astype(np.int64)
-    if part == "month":
-        number, names = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12, MONTHS
-    else:
-        number, names = (days + 3) % 7, WEEKDAYS  # the first day of 1970 was a Thursday
-    values = np.array(names, object)[number]
-    values[raw.missing] = None
-    return RawColumn("text", values)
-
-
-_PARTS = ("month", "weekday")
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-
-
-def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
-    """Whether levels explain an output beyond a linear trend in the days: by more than a hundredth of its variance, and
-    by more than chance does.
-
-    By chance the ratio of the mean squares between and within L levels is about 1, with deviation sqrt(2 / (L - 1)).
-    """
-    rows = ~part.missing
-    levels, code = np.unique(part.values[rows], return_inverse=True)
-    if len(levels) < 2:
-        return False
-    weight, days = targets.weight[rows], raw.values[rows]
-    root, days = np.sqrt(weight), days - np.average(days, weights=weight)
-    trend = np.column_stack([np.ones(len(days)), days])
-    for y in targets.values[rows].T:
-        y = y - trend @ np.linalg.lstsq(trend * root[:, None], y * root, rcond=None)[0]
-        total, count = np.bincount(code, weight * y, len(levels)), np.bincount(code, weight, len(levels))
-        within, between, size = _variances(total, count, weight @ np.square(y))
-        surprising = size * between > 3 * np.sqrt(2 / (len(levels) - 1)) * within
-        if surprising and between > _HELPS * (within + between):
-            return True
-    return False

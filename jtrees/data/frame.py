@@ -4,7 +4,7 @@ Every column becomes one of four kinds, whatever library it comes from: numbers,
 where a value is missing, or text as objects, None where a value is missing.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 import datetime
 import decimal
 import numbers
@@ -14,25 +14,44 @@ import jax
 import numpy as np
 
 from jtrees import validation as checks
-
-_DAY = 86_400_000  # in milliseconds
+from jtrees.data.cells import OFFSETS, zone_name
+from jtrees.data.parse import DAY, WHOLE, at, is_missing, level_of, since_1970
 
 
 class RawColumn(NamedTuple):
     """The values of a column.
 
     Attributes:
-      kind: ``"numeric"``, ``"boolean"``, ``"date"`` (days since 1970, UTC) or ``"text"``.
+      kind: ``"numeric"``, ``"boolean"``, ``"date"`` (days since 1970, by the local clock) or ``"text"``.
       values: ``(n,)``: float64, NaN where missing; of text str, None where missing.
+      zone: of dates the time zone, or ``"offsets"`` where each has an offset of its own; None: without a zone.
+      of: of text the kind of the values that it names, as numbers and booleans may name levels; ``"levels"`` where it
+        is meant as text, such as categories.
+      merged: whether float64 holds different whole numbers of the column as one.
     """
 
     kind: str
     values: np.ndarray
+    zone: str | None = None
+    of: str = "text"
+    merged: bool = False
 
     @property
     def missing(self) -> np.ndarray:
         """Where values are missing, ``(n,)`` bool."""
         return self.values == np.array(None) if self.kind == "text" else np.isnan(self.values)
+
+
+class Wanted(NamedTuple):
+    """The kind that a column had in training.
+
+    Attributes:
+      kind: ``"text"`` for levels, ``"numeric"``, ``"boolean"`` or ``"date"``.
+      zone: the zone of the dates, as in :class:`RawColumn`.
+    """
+
+    kind: str
+    zone: str | None = None
 
 
 class Frame:
@@ -51,23 +70,28 @@ class Frame:
         return Frame(chosen, named=self.named)
 
 
-def read_frame(x: Any, only: Collection[str] | None = None) -> Frame | None:
+def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
     Args:
       x: a DataFrame or table of pandas, polars, Arrow or another library that narwhals reads, or anything array-like.
-      only: names of the columns of a DataFrame to read, where they exist; None: all.
+      wanted: the columns of a DataFrame to read, where they exist, and the kinds that they had in training: numbers and
+        booleans become canonical text where levels are wanted, and dates are converted to the zone of the training
+        rows. None: all columns, as they come.
 
     Raises:
       ImportError: for a DataFrame without narwhals.
-      ValueError: for a column without values, of mixed types, or of a type that is not numeric, boolean, date or text,
-        and for infinite values, naming the column and the row.
+      ValueError: for a training table without rows, for a column of mixed types, or of a type that is not numeric,
+        boolean, date or text, and for infinite values, naming the column and the row.
     """
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        series = {name: one for name, one in _series(x).items() if only is None or name in only}
-        return _checked(Frame({name: _of_series(name, one) for name, one in series.items()}, named=True))
+        series = {name: one for name, one in _series(x, wanted is None).items() if wanted is None or name in wanted}
+        kinds = wanted or {}
+        return _checked(
+            Frame({name: _of_series(name, one, kinds.get(name)) for name, one in series.items()}, named=True)
+        )
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
@@ -78,7 +102,7 @@ def read_frame(x: Any, only: Collection[str] | None = None) -> Frame | None:
     return _checked(Frame(columns, named=False))
 
 
-def _series(x: Any) -> dict[str, Any]:
+def _series(x: Any, training: bool) -> dict[str, Any]:
     """Returns the columns of a DataFrame by name."""
     try:
         import narwhals as nw
@@ -86,33 +110,72 @@ def _series(x: Any) -> dict[str, Any]:
         raise ImportError('DataFrames need narwhals: pip install "jtrees[frames]"') from error
     names = [str(name) for name in (x.column_names if hasattr(x, "column_names") else x.columns)]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"x must have columns of different names, got {repeated[0]!r} twice")
+        raise ValueError(f"x must have columns of different names, got {checks.quoted(repeated[0])} twice")
     try:
         frame = nw.from_native(x, eager_only=True)
     except TypeError:
         raise ValueError(f"x must be an array or a DataFrame in memory, got {type(x).__name__}") from None
-    if 0 in frame.shape:
+    if not frame.shape[1] or (training and not frame.shape[0]):
         raise ValueError(f"x must have at least one row and one column, got shape {frame.shape}")
     return {name: frame.get_column(own) for name, own in zip(names, frame.columns, strict=True)}
 
 
-def _of_series(name: str, series: Any) -> RawColumn:
+def _of_series(name: str, series: Any, wanted: Wanted | None) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
-    numbers_of = lambda series: np.array(series.cast(nw.Float64).to_numpy(), np.float64)
+    if wanted is not None and wanted.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
+        return RawColumn("text", _texts(_values(series)), of="boolean" if dtype == nw.Boolean else "numeric")
     if dtype.is_numeric():
-        return RawColumn("numeric", numbers_of(series))
+        values = _numbers(series)
+        return RawColumn("numeric", values, merged=dtype.is_integer() and _merged(series, values))
     if dtype == nw.Boolean:
-        return RawColumn("boolean", numbers_of(series))
+        return RawColumn("boolean", _numbers(series))
     if dtype in (nw.Date, nw.Datetime):
-        return RawColumn("date", numbers_of(series.dt.timestamp("ms")) / _DAY)
+        return _dates(series, wanted)
     if dtype == nw.Duration:
-        return RawColumn("numeric", numbers_of(series.dt.total_milliseconds()) / _DAY)
-    values = [None if checks.is_missing(value) else value for value in series.to_list()]
+        return RawColumn("numeric", _numbers(series.dt.total_milliseconds()) / DAY)
+    values = _values(series)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
-        return RawColumn("text", _texts(values))
-    return _of_objects(name, values)
+        return RawColumn("text", _texts(values), of="text" if dtype == nw.String else "levels")
+    return _of_objects(name, values, wanted)
+
+
+def _numbers(series: Any) -> np.ndarray:
+    import narwhals as nw
+
+    return np.array(series.cast(nw.Float64).to_numpy(), np.float64)
+
+
+def _merged(series: Any, values: np.ndarray) -> bool:
+    """Whether different whole numbers are equal in float64."""
+    if not len(values) or not np.nanmax(np.abs(values), initial=0.0) > WHOLE:
+        return False
+    return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
+
+
+def _values(series: Any) -> list[Any]:
+    """Returns the values of a column, floats in their own precision, None where missing."""
+    native = series.to_native()
+    if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas: categories of any type
+        categories = [level_of(value) for value in native.cat.categories.to_numpy()]
+        return [None if code < 0 else categories[code] for code in native.cat.codes.tolist()]
+    values = series.to_list()
+    if series.dtype.is_numeric() and series.dtype.is_float() and str(series.dtype) != "Float64":
+        narrow = np.float16 if str(series.dtype) == "Float16" else np.float32
+        values = [value if value is None else narrow(value) for value in values]
+    return [None if is_missing(value) else value for value in values]
+
+
+def _dates(series: Any, wanted: Wanted | None) -> RawColumn:
+    """Returns days by the local clock: that of the training rows if these had a zone with a name."""
+    zone = getattr(series.dtype, "time_zone", None)
+    if zone is None:
+        return RawColumn("date", _numbers(series.dt.timestamp("ms")) / DAY)
+    if wanted is not None and wanted.zone not in (None, OFFSETS):
+        series = series.dt.convert_time_zone(wanted.zone)
+    local = _numbers(series.dt.replace_time_zone(None).dt.timestamp("ms")) / DAY
+    return RawColumn("date", local, zone_name(zone))
 
 
 _TYPES: dict[str, Any] = {
@@ -123,53 +186,66 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _of_objects(name: str, values: list[Any]) -> RawColumn:
+def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColumn:
     """Returns a column of Python objects, which must be of one kind."""
     kinds = [None if value is None else _kind(value) for value in values]
     there = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not there:
         return RawColumn("numeric", np.full(len(values), np.nan))
     first, kind = there[0]
-    got = lambda row: f"{values[row]!r} in row {row}"
+    column, got = checks.quoted(name), lambda row: f"{checks.quoted(values[row])} in row {row}"
     if kind == "other":
-        raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {name!r}")
+        raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {column}")
     if other := next((row for row, other in there if other != kind), None):
-        raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {name!r}")
-    if kind == "text":
-        return RawColumn(kind, _texts(values))
-    number = _days if kind == "date" else float
-    return RawColumn(kind, np.array([np.nan if value is None else number(value) for value in values]))
+        raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}")
+    if kind == "text" or (wanted is not None and wanted.kind == "text" and kind != "date"):
+        return RawColumn("text", _texts(values), of=kind)
+    if kind != "date":
+        return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
+    aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
+    if len(aware) > 1:
+        raise ValueError(f"x must have dates that all have a time zone, or none of them, in column {column}")
+    to_zone = None if wanted is None or wanted.zone in (None, OFFSETS) else wanted.zone
+    days = np.array([np.nan if value is None else _days(value, to_zone) for value in values])
+    if aware != {True}:
+        return RawColumn(kind, days)
+    zones = {zone_name(value.tzinfo) for value in values if value is not None}
+    return RawColumn(kind, days, zones.pop() if len(zones) == 1 else OFFSETS)
 
 
 def _kind(value: Any) -> str:
     return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), "other")
 
 
-def _days(value: Any) -> float:
-    """Returns a date as days since 1970, in UTC."""
+def _days(value: Any, zone: str | None) -> float:
+    """Returns a date as days since 1970: local ones, by the clock of ``zone`` if it is given."""
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        value = value.astimezone(datetime.UTC).replace(tzinfo=None)
-    return float(np.datetime64(value, "ms").astype(np.int64)) / _DAY
+        return since_1970(value.replace(tzinfo=None) if zone is None else at(value, zone))
+    return float(np.datetime64(value, "ms").astype(np.int64)) / DAY
 
 
 def _texts(values: list[Any]) -> np.ndarray:
-    """Returns levels as text; whole numbers alike, whether a gap made them float or not."""
+    """Returns the canonical texts of levels, None where missing."""
     texts = np.empty(len(values), object)
-    whole = lambda value: isinstance(value, float) and value.is_integer()
-    texts[:] = [None if v is None else v if type(v) is str else str(int(v) if whole(v) else v) for v in values]
+    texts[:] = [value if type(value) is str else level_of(value) for value in values]
     return texts
 
 
 def _checked(frame: Frame) -> Frame:
     """Returns the table; raises ``ValueError`` for infinite values and those beyond float32, by column and row."""
-    for name, (kind, values) in frame.columns.items():
-        if kind == "text":
-            continue
-        for bad, expected in (
-            (np.isinf(values), "finite numbers"),
-            (np.abs(values) > np.finfo(np.float32).max, "numbers within the range of float32"),
-        ):
-            if bad.any():
-                row = int(np.argmax(bad))
-                raise ValueError(f"x must hold {expected}, got {values[row]:.6g} in column {name!r}, row {row}")
+    for name, raw in frame.columns.items():
+        if raw.kind != "text":
+            check_numbers(name, raw.values)
     return frame
+
+
+def check_numbers(name: str, values: np.ndarray) -> None:
+    """Raises ``ValueError`` for infinite numbers and those beyond float32, naming the column and the row."""
+    for bad, expected in (
+        (np.isinf(values), "finite numbers"),
+        (np.abs(values) > np.finfo(np.float32).max, "numbers within the range of float32"),
+    ):
+        if bad.any():
+            row = int(np.argmax(bad))
+            got = f"got {values[row]:.6g} in column {checks.quoted(name)}, row {row}"
+            raise ValueError(f"x must hold {expected}, {got}")

@@ -15,9 +15,10 @@ from jtrees.data import Data
 from jtrees.forest import Forest
 from jtrees.search import Finished, Round, Rounds, Search, SearchResult, check_finite
 from jtrees.search._precondition import drawn_rows
+from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import HeldOut, loss_of
 from jtrees.tasks import Task
-from jtrees.training import Batch
+from jtrees.training import NOT_TAKEN, Batch
 from jtrees.tree import ObliqueTree
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
@@ -191,7 +192,7 @@ class Booster:
             outputs=jnp.where(finite, outputs, state.outputs),
             trees=jax.tree.map(lambda all_, one: all_.at[state.count].set(one), state.trees, tree),
             count=state.count + 1,
-            dropped=state.dropped + ~finite,
+            dropped=state.dropped + (~finite).astype(state.dropped.dtype),
         )
         if not self.chooses:
             return state
@@ -220,12 +221,12 @@ class Booster:
 
     # --- The functions of the search ---
 
-    def prepare(self, batch: Batch, *, key: Array) -> Prepared:
+    def prepare(self, batch: Batch, *, key: Array, monitor: Monitor | None = None) -> Prepared:
         held_out = drawn_rows(batch, key) if self.chooses else None
         if held_out is not None and held_out.sum() < _FEWEST_HELD_OUT:
             held_out = None
         first = jax.device_get(_first_target(self.task, self.subsample, batch, key))
-        return Prepared(self.base.prepare(first, key=key), held_out)
+        return Prepared(self.base.prepare(first, key=key, monitor=monitor), held_out)
 
     def init(self, prepared: Prepared, batch: Batch, *, key: Array) -> Boosting:
         prepared, weight = jax.tree.map(jnp.asarray, prepared), weight_of(batch)
@@ -250,20 +251,21 @@ class Booster:
             raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
         number, stage = at.stage // self.stages, at.stage % self.stages
 
-        def trained(state: Boosting) -> Boosting:
+        def trained(state: Boosting) -> tuple[Boosting, Array]:
             first, last = (stage == 0) & (at.before == 0), (stage == self.stages - 1) & at.last
             state = jax.lax.cond(first, lambda: self._begun(state, batch, number), lambda: state)
+            lost = mean_loss(self.task.loss_function, state.outputs, batch.y, weight_of(batch))
             run, _ = self.base.round(at._replace(stage=stage), state.run, state.target, None)
             state = state._replace(run=run)
-            return jax.lax.cond(last, lambda: self._ended(state, batch, validation, number), lambda: state)
+            state = jax.lax.cond(last, lambda: self._ended(state, batch, validation, number), lambda: state)
+            return state, lost
 
         if self.chooses and validation is not None:  # which takes the place of the rows held out
-            state = state._replace(given=jnp.array(True))
-            state = jax.lax.cond(number < self.rounds, lambda: state, lambda: trained(state))
+            state, none = state._replace(given=jnp.array(True)), jnp.full((), NOT_TAKEN, batch.x.dtype)
+            state, lost = jax.lax.cond(number < self.rounds, lambda: (state, none), lambda: trained(state))
         else:
-            state = trained(state)
-        lost = mean_loss(self.task.loss_function, state.outputs, batch.y, weight_of(batch))
-        return state, jnp.where(jnp.arange(at.most) < at.count, lost, jnp.nan)
+            state, lost = trained(state)
+        return state, jnp.where(jnp.arange(at.most) < at.count, lost, NOT_TAKEN)
 
     def next(self, i: Array, state: Boosting, rounds: Rounds) -> Array:
         if not self.chooses:

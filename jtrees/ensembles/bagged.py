@@ -1,5 +1,6 @@
 """Bagging of any recipe: models of bootstrap samples, trained side by side in one compiled program."""
 
+import time
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from jtrees import pytree, sharding, validation as checks
 from jtrees.data import Data, Table
 from jtrees.forest import Forest, votes
 from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
+from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import HeldOut, next_of_all
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, map_starts
@@ -72,7 +74,8 @@ class Bagged(Recipe):
         checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // size(shape[0]))
         base = self.base.search(task, (size(shape[0]), shape[1]))
 
-        def prepare(batch: Batch, *, key: Array) -> Bags:
+        def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> Bags:
+            monitor = Monitor() if monitor is None else monitor
             n = len(batch.x)
             real = np.arange(n) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
             draw_key, base_key = jax.random.split(key)
@@ -80,8 +83,13 @@ class Bagged(Recipe):
             drawn = rng.choice(real, (self.trees, size(n))).astype(np.int32)
             drawn[:, size(len(real)) :] = -1  # the bag of a padded batch is padded alike
             numbers = np.where(drawn < 0, -1, np.searchsorted(real, drawn)).astype(np.int32)
-            keys = (jax.random.fold_in(base_key, i) for i in range(self.trees))
-            starts = [base.prepare(_bag(batch, rows), key=k) for rows, k in zip(drawn, keys, strict=True)]
+            starts = []
+            for i, rows in enumerate(drawn):
+                if i and not monitor.has_time():  # then bags share what was prepared for others
+                    starts += [starts[j % i] for j in range(i, self.trees)]
+                    break
+                of_bag: Any = {"key": jax.random.fold_in(base_key, i), "monitor": monitor.part(1 / (self.trees - i))}
+                starts.append(base.prepare(_bag(batch, rows), **of_bag))
             return Bags(jnp.asarray(drawn), jnp.asarray(numbers), jax.tree.map(_stacked, *starts))
 
         def init(start: Bags, batch: Batch, *, key: Array) -> Any:
@@ -99,15 +107,18 @@ class Bagged(Recipe):
             results = map_starts(lambda drawn, one: base.result(one, _bag(batch, drawn), validation), *state)
             return SearchResult(results, results.score.mean(), results.finite.all(), results.step.max())
 
-        def finish(result: SearchResult, start: Bags, data: Data, *, key: Array, **of_run: Any) -> Finished:
+        def finish(result: SearchResult, start: Bags, data: Data, *, key: Array, monitor: Monitor) -> Finished:
             result, start = jax.device_get((result, start))
-            bags = [rows[rows >= 0] for rows in start.numbers]
-            fitted = []
-            for i, rows in enumerate(bags):
+            fitted, bags, began = [], [], time.monotonic()
+            for i, numbers in enumerate(start.numbers):
+                if i and not monitor.may_be_late(time.monotonic() - began):  # what follows takes as long again
+                    break
+                bags.append(rows := numbers[numbers >= 0])
                 results, prepared = jax.tree.map(lambda a, i=i: sharding.from_host(a[i]), (result.model, start.starts))
                 table = data.table.rows(rows)
                 bag = data._replace(table=table, batch=data.scaling.batch(table))
-                fitted.append(base.finish(results, prepared, bag, key=jax.random.fold_in(key, i), **of_run))
+                of_tree: Any = {"key": jax.random.fold_in(key, i), "monitor": monitor}
+                fitted.append(base.finish(results, prepared, bag, **of_tree))
             models = [one.model for one in fitted]
             forest = Forest(jax.tree.map(_stacked, *models), combine)
             in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])

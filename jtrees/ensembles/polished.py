@@ -94,7 +94,7 @@ class Polished(Recipe):
         tree = data.refit(tree, empty)[0]
         losses, accepted = [training_loss(tree)], []
         for level in range(min(tree.depth, _LEVELS)):
-            if monitor.ended != "finished":
+            if not monitor.has_time():
                 break
             candidate, count = self._polish_level(tree, level, data, jax.random.fold_in(key, level), monitor, empty)
             loss = training_loss(candidate)
@@ -119,7 +119,8 @@ class Polished(Recipe):
             return tree, 0
         width = 1 << (max(len(one.batch.x) for one in subtrees) - 1).bit_length()
         starts, batches = _stacked([(one.starts, one.padded(width)) for one in subtrees])
-        result, _ = run_rounds(_Level(by=recipe), task, starts, batches, None, key, monitor)
+        name = f"{type(self).__name__}, subtrees of level {level}"
+        result, _ = run_rounds(_Level(by=recipe), task, starts, batches, None, key, monitor, name=name)
 
         # Candidates are evaluated within the whole tree, whose predictions count. Replacing a subtree moves no sample
         # of another, so one whole tree evaluates all candidates of a kind.

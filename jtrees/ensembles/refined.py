@@ -178,7 +178,7 @@ class Ways(NamedTuple):
 
     def sharpness(self, step: Any, steps: int) -> Array:
         """Returns the sharpness of an update of one way, whose numbers these are."""
-        return self.first * (self.last / self.first) ** (step / jnp.float32(steps))
+        return self.first * (self.last / self.first) ** (jnp.asarray(step, jnp.float32) / steps)
 
 
 class Refining(NamedTuple):
@@ -255,7 +255,9 @@ class _Refiner:
             sharpness = way.sharpness(step, self.schedule.steps)
             each = jax.vmap(lambda tree: _expected(tree, batch.x, sharpness))(params)
             some = jnp.arange(len(each)) < state.count
-            outputs = state.boosting.initial + jnp.tensordot(state.unit * some, each, 1, precision="highest")
+            outputs = state.boosting.initial + jnp.tensordot(
+                state.unit * some.astype(each.dtype), each, 1, precision="highest"
+            )
             each = self.task.loss_function.samples(outputs, batch.y)
             value = losses.weighted_mean(each, batch.weight)
             return value, value
@@ -356,7 +358,7 @@ class _Refiner:
         run = _one(runs, state.chosen)
         complete = again & run.finite & (run.step >= state.best.step)
         of_history = again | (validation is not None)
-        return state._replace(complete=complete), jnp.where(of_history, history[state.chosen], jnp.nan)
+        return state._replace(complete=complete), jnp.where(of_history, history[state.chosen], training.NOT_TAKEN)
 
     def _loss(self, model: SoftTrees, by: Batch) -> Array:
         """Returns the loss of a model on a batch."""

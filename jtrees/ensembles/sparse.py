@@ -9,7 +9,7 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, pytree, topology, training
+from jtrees import blocking, leaves as kinds, pytree, topology, training
 from jtrees.data import Data, losses_of
 from jtrees.methods.get import get
 from jtrees.search import Finished, Recipe, Search, SearchResult, options
@@ -23,6 +23,7 @@ _KEPT = 0.85  # part of the terms that a step keeps
 _SHARPNESS = 8.0, 60.0  # of scores of deviation 1, from the first to the last update after a step
 _WEIGHT_DECAY = 1e-2  # GET's
 _EVALUATIONS = 20  # of a score that costs as much as an update
+_FEATURES_OF_AN_ELEMENT = 32  # so many cost as much as the rest of an update of a score
 
 
 @pytree.dataclass(kw_only=True)
@@ -94,10 +95,11 @@ class Sparse(Recipe):
         trees, wanted = {most: tree}, 1 if self.terms == "auto" else int(self.terms)
         steps = _steps(most, wanted)
         validation = None if data.validation is None else data.scaling.batch(data.validation)
+        elements = self.epochs * bias.size * len(data.batch.x) * max(1, p // _FEATURES_OF_AN_ELEMENT)
         with monitor.over(len(steps), type(self).__name__):
             for done, terms in enumerate(steps):
                 weights, bias = _without_least(weights, bias, owner, terms, data.batch)
-                if monitor.ended == "finished":
+                if monitor.has_time(blocking.seconds_of_step(elements)):
                     arguments = np.float32(weights), np.float32(bias), data.batch, validation, self.learning_rate
                     weights, bias, loss = _trained(*arguments, task=task, leaves=leaves, steps=self.epochs)
                     monitor.should_stop(done + 1, np.asarray(loss)[None])

@@ -61,7 +61,12 @@ class Columns:
         return "$_row" if self.named else "double"
 
     def _struct(self) -> str:
-        kinds = {"numeric": "a number", "boolean": "0 or 1", "date": "days since 1970-01-01", "text": "a level"}
+        kinds = {
+            "numeric": "a number",
+            "boolean": "0 or 1",
+            "date": "local days since 1970-01-01",
+            "text": "a level",
+        }
         lines = []
         for field, member in zip(self.fields, self.members, strict=True):
             kind = "int" if field.kind == "text" else "double"

@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrees.data.columns import MONTHS, WEEKDAYS, Columns, Date, LeftOut, Numeric, OneHot, TargetMeans
+from jtrees.data.cells import Reading
+from jtrees.data.columns import Columns
 from jtrees.data.frame import Frame, RawColumn
+from jtrees.data.kinds import MONTHS, WEEKDAYS, Date, LeftOut, Numeric, OneHot, TargetMeans
 
 _NEW = "\0"  # a level that no column has
 _NAMES = {"month": MONTHS, "weekday": WEEKDAYS}
@@ -26,6 +28,8 @@ class Field(NamedTuple):
       center: likewise.
       masked: likewise.
       levels: the levels of text.
+      zone: of dates the time zone, as in :class:`jtrees.data.columns.Date`.
+      reading: how text becomes numbers or dates.
       tables: rows ``(levels + 2, k)`` of ``"level"``, ``"month"`` or ``"weekday"``, in the order of the features.
     """
 
@@ -37,6 +41,8 @@ class Field(NamedTuple):
     masked: bool
     levels: tuple[str, ...]
     tables: dict[str, np.ndarray]
+    zone: str | None
+    reading: Reading
 
     @property
     def numbers(self) -> int:
@@ -47,19 +53,20 @@ class Field(NamedTuple):
 def fields_of(columns: Columns) -> list[Field]:
     """Returns the columns that a model uses, in the order of their features."""
     return [
-        _field(name, place, column)
+        _field(name, place, column, columns.text_reading(name))
         for place, (name, column) in enumerate(columns.columns.items())
         if not isinstance(column, LeftOut)
     ]
 
 
-def _field(name: str, place: int, column: Numeric | OneHot | TargetMeans | Date) -> Field:
+def _field(name: str, place: int, column: Numeric | OneHot | TargetMeans | Date, reading: Reading) -> Field:
     if isinstance(column, (OneHot, TargetMeans)):
         tables = {"level": _table(column, column.levels)}
-        return Field(name, place, "text", 0.0, 0.0, False, column.levels, tables)
+        return Field(name, place, "text", 0.0, 0.0, False, column.levels, tables, None, reading)
     number, parts = (column.days, column.parts) if isinstance(column, Date) else (column, {})
     tables = {part: _table(encoding, _NAMES[part]) for part, encoding in parts.items()}
-    return Field(name, place, number.kind, number.start, number.center, bool(number.missing), (), tables)
+    zone, masked = column.wanted.zone, bool(number.missing)
+    return Field(name, place, number.kind, number.start, number.center, masked, (), tables, zone, reading)
 
 
 def _table(column: OneHot | TargetMeans, levels: tuple[str, ...]) -> np.ndarray:
@@ -83,7 +90,7 @@ def test_table(columns: Columns, rows: int) -> Frame:
             values = number.start + number.center + number.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if number.kind == "boolean" else values
             values = np.floor(values) if number.kind == "date" else values
-            drawn[name] = RawColumn(number.kind, np.where(missing, np.nan, values))
+            drawn[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.wanted.zone)
     return Frame(drawn, named=columns.named)
 
 

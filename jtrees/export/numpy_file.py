@@ -1,5 +1,6 @@
 """A tree or a forest as a Python file that needs NumPy alone."""
 
+import inspect
 import os
 import re
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
+from jtrees.data import parse
+from jtrees.data.cells import OFFSETS
 from jtrees.data.columns import Columns
 from jtrees.data.frame import Frame, RawColumn
 from jtrees.export.encoding import fields_of
@@ -72,9 +75,13 @@ def _of_columns(columns: Columns, given: Frame) -> tuple[str, str]:
         tables = ", ".join(f"{part!r}: {_array(features)}" for part, features in field.tables.items())
         numbers = f"{float(field.start)!r}, {float(field.center)!r}, {field.masked}"
         where = field.name if columns.named else field.place
-        listed.append(f"    ({where!r}, {field.kind!r}, {numbers}, {field.levels!r}, {{{tables}}}),")
+        of_text = (field.reading.before, field.reading.after, field.reading.thousands, field.reading.decimal)
+        if field.kind == "date":
+            of_text = (field.reading.style, field.reading.zoned, None if field.zone == OFFSETS else field.zone)
+        listed.append(f"    ({where!r}, {field.kind!r}, {numbers}, {of_text!r}, {field.levels!r}, {{{tables}}}),")
     check = _CHECK_MAPPING if columns.named else _CHECK_ARRAY.replace("@WIDTH@", str(len(columns.columns)))
     source = _FEATURES_OF_COLUMNS.replace("@CHECK@", check).replace("@COLUMNS@", "\n".join(listed))
+    source = source.replace("@MISSING@", repr(columns.missing)).replace("@PARSE@", _PARSE)
     if not columns.named:
         return source, _array(np.stack([raw.values for raw in given.columns.values()], axis=1))
     rows = [f"{field.name!r}: {_column(given.columns[field.name])}" for field in fields_of(columns)]
@@ -83,9 +90,9 @@ def _of_columns(columns: Columns, given: Frame) -> tuple[str, str]:
 
 def _column(raw: RawColumn) -> str:
     if raw.kind == "date":
-        days = np.where(raw.missing, 0, raw.values).astype(np.int64).astype("datetime64[D]")
-        days[raw.missing] = np.datetime64("NaT")
-        return f"np.array({days.astype(str).tolist()}, 'datetime64[D]')"
+        days = np.where(raw.missing, 0, raw.values).astype(np.int64).astype("datetime64[D]").astype(str)
+        zone = "" if raw.zone is None else "T12:00Z"  # noon in Greenwich is on the same day almost everywhere
+        return repr([None if gap else day + zone for day, gap in zip(days.tolist(), raw.missing, strict=True)])
     return repr([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
 
 
@@ -97,6 +104,8 @@ def _array(values: np.ndarray | None) -> str:
     listed = str(lists).replace("'", "").replace("], [", "],\n[").replace("nan", "np.nan")
     return f"np.array({listed}, np.{values.dtype})"
 
+
+_PARSE = inspect.getsource(parse).removeprefix(f'"""{parse.__doc__}"""').strip()
 
 _TEMPLATE = '''\
 """@WHAT@, written by jtrees.
@@ -175,45 +184,57 @@ _CHECK_MAPPING = """\
 
 _FEATURES_OF_COLUMNS = """\
 # Of each column: its name or place, its kind, what is subtracted, the value of a missing one, whether that is marked,
-# its levels, and the features of its levels, months or weekdays, then those of any other and of a missing one.
+# how its text is read (of numbers what stands before and after them, and the separators of thousands and decimals; of
+# dates the format, whether they have an offset from UTC, and the time zone in which days count), its levels, and the
+# features of its levels, months or weekdays, then those of any other and of a missing one.
 COLUMNS = [
 @COLUMNS@
 ]
+MISSING = @MISSING@
+
+# --- Cells ---
+
+@PARSE@
 
 
-def _missing(value):
-    return not isinstance(value, str) and str(value) in ("None", "nan", "<NA>", "NaT")
-
-
-def _array(values, dtype, gap):
-    try:
-        return np.array(values, dtype)
-    except (TypeError, ValueError):
-        return np.array([gap if _missing(value) else value for value in values], dtype)
-
-
-def _days(values):
-    dates = _array(values, "datetime64[ms]", None)
-    return np.where(np.isnat(dates), np.nan, dates.astype(np.int64) / 86400000)
-
-
-def _level(value):
+def _number(value, kind, of_text):
+    if is_missing(value):
+        return np.nan
     if isinstance(value, str):
-        return value
-    if _missing(value):
-        return None
-    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
-    return str(int(value) if whole else value)
+        if value.strip() in MISSING:
+            return np.nan
+        if kind == "boolean":
+            number = BOOLEANS.get(value.strip().lower())
+        else:
+            number = days_of(value, *of_text) if kind == "date" else number_of(value, *of_text)
+        if number is None:
+            raise ValueError(f"x must hold values of kind {kind}, got {value[:80]!r}")
+        return number
+    if kind != "date":
+        return float(value)
+    aware = getattr(value, "tzinfo", None) is not None
+    if aware != of_text[1]:
+        raise ValueError(f"x must hold dates {'with' if of_text[1] else 'without'} a time zone, got {value}")
+    if aware:
+        return since_1970(at(value, of_text[2]) if of_text[2] else value.replace(tzinfo=None))
+    return np.datetime64(value, "ms").astype(np.int64) / DAY
+
+
+def _numbers(values, kind, of_text):
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "biuf" and kind != "date":
+        return np.array(values, np.float64)
+    return np.array([_number(value, kind, of_text) for value in values], np.float64)
 
 
 def _features(x):
 @CHECK@    out = []
-    for name, kind, start, center, masked, levels, tables in COLUMNS:
+    for name, kind, start, center, masked, of_text, levels, tables in COLUMNS:
         if kind == "text":
             codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
-            places = {"level": np.array([codes.get(_level(value), len(levels)) for value in x[name]], np.int64)}
+            places = {"level": np.array([codes.get(level_of(value), len(levels)) for value in x[name]], np.int64)}
         else:
-            values = _days(x[name]) if kind == "date" else _array(x[name], np.float64, np.nan)
+            values = _numbers(x[name], kind, of_text)
             missing = np.isnan(values)
             out += [np.where(missing, center, values - start), *([missing] if masked else [])]
             day = np.floor(np.where(missing, 0, values)).astype(np.int64)

@@ -9,6 +9,7 @@ from jtrees import io
 from jtrees.data.columns import Columns
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
+from jtrees.validation import quoted
 
 _OPSET = 17
 _FOR_TEXT = "ai.onnx.ml"  # has the one standard operator from strings to numbers
@@ -24,8 +25,9 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
     extra ``export``.
 
     For a model of DataFrames there is an input ``(n,)`` for each column that is used, by its name: double for numbers,
-    booleans (0 and 1) and dates (days since 1970-01-01), in which NaN is a missing value; and strings for text, in
-    which an empty one is missing. Of arrays with missing values it is ``x`` with NaN.
+    booleans (0 and 1) and dates (days since 1970-01-01, local ones of dates with a time zone), in which NaN is a
+    missing value; and strings for text, in which an empty one is missing. Of arrays with missing values it is ``x``
+    with NaN.
 
     Args:
       model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
@@ -34,7 +36,7 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
 
     Raises:
       ImportError: without onnx.
-      ValueError: for another model, and for a column with the name of an output.
+      ValueError: for another model, for a column with the name of an output, and for a level that is an empty text.
       OSError: if the file cannot be written.
 
     Example:
@@ -146,9 +148,11 @@ def _encoded(add: _Graph, columns: Columns) -> tuple[list[Any], str]:
             inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
         value = field.name if columns.named else add("Gather", "x", np.int64(field.place), axis=1)
         if field.kind == "text":
-            missing = [] if "" in field.levels else [""]
-            keys, count = [*field.levels, *missing], len(field.levels)
-            codes = {"values_int64s": [*range(count), *([count + 1] * len(missing))], "default_int64": count}
+            if "" in field.levels:
+                name = quoted(field.name)
+                raise ValueError(f"an empty text must be a missing value in ONNX, got a level '' of the column {name}")
+            keys, count = [*field.levels, ""], len(field.levels)
+            codes = {"values_int64s": [*range(count), count + 1], "default_int64": count}
             places = {"level": add("LabelEncoder", value, domain=_FOR_TEXT, keys_strings=keys, **codes)}
         else:
             missing = add("IsNaN", value)

@@ -136,11 +136,9 @@ def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None =
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
     score = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
     own = jax.lax.map(score, path)  # level by level, as scores of all nodes of deep trees do not fit into memory
-    if sample_weight is not None:
-        own = jnp.where(sample_weight > 0, own, jnp.nan)
-    # Comparisons with NaN are false, so ignored samples are on neither side.
-    right = jax.ops.segment_min(jnp.where(own > 0, own, jnp.inf).ravel(), path.ravel(), nodes)
-    left = jax.ops.segment_max(jnp.where(own <= 0, own, -jnp.inf).ravel(), path.ravel(), nodes)
+    counted = True if sample_weight is None else sample_weight > 0
+    right = jax.ops.segment_min(jnp.where(counted & (own > 0), own, jnp.inf).ravel(), path.ravel(), nodes)
+    left = jax.ops.segment_max(jnp.where(counted & (own <= 0), own, -jnp.inf).ravel(), path.ravel(), nodes)
     divides = jnp.isfinite(right) & jnp.isfinite(left)
     middle = jnp.where(divides, (jnp.where(divides, right, 0) + jnp.where(divides, left, 0)) / 2, 0)
     return tree.replace(bias=tree.bias - middle)

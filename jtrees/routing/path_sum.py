@@ -65,7 +65,7 @@ def _path_sum_bwd(saved, gradient):
     gain = jnp.matmul(values.reshape(len(values), -1), gradient.reshape(n, -1).T, precision="highest")
     right = jnp.where(hard_step(scores), jax.nn.sigmoid(2.0), jax.nn.sigmoid(-2.0)).astype(scores.dtype)
     reach = leaf_weights(right, jnp.ones_like(right[0]))
-    mass, slopes = reach * (gain - (reach * gain).sum(0)), []
+    mass, slopes = reach * (gain - (reach * gain).sum(0, keepdims=True)), []
     for _ in range(topology.depth_of(scores.shape[0])):
         below = topology.pairs(mass)
         slopes.append(below[:, 1] - below[:, 0])

@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from jtrees import leaves as kinds
 from jtrees.search._minibatch import prediction_loss
+from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Round, Search, SearchResult
 from jtrees.tasks import Classification, Regression, Task, check_log_loss
 from jtrees.training import Batch
@@ -67,8 +68,8 @@ def by_first_step(search_of: Callable[[Task], Search], task: Task) -> Search:
         score = prediction_loss(task, tree, batch if validation is None else validation)
         return found._replace(model=tree, score=score, finite=found.finite & jnp.isfinite(score))
 
-    def prepare(batch: Batch, *, key: Array) -> Any:
+    def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> Any:
         mapped = jax.device_get(stepped(jax.tree.map(jnp.asarray, batch))[0])
-        return base.prepare(mapped, key=key)
+        return base.prepare(mapped, key=key, monitor=monitor)
 
     return base._replace(task=task, init=init, round=one_round, result=result, prepare=prepare)

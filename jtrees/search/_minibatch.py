@@ -137,7 +137,7 @@ def minibatch(
         state, history = training.advance_up_to(once, state, at.count, at.most, step=at.before)
         # The rest of the round in which the run ended is as if it were not taken, however long rounds are.
         taken = at.before + jnp.arange(at.most) < length(state)
-        return state, history.losses if endless else jnp.where(taken, history.losses, jnp.nan)
+        return state, history.losses if endless else jnp.where(taken, history.losses, training.NOT_TAKEN)
 
     def following(i: Array, state: training.TrainState, rounds: Rounds) -> Array:
         return i if endless else jnp.where(length(state) <= state.step, rounds.count, i)

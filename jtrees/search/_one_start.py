@@ -116,7 +116,7 @@ class Stages:
         # One step more after the last of a stage, for its score: a separate evaluation would double the program.
         count = at.count + at.last.astype(jnp.int32)
         state, history = training.advance_up_to(one_step, state, count, at.most + 1, step=at.before)
-        losses_of_steps = jnp.where(jnp.arange(at.most) < at.count, history.losses[:-1], jnp.nan)
+        losses_of_steps = jnp.where(jnp.arange(at.most) < at.count, history.losses[:-1], training.NOT_TAKEN)
         run = jax.lax.cond(
             at.last,
             lambda: self._next_stage(run, state, at.stage, batch, score),

@@ -19,8 +19,9 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees.data import Data, without_padding
+from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Finished, HeldOut, Round, Rounds, Search, SearchResult
-from jtrees.training import Batch
+from jtrees.training import NOT_TAKEN, Batch
 
 TRIED = (0.0, 0.9, 0.99)  # strengths to choose from
 _HELD_OUT = 0.2  # part of the rows that strengths are compared on
@@ -30,6 +31,7 @@ _FEWEST = 500  # rows of a table below which those held out are too few to compa
 _UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
 _FEWEST_EARLY = 100  # likewise to stop early, or to hand over what a trial found
 _FEW = 1024  # rows up to which there is a trial to hand over what it finds, as a fit is short
+WITHOUT_TRIALS = -1.0  # in place of a number at least 0 that a trial hands over
 WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
 _PATIENCE = 4  # a trial of early stopping ends after this part of its steps without a lower loss
 _TENTH = 10  # from one number of epochs after which a run may end to the next, at least one
@@ -86,8 +88,10 @@ def drawn_folds(batch: Batch, key: Array, folds: int) -> np.ndarray:
     return fold
 
 
-def composed(model: Any, with_matrix: Array) -> Any:
-    """Returns the models within a pytree as functions of x instead of ``x @ with_matrix``."""
+def composed(model: Any, with_matrix: Array | None) -> Any:
+    """Returns the models within a pytree as functions of x instead of ``x @ with_matrix``; None is the identity."""
+    if with_matrix is None:
+        return model
     is_model = lambda one: hasattr(one, "composed")
     return jax.tree.map(lambda one: one.composed(with_matrix) if is_model(one) else one, model, is_leaf=is_model)
 
@@ -96,13 +100,13 @@ class Prepared(NamedTuple):
     """What ``prepare`` returns.
 
     Attributes:
-      spectrum: of the features.
+      spectrum: of the features; None if they stay as they are.
       held_out: rows held out of trials, ``(n,)``.
       correlated: whether preconditioning may matter.
       starts: the base's ``prepare`` on features preconditioned by each strength, stacked.
     """
 
-    spectrum: Spectrum
+    spectrum: Spectrum | None
     held_out: Array
     correlated: Array
     starts: Any
@@ -118,7 +122,7 @@ class Trials(NamedTuple):
       chosen: index of its strength.
       losses: loss of each trial on the rows held out; infinite before, and if it was not run.
       steps: number of updates before these.
-      extras: the number that each trial would hand over to the last run; NaN before, and if it was not run.
+      extras: the number that each trial would hand over to the last run; WITHOUT_TRIALS before, and if it was not run.
     """
 
     prepared: Prepared
@@ -163,8 +167,8 @@ def preconditioned(
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
       hand_over: ``(state, number) -> state``, which gives the last run the number that the best trial has as the extra
-        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows and at most
-        512 features.
+        of its result, at least 0, or :data:`WITHOUT_TRIALS`. With it ``"auto"`` has a trial in all tables of 100 to
+        1024 rows and at most 512 features.
     """
     n, p = shape
     compares = strength == "auto" and p <= WIDEST
@@ -176,21 +180,28 @@ def preconditioned(
     trials = len(strengths) if one_at_least or len(strengths) > 1 else 0
     if not trials and not strengths[0]:
         return base
+    as_given = p > WIDEST and not strengths.any()  # so no matrix of p^2 numbers is needed
     # Each run is divided into parts, after any of which it may end.
     steps = base.rounds.steps
     ends = _ends(steps, stop_early) if stop_early else (0, steps)
     parts, of_run = len(ends) - 1, tuple(b - a for a, b in itertools.pairwise(ends))
     of_trials = tuple(math.ceil(trial * part) for part in of_run) * trials
 
-    def prepare(batch: Batch, *, key: Array) -> Prepared:
-        of = spectrum(batch)
+    def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> Prepared:
+        monitor = Monitor() if monitor is None else monitor
+        of = None if as_given else spectrum(batch)
         held_out = drawn_rows(batch, key)
-        mapped = [batch._replace(x=np.asarray(batch.x) @ matrix(of, s)) for s in strengths]
-        starts = jax.tree.map(lambda *a: np.stack(a), *(base.prepare(one, key=key) for one in mapped))
-        return Prepared(of, held_out, np.asarray(of.values[0] < _UNCORRELATED), starts)  # type: ignore[arg-type]
+        mapped = [batch if of is None else batch._replace(x=np.asarray(batch.x) @ matrix(of, s)) for s in strengths]
+        parts = (monitor.part(1 / (len(strengths) - i)) for i in range(len(strengths)))
+        prepared = [base.prepare(one, key=key, monitor=part) for one, part in zip(mapped, parts, strict=True)]
+        starts = jax.tree.map(lambda *a: np.stack(a), *prepared)
+        correlated = np.asarray(of is not None and of.values[0] < _UNCORRELATED)
+        return Prepared(of, held_out, correlated, starts)  # type: ignore[arg-type]
 
-    def mapped(state: Trials, batch: Batch) -> tuple[Batch, Array]:
+    def mapped(state: Trials, batch: Batch) -> tuple[Batch, Array | None]:
         """Returns a batch with preconditioned features, and the matrix."""
+        if state.prepared.spectrum is None:
+            return batch, None
         m = matrix(state.prepared.spectrum, jnp.asarray(strengths)[state.chosen])
         return batch._replace(x=jnp.matmul(batch.x, m, precision="highest")), m
 
@@ -208,7 +219,7 @@ def preconditioned(
     def init(prepared: Prepared, batch: Batch, *, key: Array) -> Trials:
         prepared, zero = jax.tree.map(jnp.asarray, prepared), jnp.zeros((), jnp.int32)
         losses = jnp.full(len(strengths), jnp.inf, batch.x.dtype)
-        none = jnp.full_like(losses, jnp.nan)
+        none = jnp.full_like(losses, WITHOUT_TRIALS)
         state = Trials(prepared, key, None, zero, losses, jnp.zeros(len(strengths), jnp.int32), none)
         return started(state, divided(state, batch, trials > 0)[0])
 
@@ -229,7 +240,7 @@ def preconditioned(
         lost = jnp.where(jnp.isfinite(result.score) & is_needed(state, state.chosen), result.score, jnp.inf)
         here, extras = state.chosen, state.extras
         if hand_over is not None:
-            extras = extras.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, jnp.nan))
+            extras = extras.at[here].set(jnp.where(jnp.isfinite(lost), result.extra, WITHOUT_TRIALS))
         steps = state.steps.at[here].set(result.step)
         return state._replace(losses=state.losses.at[here].set(lost), steps=steps, extras=extras)
 
@@ -239,7 +250,9 @@ def preconditioned(
         state = started(state, divided(state, batch, run < trials)[0])
         if hand_over is None:
             return state
-        return state._replace(run=hand_over(state.run, jnp.where(run < trials, jnp.nan, state.extras[state.chosen])))
+        return state._replace(
+            run=hand_over(state.run, jnp.where(run < trials, WITHOUT_TRIALS, state.extras[state.chosen]))
+        )
 
     def place_of(at: Round) -> tuple[Any, Any]:
         """Returns the number of the run of a round, and the number of its updates before the round."""
@@ -255,9 +268,9 @@ def preconditioned(
         after, lost = base.round(at._replace(stage=0, before=before), state.run, data, by)
         if stop_early:
             # Runs side by side do not end together, and a branch under vmap would take both ways.
-            over = is_over(state, run, before)
+            over = is_over(state, run, before - at.done)  # once a round, which the clock does not divide
             after = jax.tree.map(lambda old, new: jnp.where(over, old, new), state.run, after)
-            lost = jnp.where(over, jnp.nan, lost)
+            lost = jnp.where(over, NOT_TAKEN, lost)
         return state._replace(run=after), lost
 
     def following(i: Array, state: Trials, rounds: Rounds) -> Array:

@@ -20,9 +20,10 @@ from jtrees.data import Data, Scaling, Table, without_padding
 from jtrees.search._cart import grown_cart, grown_in_bins, grown_on_ridge
 from jtrees.search._one_start import EVALUATIONS, Run, Stages
 from jtrees.search._precondition import WIDEST, Spectrum, drawn_folds, matrix, spectrum
+from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Finished, Round, Rounds, Search, SearchResult
 from jtrees.tasks import Task
-from jtrees.training import Batch, map_starts
+from jtrees.training import NOT_TAKEN, Batch, map_starts
 from jtrees.tree import ObliqueTree
 
 # Unit of the features, in standard deviations: about the range of a uniform variable. The paper's learning rate,
@@ -126,18 +127,21 @@ class _Restarts:
             _check_slopes(fitted)
         return fitted
 
-    def prepare(self, batch: Batch, *, key: Array) -> Start:
+    def prepare(self, batch: Batch, *, key: Array, monitor: Monitor | None = None) -> Start:
         splits = fold = grown = shares = None
+        monitor = Monitor() if monitor is None else monitor
+        holds_out = self.kept is not None and self.leaves == "constant"
+        folds = min(_FOLDS, self.starts) if len(batch.x) <= _FEW_ROWS and self.cart is True else 1
         if self.cart == "binned":
-            splits = splitting.edges_of(np.asarray(without_padding(batch).x), _BINS)
+            splits = monitor.on_rows(lambda rows: splitting.edges_of(np.asarray(rows.x), _BINS), without_padding(batch))
         elif self.cart:
-            splits = self._grown(batch)
-        if self.kept is not None and self.leaves == "constant":
-            folds = min(_FOLDS, self.starts) if len(batch.x) <= _FEW_ROWS and self.cart is True else 1
+            splits = self._grown(batch, monitor.part(1 / (1 + folds) if holds_out else 1))
+        if holds_out:
             fold = drawn_folds(batch, key, folds)
             if self.cart is True:
                 without = [jax.tree.map(lambda a, i=i: a[fold != i], batch) for i in range(folds)]
-                grown = jax.tree.map(lambda *a: np.stack(a), *map(self._grown, without))
+                trees = [self._grown(one, monitor.part(1 / (folds - i))) for i, one in enumerate(without)]
+                grown = jax.tree.map(lambda *a: np.stack(a), *trees)
                 weight = np.ones(len(fold)) if batch.weight is None else np.asarray(batch.weight)
                 shares = np.bincount(fold + 1, weight, folds + 1)[1:].astype(np.float32)
         return Start(splits, None if self.strengths is None else spectrum(batch), fold, grown, shares)
@@ -186,7 +190,7 @@ class _Restarts:
         )
         weight = lambda run: state.weight(run.number, batch, True, ~leaves_out) if holds_out else batch.weight
         one = lambda run: self.stages.round(at, run, batch._replace(weight=weight(run)), validation)
-        none = jnp.full((self.starts, at.most), jnp.nan, batch.x.dtype)
+        none = jnp.full((self.starts, at.most), NOT_TAKEN, batch.x.dtype)
         count = jnp.where(short, self.starts, jnp.where(beaten_by >= 0, 0, self.kept))
         some: Any = {"count": count, "others": (runs, none)}
         runs, losses = map_starts(one, runs, **some)
@@ -206,11 +210,13 @@ class _Restarts:
         extra["dropped"] = self.starts - state.training.finite.sum()
         return SearchResult(splits, scores[index], state.training.finite.any(), chosen.step, extra)
 
-    def finish(self, result: SearchResult, start: Start, data: Data, **_: Any) -> Finished:
+    def finish(
+        self, result: SearchResult, start: Start, data: Data, *, monitor: Monitor | None = None, **_: Any
+    ) -> Finished:
         grown = None if self.cart == "binned" else start.splits
         if not result.finite and grown is None:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
-        carts = [] if grown is None else self._carts(grown, data)
+        carts = [] if grown is None else self._carts(grown, data, Monitor() if monitor is None else monitor)
         by_cart = [[(*self._refitted(splits, data), -1 - i) for splits in trees] for i, trees in enumerate(carts)]
         losses = [min(loss for _, loss, _ in one) for one in by_cart]
         cart_loss, ridge_loss = (*losses, np.nan, np.nan)[:2]
@@ -237,12 +243,13 @@ class _Restarts:
         """Number of sharpnesses of a start, without those of the short stages."""
         return len(self.stages.lengths) - self.stages.short
 
-    def _grown(self, batch: Batch) -> ObliqueTree:
+    def _grown(self, batch: Batch, monitor: Monitor) -> ObliqueTree:
         """Returns the splits that the first starts begin with, stacked."""
         rows, task = without_padding(batch), self.stages.task
-        trees = [grown_cart(rows, task, self.depth, self.leaves)]
+        of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves)
+        trees = [monitor.part(0.5 if self.ridge else 1).on_rows(of_cart, rows)]
         if self.ridge:
-            trees.append(grown_on_ridge(rows, task, self.depth, 1 / DEVIATIONS))
+            trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, self.depth, 1 / DEVIATIONS), rows))
         return jax.tree.map(lambda *a: np.stack([np.asarray(one) for one in a]), *trees)
 
     def _ranked(self, state: Runs, batch: Batch, validation: Batch | None) -> tuple[Run, Array]:
@@ -314,7 +321,7 @@ class _Restarts:
         # training loss alone where too few rows have weight for an expected error.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
-    def _carts(self, grown: ObliqueTree, data: Data) -> list[list[ObliqueTree]]:
+    def _carts(self, grown: ObliqueTree, data: Data, monitor: Monitor) -> list[list[ObliqueTree]]:
         """Returns, for each of the grown trees, its splits in the user's units.
 
         CART's tolerances are absolute and its thresholds exact on raw features only, so of it there are two, grown on
@@ -322,10 +329,11 @@ class _Restarts:
         """
         trees = [jax.tree.map(lambda a, i=i: a[i], grown) for i in range(len(grown.bias))]
         carts = [[data.scaling.restore_splits(tree)] for tree in trees]
-        if data.scaling.origin is None:
+        if data.scaling.origin is None and monitor.has_time():
             table, task = data.table, self.stages.task
             rows = Batch(table.x, table.y, table.weight)  # type: ignore[arg-type]
-            carts[0].append(grown_cart(rows, task, self.depth, self.leaves))
+            of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves)
+            carts[0].append(monitor.part(0.5).on_rows(of_cart, rows))
         return carts
 
 

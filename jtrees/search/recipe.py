@@ -65,14 +65,17 @@ class Finished(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round of a search: some steps of a stage. Its numbers may be traced.
+    """A round of a search, or a part of it: some steps of a stage. Its numbers may be traced.
+
+    Results do not depend on how rounds are divided into parts, which is decided by the clock.
 
     Attributes:
       stage: number of the stage.
-      before: steps of the stage before the round.
-      count: steps of the round.
-      last: whether it is the last round of the stage.
+      before: steps of the stage before these steps.
+      count: number of steps.
+      last: whether the stage ends with these steps.
       most: steps of the longest round; not traced.
+      done: steps of the round before these steps.
     """
 
     stage: Any
@@ -80,6 +83,7 @@ class Round(NamedTuple):
     count: Any
     last: Any
     most: int
+    done: Any = 0
 
 
 class Rounds(NamedTuple):
@@ -122,13 +126,15 @@ class Rounds(NamedTuple):
         """Total number of rounds."""
         return self.first[-1]
 
-    def at(self, i: Any) -> Round:
-        """Returns round i, a number that may be traced."""
+    def at(self, i: Any, done: Any = 0, steps: Any = None) -> Round:
+        """Returns round i, or the next ``steps`` of its steps after the first ``done``; numbers that may be traced."""
         xp: Any = jnp if isinstance(i, jax.Array) else np
         first, lengths, size = xp.asarray(self.first), xp.asarray(self.lengths), self.size
         stage = xp.searchsorted(first, i, side="right") - 1
         before, last = (i - first[stage]) * size, i + 1 == first[stage + 1]
-        return Round(stage, before, xp.minimum(size, lengths[stage] - before), last, size)
+        left = xp.minimum(size, lengths[stage] - before) - done
+        count = left if steps is None else xp.minimum(steps, left)
+        return Round(stage, before + done, count, last & (count == left), size, done)
 
 
 def check_finite(result: SearchResult) -> None:
@@ -153,11 +159,13 @@ class Search(NamedTuple):
       rounds: the rounds of a single search.
       init: ``(start, batch, *, key) -> state``, pure.
       round: ``(round, state, batch, validation) -> (state, losses)``: the state after a :class:`Round`, and the losses
-        of its steps, ``(..., round.most)``, NaN where it had fewer. Pure. ``validation`` is a batch or None.
+        of its steps, ``(..., round.most)``, :data:`jtrees.training.NOT_TAKEN` where it had fewer. Pure. ``validation``
+        is a batch or None.
       result: ``(state, batch, validation) -> SearchResult``: the best so far. Pure.
       finish: ``(result, start, data, *, key, monitor) -> Finished``: on the host; ``FloatingPointError`` if the search
         was not finite.
-      prepare: ``(batch, *, key) -> start``: preparation on the host, from a NumPy batch; a pytree or None.
+      prepare: ``(batch, *, key, monitor) -> start``: preparation on the host, from a NumPy batch; a pytree or None.
+        Without a monitor it takes the time that it takes.
       scaling: ``table -> Scaling``.
       tree_leaves: of a model that is one tree the kind of its leaves, ``"constant"`` (also of class frequencies) or
         ``"linear"``; else None.
@@ -172,7 +180,7 @@ class Search(NamedTuple):
     round: Callable[..., tuple[Any, Array]]
     result: Callable[..., SearchResult]
     finish: Callable[..., Finished]
-    prepare: Callable[..., Any] = lambda batch, *, key: None
+    prepare: Callable[..., Any] = lambda batch, *, key, monitor=None: None
     scaling: Callable[[Table], Scaling] = Scaling.fit
     tree_leaves: str | None = None
     next: Callable[[Array, Any, Rounds], Array] = lambda i, state, rounds: i
@@ -193,15 +201,12 @@ class Search(NamedTuple):
         return self.result(state, batch, validation)
 
 
+@io.family
 class Recipe:
     """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
     Numeric options may be traced, the others are static: see :mod:`jtrees.search.options`.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        io.part(cls)
 
     def search(self, task: Task, shape: Any) -> Search:
         """Returns the search for a task and the shape of the features of a (padded) batch; options must be checked.

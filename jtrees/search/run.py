@@ -17,20 +17,22 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, io, pytree, sharding, validation as checks
+from jtrees import blocking, compilation, io, processes, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, bucket, checked_table, held_out_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
 from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
-from jtrees.search.monitor import Monitor
+from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.recipe import Recipe, Round, Search, SearchResult, next_of_all
 from jtrees.tasks import Regression, Task
-from jtrees.training import Batch, map_starts
+from jtrees.training import NOT_TAKEN, Batch, map_starts
 from jtrees.tree import ObliqueTree
 
 # Concurrent runs per CPU device, which runs them one after the other: more would only shorten the rounds.
 _AT_ONCE_CPU = 16
+_PREPARATION = 0.4  # part of the time before a deadline that a search may take to prepare itself
+_END = 2.0  # time that the end of a fit takes, as a multiple of the time in which its data were scaled
 _MEMORY_SHARE = 0.5  # of the device's memory, for runs side by side
 
 
@@ -50,12 +52,13 @@ class FitResult:
       history: training loss before each update, on scaled data, steps last, up to the last that any run took; NaN
         where a run did not take it.
       report: further results by name: see the recipe. Always present: ``recipe``, its name and options as plain data;
-        ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``; ``updates``, the number of updates that
-        each run in the history took before it ended, was dropped or became non-finite. Where the search left rows out:
-        ``held_out_loss``, the loss on these rows of a model that was not trained on them, and ``held_out_rows``, their
-        numbers among the rows of positive weight, unless they are all rows. From :func:`fit`, unless the
-        loss is a function of the user's: ``baselines``, the losses of the model, of a linear model and of a constant
-        (see :func:`jtrees.data.baselines.compared`), and ``verdict``, one sentence on which is better.
+        ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``; ``ended_at``: the last search and its number
+        of updates, in words; ``seconds``: what the fit took, with all that ran beside it in a sweep; ``updates``, the
+        number of updates that each run in the history took before it ended, was dropped or became non-finite. Where the
+        search left rows out: ``held_out_loss``, the loss on these rows of a model that was not trained on them, and
+        ``held_out_rows``, their numbers among the rows of positive weight, unless they are all rows. From :func:`fit`,
+        unless the loss is a function of the user's: ``baselines``, the losses of the model, of a linear model and of a
+        constant (see :func:`jtrees.data.baselines.compared`), and ``verdict``, one sentence on which is better.
     """
 
     model: Any
@@ -163,8 +166,10 @@ def fit(
       ValueError: naming the argument, what was expected and what came.
       ImportError: if the recipe needs a package that is missing, saying which extra has it.
       FloatingPointError: if the search was not finite.
+      RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
     """
     started = time.monotonic()
+    processes.require_xla("jtrees.fit")
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
@@ -174,8 +179,8 @@ def fit(
         if chosen_by is not None:
             raise ValueError(f"held_out must be 0 with a validation set, got {held_out!r}")
         table, evaluated = table.divided(held_out, key)
-    monitor = Monitor(progress, None if max_seconds is None else started + max_seconds)
-    with monitor.listening():
+    monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
+    with compilation.promoting_ranks(), monitor.listening():
         [(result, data, search)] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
     if isinstance(result, FloatingPointError):
         raise result
@@ -190,6 +195,7 @@ def fit(
         found.warn_if_behind(name := type(recipe).__name__)
         verdict = {"baselines": found.losses, "verdict": found.verdict(name)}
         result = result.replace(report=result.report | verdict)
+    result = result.replace(report=result.report | {"seconds": time.monotonic() - started})
     return of_raw_table(result, table)
 
 
@@ -272,12 +278,15 @@ def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) 
 
 @functools.partial(jax.jit, static_argnames="task")
 def _round(
-    recipe: Any, task: Task, i: Array, state: Any, batch: Batch, validation: Batch | None
+    recipe: Any, task: Task, part: tuple[Array, Array, Array], state: Any, batch: Batch, validation: Batch | None
 ) -> tuple[Any, Array, Array]:
-    """Returns the state after round i, the losses of its steps and the number of the next round."""
+    """Returns the state after a part of a round, the losses of its steps and the number of the round after this one.
+
+    ``part`` has the number of the round, the steps before and the most steps: see :meth:`Rounds.at`.
+    """
     search = recipe.search(task, batch.x.shape)
-    state, losses = search.round(search.rounds.at(i), state, batch, validation)
-    return state, losses, search.next(i + 1, state, search.rounds)
+    state, losses = search.round(search.rounds.at(*part), state, batch, validation)
+    return state, losses, search.next(part[0] + 1, state, search.rounds)
 
 
 @compilation.once(static_argnames="task")
@@ -302,25 +311,46 @@ def run_rounds(
     search, stopped = recipe.search(task, batch.x.shape), False
     rounds = search.rounds
     closing = -1 if search.closing is None else rounds.first[search.closing]
-    (state, i), losses = _init(recipe, task, start, batch, key), []
-    with monitor.over(rounds.count, name or type(recipe).__name__):
+    state, i = _init(recipe, task, start, batch, key)
+    i, done, losses = int(i), 0, []  # done: steps of round i so far
+    pace = Pace(monitor, blocking.seconds_of_step(rounds.elements), optional=closing >= 0)
+    name, taken, most = name or type(recipe).__name__, 0, sum(rounds.lengths)
+    with monitor.over(rounds.count, name):
         while i < rounds.count:
-            now = rounds.at(int(i))
-            state, round_losses, i = jax.block_until_ready(_round(recipe, task, i, state, batch, validation))
-            of_history = int(now.count) if now.stage >= rounds.trials else 0
-            losses.append(np.asarray(round_losses)[..., :of_history])
-            stopped = stopped or monitor.should_stop(int(i), np.asarray(round_losses))
-            if stopped:
-                if i > closing:
+            whole = rounds.at(i)
+            steps = 0 if stopped else pace.steps(int(whole.count) - done)
+            if not steps:
+                if i > closing or (i == closing and done):
                     break
-                i = np.int32(closing)
-    return jax.block_until_ready(_result(recipe, task, state, batch, validation)), np.concatenate(losses, axis=-1)
+                i, done, steps, whole, stopped = closing, 0, 1, rounds.at(closing), True
+            part, began = (np.int32(i), np.int32(done), np.int32(steps)), time.monotonic()
+            programs = _programs()
+            state, lost, following = jax.block_until_ready(_round(recipe, task, part, state, batch, validation))
+            pace.took(steps, time.monotonic() - began, _programs() > programs)
+            losses.append(np.asarray(lost)[..., : steps if whole.stage >= rounds.trials else 0])
+            done, taken = done + steps, taken + steps
+            if done == whole.count:
+                i, done = int(following), 0
+                stopped = stopped or monitor.should_stop(i, np.asarray(lost))
+            monitor.where = f"{name}: {taken} of at most {most} updates"
+    result = jax.block_until_ready(_result(recipe, task, state, batch, validation))
+    return result, _with_gaps(np.concatenate(losses, axis=-1))
+
+
+def _with_gaps(history: np.ndarray) -> np.ndarray:
+    """Returns the losses of steps, NaN for steps that were not taken."""
+    return np.where(history == NOT_TAKEN, np.nan, history)
+
+
+def _programs() -> int:
+    """Returns the number of programs that rounds are compiled to so far."""
+    return _round._cache_size() if hasattr(_round, "_cache_size") else 0
 
 
 def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:
     """Returns the memory of a round in bytes, as reported by the compiler; the compiled program is reused."""
     state, _ = jax.eval_shape(lambda recipe, batch: _init.__wrapped__(recipe, task, None, batch, None), recipe, batch)
-    program = _round.lower(recipe, task, jnp.int32(0), state, batch, validation).compile()
+    program = _round.lower(recipe, task, (jnp.int32(0),) * 3, state, batch, validation).compile()
     sizes: Any = program.memory_analysis()
     return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
 
@@ -413,18 +443,21 @@ def fits_of(
     Yields:
       The fit, the data it was fitted to, and its search.
     """
+    began = time.monotonic()
     unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
     first, task = recipes[0], table.task
     shape = bucket(len(table.x)), table.x.shape[1]  # that of the padded batch, with which the compiled parts are made
     search = first.search(task, shape)
     check_link(search.task, table)
+    before = time.monotonic()
     scaling = search.scaling(table)
     task = task.scaled(scaling.y_unit)
     scaled = scaling.batch(table)
+    monitor.keep(_END * (time.monotonic() - before))  # as results are evaluated on all rows
     scaled_validation = None if validation is None else scaling.batch(validation)
     tables, weights = _folds(table, scaled, left_out)
     batches = [scaled] if weights is None else [scaled._replace(weight=weight) for weight in weights]
-    starts = list(_starts(search, keys, batches))
+    starts = list(_starts(search, keys, batches, monitor.part(_PREPARATION)))
     data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
     device, device_validation = sharding.put_rows(scaled), sharding.put_rows(scaled_validation)
     runs = [(i, start) for i in range(len(recipes)) for start in starts]
@@ -464,6 +497,7 @@ def fits_of(
             try:
                 finished = own_search.finish(result, start.start, rows, key=start.finish_key, monitor=monitor)
                 report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
+                report |= {"ended_at": monitor.where, "seconds": time.monotonic() - began}
                 taken = np.isfinite(history)
                 history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
                 report["updates"] = taken.sum(-1)
@@ -484,11 +518,12 @@ def check_link(task: Task, table: Table) -> None:
         check_without_link(task.loss, task.shape)
 
 
-def _starts(search: Search, keys: list[Array], batches: list[Batch]) -> Iterator[_Start]:
-    for key in keys:
+def _starts(search: Search, keys: list[Array], batches: list[Batch], monitor: Monitor) -> Iterator[_Start]:
+    for i, key in enumerate(keys):
         prepare_key, search_key, finish_key = jax.random.split(key, 3)
         for fold, batch in enumerate(batches):
-            yield _Start(search.prepare(batch, key=prepare_key), fold, search_key, finish_key)
+            part = monitor.part(1 / ((len(keys) - i) * len(batches) - fold))
+            yield _Start(search.prepare(batch, key=prepare_key, monitor=part), fold, search_key, finish_key)
 
 
 def _stack(*arrays: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import compilation, processes, validation as checks
 from jtrees.data import Scaling, Table, losses_of
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
@@ -126,6 +126,7 @@ def sweep(
       >>> jtrees.sweep(recipe, x, x[:, 0] > 0, grid={"learning_rate": (0.01, 0.03)}, seeds=2, key=jax.random.key(0))
       SweepResult(2 combinations x 2 seeds x 1 folds, best: {'learning_rate': ...}, seed ..., loss ...)
     """
+    processes.require_xla("jtrees.selection.sweep")
     checks.check_key(key)
     if batch != "auto":
         checks.check_count("batch", batch)
@@ -143,7 +144,7 @@ def sweep(
     shape = len(combinations), len(seeds), len(split.left_out)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
     keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
-    with monitor.listening():
+    with compilation.promoting_ranks(), monitor.listening():
         for group in groups_of(recipe, combinations):
             if fits.any() and not monitor.has_time():
                 break

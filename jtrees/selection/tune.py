@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io, validation as checks
+from jtrees import compilation, io, processes, validation as checks
 from jtrees.search import Recipe
 from jtrees.search.monitor import Monitor
 from jtrees.search.run import FitResult, fit, table_of
@@ -92,6 +92,7 @@ def tune(
       2
     """
     started = time.monotonic()
+    processes.require_xla("jtrees.tune")
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
@@ -102,7 +103,7 @@ def tune(
     split_key, search_key, fit_key = jax.random.split(key, 3)
     split = split_of(recipe, table, validation, split_key)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
-    with monitor.listening():
+    with compilation.promoting_ranks(), monitor.listening():
         evaluated = _evaluated(recipe, combinations, split, search_key, monitor)
     trials, chosen = _chosen(evaluated)
     options: Any = {"task": task, "sample_weight": sample_weight, "progress": progress}

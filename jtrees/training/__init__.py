@@ -1,6 +1,7 @@
 """The training loop: methods, resumable runs, many runs at once, and optimisers that optax lacks."""
 
 from jtrees.training.loop import (
+    NOT_TAKEN as NOT_TAKEN,
     Batch as Batch,
     Best as Best,
     History as History,

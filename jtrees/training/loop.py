@@ -12,17 +12,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 import optax
 
 from jtrees import io, pytree, sharding, validation
 
 Params = Any  # a pytree of arrays
 Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
+# In a history, the loss of a step that was not taken. No loss is so low; NaN would stop a program under jax_debug_nans.
+NOT_TAKEN = -np.inf
 
 
 def at_step(value: Number, step: Array | int) -> Any:
     """Returns the value of a hyperparameter at a step: a schedule is evaluated, a number is unchanged."""
-    return value(step) if callable(value) else value
+    if not callable(value):
+        return value
+    with for_optax():
+        return value(step)
+
+
+def for_optax() -> Any:
+    """Context of functions of optax, where floats meet integers: ``jax_numpy_dtype_promotion`` is not for them."""
+    return jax.numpy_dtype_promotion("standard")
 
 
 class Batch(NamedTuple):
@@ -73,7 +84,7 @@ class Best:
       score: their score (lower is better); infinite before the first evaluation, and if the run is not finite.
       step: number of updates before it was evaluated.
       losses: the loss before each update, ``(steps,)``; in results of :func:`train` only.
-      scores: the score before each update, NaN where it was not evaluated; in results of :func:`train` only.
+      scores: the score before each update, infinite where it was not evaluated; in results of :func:`train` only.
     """
 
     params: Params
@@ -114,7 +125,7 @@ class TrainState:
 
 
 class History(NamedTuple):
-    """Loss and score before each update, or before one; the score is NaN where it was not evaluated."""
+    """Loss and score before each update, or before one; the score is infinite where it was not evaluated."""
 
     losses: Float[Array, "*steps"]
     scores: Float[Array, "*steps"]
@@ -204,7 +215,7 @@ def advance_up_to(
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
     """Takes ``count`` steps, a number up to ``most`` that may be traced: as :func:`advance`, with a history of ``most``
-    entries, padded with NaN.
+    entries, in which steps not taken have the loss :data:`NOT_TAKEN`.
 
     Args:
       once: a step, from :func:`one_step`.
@@ -219,8 +230,8 @@ def advance_up_to(
         state, entry = once(state, None if step is None else step + i)
         return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), history, entry)
 
-    empty = jnp.full(most, jnp.nan, state.best.score.dtype)
-    return jax.lax.fori_loop(0, count, body, (state, History(empty, empty)))
+    empty = (jnp.full(most, value, state.best.score.dtype) for value in (NOT_TAKEN, jnp.inf))
+    return jax.lax.fori_loop(0, count, body, (state, History(*empty)))
 
 
 def one_step(
@@ -263,14 +274,15 @@ def one_step(
         assert isinstance(method, Method)
         both = lambda params: _pair(method.loss(params, batch, key=key, step=state.step))
         (loss, batch_score), gradient = jax.value_and_grad(both, has_aux=True)(state.params)
-        updates, opt_state = with_value.update(gradient, state.opt_state, state.params, value=loss)
+        with for_optax():
+            updates, opt_state = with_value.update(gradient, state.opt_state, state.params, value=loss)
         return optax.apply_updates(state.params, updates), opt_state, (loss, batch_score)
 
     def once(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:
         if shared_step is not None:
             state = state.replace(step=jnp.asarray(shared_step, jnp.int32))
         _, order_key, loss_key = _keys(state.key)
-        score_value, best_so_far, step = jnp.full((), jnp.nan, dtype), state.best, state.step
+        score_value, best_so_far, step = jnp.full((), jnp.inf, dtype), state.best, state.step
         if (traced or score_every) and not free:
             due = step % score_every == 0
             due = due if last is None else due | (step == last)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 import optax
 
-from jtrees.training.loop import Number, at_step
+from jtrees.training.loop import Number, at_step, for_optax
 
 _DECAY = 0.99  # decay of RMSprop's mean square in DGT's code
 
@@ -116,7 +116,8 @@ def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
 def adam_step(gradient: Any, mean: Any, square: Any, count: Array, learning_rate: Any) -> tuple[Any, Any, Any]:
     """Returns the updates and the new moments; for all parameters, or for some rows."""
     adam: Any = optax.ScaleByAdamState(count, mean, square)
-    step, adam = optax.scale_by_adam().update(gradient, adam)
+    with for_optax():
+        step, adam = optax.scale_by_adam().update(gradient, adam)
     rate = at_step(learning_rate, count)
     select = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
     moved = jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, step)

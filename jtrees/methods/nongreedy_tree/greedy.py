@@ -21,9 +21,11 @@ from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surro
 from jtrees.search import Finished, Round, Schedule, SearchResult, finished_tree
 from jtrees.search._cart import ridge_directions
 from jtrees.search._minibatch import evaluated
+from jtrees.search._precondition import WITHOUT_TRIALS
+from jtrees.search.monitor import Monitor
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification, Task
-from jtrees.training import Batch, LazyMomentumState, TrainState
+from jtrees.training import NOT_TAKEN, Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree
 
 # The surrogate pushes a split away from a correctly routed sample (one with a larger loss at the other leaf) that is
@@ -49,7 +51,7 @@ class Growing:
       length: their initial norms, bias included.
       directions: unit vectors whose products with x are features of initial splits, ``(p, d)``.
       edges: edges of the bins of each of their features, ``(p + d, bins - 1)``.
-      shrinkage: strength of the shrinkage of the leaves, found on rows held out; NaN: not yet.
+      shrinkage: strength of the shrinkage of the leaves, found on rows held out; negative: not yet.
     """
 
     run: TrainState
@@ -94,7 +96,7 @@ class Greedy:
     def rate(self, steps: int) -> Callable[[Any], Any]:
         """Returns the schedule of the learning rate, which decays to zero in ``steps`` steps."""
         share = optax.cosine_decay_schedule(1.0, steps)
-        return lambda count: self.learning_rate * share(count)
+        return lambda count: self.learning_rate * training.at_step(share, count)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -125,9 +127,9 @@ class Greedy:
             outputs = jnp.matmul(data.x, directions, precision="highest")
             of_outputs = splitting.edges_within(outputs, _weight(data) > 0, edges.shape[1] + 1)
             edges = jnp.concatenate([edges, of_outputs.astype(edges.dtype)])
-        half, nan = topology.num_leaves(self.depth) // 2, jnp.array(jnp.nan, batch.x.dtype)
+        half, unknown = topology.num_leaves(self.depth) // 2, jnp.array(WITHOUT_TRIALS, batch.x.dtype)
         none = Thresholds(jnp.zeros(half, jnp.int32), jnp.zeros(half, edges.dtype), jnp.zeros(half, batch.x.dtype))
-        return self._init_level(Growing(run, root[0], root, none, none.gain, directions, edges, nan), batch)
+        return self._init_level(Growing(run, root[0], root, none, none.gain, directions, edges, unknown), batch)
 
     def candidates(self, state: Growing, x: Array) -> Array:
         """Returns the features of initial splits: those of x and the outputs of the ridge regression."""
@@ -235,7 +237,7 @@ class Greedy:
 
         Leaves are shrunk by as much as is best for the validation set, or else as was found before, or else is best by
         generalised cross-validation, in which a split of m features, as preconditioned, costs 1 + sqrt(m). The extra is
-        the strength, NaN in the last case and without shrinkage.
+        the strength, negative in the last case and without shrinkage.
         """
         leaf, data = ops.hard(tree.weights, tree.bias, batch.x), batch if validation is None else validation
         reached = leaf if validation is None else ops.hard(tree.weights, tree.bias, validation.x)
@@ -252,7 +254,7 @@ class Greedy:
                 strengths = jnp.asarray(STRENGTHS, batch.x.dtype)
                 losses = jax.lax.map(lambda one: loss(shrunk(strength=one)), strengths)
                 score, strength = losses.min(), strengths[losses.argmin()]
-            leaves = jax.lax.cond(jnp.isnan(strength), shrunk, lambda: shrunk(strength=strength))
+            leaves = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))
         finite = state.run.finite & jnp.isfinite(score)
         return SearchResult(tree.replace(leaves=leaves), score, finite, state.run.step, strength)
 
@@ -262,7 +264,8 @@ class Greedy:
         """
         finished = finished_tree(result, data, self.task)
         active = len(np.unique(finished.model.leaf_index(data.table.x)))
-        return finished._replace(report=finished.report | {"active_leaves": active, "shrinkage": float(result.extra)})
+        strength = float(result.extra) if result.extra >= 0 else np.nan
+        return finished._replace(report=finished.report | {"active_leaves": active, "shrinkage": strength})
 
 
 def _weight(batch: Batch) -> Array:
@@ -280,7 +283,7 @@ def stepwise(step: Callable[..., tuple[Any, Array]], greedy: Greedy) -> Callable
             state, loss = step(state, at.before + j, data, batch, validation)
             return state, history.at[j].set(loss)
 
-        empty = jnp.full(at.most, jnp.nan, batch.x.dtype)
+        empty = jnp.full(at.most, NOT_TAKEN, batch.x.dtype)
         return jax.lax.fori_loop(0, at.count, body, (state, empty))
 
     return one_round
@@ -293,7 +296,12 @@ def rate_of(learning_rate: Any, p: int) -> Any:
 
 def edges(bins: int) -> Callable[..., np.ndarray]:
     """Returns the ``prepare`` of a search, which computes the edges of bins of each feature."""
-    return lambda batch, *, key: splitting.edges_of(np.asarray(without_padding(batch).x), bins)
+
+    def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> np.ndarray:
+        of_rows = lambda rows: splitting.edges_of(np.asarray(rows.x), bins)
+        return (Monitor() if monitor is None else monitor).on_rows(of_rows, without_padding(batch))
+
+    return prepare
 
 
 # --- Levels ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,232 @@
+"""Cells of text: which cells are missing, and how text is read as numbers, booleans or days.
+
+A :class:`Reading` is found once, on the training rows (:func:`find_reading`), and kept with the columns of the model.
+"""
+
+from collections.abc import Callable, Iterable
+import dataclasses
+import re
+from typing import Any, NamedTuple
+import zoneinfo
+
+import numpy as np
+
+from jtrees import io, validation as checks
+from jtrees.data.parse import BOOLEANS, DATES, ISO, TIME, WHOLE, days_of, number_of
+
+#: Texts of a file that mean a missing value.
+MISSING = (
+    "",
+    "?",
+    "NA",
+    "N/A",
+    "n/a",
+    "#N/A",
+    "<NA>",
+    "NaN",
+    "nan",
+    "-NaN",
+    "-nan",
+    "NaT",
+    "NULL",
+    "null",
+    "None",
+)
+
+OFFSETS = "offsets"  # the zone of dates that each have an offset of their own
+_SPACES = " \u00a0\u202f"  # the common, the unbreakable and the narrow space
+
+# --- Patterns --------------------------------------------------------------------------------------------------------
+
+_LEADING_ZERO = re.compile(r"[+-]?0\d")
+_CURRENCY = (
+    r"(?:[A-Z]{0,3}[$€£¥₹₽₩₪₺₴฿]|USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|ZAR|MXN|KRW|TRY)"
+)
+_UNITS = (
+    "kg g mg t lb lbs oz km m cm mm mi ft in yd l L ml mL dl cl gal h hr hrs min s sec ms yr yrs W kW MW kWh MWh mA "
+    "Hz kHz MHz GHz KB MB GB TB px pt pcs rpm mph kmh km/h m/s m2 m² m3 m³ sqft ha bar Pa hPa kPa psi cal kcal kJ "
+    "ppm bps mmHg mg/dl mmol/l °C °F °"
+)
+_SHORT = "|".join(map(re.escape, sorted(_UNITS.split(), key=len, reverse=True)))  # units that may follow at once
+_WITH_UNIT = re.compile(
+    rf"(?P<sign>[+-]?)(?P<before>{_CURRENCY}?)[{_SPACES}]?(?P<inner>[+-]?)"
+    rf"(?P<body>(?:\d|[.,](?=\d))(?:[\d.,'’{_SPACES}]*\d)?)"
+    rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_][^\d]{{0,14}}))?"
+)
+#: Orders of day and month that an option may name.
+ORDERS = {"dmy": ("%d/%m/%Y", "%d-%m-%Y"), "mdy": ("%m/%d/%Y", "%m-%d-%Y")}
+
+
+# --- A reading -------------------------------------------------------------------------------------------------------
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How the cells of a column of text become numbers.
+
+    Attributes:
+      kind: ``"numeric"``, ``"boolean"`` (true and false, in any case), ``"date"``, or ``"text"``, which stays text.
+      example: a cell of the training rows.
+      before: the currency before each number, such as ``"$"``; it may be missing in a cell.
+      after: the unit after each number, such as ``"%"``; likewise.
+      thousands: the separator of thousands, or ``""``.
+      decimal: the separator of decimals.
+      style: of dates the format, as of ``strptime``, a time of the day apart.
+      zoned: of dates whether each has an offset from UTC.
+    """
+
+    kind: str
+    example: str = ""
+    before: str = ""
+    after: str = ""
+    thousands: str = ""
+    decimal: str = "."
+    style: str = ISO
+    zoned: bool = False
+
+    def parser(self, zone: str | None = None) -> Callable[[str], float | None]:
+        """Returns the function from a cell to a number, None for a cell that is no such number.
+
+        Args:
+          zone: the time zone in which days are counted, or ``"offsets"`` for the clock that wrote each date.
+        """
+        if self.kind == "boolean":
+            return lambda text: BOOLEANS.get(text.strip().lower())
+        if self.kind == "date":
+            return lambda text: days_of(text, self.style, self.zoned, None if zone == OFFSETS else zone)
+        return lambda text: number_of(text, self.before, self.after, self.thousands, self.decimal)
+
+    def with_decimal(self, decimal: str) -> "Reading":
+        """Returns the reading with another separator of decimals; it changes places with an equal one of thousands."""
+        thousands = self.decimal if self.thousands == decimal else self.thousands
+        return dataclasses.replace(self, decimal=decimal, thousands=thousands)
+
+    def read(self, cells: Iterable[str | None], zone: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns numbers, ``(n,)`` float64 with NaN for None, and where a cell cannot be read, ``(n,)`` bool."""
+        parser, known = self.parser(zone), {}
+        numbers, wrong = [], []
+        for cell in cells:
+            if cell not in known:
+                known[cell] = None if cell is None else parser(cell)
+            number = known[cell]
+            numbers.append(np.nan if number is None else number)
+            wrong.append(number is None and cell is not None)
+        return np.array(numbers, np.float64), np.array(wrong, bool)
+
+    def __str__(self) -> str:
+        what = {"numeric": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
+        return f"{what[self.kind]} in text such as {checks.quoted(self.example)}"
+
+
+PLAIN = {kind: Reading(kind) for kind in ("text", "numeric", "boolean", "date")}
+
+
+def zone_name(zone: Any) -> str:
+    """Returns the name of a time zone that has one, such as ``Europe/Berlin``, else ``"offsets"``."""
+    try:
+        return zoneinfo.ZoneInfo(str(zone)).key or OFFSETS
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        return OFFSETS
+
+
+# --- Finding the reading of a column ---------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """What the cells of a column of text are.
+
+    Attributes:
+      reading: how they are read as numbers; None: they are text.
+      note: what is open, and the option that decides; empty if nothing is.
+    """
+
+    reading: Reading | None
+    note: str = ""
+
+
+def find_reading(
+    cells: Iterable[str | None], *, plain: bool = False, decimal: str = ".", order: str | None = None
+) -> Found:
+    """Returns how all cells of a column are read as numbers or dates, if they are numbers or dates.
+
+    Numbers have one unit or a separator of thousands; dates have one format, which must be the only possible one.
+    Leading zeros mean text.
+
+    Args:
+      cells: the cells, None where missing.
+      plain: whether numbers without a unit, and ``true`` and ``false``, are read, too. In a file all cells are text. In
+        a DataFrame, a column of text with numbers is meant as text.
+      decimal: the separator of decimals.
+      order: ``"dmy"`` or ``"mdy"``, for dates in which day and month could be exchanged; None: such dates stay text.
+    """
+    distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
+    if not distinct:
+        return Found(None)
+    if plain and all(cell.lower() in ("true", "false") for cell in distinct):
+        return Found(PLAIN["boolean"])
+    for find in (_plain_numbers if plain else None, _dates, _numbers_with_unit):
+        if find is not None and (found := find(distinct, decimal, order)) is not None:
+            return found
+    return Found(None)
+
+
+def _plain_numbers(cells: list[str], decimal: str, order: str | None) -> Found | None:
+    reading = Reading("numeric", "" if decimal == "." else cells[0], decimal=decimal)
+    numbers, parser = [], reading.parser()
+    for cell in cells:
+        if _LEADING_ZERO.match(cell) or (number := parser(cell)) is None:
+            return None
+        numbers.append(number)
+    if max(map(abs, numbers)) > WHOLE and len(set(numbers)) < len(cells):
+        whole = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
+        if len({float(cell) for cell in whole}) < len(set(whole)):
+            return Found(None, "whole numbers that double precision does not tell apart, and therefore text")
+    return Found(reading)
+
+
+def _dates(cells: list[str], decimal: str, order: str | None) -> Found | None:
+    possible = []
+    for style, pattern in DATES.items():
+        first = re.fullmatch(pattern + TIME, cells[0], re.ASCII)
+        reading = Reading("date", cells[0], style=style, zoned=bool(first and first["zone"]))
+        if first and all(days_of(cell, style, reading.zoned, None) is not None for cell in cells):
+            possible.append(reading)
+    if order is not None and len(possible) > 1:
+        possible = [reading for reading in possible if reading.style in ORDERS[order]]
+    if len(possible) > 1:
+        note = f"text in which day and month could be exchanged, such as {checks.quoted(cells[0])}"
+        return Found(None, f"{note}: --dates dmy or --dates mdy decides, in a DataFrame a column of dates")
+    return Found(possible[0]) if possible else None
+
+
+def _numbers_with_unit(cells: list[str], decimal: str, order: str | None) -> Found | None:
+    parts = []
+    for cell in cells:
+        part = _WITH_UNIT.fullmatch(cell)
+        if part is None or (part["sign"] and part["inner"]) or _LEADING_ZERO.match(part["body"]):
+            return None
+        parts.append(part)
+    before, after = ({(part[name] or "").strip() for part in parts} for name in ("before", "after"))
+    bodies = [part["body"] for part in parts]
+    separators = {c for body in bodies for c in body.partition(decimal)[0] if not c.isdigit()}
+    if max(len(before), len(after), len(separators)) > 1 or not (separators or before | after != {""}):
+        return None
+    thousands = separators.pop() if separators else ""
+    reading = Reading("numeric", cells[0], before.pop(), after.pop(), thousands, decimal)
+    parser = reading.parser()
+    if any(parser(cell) is None for cell in cells):
+        return None
+    mark = thousands or decimal
+    if not _is_open(bodies, mark, decimal if thousands else None):
+        return Found(reading)
+    example, other = next(cell for cell, body in zip(cells, bodies, strict=True) if mark in body), {".": ",", ",": "."}
+    value = f"{checks.quoted(example)} is read as {parser(example):g}"
+    return Found(reading, f"{value}; --decimal {other[decimal]} reads it otherwise")
+
+
+def _is_open(bodies: list[str], mark: str, other: str | None) -> bool:
+    """Whether a mark in numbers may separate thousands or decimals: it comes at most once, before three digits."""
+    marked = [body for body in bodies if mark in body]
+    once = all(re.fullmatch(rf"\d{{1,3}}{re.escape(mark)}\d{{3}}", body) for body in marked)
+    return bool(marked) and mark in (".", ",") and once and not any(other and other in body for body in bodies)

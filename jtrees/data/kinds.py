@@ -1,0 +1,417 @@
+"""Kinds of columns: what a column of a raw table is, and how its rows become features.
+
+Every kind of column is a class that can be fitted to a raw column, names its features and encodes rows. All are plain
+data, so that a saved model holds the columns it was fitted to.
+"""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from jtrees import io, validation as checks
+from jtrees.data.cells import OFFSETS
+from jtrees.data.frame import RawColumn, Wanted
+
+_RARE = 5  # rows: levels with fewer are put together
+FOLDS = 5
+_IDENTIFIES = 20  # distinct values from which a column may identify rows
+_HELPS = 0.01  # part of the variance that months or weekdays must explain beyond a trend
+
+
+class Targets(NamedTuple):
+    """What target means are of.
+
+    Attributes:
+      names: name of each output.
+      values: targets, or class indicators, of which those of two classes have one: ``(n, k)``.
+      weight: weights of the rows, ``(n,)``.
+      fold: fold of each row, ``(n,)``.
+    """
+
+    names: tuple[str, ...]
+    values: np.ndarray
+    weight: np.ndarray
+    fold: np.ndarray
+
+
+# --- Kinds of columns ------------------------------------------------------------------------------------------------
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Numeric:
+    """Numbers, booleans (0 and 1) or days. A missing value is the centre, and if the training rows had any, marked.
+
+    Attributes:
+      kind: ``"numeric"``, ``"boolean"`` or ``"date"``.
+      center: the median, the value in place of a missing one.
+      spread: the standard deviation.
+      start: subtracted from the values; of dates the first day.
+      missing: number of missing values in the training rows.
+    """
+
+    kind: str
+    center: float
+    spread: float
+    start: float
+    missing: int
+
+    @classmethod
+    def fit(cls, raw: RawColumn) -> "Numeric":
+        """Returns the description of a raw column with at least one value."""
+        there = raw.values[~raw.missing]
+        start = float(np.floor(there.min())) if raw.kind == "date" else 0.0
+        return cls(raw.kind, float(np.median(there) - start), float(there.std()), start, len(raw.values) - len(there))
+
+    @property
+    def wanted(self) -> Wanted:
+        """The kind of raw column that is read for new rows."""
+        return Wanted(self.kind)
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        since = f" (days since {np.datetime64(int(self.start), 'D')})" if self.kind == "date" else ""
+        return [name + since, *([f"[{name} missing]"] if self.missing else [])]
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of rows, ``(n, 1)`` or ``(n, 2)``."""
+        value = np.where(raw.missing, self.center, raw.values - self.start)
+        return np.column_stack([value, raw.missing] if self.missing else [value])
+
+    def __str__(self) -> str:
+        shown = np.datetime64(int(self.start + self.center), "D") if self.kind == "date" else f"{self.center:.6g}"
+        gaps = f", {self.missing} missing" if self.missing else ""
+        return f"{self.kind}, median {shown}, deviation {self.spread:.3g}{' days' * (self.kind == 'date')}{gaps}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class OneHot:
+    """Levels, of which each is a feature of 0 and 1.
+
+    Attributes:
+      levels: the levels, sorted.
+      rare: levels of fewer than five training rows; if there are any, these and new levels share a feature.
+      missing: number of missing values in the training rows; if there are any, they have a feature.
+    """
+
+    levels: tuple[str, ...]
+    rare: tuple[str, ...]
+    missing: int
+
+    wanted: ClassVar[Wanted] = Wanted("text")
+
+    @classmethod
+    def fit(cls, raw: RawColumn) -> "OneHot":
+        """Returns the description of a column of text; levels with fewer than five rows are put together."""
+        levels, counts = _levels(raw)
+        common = counts >= min(_RARE, counts.max())
+        return cls(tuple(levels[common]), tuple(levels[~common]), int(raw.missing.sum()))
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All levels of the training rows."""
+        return self.levels + self.rare
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        of_levels = [f"[{name} = {level}]" for level in self.levels]
+        return of_levels + [f"[{name} other]"] * bool(self.rare) + [f"[{name} missing]"] * bool(self.missing)
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of rows, ``(n, k)``."""
+        code = _codes(raw, self.levels)
+        columns = [code == i for i in range(len(self.levels))]
+        columns += [(code < 0) & ~raw.missing] if self.rare else []
+        columns += [raw.missing] if self.missing else []
+        return np.column_stack(columns).astype(np.float64)
+
+    def __str__(self) -> str:
+        other = f", {len(self.rare)} rare levels together" if self.rare else ""
+        gaps = f", {self.missing} missing" if self.missing else ""
+        return f"categorical, levels {checks.quoted_list(self.levels)}{other}{gaps}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class TargetMeans:
+    """Many levels, each encoded by its mean target (a mean for each class but the first of two) and its frequency.
+
+    Attributes:
+      levels: the levels, sorted.
+      outputs: names of the outputs.
+      means: shrunk mean of each output at each level, and if values are missing, there.
+      shares: part of the training rows with each level, likewise; empty if it is not a feature.
+      prior: the mean of all targets, the encoding of new levels.
+      missing: number of missing values in the training rows.
+    """
+
+    levels: tuple[str, ...]
+    outputs: tuple[str, ...]
+    means: tuple[tuple[float, ...], ...]
+    shares: tuple[float, ...]
+    prior: tuple[float, ...]
+    missing: int
+
+    wanted: ClassVar[Wanted] = Wanted("text")
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All levels of the training rows."""
+        return self.levels
+
+    @classmethod
+    def fit(cls, raw: RawColumn, targets: Targets) -> tuple["TargetMeans", np.ndarray]:
+        """Returns the description of a column of text, and the encoding of its own rows.
+
+        The mean of a level for one of its own rows is that over the other four fifths of the rows (cross-fitting):
+        means over all rows would hand every row a part of its own target.
+        """
+        levels, counts = _levels(raw)
+        missing = int(raw.missing.sum())
+        code = np.where(raw.missing, len(levels), _codes(raw, tuple(levels)))
+        shares = np.append(counts, [missing] * bool(missing)) / len(code)
+        prior, means = _shrunk_means(code, len(shares), targets, np.ones(len(code), bool))
+        own = np.empty((len(code), means.shape[1]))
+        for fold in range(FOLDS):
+            held_out = targets.fold == fold
+            own[held_out] = _shrunk_means(code, len(shares), targets, ~held_out)[1][code[held_out]]
+        rows = lambda array: tuple(tuple(row) for row in array.tolist())
+        described = cls(
+            tuple(levels), targets.names, rows(means), tuple(shares.tolist()), rows(prior[None])[0], missing
+        )
+        return described, np.column_stack([own, shares[code]])
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        return [f"[mean {output} by {name}]" for output in self.outputs] + [f"[frequency of {name}]"] * bool(
+            self.shares
+        )
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of new rows, ``(n, k + 1)``."""
+        code = _codes(raw, self.levels)
+        if self.missing:
+            code[raw.missing] = len(self.levels)
+        table = np.array([*self.means, self.prior])
+        table = np.column_stack([table, [*self.shares, 0.0]]) if self.shares else table
+        return table[np.where(code < 0, len(self.means), code)]
+
+    def __str__(self) -> str:
+        gaps = f", {self.missing} missing" if self.missing else ""
+        return f"categorical, {len(self.levels)} levels by target mean{' and frequency' * bool(self.shares)}{gaps}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Date:
+    """Dates: days since the first, and where they explain the targets, month and weekday.
+
+    Attributes:
+      days: the description of the days.
+      parts: that of ``"month"``, by target means, and of ``"weekday"``, by levels, where they are features.
+      zone: the time zone in whose local days the dates count, ``"offsets"`` where each date has an offset of its own,
+        or None for dates without a zone.
+    """
+
+    days: Numeric
+    parts: dict[str, OneHot | TargetMeans]
+    zone: str | None = None
+
+    @classmethod
+    def fit(cls, raw: RawColumn, targets: Targets) -> tuple["Date", np.ndarray]:
+        """Returns the description of a column of dates, and the encoding of its own rows."""
+        days, parts = Numeric.fit(raw), {}
+        own = [days.encode(raw)]
+        for name in _PARTS:
+            part = _part_of_date(name, raw)
+            if not _helps(part, raw, targets):
+                continue
+            if name == "weekday":
+                parts[name] = OneHot.fit(part)
+                own.append(parts[name].encode(part))
+            else:
+                month, encoded = TargetMeans.fit(part, targets)
+                parts[name] = dataclasses.replace(month, shares=())  # all months are about as frequent
+                own.append(encoded[:, :-1])
+        return cls(days, parts, raw.zone), np.column_stack(own)
+
+    @property
+    def wanted(self) -> Wanted:
+        """The kind of raw column that is read for new rows."""
+        return Wanted("date", self.zone)
+
+    @property
+    def missing(self) -> int:
+        """Number of missing values in the training rows."""
+        return self.days.missing
+
+    def features(self, name: str) -> list[str]:
+        """Returns the names of the features."""
+        return self.days.features(name) + [f for p, part in self.parts.items() for f in part.features(f"{name} {p}")]
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of new rows, ``(n, k)``."""
+        parts = [part.encode(_part_of_date(name, raw)) for name, part in self.parts.items()]
+        return np.column_stack([self.days.encode(raw), *parts])
+
+    def __str__(self) -> str:
+        zone = "" if self.zone is None else f", local days{'' if self.zone == OFFSETS else f' of {self.zone}'}"
+        return f"{self.days}{', with ' * bool(self.parts)}{' and '.join(self.parts)}{zone}"
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A column without features.
+
+    Attributes:
+      why: the reason.
+    """
+
+    why: str
+    missing: int = 0
+
+    wanted: ClassVar[Wanted] = Wanted("text")
+
+    def features(self, name: str) -> list[str]:
+        """Returns no names."""
+        return []
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns no features, ``(n, 0)``."""
+        return np.zeros((len(raw.values), 0))
+
+    def __str__(self) -> str:
+        return f"left out: {self.why}"
+
+
+Column = Numeric | OneHot | TargetMeans | Date | LeftOut
+
+
+def fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, np.ndarray | None]:
+    """Returns the description of a column, and the features of its rows if they are not those of new rows."""
+    there = raw.values[~raw.missing]
+    missing = len(raw.values) - len(there)
+    if not len(there):
+        return LeftOut("without values"), None
+    if raw.kind == "text":
+        levels, counts = _levels(raw)
+        if len(levels) > max(_IDENTIFIES, len(there) / 2):
+            return LeftOut(f"{len(levels)} different texts in {len(there)} rows"), None
+        if len(levels) == 1 and not missing:
+            return LeftOut("constant"), None
+        rare = counts < _RARE
+        if (~rare).sum() + rare.any() <= max_levels:
+            return OneHot.fit(raw), None
+        return TargetMeans.fit(raw, targets)
+    if not missing and (there == there[0]).all():
+        return LeftOut("whole numbers that double precision does not tell apart" if raw.merged else "constant"), None
+    if raw.kind == "numeric" and not missing and _numbers_rows(there):
+        return LeftOut("different whole numbers, like row numbers"), None
+    return Date.fit(raw, targets) if raw.kind == "date" else (Numeric.fit(raw), None)
+
+
+def _numbers_rows(values: np.ndarray) -> bool:
+    """Whether values are different whole numbers, of which at least a third of those between are there: numbers of rows
+    of which some are left out, in any order.
+    """
+    dense = len(values) >= _IDENTIFIES and np.ptp(values) < 3 * len(values)
+    return bool(dense and (values == np.floor(values)).all() and len(np.unique(values)) == len(values))
+
+
+# --- Levels and means ------------------------------------------------------------------------------------------------
+
+
+def _levels(raw: RawColumn) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sorted levels of a column of text, and the number of rows of each."""
+    return np.unique(raw.values[~raw.missing], return_counts=True)
+
+
+def _codes(raw: RawColumn, levels: tuple[str, ...]) -> np.ndarray:
+    """Returns the place of each value among the levels, -1 for others, ``(n,)``."""
+    places = {level: i for i, level in enumerate(levels)}
+    return np.array([places.get(value, -1) for value in raw.values], int)
+
+
+def _shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean of the targets over some rows, ``(k,)``, and those of each level shrunk towards it.
+
+    With targets of variance s2 around the mean of their level, and means of levels of variance t2 around the common
+    one, the posterior mean of a level of n rows is (sum + m mean) / (n + m) with m = s2 / t2 (empirical Bayes).
+    """
+    weight = targets.weight * rows
+    count = np.bincount(code, weight, levels)
+    mean = weight @ targets.values / weight.sum()
+    means = np.empty((levels, len(mean)))
+    for j, y in enumerate(targets.values.T):
+        total = np.bincount(code, weight * y, levels)
+        within, between, _ = _variances(total, count, weight @ np.square(y))
+        prior = within / between if between > 0 else np.inf
+        share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
+        means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
+    return mean, means
+
+
+def _variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
+    """Returns variances by the method of moments (one-way ANOVA).
+
+    Args:
+      total: sum of the targets at each level.
+      count: number of rows at each level.
+      squares: sum of all squared targets.
+
+    Returns:
+      The variance within levels, that between their means, and the number of rows of a level by which the mean square
+      between levels is expected to be ``within + size * between``.
+    """
+    total, count = total[count > 0], count[count > 0]
+    n, levels = count.sum(), len(count)
+    if levels < 2 or n <= levels:
+        return 1.0, 0.0, 1.0
+    explained = float(np.sum(np.square(total) / count))
+    within = max(squares - explained, 0.0) / (n - levels)
+    between = (explained - total.sum() ** 2 / n) / (levels - 1)
+    size = (n - np.square(count).sum() / n) / (levels - 1)
+    return within, max((between - within) / size, 0.0), size
+
+
+def _part_of_date(part: str, raw: RawColumn) -> RawColumn:
+    """Returns the months (Jan to Dec) or weekdays (Mon to Sun) of days since 1970 as text."""
+    days = np.floor(np.where(raw.missing, 0, raw.values)).astype(np.int64)
+    if part == "month":
+        number, names = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12, MONTHS
+    else:
+        number, names = (days + 3) % 7, WEEKDAYS  # the first day of 1970 was a Thursday
+    values = np.array(names, object)[number]
+    values[raw.missing] = None
+    return RawColumn("text", values)
+
+
+_PARTS = ("month", "weekday")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
+    """Whether levels explain an output beyond a linear trend in the days: by more than a hundredth of its variance, and
+    by more than chance does.
+
+    By chance the ratio of the mean squares between and within L levels is about 1, with deviation sqrt(2 / (L - 1)).
+    """
+    rows = ~part.missing
+    levels, code = np.unique(part.values[rows], return_inverse=True)
+    if len(levels) < 2:
+        return False
+    weight, days = targets.weight[rows], raw.values[rows]
+    root, days = np.sqrt(weight), days - np.average(days, weights=weight)
+    trend = np.column_stack([np.ones(len(days)), days])
+    for y in targets.values[rows].T:
+        y = y - trend @ np.linalg.lstsq(trend * root[:, None], y * root, rcond=None)[0]
+        total, count = np.bincount(code, weight * y, len(levels)), np.bincount(code, weight, len(levels))
+        within, between, size = _variances(total, count, weight @ np.square(y))
+        surprising = size * between > 3 * np.sqrt(2 / (len(levels) - 1)) * within
+        if surprising and between > _HELPS * (within + between):
+            return True
+    return False

@@ -1,0 +1,121 @@
+"""Cells as numbers, days and levels. This file needs no other: exported Python files carry a copy of it."""
+
+import datetime
+import decimal
+import re
+import zoneinfo
+
+NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.IGNORECASE | re.ASCII)
+BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+TIME = (
+    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<part>\d+))?)?"
+    r"(?P<zone>Z|[+-]\d{2}:?\d{2})?)?"
+)
+ISO = "%Y-%m-%d"
+# Formats of dates, and the pattern of each. Of two formats with equal separators, day and month may be exchanged.
+DATES = {
+    ISO: r"(?P<year>\d{4})-(?P<month>\d{2})-(?P<day>\d{2})",
+    "%Y/%m/%d": r"(?P<year>\d{4})/(?P<month>\d{1,2})/(?P<day>\d{1,2})",
+    "%Y.%m.%d": r"(?P<year>\d{4})\.(?P<month>\d{1,2})\.(?P<day>\d{1,2})",
+    "%d.%m.%Y": r"(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})",
+    "%d/%m/%Y": r"(?P<day>\d{1,2})/(?P<month>\d{1,2})/(?P<year>\d{4})",
+    "%m/%d/%Y": r"(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4})",
+    "%d-%m-%Y": r"(?P<day>\d{1,2})-(?P<month>\d{1,2})-(?P<year>\d{4})",
+    "%m-%d-%Y": r"(?P<month>\d{1,2})-(?P<day>\d{1,2})-(?P<year>\d{4})",
+    "%d %b %Y": r"(?P<day>\d{1,2})[ -](?P<name>[A-Za-z]{3,9})\.?[ -](?P<year>\d{4})",
+    "%b %d, %Y": r"(?P<name>[A-Za-z]{3,9})\.? (?P<day>\d{1,2}),? (?P<year>\d{4})",
+}
+DAY = 86_400_000  # milliseconds
+WHOLE = 2**53  # float64 holds all whole numbers up to it
+
+
+def number_of(text, before="", after="", thousands="", point="."):
+    """Returns the number in a text, with or without its unit; None for another text.
+
+    Args:
+      text: the text.
+      before: a currency before the number.
+      after: a unit after it.
+      thousands: the separator of thousands, or an empty text.
+      point: the separator of decimals.
+    """
+    text = text.strip()
+    if point == "." and not thousands and NUMBER.fullmatch(text):
+        return float(text)
+    sign = text[:1] if text[:1] in ("+", "-") else ""
+    text = text.removeprefix(sign).strip().removeprefix(before).strip().removesuffix(after).strip()
+    if not sign and text[:1] in ("+", "-"):
+        sign, text = text[0], text[1:]
+    whole, mark, part = text.partition(point)
+    if thousands:
+        first, *groups = whole.split(thousands)
+        if groups and (not 1 <= len(first) <= 3 or any(len(group) != 3 for group in groups)):
+            return None
+        whole = "".join([first, *groups])
+    if point != "." and "." in whole + part:
+        return None
+    text = whole + mark.replace(point, ".") + part
+    return float(sign + text) if NUMBER.fullmatch(text) and text[:1] not in ("+", "-") else None
+
+
+def days_of(text, style, zoned, zone):
+    """Returns the days since 1970 of a date in a format or in ISO 8601; None for another text.
+
+    Args:
+      text: the text.
+      style: the format.
+      zoned: whether the date has an offset from UTC.
+      zone: the time zone by whose clock days count; None: by the clock that wrote the date.
+    """
+    patterns = (DATES[style] + TIME, DATES[ISO] + TIME)
+    found = re.fullmatch(patterns[0], text.strip(), re.ASCII) or re.fullmatch(patterns[1], text.strip(), re.ASCII)
+    if found is None or bool(found["zone"]) != zoned:
+        return None
+    parts = found.groupdict()
+    try:
+        month = MONTHS.index(parts["name"][:3].lower()) + 1 if "name" in parts else int(parts["month"])
+        hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
+        part = int((parts["part"] or "").ljust(3, "0")[:3])
+        moment = datetime.datetime(int(parts["year"]), month, int(parts["day"]), hour, minute, second, 1000 * part)
+    except ValueError:
+        return None
+    if zoned and zone is not None:
+        offset = parts["zone"].replace(":", "")
+        minutes = 0 if offset == "Z" else 60 * int(offset[1:3]) + int(offset[3:])
+        moment -= datetime.timedelta(minutes=-minutes if offset[0] == "-" else minutes)
+        moment = at(moment.replace(tzinfo=datetime.UTC), zone)
+    return since_1970(moment)
+
+
+def at(moment, zone):
+    """Returns what the clocks of a time zone show at a moment."""
+    return moment.astimezone(zoneinfo.ZoneInfo(zone)).replace(tzinfo=None)
+
+
+def since_1970(moment):
+    """Returns the days since 1970 of a moment by its own clock, to whole milliseconds."""
+    return (moment - datetime.datetime(1970, 1, 1)) // datetime.timedelta(milliseconds=1) / DAY
+
+
+def is_missing(value):
+    """Whether a value is None, NaN, or NA or NaT of pandas."""
+    return type(value).__name__ in ("NoneType", "NAType", "NaTType") or bool(value != value)
+
+
+def level_of(value):
+    """Returns the canonical text of a level, None for a missing value: equal values have equal texts.
+
+    Whole numbers are written as such, other floats by the shortest text that reads back as themselves in their own
+    precision, booleans as True and False. Floats beyond 2**53, which merge whole numbers, keep an exponent.
+    """
+    if isinstance(value, str):
+        return str(value)
+    if is_missing(value):
+        return None
+    if isinstance(value, float) or type(value).__name__ in ("float16", "float32"):
+        number = float(value)
+        return str(int(number)) if number.is_integer() and abs(number) < WHOLE else str(value)
+    if isinstance(value, decimal.Decimal):
+        return f"{value.normalize():f}"
+    return str(value)

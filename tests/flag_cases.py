@@ -1,0 +1,185 @@
+"""Every recipe and tool on one small table, to be run under a flag of JAX: ``python tests/flag_cases.py [words ...]``.
+
+Prints a line of JSON for each case whose name holds all of the words: its name, and the error it ended with, or null.
+"""
+
+from functools import partial
+import json
+from pathlib import Path
+import sys
+import tempfile
+import warnings
+
+from flax.core import FrozenDict
+import jax
+import jax.numpy as jnp
+import numpy as np
+from small_recipes import get_of_depth_2
+
+import jtrees
+from jtrees import explain, selection
+from jtrees.data.baselines import BehindBaselineWarning
+
+KEY = jax.random.key(0)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(90, 3))
+Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
+CLASS = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+TRAINING, HELD_OUT = slice(0, 60), slice(60, 90)
+
+# More steps than a round has (256), so that a last round is not full.
+GET = jtrees.GET(depth=2, starts=2, epochs=300)
+DGT = jtrees.DGT(depth=2, epochs=100, batch_size=20, widths=(4,), cycles=2)
+WEAK = jtrees.GET(depth=2, starts=1, epochs=4, cart="binned", precondition=0, halving=False, shrink=False)
+BOOSTED = jtrees.Boosted(WEAK, rounds=3)
+RECIPES = {
+    "GET": GET,
+    "RADDT": jtrees.RADDT(depth=2, starts=2, epochs=300),
+    "DGT": DGT,
+    "TEL": jtrees.TEL(depth=2, trees=3, epochs=100, batch_size=20),
+    "LatentTree": jtrees.LatentTree(depth=2, epochs=100, batch_size=20),
+    "CO2": jtrees.CO2(depth=2, epochs=50, batch_size=20),
+    "NonGreedy": jtrees.NonGreedy(depth=2, epochs=100, batch_size=20, greedy_epochs=10),
+    "FromMethod": jtrees.FromMethod(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=100, batch_size=20),
+    "Bagged": jtrees.Bagged(DGT, trees=2),
+    "BestOf": jtrees.BestOf(DGT, runs=2),
+    "Boosted": BOOSTED,
+    "Polished": jtrees.Polished(DGT, epochs=4),
+    "Refined": jtrees.Refined(BOOSTED, epochs=2),
+    "Sparse": jtrees.Sparse(DGT, terms=2, epochs=4),
+}
+
+
+def fitted(recipe, y, task, held_out):
+    """A fit, and what its model predicts; a fit and its file predict the same."""
+    validation = (X[HELD_OUT], y[HELD_OUT]) if held_out else None
+    fit = jtrees.fit(recipe, X[TRAINING], y[TRAINING], key=KEY, task=task, validation=validation)
+    predicted = np.asarray(fit.predict(X[HELD_OUT]))
+    assert np.isfinite(predicted).all() and np.isfinite(fit.loss)
+    with tempfile.TemporaryDirectory() as folder:
+        jtrees.save(fit, path := Path(folder) / "fit.jtrees")
+        np.testing.assert_array_equal(jtrees.load(path).predict(X[HELD_OUT]), predicted)
+
+
+def clustering():
+    """Clusters, which need no targets."""
+    fit = jtrees.fit(jtrees.LatentClustering(depth=2, epochs=100, batch_size=20), X[TRAINING], key=KEY)
+    assert fit.tree.leaf_index(X).max() < 4
+
+
+def bandit(regression):
+    """A learner of each kind, on a stream and one round at a time."""
+    methods, x = jtrees.methods, X.astype(np.float32)
+    learner = methods.bandit_regressor(2) if regression else methods.bandit_classifier(2, 3)
+    y = jnp.asarray(Y, jnp.float32) if regression else jnp.asarray(CLASS)
+    loss = lambda i, action: jnp.square(action - y[i]) if regression else (action != y[i]).astype(jnp.float32)
+    state = jax.jit(lambda key: methods.run_bandit(learner, x, loss, key=key))(KEY).state
+    action, propensity = learner.act(state, x[0], key=KEY)
+    learner.update(state, x[0], action, propensity, loss(0, action))
+    assert np.isfinite(learner.predict(state.params, x)).all()
+
+
+def sweep(task):
+    """A sweep over options, seeds and folds."""
+    y = Y if task == "regression" else CLASS
+    grid = {"learning_rate": [0.01, 0.02]}
+    swept = selection.sweep(DGT, X, y, key=KEY, grid=grid, seeds=2, validation=2, task=task)
+    assert np.isfinite(swept.losses).all()
+
+
+def tune(task):
+    """Tuning over depths."""
+    y = Y if task == "regression" else CLASS
+    selection.tune(DGT, X, y, grid={"depth": [1, 2]}, key=KEY, task=task)
+
+
+def estimator(name, raw, **options):
+    """An estimator on numbers, or on a table with text and gaps; and constant targets."""
+    import pandas as pd
+
+    from jtrees import estimators
+
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    frame.loc[::7, "a"] = np.nan
+    frame["text"] = np.where(X[:, 0] > 0, "yes", "no")
+    x, y = frame if raw else X, Y if name == "TreeRegressor" else CLASS
+    model = getattr(estimators, name)(GET, random_state=0, **options).fit(x, y)
+    assert np.isfinite(np.asarray(model.predict(x), float)).all()
+    model.apply(x)
+    getattr(estimators, name)(GET, random_state=0).fit(x, 0 * y).predict(x)
+
+
+def loss(which):
+    """A tree of another loss than the squared error."""
+    y = 1 + Y - Y.min()
+    jtrees.fit(GET, X, y, key=KEY, task=jtrees.Regression(None, which)).predict(X)
+
+
+def explained():
+    """A path, a change, Shapley values and an importance."""
+    fit = jtrees.fit(DGT, X, Y, key=KEY)
+    explain.path(fit.tree, X[0])
+    explain.shapley_values(fit.model, X[:2], X[:10])
+    explain.permutation_importance(fit.model, X, Y, lambda y, found: -np.square(y - found).mean())
+    explain.nearest_change(fit.tree, X[0], X)
+
+
+def layers():
+    """The layers of networks."""
+    from flax import nnx
+
+    made = [
+        jtrees.nn.TreeEnsemble(3, num_trees=2, depth=2, out_features=1, rngs=nnx.Rngs(0)),
+        jtrees.nn.LatentTree(3, 2, penalty=0.1, rngs=nnx.Rngs(0)),
+    ]
+    for layer in made:
+        value, slope = nnx.value_and_grad(lambda layer, x: jax.tree.leaves(layer(x))[0].sum())(
+            layer, jnp.asarray(X, jnp.float32)
+        )
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves((value, slope)))
+
+
+def cases():
+    """Functions without arguments by name."""
+    known = {}
+    for name, recipe in RECIPES.items():
+        for task, y in (("regression", Y), ("classification", CLASS)):
+            for held_out in (False, True):
+                title = f"{name} {task} {'validation' if held_out else 'alone'}"
+                known[title] = partial(fitted, recipe, y, task, held_out)
+    known["GET linear leaves"] = partial(fitted, GET.replace(leaves="linear"), Y, "regression", False)
+    known["CO2 ridge"] = partial(fitted, RECIPES["CO2"].replace(epochs=2), Y, "regression", False)
+    known["LatentClustering"] = clustering
+    for task in ("regression", "classification"):
+        known[f"bandit {task}"] = partial(bandit, task == "regression")
+        known[f"sweep {task}"] = partial(sweep, task)
+        known[f"tune {task}"] = partial(tune, task)
+    for name in ("TreeRegressor", "TreeClassifier"):
+        known[f"{name} numbers"] = partial(estimator, name, False)
+        known[f"{name} table"] = partial(estimator, name, True, validation_fraction=0.3)
+    for which in (jtrees.losses.Quantile(0.5), jtrees.losses.Poisson(), jtrees.losses.Huber()):
+        known[f"loss {type(which).__name__}"] = partial(loss, which)
+    known["explain"] = explained
+    known["layers"] = layers
+    return known
+
+
+def error_of(case):
+    """The error that a case ends with, in one line, or None."""
+    try:
+        case()
+    except Exception as error:  # of any kind: the test shows it
+        place, trace = None, error.__traceback__
+        while trace is not None:
+            file = trace.tb_frame.f_code.co_filename
+            place = f"{Path(file).name}:{trace.tb_lineno}" if "/jtrees/" in file else place
+            trace = trace.tb_next
+        return f"{type(error).__name__}: {str(error)[:300]} ({place})"
+    return None
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", category=BehindBaselineWarning)  # a few steps make no good trees
+    for title, case in cases().items():
+        if all(word in title.split() for word in sys.argv[1:]):
+            print(json.dumps([title, error_of(case)]), flush=True)

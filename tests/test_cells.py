@@ -1,0 +1,160 @@
+"""Cells of text: which are numbers, dates and levels, and which stay text."""
+
+import datetime
+from decimal import Decimal
+import zoneinfo
+
+from hypothesis import given, strategies as st
+import numpy as np
+import pandas as pd
+import pytest
+
+from jtrees.data.cells import PLAIN, Reading, find_reading
+from jtrees.data.parse import level_of, number_of
+
+
+def values(cells, **how):
+    """The numbers that the cells are found to be, or None for text."""
+    reading = find_reading(cells, **how).reading
+    if reading is None:
+        return None
+    numbers, wrong = reading.read(cells)
+    assert not wrong.any()
+    return numbers.tolist()
+
+
+def day(year, month, day):
+    return (datetime.date(year, month, day) - datetime.date(1970, 1, 1)).days
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["$1,200", "$900.50", "-$3"], [1200, 900.5, -3]),
+        (["1.200 €", "900 €"], [1.2, 900]),
+        (["12%", "12.5 %"], [12, 12.5]),
+        (["3 kg", "10 kg"], [3, 10]),
+        (["3kg", "10kg"], [3, 10]),
+        (["2 bedrooms", "3 bedrooms"], [2, 3]),
+        (["1 200", "12 345 678"], [1200, 12345678]),
+        (["1'200", "999"], [1200, 999]),
+        (["2024-05-31", "1969-12-31"], [day(2024, 5, 31), -1]),
+        (["2024-05-31 12:00", "2024-05-31T18:00:00.000"], [day(2024, 5, 31) + 0.5, day(2024, 5, 31) + 0.75]),
+        (["31/05/2024", "01/06/2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
+        (["05/31/2024", "06/01/2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
+        (["31.5.2024", "1.6.2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
+        (["31 May 2024", "1 June 2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
+        (["May 31, 2024", "Jun 1, 2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
+        (["2024-05-31T23:30Z", "2024-06-01T00:30+02:00"], [day(2024, 5, 31) + 23.5 / 24, day(2024, 6, 1) + 0.5 / 24]),
+    ],
+)
+def test_numbers_with_a_unit_and_dates_are_read_in_files_and_frames(cells, expected):
+    assert values(cells) == values(cells, plain=True) == expected
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["12%", "3 kg"],
+        ["$3", "3"],
+        ["A1", "A2"],
+        ["12A", "13A"],
+        ["1,20", "3,40"],
+        ["1,2000", "3,400"],
+        ["$01", "$02"],
+        ["1 Main St", "2 Oak St"],
+        ["2024-02-30", "2024-01-01"],
+        ["2024-01-01", "2024-01-01T00:00Z"],
+        ["31/05/24", "01/06/24"],
+        ["gas", "oil"],
+        ["", " "],
+    ],
+)
+def test_other_text_stays_text(cells):
+    assert values(cells) is None and values(cells, plain=True) is None
+
+
+def test_plain_numbers_and_booleans_are_read_in_files_alone():
+    for cells, expected in ((["1", "2.5", "-3e2", "+.5"], [1, 2.5, -300, 0.5]), (["TRUE", "false"], [1, 0])):
+        assert values(cells, plain=True) == expected and values(cells) is None
+
+
+@pytest.mark.parametrize("codes", ["01 02 13", "-007 1", "00.5 1", "1 2A", "1_000 2", "0x1 2"])
+def test_codes_stay_text(codes):
+    codes = codes.split()
+    assert values(codes, plain=True) is None
+
+
+def test_zero_is_a_number():
+    assert values(["0", "0.5", "-0", "10"], plain=True) == [0, 0.5, 0, 10]
+
+
+def test_whole_numbers_that_double_precision_merges_stay_text():
+    ids = [str(10**18 + i) for i in range(50)]
+    assert values(ids, plain=True) is None
+    assert "double precision" in find_reading(ids, plain=True).note
+    assert values([str(1000 * i + 10**18) for i in range(50)], plain=True) == [1000.0 * i + 10**18 for i in range(50)]
+
+
+def test_a_decimal_comma():
+    assert values(["1,5", "2"], plain=True, decimal=",") == [1.5, 2]
+    assert values(["1.200,50 €", "3 €"], decimal=",") == [1200.5, 3]
+    assert values(["1.5", "2"], plain=True, decimal=",") is None
+    swapped = Reading("numeric", "1,200.5", thousands=",").with_decimal(",")
+    assert swapped.read(["1.200,5"])[0].tolist() == [1200.5]
+
+
+def test_an_open_reading_names_the_option_that_decides():
+    cells = ["03/04/2024", "05/06/2024"]
+    found = find_reading(cells)
+    assert found.reading is None and "--dates dmy or --dates mdy" in found.note and "'03/04/2024'" in found.note
+    assert values(cells, order="dmy") == [day(2024, 4, 3), day(2024, 6, 5)]
+    assert values(cells, order="mdy") == [day(2024, 3, 4), day(2024, 5, 6)]
+    found = find_reading(["1,200", "3,400"])
+    assert found.note == "'1,200' is read as 1200; --decimal , reads it otherwise"
+    assert not find_reading(["1,200", "3,400.5"]).note and not find_reading(["1,200,000", "3,400"]).note
+    assert find_reading(["1.200 €", "900 €"]).note == "'1.200 €' is read as 1.2; --decimal , reads it otherwise"
+    assert not find_reading(["1.20 €", "3.200 €"]).note
+
+
+def test_a_cell_that_cannot_be_read_is_marked():
+    numbers, wrong = PLAIN["numeric"].read(["1", "forty", None, "3"])
+    assert wrong.tolist() == [False, True, False, False] and numbers[[0, 3]].tolist() == [1, 3] and np.isnan(numbers[2])
+    percent = find_reading(["12%", "13%"]).reading
+    assert percent.read(["12.5%", "12.5", "$12"])[1].tolist() == [False, False, True]  # the unit may be missing
+    assert PLAIN["date"].read(["2024-01-01Z", "2024-01-01 24:00", "2024-13-01"])[1].all()
+
+
+def test_dates_with_an_offset_count_days_in_the_zone_of_the_training_rows():
+    reading = find_reading(["2024-05-31T23:30Z", "2024-06-01T00:30Z"]).reading
+    assert reading.read(["2024-05-31T23:30Z"], "Europe/Berlin")[0] == [day(2024, 6, 1) + 1.5 / 24]
+    assert reading.read(["2024-05-31T23:30-05:00"], "offsets")[0] == [day(2024, 5, 31) + 23.5 / 24]
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["", "$", "€"]), st.sampled_from(["", "%", "kg"])
+)
+def test_a_printed_number_is_read_back_exactly(number, before, after):
+    assert number_of(f"{before}{number!r}{after}", before, after) == number
+    assert number_of(f"{number!r}".replace(".", ","), point=",") == number
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_equal_whole_numbers_have_equal_levels_in_every_type(number):
+    assert level_of(number) == level_of(np.int64(number)) == str(number)
+    if abs(number) < 2**53:
+        assert level_of(float(number)) == level_of(Decimal(number)) == str(number)
+    else:
+        assert level_of(float(number)) != str(number)  # it may be another number
+
+
+def test_levels_are_exact_in_their_own_precision():
+    assert level_of(np.float32(0.1)) == level_of(0.1) == level_of(Decimal("0.10")) == "0.1"
+    assert level_of(np.float64(0.1) + 1e-18) == "0.1" and level_of(0.1 + 2e-17) == "0.10000000000000002"
+    assert level_of(np.True_) == level_of(True) == "True" and level_of(1) == "1"
+    for missing in (None, np.nan, np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT")):
+        assert level_of(missing) is None
+
+
+def test_zones_exist():
+    assert zoneinfo.ZoneInfo("Europe/Berlin")  # the tests above need the data base of time zones

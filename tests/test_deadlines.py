@@ -1,0 +1,200 @@
+"""Deadlines: the clock divides searches into short calls, and drops optional work when the time is up."""
+
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees.search import Rounds, monitor
+from jtrees.search.monitor import Monitor, Pace
+from jtrees.training import Batch
+
+KEY = jax.random.key(0)
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(monitor, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+# --- The monitor -----------------------------------------------------------------------------------------------------
+
+
+def test_calls_grow_up_to_half_a_second(clock):
+    pace, steps = Pace(Monitor(), seconds=0.0), []
+    for _ in range(6):
+        steps.append(pace.steps(10_000))
+        pace.took(steps[-1], steps[-1] / 1000, compiled=False)
+    assert steps == [1, 8, 64, 500, 500, 500]
+
+
+def test_a_compilation_predicts_nothing(clock):
+    pace = Pace(Monitor(deadline=1.0), seconds=0.0)
+    pace.took(pace.steps(100), 30.0, compiled=True)
+    assert pace.steps(100) == 1
+    pace.took(1, 0.01, compiled=False)
+    assert pace.steps(100) == 8
+
+
+def test_steps_end_before_the_deadline(clock):
+    pace = Pace(Monitor(deadline=1.0), seconds=0.0)
+    pace.took(1, 0.1, compiled=False)
+    assert pace.steps(100) == 5
+    clock.now = 0.75
+    assert pace.steps(100) == 2
+    clock.now = 0.95
+    assert pace.steps(100) == 0
+
+
+def test_a_search_has_one_step_unless_it_may_do_without(clock):
+    clock.now = 2.0
+    late = Monitor(deadline=1.0)
+    assert Pace(late, seconds=1.0).steps(5) == 1
+    assert Pace(late, seconds=1.0, optional=True).steps(5) == 0
+    assert late.ended == "max_seconds"
+
+
+def test_parts_of_the_time_end_alone_and_with_the_whole(clock):
+    whole = Monitor(deadline=10.0)
+    part = whole.part(0.5).part(0.5)
+    clock.now = 3.0
+    assert part.left() == -0.5 and not part.has_time() and whole.has_time()
+    other = whole.part(0.5)
+    whole.ended = "interrupted"
+    assert not other.has_time() and other.ended == "interrupted"
+    assert Monitor().part(0.5).left() == np.inf
+
+
+def test_the_end_of_a_fit_may_be_late_by_a_tenth(clock):
+    late, given = Monitor(deadline=10.0, seconds=10.0), Monitor(deadline=10.0, seconds=10.0)
+    late.keep(3.0)
+    given.keep(100.0)
+    assert late.left() == 7.0 and given.left() == 5.0  # at most half of the time is kept
+    clock.now = 11.0
+    assert not late.has_time() and late.may_be_late()
+    clock.now = 11.5
+    assert not late.may_be_late() and Monitor().may_be_late()
+
+
+@pytest.mark.parametrize(("seconds", "rows"), [(1e3, 10_000), (3.0, 2_621), (0.0, 262)])
+def test_slow_work_is_done_on_as_many_rows_as_there_is_time_for(clock, seconds, rows):
+    """A hundred rows take a tenth of a second."""
+    batch = Batch(np.arange(10_000.0)[:, None] * np.ones(1000), np.arange(10_000), None)
+
+    def work(some):
+        np.testing.assert_array_equal(some.x[:, 7], some.y)
+        clock.now += len(some.y) / 1000
+        return len(some.y)
+
+    deadline = None if seconds == 1e3 else seconds
+    found = Monitor(deadline=deadline).on_rows(work, batch)
+    assert found == rows or (seconds == 3.0 and 2_000 < found < 3_000)
+
+
+# --- Parts of rounds -------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_a_round_join_to_the_round():
+    rounds = Rounds((7, 600), elements=2**18)
+    for i in range(rounds.count):
+        whole, done = rounds.at(i), 0
+        while done < whole.count:
+            part = rounds.at(i, done, 3)
+            assert part.before == whole.before + done and part.done == done and 1 <= part.count <= 3
+            assert part.last == (whole.last and done + part.count == whole.count)
+            done += int(part.count)
+        assert done == whole.count
+
+
+RECIPES = {
+    "GET": jtrees.GET(depth=2, starts=6, epochs=60),
+    "RADDT": jtrees.RADDT(depth=2, starts=6, epochs=40, leaves="linear"),
+    "DGT": jtrees.DGT(depth=2, epochs=30, widths=(), precondition=0.9),
+    "DGT trials": jtrees.DGT(depth=2, epochs=10, widths=()),
+    "TEL": jtrees.TEL(depth=2, trees=2, epochs=20),
+    "CO2": jtrees.CO2(depth=2, epochs=6),
+    "Boosted": jtrees.Boosted(jtrees.GET(depth=1, starts=1, epochs=10, cart="binned", halving=False), rounds=4),
+    "BestOf": jtrees.BestOf(jtrees.LatentTree(depth=2, epochs=4), runs=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_result_does_not_depend_on_how_the_clock_divides_rounds(name, monkeypatch, standard_promotion):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(520, 3)) @ (np.eye(3) + 0.9)
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2]
+    fits = []
+    for seed in range(3):
+        draw = np.random.default_rng(seed)
+        monkeypatch.setattr(Pace, "steps", lambda pace, most, draw=draw: int(draw.integers(1, most + 1)))
+        fits.append(jtrees.fit(RECIPES[name], x, y, key=KEY))
+    for other in fits[1:]:
+        np.testing.assert_array_equal(fits[0].history, other.history)
+        np.testing.assert_array_equal(fits[0].predict(x), other.predict(x))
+        assert fits[0].step == other.step and fits[0].report["ended_at"] == other.report["ended_at"]
+
+
+# --- Fits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bagged_fit_drops_trees_when_the_time_is_up():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    recipe = jtrees.Bagged(jtrees.DGT(depth=1, epochs=4, widths=(), precondition=0), trees=400)
+    jtrees.fit(recipe, x, x[:, 0], key=KEY, max_seconds=1e-3)
+    began = time.monotonic()
+    fit = jtrees.fit(recipe, x, x[:, 0], key=KEY, max_seconds=1e-3)
+    assert time.monotonic() - began < 3  # 400 trees take longer
+    assert fit.report["ended"] == "max_seconds"
+    assert 1 <= len(fit.model) == len(fit.report["fits"]) == len(fit.report["in_bag"]) < 400
+    assert np.isfinite(fit.predict(x)).all()
+
+
+LATE = {
+    "GET": jtrees.GET(),
+    "GET linear": jtrees.GET(leaves="linear"),
+    "RADDT": jtrees.RADDT(),
+    "CO2": jtrees.CO2(),
+    "DGT": jtrees.DGT(),
+    "TEL": jtrees.TEL(),
+    "LatentTree": jtrees.LatentTree(),
+    "Bagged": jtrees.Bagged(jtrees.DGT(), trees=10),
+    "Boosted": jtrees.Boosted(),
+    "Polished": jtrees.Polished(jtrees.GET()),
+}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("rows", "columns"), [(100_000, 10), (1_000, 2_000)])
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_ends_in_time(name, rows, columns, standard_promotion):
+    """The second fit, which compiles nothing; a second more for a machine with other work."""
+    if name == "GET linear" and columns > 1000:
+        pytest.skip("an evaluation of linear leaves decomposes a matrix of all columns for each leaf")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, columns)).astype(np.float32)
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2]
+    for _ in range(2):
+        began = time.monotonic()
+        fit = jtrees.fit(LATE[name], x, y, key=KEY, max_seconds=2)
+        took = time.monotonic() - began
+    assert took < 1.1 * 2 + 0.5 + 1.0
+    assert fit.report["seconds"] <= took and fit.report["ended_at"]
+    assert np.isfinite(fit.predict(x[:100])).all()

@@ -1,0 +1,237 @@
+"""Tables in files: what their cells are, and that no row's answer depends on the other rows of its file."""
+
+import runpy
+
+from hypothesis import given, settings, strategies as st
+import numpy as np
+import pandas as pd
+import pytest
+
+import jtrees
+from jtrees import cli
+from jtrees.cli.tables import DataError, Rules, read_labelled, read_rows, read_table
+from jtrees.data import Columns, ColumnsWarning, FrameModel
+
+pytestmark = [
+    pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
+    pytest.mark.filterwarnings("ignore::jtrees.data.ColumnsWarning"),
+]
+
+N = 120
+
+
+def table(seed=0, n=N):
+    """Cells of all kinds as text, and a target."""
+    rng = np.random.default_rng(seed)
+    cells = {
+        "code": rng.choice(["01", "02", "13", "2A"], n),
+        "flag": rng.choice(["TRUE", "FALSE", "maybe"], n),
+        "sure": rng.choice(["True", "FALSE"], n),
+        "price": [f"${v:,}" for v in rng.integers(100, 9000, n)],
+        "share": [f"{v}%" for v in rng.integers(0, 100, n)],
+        "size": [f"{v:.2f}" for v in rng.normal(size=n)],
+        "count": rng.integers(0, 9, n).astype(str),
+        "day": (np.datetime64("2024-01-01") + rng.integers(0, 300, n)).astype(str),
+        "when": [f"{d:02}/{m:02}/2024" for d, m in zip(rng.integers(1, 29, n), rng.integers(1, 13, n), strict=True)],
+        "moment": [f"2024-05-{d:02}T{h:02}:30:00Z" for d, h in rng.integers(1, 24, (n, 2))],
+        "city": [f"city {i}" for i in rng.integers(0, 14, n)],
+        "region": rng.choice(["NA", "EU", "other", "missing"], n),
+        "id": [str(10**18 + i) for i in rng.integers(0, 30, n)],
+    }
+    cells["when"][0] = "28/02/2024"  # so that the order of day and month is plain
+    cells["y"] = [
+        str(int(c == "2A") * 10 + int(f == "maybe") * 5 + i % 3)
+        for i, (c, f) in enumerate(zip(cells["code"], cells["flag"], strict=True))
+    ]
+    return pd.DataFrame(cells)
+
+
+def written(folder, frame, name="table.csv", **how):
+    frame.to_csv(folder / name, index=False, **how)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """The columns of a file, as the command line fits and remembers them, and the file's features."""
+    file = written(tmp_path_factory.mktemp("files"), table())
+    frame = read_labelled(file, "y", Rules(missing=("", "?")))
+    columns, features = Columns.fit(frame.x, frame.y.to_numpy(float))
+    return frame.remember(columns), features
+
+
+def test_kinds_of_a_file(fitted):
+    columns, _ = fitted
+    kinds = {name: str(column).split(",")[0] for name, column in columns.columns.items()}
+    assert kinds == {
+        "code": "categorical",
+        "flag": "categorical",
+        "sure": "boolean",
+        "price": "numeric",
+        "share": "numeric",
+        "size": "numeric",
+        "count": "numeric",
+        "day": "date",
+        "when": "date",
+        "moment": "date",
+        "city": "categorical",
+        "region": "categorical",
+        "id": "categorical",
+    }
+    assert columns.columns["code"].levels == ("01", "02", "13", "2A")
+    assert "NA" in columns.columns["region"].levels  # which is no missing value here
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_pieces_of_a_file_have_the_features_of_the_whole(fitted, tmp_path_factory, data):
+    columns, _ = fitted
+    folder = tmp_path_factory.mktemp("pieces")
+    whole = table(seed=data.draw(st.integers(0, 5)))
+    gaps = data.draw(st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from(list(whole))), max_size=30))
+    for row, name in gaps:
+        whole.loc[row, name] = None
+    rules = Rules(missing=columns.missing)
+    read = lambda frame: read_rows(written(folder, frame), rules)[0]
+    expected = columns.transform(read(whole))
+    cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), max_size=20)))
+    for low, high in zip([0, *cuts], [*cuts, N], strict=True):
+        np.testing.assert_array_equal(columns.transform(read(whole.iloc[low:high])), expected[low:high])
+    rows = data.draw(st.lists(st.integers(0, N - 1), min_size=1, max_size=4))
+    np.testing.assert_array_equal(columns.transform(read(whole.iloc[rows])), expected[rows])
+
+
+def test_features_of_a_frame_are_those_of_its_file(fitted, tmp_path):
+    columns, _ = fitted
+    cells = table(seed=1)
+    typed, _, _ = read_table(written(tmp_path, cells), Rules(missing=columns.missing))
+    expected = columns.transform(read_rows(tmp_path / "table.csv", Rules(missing=columns.missing))[0])
+    np.testing.assert_array_equal(columns.transform(typed), expected)
+    np.testing.assert_array_equal(columns.transform(cells), expected)
+
+
+def test_the_numpy_file_reads_cells_as_the_model_does(fitted, tmp_path):
+    columns, features = fitted
+    weights = np.random.default_rng(0).normal(size=(3, features.shape[1])) / features.std(0).clip(1e-3)
+    tree = jtrees.ObliqueTree(
+        np.float32(weights), np.float32(-weights @ features.mean(0)), jtrees.leaves.Constant(np.float32([1, 2, 3, 4]))
+    )
+    model = FrameModel(tree, columns)
+    jtrees.export.to_numpy(model, tmp_path / "model.py")
+    exported = runpy.run_path(str(tmp_path / "model.py"))
+    rows = table(seed=2)
+    rows.loc[::7, ["price", "day", "city", "size"]] = None
+    rows.loc[3, "price"] = "?"
+    np.testing.assert_array_equal(exported["leaf"](rows), model.leaf_index(rows))
+    assert len(set(model.leaf_index(rows))) > 1
+    with pytest.raises(ValueError, match="got 'forty'"):
+        exported["predict"](rows.assign(size="forty"))
+    with pytest.raises(ValueError, match="x must hold values of kind date, got '2024-01-01T00:00Z'"):
+        exported["predict"](rows.assign(day="2024-01-01T00:00Z"))
+
+
+def test_a_row_predicted_alone_and_in_a_file(tmp_path, capsys):
+    file, model = written(tmp_path, table()), tmp_path / "m.jtrees"
+    given = ["fit", file, "--target", "y", "--task", "regression", "--out", model]
+    given += ["--missing", "--set", "depth=2", "starts=1", "epochs=20", "leaves=constant"]
+    assert cli.main([str(one) for one in given]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "price: numeric" in said and "numbers in text such as '$" in said and "dates %d/%m/%Y in text such as" in said
+    )
+
+    def predicted(frame):
+        assert cli.main(["predict", str(model), str(written(tmp_path, frame, "rows.csv"))]) == 0
+        return capsys.readouterr().out.splitlines()[1:]
+
+    rows = table(seed=3).head(8).drop(columns="y")
+    whole = predicted(rows)
+    assert len(whole) == 8
+    for i in range(8):
+        assert predicted(rows.iloc[[i]]) == [whole[i]]
+    assert predicted(rows[rows["code"] != "2A"]) == [
+        one for one, c in zip(whole, rows["code"], strict=True) if c != "2A"
+    ]
+
+
+# --- Reading of files ------------------------------------------------------------------------------------------------
+
+
+def rows_of(tmp_path, text, **rules):
+    file = tmp_path / "t.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_rows(file, Rules(**rules))
+
+
+def test_an_empty_cell_of_one_column_is_a_row(tmp_path):
+    frame, _ = rows_of(tmp_path, "a\n1\n\n3\n\n")
+    assert frame["a"].tolist() == ["1", None, "3", None]
+    frame, _ = rows_of(tmp_path, "a,b\n1,2\n\n,\n3,4\n\n")
+    assert frame["a"].tolist() == ["1", None, None, "3"]
+
+
+def test_spaces_and_missing_values(tmp_path):
+    text = "a,b\nYes ,NA\nYes, n/a\n No,-\n"
+    frame, said = rows_of(tmp_path, text)
+    assert frame["a"].tolist() == ["Yes", "Yes", "No"] and frame["b"].tolist() == [None, None, "-"]
+    assert said == ["spaces at the ends of cells are left out, 1 times, in 'a'"]
+    assert rows_of(tmp_path, text, missing=("-",))[0]["b"].tolist() == ["NA", "n/a", None]
+
+
+def test_encodings(tmp_path):
+    latin = "a,b\nZürich,1\n".encode("latin-1")
+    assert rows_of(tmp_path, latin, encoding="latin-1")[0]["a"].tolist() == ["Zürich"]
+    with pytest.raises(DataError, match=r"as utf-8 \(byte 0xfc at 5\): try --encoding latin-1"):
+        rows_of(tmp_path, latin)
+    with pytest.raises(DataError, match="--encoding must be the name of an encoding, got 'klingon'"):
+        rows_of(tmp_path, latin, encoding="klingon")
+    assert list(rows_of(tmp_path, b"\xef\xbb\xbfa,b\n1,2\n")[0]) == ["a", "b"]
+
+
+def test_columns_that_are_said_to_be_text(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("a,b\n" + "1,2\n2,3\n" * 20)
+    frame = read_labelled(file, "b", Rules(text=("a",)))
+    assert frame.x["a"].tolist()[:2] == ["1", "2"] and Columns.fit(frame.x)[0].columns["a"].levels == ("1", "2")
+    with pytest.raises(DataError, match="--text must name columns among a, b; got 'c'"):
+        read_labelled(file, "b", Rules(text=("c",)))
+
+
+def test_labels_keep_their_text(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("a,y\n" + "1,01\n2,02\n" * 20)
+    assert read_labelled(file, "y").y.tolist()[:2] == ["01", "02"]
+    file.write_text("a,y\n" + "1,2024-01-01\n2,2024-01-02\n" * 20)
+    assert read_labelled(file, "y").y.tolist()[:2] == ["2024-01-01", "2024-01-02"]
+    file.write_text("a,y\n" + '1,"$1,200"\n2,$7\n' * 20)
+    frame = read_labelled(file, "y")
+    assert frame.y.tolist()[:2] == [1200, 7] and frame.said == ("target 'y': numbers in text such as '$1,200'",)
+
+
+def test_a_decimal_comma_and_the_order_of_dates_are_remembered(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("a;b;y\n" + "".join(f"{i % 9},5;0{1 + i % 5}/03/2024;{i}\n" for i in range(40)))
+    frame = read_labelled(file, "y", Rules(";", ",", order="dmy"))
+    columns = frame.remember(Columns.fit(frame.x)[0])
+    rows, _ = read_rows(file, Rules(";"))
+    np.testing.assert_array_equal(columns.transform(rows[:2])[:, 0], [0.5, 1.5])
+    np.testing.assert_array_equal(columns.transform(rows[:2])[:, 1], [0, 1])
+    points = pd.DataFrame({"a": ["0.5"], "b": ["01/03/2024"]})
+    with pytest.raises(ValueError, match=r"got '0\.5' in row 0"):
+        columns.transform(points)
+    assert columns.with_decimal(".").transform(points).tolist() == [[0.5, 0]]
+
+
+def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
+    file, model = written(tmp_path, table()), tmp_path / "m.jtrees"
+    given = ["fit", file, "--target", "y", "--out", model, "--set", "depth=1", "starts=1", "epochs=5"]
+    assert cli.main([str(one) for one in given]) == 0
+    capsys.readouterr()
+    rows = table(seed=4).head(4).assign(city="nowhere", size=None)
+    assert cli.main(["predict", str(model), str(written(tmp_path, rows, "rows.csv"))]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
+    assert [line.split(": ", 2)[1] for line in lines] == [
+        "x has missing values where the training rows had none, taken for typical ones",
+        "x has levels that the training rows did not have",
+    ]
+    assert ColumnsWarning.__doc__
