@@ -1,4 +1,4 @@
-"""What kind of tree a tree is, read from the weights of its reachable splits, and its number of free parameters."""
+"""The kind of a tree, read from the weights of its reachable splits, and its number of free parameters."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ _PARALLEL = 1e-5  # two directions are one if they differ by no more, relative t
 def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
     """Returns what kind of tree a tree is, as text, such as ``"axis-aligned: each of the 7 splits has one column"``.
 
-    A column is a column of the tree's features. Of a raw table, a level of a category is such a column.
+    Columns are the features of the tree. In a raw table, each level of a category is a column.
 
     Args:
       tree: one tree.
@@ -37,7 +37,7 @@ def _kind(tree: ObliqueTree) -> str:
         return "no split: " + ("one linear model" if isinstance(tree.leaves, Linear) else "one answer for all rows")
     if (columns == 1).all():
         used = int(directions.any(0).sum())
-        each = "the only split has" if splits == 1 else f"each of the {splits} splits has"
+        each = {1: "the only split has", 2: "both splits have"}.get(splits, f"each of the {splits} splits has")
         which = ", and all the same" if used == 1 and splits > 1 else ""
         return f"axis-aligned, as trees of CART: {each} one column{which}"
     if splits == 1:
@@ -55,16 +55,16 @@ def _kind(tree: ObliqueTree) -> str:
 def count_free(tree: ObliqueTree) -> float:
     """Returns the number of free parameters of a tree, to correct its loss on the training rows for.
 
-    The directions of s splits over p columns form a matrix of rank r, which has ``r (p + s - r)`` free parameters. With
-    s thresholds and without the s lengths, which change no split, so many belong to the splits. A split of one column
-    has a threshold, and the choice of the column counts as log2(p). Parameters of the leaves are added.
+    The directions of s splits over p columns form a matrix of rank r, which has ``r (p + s - r)`` free parameters. The
+    s thresholds add as many as the s lengths take away, since a length changes no split. A split of a single column
+    has a threshold and a choice of column, which counts log2(p). The leaves add their own parameters.
 
     Args:
       tree: one tree, of features of similar spread.
     """
     directions = _directions(tree)
     splits, features = directions.shape
-    free = tree.num_parameters - np.count_nonzero(directions) - splits  # those of the leaves
+    free = tree.num_parameters - np.count_nonzero(directions) - splits  # of the leaves
     if tree.classes is not None:
         free *= (tree.classes - 1) / tree.classes  # probabilities sum to 1
     if not splits:

@@ -1,15 +1,19 @@
-"""The errors that a fit is compared with, by scikit-learn's linear model; and the warning of a fit that is behind."""
+"""The losses that a fit is compared with, by scikit-learn's models; verdicts, and warnings of fits that are behind."""
 
 import warnings
 
 import jax
 import numpy as np
 import pytest
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.preprocessing import StandardScaler
 
 import jtrees
 from jtrees.data import Scaling, checked_table, held_out_table
-from jtrees.data.baselines import BehindBaselineWarning, baselines
+from jtrees.data.baselines import BehindBaselineWarning, Comparison, compared
+from jtrees.description import count_free
+from jtrees.estimators import TreeClassifier
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -31,58 +35,244 @@ class Zero:
         return np.zeros((len(x), *self.columns))
 
 
-def errors_of(x, y, *, validation=None, weight=None, task="regression", model=None):
+def losses_of(x, y, *, held_out=None, weight=None, task="regression", model=None, left_out=None):
     table = checked_table(x, y, weight, task)
-    held_out = None if validation is None else held_out_table(*validation, table)
-    return baselines(model or Zero(*y.shape[1:]), table, held_out, Scaling.fit(table))
+    other = None if held_out is None else held_out_table(*held_out, table)
+    return compared(model or Zero(*y.shape[1:]), table, Scaling.fit(table), held_out=other, left_out=left_out).losses
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("several", [False, True])
-def test_errors_on_a_validation_set_are_those_of_scikit_learn(weighted, several):
+def test_losses_on_held_out_rows_are_those_of_scikit_learn(weighted, several):
     y = np.stack([Y, X[:, 3] ** 2], 1) if several else Y
     weight = rng.uniform(0.1, 2, 150) if weighted else None
-    errors = errors_of(X[:150], y[:150], weight=weight, validation=(X[150:], y[150:]))
+    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]))
     linear = LinearRegression().fit(X[:150], y[:150], weight).predict(X[150:])
     mean = np.average(y[:150], axis=0, weights=weight)
-    variance = np.average((y[:150] - mean) ** 2, axis=0, weights=weight)
+    unit = np.ptp(y[:150], axis=0) if several else 1  # several targets count alike
     for name, predictions in {"model": 0, "constant": mean, "linear": linear}.items():
-        assert errors[name] == pytest.approx(np.mean((predictions - y[150:]) ** 2 / variance), rel=1e-6), name
+        assert found[name] == pytest.approx(np.mean(((predictions - y[150:]) / unit) ** 2), rel=1e-6), name
 
 
-def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
-    errors = errors_of(X, Y)
-    residual = Y - LinearRegression().fit(X, Y).predict(X)
-    assert errors["linear"] == pytest.approx(np.mean(residual**2) / Y.var() / (1 - 6 / 200) ** 2, rel=1e-5)
-    assert errors["constant"] == pytest.approx(1)
-    assert errors_of(X[:6], Y[:6])["linear"] == np.inf  # as many parameters as samples
-    many = errors_of(np.tile(X, (120, 1)), np.tile(Y, 120))  # of which some are taken, evenly
-    assert many["constant"] == pytest.approx(1) and many["linear"] == pytest.approx(errors["linear"], rel=0.1)
+@pytest.mark.parametrize("kind", ["two", "three", "weighted"])
+def test_log_losses_on_held_out_rows_are_those_of_scikit_learn(kind):
+    y = (Y > 0).astype(int) if kind == "two" else CLASS
+    weight = rng.uniform(0.1, 2, 150) if kind == "weighted" else None
+    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task="classification", model=Even())
+    scale = StandardScaler().fit(X[:150])
+    total = 150 if weight is None else weight / weight.max()  # as a table has them
+    linear = LogisticRegression(C=2 if kind == "two" else 1, tol=1e-8, max_iter=1000).fit(
+        scale.transform(X[:150]), y[:150], None if weight is None else total
+    )
+    expected = log_loss(y[150:], linear.predict_proba(scale.transform(X[150:])))
+    assert found["linear"] == pytest.approx(expected, rel=0.01)  # two outputs of two classes share a slope
+    share = np.bincount(y[:150], weight) + 1 / (y.max() + 1)
+    share = share / share.sum()
+    assert found["constant"] == pytest.approx(-np.log(share[y[150:]]).mean(), rel=1e-2)
+    assert found["model"] == pytest.approx(np.log(3))
 
 
-def test_classes_by_their_indicators():
-    errors = errors_of(X, CLASS, task="classification", model=Zero(3))
-    indicators = np.eye(3)[CLASS]
-    assert errors["model"] == pytest.approx(np.mean(indicators.mean(0) / indicators.var(0)))
-    residual = indicators - LinearRegression().fit(X, indicators).predict(X)
-    share = (residual.var(0) / indicators.var(0)).mean()
-    assert errors["linear"] == pytest.approx(share / (1 - 6 / 200) ** 2, rel=1e-5)
+class Even:
+    """A model that gives three classes the same chance."""
+
+    def predict(self, x):
+        return np.full((len(x), 3), 1 / 3)
 
 
 @pytest.mark.parametrize(
-    ("task", "y", "validated"),
-    [("regression", Y, False), pytest.param("classification", CLASS, True, marks=pytest.mark.slow)],
+    ("loss", "level"), [("absolute_error", 0.5), ("quantile", 0.9), ("poisson", None), ("huber", None)]
 )
-def test_a_fit_that_is_behind_warns(task, y, validated):
+def test_other_losses_are_compared_with_their_own_constant(loss, level):
+    loss = jtrees.losses.Quantile(0.9) if loss == "quantile" else jtrees.losses.AbsoluteError() if level else loss
+    y = np.abs(Y)
+    task = jtrees.Regression(loss_function=loss)
+    found = losses_of(X[:150], y[:150], held_out=(X[150:], y[150:]), task=task, model=Of(y[:150].mean()))
+    of = lambda predictions: float(np.mean(task.loss_function.of_predictions(predictions, y[150:])))
+    assert found["model"] == pytest.approx(of(np.full(50, y[:150].mean())))
+    best = {0.9: np.quantile(y[:150], 0.9), 0.5: np.median(y[:150])}.get(getattr(loss, "levels", level))
+    if best is not None:
+        assert found["constant"] == pytest.approx(of(np.full(50, best)), rel=0.02)
+    assert ("linear" in found) == (loss != "poisson")  # a linear model may predict counts below 0
+
+
+class Of:
+    """A model that predicts a constant."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def predict(self, x):
+        return np.full(len(x), self.value)
+
+
+def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
+    found = losses_of(X, Y)
+    residual = Y - LinearRegression().fit(X, Y).predict(X)
+    assert found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
+    assert found["constant"] == pytest.approx(Y.var() / (1 - 1 / 200) ** 2)
+    assert losses_of(X[:6], Y[:6])["linear"] == np.inf  # as many parameters as samples
+    many = losses_of(np.tile(X, (120, 1)), np.tile(Y, 120))  # of which some are taken, evenly
+    assert many["constant"] == pytest.approx(Y.var(), rel=0.01) and many["linear"] < 1.1 * found["linear"]
+
+
+def test_rows_that_a_search_left_out_are_those_of_the_comparison():
+    rows = np.arange(150, 200)
+    found = losses_of(X, Y, left_out=(3.5, rows))
+    assert found == pytest.approx(losses_of(X[:150], Y[:150], held_out=(X[150:], Y[150:])) | {"model": 3.5})
+
+
+# --- Verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (1.0, "GET is better than a linear model and a constant: loss 1, 2 for a linear model and 3 for a constant"),
+        (1.98, "GET is about as good as a linear model: loss 1.98, 2 for a linear model and 3 for a constant"),
+        (2.5, "A linear model is better than GET: loss 2.5, 2 for a linear model and 3 for a constant"),
+        (4.0, "A linear model and a constant are better than GET: loss 4, 2 for a linear model and 3 for a constant"),
+    ],
+)
+def test_verdict_says_which_model_is_better(own, said):
+    found = Comparison({"model": own, "linear": 2.0, "constant": 3.0}, "loss", "held-out rows", 0.05)
+    assert found.verdict("GET") == f"{said}, on held-out rows"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found.warn_if_behind("GET")
+    assert len(warned) == (own > 2.1) == bool(found.better)
+
+
+@pytest.mark.parametrize(
+    ("task", "y"), [("regression", Y), pytest.param("classification", CLASS, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("where", ["validation", "held_out", "training"])
+def test_a_fit_that_is_behind_warns(task, y, where):
     """A random stump of five steps on a linear function."""
-    where = "in the validation set" if validated else "in the training data"
-    with pytest.warns(BehindBaselineWarning, match=rf"GET explains .* of y {where}, a linear model \d\d\.\d %"):
-        fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, validation=(X, y) if validated else None)
-    errors = fit.report["baselines"]
-    assert errors["linear"] < errors["model"] - 0.02
-    truth = y if task == "regression" else np.eye(3)[y]
-    lost = ((fit.model.predict(X) - truth) ** 2).mean(0) / truth.var(0)
-    assert errors["model"] == pytest.approx(lost.mean(), rel=1e-5)
+    how = {"validation": {"validation": (X, y)}, "held_out": {"held_out": 0.2}, "training": {}}[where]
+    rows = {"validation": "the validation set", "held_out": "held-out rows", "training": "the training rows"}[where]
+    with pytest.warns(BehindBaselineWarning, match=rf"A linear model .*better than GET: .*, on {rows}"):
+        fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, **how)
+    found = fit.report["baselines"]
+    assert found["linear"] < found["model"] and fit.report["verdict"] in str(fit)
+    if where == "validation":
+        lost = (fit.predict(X) - y) ** 2 if task == "regression" else -np.log(fit.predict(X)[np.arange(200), y])
+        assert found["model"] == pytest.approx(lost.mean(), rel=1e-5)
+
+
+def rare(n=3000):
+    """A rare class with a logit of x0 - 3, and nine columns of noise."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 10))
+    return x, (rng.random(n) < 1 / (1 + np.exp(3 - x[:, 0]))).astype(int)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["estimator", "fit"])
+def test_default_classifier_that_is_worse_than_a_constant_warns(how):
+    x, y = rare()
+    with pytest.warns(BehindBaselineWarning, match="a constant are better than Bagged: log loss .* rows left out"):
+        if how == "fit":
+            fit = jtrees.fit(TreeClassifier.default_recipe, x[:1000], y[:1000], key=KEY, task="classification")
+            report, chances = fit.report, fit.predict(x[1000:])
+        else:
+            model = TreeClassifier(random_state=0).fit(x[:1000], y[:1000])
+            report, chances = model.report_, model.predict_proba(x[1000:])
+    found, test = report["baselines"], log_loss(y[1000:], chances)
+    assert test > found["constant"] and found["model"] == pytest.approx(test, rel=0.3)
+    assert found["model"] == report["held_out_loss"]
+
+
+@pytest.mark.parametrize("votes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_bagged_trees_are_compared_out_of_bag(votes):
+    """Deep trees fit noise, and trees that were not trained on a row say so."""
+    x, y = np.random.default_rng(1).normal(size=(300, 4)), np.random.default_rng(2).integers(0, 2, 300)
+    recipe = jtrees.Bagged(
+        jtrees.GET(depth=4, starts=1, epochs=5, halving=False), trees=6, combine="vote" if votes else "mean"
+    )
+    how = {"task": "classification" if votes else "regression", "key": KEY}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", BehindBaselineWarning)
+        fit = jtrees.fit(recipe, x, y if votes else y.astype(float), **how)
+    assert votes or [one for one in warned if one.category is BehindBaselineWarning]
+    found, out = fit.report["baselines"], fit.report["out_of_bag"]
+    known = np.isfinite(out.reshape(300, -1)).all(1)
+    assert "rows left out in training" in fit.report["verdict"]
+    if votes:
+        assert found["model"] == pytest.approx(1 - fit.report["out_of_bag_score"]) and found["model"] > 0.4
+    else:
+        few = np.mean((out[known] - y[known]) ** 2)
+        alone = np.mean((fit.predict(x) - y) ** 2)
+        assert alone < 0.9 * y.var() < found["model"] < few  # all six trees are better than the two of a row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        jtrees.Boosted(rounds=30),
+        jtrees.TEL(trees=4, depth=2),
+        jtrees.NonGreedy(depth=3),
+        jtrees.Refined(jtrees.Boosted(rounds=10), epochs=12),
+    ],
+    ids=lambda recipe: type(recipe).__name__,
+)
+def test_loss_of_rows_that_a_search_left_out_is_near_the_loss_on_new_rows(recipe):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 5))
+    y = np.maximum(x[:, 0], 0) + 0.5 * x[:, 1] + 0.5 * rng.normal(size=4000)
+    fit = jtrees.fit(recipe, x[:1000], y[:1000], key=KEY)
+    test = np.mean((fit.predict(x[1000:]) - y[1000:]) ** 2)
+    assert fit.report["held_out_loss"] == fit.report["baselines"]["model"] == pytest.approx(test, rel=0.3)
+    rows = fit.report["held_out_rows"]
+    assert len(rows) == 200 and np.array_equal(rows, np.unique(rows))
+    constant = np.mean((y[rows] - np.delete(y[:1000], rows).mean()) ** 2)
+    assert fit.report["baselines"]["constant"] == pytest.approx(constant, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_tree_that_fits_noise_is_charged_for_its_parameters():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 10)), rng.normal(size=300)
+    with pytest.warns(BehindBaselineWarning, match="A constant .*better than GET: .* charged for the parameters"):
+        fit = jtrees.fit(jtrees.GET(depth=3, starts=4, epochs=200, cart=False, shrink=False), x, y, key=KEY)
+    assert np.mean((fit.predict(x) - y) ** 2) < 0.9 * y.var() and fit.report["baselines"]["model"] > y.var()
+
+
+def test_free_parameters_of_directions_that_are_shared_are_counted_once():
+    tree = lambda weights: jtrees.ObliqueTree(
+        np.float32(weights), np.zeros(len(weights), np.float32), jtrees.leaves.Constant(np.zeros(len(weights) + 1))
+    )
+    direction = np.random.default_rng(0).normal(size=4)
+    assert count_free(tree(np.outer([1, -2, 3], direction))) == 4 + 3 - 1 + 4  # with three thresholds and four leaves
+    assert count_free(tree(np.random.default_rng(0).normal(size=(3, 4)))) == 3 * 4 + 4
+    assert count_free(tree(np.eye(4)[[0, 1, 0]])) == 3 * (1 + 2) + 4  # one of four columns each
+    assert count_free(tree(np.zeros((3, 4)))) == 1
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_held_out_rows_are_not_trained_on(classes):
+    y = CLASS if classes else Y
+    recipe, task = STUMP, "classification" if classes else "regression"
+    with pytest.warns(BehindBaselineWarning):
+        fit = jtrees.fit(recipe, X, y, key=KEY, task=task, held_out=0.25)
+    table, out = checked_table(X, y, None, task).divided(0.25, KEY)
+    assert len(table.x) + len(out.x) == 200 and not set(map(tuple, table.x)) & set(map(tuple, out.x))
+    if classes:
+        np.testing.assert_array_equal(np.bincount(out.y), np.bincount(CLASS) // 4)
+    with pytest.warns(BehindBaselineWarning):
+        same = jtrees.fit(recipe, table.x, table.y, key=KEY, task=task)
+    np.testing.assert_array_equal(fit.predict(X), same.predict(X))
+
+
+@pytest.mark.parametrize("held_out", [-0.1, 1, True, "tenth", np.nan, 0.001])
+def test_wrong_share_of_held_out_rows_is_refused(held_out):
+    with pytest.raises(ValueError, match="held_out must"):
+        jtrees.fit(STUMP, X, Y, key=KEY, held_out=held_out)
+
+
+def test_held_out_rows_beside_a_validation_set_are_refused():
+    with pytest.raises(ValueError, match="held_out must be 0 with a validation set, got 0"):
+        jtrees.fit(STUMP, X, Y, key=KEY, held_out=0.1, validation=(X, Y))
 
 
 @pytest.mark.slow

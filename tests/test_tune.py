@@ -65,6 +65,13 @@ def test_the_degree_is_found_and_deeper_ones_are_not_tried(table, tried):
     assert result.loss < 0.12  # the noise: 0.09
 
 
+@pytest.mark.usefixtures("standard_promotion")
+def test_tuned_options_stand_beside_the_start_that_get_chose(table):
+    recipe = jtrees.GET(depth=1, starts=1, epochs=2)
+    report = tune(table, {"depth": (1, 2)}, recipe).report
+    assert report["chosen_options"]["depth"] in (1, 2) and report["chosen"] in (-1, 0)
+
+
 def test_without_depth_everything_is_tried(monkeypatch):
     combinations = [{"steps": steps} for steps in range(1, 10)]
     assert len(evaluated(monkeypatch, combinations, lambda options: np.ones(5))) == 9

@@ -54,7 +54,7 @@ def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarr
         counts = np.unique(y, return_counts=True)[1]
         by_class = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
     train, test = train_test_split(np.arange(len(y)), test_size=share, stratify=by_class, random_state=seed)
-    return train, test
+    return np.asarray(train), np.asarray(test)
 
 
 class HeldOut:

@@ -1,6 +1,6 @@
 """Baselines: a model's loss beside the losses of a linear model and of a constant, and a verdict in one sentence.
 
-Losses are those of the task, on rows that the models were not trained on wherever there are such rows.
+The loss is the task's own. The rows are held-out rows wherever there are any.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from jtrees.data.table import Table
 from jtrees.description import count_free
 from jtrees.forest import Forest
 from jtrees.losses.names import measure
-from jtrees.tasks import Classification, Regression, Task
+from jtrees.tasks import Classification, Task
 from jtrees.tree import ObliqueTree
 
 _ROWS = 10_000  # at most: a linear model then takes less time than any search
@@ -54,8 +54,8 @@ class Comparison:
       losses: mean losses by name, the model's own first.
       measure: what the losses are called, such as ``"log loss"``.
       where: the rows, such as ``"the validation set"``.
-      margin: a difference of losses that may be chance: 2 % of the constant's loss, the standard error of the
-        difference to the best of the others, or a quarter of a tree's charge, whichever is largest.
+      margin: a difference of losses that may be chance. It is the largest of three numbers: 2 % of the constant's
+        loss, the standard error of the difference to the best rival, and a quarter of a tree's charge.
     """
 
     losses: dict[str, float]
@@ -73,8 +73,15 @@ class Comparison:
         difference: np.ndarray,
         more: float = 0,
     ) -> "Comparison":
-        """Returns a comparison with its margin, of the loss of the constant, the differences to the best of the others
-        on the rows, ``(n,)``, and a further doubt.
+        """Returns a comparison with its margin.
+
+        Args:
+          losses: as the attribute.
+          measure: likewise.
+          where: likewise.
+          constant: the loss of the constant.
+          difference: differences of the losses to the best rival, row by row, ``(n,)``.
+          more: a further part of the margin, which takes the largest.
         """
         finite = difference if np.isfinite(difference).all() else np.zeros(1)
         error = float(finite.std() / np.sqrt(len(finite)))
@@ -87,7 +94,7 @@ class Comparison:
         return [name for name in others if self.losses[name] < self.losses[own] - self.margin]
 
     def verdict(self, name: str) -> str:
-        """Returns one sentence on which model is better; ``name`` is that of the model."""
+        """Returns one sentence on which model is better; ``name`` is the model's."""
         own, *rest = self.losses
         others = sorted(rest, key=self.losses.__getitem__)
         alike = [other for other in others if abs(self.losses[other] - self.losses[own]) <= self.margin]
@@ -193,11 +200,11 @@ def _guesses(table: Table, evaluated: Table, scaling: Scaling) -> dict[str, tupl
         linear = _least_squares(*_features(some, evaluated, scaling), some, table.task)
         free = constant.size
     tiled = np.broadcast_to(constant, (len(evaluated.x), *np.shape(constant)))
-    of_linear = {} if linear is None else {"linear": (linear, free * (1 + width))}
-    return of_linear | {"constant": (tiled, free)}
+    found: dict[str, tuple[np.ndarray, float]] = {} if linear is None else {"linear": (linear, free * (1 + width))}
+    return found | {"constant": (tiled, free)}
 
 
-def _least_squares(x: np.ndarray, x_new: np.ndarray, some: Table, task: Regression) -> np.ndarray | None:
+def _least_squares(x: np.ndarray, x_new: np.ndarray, some: Table, task: Any) -> np.ndarray | None:
     """Returns predictions of a least squares fit, plus the best constant of its residuals; None under a log link."""
     loss = task.loss_function
     if loss.link == "exp":

@@ -11,7 +11,7 @@ from jtrees.leaves.linear import largest_terms
 from jtrees.plotting._common import features_of, new_axes, tree_of
 from jtrees.tree import ObliqueTree
 
-_ROWS = 3  # inches of a chart of one split
+_ROWS, _ACROSS = 3, 16  # inches of a chart of one split, and of all beside each other
 _LINES = 20  # runs of a learning curve, at most
 _LEFT, _RIGHT = "#c0504d", "#4472a8"
 
@@ -53,9 +53,13 @@ def plot_splits(
     nodes = np.flatnonzero(tree.splits)[:max_splits]
     if not len(nodes):
         raise ValueError("model must have a split to plot, got a tree of a single leaf")
-    across = min(len(nodes), 4)
+    longest = max(len(names[i]) for i in np.flatnonzero(weights[nodes].any(0)))
+    width = max(4, 2.5 + 0.085 * longest)  # inches, with room for the names
+    across = min(len(nodes), max(1, int(_ACROSS / width)))
     down = -(-len(nodes) // across)
-    axes = new_axes(None, nrows=down, ncols=across, figsize=(4 * across, _ROWS * down), squeeze=False, layout="tight")
+    axes = new_axes(
+        None, nrows=down, ncols=across, figsize=(width * across, _ROWS * down), squeeze=False, layout="tight"
+    )
     for extra in axes.ravel()[len(nodes) :]:
         extra.remove()
     for node, ax in zip(nodes.tolist(), axes.ravel(), strict=False):
