@@ -299,7 +299,7 @@ def test_two_classes_of_jtrees_have_two_names():
 
 @pytest.mark.parametrize("what", [None, {"a": 1}, np.ones(3), jtrees.GET(), lambda x: x])
 def test_other_objects_are_refused(tmp_path, what):
-    with pytest.raises(ValueError, match=r"what must be one of ObliqueTree, .*Forest"):
+    with pytest.raises(ValueError, match=r"what must be one of 'ObliqueTree', .*Forest"):
         saved(what, tmp_path)
     assert not list(tmp_path.iterdir())
 

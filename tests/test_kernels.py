@@ -355,7 +355,7 @@ def test_refused_where_it_cannot_run(implementation):
             ValueError,
             "implementation must be one of 'xla', 'tpu', 'triton', 'interpret'",
         ),
-        ({"route": "linear"}, ValueError, "route must be one of sigmoid, .*got 'linear'"),
+        ({"route": "linear"}, ValueError, "route must be one of 'sigmoid', .*got 'linear'"),
         ({"x": jnp.ones(3)}, ValueError, r"x must be \(n, p\)"),
         ({"x": jnp.ones((3, 2), jnp.int32)}, ValueError, "x must be float32 or bfloat16, got int32"),
         ({"weights": jnp.ones((3, 4))}, ValueError, r"weights must be \(2\*\*depth - 1, 2\).*got shape \(3, 4\)"),
@@ -374,7 +374,7 @@ def test_refused(change, error, message):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"loss": "hinge"}, "loss must be squared or log"), ({"y": jnp.ones(5)}, r"y must be \(5, 1\)"),
+    [({"loss": "hinge"}, "loss must be 'squared' or 'log'"), ({"y": jnp.ones(5)}, r"y must be \(5, 1\)"),
      ({"share": jnp.ones(4)}, r"share must be \(5,\)")],
 )  # fmt: skip
 def test_refused_losses(change, message):

@@ -57,7 +57,7 @@ def test_meshes_that_do_not_fit(data):
         sharding.join_rows(data)
     with (
         jax.set_mesh(sharding.mesh()),
-        pytest.raises(ValueError, match=r"arrays must have one row for each sample, got lengths \[199, 200\]"),
+        pytest.raises(ValueError, match=r"arrays must have one row for each sample, got lengths 199, 200"),
     ):
         sharding.put_rows((data[0], data[1][:199]))
 

@@ -41,7 +41,7 @@ class Bagged(Recipe):
     ``(trees, n)``, and ``out_of_bag``, the prediction for each row by the trees not trained on it, ``(n,)`` or
     ``(n, k)``, NaN if there is none; ``out_of_bag_score``, weighted R^2 (of several targets the mean) or accuracy of
     these, NaN for fewer than two rows or constant targets; ``scores``, the base's loss of each tree; ``fits``, the
-    report of each tree.
+    report of each tree. After a deadline the forest has as many of the trees as there is time to finish.
 
     Attributes:
       base: any recipe.

@@ -1,6 +1,6 @@
 """The driver of searches: one run, or many side by side, from a table to models in the user's units.
 
-Every search runs in compiled rounds of about half a second; between them the driver shows progress and checks for
+Every search runs in compiled calls of about half a second; between them the driver shows progress and checks for
 deadlines and Ctrl-C.
 """
 
@@ -137,9 +137,11 @@ def fit(
     of updates). Without such rows the comparison is on the training rows, where each model is charged for its
     parameters; it then says so, and is less sure. ``report["verdict"]`` says which model is better.
 
-    The search runs in rounds of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current round (in
-    the short stages of GET and RADDT, after one more) with the best result so far. A second Ctrl-C raises
-    KeyboardInterrupt. Compilation is not interrupted.
+    The search runs in compiled calls of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current call
+    (in the short stages of GET and RADDT, after one more) with the best result so far. A second Ctrl-C raises
+    KeyboardInterrupt. Compilation is not interrupted. Before a deadline, CART is grown on a sample of the rows where
+    all rows would take too long. When the time is up, refinements and further trees of a bag are left out. Checks,
+    scaling, one update and the leaves of all rows are not.
 
     Args:
       recipe: what to fit, such as ``jtrees.GET(depth=4)``.
@@ -156,7 +158,7 @@ def fit(
       held_out: part of the rows, at least 0 and below 1, that neither train nor choose the model, and on which it is
         compared; the same part of every class. The default, 0, trains on all rows.
       progress: whether to show a bar with the loss and the remaining time.
-      max_seconds: deadline, in seconds from now.
+      max_seconds: deadline, in seconds from now. It may be exceeded by a tenth and half a second, and by compilation.
 
     Warns:
       jtrees.data.ColumnsWarning: of columns of a raw table that are left out, as constant or as naming rows.
