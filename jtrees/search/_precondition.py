@@ -162,8 +162,8 @@ def preconditioned(
       stop_early: updates of an epoch, if the last run is to end after as many epochs, or up to a tenth more, as the
         best trial had before its lowest loss; 0: it has all. The loss is then evaluated once an epoch, and the state of
         the base is a :class:`jtrees.training.TrainState`.
-      hand_over: ``(state, number) -> state``, which gives the last run the first number that the best trial has as the extra
-        of its result, NaN without trials. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows and at most
+      hand_over: ``(state, number) -> state``, which gives the last run the first number of the extra of the
+        best trial, NaN without trials. With it ``"auto"`` has a trial in all tables of 100 to 1024 rows and at most
         512 features.
     """
     n, p = shape
