@@ -201,8 +201,8 @@ def _outputs_of(forest: Forest) -> Any:
     return outputs
 
 
-def votes(answers: Float[Array, "trees n k"]) -> Float[Array, "trees n k"]:
-    """Returns the one-hot encoded class that is most probable for each tree.
+def votes(answers: Any) -> Any:
+    """Returns the one-hot encoded class that is most probable for each tree, of predictions ``(trees, n, k)``.
 
     Raises:
       ValueError: for trees with scalar predictions.

@@ -19,8 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Float, Int, Num
 import numpy as np
+
+Array = jax.Array | np.ndarray
 
 _FEW = 2**12  # rows up to which plain sums of float32 are accurate enough, and faster
 _SPARE = 2  # bits of a word beyond those that the number of rows needs

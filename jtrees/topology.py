@@ -6,6 +6,8 @@ breadth first from the root 0; the children of node ``i`` are ``2 i + 1`` (left)
 ``2**D - 1 + k``. Arrays over nodes or leaves have that axis first.
 """
 
+from typing import Any
+
 from jax import Array
 import jax.numpy as jnp
 
@@ -53,6 +55,6 @@ def interleave(left: Array, right: Array) -> Array:
     return jnp.stack([left, right], axis=1).reshape(2 * left.shape[0], *left.shape[1:])
 
 
-def pairs(children: Array) -> Array:
+def pairs(children: Any) -> Any:
     """``(2 m, ...)`` over the nodes of a level -> ``(m, 2, ...)``: left and right child of each parent."""
     return children.reshape(children.shape[0] // 2, 2, *children.shape[1:])

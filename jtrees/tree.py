@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import exact, io, ops, prediction, processes, pytree, sharding, topology, validation
@@ -16,6 +16,7 @@ from jtrees.leaves.constant import Frequency, Logit, exact_text, listed, number_
 from jtrees.leaves.estimates import Estimates
 from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.leaves.linear import Linear, linear_text
+from jtrees.segments import Array
 from jtrees.tasks import Policy
 
 _READ = 8  # digits above which text is for computing, not for reading

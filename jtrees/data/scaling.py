@@ -222,7 +222,7 @@ class Data(NamedTuple):
         y, weight = self.table.y, np.ones(len(leaf)) if self.table.weight is None else self.table.weight
         y = y if tree.origin is None or tree.origin.y is None else y - np.asarray(tree.origin.y, np.float64)
         if isinstance(tree.leaves, Linear):
-            return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight))
+            return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
         values = np.asarray(tree.leaves.values)
         exact = common(leaf, y, len(values), weight, values)
         close = np.abs(exact - values) <= _ROUNDING * self.scaling.y_unit

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, segments, validation
-from jtrees.segments import module_of
+from jtrees.segments import Array, module_of
 
 # --- Fitting ---------------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
+from jaxtyping import Float, Num
 import numpy as np
 
 from jtrees import io, losses, pytree, segments
 from jtrees.leaves.constant import Constant, Values, effective, number_text, ones_or
 from jtrees.losses.base import linked
+from jtrees.segments import Array
 
 _TRAINABLE = 1.0  # output of the chosen action in leaves that are to be trained further
 

@@ -15,7 +15,7 @@ of freedom counts two to four times).
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import segments, topology
@@ -30,7 +30,7 @@ from jtrees.leaves.constant import (
     prior_of,
     smoothed,
 )
-from jtrees.segments import module_of
+from jtrees.segments import Array, module_of
 
 STRENGTHS = (0.0, *np.geomspace(0.1, 1e4, 16))
 _COST = 2.0  # of the mean, and by default of a split
@@ -130,9 +130,9 @@ def refit_hierarchical(
 def refit_and_strength(
     leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
 ) -> tuple[Any, Any]:
-    """Returns the leaves of :func:`refit_hierarchical`, and the strength of their shrinkage; 0 if they are not shrunk."""
+    """Returns the leaves of :func:`refit_hierarchical`, and the strength of their shrinkage, 0 for none."""
     if not isinstance(leaves, (Constant, Logit, Frequency)):
-        return leaves.refit(leaf_index, x, y, sample_weight), jnp.zeros((), leaves.values.dtype)
+        return leaves.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
     num_leaves, weight = len(leaves.values), effective(sample_weight)
     if isinstance(leaves, Constant):
         values, strength = fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight, **options)

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, sharding, validation
 from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
-from jtrees.segments import common, module_of
+from jtrees.segments import Array, common, module_of
 
 _BLOCK = 4096  # rows evaluated together on the host
 _LARGE = 100  # binary exponent from which products may overflow in float32
@@ -121,15 +121,16 @@ class Linear:
         bounds = [None if bound is None else raw(bound) for bound in (self.lower, self.upper)]
         return Linear(sharding.from_host(slopes, np.float32), intercept, *bounds)
 
-    def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray) -> "Linear":
-        """Returns the leaves with exactly the value that all targets of a leaf have, where its bounds are one value."""
+    def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray, rounding: Any) -> "Linear":
+        """Returns the leaves with exactly the value that all targets of a leaf have, where its bounds are this value up
+        to rounding.
+        """
         if self.lower is None or self.upper is None:
             return self
-        one = np.asarray(self.lower) == np.asarray(self.upper)
-        unknown = np.full(one.shape, np.nan)
-        value = common(leaf_index, y, len(one), weight, unknown)
-        fixed = lambda a: np.where(one & ~np.isnan(value), value, a)
-        return self.replace(lower=fixed(self.lower), upper=fixed(self.upper))
+        lower, upper = (np.asarray(a, np.float64) for a in (self.lower, self.upper))
+        value = common(leaf_index, y, len(lower), weight, np.full(lower.shape, np.nan))
+        alike = (np.abs(value - lower) <= rounding) & (np.abs(value - upper) <= rounding)
+        return self.replace(lower=np.where(alike, value, lower), upper=np.where(alike, value, upper))
 
     def count(self, reached: np.ndarray) -> int:
         """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool: non-zero coefficients, intercepts

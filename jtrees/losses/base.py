@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import segments
-from jtrees.segments import module_of
+from jtrees.segments import Array, module_of
 from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]

@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 import numpy as np
 import optax
 
 from jtrees import io, segments
 from jtrees.losses.base import Link, Loss, check_number
+from jtrees.segments import Array
 
 _CERTAIN = 1e4  # an output whose softmax is exactly 1 beside outputs of 0
 

@@ -8,12 +8,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array
 import numpy as np
 
 from jtrees import io, segments
 from jtrees.losses.base import Link, Loss, check_number
-from jtrees.segments import module_of
+from jtrees.segments import Array, module_of
 from jtrees.validation import quoted
 
 _WIDEST = 30.0  # largest absolute output under an exponential

@@ -5,14 +5,13 @@ import itertools
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array
 import numpy as np
 
 from jtrees import io, segments
 from jtrees.losses.base import Link, Loss, check_number
 from jtrees.losses.newton import newton_constants
 from jtrees.losses.quantiles import weighted_quantiles
-from jtrees.segments import module_of
+from jtrees.segments import Array, module_of
 from jtrees.validation import quoted
 
 

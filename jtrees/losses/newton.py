@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import segments
-from jtrees.segments import module_of, wide
+from jtrees.segments import Array, module_of, wide
 
 _STEPS = 20
 _LONGEST = 1.0  # step: an output of scaled targets changes by no more

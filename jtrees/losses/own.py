@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 import numpy as np
 
 from jtrees import io, segments
 from jtrees.losses.base import Loss
 from jtrees.losses.newton import newton_constants
 from jtrees.losses.samples import SampleLoss
+from jtrees.segments import Array
 
 
 @io.part

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import segments
+from jtrees.segments import Array
 
 
 def weighted_quantiles(
