@@ -27,20 +27,20 @@ Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
 CLASS = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
 TRAINING, HELD_OUT = slice(0, 60), slice(60, 90)
 
-# More steps than a round has (256), so that a last round is not full.
-GET = jtrees.GET(depth=2, starts=2, epochs=300)
-DGT = jtrees.DGT(depth=2, epochs=100, batch_size=20, widths=(4,), cycles=2)
+# More steps than a round has (256), an odd number of them, so that rounds differ; and starts that do not go on.
+GET = jtrees.GET(depth=2, starts=5, epochs=301)
+DGT = jtrees.DGT(depth=2, epochs=101, batch_size=20, widths=(4,), cycles=2)
 WEAK = jtrees.GET(depth=2, starts=1, epochs=4, cart="binned", precondition=0, halving=False, shrink=False)
 BOOSTED = jtrees.Boosted(WEAK, rounds=3)
 RECIPES = {
     "GET": GET,
-    "RADDT": jtrees.RADDT(depth=2, starts=2, epochs=300),
+    "RADDT": jtrees.RADDT(depth=2, starts=5, epochs=301),
     "DGT": DGT,
-    "TEL": jtrees.TEL(depth=2, trees=3, epochs=100, batch_size=20),
-    "LatentTree": jtrees.LatentTree(depth=2, epochs=100, batch_size=20),
+    "TEL": jtrees.TEL(depth=2, trees=3, epochs=101, batch_size=20),
+    "LatentTree": jtrees.LatentTree(depth=2, epochs=101, batch_size=20),
     "CO2": jtrees.CO2(depth=2, epochs=50, batch_size=20),
-    "NonGreedy": jtrees.NonGreedy(depth=2, epochs=100, batch_size=20, greedy_epochs=10),
-    "FromMethod": jtrees.FromMethod(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=100, batch_size=20),
+    "NonGreedy": jtrees.NonGreedy(depth=2, epochs=101, batch_size=20, greedy_epochs=10),
+    "FromMethod": jtrees.FromMethod(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=101, batch_size=20),
     "Bagged": jtrees.Bagged(DGT, trees=2),
     "BestOf": jtrees.BestOf(DGT, runs=2),
     "Boosted": BOOSTED,
@@ -63,7 +63,7 @@ def fitted(recipe, y, task, held_out):
 
 def clustering():
     """Clusters, which need no targets."""
-    fit = jtrees.fit(jtrees.LatentClustering(depth=2, epochs=100, batch_size=20), X[TRAINING], key=KEY)
+    fit = jtrees.fit(jtrees.LatentClustering(depth=2, epochs=101, batch_size=20), X[TRAINING], key=KEY)
     assert fit.tree.leaf_index(X).max() < 4
 
 
@@ -115,6 +115,14 @@ def loss(which):
     jtrees.fit(GET, X, y, key=KEY, task=jtrees.Regression(None, which)).predict(X)
 
 
+def on_a_split():
+    """A row for which rounding might decide, and whose leaf is found in double precision."""
+    splits, leaves = jnp.ones((1, 3)), jtrees.leaves.Constant(jnp.arange(2.0))
+    tree, rows = jtrees.ObliqueTree(splits, jnp.zeros(1), leaves), np.array([[1.0, -1.0, 0.0], [1.0, 2.0, 3.0]])
+    stacked = jtrees.Forest(jax.tree.map(lambda a: a[None], tree))
+    assert tree.predict(rows).tolist() == stacked.predict(rows).tolist() == [0, 1]
+
+
 def explained():
     """A path, a change, Shapley values and an importance."""
     fit = jtrees.fit(DGT, X, Y, key=KEY)
@@ -159,6 +167,7 @@ def cases():
         known[f"{name} table"] = partial(estimator, name, True, validation_fraction=0.3)
     for which in (jtrees.losses.Quantile(0.5), jtrees.losses.Poisson(), jtrees.losses.Huber()):
         known[f"loss {type(which).__name__}"] = partial(loss, which)
+    known["split"] = on_a_split
     known["explain"] = explained
     known["layers"] = layers
     return known

@@ -270,15 +270,12 @@ def test_a_class_of_the_name_of_one_of_jtrees_takes_no_place(tmp_path):
 @pytest.mark.parametrize("base", [object, jtrees.Recipe])
 def test_a_class_that_is_defined_again_takes_its_own_place(tmp_path, base):
     """As in a cell of a notebook that runs twice: files are read, and objects of the old class are refused."""
-    define = lambda: (jtrees.io.part if base is object else lambda cls: cls)(
-        of_a_cell(f"{base.__name__}Cell", base, rate=Any)
-    )
+    name, register = f"{base.__name__}Cell", jtrees.io.part if base is object else lambda cls: cls
+    define = lambda: register(of_a_cell(name, base, rate=Any))
     path = saved(old := FIT.replace(report={"held": [define()(0.5)]}), tmp_path)
     again = define()
     assert type(jtrees.load(path).report["held"][0]) is again
-    with pytest.raises(
-        ValueError, match=rf"cannot be saved: .*__main__.{base.__name__}Cell was defined again since: make it anew"
-    ):
+    with pytest.raises(ValueError, match=f"cannot be saved: .*{name} was defined again since: make it anew"):
         saved(old, tmp_path)
 
 
