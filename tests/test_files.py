@@ -166,8 +166,8 @@ def rows_of(tmp_path, text, **rules):
 def test_an_empty_cell_of_one_column_is_a_row(tmp_path):
     frame, _ = rows_of(tmp_path, "a\n1\n\n3\n\n")
     assert frame["a"].tolist() == ["1", None, "3", None]
-    frame, _ = rows_of(tmp_path, "a,b\n1,2\n\n,\n3,4\n\n")
-    assert frame["a"].tolist() == ["1", None, None, "3"]
+    for text in ("a,b\n1,2\n\n,\n3,4\n\n", "\na,b\n1,2\n,\n\n\n3,4"):  # between several columns it is none, anywhere
+        assert rows_of(tmp_path, text)[0]["a"].tolist() == ["1", None, "3"]
 
 
 def test_spaces_and_missing_values(tmp_path):

@@ -4,6 +4,7 @@ import argparse
 import ast
 from collections.abc import Iterator, Sequence
 import contextlib
+import dataclasses
 from pathlib import Path
 import re
 import sys
@@ -27,10 +28,10 @@ from jtrees.cli.tables import (
     check_rows,
     drop,
     guess,
+    numbers_of,
     one_line,
     read_labelled,
     read_rows,
-    read_table,
     rules_of,
     targets_of,
     usable,
@@ -394,15 +395,15 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     """
     columns: Columns | None = model.columns_
     rules = rules_of(options) if columns is None else rules_of(options, columns.missing)
-    if columns is None:  # the model is of numbers alone
-        table, _, said = read_table(options.table, rules)
-    else:
-        table, said = read_rows(options.table, rules)
+    table, said = read_rows(options.table, rules)
+    if columns is None and options.table.suffix != ".parquet":  # the model is of numbers alone
+        table = pd.DataFrame({name: numbers_of(name, table[name], rules) for name in table})
     for line in said:
         print(f"jtrees: {line}", file=sys.stderr)
-    if columns is not None and options.decimal is not None:
-        _set_columns(model, columns.with_decimal(options.decimal))
-    described = {} if columns is None else columns.columns
+    if columns is not None:
+        own = columns if options.decimal is None else columns.with_decimal(options.decimal)
+        _set_columns(model, dataclasses.replace(own, missing=rules.missing))
+    described = {} if columns is None or not columns.named else columns.columns
     names = list(getattr(model, "feature_names_in_", described))
     if absent := [name for name in names if name not in table and not isinstance(described.get(name), LeftOut)]:
         raise DataError(f"{options.table} must have the columns of the model, got none called {absent[0]!r}")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from jtrees import validation as checks
-from jtrees.data.cells import MISSING, ORDERS
+from jtrees.data.cells import MISSING, ORDERS, Reading
 from jtrees.data.columns import Columns, FileColumns, read_cells
 from jtrees.data.frame import RawColumn
 
@@ -75,6 +75,10 @@ def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
         raise DataError(f"--decimal must be a point or a comma, got {checks.quoted(decimal)}")
     if decimal == options.separator:
         raise DataError(f"--decimal and --separator must differ, got {checks.quoted(decimal)} for both")
+    if options.separator == "\\t":
+        options.separator = "\t"
+    if len(options.separator) != 1:
+        raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
     missing = missing if options.missing is None else ("", *options.missing)
     text, order = tuple(getattr(options, "text", ())), getattr(options, "dates", None)
     return Rules(options.separator, decimal, options.encoding, missing, order, text)
@@ -89,6 +93,7 @@ class Frame:
       x: the features.
       y: the target.
       said: what reading the file changed, a line each.
+      settled: whether text that is there is meant as text, as all cells of a file have been read.
       remember: ``columns -> columns``: the columns of a model, which read text as this file was read.
     """
 
@@ -96,6 +101,7 @@ class Frame:
     x: pd.DataFrame
     y: pd.Series
     said: tuple[str, ...] = ()
+    settled: bool = False
     remember: Callable[[Columns], Columns] = lambda columns: columns
 
 
@@ -139,16 +145,16 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     names: list[str] = []
     try:
         # The header by itself: with a wrong separator rows may be ragged.
-        header = pd.read_csv(StringIO(text), nrows=0, **options)
-        names += [str(column).strip() for column in header.columns]
+        header = pd.read_csv(StringIO(text), nrows=1, header=None, **options)
+        cells = [cell.strip() if isinstance(cell, str) else "" for cell in header.iloc[0]] if len(header) else [""]
+        names += [name or f"Unnamed: {place}" for place, name in enumerate(cells)]
         other = next((c for c in (";", "\t", "|", ",") if c != rules.separator and c in names[0]), None)
         wrong = len(names) == 1 and other is not None
-        # A blank line is a row whose cell is empty; after the last row of several columns it is none.
-        text = text if len(names) == 1 else text.rstrip("\r\n") + "\n"
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header", pd.errors.ParserWarning)
-            how = {"nrows": 0 if wrong else None, "skip_blank_lines": False, "header": _blank_lines(text)}
-            frame: Any = pd.read_csv(StringIO(text), **how, **options)
+            # In a table of one column a blank line is a row whose cell is empty. In other tables it is no row.
+            how = {"skip_blank_lines": len(names) > 1, "header": _blank_lines(text) if len(names) == 1 else 0}
+            frame: Any = pd.read_csv(StringIO(text), nrows=0 if wrong else None, **how, **options)
     except pd.errors.ParserWarning as error:
         named = checks.quoted_list(names)
         raise DataError(f"{file}: rows have more fields than the header, which names {named}") from error
@@ -156,6 +162,8 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
         raise DataError(f"cannot read {file}: {one_line(error)}") from error
     if wrong:
         raise DataError(f"{file} has one column, {checks.quoted(names[0])}: try --separator {other!r}")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{file} must have columns of different names, got {checks.quoted(repeated[0])} twice")
     frame.columns = pd.Index(names)
     return frame
 
@@ -196,12 +204,30 @@ def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd
     rows, said = read_rows(file, rules)
     if file.suffix == ".parquet":
         for name in set(rules.text) & set(rows.columns):
+            if pd.api.types.is_datetime64_any_dtype(rows[name]):
+                raise DataError(
+                    f"--text must name columns of text or numbers, got {checks.quoted(name)}, which has dates"
+                )
             rows[name] = rows[name].astype("category")
         return rows, FileColumns({}, {}, {}), said
     cells = {name: rows[name].to_numpy(object) for name in rows}
     read = read_cells(cells, decimal=rules.decimal, order=rules.order, text=rules.text)
     typed = {name: _typed(raw, cells[name], dates=name != keep) for name, raw in read.columns.items()}
     return pd.DataFrame(typed, index=rows.index), read, said
+
+
+def numbers_of(name: str, cells: pd.Series, rules: Rules) -> np.ndarray:
+    """Returns the cells of a column as numbers.
+
+    Raises:
+      DataError: for a cell that is none, naming the column and the row.
+    """
+    values, wrong = Reading("numeric", decimal=rules.decimal).read(cells.tolist())
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        cell = f"{checks.quoted(cells.iloc[row])} in row {row}"
+        raise DataError(f"x must hold numbers in column {checks.quoted(name)}, got {cell}")
+    return values
 
 
 def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
@@ -212,11 +238,12 @@ def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
         values = pd.array(np.where(raw.missing, False, raw.values != 0), dtype="boolean")
         values[raw.missing] = pd.NA
         return values if raw.missing.any() else values.to_numpy(bool)
-    if raw.kind == "date" and (raw.zone is not None or not dates):
-        return pd.Series(cells, dtype=object)  # offsets are read by the columns of a model
-    if raw.kind == "date":
+    if raw.kind == "date" and not dates:
+        return pd.Series(cells, dtype=object)
+    if raw.kind == "date":  # local ones: the columns of a model know of offsets
         days = np.where(raw.missing, 0, np.round(raw.values * _DAY)).astype("datetime64[ms]")
-        return pd.Series(np.where(raw.missing, np.datetime64("NaT"), days))
+        local = pd.Series(np.where(raw.missing, np.datetime64("NaT"), days))
+        return local if raw.zone is None else local.dt.tz_localize("UTC")  # which keeps the local clock
     whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in cells)
     return raw.values.astype(np.int64) if whole else raw.values
 
@@ -256,7 +283,7 @@ def read_labelled(file: Path, target: str | None, rules: Rules = Rules()) -> Fra
     def remember(columns: Columns) -> Columns:
         return columns.with_readings(read.readings, read.notes, rules.missing)
 
-    return Frame(file.stem, frame.drop(columns=target), y, tuple(said), remember)
+    return Frame(file.stem, frame.drop(columns=target), y, tuple(said), file.suffix != ".parquet", remember)
 
 
 def _listed(names: list[str]) -> str:
@@ -313,7 +340,9 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
     if task == "regression" and comma:
         raise DataError(f"target {name} {comma}")
     if task == "regression" and (not pd.api.types.is_numeric_dtype(y) or not np.isfinite(y[keep].astype(float)).all()):
-        got = checks.quoted(y[keep].iloc[0])
+        number = pd.to_numeric(y[keep], errors="coerce").astype(float)
+        row = int(np.argmax(~np.isfinite(number)))
+        got = f"{checks.quoted(str(y[keep].iloc[row]))} in row {y[keep].index[row]}"
         raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}")
     if task == "regression" and len(far := beyond_float32(y[keep].to_numpy(np.float64))):
         raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
@@ -328,10 +357,17 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
             keep &= members >= _MEMBERS
     if y[keep].nunique() < 2:
         got = checks.quoted_list(sorted(set(map(str, y[keep])))) or "none"
+        gaps = (
+            f" in all rows but {(~keep).sum()}, which have none: --missing says what a gap is" if not keep.all() else ""
+        )
+        got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
     if bad := [what for name in x.columns if (what := _fault(x[name]))]:
         raise DataError(f"columns must hold numbers or text: {'; '.join(bad[:5])}")
+    if frame.settled:
+        text = [name for name in x.columns if x[name].dtype == object]
+        x = x.assign(**{name: pd.Categorical(x[name]) for name in text})
     return replace(frame, x=x, y=y[keep].reset_index(drop=True)), said
 
 

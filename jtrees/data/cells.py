@@ -5,6 +5,7 @@ A :class:`Reading` is found once, on the training rows (:func:`find_reading`), a
 
 from collections.abc import Callable, Iterable
 import dataclasses
+import datetime
 import re
 from typing import Any, NamedTuple
 import zoneinfo
@@ -51,7 +52,7 @@ _SHORT = "|".join(map(re.escape, sorted(_UNITS.split(), key=len, reverse=True)))
 _WITH_UNIT = re.compile(
     rf"(?P<sign>[+-]?)(?P<before>{_CURRENCY}?)[{_SPACES}]?(?P<inner>[+-]?)"
     rf"(?P<body>(?:\d|[.,](?=\d))(?:[\d.,'’{_SPACES}]*\d)?)"
-    rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_][^\d]{{0,14}}))?"
+    rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_]{{2}}[^\d]{{0,13}}))?"
 )
 #: Orders of day and month that an option may name.
 ORDERS = {"dmy": ("%d/%m/%Y", "%d-%m-%Y"), "mdy": ("%m/%d/%Y", "%m-%d-%Y")}
@@ -123,9 +124,16 @@ PLAIN = {kind: Reading(kind) for kind in ("text", "numeric", "boolean", "date")}
 
 
 def zone_name(zone: Any) -> str:
-    """Returns the name of a time zone that has one, such as ``Europe/Berlin``, else ``"offsets"``."""
+    """Returns the name of a time zone that has one, such as ``Europe/Berlin``, else ``"offsets"``.
+
+    Args:
+      zone: a time zone of zoneinfo, pytz or dateutil, or its name. A fixed offset may be called like a zone.
+    """
+    if isinstance(zone, datetime.timezone):
+        return "UTC" if zone == datetime.UTC else OFFSETS
+    name = str(getattr(zone, "key", None) or getattr(zone, "zone", None) or zone)
     try:
-        return zoneinfo.ZoneInfo(str(zone)).key or OFFSETS
+        return zoneinfo.ZoneInfo(name.split("zoneinfo/")[-1].rstrip("')")).key or OFFSETS
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         return OFFSETS
 
@@ -213,6 +221,8 @@ def _numbers_with_unit(cells: list[str], decimal: str, order: str | None) -> Fou
     if max(len(before), len(after), len(separators)) > 1 or not (separators or before | after != {""}):
         return None
     thousands = separators.pop() if separators else ""
+    if thousands == " " and before | after == {""}:  # such as two codes
+        return None
     reading = Reading("numeric", cells[0], before.pop(), after.pop(), thousands, decimal)
     parser = reading.parser()
     if any(parser(cell) is None for cell in cells):

@@ -94,10 +94,11 @@ class Columns:
         columns, encoded, readings, notes = {}, [], {}, {}
         for name, raw in frame.columns.items():
             if raw.kind == "text" and raw.of == "text":
-                reading, note = find_reading(raw.values)
+                cells = _with_gaps(raw, MISSING)
+                reading, note = find_reading(cells.values.tolist())
                 notes |= {name: note} if note else {}
                 if reading is not None:
-                    readings[name], raw = reading, _numbers(name, raw, reading)
+                    readings[name], raw = reading, _numbers(name, cells, reading)
             columns[name], features = fitted(raw, targets, max_levels)
             encoded.append(columns[name].encode(raw) if features is None else features)
         found = cls(columns, frame.named, readings, MISSING, notes)
@@ -151,9 +152,7 @@ class Columns:
         if kind == "text":
             return _levels(name, raw)
         if raw.kind == "text":
-            reading = self.text_reading(name)
-            gaps = np.array([cell is None or cell.strip() in self.missing for cell in raw.values.tolist()])
-            return _numbers(name, raw._replace(values=np.where(gaps, np.array(None), raw.values)), reading, zone)
+            return _numbers(name, _with_gaps(raw, self.missing), self.text_reading(name), zone)
         expected = {"date": "dates", "boolean": "booleans"}.get(kind, "numbers")
         if (raw.kind == "date") != (kind == "date"):
             came = {"date": "dates", "boolean": "booleans"}.get(raw.kind, "numbers")
@@ -237,8 +236,13 @@ class Columns:
           missing: texts that mean a missing value.
         """
         own = lambda given: {name: value for name, value in given.items() if name in self.columns}
-        readings, notes = self.readings | own(readings), self.notes | own(notes)
-        return dataclasses.replace(self, readings=readings, notes=notes, missing=tuple(missing))
+        zoned = lambda name, column: isinstance(column, Date) and name in readings and readings[name].zoned
+        columns = {
+            name: dataclasses.replace(column, zone=OFFSETS) if zoned(name, column) else column
+            for name, column in self.columns.items()
+        }
+        of_text: Any = {"readings": self.readings | own(readings), "notes": self.notes | own(notes)}
+        return dataclasses.replace(self, columns=columns, missing=tuple(missing), **of_text)
 
     def with_decimal(self, decimal: str) -> "Columns":
         """Returns the same columns, which read numbers in text with another separator of decimals."""
@@ -297,6 +301,12 @@ def _counted(counts: Mapping[str, int]) -> str:
     return _first([f"{checks.quoted(name)} ({count} row{'' if count == 1 else 's'})" for name, count in counts.items()])
 
 
+def _with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
+    """Returns a column of text without the texts that mean a missing value."""
+    gaps = np.array([cell is None or cell.strip() in missing for cell in raw.values.tolist()], bool)
+    return raw._replace(values=np.where(gaps, np.array(None), raw.values)) if gaps.any() else raw
+
+
 def _levels(name: str, raw: RawColumn) -> RawColumn:
     """Returns a column of levels as canonical text."""
     if raw.kind == "date":
@@ -333,7 +343,8 @@ def _check(name: str, right: np.ndarray, expected: str, values: np.ndarray) -> N
     """Raises ``ValueError`` for the first value that is not right."""
     if not right.all():
         row = int(np.argmin(right))
-        got = f"got {checks.quoted(values[row])} in row {row}"
+        value = values[row] if isinstance(values[row], str) else float(values[row])
+        got = f"got {checks.quoted(value)} in row {row}"
         raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, {got}")
 
 

@@ -134,7 +134,7 @@ def _of_series(name: str, series: Any, wanted: Wanted | None) -> RawColumn:
     if dtype in (nw.Date, nw.Datetime):
         return _dates(series, wanted)
     if dtype == nw.Duration:
-        return RawColumn("numeric", _numbers(series.dt.total_milliseconds()) / DAY)
+        return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY))
     values = _values(series)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), of="text" if dtype == nw.String else "levels")
@@ -158,12 +158,16 @@ def _values(series: Any) -> list[Any]:
     """Returns the values of a column, floats in their own precision, None where missing."""
     native = series.to_native()
     if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas: categories of any type
-        categories = [level_of(value) for value in native.cat.categories.to_numpy()]
+        categories = native.cat.categories
+        # Floats in their own precision; of dates the same text in any unit.
+        categories = [
+            level_of(value) for value in (categories.to_numpy() if categories.dtype.kind == "f" else categories)
+        ]
         return [None if code < 0 else categories[code] for code in native.cat.codes.tolist()]
     values = series.to_list()
     if series.dtype.is_numeric() and series.dtype.is_float() and str(series.dtype) != "Float64":
         narrow = np.float16 if str(series.dtype) == "Float16" else np.float32
-        values = [value if value is None else narrow(value) for value in values]
+        values = [value if is_missing(value) else narrow(value) for value in values]
     return [None if is_missing(value) else value for value in values]
 
 
@@ -175,14 +179,15 @@ def _dates(series: Any, wanted: Wanted | None) -> RawColumn:
     if wanted is not None and wanted.zone not in (None, OFFSETS):
         series = series.dt.convert_time_zone(wanted.zone)
     local = _numbers(series.dt.replace_time_zone(None).dt.timestamp("ms")) / DAY
-    return RawColumn("date", local, zone_name(zone))
+    native = getattr(series.to_native(), "dt", None)
+    return RawColumn("date", local, zone_name(getattr(native, "tz", None) or zone))
 
 
 _TYPES: dict[str, Any] = {
     "text": str,
     "boolean": (bool, np.bool_),
     "date": (datetime.date, np.datetime64),
-    "numeric": (numbers.Real, decimal.Decimal),
+    "numeric": (numbers.Real, decimal.Decimal, datetime.timedelta),
 }
 
 
@@ -201,7 +206,7 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
     if kind == "text" or (wanted is not None and wanted.kind == "text" and kind != "date"):
         return RawColumn("text", _texts(values), of=kind)
     if kind != "date":
-        return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
+        return RawColumn(kind, np.array([np.nan if value is None else _float(value) for value in values]))
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
         raise ValueError(f"x must have dates that all have a time zone, or none of them, in column {column}")
@@ -211,6 +216,11 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
         return RawColumn(kind, days)
     zones = {zone_name(value.tzinfo) for value in values if value is not None}
     return RawColumn(kind, days, zones.pop() if len(zones) == 1 else OFFSETS)
+
+
+def _float(value: Any) -> float:
+    """Returns a number, of a duration its days."""
+    return value / datetime.timedelta(days=1) if isinstance(value, datetime.timedelta) else float(value)
 
 
 def _kind(value: Any) -> str:

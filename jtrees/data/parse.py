@@ -7,7 +7,8 @@ import zoneinfo
 
 NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.IGNORECASE | re.ASCII)
 BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTHS = ("january", "february", "march", "april", "may", "june")
+MONTHS += ("july", "august", "september", "october", "november", "december")
 TIME = (
     r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<part>\d+))?)?"
     r"(?P<zone>Z|[+-]\d{2}:?\d{2})?)?"
@@ -74,7 +75,7 @@ def days_of(text, style, zoned, zone):
         return None
     parts = found.groupdict()
     try:
-        month = MONTHS.index(parts["name"][:3].lower()) + 1 if "name" in parts else int(parts["month"])
+        month = month_of(parts["name"].lower()) if "name" in parts else int(parts["month"])
         hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
         part = int((parts["part"] or "").ljust(3, "0")[:3])
         moment = datetime.datetime(int(parts["year"]), month, int(parts["day"]), hour, minute, second, 1000 * part)
@@ -86,6 +87,12 @@ def days_of(text, style, zoned, zone):
         moment -= datetime.timedelta(minutes=-minutes if offset[0] == "-" else minutes)
         moment = at(moment.replace(tzinfo=datetime.UTC), zone)
     return since_1970(moment)
+
+
+def month_of(name):
+    """Returns the number of a month by its whole name or its first three letters, 0 for another name."""
+    names = [name in (month, month[:3]) for month in MONTHS]
+    return names.index(True) + 1 if any(names) else 0
 
 
 def at(moment, zone):
@@ -100,7 +107,10 @@ def since_1970(moment):
 
 def is_missing(value):
     """Whether a value is None, NaN, or NA or NaT of pandas."""
-    return type(value).__name__ in ("NoneType", "NAType", "NaTType") or bool(value != value)
+    if type(value).__name__ in ("NoneType", "NAType", "NaTType"):
+        return True
+    different = value != value  # of a list or an array no truth value
+    return type(different).__name__ in ("bool", "bool_") and bool(different)
 
 
 def level_of(value):
@@ -117,5 +127,7 @@ def level_of(value):
         number = float(value)
         return str(int(number)) if number.is_integer() and abs(number) < WHOLE else str(value)
     if isinstance(value, decimal.Decimal):
-        return f"{value.normalize():f}"
+        return level_of(float(value)) if decimal.Decimal(repr(float(value))) == value else f"{value:f}".rstrip("0")
+    if isinstance(value, datetime.timedelta):
+        return str(datetime.timedelta(seconds=value.total_seconds()))
     return str(value)

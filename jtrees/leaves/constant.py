@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, segments, validation
+from jtrees.losses.base import linked
 from jtrees.segments import Array, module_of
 
 # --- Fitting ---------------------------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ class Logit(Values):
 
     def predictions(self) -> Float[Array, "leaves k"]:
         """Returns the class probabilities in every leaf."""
-        return jax.nn.softmax(self.values, axis=-1)
+        return linked("softmax", self.values)
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n k"]:
         """Returns class probabilities in every leaf for every sample."""
