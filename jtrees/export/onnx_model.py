@@ -91,7 +91,10 @@ def _model(of: Program) -> Any:
     sums, leaves = [], []
     for tree in range(len(of.bias)):
         leaf = _leaf(add, z, of.weights[tree], of.bias[tree], of.depth)
-        at_leaf = lambda values, leaf=leaf, tree=tree: double(add("Gather", values[tree], leaf, axis=0))
+        gathered = lambda values, leaf=leaf, tree=tree: add("Gather", values[tree], leaf, axis=0)
+        at_leaf = lambda values, gathered=gathered: (
+            gathered(values) if values.dtype == np.float64 else double(gathered(values))
+        )
         value = at_leaf(of.intercept)
         if of.coefficients is not None:
             terms = add("Mul", at_leaf(of.coefficients), add("Unsqueeze", z, np.array([1])))
