@@ -316,23 +316,28 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         x, targets = self._checked(X, y, **options)
         x, targets, weight = _weighed(x, targets.astype(np.float64), sample_weight)
         columns = targets.reshape(len(targets), -1)
-        self._shape, self._first, self._varies = targets.shape[1:], columns[0], (columns != columns[0]).any(0)
+        single = columns.shape[1] == 1
+        task = self._task(columns[:, 0] if single else targets)
+        loss = task.loss_function
+        loss.check_training(targets)
+        loss.scaled(np.ones(columns.shape[1]))  # refuses several targets, some of which may be constant
+        self._shape = targets.shape[1:] if loss.outputs is None else task.shape
+        self._first, self._varies = columns[0], (columns != columns[0]).any(0)
         varying = columns[:, self._varies]
         if varying.shape[1]:
             self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight)
         else:
-            self._learn_nothing(x, leaves.Constant(jnp.asarray(targets[[0, 0]], jnp.float32)))
+            self._learn_nothing(x, leaves.Constant(np.broadcast_to(columns[:1], (2, *(task.shape or (1,)))).copy()))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """Returns predictions in float64, in the shape of the targets, or for several quantiles ``(n, levels)``."""
         predictions = self._answers(X)
-        if predictions.shape[1] != max(1, self._varies.sum()):  # several quantiles of one target
-            return predictions
-        out = np.tile(self._first, (len(predictions), 1))
-        if self._varies.any():
+        if predictions.shape[1] < np.prod(self._shape, dtype=int):  # those of the targets that vary
+            out = np.tile(self._first, (len(predictions), 1))
             out[:, self._varies] = predictions
-        return out.reshape(-1, *self._shape)
+            predictions = out
+        return predictions.reshape(-1, *self._shape)
 
 
 class TreeClassifier(ClassifierMixin, _Tree):
@@ -387,7 +392,7 @@ class TreeClassifier(ClassifierMixin, _Tree):
             self._learn(x, labels, weight)
             self._name_classes()
         else:
-            self._learn_nothing(x, leaves.Frequency(jnp.ones((2, 1))))
+            self._learn_nothing(x, leaves.Frequency(np.ones((2, 1))))
         return self
 
     def _name_classes(self) -> None:

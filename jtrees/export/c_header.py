@@ -114,9 +114,9 @@ def _parts_of_trees(of: Program, tables: list[Any], padded: int, rows: np.ndarra
     """Returns what the template has for hard trees, and adds their tables."""
     linear, bounded = of.coefficients is not None, of.lower is not None
     reach, reached = _reach(of, padded)
-    tables += [("float", "reach", reach), ("float", "intercept", of.intercept)]
+    tables += [("float", "reach", reach), ("double", "intercept", of.intercept)]
     tables += [("float", "coefficients", of.coefficients)] if linear else []
-    tables += [("float", "lower", of.lower), ("float", "upper", of.upper)] if bounded else []
+    tables += [("double", "lower", of.lower), ("double", "upper", of.upper)] if bounded else []
     tables += [("int", "test_leaf", of.leaf(rows))]
     return {
         "SAYS": _SAYS,

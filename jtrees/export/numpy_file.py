@@ -146,7 +146,7 @@ def predict(x):
     out = np.zeros((len(z), len(OFFSET)))
     for tree in range(len(BIAS)):
         at = leaf[:, tree]
-        value = INTERCEPT[tree, at].astype(np.float64)
+        value = INTERCEPT[tree, at]
         if COEFFICIENTS is not None:
             value += np.einsum("nkp,np->nk", COEFFICIENTS[tree, at], z.astype(np.float64))
         if LOWER is not None:

@@ -93,10 +93,10 @@ def _model(of: Program) -> Any:
     sums, leaves = [], []
     for tree in range(len(of.bias)):
         leaf = _leaf(add, z, of.weights[tree], of.bias[tree], of.depth)
-        at_leaf = lambda values, leaf=leaf, tree=tree: double(add("Gather", values[tree], leaf, axis=0))
+        at_leaf = lambda values, leaf=leaf, tree=tree: add("Gather", values[tree], leaf, axis=0)
         value = at_leaf(of.intercept)
         if of.coefficients is not None:
-            terms = add("Mul", at_leaf(of.coefficients), add("Unsqueeze", z, np.array([1])))
+            terms = add("Mul", double(at_leaf(of.coefficients)), add("Unsqueeze", z, np.array([1])))
             value = add("Add", value, add("ReduceSum", terms, np.array([2]), keepdims=0))
         if of.lower is not None and of.upper is not None:
             value = add("Min", add("Max", value, at_leaf(of.lower)), at_leaf(of.upper))

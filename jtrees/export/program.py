@@ -8,7 +8,7 @@ import numpy as np
 from jtrees import exact, losses
 from jtrees.data import Columns, FrameModel
 from jtrees.export import encoding
-from jtrees.forest import Forest
+from jtrees.forest import Forest, votes
 from jtrees.leaves import Constant, Estimates, Frequency, Linear, Logit
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
@@ -27,9 +27,9 @@ class Program(NamedTuple):
       weights: float32, ``(trees, nodes, p)``.
       bias: float32, ``(trees, nodes)``.
       zero: origin of the features, ``(p,)``.
-      intercept: float32, ``(trees, leaves, k)``.
+      intercept: float64, ``(trees, leaves, k)``.
       coefficients: float32, ``(trees, leaves, k, p)``; None: constants.
-      lower: float32, ``(trees, leaves, k)``; None: no bounds.
+      lower: float64, ``(trees, leaves, k)``; None: no bounds.
       upper: likewise.
       divisor: number of trees for a mean, 1 for a sum.
       offset: ``(k,)``.
@@ -70,7 +70,7 @@ class Program(NamedTuple):
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Returns predictions in double precision, ``(n, k)``."""
         z, leaf, trees = self.relative(x).astype(np.float64), self.leaf(x), np.arange(len(self.bias))
-        out = self.intercept[trees, leaf].astype(np.float64)
+        out = self.intercept[trees, leaf]
         if self.coefficients is not None:
             out += np.einsum("ntkp,np->ntk", self.coefficients[trees, leaf], z)
         if self.lower is not None and self.upper is not None:
@@ -121,26 +121,24 @@ def program_of(model: Any) -> Program:
         raise ValueError(f"model must be an ObliqueTree or a Forest of them ({others}), got {came}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
-    origin, leaves = tree.origin, tree.leaves
+    origin, leaves, wide = tree.origin, tree.leaves, lambda a: np.asarray(a, np.float64)
     if isinstance(leaves, Logit):
-        leaves = jax.vmap(Logit.frequencies)(leaves)
+        leaves = leaves.frequencies()
     coefficients = lower = upper = None
     if isinstance(leaves, Linear):
-        intercept, coefficients = np.asarray(leaves.intercept), np.asarray(leaves.coefficients)
+        intercept, coefficients = wide(leaves.intercept), np.asarray(leaves.coefficients)
         coefficients = coefficients[..., None, :] if intercept.ndim == 2 else np.swapaxes(coefficients, -1, -2)
         if leaves.lower is not None:
-            lower, upper = np.asarray(leaves.lower), np.asarray(leaves.upper)
-    elif isinstance(leaves, Estimates):
-        intercept = np.asarray(leaves.predictions())
-    elif isinstance(leaves, (Constant, Frequency)):
-        intercept = np.asarray(leaves.values)
+            lower, upper = wide(leaves.lower), wide(leaves.upper)
+    elif isinstance(leaves, (Constant, Estimates, Frequency)):
+        intercept = wide(leaves.predictions())
     else:
         expected = "Constant, Estimates, Linear, Logit or Frequency"
         raise ValueError(f"leaves must be {expected}, got {type(leaves).__name__}")
     if forest.combine == "vote":
         if coefficients is not None:
             raise ValueError("trees with linear leaves cannot vote: combine must be 'mean' or 'sum'")
-        intercept = np.eye(intercept.shape[-1], dtype=np.float32)[intercept.argmax(-1)]
+        intercept = votes(intercept)
     scalar = intercept.ndim == 2
     outputs: Any = lambda a: a if a is None or not scalar else a[..., None]
     trees, k = len(intercept), 1 if scalar else intercept.shape[-1]

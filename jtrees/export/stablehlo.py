@@ -80,7 +80,7 @@ def _evaluated(of: Program, x: Array) -> tuple[Array, Array]:
             return 2 * node + 1 + ((sums[0] + sums[1]) + (sums[2] + sums[3]) > 0).astype(node.dtype)
 
         leaf = jax.lax.fori_loop(0, of.depth, descend, jnp.zeros(x.shape[0], jnp.int32)) - len(bias)
-        value = jnp.asarray(of.intercept[tree])[leaf].astype(jnp.float64)
+        value = jnp.asarray(of.intercept[tree])[leaf]
         if of.coefficients is not None:
             value += jnp.einsum("nkp,np->nk", jnp.asarray(of.coefficients[tree])[leaf].astype(jnp.float64), z)
         if of.lower is not None and of.upper is not None:

@@ -1,0 +1,200 @@
+"""Sums, means and quantiles within leaves, against NumPy in double precision."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees import segments
+from jtrees.losses import Huber, Poisson, weighted_quantiles
+
+SIZES = [(20_000, 4_000), (20_000, 3), pytest.param((4_000_000, 800_000), marks=pytest.mark.slow)]
+SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.slow))
+
+
+def drawn(size, decades=4):
+    """Leaves of equally many rows in random order, values, and weights over twice so many decades."""
+    n, leaves = size
+    rng = np.random.default_rng(0)
+    leaf = rng.permutation(np.arange(n, dtype=np.int32) % leaves)
+    y = rng.normal(size=n).astype(np.float32)
+    return leaf, y, (10 ** rng.uniform(-decades, decades, n)).astype(np.float32)
+
+
+def compiled(fn, num_leaves, **options):
+    return jax.jit(lambda leaf, *arrays: fn(leaf, *arrays, num_leaves=num_leaves, **options))
+
+
+def of_sums(leaf, values, num_leaves):
+    return segments.sums(values, leaf, num_leaves)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_have_the_digits_of_float32_within_each_leaf(size):
+    leaf, y, weight = drawn(size)
+    leaves = size[1]
+    heavy = np.where(leaf == 0, np.float32(1e30), 1)  # in one leaf
+    values = np.stack([weight * y * heavy, np.float32(0.1) + 0 * y], axis=1)
+    found = np.asarray(compiled(of_sums, leaves)(leaf, values), np.float64)
+    for j in range(2):
+        exact = np.bincount(leaf, values[:, j].astype(float), leaves)
+        size_of = np.bincount(leaf, np.abs(values[:, j]).astype(float), leaves)
+        assert (np.abs(found[:, j] - exact) <= 2e-7 * size_of).all()
+
+
+@pytest.mark.parametrize("n", [10, 4096, 4097, 10_000])
+def test_sums_of_any_length_are_those_of_numpy(n):
+    leaf, y, _ = drawn((n, 3))
+    values = y * np.where(leaf == 1, 1e-30, 1).astype(np.float32)
+    found = compiled(of_sums, 4)(leaf, values)
+    exact = segments.sums(values.astype(float), leaf, 4)
+    np.testing.assert_allclose(found[:3] / exact[:3], 1, rtol=2e-4 if n <= 4096 else 1e-5)
+    assert found[3] == exact[3] == 0
+
+
+def test_sums_do_not_depend_on_the_order_of_the_rows():
+    leaf, y, weight = drawn((20_000, 7))
+    order = np.random.default_rng(1).permutation(len(y))
+    run = compiled(of_sums, 7)
+    assert np.array_equal(run(leaf, weight * y), run(leaf[order], (weight * y)[order]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_sums_of_values_that_are_not_finite_are_not_finite(bad):
+    leaf, y, _ = drawn((20_000, 7))
+    y[leaf == 3] = np.where(np.arange((leaf == 3).sum()) == 5, bad, y[leaf == 3])
+    found = np.asarray(compiled(of_sums, 7)(leaf, y))
+    assert not np.isfinite(found[3]) and np.isfinite(np.delete(found, 3)).all()
+
+
+def test_sums_pass_through_vmap_and_double_precision(x64):
+    leaf, y, weight = drawn((10_000, 5))
+    values = np.stack([y, weight]).astype(np.float64 if x64 else np.float32)
+    found = jax.vmap(lambda v: segments.sums(v, jnp.asarray(leaf), 5))(jnp.asarray(values))
+    exact = np.stack([np.bincount(leaf, v.astype(float), 5) for v in values])
+    np.testing.assert_allclose(found, exact, rtol=1e-12 if x64 else 2e-7 * 1e3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_means_are_not_spoilt_by_other_leaves(size):
+    leaf, y, weight = drawn(size)
+    shift = np.where(leaf == 0, 1e10, 5).astype(np.float32)
+    y = (y + shift).astype(np.float32)
+    found = np.asarray(
+        compiled(lambda leaf, y, w, num_leaves: segments.means(leaf, y, num_leaves, w), size[1])(leaf, y, weight)
+    )
+    total = np.bincount(leaf, weight.astype(float) * y, size[1])
+    np.testing.assert_allclose(found, total / np.bincount(leaf, weight.astype(float), size[1]), rtol=3e-7)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_medians_are_those_of_numpy_in_every_leaf(size):
+    leaf, y, _ = drawn(size)
+    found = compiled(weighted_quantiles, size[1], levels=(0.5,))(leaf, y)[:, 0]
+    if size[0] % size[1]:
+        expected = np.array([np.median(y[leaf == one]) for one in range(size[1])])
+    else:
+        expected = np.median(y[np.lexsort((y, leaf))].reshape(size[1], -1), axis=1)
+    assert np.array_equal(found, expected)
+
+
+def plain_quantiles(leaf, y, num_leaves, levels, weight):
+    """Leaf by leaf, in double precision."""
+    order = np.lexsort((y, leaf))
+    y, weight, ends = y[order], weight[order].astype(float), np.searchsorted(leaf[order], np.arange(num_leaves + 1))
+    out = np.empty((num_leaves, len(levels)))
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
+        part = np.cumsum(weight[start:end])
+        for j, level in enumerate(levels):
+            wanted = level * part[-1]
+            low = y[start + np.searchsorted(part, wanted * (1 - 1e-14))]
+            high = y[start + min(np.searchsorted(part, wanted * (1 + 1e-14), side="right"), end - start - 1)]
+            out[i, j] = (float(low) + float(high)) / 2
+    return out
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_weighted_quantiles_are_those_of_double_precision_in_every_leaf(size):
+    leaf, y, weight = drawn(size)
+    weight[leaf == 0] *= 1e10  # rows that come before those of all other leaves
+    levels = (0.1, 0.5, 0.9)
+    run = compiled(
+        lambda leaf, y, w, **options: weighted_quantiles(leaf, y, sample_weight=w, **options), size[1], levels=levels
+    )
+    expected = plain_quantiles(leaf, y, size[1], levels, weight)
+    assert np.array_equal(run(leaf, y, weight), expected.astype(np.float32))
+    on_host = weighted_quantiles(leaf, y, size[1], levels, sample_weight=weight.astype(float))
+    np.testing.assert_array_equal(on_host, expected)
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_one_heavy_row_does_not_change_the_next_leaf(host):
+    leaf, y = np.repeat(np.arange(2, dtype=np.int32), [1, 5]), np.array([7, 1, 2, 3, 4, 5], np.float32)
+    weight = np.array([1e16 if host else 1e9, 1, 1, 1, 1, 1], np.float64 if host else np.float32)
+    arrays = (leaf, y, weight) if host else map(jnp.asarray, (leaf, y, weight))
+    leaf, y, weight = arrays
+    assert weighted_quantiles(leaf, y, 2, (0.5,), sample_weight=weight)[:, 0].tolist() == [7, 3]
+
+
+@pytest.mark.parametrize("level", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_ties_of_equal_weights_are_mid_points(level):
+    n = 10
+    leaf, y, weight = np.zeros(n, np.int32), np.arange(n, dtype=np.float32), np.full(n, 0.1, np.float32)
+    expected = round(level * n) - 0.5
+    for arrays in ((leaf, y, weight), tuple(map(jnp.asarray, (leaf, y, weight)))):
+        assert weighted_quantiles(*arrays[:2], 1, (level,), sample_weight=arrays[2])[0, 0] == expected
+
+
+# --- What rests on them ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_class_counts_exceed_the_integers_of_float32():
+    n = 2**24 + 2**20
+    zeros = jnp.zeros(n, jnp.int32)
+    assert jtrees.leaves.class_counts(zeros, zeros, 1, 2)[0].tolist() == [n, 0]
+
+
+@pytest.mark.parametrize("n", [20_000, pytest.param(4_000_000, marks=pytest.mark.slow)])
+def test_fits_of_leaves_are_those_of_double_precision(n):
+    leaf, y, weight = drawn((n, 4), decades=1)
+    y = (y + 3).astype(np.float32)
+    wide = leaf, y.astype(float), weight.astype(float)
+    count, total = np.bincount(leaf, wide[2]), np.bincount(leaf, wide[2] * wide[1])
+    means = total / count
+    error = np.average(np.square(wide[1] - means[leaf]), weights=wide[2])
+    found = jax.jit(lambda *a: jtrees.leaves.constant_fit_error(*a[:2], 4, sample_weight=a[2]))(leaf, y, weight)
+    assert found == pytest.approx(error, rel=2e-6)
+    values, _ = jax.jit(lambda *a: jtrees.leaves.fit_hierarchical(*a[:2], 4, sample_weight=a[2], strength=0.0))(
+        leaf, y, weight
+    )
+    np.testing.assert_allclose(values, means, rtol=3e-7)
+    step = jax.jit(lambda *a: Poisson().steps(a[0], jnp.zeros(n), a[1], 4, a[2], 0.0))(leaf, np.abs(y), weight)
+    exact = np.bincount(leaf, wide[2] * (np.abs(wide[1]) - 1)) / count
+    np.testing.assert_allclose(step, exact, rtol=1e-6)
+
+
+def test_huber_constants_on_the_host_are_those_in_a_program():
+    leaf, y, weight = drawn((2_000, 4), decades=1)
+    loss = Huber(0.3)
+    found = loss.constants(leaf, y.astype(float), 4, weight.astype(float))
+    in_program = jax.jit(lambda *a: loss.constants(a[0], a[1], 4, a[2]))(leaf, y, weight)
+    np.testing.assert_allclose(found, in_program, atol=2e-3)
+    errors = found[leaf] - y
+    slopes = np.bincount(leaf, weight.astype(float) * np.clip(errors, -0.3, 0.3))
+    np.testing.assert_allclose(slopes, 0, atol=1e-9)
+
+
+def test_moments_of_a_large_leaf_are_those_of_double_precision():
+    n = 50_000
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(n, 2)).astype(np.float32)
+    y = (x @ [1.0, -2.0] + 3).astype(np.float32)
+    leaf = (np.arange(n) % 100 == 0).astype(np.int32)
+    fit = jax.jit(lambda *a: jtrees.leaves.fit_shrunk(*a, 2))
+    coefficients, intercept, *_ = fit(leaf, x, y)
+    np.testing.assert_allclose(coefficients, [[1, -2], [1, -2]], rtol=1e-5)
+    np.testing.assert_allclose(intercept, [3, 3], rtol=1e-5)
