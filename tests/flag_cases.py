@@ -79,6 +79,17 @@ def bandit(regression):
     assert np.isfinite(learner.predict(state.params, x)).all()
 
 
+def loop():
+    """The training loop, in which most scores are not evaluated, and some starts of it."""
+    batch = jtrees.Batch(jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
+    one = partial(
+        jtrees.train, jtrees.methods.dgt(2, widths=()), batch, optimizer=jtrees.training.rmsprop(0.01), steps=5
+    )
+    for every in (0, 2):
+        assert np.isfinite(one(key=KEY, score_every=every).score)
+    assert jtrees.training.multi_start(lambda key: one(key=key), jax.random.split(KEY, 2)).dropped == 0
+
+
 def sweep(task):
     """A sweep over options, seeds and folds."""
     y = Y if task == "regression" else CLASS
@@ -167,6 +178,7 @@ def cases():
         known[f"{name} table"] = partial(estimator, name, True, validation_fraction=0.3)
     for which in (jtrees.losses.Quantile(0.5), jtrees.losses.Poisson(), jtrees.losses.Huber()):
         known[f"loss {type(which).__name__}"] = partial(loss, which)
+    known["loop"] = loop
     known["split"] = on_a_split
     known["explain"] = explained
     known["layers"] = layers

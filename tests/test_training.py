@@ -322,7 +322,8 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
     counted, padded = up_to(states, jnp.int32(2 * K))
     assert_equal(counted, at_once)
     assert_equal(jax.tree.map(lambda a: a[..., : 2 * K], padded), history)
-    assert np.isneginf(padded.losses[..., 2 * K :]).all() and np.isposinf(padded.scores[..., 2 * K :]).all()
+    assert (padded.losses[..., 2 * K :] == training.NOT_TAKEN).all()
+    assert np.isposinf(padded.scores[..., 2 * K :]).all()
     assert_equal(up_to(states, jnp.int32(K))[0], half)
     if not vmapped:
         whole = jax.jit(partial(jtrees.train, PLANE, plane, optimizer=optimizer, steps=2 * K, **options))(key=KEY)
