@@ -179,7 +179,7 @@ def fit(
     evaluated, chosen_by = None, None if validation is None else validation_of(recipe, validation, table)
     if _checked_share(held_out):
         if chosen_by is not None:
-            raise ValueError(f"held_out must be 0 with a validation set, got {held_out!r}")
+            raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
         table, evaluated = table.divided(held_out, key)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     with compilation.promoting_ranks(), monitor.listening():
