@@ -326,7 +326,7 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
     if "dict" in encoded:
         return {key: _decoded(item, arrays) for key, item in encoded["dict"]}
     if (cls := _class_of(name := encoded["class"])) is None:
-        raise LookupError(f"its class {name!r} is not known, import the module that defines it")
+        raise LookupError(f"its class {quoted(name)} is not known, import the module that defines it")
     return cls(**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
 
 

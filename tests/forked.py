@@ -77,6 +77,7 @@ def main(folder):
     cases = {name: lambda name=name: difference(name) for name in models}
     cases |= {
         "leaf": lambda: int((tree.leaf_index(x) != stored["leaf"]).sum()),
+        "decision path": lambda: int((tree.decision_path(x)[-1] - 3 != stored["leaf"]).sum()),
         "rules": lambda: len(tree.to_text()),
         "path": lambda: str(explain.path(tree, x[0])),
         "loaded in the child": lambda: float(

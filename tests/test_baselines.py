@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 import jtrees
 from jtrees.data import Scaling, checked_table, held_out_table
-from jtrees.data.baselines import BehindBaselineWarning, Comparison, compared
+from jtrees.data.baselines import BehindBaselineWarning, Comparison, compared, least_squares
 from jtrees.description import count_free
 from jtrees.estimators import TreeClassifier
 
@@ -289,3 +289,14 @@ def test_a_loss_of_the_users_own_is_compared_with_nothing():
     recipe, task = jtrees.DGT(depth=1, widths=(), epochs=6), jtrees.Regression(loss_function=absolute)
     for each in (recipe, jtrees.Bagged(recipe, trees=2)):
         assert "baselines" not in jtrees.fit(each, X, Y, key=KEY, task=task).report
+
+
+@pytest.mark.parametrize("shape", [(300, 900), (900, 300), (300, 50)])
+def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shape):
+    """Some columns are sums of other columns, so that the rank is lower."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape)
+    x[:, 1] = x[:, 0] + x[:, 2]
+    y = np.stack([x[:, :9].sum(1) + rng.normal(size=len(x)), rng.normal(size=len(x))], axis=1)
+    expected = np.linalg.lstsq(x, y, rcond=1e-6)[0]
+    np.testing.assert_allclose(least_squares(x, y), expected, atol=1e-4)

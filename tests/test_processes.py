@@ -97,8 +97,9 @@ def found(tmp_path_factory):
 def test_trees_and_forests_predict_in_a_forked_child(found):
     for name in MODELS:
         assert found[name] == pytest.approx(0, abs=1e-5), name
-    assert found["tree"] == found["table"] == found["estimator"] == found["votes"] == 0
-    assert found["leaf"] == found["child of the child"] == found["loaded in the child"] == found["parent"] == 0
+    for name in ("tree", "table", "estimator", "votes", "leaf", "decision path"):
+        assert found[name] == 0, name
+    assert found["child of the child"] == found["loaded in the child"] == found["parent"] == 0
 
 
 def test_rules_and_explanations_need_no_xla(found):

@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import compilation, io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
-from jtrees.leaves import Constant, Linear, kind_of, refit_hierarchical
+from jtrees.leaves import Constant, Estimates, Linear, kind_of, refit_hierarchical
 from jtrees.segments import common
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
@@ -138,10 +138,10 @@ class Scaling:
         return leaves.rescaled(self.x_center - x_zero, self.x_unit, self.y_low - y_zero, self.y_unit)
 
     def restore(self, model: Any) -> Any:
-        """Returns a model of scaled data in the user's units."""
+        """Returns a model of scaled data in the user's units; in a tree, splits between equal leaves are merged."""
         if not isinstance(model, ObliqueTree):
             return model.restored(self)
-        return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves))
+        return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves)).merged()
 
 
 def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
@@ -238,7 +238,8 @@ class Data(NamedTuple):
         fitted = self.refit(tree, "constant")[0]
         if type(fitted.leaves) is not type(tree.leaves):
             return tree
-        scaled = isinstance(tree.leaves, Constant) or tree.leaves.loss.link in ("identity", "sorted")
+        link = tree.leaves.loss.link if isinstance(tree.leaves, Estimates) else "identity"
+        scaled = link in ("identity", "sorted") and self.scaling.y_unit is not None
         unit = self.scaling.y_unit if scaled else 1
         old, new = (np.asarray(one.leaves.values, np.float64) for one in (tree, fitted))
         alike = (np.abs(old - new) <= _ROUNDING * unit).reshape(len(old), -1).all(1)

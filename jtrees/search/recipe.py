@@ -250,7 +250,8 @@ def finished_tree(
     The report has ``reached``, the number of internal nodes that at least one training row reaches.
     """
     check_finite(result)
-    tree = data.scaling.restore(result.model)
+    tree = data.scaling.restore_splits(result.model)
+    tree = tree.replace(leaves=data.scaling.restore_leaves(result.model.leaves))
     if fitted is None:
         tree = data.with_fitted(tree)
     elif fitted:
