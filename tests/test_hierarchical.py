@@ -142,3 +142,10 @@ def test_recipes_shrink_unless_told_not_to(recipe, data, standard_promotion):
     assert shrunk.loss > plain.loss
     assert np.var(np.asarray(shrunk.predict(x32))) < np.var(np.asarray(plain.predict(x32)))
     assert shrunk.loss == pytest.approx(np.mean((np.asarray(shrunk.predict(x), np.float64) - y) ** 2), rel=1e-4)
+
+
+def test_empty_nodes_without_shrinkage_divide_by_nothing():
+    """A warning would be an error here: the strength 0 is tried, and the right half of the tree has no row."""
+    leaf, y = np.arange(40) % 2, np.arange(40.0) % 2
+    values, strength = leaves.fit_hierarchical(leaf, y, 8)
+    assert strength == 0 and values[:2].tolist() == [0, 1] and np.isfinite(values).all()

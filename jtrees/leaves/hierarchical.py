@@ -82,8 +82,8 @@ def fit_hierarchical(
         values, freedom = levels[-1][:, 1:] / n, _COST
         for parents, children in zip(levels[:0:-1], levels[-2::-1], strict=True):
             some, first = children[:, 0] > 0, len(parents) - 1
-            weight_of = parents[:, 0] + strength  # 0 without samples and without shrinkage
-            share = parents[:, 0] / xp.where(weight_of > 0, weight_of, 1)
+            total = parents[:, 0] + strength  # 0 of an empty node without shrinkage
+            share = parents[:, 0] / xp.where(total > 0, total, 1)
             safe = lambda of: of[:, 1:] / xp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
             step = xp.repeat(share, 2)[:, None] * (safe(children) - xp.repeat(safe(parents), 2, axis=0))
             values = xp.repeat(values, 2, axis=0) + xp.where(some[:, None], step, 0)
