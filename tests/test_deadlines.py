@@ -58,6 +58,11 @@ def test_steps_end_before_the_deadline(clock):
     assert pace.steps(100) == 5
     clock.now = 0.75
     assert pace.steps(100) == 2
+    assert pace.steps(100, after=1) == 1
+    assert pace.steps(100, after=2) == 0
+    pace = Pace(Monitor(deadline=1.0), seconds=0.0)
+    pace.took(1, 0.1, compiled=False)
+    assert pace.steps(100) == 2
     clock.now = 0.95
     assert pace.steps(100) == 0
 
@@ -143,7 +148,7 @@ def test_a_result_does_not_depend_on_how_the_clock_divides_rounds(name, monkeypa
     fits = []
     for seed in range(3):
         draw = np.random.default_rng(seed)
-        monkeypatch.setattr(Pace, "steps", lambda pace, most, draw=draw: int(draw.integers(1, most + 1)))
+        monkeypatch.setattr(Pace, "steps", lambda pace, most, after=0, draw=draw: int(draw.integers(1, most + 1)))
         fits.append(jtrees.fit(RECIPES[name], x, y, key=KEY))
     for other in fits[1:]:
         np.testing.assert_array_equal(fits[0].history, other.history)

@@ -36,7 +36,7 @@ class Sparse(Recipe):
     increasing sharpness, and the best hard tree is kept. Leaves are refitted at the end. All features of a column of a
     raw table are one term here. Printed rules have a term for each feature: a category has one for each group of
     levels, a date has month and weekday, a column with gaps has an indicator. Removal runs on the host in ``finish``;
-    the pure ``search`` is that of the base. A deadline or Ctrl-C ends the training after the steps, not the removal.
+    the pure ``search`` is that of the base. After a deadline or Ctrl-C the rest is removed at once, without training.
 
     The report is the base's, with ``terms``, the numbers of columns that were tried, decreasing, and ``term_losses``,
     the loss of the tree with each, on ``validation`` if given, else on the training data.
@@ -99,8 +99,11 @@ class Sparse(Recipe):
         elements = self.epochs * bias.size * len(data.batch.x) * max(1, p // _FEATURES_OF_AN_ELEMENT)
         with monitor.over(len(steps), type(self).__name__):
             for done, terms in enumerate(steps):
+                in_time = monitor.has_time(blocking.seconds_of_step(elements))
+                if not in_time and terms != wanted:
+                    continue
                 weights, bias = _without_least(weights, bias, owner, terms, data.batch)
-                if monitor.has_time(blocking.seconds_of_step(elements)):
+                if in_time:
                     arguments = np.float32(weights), np.float32(bias), data.batch, validation, self.learning_rate
                     weights, bias, loss = _trained(*arguments, task=task, leaves=leaves, steps=self.epochs)
                     monitor.should_stop(done + 1, np.asarray(loss)[None])

@@ -130,12 +130,15 @@ class Pace:
         """``seconds`` is an estimate for one step; ``optional`` says whether the search may do without any."""
         self._monitor, self._one, self._optional, self._most = monitor, seconds, optional, 1
 
-    def steps(self, most: int) -> int:
-        """Returns the number of steps of the next call, up to ``most``; 0 if the search has to stop before it."""
-        if not self._monitor.has_time(self._one) and self._optional:
+    def steps(self, most: int, after: int = 0) -> int:
+        """Returns the number of steps of the next call, up to ``most``; 0 if the search has to stop before it.
+
+        ``after`` is the number of steps that must follow.
+        """
+        if not self._monitor.has_time((1 + after) * self._one) and self._optional:
             return 0
         self._optional = True
-        in_time = min(_CHUNK, self._monitor.left()) / max(self._one, 1e-9)
+        in_time = min(_CHUNK, self._monitor.left() - after * self._one) / max(self._one, 1e-9)
         return int(max(1, min(most, self._most, in_time)))
 
     def took(self, steps: int, seconds: float, compiled: bool) -> None:

@@ -320,7 +320,7 @@ def run_rounds(
     with monitor.over(rounds.count, name):
         while i < rounds.count:
             whole = rounds.at(i)
-            steps = 0 if stopped else pace.steps(int(whole.count) - done)
+            steps = 0 if stopped else pace.steps(int(whole.count) - done, after=int(i <= closing))
             if not steps:
                 if i > closing or (i == closing and done):
                     break

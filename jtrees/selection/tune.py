@@ -113,7 +113,13 @@ def tune(
         options["validation"] = validation
     result = fit(with_options(recipe, chosen), x, y, key=fit_key, **options)
     ended = result.report["ended"] if monitor.ended == "finished" else monitor.ended
-    return result.replace(report=result.report | {"tuning": trials, "chosen_options": chosen, "ended": ended})
+    report: dict[str, Any] = {
+        "tuning": trials,
+        "chosen_options": chosen,
+        "ended": ended,
+        "seconds": time.monotonic() - started,
+    }
+    return result.replace(report=result.report | report)
 
 
 # --- The trials ------------------------------------------------------------------------------------------------------
