@@ -1,5 +1,6 @@
 """Tables in files: what their cells are, and that no row's answer depends on the other rows of its file."""
 
+import datetime
 import runpy
 
 from hypothesis import given, settings, strategies as st
@@ -9,8 +10,9 @@ import pytest
 
 import jtrees
 from jtrees import cli
-from jtrees.cli.tables import DataError, Rules, read_labelled, read_rows, read_table
+from jtrees.cli.tables import DataError, Rules, read_labelled, read_rows, read_table, usable
 from jtrees.data import Columns, ColumnsWarning, FrameModel
+from jtrees.estimators import TreeRegressor
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
@@ -235,3 +237,115 @@ def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
         "x has levels that the training rows did not have",
     ]
     assert ColumnsWarning.__doc__
+
+
+# --- Exported files --------------------------------------------------------------------------------------------------
+
+
+DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])
+BERLIN = pd.date_range("2024-03-01", periods=40, tz="Europe/Berlin")
+
+
+def stump(frame):
+    """A model whose leaf says whether the first feature of a frame with one column is above a half."""
+    columns, features = Columns.fit(frame)
+    weights = np.zeros((1, features.shape[1]), np.float32)
+    weights[0, 0] = 1
+    leaves = jtrees.leaves.Constant(np.float32([1, 2]))
+    return FrameModel(jtrees.ObliqueTree(weights, np.float32([-0.5]), leaves), columns)
+
+
+@pytest.mark.parametrize(
+    ("training", "rows"),
+    [
+        (pd.Categorical([0.1, 0.2] * 20), np.float32([0.1, 0.2, 0.3])),
+        (pd.Categorical([0.1, 0.2] * 20), pd.Categorical(np.float32([0.2, 0.1]))),
+        (pd.Categorical(pd.to_datetime(["2024-01-01", "2024-01-02"] * 20)), pd.Categorical(DAYS[::-1].as_unit("s"))),
+        (["\0", "a", "b"] * 10 + ["c"], ["\0", "a", "new"]),
+        (pd.to_timedelta(np.arange(40) % 7, "us"), pd.to_timedelta([3, 5], "us")),
+        (BERLIN, BERLIN[:3].tz_convert("UTC")),
+    ],
+    ids=["float32", "categories of float32", "categories of dates", "null character", "durations", "zones"],
+)
+def test_the_numpy_file_gives_the_leaves_of_the_model(training, rows, tmp_path):
+    model = stump(pd.DataFrame({"a": training}))
+    jtrees.export.to_numpy(model, tmp_path / "model.py")
+    exported = runpy.run_path(str(tmp_path / "model.py"))
+    for values in (training, rows):
+        frame = pd.DataFrame({"a": values})
+        np.testing.assert_array_equal(exported["leaf"](frame), model.leaf_index(frame))
+
+
+@pytest.mark.parametrize(
+    ("training", "refused"),
+    [
+        (pd.date_range("2024-01-01", periods=40), [5, 6]),
+        ([True, False] * 20, [2, 0]),
+        (np.arange(40.0) ** 2, [np.inf, 0]),
+    ],
+    ids=["dates", "booleans", "numbers"],
+)
+def test_the_numpy_file_refuses_what_the_model_refuses(training, refused, tmp_path):
+    model, rows = stump(pd.DataFrame({"a": training})), pd.DataFrame({"a": refused})
+    jtrees.export.to_numpy(model, tmp_path / "model.py")
+    for predict in (model.predict, runpy.run_path(str(tmp_path / "model.py"))["predict"]):
+        with pytest.raises(ValueError, match="x must hold"):
+            predict(rows)
+
+
+def test_c_refuses_a_level_with_a_null_character(tmp_path):
+    with pytest.raises(ValueError, match=r"levels must have no null character in C, got .* of the column 'a'"):
+        jtrees.export.to_c(stump(pd.DataFrame({"a": ["a\0b", "a"] * 20})), tmp_path / "model.h")
+
+
+# --- What an attack found --------------------------------------------------------------------------------------------
+
+
+def test_a_file_has_columns_of_different_names(tmp_path):
+    for header in ("y,y", "a,a ", "a, a"):
+        with pytest.raises(DataError, match=r"must have columns of different names, got '[ay]' twice"):
+            rows_of(tmp_path, f"{header}\n1,2\n")
+
+
+def test_dates_with_an_offset_take_the_order_that_is_said(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("when,y\n" + "".join(f"0{1 + i % 5}/03/2024 12:00+01:00,{i}\n" for i in range(40)))
+    frame = read_labelled(file, "y", Rules(order="dmy"))
+    columns = frame.remember(Columns.fit(frame.x)[0])
+    rows = read_rows(file, Rules())[0]
+    expected = [[i % 5 + 0.5] for i in range(5)]
+    assert columns.transform(rows[:5])[:, :1].tolist() == expected == columns.transform(frame.x[:5])[:, :1].tolist()
+
+
+def test_text_of_a_file_is_read_once(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("share;size;y\n" + "".join(f"{i % 9}.5%;{i % 7};{i}\n" for i in range(40)))
+    frame, _ = usable(read_labelled(file, "y", Rules(";", ",")), "regression")
+    columns = frame.remember(Columns.fit(frame.x)[0])
+    assert str(columns.columns["share"]).startswith("categorical")  # not numbers by another rule
+
+
+def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    jtrees.save(TreeRegressor(jtrees.DGT(depth=1, epochs=3), random_state=0).fit(x, x[:, 0]), tmp_path / "m.jtrees")
+    (tmp_path / "rows.csv").write_text("a,b\n0.5,1\n2,3\n")
+    assert cli.main(["predict", str(tmp_path / "m.jtrees"), str(tmp_path / "rows.csv")]) == 0
+    capsys.readouterr()
+    (tmp_path / "rows.csv").write_text("a,b\n0.5,1\ntrue,3\n")
+    assert cli.main(["predict", str(tmp_path / "m.jtrees"), str(tmp_path / "rows.csv")]) == 2
+    assert "x must hold numbers in column 'a', got 'true' in row 1" in capsys.readouterr().err
+
+
+def test_a_target_that_is_no_number_is_blamed_by_its_row(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("a,y\n" + "".join(f"{i % 7},{'forty' if i == 17 else i / 8}\n" for i in range(40)))
+    with pytest.raises(DataError, match="finite numbers for --task regression, got 'forty' in row 17"):
+        usable(read_labelled(file, "y"), "regression")
+
+
+def test_a_fixed_offset_is_no_zone_whatever_it_is_called():
+    east = datetime.timezone(datetime.timedelta(hours=-4), "EST")
+    frame = pd.DataFrame({"a": [datetime.datetime(2024, 3, 1 + i % 9, 12, tzinfo=east) for i in range(40)]})
+    columns, features = Columns.fit(frame)
+    assert columns.columns["a"].zone == "offsets"
+    np.testing.assert_array_equal(columns.transform(frame), features)

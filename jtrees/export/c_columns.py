@@ -7,6 +7,7 @@ import numpy as np
 from jtrees.data.frame import Frame
 from jtrees.export.c_text import held, number, string, table
 from jtrees.export.encoding import Field, codes_of
+from jtrees.validation import quoted
 
 _RESERVED = """
 auto break case char const continue default do double else enum extern float for goto if inline int long register
@@ -137,6 +138,9 @@ def _of_field(field: Field, value: str, tables: dict[str, str], start: int) -> l
 
 
 def _level_functions(member: str, field: Field, names: list[str]) -> str:
+    if cut := [level for level in field.levels if "\0" in level]:
+        column = quoted(field.name)
+        raise ValueError(f"levels must have no null character in C, got {quoted(cut[0])} of the column {column}")
     constants = ",\n".join(
         f"  $$_{name} /* {_comment(level)} */"
         for name, level in zip(names, (*field.levels, "any other", "none"), strict=True)

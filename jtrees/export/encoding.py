@@ -9,7 +9,6 @@ from jtrees.data.columns import Columns
 from jtrees.data.frame import Frame, RawColumn
 from jtrees.data.kinds import MONTHS, WEEKDAYS, Date, LeftOut, Numeric, OneHot, TargetMeans
 
-_NEW = "\0"  # a level that no column has
 _NAMES = {"month": MONTHS, "weekday": WEEKDAYS}
 
 
@@ -70,7 +69,13 @@ def _field(name: str, place: int, column: Numeric | OneHot | TargetMeans | Date,
 
 
 def _table(column: OneHot | TargetMeans, levels: tuple[str, ...]) -> np.ndarray:
-    return column.encode(RawColumn("text", np.array([*levels, _NEW, None], object))).astype(np.float64)
+    rows = np.array([*levels, new_level(column.known), None], object)
+    return column.encode(RawColumn("text", rows)).astype(np.float64)
+
+
+def new_level(levels: tuple[str, ...]) -> str:
+    """Returns a text that is none of the levels."""
+    return "\0" * (1 + max(map(len, levels), default=0))
 
 
 def test_table(columns: Columns, rows: int) -> Frame:
@@ -82,7 +87,7 @@ def test_table(columns: Columns, rows: int) -> Frame:
         if isinstance(column, LeftOut):
             drawn[name] = RawColumn("numeric", np.zeros(rows))
         elif isinstance(column, (OneHot, TargetMeans)):
-            levels = np.array([*column.levels, _NEW], object)
+            levels = np.array([*column.levels, new_level(column.known)], object)
             drawn[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
             drawn[name].values[missing] = None
         else:

@@ -211,7 +211,12 @@ def _number(value, kind, of_text):
             raise ValueError(f"x must hold values of kind {kind}, got {value[:80]!r}")
         return number
     if kind != "date":
-        return float(value)
+        number = value / datetime.timedelta(days=1) if isinstance(value, datetime.timedelta) else float(value)
+        if not np.isfinite(number) or (kind == "boolean" and number not in (0, 1)):
+            raise ValueError(f"x must hold finite values of kind {kind}, got {value}")
+        return number
+    if not isinstance(value, (datetime.date, np.datetime64)):
+        raise ValueError(f"x must hold dates, got {value!r}"[:120])
     aware = getattr(value, "tzinfo", None) is not None
     if aware != of_text[1]:
         raise ValueError(f"x must hold dates {'with' if of_text[1] else 'without'} a time zone, got {value}")
@@ -220,11 +225,16 @@ def _number(value, kind, of_text):
     return np.datetime64(value, "ms").astype(np.int64) / DAY
 
 
+def _items(values):
+    array = np.asarray(values)
+    return array if array.dtype.kind == "f" else values  # floats in their own precision
+
+
 def _numbers(values, kind, of_text):
-    dtype = getattr(values, "dtype", None)
-    if isinstance(dtype, np.dtype) and dtype.kind in "biuf" and kind != "date":
-        return np.array(values, np.float64)
-    return np.array([_number(value, kind, of_text) for value in values], np.float64)
+    array = np.asarray(values)
+    if kind == "numeric" and array.dtype.kind in "biuf" and not np.isinf(array).any():
+        return array.astype(np.float64)
+    return np.array([_number(value, kind, of_text) for value in _items(values)], np.float64)
 
 
 def _features(x):
@@ -232,7 +242,8 @@ def _features(x):
     for name, kind, start, center, masked, of_text, levels, tables in COLUMNS:
         if kind == "text":
             codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
-            places = {"level": np.array([codes.get(level_of(value), len(levels)) for value in x[name]], np.int64)}
+            texts = [level_of(value) for value in _items(x[name])]
+            places = {"level": np.array([codes.get(text, len(levels)) for text in texts], np.int64)}
         else:
             values = _numbers(x[name], kind, of_text)
             missing = np.isnan(values)
