@@ -184,7 +184,7 @@ def _outputs_of(forest: Forest) -> Any:
 
         def of_block(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
             answers = (one.at(at, x) for one, at in zip(each, leaf.T, strict=True))
-            return sum(votes(one[None])[0] if vote else one for one in answers)
+            return np.sum([votes(one[None])[0] if vote else one for one in answers], axis=0)
 
     else:
         values = np.asarray(leaves.predictions(), np.float64)
