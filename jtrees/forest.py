@@ -175,7 +175,7 @@ def _outputs_of(forest: Forest) -> Any:
     """Returns ``(leaf, x) ->`` the sum over the trees of the outputs of the given leaves, ``(n, trees)``, in double
     precision, block by block.
     """
-    leaves, trees = forest.trees.leaves, len(forest)
+    leaves, trees = jax.tree.map(np.asarray, forest.trees.leaves), len(forest)
     checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
     checks.check_choice("link", forest.link, get_args(losses.Link))
     vote = forest.combine == "vote"
