@@ -175,7 +175,7 @@ def _outputs_of(forest: Forest) -> Any:
     """Returns ``(leaf, x) ->`` the sum over the trees of the outputs of the given leaves, ``(n, trees)``, in double
     precision, block by block.
     """
-    leaves, trees = forest.trees.leaves, len(forest)
+    leaves, trees = jax.tree.map(np.asarray, forest.trees.leaves), len(forest)
     checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
     checks.check_choice("link", forest.link, get_args(losses.Link))
     vote = forest.combine == "vote"
@@ -184,7 +184,7 @@ def _outputs_of(forest: Forest) -> Any:
 
         def of_block(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
             answers = (one.at(at, x) for one, at in zip(each, leaf.T, strict=True))
-            return sum(votes(one[None])[0] if vote else one for one in answers)
+            return np.sum([votes(one[None])[0] if vote else one for one in answers], axis=0)
 
     else:
         values = np.asarray(leaves.predictions(), np.float64)

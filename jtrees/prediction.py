@@ -110,24 +110,30 @@ def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | Non
         if validation.is_traced(finite):
             return out
     else:
-        chunks = _chunks(given, dtype)
+        chunks, finite = _chunks(given, dtype), True
         if exactly is None or dtype != jnp.float32:
             ended = lambda part, chunk, x: (then(np.asarray(part[0])[: len(chunk)], x[: len(chunk)]), part[1])
             parts = _evaluated(_compiled, fn, model, chunks, dtype, ended)
+            out, finite = np.concatenate([part for part, _ in parts]), all(np.asarray(ok) for _, ok in parts)
         else:
             prepared = _prepared(exactly.prepare, model)
 
-            def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, Any]:
-                out, x = np.asarray(part)[: len(chunk)], x[: len(chunk)]
-                uncertain = (out if out.ndim == 1 else out[:, 0]) < 0
-                if not uncertain.any():
-                    return then(out, x), True
-                some, out = x[uncertain], out.copy()
-                out[uncertain] = exactly.again(model, some) if (finite := np.isfinite(some).all()) else 0
-                return then(out, x), finite
+            def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+                out = np.asarray(part)[: len(chunk)]
+                uncertain = np.flatnonzero((out if out.ndim == 1 else out[:, 0]) < 0)
+                if len(uncertain):
+                    out = np.maximum(out, 0)
+                return then(out, x[: len(chunk)]), uncertain
 
             parts = _evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype, certain)
-        out, finite = np.concatenate([part for part, _ in parts]), all(np.asarray(ok) for _, ok in parts)
+            starts = np.cumsum([0, *map(len, chunks[:-1])])
+            uncertain = np.concatenate([i + rows for i, (_, rows) in zip(starts, parts, strict=True)])
+            out = np.concatenate([part for part, _ in parts])
+            if len(uncertain):
+                with np.errstate(over="ignore"):
+                    some = given[uncertain].astype(dtype)
+                if finite := np.isfinite(some).all():
+                    out[uncertain] = then(exactly.again(model, some), some)
     if not finite:  # or a sum of finite numbers overflowed, which is harmless
         validation.check_finite("x", given)
         with np.errstate(over="ignore"):

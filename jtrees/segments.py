@@ -15,14 +15,17 @@ its rounding error (Knuth, *The Art of Computer Programming*, volume 2, section 
 
 from collections.abc import Sequence
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int, Num
 import numpy as np
 
-Array = jax.Array | np.ndarray
+if TYPE_CHECKING:
+    Array = Any
+else:
+    Array = jax.Array | np.ndarray  # functions of this module take both
 
 _FEW = 2**12  # rows up to which plain sums of float32 are accurate enough, and faster
 _SPARE = 2  # bits of a word beyond those that the number of rows needs

@@ -45,6 +45,6 @@ def test_code_compiled_quickly_makes_the_same_model(monkeypatch, data, recipe, s
     quickly = fit().predict(x)
     for name in ("_init", "_result"):
         monkeypatch.setattr(run, name, jax.jit(getattr(run, name).__wrapped__, static_argnames="task"))
-    monkeypatch.setattr(scaling, "_refit", jax.jit(scaling._refit.__wrapped__, static_argnums=3))
+    monkeypatch.setattr(scaling, "_refit", jax.jit(scaling._refit.__wrapped__))
     # Rounding of float32, through some hundred updates.
     np.testing.assert_allclose(quickly, fit().predict(x), rtol=1e-3, atol=1e-3 * np.ptp(y))

@@ -463,3 +463,50 @@ def test_labels_that_differ_in_spaces_alone_are_warned_of():
     with pytest.warns(UserWarning, match="y has labels that differ in spaces alone: 'Yes', 'Yes '"):
         model = TreeClassifier(DGT, random_state=0).fit(x, np.resize(["No", "Yes", "Yes "], 40))
     assert model.classes_.tolist() == ["No", "Yes", "Yes "]
+
+
+# --- Constant targets ------------------------------------------------------------------------------------------------
+
+_CONSTANT_RECIPE = jtrees.GET(depth=1, starts=1, epochs=5, halving=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({}, ()),
+        ({"loss": "poisson"}, ()),
+        ({"loss": "quantile", "quantile": 0.9}, ()),
+        ({"loss": "quantile", "quantile": (0.5,)}, (1,)),
+        ({"loss": "quantile", "quantile": (0.1, 0.9)}, (2,)),
+    ],
+)
+def test_constant_targets_are_predicted_in_the_shape_of_the_loss(options, shape):
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    weight = np.r_[np.ones(10), np.zeros(20)]
+    model = TreeRegressor(_CONSTANT_RECIPE, **options)
+    for y, weights in ((np.full(30, 3.1), None), (np.where(weight > 0, 3.1, 7), weight)):
+        found = model.fit(x, y, weights).predict(x)
+        assert found.shape == (30, *shape) and (found == 3.1).all()
+
+
+@pytest.mark.parametrize(
+    ("y", "options", "message"),
+    [
+        (np.full(30, -1.0), {"loss": "poisson"}, "y must be at least 0 for Poisson.*-1.0 in row 0"),
+        (np.zeros(30), {"loss": "poisson"}, "y must not be 0 in every row"),
+        (np.zeros(30), {"loss": "gamma"}, "y must be above 0"),
+        (np.ones(30), {"loss": "other"}, "loss must be one of"),
+        (np.ones(30), {"quantile": 0.5}, "quantile must be None"),
+        (np.column_stack([np.arange(30.0), np.full(30, -1)]), {"loss": "poisson"}, "y must be at least 0"),
+        (np.column_stack([np.arange(30.0), np.ones(30)]), {"loss": "huber"}, "loss must be of one target"),
+        (
+            np.column_stack([np.arange(30.0), np.ones(30)]),
+            {"loss": "quantile", "quantile": (0.1, 0.9)},
+            "outputs must be None",
+        ),
+    ],
+)
+def test_constant_targets_pass_the_checks_of_the_loss(y, options, message):
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    with pytest.raises(ValueError, match=message):
+        TreeRegressor(_CONSTANT_RECIPE, **options).fit(x, y)

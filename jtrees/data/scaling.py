@@ -239,8 +239,8 @@ class Data(NamedTuple):
         if type(fitted.leaves) is not type(tree.leaves):
             return tree
         link = tree.leaves.loss.link if isinstance(tree.leaves, Estimates) else "identity"
-        scaled = link in ("identity", "sorted") and self.scaling.y_unit is not None
-        unit = self.scaling.y_unit if scaled else 1
+        unit = self.scaling.y_unit
+        unit = unit if link in ("identity", "sorted") and unit is not None else 1.0
         old, new = (np.asarray(one.leaves.values, np.float64) for one in (tree, fitted))
         alike = (np.abs(old - new) <= _ROUNDING * unit).reshape(len(old), -1).all(1)
         values = np.where(alike.reshape(-1, *[1] * (old.ndim - 1)), new, old)

@@ -73,8 +73,9 @@ class Linear:
             leaf, part = leaf_index[start : start + _BLOCK], out[start : start + _BLOCK]
             columns = wide(x[start : start + _BLOCK].T).reshape(*x.shape[1:], len(leaf), *[1] * (out.ndim - 1))
             part[...] = intercept[leaf]
-            for of_feature, column in zip(slopes, columns, strict=True):
-                part += of_feature[leaf] * column
+            with np.errstate(invalid="ignore"):  # rows that are not finite are found elsewhere
+                for of_feature, column in zip(slopes, columns, strict=True):
+                    part += of_feature[leaf] * column
             if bounds is not None:
                 np.clip(part, bounds[0][leaf], bounds[1][leaf], out=part)
         return out
