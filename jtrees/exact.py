@@ -119,10 +119,13 @@ def _by_numpy(model: Any, leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
     return model.combined(np.stack([_leaves_by_numpy(*one, x) for one in zip(each, leaf, strict=True)]))
 
 
-def _leaves_by_numpy(leaves: Any, leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _leaves_by_numpy(leaves: Any, leaf: np.ndarray, x: np.ndarray) -> Any:
+    """Returns the predictions of the leaves of one tree."""
     if isinstance(leaves, Linear):
         out = np.einsum("np...,np->n...", leaves.coefficients[leaf], x) + leaves.intercept[leaf]
-        return out if leaves.lower is None else np.clip(out, leaves.lower[leaf], leaves.upper[leaf])
+        if leaves.lower is None or leaves.upper is None:
+            return out
+        return np.clip(out, leaves.lower[leaf], leaves.upper[leaf])
     if isinstance(leaves, Estimates):
         return leaves.predictions()[leaf]
     return linked("softmax", leaves.values[leaf]) if isinstance(leaves, Logit) else leaves.values[leaf]
