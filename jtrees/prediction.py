@@ -141,10 +141,12 @@ def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | Non
     return out
 
 
-def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None, then: Any) -> np.ndarray:
+def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None, then: Any) -> Any:
     """Returns what :func:`evaluate` does, by NumPy, for a model that can be evaluated so."""
-    if exactly is None or isinstance(x, jax.Array):
-        processes.require_xla("a prediction of this model" if exactly is None else "a prediction of a JAX array")
+    if isinstance(x, jax.Array):
+        processes.require_xla("a prediction of a JAX array")
+    if exactly is None:
+        return processes.require_xla("a prediction of this model")
     model, given = processes.on_host(model), validation.check_x(x, features=features, rows=0)
     dtype = next((a.dtype for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating)), np.float32)
     with np.errstate(over="ignore"):
