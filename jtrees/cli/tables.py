@@ -216,7 +216,7 @@ def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd
     return pd.DataFrame(typed, index=rows.index), read, said
 
 
-def numbers_of(name: str, cells: pd.Series, rules: Rules) -> np.ndarray:
+def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
     """Returns the cells of a column as numbers.
 
     Raises:
