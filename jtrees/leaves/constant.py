@@ -31,7 +31,7 @@ def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[A
       dtype: dtype of arrays of JAX; None: that of the targets.
     """
     xp = module_of(y) if sample_weight is None else module_of(y, sample_weight)
-    dtype = np.float64 if xp is np else y.dtype if dtype is None else dtype
+    dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(y.dtype if dtype is None else dtype)
     return xp.ones(len(y), dtype) if sample_weight is None else xp.asarray(sample_weight, dtype)
 
 

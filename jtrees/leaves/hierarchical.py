@@ -138,8 +138,8 @@ def refit_and_strength(
     if isinstance(leaves, Constant):
         values, strength = fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight, **options)
         return Constant(values), strength
-    xp, classes = module_of(y), leaves.values.shape[1]
-    one_hot = (y[:, None] == np.arange(classes)).astype(np.float64 if xp is np else leaves.values.dtype)
+    xp, classes = module_of(leaf_index, y), leaves.values.shape[1]
+    one_hot = (xp.asarray(y)[:, None] == np.arange(classes)).astype(xp.result_type(float))
     values, strength = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight, **options)
     counts = class_counts(leaf_index, y, *leaves.values.shape, sample_weight=weight)
     shrunk = smoothed(xp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts))
