@@ -159,7 +159,7 @@ class Search(NamedTuple):
       rounds: the rounds of a single search.
       init: ``(start, batch, *, key) -> state``, pure.
       round: ``(round, state, batch, validation) -> (state, losses)``: the state after a :class:`Round`, and the losses
-        of its steps, ``(..., round.most)``, :data:`jtrees.training.NOT_TAKEN` where it had fewer. Pure. ``validation``
+        of its steps, ``(..., round.most)``, ``training.NOT_TAKEN`` where it had fewer. Pure. ``validation``
         is a batch or None.
       result: ``(state, batch, validation) -> SearchResult``: the best so far. Pure.
       finish: ``(result, start, data, *, key, monitor) -> Finished``: on the host; ``FloatingPointError`` if the search
