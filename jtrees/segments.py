@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     Array = jax.Array | np.ndarray  # functions of this module take both
 
-_FEW = 2**12  # rows up to which plain sums of float32 are accurate enough, and faster
+_FEW = 2**16  # rows up to which plain sums of float32 are accurate enough, and faster
 _SPARE = 2  # bits of a word beyond those that the number of rows needs
 _BELOW = 40  # bits of a cumulative weight below the largest weight of the leaf
 
@@ -46,7 +46,7 @@ def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: i
     """Returns the sums of the rows of each leaf.
 
     Args:
-      values: rows; float32 sums of more than 4096 rows have an error of the last digits of the largest magnitude in
+      values: rows; float32 sums of more than 65 536 rows have an error of the last digits of the largest magnitude in
         the leaf times its number of rows, at most.
       leaf_index: leaf of each row.
       num_leaves: number of leaves.

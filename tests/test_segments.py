@@ -11,7 +11,7 @@ import jtrees
 from jtrees import segments
 from jtrees.losses import Huber, Poisson, weighted_quantiles
 
-SIZES = [(20_000, 4_000), (20_000, 3), pytest.param((4_000_000, 800_000), marks=pytest.mark.slow)]
+SIZES = [(70_000, 14_000), (70_000, 3), pytest.param((4_000_000, 800_000), marks=pytest.mark.slow)]
 SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.slow))
 
 
@@ -45,18 +45,18 @@ def test_sums_have_the_digits_of_float32_within_each_leaf(size):
         assert (np.abs(found[:, j] - exact) <= 2e-7 * size_of).all()
 
 
-@pytest.mark.parametrize("n", [10, 4096, 4097, 10_000])
+@pytest.mark.parametrize("n", [10, 2**16, 2**16 + 1, 80_000])
 def test_sums_of_any_length_are_those_of_numpy(n):
     leaf, y, _ = drawn((n, 3))
     values = y * np.where(leaf == 1, 1e-30, 1).astype(np.float32)
     found = compiled(of_sums, 4)(leaf, values)
     exact = segments.sums(values.astype(float), leaf, 4)
-    np.testing.assert_allclose(found[:3] / exact[:3], 1, rtol=2e-4 if n <= 4096 else 1e-5)
+    np.testing.assert_allclose(found[:3] / exact[:3], 1, rtol=1e-3 if n <= 2**16 else 1e-5)
     assert found[3] == exact[3] == 0
 
 
 def test_sums_do_not_depend_on_the_order_of_the_rows():
-    leaf, y, weight = drawn((20_000, 7))
+    leaf, y, weight = drawn((70_000, 7))
     order = np.random.default_rng(1).permutation(len(y))
     run = compiled(of_sums, 7)
     assert np.array_equal(run(leaf, weight * y), run(leaf[order], (weight * y)[order]))
@@ -64,14 +64,14 @@ def test_sums_do_not_depend_on_the_order_of_the_rows():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_sums_of_values_that_are_not_finite_are_not_finite(bad):
-    leaf, y, _ = drawn((20_000, 7))
+    leaf, y, _ = drawn((70_000, 7))
     y[leaf == 3] = np.where(np.arange((leaf == 3).sum()) == 5, bad, y[leaf == 3])
     found = np.asarray(compiled(of_sums, 7)(leaf, y))
     assert not np.isfinite(found[3]) and np.isfinite(np.delete(found, 3)).all()
 
 
 def test_sums_pass_through_vmap_and_double_precision(x64):
-    leaf, y, weight = drawn((10_000, 5))
+    leaf, y, weight = drawn((70_000, 5))
     values = np.stack([y, weight]).astype(np.float64 if x64 else np.float32)
     found = jax.vmap(lambda v: segments.sums(v, jnp.asarray(leaf), 5))(jnp.asarray(values))
     exact = np.stack([np.bincount(leaf, v.astype(float), 5) for v in values])
