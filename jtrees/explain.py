@@ -643,7 +643,8 @@ class _Columns:
             ]
         for name in columns or ():
             if name not in possible:
-                raise ValueError(f"columns must be among {', '.join(map(repr, possible))}, got {name!r}")
+                named = validation.quoted_list(possible)
+                raise ValueError(f"columns must be among {named}, got {validation.quoted(name)}")
         chosen = [name in (possible if columns is None else columns) for name in self.names]
         first = np.append(True, self.owner[1:] != self.owner[:-1])
         missing = np.append((self.row("row", row)[0, 1:] != 0) & ~first[1:], False)  # the mask follows the value

@@ -82,7 +82,7 @@ class Forest:
         )
         if offset and self.link in ("exp", "softmax"):
             raise ValueError(
-                f"trees must have no origin of predictions with link={self.link!r}, got {self.trees.origin}"
+                f"trees must have no origin of predictions with link={self.link!r:.80}, got {checks.quoted(self.trees.origin)}"
             )
         if isinstance(self.trees, ObliqueTree) and not prediction.is_on_device(self, x):
             return (processes.on_host(self) if processes.lost_xla() else self)._predict_on_host(x)

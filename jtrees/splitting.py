@@ -16,6 +16,7 @@ Impurity = Callable[[jax.Array], jax.Array]  # statistics of nodes (..., q) -> i
 
 _SMALLEST, _GROWTH = 8, 8  # padded sizes of a level, each with its branch: at most eight times the open nodes
 _FEW_BINS = 64  # up to which a value is compared with all edges at once
+_DIGITS = 1e-6  # standard deviation of a node as a fraction of its mean, below which its targets are equal
 _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above rounding errors of float32
 
 
@@ -116,9 +117,15 @@ def best_thresholds(
     """
     bins_of = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
+    rounding = _GAIN * jnp.abs(sums).sum(-1)  # of the impurity
+    if impurity is squared_deviation:
+        rounding = (_DIGITS * jnp.abs(sums[:, 1:-1]).sum(-1)) ** 2 / jnp.maximum(sums[:, 0], 1)
+        for _ in range(2):  # the second pass removes the rounding error of the first means
+            statistics = _about_means(statistics, node, sums)
+            sums = jax.ops.segment_sum(statistics, node, nodes)
     cost = impurity(sums)
     # Most nodes of a deep level are empty or pure: only the others (open nodes) are numbered and searched.
-    open_ = cost > _GAIN * jnp.abs(sums).sum(-1)
+    open_ = cost > rounding
     label = jnp.cumsum(open_) - 1
     labels = jnp.where(open_, label, nodes)[node]  # out of range, so dropped, for closed nodes
     most = min(nodes, len(x) // 2 + 1)  # an open node has at least two samples
@@ -132,6 +139,17 @@ def best_thresholds(
     splits = jax.tree.map(lambda a: a[jnp.clip(label, 0)], splits)
     gain = jnp.where(open_ & (splits.gain > _GAIN * cost), splits.gain, 0)
     return splits._replace(gain=gain)
+
+
+def _about_means(statistics: Float[Array, "n q"], node: Int[Array, " n"], sums: Float[Array, "m q"]) -> Array:
+    """Returns statistics of targets centred by the mean of their node.
+
+    Squares of targets far from the mean of all rows would lose the digits in which the targets of a node differ.
+    """
+    weight = statistics[:, :1]
+    safe = lambda count: jnp.where(count > 0, count, 1)
+    y = statistics[:, 1:-1] / safe(weight) - (sums[:, 1:-1] / safe(sums[:, :1]))[node]
+    return weight * jnp.concatenate([jnp.ones_like(weight), y, jnp.square(y).sum(1, keepdims=True)], axis=1)
 
 
 def binned_cart(

@@ -61,6 +61,17 @@ def test_gains_are_those_of_cart_by_squares():
         assert int(one.feature[i]) == stump.feature[0]
 
 
+@pytest.mark.parametrize("far", [1, 1000])
+def test_targets_of_other_nodes_do_not_hide_a_split(far):
+    x = np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)
+    node = (x[:, 0] > 0).astype(int)
+    y = np.float32(far * node + 0.01 * (x[:, 1] > 0))
+    one = found(x, y, node, 2)
+    np.testing.assert_array_equal(one.feature, [1, 1])
+    assert np.all(one.gain > 0)
+    np.testing.assert_array_equal(found(x, np.float32(far * (node + 1.3)), node, 2).gain, 0)
+
+
 def test_pure_nodes_and_nodes_that_nothing_divides_gain_nothing():
     x = np.float32([[0], [1], [2], [5], [5], [5]])
     y, node = np.array([1, 1, 1, 0, 1, 0]), np.array([0, 0, 0, 1, 1, 1])

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from pathlib import Path
 import re
+import shlex
 import sys
 import time
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 import jtrees
-from jtrees import cli, explain, export, io, losses
+from jtrees import cli, explain, export, io, losses, validation
 from jtrees.cli.report import write_report
 from jtrees.cli.rivals import HeldOut, divided, kind_of_model
 from jtrees.cli.tables import (
@@ -255,7 +256,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     if (write := _WRITERS.get(options.file.suffix)) is None:
-        raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {str(options.file)!r}")
+        raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {validation.quoted(str(options.file))}")
     model = _loaded(options.model)
     how = {"prefix": options.prefix} if write is export.to_c else {}
     exported = model.model_
@@ -272,7 +273,7 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
     model = _estimator(options, _recipe(options, task), task, options.max_seconds)
-    command = ["jtrees report", str(options.table), f"--target {options.target!r}"]
+    command = ["jtrees report", str(options.table), "--target " + shlex.quote(options.target)]
     command += [f"--{name} {value}" for name in ("loss", "quantile") if (value := getattr(options, name)) is not None]
     how: Any = {"seed": options.seed, "command": " ".join(command)}
     write_report(options.out, frame, task, model, _loss(options), **how)
@@ -301,7 +302,7 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
         try:
             loss.check(whole.y.to_numpy(np.float64, na_value=np.nan))  # rows as they are counted in the file
         except ValueError as error:
-            raise DataError(f"target {whole.y.name!r} {str(error).removeprefix('y ')}") from None
+            raise DataError(f"target {validation.quoted(whole.y.name)} {str(error).removeprefix('y ')}") from None
     print(f"{frame.name}: {len(frame.x)} rows, {len(frame.x.columns)} columns; task: {said}")
     for line in left_out:
         print(line)
@@ -322,7 +323,7 @@ def _loss(options: argparse.Namespace) -> losses.Loss:
       DataError: for an unknown name, in classification, and for a level without quantiles or that is none.
     """
     if options.loss is not None and options.loss not in LOSSES:
-        raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {options.loss!r}")
+        raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {validation.quoted(options.loss)}")
     if options.loss is not None and options.task == "classification":
         raise DataError("--loss is for regression, and --task is classification")
     if options.quantile is None:
@@ -347,7 +348,7 @@ def _recipe(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
     for given in options.set:
         name, equals, value = given.partition("=")
         if not name or not equals:
-            raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {given!r}")
+            raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {validation.quoted(given)}")
         with contextlib.suppress(ValueError, SyntaxError):  # a word stays text
             value = ast.literal_eval(value)
         recipe = with_options(recipe, {name.replace(".", "__"): value})
@@ -359,7 +360,8 @@ def _named(text: str) -> jtrees.Recipe:
     found = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
     recipes = {name: one for name, one in vars(jtrees).items() if _is_recipe(one)}
     if found is None or found[1] not in recipes:
-        raise DataError(f"--recipe must be one of {', '.join(recipes)}, such as Bagged(LatentTree), got {text!r}")
+        known = ", ".join(recipes)
+        raise DataError(f"--recipe must be one of {known}, such as Bagged(LatentTree), got {validation.quoted(text)}")
     base = [] if found[2] is None else [_named(found[2])]
     try:
         return recipes[found[1]](*base)
@@ -406,7 +408,8 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     described = {} if columns is None or not columns.named else columns.columns
     names = list(getattr(model, "feature_names_in_", described))
     if absent := [name for name in names if name not in table and not isinstance(described.get(name), LeftOut)]:
-        raise DataError(f"{options.table} must have the columns of the model, got none called {absent[0]!r}")
+        named = validation.quoted(absent[0])
+        raise DataError(f"{options.table} must have the columns of the model, got none called {named}")
     if len(table) < fewest:
         raise DataError(f"{options.table} has no rows")
     return table.reindex(columns=names) if names else table

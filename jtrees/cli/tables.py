@@ -161,7 +161,7 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     except ValueError as error:
         raise DataError(f"cannot read {file}: {one_line(error)}") from error
     if wrong:
-        raise DataError(f"{file} has one column, {checks.quoted(names[0])}: try --separator {other!r}")
+        raise DataError(f"{file} has one column, {checks.quoted(names[0])}: try --separator {checks.quoted(other)}")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{file} must have columns of different names, got {checks.quoted(repeated[0])} twice")
     frame.columns = pd.Index(names)
@@ -364,7 +364,8 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
     if bad := [what for name in x.columns if (what := _fault(x[name]))]:
-        raise DataError(f"columns must hold numbers or text: {'; '.join(bad[:5])}")
+        several = "; ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        raise DataError(f"columns must hold numbers or text: {several}")
     if frame.settled:
         text = [name for name in x.columns if x[name].dtype == object]
         x = x.assign(**{name: pd.Categorical(x[name]) for name in text})

@@ -264,7 +264,8 @@ def plot_regions(
     inner, features, names = features_of(model, x, feature_names)
     chosen = [columns] if isinstance(columns, str) else list(columns)
     if len(chosen) != 2 or any(name not in names for name in chosen):
-        raise ValueError(f"columns must be two of {', '.join(map(repr, names))}, got {columns!r}")
+        named = validation.quoted_list(names)
+        raise ValueError(f"columns must be two of {named}, got {validation.quoted(columns)}")
     across, down = (names.index(name) for name in chosen)
     ranges = [np.linspace(features[:, i].min(), features[:, i].max(), resolution) for i in (across, down)]
     grid = np.tile(np.median(features, axis=0), (resolution**2, 1))
