@@ -89,7 +89,6 @@ def means(
     weight: Float[Array, " n"],
     *,
     default: Any = None,
-    extra: float = 0.0,
 ) -> Float[Array, "leaves *k"]:
     """Returns the weighted mean of the rows of each leaf.
 
@@ -101,7 +100,6 @@ def means(
       num_leaves: number of leaves.
       weight: nonnegative weights.
       default: value of a leaf without weight; None: the mean of all rows.
-      extra: number of samples of the default that each leaf has in addition.
     """
     xp = module_of(leaf_index, y, weight)
     count = wide(sums(weight, leaf_index, num_leaves), y)
@@ -110,12 +108,10 @@ def means(
     # Deviations from the mean of the leaf are small, so that their mean corrects the rounding errors of the first.
     first = summed(y)
     values = first + summed(y - first[leaf_index])
-    if default is None and (extra or xp is jnp or not count.all()):
+    if default is None and (xp is jnp or not count.all()):
         whole = (total(wide(weight, y) * y) / total(weight))[None]
         default = (whole + total(wide(weight, y) * (y - whole)) / total(weight))[0]
     default = None if default is None else xp.broadcast_to(default, values.shape)
-    if extra:
-        return values + (default - values) * (extra / (count + extra))
     if xp is np:
         values = common(leaf_index, y, num_leaves, weight, values)
     return values if default is None else xp.where(count > 0, values, default)

@@ -145,9 +145,16 @@ def test_means_under_a_log_link_are_those_of_double_precision(standard_promotion
     y = 1 + np.random.default_rng(3).poisson(np.exp(X[:, 0] / 2)).astype(float)
     fit = fitted(y, task=jtrees.Regression(loss_function=loss))
     leaf = fit.tree.leaf_index(X)
-    count, total = np.bincount(leaf, minlength=4), np.bincount(leaf, y, minlength=4)
-    expected = (total + y.mean()) / (count + 1)  # one sample of the mean of all
+    expected = np.bincount(leaf, y, minlength=4) / np.bincount(leaf, minlength=4)
     np.testing.assert_allclose(fit.predict(X), expected[leaf], rtol=1e-14)
+
+
+@pytest.mark.parametrize("values", [(3.0, 7.0), (0.0, 7.0)])
+def test_leaves_of_equal_counts_predict_them_and_leaves_of_zeros_a_little_more(standard_promotion, values):
+    y = two_values(*values)
+    found = fitted(y, task=jtrees.Regression(loss_function="poisson")).predict(X)
+    expected = np.where(y > 0, y, y.mean() / (np.sum(y == 0) + 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
 def test_class_frequencies_are_those_of_double_precision(standard_promotion):

@@ -21,8 +21,8 @@ _WIDEST = 30.0  # largest absolute output under an exponential
 class _LogLink(Loss):
     """Deviances of distributions with variance ``mean^p``, of outputs that are logarithms of means.
 
-    Targets are divided by their mean. The best constant of a leaf is the logarithm of its mean, one sample of the mean
-    of all included, so that a leaf of zeros does not predict that nothing ever happens.
+    Targets are divided by their mean. The best constant of a leaf is the logarithm of its mean. A leaf of zeros
+    includes one sample of the mean of all rows, as a prediction of zero would make any event infinitely costly.
     """
 
     link: ClassVar[Link] = "exp"
@@ -67,8 +67,11 @@ class _LogLink(Loss):
         return 2 * (ours - theirs), 2 * ((2 - p) * ours + (p - 1) * theirs)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
-        values = segments.means(leaf_index, y, num_leaves, weight, extra=1.0)
-        return module_of(values).log(values)
+        values = segments.means(leaf_index, y, num_leaves, weight)
+        count = segments.wide(segments.sums(weight, leaf_index, num_leaves), y)
+        mean = segments.total(segments.wide(weight, y) * y) / segments.total(weight)
+        xp = module_of(values)
+        return xp.log(xp.where(values > 0, values, mean / (count + 1)))
 
 
 def _mean(outputs: Array) -> Array:
