@@ -81,9 +81,8 @@ class Forest:
             isinstance(self.trees, ObliqueTree) and self.trees.origin is not None and self.trees.origin.y is not None
         )
         if offset and self.link in ("exp", "softmax"):
-            raise ValueError(
-                f"trees must have no origin of predictions with link={self.link!r:.80}, got {checks.quoted(self.trees.origin)}"
-            )
+            expected = f"no origin of predictions with link={checks.quoted(self.link)}"
+            raise ValueError(f"trees must have {expected}, got {checks.quoted(self.trees.origin)}")
         if isinstance(self.trees, ObliqueTree) and not prediction.is_on_device(self, x):
             return (processes.on_host(self) if processes.lost_xla() else self)._predict_on_host(x)
         # The scaling of predictions is that of one tree.

@@ -299,6 +299,8 @@ def test_columns_that_cannot_be_read(values, message):
         (FRAME.assign(area=FRAME["sold"]), "x must hold numbers in column 'area', got dates"),
         (FRAME.assign(sold=3), "x must hold dates in column 'sold', got numbers"),
         (FRAME.assign(heating=FRAME["sold"]), "x must hold text in column 'heating', got dates"),
+        (FRAME.assign(area=pd.Timedelta("1h")), "x must hold numbers in column 'area', got durations"),
+        (FRAME.assign(heating=pd.Timedelta("1h")), "x must hold text in column 'heating', got durations"),
         (FRAME.assign(rooms=np.inf), "x must hold finite numbers, got inf in column 'rooms', row 0"),
         (np.zeros((3, 5)), "x must have 6 columns, got 5"),
         (pl.DataFrame(COLUMNS).lazy(), "x must be an array or a DataFrame in memory, got LazyFrame"),
@@ -345,6 +347,31 @@ def test_equal_levels_match_in_any_type(kind):
         for library in (pl.DataFrame, pa.table):
             if not isinstance(values, pd.Categorical):
                 assert columns.transform(library({"c": list(values)})).tolist() == [[1, 0], [0, 1]]
+
+
+def test_arrow_levels_of_single_precision_match_their_decimals():
+    levels = pa.table({"c": pa.array(np.float32([0.1, 0.2] * 10)).dictionary_encode()})
+    for training, new in (
+        (levels, pd.DataFrame({"c": ["0.1", "0.2"]})),
+        (pd.DataFrame({"c": ["0.1", "0.2"] * 10}), levels[:2]),
+    ):
+        assert Columns.fit(training)[0].transform(new).tolist() == [[1, 0], [0, 1]]
+
+
+def test_levels_of_mixed_types_match_cell_by_cell():
+    columns = fitted(["1", "a", "True"] * 10)
+    assert features(columns, np.array([1, "a", True], object)) == np.eye(3)[[0, 2, 1]].tolist()
+
+
+def test_durations_are_days_and_nothing_else_is_a_duration():
+    columns = fitted(pd.to_timedelta(np.arange(40) % 7, "h"))
+    assert str(columns) == "c: durations in days, median 0.125, deviation 0.0819"
+    hours = pd.to_timedelta([6, 12], "h")
+    for values in (hours, np.array(hours.to_pytimedelta(), object), hours.to_numpy()):
+        assert features(columns, values) == [[0.25], [0.5]]
+    for values, found in (([1.0], "numbers"), (["1 days"], "text"), (pd.date_range("2024-01-01", periods=1), "dates")):
+        with pytest.raises(ValueError, match=f"x must hold durations in column 'c', got {found}"):
+            features(columns, values)
 
 
 @pytest.mark.parametrize(

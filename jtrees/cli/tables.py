@@ -73,15 +73,14 @@ def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
     decimal = "." if options.decimal is None else options.decimal
     if decimal not in (".", ","):
         raise DataError(f"--decimal must be a point or a comma, got {checks.quoted(decimal)}")
-    if decimal == options.separator:
+    separator = "\t" if options.separator == "\\t" else options.separator
+    if decimal == separator:
         raise DataError(f"--decimal and --separator must differ, got {checks.quoted(decimal)} for both")
-    if options.separator == "\\t":
-        options.separator = "\t"
-    if len(options.separator) != 1:
+    if len(separator) != 1:
         raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
     missing = missing if options.missing is None else ("", *options.missing)
     text, order = tuple(getattr(options, "text", ())), getattr(options, "dates", None)
-    return Rules(options.separator, decimal, options.encoding, missing, order, text)
+    return Rules(separator, decimal, options.encoding, missing, order, text)
 
 
 @dataclass(frozen=True)

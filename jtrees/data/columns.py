@@ -151,11 +151,13 @@ class Columns:
             return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
         if kind == "text":
             return _levels(name, raw)
+        durations = getattr(self.columns[name], "durations", False)
+        expected, came = "durations" if durations else _NAMES[kind], _name_of(raw)
+        if durations != (came == "durations"):
+            raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
         if raw.kind == "text":
             return _numbers(name, _with_gaps(raw, self.missing), self.text_reading(name), zone)
-        expected = {"date": "dates", "boolean": "booleans"}.get(kind, "numbers")
         if (raw.kind == "date") != (kind == "date"):
-            came = {"date": "dates", "boolean": "booleans"}.get(raw.kind, "numbers")
             raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
         if kind == "date" and (raw.zone is None) != (zone is None):
             which = "without" if zone is None else "with"
@@ -194,7 +196,7 @@ class Columns:
                 if counts[name] == there > 0 and (there >= _FEWEST or not _may_name(raw.of, known)):
                     expected = f"x must hold levels such as {checks.quoted_list(sorted(known))}"
                     cell = f"{checks.quoted(raw.values[np.argmax(unknown)])} in row {int(np.argmax(unknown))}"
-                    came = {"numeric": "numbers", "boolean": "booleans"}.get(raw.of, "text")
+                    came = _NAMES.get(raw.of, "text")
                     raise ValueError(f"{expected} in column {checks.quoted(name)}, got {came} without any: {cell}")
         if which := _counted({name: count for name, count in counts.items() if count}):
             warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
@@ -307,10 +309,18 @@ def _with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
     return raw._replace(values=np.where(gaps, np.array(None), raw.values)) if gaps.any() else raw
 
 
+_NAMES = {"numeric": "numbers", "boolean": "booleans", "date": "dates", "text": "text"}
+
+
+def _name_of(raw: RawColumn) -> str:
+    """Returns what a column holds, in the words of a message."""
+    return raw.of if raw.of == "durations" else _NAMES[raw.kind]
+
+
 def _levels(name: str, raw: RawColumn) -> RawColumn:
     """Returns a column of levels as canonical text."""
-    if raw.kind == "date":
-        raise ValueError(f"x must hold text in column {checks.quoted(name)}, got dates")
+    if (came := _name_of(raw)) in ("dates", "durations"):
+        raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
     if raw.kind == "text":
         return raw
     values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"

@@ -26,7 +26,7 @@ class RawColumn(NamedTuple):
       values: ``(n,)``: float64, NaN where missing; of text str, None where missing.
       zone: of dates the time zone, or ``"offsets"`` where each has an offset of its own; None: without a zone.
       of: of text the kind of the values that it names, as numbers and booleans may name levels; ``"levels"`` where it
-        is meant as text, such as categories.
+        is meant as text, such as categories. Numbers of days are ``"durations"``.
       merged: whether float64 holds different whole numbers of the column as one.
     """
 
@@ -134,7 +134,7 @@ def _of_series(name: str, series: Any, wanted: Wanted | None) -> RawColumn:
     if dtype in (nw.Date, nw.Datetime):
         return _dates(series, wanted)
     if dtype == nw.Duration:
-        return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY))
+        return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY), of="durations")
     values = _values(series)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), of="text" if dtype == nw.String else "levels")
@@ -154,6 +154,9 @@ def _merged(series: Any, values: np.ndarray) -> bool:
     return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
 
 
+_NARROW = {"Float16": np.float16, "halffloat": np.float16, "Float32": np.float32, "float": np.float32}
+
+
 def _values(series: Any) -> list[Any]:
     """Returns the values of a column, floats in their own precision, None where missing."""
     native = series.to_native()
@@ -165,8 +168,8 @@ def _values(series: Any) -> list[Any]:
         ]
         return [None if code < 0 else categories[code] for code in native.cat.codes.tolist()]
     values = series.to_list()
-    if series.dtype.is_numeric() and series.dtype.is_float() and str(series.dtype) != "Float64":
-        narrow = np.float16 if str(series.dtype) == "Float16" else np.float32
+    of_levels = getattr(getattr(native, "type", None), "value_type", series.dtype)  # Arrow: levels of any type
+    if (narrow := _NARROW.get(str(of_levels))) is not None:
         values = [value if is_missing(value) else narrow(value) for value in values]
     return [None if is_missing(value) else value for value in values]
 
@@ -187,7 +190,8 @@ _TYPES: dict[str, Any] = {
     "text": str,
     "boolean": (bool, np.bool_),
     "date": (datetime.date, np.datetime64),
-    "numeric": (numbers.Real, decimal.Decimal, datetime.timedelta),
+    "numeric": (numbers.Real, decimal.Decimal),
+    "durations": (datetime.timedelta, np.timedelta64),
 }
 
 
@@ -201,12 +205,18 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
     column, got = checks.quoted(name), lambda row: f"{checks.quoted(values[row])} in row {row}"
     if kind == "other":
         raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {column}")
+    named = {"text", "boolean", "numeric"}  # kinds of values that may name levels
+    if wanted is not None and wanted.kind == "text" and {kind for _, kind in there} <= named:
+        return RawColumn("text", _texts(values), of=kind if all(other == kind for _, other in there) else "text")
     if other := next((row for row, other in there if other != kind), None):
         raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}")
-    if kind == "text" or (wanted is not None and wanted.kind == "text" and kind != "date"):
+    if kind == "text":
         return RawColumn("text", _texts(values), of=kind)
+    if kind == "durations":
+        days = [np.nan if value is None else np.timedelta64(value) / np.timedelta64(1, "D") for value in values]
+        return RawColumn("numeric", np.array(days), of=kind)
     if kind != "date":
-        return RawColumn(kind, np.array([np.nan if value is None else _float(value) for value in values]))
+        return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
         raise ValueError(f"x must have dates that all have a time zone, or none of them, in column {column}")
@@ -216,11 +226,6 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
         return RawColumn(kind, days)
     zones = {zone_name(value.tzinfo) for value in values if value is not None}
     return RawColumn(kind, days, zones.pop() if len(zones) == 1 else OFFSETS)
-
-
-def _float(value: Any) -> float:
-    """Returns a number, of a duration its days."""
-    return value / datetime.timedelta(days=1) if isinstance(value, datetime.timedelta) else float(value)
 
 
 def _kind(value: Any) -> str:

@@ -49,6 +49,7 @@ class Numeric:
       spread: the standard deviation.
       start: subtracted from the values; of dates the first day.
       missing: number of missing values in the training rows.
+      durations: whether the numbers are days of durations.
     """
 
     kind: str
@@ -56,13 +57,15 @@ class Numeric:
     spread: float
     start: float
     missing: int
+    durations: bool = False
 
     @classmethod
     def fit(cls, raw: RawColumn) -> "Numeric":
         """Returns the description of a raw column with at least one value."""
         there = raw.values[~raw.missing]
         start = float(np.floor(there.min())) if raw.kind == "date" else 0.0
-        return cls(raw.kind, float(np.median(there) - start), float(there.std()), start, len(raw.values) - len(there))
+        missing = len(raw.values) - len(there)
+        return cls(raw.kind, float(np.median(there) - start), float(there.std()), start, missing, raw.of == "durations")
 
     @property
     def wanted(self) -> Wanted:
@@ -82,7 +85,8 @@ class Numeric:
     def __str__(self) -> str:
         shown = np.datetime64(int(self.start + self.center), "D") if self.kind == "date" else f"{self.center:.6g}"
         gaps = f", {self.missing} missing" if self.missing else ""
-        return f"{self.kind}, median {shown}, deviation {self.spread:.3g}{' days' * (self.kind == 'date')}{gaps}"
+        kind = "durations in days" if self.durations else self.kind
+        return f"{kind}, median {shown}, deviation {self.spread:.3g}{' days' * (self.kind == 'date')}{gaps}"
 
 
 @io.part
