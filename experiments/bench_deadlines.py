@@ -51,7 +51,7 @@ def main() -> None:
     options.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     options = options.parse_args()
     warnings.simplefilter("ignore")
-    rows = []
+    rows: list[list[str]] = []
     for name in options.recipes:
         row = [name]
         for shape in options.shapes:
@@ -63,7 +63,10 @@ def main() -> None:
     header = ["recipe", *[f"{shape}, {fit} fit" for shape in options.shapes for fit in ("first", "second")]]
     sizes = "; ".join(f"{name}: {n} x {p}, {s:g} s" for name, (n, p, s) in SHAPES.items())
     notes = f"Seconds beyond the deadline. {sizes}. First fits include compilation."
-    benchmark.write("bench_deadlines", "", header, rows, notes, committed=options.write)
+    asked = [(name, getattr(options, name)) for name in ("shapes", "recipes")]
+    every = {"shapes": list(SHAPES), "recipes": list(RECIPES)}
+    arguments = " ".join(f"--{name} {' '.join(some)}" for name, some in asked if some != every[name])
+    benchmark.write("bench_deadlines", arguments, header, rows, notes, committed=options.write)
 
 
 if __name__ == "__main__":

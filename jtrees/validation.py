@@ -38,6 +38,18 @@ def quoted(value: Any) -> str:
     return text[: _LONGEST - 3 - len(closing)] + "..." + closing
 
 
+def listed(texts: Iterable[str], separator: str = ", ") -> str:
+    """Returns the first five texts, and the number of further texts.
+
+    Example:
+      >>> jtrees.validation.listed("abcdefg")
+      'a, b, c, d, e and 2 more'
+    """
+    texts = list(texts)
+    more = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
+    return separator.join(texts[:_MOST]) + more
+
+
 def quoted_list(values: Iterable[Any]) -> str:
     """Returns the first five values as :func:`quoted`, and the number of further values.
 
@@ -45,9 +57,7 @@ def quoted_list(values: Iterable[Any]) -> str:
       >>> jtrees.validation.quoted_list("abcdefg")
       "'a', 'b', 'c', 'd', 'e' and 2 more"
     """
-    values = list(values)
-    more = f" and {len(values) - _MOST} more" if len(values) > _MOST else ""
-    return ", ".join(map(quoted, values[:_MOST])) + more
+    return listed(map(quoted, values))
 
 
 def is_traced(*values: Any) -> bool:

@@ -282,8 +282,11 @@ def test_the_numpy_file_gives_the_leaves_of_the_model(training, rows, tmp_path):
         (pd.date_range("2024-01-01", periods=40), [5, 6]),
         ([True, False] * 20, [2, 0]),
         (np.arange(40.0) ** 2, [np.inf, 0]),
+        (np.arange(40.0) ** 2, pd.to_timedelta([3, 5], "h")),
+        (pd.to_timedelta(np.arange(40) % 7, "h"), [3.0, 5.0]),
+        (pd.to_timedelta(np.arange(40) % 7, "h"), ["3", "5"]),
     ],
-    ids=["dates", "booleans", "numbers"],
+    ids=["dates", "booleans", "numbers", "no durations", "durations", "text of durations"],
 )
 def test_the_numpy_file_refuses_what_the_model_refuses(training, refused, tmp_path):
     model, rows = stump(pd.DataFrame({"a": training})), pd.DataFrame({"a": refused})

@@ -273,9 +273,11 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
     model = _estimator(options, _recipe(options, task), task, options.max_seconds)
-    command = ["jtrees report", str(options.table), "--target " + shlex.quote(options.target)]
-    command += [f"--{name} {value}" for name in ("loss", "quantile") if (value := getattr(options, name)) is not None]
-    how: Any = {"seed": options.seed, "command": " ".join(command)}
+    command = ["jtrees", "report", str(options.table), "--target", options.target]
+    for name in ("loss", "quantile"):
+        if (value := getattr(options, name)) is not None:
+            command += [f"--{name}", str(value)]
+    how: Any = {"seed": options.seed, "command": shlex.join(command)}
     write_report(options.out, frame, task, model, _loss(options), **how)
     print(f"written to {options.out}")
     return 0

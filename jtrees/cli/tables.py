@@ -286,8 +286,8 @@ def read_labelled(file: Path, target: str | None, rules: Rules = Rules()) -> Fra
 
 
 def _listed(names: list[str]) -> str:
-    """Returns up to five names, and the number of further ones."""
-    return ", ".join(name[:80] for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    """Returns up to five names, each cut at 80 characters, and the number of further names."""
+    return checks.listed(name[:80] for name in names)
 
 
 def drop(frame: Frame, names: list[str]) -> Frame:
@@ -363,8 +363,7 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
     if bad := [what for name in x.columns if (what := _fault(x[name]))]:
-        several = "; ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise DataError(f"columns must hold numbers or text: {several}")
+        raise DataError(f"columns must hold numbers or text: {checks.listed(bad, '; ')}")
     if frame.settled:
         text = [name for name in x.columns if x[name].dtype == object]
         x = x.assign(**{name: pd.Categorical(x[name]) for name in text})

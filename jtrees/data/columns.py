@@ -146,12 +146,11 @@ class Columns:
         Raises:
           ValueError: for values of another kind.
         """
-        kind, zone = self.columns[name].wanted
+        kind, zone, durations = self.columns[name].wanted
         if raw.missing.all():
             return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
         if kind == "text":
             return _levels(name, raw)
-        durations = getattr(self.columns[name], "durations", False)
         expected, came = "durations" if durations else _NAMES[kind], _name_of(raw)
         if durations != (came == "durations"):
             raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
@@ -170,7 +169,7 @@ class Columns:
 
     def text_reading(self, name: str) -> Reading:
         """Returns how text of a column is read: of levels as it is."""
-        kind, zone = self.columns[name].wanted
+        kind, zone, _ = self.columns[name].wanted
         return self.readings.get(name, dataclasses.replace(PLAIN[kind], zoned=zone is not None))
 
     def _warn_of_gaps(self, frame: Frame) -> None:
@@ -270,12 +269,12 @@ class Columns:
             warnings.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
         notes = [f"{checks.quoted(name)} ({note})" for name, note in self.notes.items() if name not in self.readings]
         if notes:
-            warnings.warn(f"columns of x may mean something else: {_first(notes)}", ColumnsWarning, stacklevel=3)
+            warnings.warn(f"columns of x may mean something else: {checks.listed(notes)}", ColumnsWarning, stacklevel=3)
 
     def _left_out(self) -> str:
         """Returns the names of the columns that are left out, with the reasons."""
         left_out = {name: column for name, column in self.columns.items() if isinstance(column, LeftOut)}
-        return _first([f"{checks.quoted(name)} ({column.why})" for name, column in left_out.items()])
+        return checks.listed(f"{checks.quoted(name)} ({column.why})" for name, column in left_out.items())
 
     def __hash__(self) -> int:
         return hash((self.named, tuple(self.columns)))
@@ -293,14 +292,10 @@ def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1) -> Fra
     return Frame({f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values.T)}, named=False)
 
 
-def _first(texts: Sequence[str]) -> str:
-    """Returns the first five texts, and the number of further ones."""
-    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
-
-
 def _counted(counts: Mapping[str, int]) -> str:
     """Returns the names of columns with a number of rows each."""
-    return _first([f"{checks.quoted(name)} ({count} row{'' if count == 1 else 's'})" for name, count in counts.items()])
+    rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
+    return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items())
 
 
 def _with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:

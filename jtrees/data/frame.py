@@ -48,10 +48,12 @@ class Wanted(NamedTuple):
     Attributes:
       kind: ``"text"`` for levels, ``"numeric"``, ``"boolean"`` or ``"date"``.
       zone: the zone of the dates, as in :class:`RawColumn`.
+      durations: whether the numbers are days of durations.
     """
 
     kind: str
     zone: str | None = None
+    durations: bool = False
 
 
 class Frame:

@@ -70,7 +70,7 @@ class Numeric:
     @property
     def wanted(self) -> Wanted:
         """The kind of raw column that is read for new rows."""
-        return Wanted(self.kind)
+        return Wanted(self.kind, durations=self.durations)
 
     def features(self, name: str) -> list[str]:
         """Returns the names of the features."""

@@ -10,6 +10,7 @@ from jtrees.data.frame import Frame, RawColumn
 from jtrees.data.kinds import MONTHS, WEEKDAYS, Date, LeftOut, Numeric, OneHot, TargetMeans
 
 _NAMES = {"month": MONTHS, "weekday": WEEKDAYS}
+MICROSECONDS = 86_400_000_000  # of a day, as durations are counted in whole ones
 
 
 class Field(NamedTuple):
@@ -29,6 +30,7 @@ class Field(NamedTuple):
       levels: the levels of text.
       zone: of dates the time zone, as in :class:`jtrees.data.columns.Date`.
       reading: how text becomes numbers or dates.
+      durations: whether the numbers are days of durations.
       tables: rows ``(levels + 2, k)`` of ``"level"``, ``"month"`` or ``"weekday"``, in the order of the features.
     """
 
@@ -42,6 +44,7 @@ class Field(NamedTuple):
     tables: dict[str, np.ndarray]
     zone: str | None
     reading: Reading
+    durations: bool = False
 
     @property
     def numbers(self) -> int:
@@ -65,7 +68,8 @@ def _field(name: str, place: int, column: Numeric | OneHot | TargetMeans | Date,
     number, parts = (column.days, column.parts) if isinstance(column, Date) else (column, {})
     tables = {part: _table(encoding, _NAMES[part]) for part, encoding in parts.items()}
     zone, masked = column.wanted.zone, bool(number.missing)
-    return Field(name, place, number.kind, number.start, number.center, masked, (), tables, zone, reading)
+    numbers = number.kind, number.start, number.center
+    return Field(name, place, *numbers, masked, (), tables, zone, reading, number.durations)
 
 
 def _table(column: OneHot | TargetMeans, levels: tuple[str, ...]) -> np.ndarray:
@@ -95,7 +99,9 @@ def test_table(columns: Columns, rows: int) -> Frame:
             values = number.start + number.center + number.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if number.kind == "boolean" else values
             values = np.floor(values) if number.kind == "date" else values
-            drawn[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.wanted.zone)
+            values = np.round(values * MICROSECONDS) / MICROSECONDS if number.durations else values
+            of = "durations" if number.durations else "text"
+            drawn[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.wanted.zone, of)
     return Frame(drawn, named=columns.named)
 
 

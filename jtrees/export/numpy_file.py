@@ -12,7 +12,7 @@ from jtrees.data import parse
 from jtrees.data.cells import OFFSETS
 from jtrees.data.columns import Columns
 from jtrees.data.frame import Frame, RawColumn
-from jtrees.export.encoding import fields_of
+from jtrees.export.encoding import MICROSECONDS, fields_of
 from jtrees.export.program import Program, program_of
 
 
@@ -78,7 +78,8 @@ def _of_columns(columns: Columns, given: Frame) -> tuple[str, str]:
         of_text = (field.reading.before, field.reading.after, field.reading.thousands, field.reading.decimal)
         if field.kind == "date":
             of_text = (field.reading.style, field.reading.zoned, None if field.zone == OFFSETS else field.zone)
-        listed.append(f"    ({where!r}, {field.kind!r}, {numbers}, {of_text!r}, {field.levels!r}, {{{tables}}}),")
+        kind = "durations" if field.durations else field.kind
+        listed.append(f"    ({where!r}, {kind!r}, {numbers}, {of_text!r}, {field.levels!r}, {{{tables}}}),")
     check = _CHECK_MAPPING if columns.named else _CHECK_ARRAY.replace("@WIDTH@", str(len(columns.columns)))
     source = _FEATURES_OF_COLUMNS.replace("@CHECK@", check).replace("@COLUMNS@", "\n".join(listed))
     source = source.replace("@MISSING@", repr(columns.missing)).replace("@PARSE@", _PARSE)
@@ -93,6 +94,9 @@ def _column(raw: RawColumn) -> str:
         days = np.where(raw.missing, 0, raw.values).astype(np.int64).astype("datetime64[D]").astype(str)
         zone = "" if raw.zone is None else "T12:00Z"  # noon in Greenwich is on the same day almost everywhere
         return repr([None if gap else day + zone for day, gap in zip(days.tolist(), raw.missing, strict=True)])
+    if raw.of == "durations":
+        whole = lambda days: f"np.timedelta64({round(days * MICROSECONDS)}, 'us')"
+        return f"[{', '.join('None' if np.isnan(days) else whole(days) for days in raw.values.tolist())}]"
     return repr([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
 
 
@@ -207,11 +211,13 @@ def _number(value, kind, of_text):
             number = BOOLEANS.get(value.strip().lower())
         else:
             number = days_of(value, *of_text) if kind == "date" else number_of(value, *of_text)
-        if number is None:
+        if number is None or kind == "durations":
             raise ValueError(f"x must hold values of kind {kind}, got {value[:80]!r}")
         return number
     if kind != "date":
-        number = value / datetime.timedelta(days=1) if isinstance(value, datetime.timedelta) else float(value)
+        if isinstance(value, (datetime.timedelta, np.timedelta64)) != (kind == "durations"):
+            raise ValueError(f"x must hold values of kind {kind}, got {value!r}"[:120])
+        number = np.timedelta64(value) / np.timedelta64(1, "D") if kind == "durations" else float(value)
         if not np.isfinite(number) or (kind == "boolean" and number not in (0, 1)):
             raise ValueError(f"x must hold finite values of kind {kind}, got {value}")
         return number

@@ -68,10 +68,9 @@ class _LogLink(Loss):
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         values = segments.means(leaf_index, y, num_leaves, weight)
-        count = segments.wide(segments.sums(weight, leaf_index, num_leaves), y)
-        mean = segments.total(segments.wide(weight, y) * y) / segments.total(weight)
-        xp = module_of(values)
-        return xp.log(xp.where(values > 0, values, mean / (count + 1)))
+        xp, count = module_of(values), segments.wide(segments.sums(weight, leaf_index, num_leaves), y)
+        of_all = segments.means(xp.zeros_like(leaf_index), y, 1, weight)
+        return xp.log(xp.where(values > 0, values, of_all / (count + 1)))
 
 
 def _mean(outputs: Array) -> Array:
