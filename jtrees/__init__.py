@@ -43,8 +43,8 @@ from jtrees.methods import (
     NonGreedy as NonGreedy,
 )
 from jtrees.search import Recipe as Recipe
+from jtrees.search.fit import FitResult as FitResult, fit as fit
 from jtrees.search.from_method import FromMethod as FromMethod
-from jtrees.search.run import FitResult as FitResult, fit as fit
 from jtrees.selection import SweepResult as SweepResult, sweep as sweep, tune as tune
 from jtrees.soft_model import SoftModel as SoftModel
 from jtrees.tasks import Classification as Classification, Policy as Policy, Regression as Regression

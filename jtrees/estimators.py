@@ -17,7 +17,7 @@ from jtrees.ensembles import Bagged
 from jtrees.losses.names import named
 from jtrees.methods import GET, LatentTree
 from jtrees.search import Recipe
-from jtrees.search.run import fit
+from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
 from jtrees.tasks import Regression
 from jtrees.tree import ObliqueTree

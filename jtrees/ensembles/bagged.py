@@ -1,35 +1,20 @@
-"""Bagging of any recipe: models of bootstrap samples, trained side by side in one compiled program."""
+"""Bagging of any recipe: models of bootstrap samples, trained side by side."""
 
 import time
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, sharding, validation as checks
-from jtrees.data import Data, Table
+from jtrees.data import Data, Scaling, Table
 from jtrees.forest import Forest, votes
-from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
+from jtrees.search import Finished, HeldOut, Recipe, Runs, SearchResult, options
 from jtrees.search.monitor import Monitor
-from jtrees.search.recipe import HeldOut, next_of_all
 from jtrees.tasks import Classification, Task
-from jtrees.training import Batch, map_starts
 
-
-class Bags(NamedTuple):
-    """The bootstrap samples (bags) and the preparation of the base for each.
-
-    Attributes:
-      drawn: indices of the rows of each bag, ``(trees, m)``, -1 for padding.
-      numbers: the same as indices among the rows of positive weight.
-      starts: results of the base's ``prepare`` for each bag.
-    """
-
-    drawn: Any
-    numbers: Any
-    starts: Any
+_DRAWN = 4  # what random numbers are for: see ``Runs.rng``
 
 
 @pytree.dataclass(kw_only=True)
@@ -66,82 +51,70 @@ class Bagged(Recipe):
     def targets(self, x: Any, y: Any) -> Any:
         return options.checked_base("base", self.base).targets(x, y)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        combine: Any = self.combine or ("vote" if isinstance(task, Classification) else "mean")
-        if combine == "vote" and not isinstance(task, Classification):
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        if self.combine == "vote" and not isinstance(task, Classification):
             raise ValueError('combine must be "mean" in regression, got "vote"')
-        size = lambda n: max(1, round(self.fraction * n))  # rows in a bootstrap sample of n rows
-        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // size(shape[0]))
-        base = self.base.search(task, (size(shape[0]), shape[1]))
+        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // self._size(shape[0]))
+        self.base.check(task, (self._size(shape[0]), shape[1]))
 
-        def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> Bags:
-            monitor = Monitor() if monitor is None else monitor
-            n = len(batch.x)
-            real = np.arange(n) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
-            draw_key, base_key = jax.random.split(key)
-            rng = np.random.default_rng(np.asarray(jax.random.key_data(draw_key)))  # on the host: no compilation
-            drawn = rng.choice(real, (self.trees, size(n))).astype(np.int32)
-            drawn[:, size(len(real)) :] = -1  # the bag of a padded batch is padded alike
-            numbers = np.where(drawn < 0, -1, np.searchsorted(real, drawn)).astype(np.int32)
-            starts = []
-            for i, rows in enumerate(drawn):
-                if i and not monitor.has_time():  # then bags share what was prepared for others
-                    starts += [starts[j % i] for j in range(i, self.trees)]
-                    break
-                of_bag: Any = {"key": jax.random.fold_in(base_key, i), "monitor": monitor.part(1 / (self.trees - i))}
-                starts.append(base.prepare(_bag(batch, rows), **of_bag))
-            return Bags(jnp.asarray(drawn), jnp.asarray(numbers), jax.tree.map(_stacked, *starts))
+    def scaling(self, table: Table) -> Scaling:
+        return self.base.scaling(table)
 
-        def init(start: Bags, batch: Batch, *, key: Array) -> Any:
-            one = lambda key, drawn, start: (drawn, base.init(start, _bag(batch, drawn), key=key))
-            return map_starts(one, jax.random.split(key, self.trees), start.drawn, start.starts)
+    def tree_leaves(self, task: Task) -> None:
+        return None
 
-        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
-            def one(drawn: Array, state: Any) -> Any:
-                state, losses = base.round(at, state, _bag(batch, drawn), validation)
-                return (drawn, state), losses
+    def _size(self, n: int) -> int:
+        """Returns the number of rows in a bootstrap sample of n rows."""
+        return max(1, round(self.fraction * n))
 
-            return map_starts(one, *state)
+    def search(self, runs: Runs) -> list[SearchResult]:
+        bags = [numbers for i in range(len(runs)) for numbers in self._drawn(runs, i)]
+        each = runs.using([recipe.base for recipe in runs.recipes]).repeat(self.trees)
+        results = self.base.search(each.on(rows=[rows for rows, _ in bags]))
+        forests = []
+        for first in range(0, len(results), self.trees):
+            some = results[first : first + self.trees]
+            numbers = [own[own >= 0] for _, own in bags[first : first + len(some)]]
+            score, finite = np.mean([one.score for one in some]), all(one.finite for one in some)
+            history = joined([one.history for one in some])
+            step = max(int(one.step) for one in some)
+            forests.append(SearchResult(some, score, finite, step, numbers, history=history))
+        return forests
 
-        def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-            results = map_starts(lambda drawn, one: base.result(one, _bag(batch, drawn), validation), *state)
-            return SearchResult(results, results.score.mean(), results.finite.all(), results.step.max())
+    def _drawn(self, runs: Runs, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the rows of each bag of a run, -1 for padding, also as numbers among the rows of positive weight."""
+        weight = runs.rows(i).weight
+        real = np.arange(runs.shape[0]) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
+        drawn = runs.rng(i, _DRAWN).choice(real, (self.trees, self._size(runs.shape[0]))).astype(np.int32)
+        drawn[:, self._size(len(real)) :] = -1  # the bag of a padded batch is padded alike
+        return [(rows, np.where(rows < 0, -1, np.searchsorted(real, rows))) for rows in drawn]
 
-        def finish(result: SearchResult, start: Bags, data: Data, *, key: Array, monitor: Monitor) -> Finished:
-            result, start = jax.device_get((result, start))
-            fitted, bags, began = [], [], time.monotonic()
-            for i, numbers in enumerate(start.numbers):
-                if i and not monitor.may_be_late(time.monotonic() - began):  # what follows takes as long again
-                    break
-                bags.append(rows := numbers[numbers >= 0])
-                results, prepared = jax.tree.map(lambda a, i=i: sharding.from_host(a[i]), (result.model, start.starts))
-                table = data.table.rows(rows)
-                bag = data._replace(table=table, batch=data.scaling.batch(table))
-                of_tree: Any = {"key": jax.random.fold_in(key, i), "monitor": monitor}
-                fitted.append(base.finish(results, prepared, bag, **of_tree))
-            models = [one.model for one in fitted]
-            forest = Forest(jax.tree.map(_stacked, *models), combine)
-            in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
-            predictions = _predictions(models, combine, data.table)
-            out_of_bag = _out_of_bag(predictions, in_bag)
-            report = {"in_bag": in_bag, "out_of_bag": out_of_bag, "out_of_bag_score": _score(out_of_bag, data.table)}
-            report |= {"scores": np.array([one.loss for one in fitted]), "fits": [one.report for one in fitted]}
-            lost = _out_of_bag_loss(predictions, out_of_bag, in_bag, data, combine == "vote")
-            return Finished(forest, None, data.loss(forest), report, None if lost is None else HeldOut(lost))
-
-        functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish, "prepare": prepare}
-        functions |= {"rounds": base.rounds.shared_by(self.trees), "next": next_of_all(base, lambda state: state[1])}
-        return base._replace(**functions, tree_leaves=None)
+    def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
+        combine: Any = self.combine or ("vote" if isinstance(data.table.task, Classification) else "mean")
+        fitted, bags, began = [], [], time.monotonic()
+        for i, (of_tree, rows) in enumerate(zip(result.model, result.extra, strict=True)):
+            if i and not monitor.may_be_late(time.monotonic() - began):  # what follows takes as long again
+                break
+            bags.append(rows)
+            table = data.table.rows(rows)
+            bag = data._replace(table=table, batch=data.scaling.batch(table))
+            fitted.append(self.base.finish(of_tree, bag, key=jax.random.fold_in(key, i), monitor=monitor))
+        models = [one.model for one in fitted]
+        forest = Forest(jax.tree.map(_stacked, *models), combine)
+        in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
+        predictions = _predictions(models, combine, data.table)
+        out_of_bag = _out_of_bag(predictions, in_bag)
+        report = {"in_bag": in_bag, "out_of_bag": out_of_bag, "out_of_bag_score": _score(out_of_bag, data.table)}
+        report |= {"scores": np.array([one.loss for one in fitted]), "fits": [one.report for one in fitted]}
+        lost = _out_of_bag_loss(predictions, out_of_bag, in_bag, data, combine == "vote")
+        return Finished(forest, None, data.loss(forest), report, None if lost is None else HeldOut(lost))
 
 
-def _bag(batch: Batch, drawn: Any) -> Batch:
-    """Returns the drawn rows, those of index -1 with weight 0; on the host, or traced."""
-    xp: Any = np if isinstance(drawn, np.ndarray) else jnp
-    batch = jax.tree.map(xp.asarray, batch)
-    batch = batch if xp is np else sharding.keep_rows(batch)
-    bag, inside = jax.tree.map(lambda a: a[drawn], batch), drawn >= 0
-    weight = inside.astype(np.float32) if bag.weight is None else xp.where(inside, bag.weight, 0)
-    return bag._replace(weight=weight)
+def joined(histories: list[np.ndarray]) -> np.ndarray:
+    """Returns the histories of runs, ``(..., updates)``, as one array; NaN where one is shorter than the longest."""
+    length = max(history.shape[-1] for history in histories)
+    pad = lambda a: np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, length - a.shape[-1])], constant_values=np.nan)
+    return np.stack([pad(np.asarray(history)) for history in histories])
 
 
 def _stacked(*arrays: Any) -> Any:

@@ -2,16 +2,13 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array
+import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Data
-from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
-from jtrees.search.recipe import next_of_all
+from jtrees.data import Data, Scaling, Table
+from jtrees.ensembles.bagged import joined
+from jtrees.search import Finished, Recipe, Runs, SearchResult, options
 from jtrees.tasks import Task
-from jtrees.training import Batch, map_starts
 
 
 @pytree.dataclass(kw_only=True)
@@ -43,26 +40,25 @@ class BestOf(Recipe):
     def targets(self, x: Any, y: Any) -> Any:
         return options.checked_base("base", self.base).targets(x, y)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        base = self.base.search(task, shape)
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        self.base.check(task, shape)
 
-        def init(start: Any, batch: Batch, *, key: Array) -> Any:
-            return map_starts(lambda key: base.init(start, batch, key=key), jax.random.split(key, self.runs))
+    def scaling(self, table: Table) -> Scaling:
+        return self.base.scaling(table)
 
-        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
-            return map_starts(lambda state: base.round(at, state, batch, validation), state)
+    def tree_leaves(self, task: Task) -> str | None:
+        return self.base.tree_leaves(task)
 
-        def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-            results = map_starts(lambda state: base.result(state, batch, validation), state)
-            scores = jnp.where(results.finite & jnp.isfinite(results.score), results.score, jnp.inf)
-            run = jnp.argmin(scores)
-            chosen = jax.tree.map(lambda a: a[run], results)
-            return chosen._replace(extra=(chosen.extra, run, scores))
+    def search(self, runs: Runs) -> list[SearchResult]:
+        each = runs.using([recipe.base for recipe in runs.recipes]).repeat(self.runs)
+        results, chosen = self.base.search(each), []
+        for first in range(0, len(results), self.runs):
+            some = results[first : first + self.runs]
+            scores = np.array([one.score if one.finite and np.isfinite(one.score) else np.inf for one in some])
+            run = int(np.argmin(scores))
+            report = (some[run].report or {}) | {"run_scores": scores, "run": run}
+            chosen.append(some[run]._replace(report=report, history=joined([one.history for one in some])))
+        return chosen
 
-        def finish(result: SearchResult, start: Any, data: Data, **of_run: Any) -> Finished:
-            extra, run, scores = jax.device_get(result.extra)
-            finished = base.finish(result._replace(extra=extra), start, data, **of_run)
-            return finished._replace(report=finished.report | {"run_scores": scores, "run": int(run)})
-
-        functions: Any = {"init": init, "round": one_round, "result": result, "finish": finish}
-        return base._replace(**functions, rounds=base.rounds.shared_by(self.runs), next=next_of_all(base))
+    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
+        return self.base.finish(result, data, **of_run)

@@ -1,13 +1,35 @@
-"""Newton boosting of any recipe that ends in a tree."""
+"""Newton boosting of any recipe that ends in a tree.
 
-from typing import Any
+A round fits the quadratic approximation of the loss at the current outputs F, with gradient g and curvature h:
 
-from jtrees import leaves as kinds, pytree
-from jtrees.ensembles._boosting import Booster, rows_of_round
-from jtrees.methods.get import GET
-from jtrees.search import Recipe, Search, options
+    sum_i w_i (g_i f(x_i) + h_i f(x_i)^2 / 2) = sum_i w_i h_i / 2 (f(x_i) - t_i)^2 + a constant,   t_i = -g_i / h_i,
+
+least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). The base finds the splits that way.
+With several outputs a row has one weight, the mean of their curvatures. Leaf values are then the Newton steps of each
+output, -sum w g / (sum w h + l2), or best constants of the residuals for losses without a curvature (Friedman 2001).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import leaves as kinds, losses, ops, pytree
+from jtrees.data import Data, Scaling, Table
+from jtrees.forest import Forest
+from jtrees.methods.annealed.get import GET
+from jtrees.search import Finished, HeldOut, Recipe, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search.precondition import held_out_rows
+from jtrees.search.recipe import loss_of
 from jtrees.tasks import Policy, Regression, Task, check_log_loss
+from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
+
+_FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
+_DRAWN = 1000  # plus the number of the round: what random numbers are for, see ``Runs.rng``
 
 _WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False)
 
@@ -32,8 +54,7 @@ class Boosted(Recipe):
 
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves; by default GET of depth 5 from CART over
-        bins, 2 x 50 epochs. What a base prepares on the host, such as a tree of scikit-learn's CART, is that of the
-        first round.
+        bins, 2 x 50 epochs.
       rounds: largest number of trees.
       learning_rate: factor of each tree's outputs.
       subsample: part of the rows that each tree is fitted to, above 0 and up to 1; drawn without replacement.
@@ -61,27 +82,257 @@ class Boosted(Recipe):
     def targets(self, x: Any, y: Any) -> Any:
         return options.checked_base("base", self.base).targets(x, y)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
         if isinstance(task, Policy):
             raise ValueError("task must not be a Policy: a sum of trees plays no single action in a leaf")
         check_log_loss(task)
-        n, p = shape
-        steps_of = Regression(task.shape[0] if task.shape else None)  # what the base fits
-        # The base's leaves are replaced, so it need not find out how far to shrink them.
-        base = self.base.replace(shrink=False) if hasattr(self.base, "shrink") else self.base
-        base = base.search(steps_of, (rows_of_round(n, self.subsample), p))
-        if base.tree_leaves is None:
+        self.base.check(_steps_of(task), shape)
+        if self.base.tree_leaves(_steps_of(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
-        booster = Booster(
-            task,
-            base,
-            kinds.kind_of(base.tree_leaves, steps_of),
-            p,
-            rounds=self.rounds,
-            learning_rate=self.learning_rate,
-            subsample=self.subsample,
-            columns=self.columns,
-            l2=self.l2,
-            patience=self.patience,
-        )
-        return booster.search()
+
+    def scaling(self, table: Table) -> Scaling:
+        return self.base.scaling(table)
+
+    def tree_leaves(self, task: Task) -> None:
+        return None
+
+    # --- The procedure ---
+
+    def search(self, runs: Runs) -> list[SearchResult]:
+        return [self.result(one, runs.validation is not None) for one in self.boosted(runs)]
+
+    def boosted(self, runs: Runs) -> list["Boosting"]:
+        """Boosts every run; without a validation set first on four fifths of the rows, to find the number of rounds."""
+        all_rounds = [self.rounds] * len(runs)
+        if self.patience is None or runs.validation is not None:
+            return [Boosting(one, None, None) for one in self._sums(runs, all_rounds, self.patience)]
+        held_out = held_out_rows(runs)
+        if min(rows.sum() for rows in held_out) < _FEWEST_HELD_OUT:
+            least = 5 * _FEWEST_HELD_OUT
+            raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
+        tried = self._sums(runs.on(held_out=held_out), all_rounds, self.patience)
+        none = [np.zeros_like(rows) for rows in held_out]
+        sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
+        return [Boosting(*of_run) for of_run in zip(sums, tried, held_out, strict=True)]
+
+    def _sums(self, runs: Runs, rounds: list[int], patience: int | None) -> list["Sum"]:
+        """Adds trees to every run, up to so many rounds or until the loss has not fallen for ``patience`` rounds."""
+        name, states = type(self).__name__, runs.map(_begun)
+        sums = [Sum(one, [], [], [], [], []) for one in runs.fetch(states.map(lambda state: state.initial))]
+        going = list(range(len(runs)))
+        with runs.monitor.over(max(rounds), name) as show:
+            for number in range(max(rounds)):
+                still = [i for i in going if number < rounds[i] and (patience is None or sums[i].stalled < patience)]
+                if not still or (number and not runs.monitor.has_time()):
+                    break
+                if still != going:
+                    listed = dict(zip(going, runs.select(going).fetch(states), strict=True))
+                    going, states = still, [listed[i] for i in still]
+                states, added = self._round(runs.select(going), states, number)
+                for i, (tree, *lost) in zip(going, added, strict=True):
+                    sums[i].add(tree, *lost)
+                show(number + 1, [np.array(one.before[-1:]) for one in sums])
+            runs.monitor.where = f"{name}: {max(len(one.trees) for one in sums)} of at most {max(rounds)} rounds"
+        return sums
+
+    def _round(self, runs: Runs, states: Any, number: int) -> tuple[Stacked, list[Any]]:
+        """Fits a tree of the base to the Newton steps of every run; returns the new states, and what was added."""
+        drawn = [self._drawn(runs, i, number) for i in range(len(runs))]
+        rows, features = ([one[k] for one in drawn] for k in (0, 1))
+        targets = runs.map(_target, states, rows, often=True)
+        y, weight = (targets.map(lambda both, k=k: both[k]) for k in (0, 1))
+        # The leaves of the base are replaced, so it need not find out how far to shrink them.
+        bases = [recipe.base for recipe in runs.recipes]
+        bases = [base.replace(shrink=False) if hasattr(base, "shrink") else base for base in bases]
+        of_round: Any = {"task": _steps_of(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
+        on_steps = runs.on(**of_round, held_out=None, validation=None).keyed(number).using(bases)
+        found = bases[0].search(on_steps)
+        splits = [ObliqueTree(np.asarray(one.model.weights), np.asarray(one.model.bias), None) for one in found]
+        finite = [np.bool_(one.finite) for one in found]
+        added = runs.map(_added, states, splits, features, finite, often=True)
+        return added.map(lambda both: both[0]), runs.fetch(added.map(lambda both: both[1]))
+
+    def _drawn(self, runs: Runs, i: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of a round, -1 for padding, and the factors of its features, 1 or 0."""
+        (n, p), rng, weight = runs.shape, runs.rng(i, _DRAWN + number), runs.rows(i).weight
+        real = np.arange(n) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
+        rows = np.full(rows_of_round(n, self.subsample), -1, np.int32)
+        some = np.sort(rng.permutation(real)[: rows_of_round(len(real), self.subsample)])
+        rows[: len(some)] = some
+        features = np.zeros(p, np.float32)
+        features[rng.permutation(p)[: max(1, round(self.columns * p))]] = 1
+        return rows, features
+
+    # --- The result ---
+
+    def result(self, boosting: "Boosting", validates: bool) -> SearchResult:
+        """Returns the sum of the rounds with the lowest loss; that of the first fit if the last one was ended."""
+        tried, last = boosting.tried, boosting.last
+        chosen = last if tried is None or len(last.trees) >= tried.best else tried
+        count = last.best if tried is None else min(tried.best, len(chosen.trees))
+        trees = jax.tree.map(lambda *a: np.stack(a), *chosen.trees[:count])
+        judged = last if tried is None else tried
+        lost = np.full(self.rounds, np.inf, np.float32)
+        if self.patience is not None:
+            lost[: len(judged.losses)] = judged.losses
+        dropped = sum(not ok for ok in chosen.finite)
+        score = float((chosen.losses if validates else chosen.after)[count - 1])
+        finite = np.isfinite(score) and dropped < len(chosen.trees)
+        report, held_out = {"rounds": count, "dropped": dropped, "losses": lost}, None
+        if boosting.held_out is not None and np.isfinite(lost).any():
+            held_out = HeldOut(float(lost.min()), boosting.held_out)
+        model = trees, chosen.initial
+        return SearchResult(model, score, finite, count, None, report, np.array(chosen.before), held_out)
+
+    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
+        check_finite(result)
+        trees, initial = result.model
+        task = data.table.task
+        # The initial outputs are part of the first tree.
+        parts = ("intercept", "lower", "upper") if isinstance(trees.leaves, kinds.Linear) else ("values",)
+        added = lambda a: np.concatenate([a[:1] + initial, a[1:]])
+        leaves = trees.leaves.replace(**{name: added(getattr(trees.leaves, name)) for name in parts})
+        forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
+        return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), {})
+
+
+class Sum(NamedTuple):
+    """A sum of trees that grows by a tree in each round, on the host.
+
+    Attributes:
+      initial: the outputs that boosting starts from, ``(*k,)``.
+      trees: the trees, with their outputs in the leaves.
+      losses: the loss after each round on the rows that choose their number.
+      before: training loss before each round.
+      after: training loss after each round.
+      finite: whether the tree of each round was finite; if not, its outputs are 0.
+    """
+
+    initial: np.ndarray
+    trees: list[ObliqueTree]
+    losses: list[float]
+    before: list[float]
+    after: list[float]
+    finite: list[bool]
+
+    def add(self, tree: ObliqueTree, lost: Any, before: Any, after: Any, finite: Any) -> None:
+        """Adds the tree of a round."""
+        self.trees.append(tree)
+        for numbers, number in zip(self[2:], (lost, before, after, finite), strict=True):
+            numbers.append(number.item())
+
+    @property
+    def best(self) -> int:
+        """The number of rounds with the lowest loss; all if no loss is finite."""
+        return 1 + int(np.argmin(self.losses)) if np.isfinite(self.losses).any() else len(self.trees)
+
+    @property
+    def stalled(self) -> int:
+        """Number of rounds since the lowest loss."""
+        return len(self.losses) - 1 - int(np.argmin(self.losses)) if self.losses else 0
+
+
+class Boosting(NamedTuple):
+    """The boosting of a run.
+
+    Attributes:
+      last: the sum on all rows.
+      tried: the sum on the rows that were not held out, or None.
+      held_out: the rows that were, ``(n,)`` bool, or None.
+    """
+
+    last: Sum
+    tried: Sum | None
+    held_out: np.ndarray | None
+
+
+def rows_of_round(n: int, subsample: float) -> int:
+    """Returns the number of rows of a round, of n rows."""
+    return max(1, round(subsample * n))
+
+
+def _steps_of(task: Task) -> Regression:
+    """Returns the task of the base: least squares."""
+    return Regression(task.shape[0] if task.shape else None)
+
+
+# --- Compiled functions of one run -----------------------------------------------------------------------------------
+
+
+class _State(NamedTuple):
+    """Outputs before the link, of scaled targets.
+
+    Attributes:
+      initial: the outputs that boosting starts from, ``(*k,)``.
+      outputs: those of the training rows, ``(n, *k)``.
+      validated: those of the validation set, or None.
+    """
+
+    initial: Array
+    outputs: Array
+    validated: Any
+
+
+def _begun(run: Run) -> _State:
+    """Returns the state before the first round."""
+    shape = run.task.shape
+    initial = run.task.loss_function.initial(run.batch.y, _weight(run), math.prod(shape))
+    of = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
+    return _State(initial, of(run.batch), of(run.by) if run.validates else None)
+
+
+def _target(run: Run, state: _State, rows: Array) -> tuple[Array, Array]:
+    """Returns the targets and weights of the rows of a round."""
+    y, outputs = jax.tree.map(lambda a: a[rows], (run.batch.y, state.outputs))
+    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, _weight(run)[rows]))
+    inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
+    low = jnp.where(inside, step, jnp.inf).min(0)
+    unit = jnp.where(inside, step, -jnp.inf).max(0) - low
+    return (step - low) / jnp.where(unit > 0, unit, 1), share
+
+
+def _added(run: Run, state: _State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[_State, Any]:
+    """Returns the state with the tree of a round; the tree, losses as in :class:`Sum`, and whether it is finite."""
+    loss, batch, weight = run.task.loss_function, run.batch, _weight(run)
+    tree = splits.replace(weights=splits.weights * features)
+    leaf = ops.hard(tree.weights, tree.bias, batch.x)
+    fitted = _leaves(run, state, leaf, len(tree.bias) + 1, features)
+    finite &= jnp.isfinite(state.outputs + fitted.at(leaf, batch.x)).all()
+    tree = jax.tree.map(lambda a: jnp.where(finite, a, 0), tree.replace(leaves=fitted))
+    outputs = state.outputs + tree.leaves.at(leaf, batch.x)
+    validated = state.validated
+    if run.validates:
+        validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
+    before, after = (mean_loss(loss, one, batch.y, weight) for one in (state.outputs, outputs))
+    lost = mean_loss(loss, validated if run.validates else outputs, run.by.y, run.by.weight)
+    return _State(state.initial, outputs, validated), (tree, lost, before, after, finite)
+
+
+def _leaves(run: Run, state: _State, leaf: Array, leaves: int, features: Array) -> Any:
+    """Returns what the leaves of a tree add to the outputs."""
+    recipe, steps_of, batch, weight = run.recipe, _steps_of(run.task), run.batch, _weight(run)
+    if recipe.base.tree_leaves(steps_of) == "linear":
+        step, share = _newton(run.task.loss_function, state.outputs, batch.y, weight)
+        empty = kinds.kind_of("linear", steps_of).empty(leaves, batch.x.shape[1], run.task.shape, batch.x.dtype)
+        fitted = empty.refit(leaf, batch.x * features, step, share)
+    else:
+        newton = run.task.loss_function.steps
+        fitted = kinds.Constant(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2))
+    return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
+
+
+def _weight(run: Run) -> Array:
+    return jnp.ones(len(run.batch.x), run.batch.x.dtype) if run.batch.weight is None else run.batch.weight
+
+
+def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+    """Returns the Newton steps of the outputs, and weights of mean 1 with the curvatures as factors."""
+    step, curvature = loss.newton(outputs, y)
+    weight = weight * curvature.reshape(len(step), -1).mean(1)
+    return step, weight / jnp.maximum(weight.mean(), jnp.finfo(weight.dtype).tiny)
+
+
+def mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
+    """Returns the weighted mean loss of outputs."""
+    each = loss.samples(outputs, y)
+    return each.mean() if weight is None else (weight * each).sum() / weight.sum()

@@ -1,7 +1,7 @@
 """Subtree polish (GET, Mao & Cao 2024, Algorithm 2): every subtree is refitted to the samples that reach it.
 
-Subtrees rooted at one level share no sample, so they are polished side by side in one compiled program, their samples
-padded to a common number with weight 0.
+Subtrees rooted at one level share no sample, so they are polished side by side, their samples padded to a common number
+with weight 0.
 """
 
 from typing import Any, NamedTuple
@@ -13,14 +13,14 @@ import numpy as np
 
 from jtrees import pytree, topology
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
-from jtrees.methods.get import GET
-from jtrees.search import Finished, Recipe, Round, Search, SearchResult, options
-from jtrees.search._cart import grown_cart
-from jtrees.search._restarts import DEVIATIONS, Start
+from jtrees.methods.annealed.algorithm import DEVIATIONS
+from jtrees.methods.annealed.get import GET
+from jtrees.methods.annealed.stages import Start, train_stages
+from jtrees.search import Finished, Recipe, Runs, SearchResult, options
+from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import run_rounds
 from jtrees.tasks import Task
-from jtrees.training import Batch, map_starts
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
@@ -35,8 +35,8 @@ class Polished(Recipe):
     GET's Algorithm 1 from two starts: CART on these samples, and the subtree itself. A subtree is replaced where that
     lowers the loss of the hard tree on its samples, so the training loss of the whole tree never rises. Leaves are
     first set to the means (or smoothed class frequencies) of the training data, and finally drawn towards their
-    ancestors', which raises the training loss. The polish runs on the host in ``finish``, as sizes of subtrees depend
-    on the data; the pure ``search`` is that of the base.
+    ancestors', which raises the training loss. The polish is part of ``finish``, as sizes of subtrees depend on the
+    data.
 
     The report is the base's, with ``polish``, the hard training loss before the polish and after each level,
     ``(levels + 1,)``, and ``accepted``, the number of subtrees replaced on each level, ``(levels,)``.
@@ -66,26 +66,30 @@ class Polished(Recipe):
     def targets(self, x: Any, y: Any) -> Any:
         return options.checked_base("base", self.base).targets(x, y)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        base = self.base.search(task, shape)
-        if base.tree_leaves != "constant":
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        self.base.check(task, shape)
+        if self.base.tree_leaves(task) != "constant":
             raise ValueError(
                 f"base must end in a tree with constant leaves or class frequencies, got {quoted(self.base)}"
             )
 
-        def finish(result: SearchResult, start: Any, data: Data, *, key: Array, monitor: Monitor) -> Finished:
-            base_key, polish_key = jax.random.split(key)
-            finished = base.finish(result, start, data, key=base_key, monitor=monitor)
-            assert finished.tree is not None
-            tree, losses, accepted = self._polish(finished.tree, data, polish_key, monitor)
-            if self.shrink:
-                tree = data.refit(tree, "constant", shrink=True)[0]
-            tree = tree.merged()
-            loss = losses[-1] if data.validation is None and not self.shrink else data.loss(tree)
-            report = finished.report | {"polish": losses, "accepted": accepted}
-            return Finished(tree, tree, float(loss), report)
+    def scaling(self, table: Table) -> Scaling:
+        return self.base.scaling(table)
 
-        return base._replace(finish=finish)
+    def search(self, runs: Runs) -> list[SearchResult]:
+        return self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
+
+    def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
+        base_key, polish_key = jax.random.split(key)
+        finished = self.base.finish(result, data, key=base_key, monitor=monitor)
+        assert finished.tree is not None
+        tree, losses, accepted = self._polish(finished.tree, data, polish_key, monitor)
+        if self.shrink:
+            tree = data.refit(tree, "constant", shrink=True)[0]
+        tree = tree.merged()
+        loss = losses[-1] if data.validation is None and not self.shrink else data.loss(tree)
+        report = finished.report | {"polish": losses, "accepted": accepted}
+        return Finished(tree, tree, float(loss), report)
 
     def _polish(
         self, tree: ObliqueTree, data: Data, key: Array, monitor: Monitor
@@ -119,49 +123,45 @@ class Polished(Recipe):
                 subtrees.append(_Subtree.of(tree, root, depth, table.rows(inside)))
         if not subtrees:
             return tree, 0
-        width = 1 << (max(len(one.batch.x) for one in subtrees) - 1).bit_length()
-        starts, batches = _stacked([(one.starts, one.padded(width)) for one in subtrees])
-        name = f"{type(self).__name__}, subtrees of level {level}"
-        result, _ = run_rounds(_Level(by=recipe), task, starts, batches, None, key, monitor, name=name)
+        result, finite = self._trained(recipe, task, subtrees, key, monitor)
 
         # Candidates are evaluated within the whole tree, whose predictions count. Replacing a subtree moves no sample
         # of another, so one whole tree evaluates all candidates of a kind.
         refit = lambda splits: data.refit(splits, "constant")[0]
-        candidates = [None, jax.tree.map(lambda a: a[:, 0], starts), jax.tree.map(np.asarray, result.model)]
+        candidates = [[None] * len(subtrees), [one.cart for one in subtrees], result]
         weights = np.ones(len(table.x)) if table.weight is None else table.weight
         losses = []
         for splits in candidates:
-            whole = refit(_grafted(tree, subtrees, [splits] * len(subtrees)))
+            whole = refit(_grafted(tree, subtrees, splits))
             each = weights * losses_of(whole, table, data.scaling)
             losses.append([each[reached == one.root].sum() for one in subtrees])
-        losses[-1] = np.where(result.finite, losses[-1], np.inf)
+        losses[-1] = np.where(finite, losses[-1], np.inf)
         best = np.argmin(losses, axis=0)  # a tie keeps the subtree
-        chosen = [candidates[i] for i in best]
+        chosen = [candidates[k][i] for i, k in enumerate(best)]
         return refit(_grafted(tree, subtrees, chosen)), int((best > 0).sum())
 
-
-@pytree.dataclass(kw_only=True)
-class _Level(Recipe):
-    """Side-by-side searches of the subtrees of a level, each with its own batch, ``(subtrees, n, ...)``."""
-
-    by: GET
-
-    def search(self, task: Task, shape: tuple[int, ...]) -> Search:
-        one = self.by.search(task, shape[1:])  # type: ignore[arg-type]
-
-        def init(start: Any, batch: Batch, *, key: Array) -> Any:
-            keys = jax.random.split(key, shape[0])
-            return jax.vmap(lambda start, batch, key: one.init(Start(start), batch, key=key))(start, batch, keys), batch
-
-        def one_round(at: Round, state: Any, batch: Batch, validation: None) -> Any:
-            step = lambda state, batch: one.round(at, state, batch, None)
-            state, losses = map_starts(step, *state, batch_size=1)
-            return (state, batch), losses
-
-        def result(state: Any, batch: Batch, validation: None) -> SearchResult:
-            return jax.vmap(lambda state, batch: one.result(state, batch, None)._replace(extra=None))(*state)
-
-        return one._replace(rounds=one.rounds.shared_by(shape[0]), init=init, round=one_round, result=result)
+    def _trained(
+        self, recipe: GET, task: Task, subtrees: list["_Subtree"], key: Array, monitor: Monitor
+    ) -> tuple[list[ObliqueTree], list[bool]]:
+        """Returns the best splits of each subtree in GET's stages, and whether they are finite."""
+        width = 1 << (max(len(one.batch.x) for one in subtrees) - 1).bit_length()
+        batches = [one.padded(width) for one in subtrees]
+        impl, keys = str(jax.random.key_impl(key)), jax.random.split(key, len(subtrees))
+        options: Any = {"impl": impl, "at_once": len(subtrees)}
+        numbers = list(np.asarray(jax.random.key_data(keys)))
+        runs = Runs([recipe] * len(subtrees), numbers, task, batches[0], None, monitor, **options)
+        runs = runs.on(
+            x=[one.x for one in batches], y=[one.y for one in batches], weight=[one.weight for one in batches]
+        )
+        low, high = np.asarray(self.alpha_ranges, np.float32).T
+        starts = []
+        for i, one in enumerate(subtrees):
+            for splits in (one.cart, one.now):
+                sharpness = runs.rng(i, len(starts) % 2).uniform(low, high).astype(np.float32)
+                starts.append(Start(splits, sharpness, None))
+        ended = train_stages(runs.repeat(2, paired=True), starts, self.epochs)
+        best = [min(ended[k : k + 2], key=lambda end: end.score) for k in range(0, len(ended), 2)]
+        return [one.splits for one in best], [bool(np.isfinite(one.score)) for one in best]
 
 
 def subtree_nodes(root: int, depth: int) -> np.ndarray:
@@ -170,15 +170,17 @@ def subtree_nodes(root: int, depth: int) -> np.ndarray:
 
 
 class _Subtree(NamedTuple):
-    """A subtree to polish: its nodes, its samples and their scaling, and its two starts, CART and the subtree itself,
-    stacked, ``(2, nodes, p)``. Samples and starts are scaled.
+    """A subtree to polish: its nodes, its samples and their scaling, and its two starts, CART and the subtree itself.
+
+    Samples and starts are scaled.
     """
 
     root: int
     nodes: np.ndarray
     scaling: Scaling
     batch: Batch
-    starts: ObliqueTree
+    cart: ObliqueTree
+    now: ObliqueTree
 
     @classmethod
     def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table) -> "_Subtree":
@@ -186,7 +188,7 @@ class _Subtree(NamedTuple):
         batch = without_padding(scaling.batch(table))
         cart = grown_cart(batch, table.task, depth)
         now = scaling.transform_splits(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None, tree.origin))
-        return cls(root, nodes, scaling, batch, _stacked([cart, now]))
+        return cls(root, nodes, scaling, batch, cart, now)
 
     def padded(self, width: int) -> Batch:
         """Returns the samples, padded to ``width`` with copies of the last one of weight 0."""
@@ -195,16 +197,11 @@ class _Subtree(NamedTuple):
         return Batch(pad(x, mode="edge"), pad(y, mode="edge"), pad(weight))
 
 
-def _stacked(trees: list[Any]) -> Any:
-    """Returns pytrees of one structure stacked on the host."""
-    return jax.tree.map(lambda *a: np.stack([np.asarray(one) for one in a]), *trees)
-
-
 def _grafted(tree: ObliqueTree, subtrees: list[_Subtree], candidates: list[ObliqueTree | None]) -> ObliqueTree:
     """Returns the tree with subtree i replaced by splits i of ``candidates[i]`` on its scaled features (None: kept)."""
     weights, bias = np.array(tree.weights), np.array(tree.bias)
-    for i, (one, splits) in enumerate(zip(subtrees, candidates, strict=True)):
+    for one, splits in zip(subtrees, candidates, strict=True):
         if splits is not None:
-            restored = one.scaling.restore_splits(jax.tree.map(lambda a, i=i: a[i], splits), tree.origin)
+            restored = one.scaling.restore_splits(splits, tree.origin)
             weights[one.nodes], bias[one.nodes] = restored.weights, restored.bias
     return tree.replace(weights=jnp.asarray(weights), bias=jnp.asarray(bias))

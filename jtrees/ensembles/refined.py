@@ -1,7 +1,6 @@
 """All trees of a boosted sum trained together, by gradients of soft routing."""
 
-from collections.abc import Sequence
-import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +10,12 @@ import numpy as np
 import optax
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training
-from jtrees.data import Data
-from jtrees.ensembles._boosting import Boosting, mean_loss, weight_of
-from jtrees.ensembles.boosted import Boosted
-from jtrees.search import Finished, Recipe, Round, Rounds, Schedule, Search, SearchResult, options
+from jtrees.data import Data, Scaling, Table
+from jtrees.ensembles.boosted import Boosted, mean_loss
+from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of
+from jtrees.search.runs import MOST
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -95,24 +95,21 @@ class Refined(Recipe):
     geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the whole
     sum, with Adam under a cosine decay to 0. The rows that :class:`jtrees.Boosted` chooses its number of rounds by, a
     fifth of them or ``validation``, choose the number of updates, too: that with the lowest loss of all multiples of
-    50. They also choose among several learning rates or sharpnesses, each of which begins with the trees of boosting.
-    Where a fifth was held out, the trees of all rows are then trained on all rows in the chosen way, up to there. The
+    about 50. Where a fifth was held out, the trees of all rows are then trained on all rows for as many updates. The
     trees are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
 
-    The model is a :class:`jtrees.SoftModel`, or with ``hard`` a :class:`jtrees.Forest`; ``tree`` is None. The report is
-    the base's, with ``refined``, whether training together lowered the loss; ``boosted_loss``, the loss of boosting on
-    the rows that choose; ``refined_losses``, that of every way (row) and evaluation (column), on scaled targets;
-    ``refined_candidate``, the number of the way (the row) that was chosen.
+    The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is the base's, with ``refined``, whether
+    training together lowered the loss; ``boosted_loss``, the loss of boosting on the validation rows, on scaled targets;
+    ``refined_losses``, the loss there at every evaluation.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``, by default of 100 trees of depth 4 with linear leaves.
       epochs: passes over the data; None: enough for 2000 updates, and at least 12.
       batch_size: samples in a mini-batch, at most n.
-      learning_rate: initial learning rate of Adam, or several to choose from. Features have deviation 1/3, outputs of
-        the trees are in units of the deviation of the boosted sum.
-      first_sharpness: sharpness of the first update; several belong to as many learning rates, or to one.
-      last_sharpness: sharpness of the last update, likewise.
-      hard: whether the model is the forest of hard trees; else it is the sum of soft trees of the best evaluation.
+      learning_rate: initial learning rate of Adam. Features have deviation 1/3, outputs of the trees are in units of
+        the deviation of the boosted sum.
+      first_sharpness: sharpness of the first update.
+      last_sharpness: sharpness of the last update.
 
     Example:
       >>> x = np.linspace(-1, 1, 60)[:, None]
@@ -130,306 +127,248 @@ class Refined(Recipe):
     )
     epochs: int | None = options.optional_count(None)
     batch_size: int = options.count(128)
-    learning_rate: float | Sequence[float] = options.positives(0.001)
-    first_sharpness: float | Sequence[float] = options.positives(10.0)
-    last_sharpness: float | Sequence[float] = options.positives(100.0)
-    hard: bool = options.flag(False)
+    learning_rate: float = options.positive(0.001)
+    first_sharpness: float = options.positive(10.0)
+    last_sharpness: float = options.positive(100.0)
 
     def targets(self, x: Any, y: Any) -> Any:
         return options.checked_base("base", self.base).targets(x, y)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
         if not isinstance(self.base, Boosted) or self.base.patience is None:
             raise ValueError(
                 f"base must be a jtrees.Boosted with patience, which holds rows out, got {quoted(self.base)}"
             )
-        base = self.base.search(task, shape)
-        schedule = Schedule.of(shape[0], self.epochs, self.batch_size, updates=_UPDATES)
-        ways = Ways.of(self.learning_rate, self.first_sharpness, self.last_sharpness)
-        return _Refiner(task, base, schedule, ways, self.hard).search()
+        self.base.check(task, shape)
+        self._schedule(shape[0])
 
+    def _schedule(self, n: int) -> Schedule:
+        return Schedule.of(n, self.epochs, self.batch_size, updates=_UPDATES)
 
-# --- The search ------------------------------------------------------------------------------------------------------
+    def scaling(self, table: Table) -> Scaling:
+        return self.base.scaling(table)
 
+    def tree_leaves(self, task: Task) -> None:
+        return None
 
-class Ways(NamedTuple):
-    """Ways to train all trees together, of which the best is chosen: numbers, with a leading axis over the ways.
+    # --- The procedure ---
 
-    Attributes:
-      learning_rate: initial learning rate.
-      first: sharpness of the first update.
-      last: sharpness of the last update.
-    """
+    def search(self, runs: Runs) -> list[SearchResult]:
+        base: Any = self.base
+        bases = runs.using([recipe.base for recipe in runs.recipes])
+        boosting, steps = base.boosted(bases), self._schedule(runs.shape[0]).steps
+        validates = runs.validation is not None
+        first = [one.last if validates else one.tried for one in boosting]
+        held_out = None if validates else [one.held_out for one in boosting]
+        some = runs if validates else runs.on(held_out=held_out).watching()
+        tried = self._together(some, first, [one.best for one in first], steps)
+        better = [one.loss < min(of.losses) for one, of in zip(tried, first, strict=True)]
+        again = [i for i, is_better in enumerate(better) if is_better and not validates]
+        last = dict(enumerate(tried)) if validates else {}
+        if again:
+            none = [np.zeros_like(held_out[i]) for i in again]
+            on_all = runs.select(again).on(held_out=none).watching(False)
+            sums, counts = [boosting[i].last for i in again], [boosting[i].tried.best for i in again]
+            found = self._together(on_all, sums, counts, [tried[i].step for i in again])
+            last = dict(zip(again, found, strict=True))
+        results = []
+        for i, of in enumerate(boosting):
+            boosted = base.result(of, validates)
+            together = last.get(i) if better[i] else None
+            complete = together is not None and (validates or together.complete)
+            report = {
+                "refined": complete,
+                "boosted_loss": float(min(first[i].losses)),
+                "refined_losses": tried[i].losses,
+            }
+            result = boosted._replace(report=boosted.report | report, extra=complete)
+            if complete:
+                model, score = (together.model, together.score)
+                result = result._replace(model=model, score=score, step=boosted.step + together.step)
+                if boosted.held_out is not None:
+                    result = result._replace(held_out=boosted.held_out._replace(loss=tried[i].loss))
+            if together is not None:
+                result = result._replace(history=np.append(boosted.history, together.history))
+            results.append(result)
+        return results
 
-    learning_rate: Array
-    first: Array
-    last: Array
+    def _together(self, runs: Runs, sums: list[Any], counts: list[int], steps: Any) -> list["_Together"]:
+        """Trains all trees of each sum together.
 
-    @classmethod
-    def of(cls, learning_rate: Any, first: Any, last: Any) -> "Ways":
-        """Returns ways of numbers or of equally many.
-
-        Raises:
-          ValueError: naming an option of another length.
+        Args:
+          runs: the runs.
+          sums: the boosted sum of each run.
+          counts: the number of trees of each.
+          steps: the number of updates, of all runs or of each.
         """
-        several = {"learning_rate": learning_rate, "first_sharpness": first, "last_sharpness": last}
-        lengths = {name: len(a) for name, a in several.items() if jnp.ndim(a) and len(a) > 1}
-        if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise ValueError(f"learning_rate and sharpnesses must be one number each, or equally many, got {said}")
-        return cls(*(jnp.broadcast_to(a, max(lengths.values(), default=1)) for a in several.values()))
+        stacked = [_padded(one.trees[:count], self.base.rounds) for one, count in zip(sums, counts, strict=True)]
+        initial, counts = (
+            [one.initial for one in sums],
+            [np.int32(min(count, len(one.trees))) for one, count in zip(sums, counts, strict=True)],
+        )
+        states = runs.map(_begun, stacked, initial, counts)
+        evaluates, losses = runs.watches, []
 
-    def sharpness(self, step: Any, steps: int) -> Array:
-        """Returns the sharpness of an update of one way, whose numbers these are."""
-        return self.first * (self.last / self.first) ** (jnp.asarray(step, jnp.float32) / steps)
+        def evaluated(states: Stacked, done: int) -> Stacked:
+            found = runs.map(_evaluated, states, often=True)
+            losses.append([float(one) for one in runs.fetch(found.map(lambda both: both[1]))])
+            return found.map(lambda both: both[0])
+
+        parts = max(1, self._schedule(runs.shape[0]).steps // _PART)
+        options: Any = {"parts": parts, "between": evaluated} if evaluates else {}
+        found = runs.train(_advanced, states, steps, name=f"{type(self).__name__}, all trees", **options)
+        ends = runs.fetch(runs.map(_model_of, found.states))
+        wanted, of_each = np.broadcast_to(steps, len(runs)), np.array(losses or [[np.inf] * len(runs)]).T
+        return [
+            _Together(
+                model, float(score), int(step), float(lost.min()), lost, history, bool(finite) and len(history) == want
+            )
+            for (model, score, step, finite), lost, history, want in zip(
+                ends, of_each, found.losses, wanted, strict=True
+            )
+        ]
+
+    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
+        model, refined = result.model, result.extra
+        if not refined:
+            trees, initial = model
+            lower = np.full(initial.shape, -np.inf, initial.dtype)
+            unit = _of_unit_length(jax.tree.map(np.asarray, trees))
+            model = SoftTrees(unit, initial, np.asarray(_HARD, initial.dtype), lower, -lower)  # type: ignore[arg-type]
+        check_finite(result)
+        soft = data.scaling.restore(SoftForest(model, None, data.table.task.of_models))
+        return Finished.of(result, data, soft, None, loss_of(result, soft, data, data.table.task), {})
 
 
-class Refining(NamedTuple):
-    """The state of the search.
+class _Together(NamedTuple):
+    """Trees after training together.
 
     Attributes:
-      boosting: the state of the base.
-      runs: the training of all trees in each way, on the rows that were not held out or on a whole batch; then on all
-        rows in the way that is chosen.
-      best: the best parameters on the rows that choose, their loss and step.
-      chosen: number of the way of the best parameters.
-      lost: loss of boosting on these rows.
-      losses: loss there of each way at each evaluation, ``(ways, evaluations)``, infinite before.
-      count: number of trees; those to come are not trained.
-      unit: unit of the outputs of the trees in training.
-      complete: whether the last training took all its updates.
+      model: the :class:`SoftTrees` of the best evaluation, or of the last update without evaluations.
+      score: its loss on the rows to evaluate on.
+      step: number of updates before it.
+      loss: the lowest loss of all evaluations.
+      losses: the loss at each evaluation.
+      history: loss of each update.
+      complete: whether all updates were made and finite.
     """
 
-    boosting: Boosting
-    runs: TrainState
-    best: training.Best
-    chosen: Array
-    lost: Array
-    losses: Array
+    model: SoftTrees
+    score: float
+    step: int
+    loss: float
+    losses: np.ndarray
+    history: np.ndarray
+    complete: bool
+
+
+def _padded(trees: list[ObliqueTree], count: int) -> ObliqueTree:
+    """Returns trees stacked and padded with trees of zeros, so that one program is for all numbers of trees."""
+    empty = jax.tree.map(np.zeros_like, trees[0])
+    return jax.tree.map(lambda *a: np.stack(a), *trees, *[empty] * (count - len(trees)))
+
+
+# --- Compiled functions of one run -----------------------------------------------------------------------------------
+
+
+class _State(NamedTuple):
+    """The state of training together.
+
+    Attributes:
+      training: the trees in training, splits of unit length and outputs in units.
+      initial: the outputs that the sum starts from, ``(*k,)``.
+      count: number of trees; those beyond are not trained.
+      unit: unit of the outputs of the trees, ``()``.
+    """
+
+    training: TrainState
+    initial: Array
     count: Array
     unit: Array
-    complete: Array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Refiner:
-    """The functions of the search, and their options.
+def _begun(run: Run, trees: ObliqueTree, initial: Array, count: Array) -> _State:
+    """Returns the state before the first update, from boosted trees."""
+    some = jnp.arange(len(trees.bias)) < count
 
-    Attributes:
-      task: what is predicted.
-      base: the search of boosting.
-      schedule: number and size of the mini-batches.
-      ways: how all trees are trained together.
-      hard: whether the model is the forest of hard trees.
-    """
+    def add(i: Array, outputs: Array) -> Array:
+        tree = jax.tree.map(lambda a: a[i], trees)
+        return outputs + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.batch.x), run.batch.x)
 
-    task: Task
-    base: Search
-    schedule: Schedule
-    ways: Ways
-    hard: bool
-
-    def search(self) -> Search:
-        """Returns the search."""
-        rounds = self.base.rounds._replace(lengths=self.base.rounds.lengths + self.lengths * 2)
-        return self.base._replace(
-            rounds=rounds, init=self.init, round=self.round, result=self.result, finish=self.finish, next=self.next
-        )
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Updates of each part of a training: at most those of the longest stage of boosting, whose rounds stay."""
-        part = min(_PART, max(self.base.rounds.lengths))
-        whole, rest = divmod(self.schedule.steps, part)
-        return (part,) * whole + ((rest,) if rest else ())
-
-    @property
-    def _count(self) -> int:
-        """Number of ways."""
-        return len(self.ways.first)
-
-    def _optimizer(self, way: Ways) -> optax.GradientTransformation:
-        return optax.adam(optax.cosine_decay_schedule(way.learning_rate, self.schedule.steps))  # type: ignore[arg-type]
-
-    def _method(self, state: Refining, way: Ways) -> training.Method:
-        """Returns the method, whose parameters are the trees, their leaves in the state's unit."""
-
-        def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-            sharpness = way.sharpness(step, self.schedule.steps)
-            each = jax.vmap(lambda tree: _expected(tree, batch.x, sharpness))(params)
-            some = jnp.arange(len(each)) < state.count
-            outputs = state.boosting.initial + jnp.tensordot(
-                state.unit * some.astype(each.dtype), each, 1, precision="highest"
-            )
-            each = self.task.loss_function.samples(outputs, batch.y)
-            value = losses.weighted_mean(each, batch.weight)
-            return value, value
-
-        return training.Method(lambda batch, *, key: None, loss, lambda params, batch: None)
-
-    # --- The functions of the search ---
-
-    def _runs(self, trees: ObliqueTree, batch: Batch, key: Array) -> TrainState:
-        """Returns the beginning of a training, the same for each way."""
-        one = training.init_state(trees, batch, key=key, optimizer=self._optimizer(_one(self.ways, 0)))
-        return jax.tree.map(lambda a: jnp.broadcast_to(a, (self._count, *a.shape)), one)
-
-    def init(self, start: Any, batch: Batch, *, key: Array) -> Refining:
-        boosting = self.base.init(start, batch, key=key)
-        runs = self._runs(boosting.trees.replace(leaves=boosting.trees.leaves.trainable()), batch, key)
-        infinite = jnp.full((self._count, len(self.lengths)), jnp.inf, batch.x.dtype)
-        one, zero = jnp.ones((), batch.x.dtype), jnp.zeros((), jnp.int32)
-        best = _one(runs.best, 0)
-        return Refining(boosting, runs, best, zero, infinite[0, 0], infinite, boosting.count, one, jnp.array(False))
-
-    def round(self, at: Round, state: Refining, batch: Batch, validation: Batch | None) -> tuple[Refining, Array]:
-        boosted, parts = len(self.base.rounds.lengths), len(self.lengths)
-
-        def boost() -> tuple[Refining, Array]:
-            boosting, lost = self.base.round(at, state.boosting, batch, validation)
-            return state._replace(boosting=boosting), lost
-
-        def refine() -> tuple[Refining, Array]:
-            again, part = (at.stage - boosted) // parts > 0, (at.stage - boosted) % parts
-            begins = (part == 0) & (at.before == 0)
-            begun = jax.lax.cond(begins, lambda: self._begun(state, batch, validation, again), lambda: state)
-            return self._advanced(at, begun, batch, validation, again, part)
-
-        return jax.lax.cond(at.stage < boosted, boost, refine)
-
-    def _begun(self, state: Refining, batch: Batch, validation: Batch | None, again: Array) -> Refining:
-        """Returns the state at the beginning of a training."""
-        boosting = state.boosting
-        boosted = self.base.result(boosting, batch, validation)
-        trees, count = boosted.model[0], boosted.extra["count"]
-        if validation is None:  # the first training is of the trees of the rows that were not held out
-            trees = jax.tree.map(lambda a, b: jnp.where(again, a, b), trees, boosting.tried[0])
-            count = jnp.where(again, count, boosting.tried[1])
-        unit = _deviation(boosting.outputs, batch.weight)
-        some = jnp.arange(len(trees.bias)) < count
-        scaled = lambda a: jnp.where(some.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
-        leaves = jax.tree.map(scaled, trees.leaves.trainable())
-        params = _of_unit_length(trees).replace(leaves=leaves)
-        runs = self._runs(params, batch, boosting.key)
-        state = state._replace(runs=runs, count=count, unit=unit, lost=boosting.losses.min(), complete=jnp.array(False))
-        if validation is not None:
-            return state
-        best = jax.tree.map(lambda a, b: jnp.where(again, a, b), state.best, _one(runs.best, 0))
-        return state._replace(best=best)
-
-    def _advanced(
-        self, at: Round, state: Refining, batch: Batch, validation: Batch | None, again: Array, part: Array
-    ) -> tuple[Refining, Array]:
-        """Returns the state after some updates, and their losses."""
-        out, weight = state.boosting.held_out, weight_of(batch)
-        rows = batch._replace(weight=weight_of(batch, out & ~again)) if validation is None else batch
-        before = jnp.asarray(np.cumsum((0, *self.lengths)))[part] + at.before
-
-        def trained(of_way: tuple[TrainState, Ways, Array]) -> tuple[TrainState, Array]:
-            run, way, number = of_way
-            once = training.one_step(
-                self._method(state, way), rows, self._optimizer(way), batch_size=self.schedule.batch_size
-            )
-            # The last training is in the way that is chosen, and ends with the best evaluation.
-            over = again & ((number != state.chosen) | (before >= state.best.step))
-            run, history = training.advance_up_to(once, run, jnp.where(over, 0, at.count), at.most, step=before)
-            return run, history.losses
-
-        # One after the other: to share ways out among devices of a CPU ended, at times, in devices that wait for each
-        # other, as they take up the results of several ways in different orders.
-        numbers = jnp.arange(self._count, dtype=jnp.int32)
-        runs, history = jax.lax.map(trained, (state.runs, self.ways, numbers))
-        state = state._replace(runs=runs)
-
-        def evaluated() -> Refining:
-            by = validation if validation is not None else batch._replace(weight=jnp.where(out, weight, 0))
-
-            def lost(of_way: tuple[TrainState, Ways]) -> Array:
-                run, way = of_way
-                loss = self._loss(self._model(run.params, state, run.step, way, batch), by)
-                return jnp.where(run.finite, loss, jnp.inf)
-
-            of_ways = jax.lax.map(lost, (runs, self.ways))
-            first = jnp.argmin(of_ways).astype(jnp.int32)
-            run, better = _one(runs, first), of_ways[first] < state.best.score
-            now = training.Best(run.params, of_ways[first], run.step), first
-            best, chosen = jax.tree.map(lambda a, b: jnp.where(better, b, a), (state.best, state.chosen), now)
-            return state._replace(best=best, chosen=chosen, losses=state.losses.at[:, part].set(of_ways))
-
-        chooses = at.last & ~again
-        state = jax.lax.cond(chooses, evaluated, lambda: state)
-        run = _one(runs, state.chosen)
-        complete = again & run.finite & (run.step >= state.best.step)
-        of_history = again | (validation is not None)
-        return state._replace(complete=complete), jnp.where(of_history, history[state.chosen], training.NOT_TAKEN)
-
-    def _loss(self, model: SoftTrees, by: Batch) -> Array:
-        """Returns the loss of a model on a batch."""
-        return mean_loss(self.task.loss_function, model.outputs(by.x), by.y, by.weight)
-
-    def _is_better(self, state: Refining) -> Array:
-        """Whether training together has lowered the loss."""
-        return state.best.score < state.lost
-
-    def next(self, i: Array, state: Refining, rounds: Rounds) -> Array:
-        boosted, parts = len(self.base.rounds.lengths), len(self.lengths)
-        first = jnp.asarray(rounds.first)
-        of_base = self.base.next(i, state.boosting, rounds._replace(lengths=self.base.rounds.lengths))
-        # The second training has as many updates as the best evaluation of the first was after, if there is one.
-        again = i >= first[boosted + parts]
-        over = again & (~self._is_better(state) | state.boosting.given | state.complete)
-        return jnp.where(i < first[boosted], of_base, jnp.where(over, rounds.count, i))
-
-    def _model(self, params: ObliqueTree, state: Refining, step: Array, way: Ways, batch: Batch) -> SoftTrees:
-        """Returns trees in training as a model: hard ones with bounds of each leaf, soft ones of the sum."""
-        trees = params.replace(leaves=jax.tree.map(lambda a: state.unit * a, params.leaves))
-        trees = trees.replace(leaves=_bounded(trees, batch) if self.hard else _unbounded(trees.leaves))
-        sharpness = jnp.asarray(_HARD if self.hard else way.sharpness(step, self.schedule.steps), batch.x.dtype)
-        model = _endless(trees, state.boosting.initial, sharpness)
-        if self.hard:
-            return model
-        outputs = model.outputs(batch.x)
-        lower, upper = _widened(outputs, (weight_of(batch) > 0).reshape(-1, *[1] * (outputs.ndim - 1)), 0)
-        return model.replace(lower=lower, upper=upper)
-
-    def result(self, state: Refining, batch: Batch, validation: Batch | None) -> SearchResult:
-        boosted, refined = self.base.result(state.boosting, batch, validation), self._is_better(state)
-        run, way = _one((state.runs, self.ways), state.chosen)
-        params, step = state.best.params, state.best.step
-        if validation is None:
-            params, refined = run.params, refined & state.complete
-        trees, initial = boosted.model
-        of_boosting = _endless(_of_unit_length(trees), initial, jnp.asarray(_HARD, batch.x.dtype))
-        together = self._model(params, state, step, way, batch)
-        model = jax.tree.map(lambda a, b: jnp.where(refined, a, b), together, of_boosting)
-        by = batch if validation is None else validation
-        score = self._loss(model, by)
-        extra = {"boosted": boosted.extra, "refined": refined, "lost": state.lost, "losses": state.losses}
-        extra["chosen"] = state.chosen
-        return SearchResult(model, score, boosted.finite & jnp.isfinite(score), boosted.step + run.step, extra)
-
-    def finish(self, result: SearchResult, start: Any, data: Data, **of_run: Any) -> Finished:
-        extra, model = result.extra, result.model
-        boosted = result._replace(model=(model.trees, model.initial), extra=extra["boosted"])
-        finished = self.base.finish(boosted, start, data, **of_run)
-        report = {"refined": bool(extra["refined"]), "boosted_loss": float(extra["lost"])}
-        report |= {"refined_losses": np.asarray(extra["losses"]), "refined_candidate": int(extra["chosen"])}
-        report = finished.report | report
-        lost = float(report["refined_losses"].min()) * data.loss_unit
-        held_out = finished.held_out
-        if held_out is not None and report["refined"]:
-            held_out = held_out._replace(loss=lost)
-        if self.hard:
-            return finished._replace(report=report, held_out=held_out)
-        count = max(1, finished.report["rounds"])
-        network = model.replace(trees=jax.tree.map(lambda a: a[:count], model.trees))
-        soft = data.scaling.restore(SoftForest(network, None, data.table.task.of_models))
-        return Finished(soft, None, loss_of(result, soft, data, self.task), report, held_out)
+    zero = jnp.zeros((len(run.batch.x), *initial.shape), run.batch.x.dtype)
+    unit = _deviation(jax.lax.fori_loop(0, count, add, zero), run.batch.weight)
+    scaled = lambda a: jnp.where(some.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
+    params = _of_unit_length(trees).replace(leaves=jax.tree.map(scaled, trees.leaves.trainable()))
+    state = training.init_state(params, run.batch, key=run.key, optimizer=_optimizer(run))
+    return _State(state, initial, count, unit)
 
 
-def _one(stacked: Any, i: Any) -> Any:
-    """Returns the entry of number i of every array."""
-    return jax.tree.map(lambda a: a[i], stacked)
+def _optimizer(run: Run) -> optax.GradientTransformation:
+    return optax.adam(optax.cosine_decay_schedule(run.recipe.learning_rate, _steps(run)))
+
+
+def _steps(run: Run) -> int:
+    return run.recipe._schedule(len(run.batch.x)).steps
+
+
+def _sharpness(run: Run, step: Any) -> Array:
+    """Returns the sharpness of an update."""
+    first, last = run.recipe.first_sharpness, run.recipe.last_sharpness
+    return first * (last / first) ** (jnp.asarray(step, jnp.float32) / _steps(run))
+
+
+def _advanced(run: Run, state: _State, before: Array, count: Array, evaluates: Array) -> tuple[_State, Array, Array]:
+    """Returns the state after ``count`` updates, their losses, and whether it is non-finite."""
+
+    def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        each = jax.vmap(lambda tree: _expected(tree, batch.x, _sharpness(run, step)))(params)
+        some = jnp.arange(len(each)) < state.count
+        outputs = jnp.tensordot(state.unit * some.astype(each.dtype), each, 1, precision="highest")
+        lost = run.task.loss_function.samples(state.initial + outputs, batch.y)
+        value = losses.weighted_mean(lost, batch.weight)
+        return value, value
+
+    method = training.Method(lambda batch, *, key: None, loss, lambda params, batch: None)
+    size = run.recipe._schedule(len(run.batch.x)).batch_size
+    once = training.one_step(method, run.batch, _optimizer(run), batch_size=size)
+    after, history = training.advance_up_to(once, state.training, count, MOST, step=before)
+    return state._replace(training=after), history.losses, ~after.finite
+
+
+def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTrees:
+    """Returns trees in training as a model, with the bounds of its outputs for the training rows."""
+    leaves = jax.tree.map(lambda a: state.unit * a, params.leaves)
+    if isinstance(leaves, kinds.Linear):
+        endless = jnp.full(leaves.intercept.shape, jnp.inf, leaves.intercept.dtype)
+        leaves = leaves.replace(lower=-endless, upper=endless)
+    bound = jnp.full(state.initial.shape, jnp.inf, state.initial.dtype)
+    model = SoftTrees(params.replace(leaves=leaves), state.initial, _sharpness(run, step), -bound, bound)
+    outputs, weight = model.outputs(run.batch.x), run.batch.weight
+    inside = jnp.ones(len(outputs), bool) if weight is None else weight > 0
+    lower, upper = _widened(outputs, inside.reshape(-1, *[1] * (outputs.ndim - 1)), 0)
+    return model.replace(lower=lower, upper=upper)
+
+
+def _loss(run: Run, model: SoftTrees) -> Array:
+    return mean_loss(run.task.loss_function, model.outputs(run.by.x), run.by.y, run.by.weight)
+
+
+def _evaluated(run: Run, state: _State) -> tuple[_State, Array]:
+    """Returns the state with its parameters as the best if their loss is lower, and their loss."""
+    of = state.training
+    lost = _loss(run, _model(run, state, of.params, of.step))
+    lost = jnp.where(of.finite, lost, jnp.inf).astype(of.best.score.dtype)
+    best = jax.tree.map(partial(jnp.where, lost < of.best.score), training.Best(of.params, lost, of.step), of.best)
+    return state._replace(training=of.replace(best=best)), lost
+
+
+def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
+    """Returns the best model, or the last without evaluations; its loss, its step, and whether all was finite."""
+    of = state.training
+    evaluated = jnp.isfinite(of.best.score)
+    params, step = jax.tree.map(partial(jnp.where, evaluated), (of.best.params, of.best.step), (of.params, of.step))
+    model = _model(run, state, params, step)
+    return model, _loss(run, model), step, of.finite
 
 
 def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
@@ -450,42 +389,9 @@ def _deviation(outputs: Array, weight: Array | None) -> Array:
     return jnp.where(deviation > 0, deviation, 1)
 
 
-def _endless(trees: ObliqueTree, initial: Array, sharpness: Array) -> SoftTrees:
-    """Returns soft trees without bounds of their sum."""
-    endless = lambda bound: jnp.full(initial.shape, bound, initial.dtype)
-    return SoftTrees(trees, initial, sharpness, endless(-jnp.inf), endless(jnp.inf))
-
-
 def _widened(outputs: Array, mask: Array, axis: int) -> tuple[Array, Array]:
     """Returns the range of masked outputs, extended on both sides; infinite where the mask is empty."""
     low = jnp.where(mask, outputs, jnp.inf).min(axis)
     high = jnp.where(mask, outputs, -jnp.inf).max(axis)
     margin = _MARGIN * (high - low)
     return low - margin, high + margin
-
-
-def _unbounded(leaves: Any) -> Any:
-    """Returns leaves of the structure of bounded ones."""
-    if not isinstance(leaves, kinds.Linear):
-        return leaves
-    endless = lambda bound: jnp.full(leaves.intercept.shape, bound, leaves.intercept.dtype)
-    return leaves.replace(lower=endless(-jnp.inf), upper=endless(jnp.inf))
-
-
-def _bounded(trees: ObliqueTree, batch: Batch) -> Any:
-    """Returns the leaves of hard trees, linear ones bounded by what they give for the rows that reach them; those that
-    no row reaches by their intercepts.
-    """
-    if not isinstance(trees.leaves, kinds.Linear):
-        return trees.leaves
-    real = weight_of(batch) > 0
-
-    def one(tree: ObliqueTree) -> Any:
-        leaf, leaves = ops.hard(tree.weights, tree.bias, batch.x), tree.leaves
-        inside = (leaf == jnp.arange(len(leaves.intercept))[:, None]) & real
-        outputs = leaves.outputs(batch.x)
-        lower, upper = _widened(outputs, inside.reshape(*inside.shape, *[1] * (outputs.ndim - 2)), 1)
-        bound = lambda value: jnp.where(jnp.isfinite(value), value, leaves.intercept)
-        return leaves.replace(lower=bound(lower), upper=bound(upper))
-
-    return jax.lax.map(one, trees)

@@ -1,7 +1,7 @@
 """Trees whose splits have few terms, so that the tree that is read is the tree that was scored."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ import numpy as np
 import optax
 
 from jtrees import blocking, leaves as kinds, pytree, topology, training
-from jtrees.data import Data, losses_of
-from jtrees.methods.get import get
-from jtrees.search import Finished, Recipe, Search, SearchResult, options
-from jtrees.search._minibatch import prediction_loss
+from jtrees.data import Data, Scaling, Table
+from jtrees.methods.annealed.get import get
+from jtrees.search import Finished, Recipe, Runs, SearchResult, options
+from jtrees.search.minibatch import prediction_loss
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Task
 from jtrees.training import Batch
@@ -35,16 +35,14 @@ class Sparse(Recipe):
     the rows that reach the split; the terms that remain are then trained from where they are, as by GET under
     increasing sharpness, and the best hard tree is kept. Leaves are refitted at the end. All features of a column of a
     raw table are one term here. Printed rules have a term for each feature: a category has one for each group of
-    levels, a date has month and weekday, a column with gaps has an indicator. Removal runs on the host in ``finish``;
-    the pure ``search`` is that of the base. After a deadline or Ctrl-C the rest is removed at once, without training.
+    levels, a date has month and weekday, a column with gaps has an indicator. After a deadline or Ctrl-C the rest is removed at once, without training.
 
     The report is the base's, with ``terms``, the numbers of columns that were tried, decreasing, and ``term_losses``,
     the loss of the tree with each, on ``validation`` if given, else on the training data.
 
     Attributes:
       base: a recipe whose model is a tree.
-      terms: largest number of columns in a split, which may be printed as more terms; ``"auto"``: the smallest number
-        whose loss on ``validation`` is within one standard error of the lowest.
+      terms: largest number of columns in a split, which may be printed as more terms.
       epochs: updates after each step.
       learning_rate: initial learning rate of each step, with cosine decay.
       shrink: whether constant leaves are finally drawn towards their ancestors', as in :class:`jtrees.GET`.
@@ -59,7 +57,7 @@ class Sparse(Recipe):
     """
 
     base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
-    terms: int | Literal["auto"] = options.count_or_auto(5)
+    terms: int = options.count(5)
     epochs: int = options.count(300)
     learning_rate: float = options.positive(0.01)
     shrink: bool = options.flag(True)
@@ -67,24 +65,29 @@ class Sparse(Recipe):
     def targets(self, x: Any, y: Any) -> Any:
         return options.checked_base("base", self.base).targets(x, y)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        base = self.base.search(task, shape)
-        if base.tree_leaves is None:
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        self.base.check(task, shape)
+        if self.base.tree_leaves(task) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
-        leaves = base.tree_leaves
 
-        def finish(result: SearchResult, start: Any, data: Data, *, monitor: Monitor, **of_run: Any) -> Finished:
-            if self.terms == "auto" and data.validation is None:
-                raise ValueError('terms must be a number without a validation set, got "auto"')
-            finished = base.finish(result, start, data, monitor=monitor, **of_run)
-            assert finished.tree is not None
-            trees = self._thinned(finished.tree, leaves, data, monitor)
-            losses = {terms: data.loss(tree) for terms, tree in trees.items()}
-            chosen = _fewest(trees, data) if self.terms == "auto" else min(trees)
-            report = finished.report | {"terms": list(losses), "term_losses": np.array(list(losses.values()))}
-            return Finished(trees[chosen], trees[chosen], losses[chosen], report)
+    def scaling(self, table: Table) -> Scaling:
+        return self.base.scaling(table)
 
-        return base._replace(finish=finish)
+    def tree_leaves(self, task: Task) -> str | None:
+        return self.base.tree_leaves(task)
+
+    def search(self, runs: Runs) -> list[SearchResult]:
+        return self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
+
+    def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
+        finished = self.base.finish(result, data, key=key, monitor=monitor)
+        leaves = self.base.tree_leaves(data.table.task)
+        assert finished.tree is not None and leaves is not None
+        trees = self._thinned(finished.tree, leaves, data, monitor)
+        tree = trees[min(trees)].merged()
+        report = finished.report | {"terms": np.array(list(trees))}
+        report["term_losses"] = np.array([data.loss(one) for one in trees.values()])
+        return Finished(tree, tree, data.loss(tree), report)
 
     def _thinned(self, tree: ObliqueTree, leaves: str, data: Data, monitor: Monitor) -> dict[int, ObliqueTree]:
         """Returns the tree, and trees with fewer and fewer terms, by their largest numbers of terms."""
@@ -93,11 +96,11 @@ class Sparse(Recipe):
         splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
         weights, bias = np.array(splits.weights, np.float64), np.array(splits.bias, np.float64)
         most = max(1, int(_terms(weights, owner).max(initial=0)))
-        trees, wanted = {most: tree}, 1 if self.terms == "auto" else int(self.terms)
+        trees, wanted = {most: tree}, self.terms
         steps = _steps(most, wanted)
         validation = None if data.validation is None else data.scaling.batch(data.validation)
         elements = self.epochs * bias.size * len(data.batch.x) * max(1, p // _FEATURES_OF_AN_ELEMENT)
-        with monitor.over(len(steps), type(self).__name__):
+        with monitor.over(len(steps), type(self).__name__) as show:
             for done, terms in enumerate(steps):
                 in_time = monitor.has_time(blocking.seconds_of_step(elements))
                 if not in_time and terms != wanted:
@@ -106,7 +109,7 @@ class Sparse(Recipe):
                 if in_time:
                     arguments = np.float32(weights), np.float32(bias), data.batch, validation, self.learning_rate
                     weights, bias, loss = _trained(*arguments, task=task, leaves=leaves, steps=self.epochs)
-                    monitor.should_stop(done + 1, np.asarray(loss)[None])
+                    show(done + 1, [np.asarray(loss)[None]])
                     weights, bias = np.array(weights, np.float64), np.array(bias, np.float64)
                 thin = ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), None)
                 restored = data.scaling.restore_splits(thin, tree.origin)
@@ -207,12 +210,3 @@ def _trained(
     of_best = best.params.weights, best.params.bias
     kept = jax.tree.map(partial(jnp.where, finite), of_best, (weights, bias))
     return *kept, best.score
-
-
-def _fewest(trees: dict[int, ObliqueTree], data: Data) -> int:
-    """Returns the fewest terms whose loss on the validation set is within one standard error of the lowest."""
-    held_out: Any = data.validation
-    losses = {terms: losses_of(tree, held_out, data.scaling) for terms, tree in trees.items()}
-    best = min(losses.values(), key=lambda each: each.mean())
-    error = lambda each: np.std(each - best, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else 0.0
-    return min(terms for terms, each in losses.items() if each.mean() - best.mean() <= error(each))

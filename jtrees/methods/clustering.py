@@ -9,10 +9,11 @@ import numpy as np
 
 from jtrees import pytree, validation as checks
 from jtrees.data import Scaling, Table
-from jtrees.methods.latent_tree.latent import LatentTree, latent_search
+from jtrees.methods.latent_tree.latent import LatentTree
 from jtrees.methods.latent_tree.network import INPUTS
 from jtrees.nn.latent_tree import MAX_DEPTH
-from jtrees.search import Search, options
+from jtrees.search import Runs, SearchResult, options
+from jtrees.search.minibatch import trained
 from jtrees.tasks import Task
 
 
@@ -68,17 +69,24 @@ class LatentClustering(LatentTree):
         x = np.asarray(checks.check_x(x))
         return x[:, _checked_columns(self.target_features, x.shape[1])]
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
         for name, only in (("split", "linear"), ("predictor", "linear"), ("precondition", "auto")):
             if not isinstance(given := getattr(self, name), str) or given != only:
                 raise ValueError(f"{name} must be {checks.quoted(only)} in clustering, got {checks.quoted(given)}")
         if not task.is_least_squares:
             raise ValueError(f"task must be a Regression with squared error in clustering, got {checks.quoted(task)}")
-        # The hierarchy is a tree, whatever the inputs of the predictor.
-        more: Any = {"scaling": self._scaling, "tree_leaves": "constant"}
-        return latent_search(self, task, shape, bounded=False, **more)
+        super().check(task, shape)
 
-    def _scaling(self, table: Table) -> Scaling:
+    def tree_leaves(self, task: Task) -> str:
+        return "constant"  # the hierarchy is a tree, whatever the inputs of the predictor
+
+    def search(self, runs: Runs) -> list[SearchResult]:
+        return trained(runs)
+
+    def _bounded(self, task: Task) -> bool:
+        return False
+
+    def scaling(self, table: Table) -> Scaling:
         x, weight = table.x.astype(np.float64), table.weight
         mean = np.average(x, axis=0, weights=weight)
         deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))

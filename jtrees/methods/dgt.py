@@ -15,12 +15,16 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
-from jtrees.search import Recipe, Schedule, Search, minibatch, options, preconditioned
+from jtrees.data import Data
+from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree, options
+from jtrees.search.minibatch import Schedule, Training, evaluated, trained
+from jtrees.search.precondition import preconditioned
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _CYCLES = 3
+_TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
 _PATIENCE = 1.1  # cycles without a lower loss on a validation set, which is lowest at the end of each
 WINDOWS = ("mean", "unit")
 
@@ -197,33 +201,41 @@ class DGT(Recipe):
     early_stopping: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
         n, p = shape
-        schedule = Schedule.of(n, self.epochs, self.batch_size)
-        if self.cycles > max(schedule.steps, _CYCLES):
-            raise ValueError(f"cycles must be at most the number of updates, {schedule.steps}, got {self.cycles}")
-        sizes = (p + 1, *self.widths, topology.num_nodes(self.depth))
+        steps, sizes = self._schedule(n).steps, (p + 1, *self.widths, topology.num_nodes(self.depth))
+        if self.cycles > max(steps, _CYCLES):
+            raise ValueError(f"cycles must be at most the number of updates, {steps}, got {self.cycles}")
         if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
             most = f"{checks.MAX_NUMBERS} numbers between two layers"
             raise ValueError(f"widths must be at most such as make {most}, got {checks.quoted(self.widths)}")
-        options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
+
+    def _schedule(self, n: int) -> Schedule:
+        return Schedule.of(n, self.epochs, self.batch_size)
+
+    def search(self, runs: Runs) -> list[SearchResult]:
+        once, shortly = (lambda runs, _, part=part: trained(runs, part) for part in (1.0, _TRIAL))
+        return preconditioned(runs, self.precondition, once, trial=shortly)
+
+    def training(self, run: Run) -> Training:
+        """Returns the training of a run."""
+        schedule = self._schedule(len(run.batch.x))
         cycles = min(self.cycles, schedule.steps)
         rate = training.cosine_cycles(schedule.steps, cycles)
 
-        def outputs(params: ChainedTree, batch: Batch, x: Array) -> Array:
+        def loss(params: ChainedTree, batch: Batch, by: Batch) -> Array:
             tree = params.tree()
             leaves = _hardened(tree, batch, True).leaves.trainable() if self.refit else tree.leaves
-            return leaves.values[ops.hard(tree.weights, tree.bias, x)]
+            return evaluated(run.task, leaves.values[ops.hard(tree.weights, tree.bias, by.x)], by)
 
-        base = minibatch(
-            task,
-            dgt(self.depth, task=task, implementation=self.implementation, **options),
+        options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
+        return Training(
+            dgt(self.depth, task=run.task, implementation=self.implementation, **options),
             training.rmsprop(lambda step: self.learning_rate * rate(step), self.momentum, self.clip),
             schedule,
-            elements_per_sample=4 * sizes[-1] + sum(a * b for a, b in itertools.pairwise(sizes)) // 8,
-            outputs=outputs,
+            loss=loss,
             patience=int(_PATIENCE * schedule.steps / cycles) if self.early_stopping else None,
-            tree_leaves="constant",
-            fitted=self.refit,
         )
-        return preconditioned(base, self.precondition, shape, trial=1 / 6)
+
+    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
+        return finished_tree(result, data, data.table.task, fitted=self.refit)

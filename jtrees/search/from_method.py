@@ -10,9 +10,10 @@ import optax
 
 from jtrees import pytree, training
 from jtrees.search import options as kinds
-from jtrees.search._minibatch import Schedule, minibatch
-from jtrees.search.recipe import Recipe, Search
-from jtrees.tasks import Task
+from jtrees.search.minibatch import Schedule, Training, trained
+from jtrees.search.recipe import Recipe, SearchResult
+from jtrees.search.runs import Run, Runs
+from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -49,31 +50,34 @@ class FromMethod(Recipe):
     batch_size: int = kinds.count(128)
     learning_rate: float = kinds.positive(0.01)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
         n, p = shape
+        method = self._method(task)
+        Schedule.of(n, self.epochs, self.batch_size)
+        labels = isinstance(task, Classification)
+        y = jax.ShapeDtypeStruct((n,), jnp.int32) if labels else jax.ShapeDtypeStruct((n, *task.shape), jnp.float32)
+        batch = Batch(jax.ShapeDtypeStruct((n, p), jnp.float32), y)  # type: ignore[arg-type]
+        harden = lambda batch, key: method.harden(method.init(batch, key=key), batch)
+        tree = jax.eval_shape(harden, batch, jax.random.key(0))
+        if not isinstance(tree, ObliqueTree):
+            raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")
+
+    def _method(self, task: Task) -> training.Method:
         method = self.make(**self.options, task=task)
         if not isinstance(method, training.Method):
             raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
-        schedule = Schedule.of(n, self.epochs, self.batch_size)
-        last = jnp.asarray(schedule.steps, jnp.int32)
+        return method
 
-        def score(params: Any, validation: Batch) -> Array:
-            return method.loss(params, validation, key=jax.random.key(0), step=last)[1]
+    def search(self, runs: Runs) -> list[SearchResult]:
+        return trained(runs)
 
-        search = minibatch(
-            task,
-            method,
-            self.rule(optax.cosine_decay_schedule(self.learning_rate, schedule.steps)),
-            schedule,
-            elements_per_sample=16 * p,
-            score=score,
-        )
+    def training(self, run: Run) -> Training:
+        """Returns the training of a run."""
+        method, schedule = self._method(run.task), Schedule.of(len(run.batch.x), self.epochs, self.batch_size)
 
-        def init(start: None, batch: Batch, *, key: Array) -> training.TrainState:
-            state = search.init(start, batch, key=key)
-            tree = jax.eval_shape(method.harden, state.params, batch)
-            if not isinstance(tree, ObliqueTree):
-                raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")
-            return state
+        def loss(params: Any, batch: Batch, by: Batch) -> Array:
+            step = jnp.asarray(schedule.steps, jnp.int32)
+            return method.loss(params, training.normalised(by), key=jax.random.key(0), step=step)[1]
 
-        return search._replace(init=init)
+        optimizer = self.rule(optax.cosine_decay_schedule(self.learning_rate, schedule.steps))
+        return Training(method, optimizer, schedule, loss=loss)

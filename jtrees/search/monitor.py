@@ -34,6 +34,7 @@ class Monitor:
         """``seconds`` is the time before the deadline; ``within`` is the monitor of a search that this is part of."""
         self.progress, self.deadline, self.ended, self.where = progress, deadline, "finished", ""
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
+        self._is_shown = False
         self._whole = within._whole if within is not None else self
 
     @contextlib.contextmanager
@@ -53,11 +54,21 @@ class Monitor:
             signal.signal(signal.SIGINT, handler)
 
     @contextlib.contextmanager
-    def over(self, rounds: int, name: str = "") -> Any:
-        """Context of a search of ``rounds`` rounds by the recipe ``name``."""
-        with _bar(rounds, name) if self.progress else contextlib.nullcontext(lambda done, text: None) as self._bar:
-            self._rounds = rounds
-            yield
+    def over(self, total: int, name: str) -> Any:
+        """Context of ``total`` updates or rounds, in which a part of the work has no display of its own.
+
+        Yields ``(done, losses) -> None``, which shows how many are done, and the lowest of the losses, an array for
+        each run.
+        """
+        if not self.progress or self._is_shown:
+            yield lambda done, losses: None
+            return
+        self._is_shown = True
+        try:
+            with _bar(total, name) as bar:
+                yield lambda done, losses: bar(done, _summary(losses))
+        finally:
+            self._is_shown = False
 
     def _interrupt(self, *_: Any) -> None:
         if self.ended == "interrupted":
@@ -111,14 +122,6 @@ class Monitor:
             return fn(rows)
         return fn(_some(rows, order[: int(in_time)])) if in_time >= 2 * few else found
 
-    def should_stop(self, done: int, losses: np.ndarray) -> bool:
-        """Whether to stop before round ``done``, the last round's losses being ``losses``, ``(..., steps)``."""
-        finite = np.isfinite(losses)
-        lowest, runs = np.min(losses, where=finite, initial=np.inf), finite.any(-1)
-        dropped = f", {runs.sum()} of {runs.size} runs" if not runs.all() else ""
-        self._bar(done, f"loss {lowest if finite.any() else np.nan:.4g}{dropped}")
-        return done < self._rounds and not self.has_time()
-
 
 class Pace:
     """Divides the steps of a search into compiled calls of about half a second, by the time that earlier calls took.
@@ -126,25 +129,27 @@ class Pace:
     The first call has one step. A later call has at most eight times as many steps as the call before.
     """
 
-    def __init__(self, monitor: Monitor, seconds: float, optional: bool = False):
-        """``seconds`` is an estimate for one step; ``optional`` says whether the search may do without any."""
-        self._monitor, self._one, self._optional, self._most = monitor, seconds, optional, 1
+    def __init__(self, monitor: Monitor):
+        self._monitor, self._most = monitor, 1
+        self.one = 0.0  # seconds of a step
 
-    def steps(self, most: int, after: int = 0) -> int:
-        """Returns the number of steps of the next call, up to ``most``; 0 if the search has to stop before it.
-
-        ``after`` is the number of steps that must follow.
-        """
-        if not self._monitor.has_time((1 + after) * self._one) and self._optional:
-            return 0
-        self._optional = True
-        in_time = min(_CHUNK, self._monitor.left() - after * self._one) / max(self._one, 1e-9)
+    def steps(self, most: int) -> int:
+        """Returns the number of steps of the next call, from 1 to ``most``."""
+        in_time = min(_CHUNK, self._monitor.left()) / max(self.one, 1e-9)
         return int(max(1, min(most, self._most, in_time)))
 
     def took(self, steps: int, seconds: float, compiled: bool) -> None:
         """Notes the seconds of a call, which predict nothing if they include a compilation."""
         self._most = 1 if compiled else _GROWTH * steps
-        self._one = 0.0 if compiled else seconds / steps
+        self.one = 0.0 if compiled else seconds / steps
+
+
+def _summary(losses: list[np.ndarray]) -> str:
+    """Returns the lowest loss of all runs, and how many of them have none."""
+    lowest = [np.min(one, where=np.isfinite(one), initial=np.inf) for one in losses]
+    dropped, low = sum(not np.isfinite(one) for one in lowest), min(lowest, default=np.inf)
+    text = f", dropped {dropped} of {len(losses)} runs" if dropped else ""
+    return f"loss {low if np.isfinite(low) else np.nan:.4g}{text}"
 
 
 def _some(rows: Any, numbers: np.ndarray) -> Any:

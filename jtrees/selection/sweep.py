@@ -13,8 +13,8 @@ import numpy as np
 from jtrees import compilation, processes, validation as checks
 from jtrees.data import Scaling, Table, losses_of
 from jtrees.search import Recipe
+from jtrees.search.fit import FitResult, fits_of, of_raw_table, table_of, validation_of
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import FitResult, fits_of, of_raw_table, table_of, validation_of
 from jtrees.selection.grid import checked_grid, checked_samples, groups_of, with_options
 from jtrees.tasks import Classification, Task
 
@@ -264,14 +264,14 @@ def runs_of(
 ) -> Iterator[Run]:
     """Yields the runs of recipes that share one program, for each recipe, key and fold, in this order."""
     fits = fits_of(recipes, keys, split.left_out, split.table, split.validation, monitor, batch)
-    for (fit, data, search), held_out in zip(fits, itertools.cycle(split.held_out), strict=False):
+    for (fit, data, task), held_out in zip(fits, itertools.cycle(split.held_out), strict=False):
         fit = None if isinstance(fit, FloatingPointError) else fit
         rows = weights = np.zeros(0)
         if held_out is not None:
             weights = np.ones(len(held_out.x)) if held_out.weight is None else held_out.weight
             rows = np.full(len(held_out.x), np.inf)
             if fit is not None:
-                rows = row_losses(search.task, fit.model, held_out, data.scaling)
+                rows = row_losses(task, fit.model, held_out, data.scaling)
         yield Run(fit, rows, weights)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from jtrees import compilation, io, processes, validation as checks
 from jtrees.search import Recipe
+from jtrees.search.fit import FitResult, fit, table_of
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import FitResult, fit, table_of
 from jtrees.selection.grid import checked_grid, groups_of, with_options
 from jtrees.selection.sweep import Split, runs_of, split_of
 from jtrees.tasks import Task

@@ -290,7 +290,7 @@ def one_step(
         _, order_key, loss_key = _keys(state.key)
         score_value, best_so_far, step = jnp.full((), jnp.inf, dtype), state.best, state.step
         if (traced or score_every) and not free:
-            due = step % score_every == 0
+            due = (score_every > 0) & (step % jnp.maximum(score_every, 1) == 0)
             due = due if last is None else due | (step == last)
 
             # A branch, as the compiler would move the score out of a loop of at most one step and evaluate it in every

@@ -15,7 +15,7 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import io, losses, prediction, pytree, routing, topology, training, validation as checks
+from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
 from jtrees.data import Data
 from jtrees.methods.latent_tree.network import (
     INPUTS,
@@ -32,23 +32,16 @@ from jtrees.methods.latent_tree.network import (
     network_of,
 )
 from jtrees.nn.latent_tree import MAX_DEPTH, Split
-from jtrees.search import (
-    Finished,
-    Recipe,
-    Schedule,
-    Search,
-    SearchResult,
-    check_finite,
-    minibatch,
-    options,
-    preconditioned,
-)
+from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, check_finite, options
+from jtrees.search.minibatch import Schedule, Training, evaluated, trained
+from jtrees.search.precondition import preconditioned
 from jtrees.search.recipe import loss_of
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
+_TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
 _LEAST = 2e-3  # early stopping: part of the initial learning rate below which training ends, at a thousandth
 _PATIENCE = 4  # early stopping: part of the updates without a lower loss
 
@@ -176,63 +169,62 @@ class LatentTree(Recipe):
     early_stopping: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        bounded = task.in_units and task.link_name in ("identity", "sorted")
-        search = latent_search(self, task, shape, bounded=bounded)
-        return preconditioned(search, 0 if callable(self.split) else self.precondition, shape, trial=1 / 6)
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        graph_of(shape[1], self._architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
+        self._schedule(shape[0])
 
+    @property
+    def _architecture(self) -> Architecture:
+        parts = self.depth, self.split, self.predictor, self.inputs, self.hidden, self.dropout
+        return checked_architecture(Architecture(*parts))
 
-def latent_search(recipe: LatentTree, task: Task, shape: tuple[int, int], *, bounded: bool, **more: Any) -> Search:
-    """Returns the search of a LatentTree recipe.
+    def _schedule(self, n: int) -> Schedule:
+        return Schedule.of(n, self.epochs, self.batch_size)
 
-    Args:
-      recipe: the recipe.
-      task: what is predicted.
-      shape: shape of the features.
-      bounded: whether predictions are clipped to near the training targets.
-      **more: other fields of the :class:`Search`.
-    """
-    n, p = shape
-    architecture = checked_architecture(
-        Architecture(recipe.depth, recipe.split, recipe.predictor, recipe.inputs, recipe.hidden, recipe.dropout)
-    )
-    graph_of(p, architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
-    schedule = Schedule.of(n, recipe.epochs, recipe.batch_size)
-    patience: Any = {"patience": recipe.patience, "accumulation_size": schedule.steps_per_epoch}
-    plateau = training.reduce_until_vanished(factor=0.1, least=_LEAST if recipe.early_stopping else 0.0, **patience)
+    def tree_leaves(self, task: Task) -> str | None:
+        return "constant" if is_tree(self._architecture) else None
 
-    def model(params: Any, batch: Batch) -> LatentNetwork:
-        return active_on(training.normalised(batch), params, architecture, task, recipe.penalty)
+    def search(self, runs: Runs) -> list[SearchResult]:
+        once, shortly = (lambda runs, _, part=part: trained(runs, part) for part in (1.0, _TRIAL))
+        return preconditioned(runs, 0.0 if callable(self.split) else self.precondition, once, trial=shortly)
 
-    def outputs(params: Any, batch: Batch, x: Array) -> Array:
-        out = model(params, batch).outputs(x)
-        return near_targets(out) if bounded else out
+    def _bounded(self, task: Task) -> bool:
+        """Whether predictions are clipped to near the training targets."""
+        return task.in_units and task.link_name in ("identity", "sorted")
 
-    def tree(params: Any, batch: Batch) -> ObliqueTree | None:
-        return model(params, batch).hard_tree(batch)
+    def training(self, run: Run) -> Training:
+        """Returns the training of a run."""
+        architecture, task, schedule = self._architecture, run.task, self._schedule(len(run.batch.x))
+        plateau = training.reduce_until_vanished(
+            factor=0.1,
+            least=_LEAST if self.early_stopping else 0.0,
+            patience=self.patience,
+            accumulation_size=schedule.steps_per_epoch,
+        )
 
-    def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
+        def model(params: Any, batch: Batch) -> LatentNetwork:
+            return active_on(training.normalised(batch), params, architecture, task, self.penalty)
+
+        def loss(params: Any, batch: Batch, by: Batch) -> Array:
+            outputs = model(params, batch).outputs(by.x)
+            return evaluated(task, near_targets(outputs) if self._bounded(task) else outputs, by)
+
+        return Training(
+            latent(architecture, self.penalty, task=task),
+            optax.chain(optax.adamw(self.learning_rate, weight_decay=self.weight_decay), plateau),
+            schedule,
+            loss=loss,
+            model=model,
+            extra=lambda params, batch: model(params, batch).hard_tree(batch),
+            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+            vanished=(lambda state: (state[1].vanished, state[1].updates)) if self.early_stopping else None,
+        )
+
+    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
-        network = result.model.replace(task=data.table.task.of_models)
-        model = data.scaling.restore(LatentModel(network, None, network.task, bounded))
+        task = data.table.task
+        network = result.model.replace(task=task.of_models)
+        model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
         tree = None if result.extra is None else data.scaling.restore(result.extra)
         report = {"active": np.asarray(network.active)}
-        return Finished(model, tree, loss_of(result, model, data, task), report)
-
-    fields: Any = {"tree_leaves": "constant" if is_tree(architecture) else None} | more
-    hidden, mlp = architecture.hidden, "mlp" in (architecture.split, architecture.predictor)
-    inner = hidden * (hidden + p) if mlp else 0
-    return minibatch(
-        task,
-        latent(architecture, recipe.penalty, task=task),
-        optax.chain(optax.adamw(recipe.learning_rate, weight_decay=recipe.weight_decay), plateau),
-        schedule,
-        elements_per_sample=32 * topology.num_nodes(architecture.depth) + inner // 8,
-        outputs=outputs,
-        model=model,
-        extra=tree,
-        finish=finish,
-        patience=schedule.steps // _PATIENCE if recipe.early_stopping else None,
-        vanished=(lambda state: (state[1].vanished, state[1].updates)) if recipe.early_stopping else None,
-        **fields,
-    )
+        return Finished.of(result, data, model, tree, loss_of(result, model, data, task), report)

@@ -2,20 +2,19 @@
 Fleet and Kohli, "CO2 Forest", 2015), the initial tree of non-greedy trees (Norouzi et al., NeurIPS 2015).
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from jaxtyping import Array
+import numpy as np
 
 from jtrees import pytree
-from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
+from jtrees.methods.nongreedy_tree.greedy import GreedyRecipe, Growing, grow, strengths_of
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, by_first_step, options, preconditioned
-from jtrees.tasks import Task
-from jtrees.training import Batch
+from jtrees.search import Run, Runs, SearchResult, options
 
 
 @pytree.dataclass(kw_only=True)
-class CO2(Recipe):
+class CO2(GreedyRecipe):
     """CO2's recipe: a greedy oblique tree, with all nodes of a level trained side by side.
 
     From the root down, each node is initialised with the split of the largest information gain (in regression variance
@@ -66,28 +65,17 @@ class CO2(Recipe):
     shrink: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        return by_first_step(lambda one: self._search(one, shape, self.shrink and one is task), task)
+    @property
+    def level_epochs(self) -> int | None:
+        return self.epochs
 
-    def _search(self, task: Task, shape: tuple[int, int], shrink: bool) -> Search:
-        level, rate = Schedule.of(shape[0], self.epochs, self.batch_size), rate_of(self.learning_rate, shape[1])
-        greedy = Greedy(self.depth, task, self.nu, self.momentum, rate, level, self.ridge, shrink)
+    def trained(self, runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+        states, losses = grow(runs)
+        results = runs.fetch(runs.map(_result, states, strengths_of(runs, trials)))
+        return [one._replace(history=np.concatenate(lost)) for one, lost in zip(results, losses, strict=True)]
 
-        def step(state: Growing, step: Array, data: Batch, batch: Batch, validation: Any) -> tuple[Growing, Array]:
-            return greedy.step(state, step, data, batch)
 
-        def result(state: Growing, batch: Batch, validation: Batch | None) -> SearchResult:
-            return greedy.result(greedy.finished_level(state, batch)[0], state, batch, validation)
-
-        base = Search(
-            task=task,
-            rounds=Rounds((greedy.steps,), level.batch_size * 2 * shape[1]),
-            init=greedy.init,
-            round=stepwise(step, greedy),
-            result=result,
-            finish=greedy.finish,
-            prepare=edges(self.bins),
-            tree_leaves="constant",
-        )
-        with_shrinkage = lambda state, strength: state.replace(shrinkage=strength)
-        return preconditioned(base, self.precondition, shape, hand_over=with_shrinkage if shrink else None)
+def _result(run: Run, state: Growing, strength: Array) -> SearchResult:
+    greedy = run.recipe.greedy(run)
+    tree, _ = greedy.finished_level(state, run.batch)
+    return greedy.result(tree, state.run.step, state.run.finite, run, strength)

@@ -1,4 +1,4 @@
-"""Greedy growth of oblique trees, level by level, on the surrogate loss of a tree of depth one: the search of CO2, and
+"""Greedy growth of oblique trees, level by level, on the surrogate loss of a tree of depth one: CO2's procedure, and
 the first part of that of non-greedy trees.
 """
 
@@ -17,14 +17,15 @@ from jtrees import ops, pytree, routing, splitting, topology, training
 from jtrees.data import Data, without_padding
 from jtrees.leaves.hierarchical import STRENGTHS, refit_and_strength
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
-from jtrees.search import Finished, Round, Schedule, SearchResult, finished_tree
-from jtrees.search._cart import ridge_directions
-from jtrees.search._minibatch import evaluated
-from jtrees.search._precondition import WITHOUT_TRIALS
-from jtrees.search.monitor import Monitor
+from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree
+from jtrees.search.cart import ridge_directions
+from jtrees.search.first_step import by_first_step, is_direct
+from jtrees.search.minibatch import Schedule, evaluated
+from jtrees.search.precondition import preconditioned
+from jtrees.search.runs import MOST, Stacked
 from jtrees.splitting import Thresholds
-from jtrees.tasks import Classification, Task
-from jtrees.training import NOT_TAKEN, Batch, LazyMomentumState, TrainState
+from jtrees.tasks import Classification, Task, check_log_loss
+from jtrees.training import Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree
 
 # The surrogate pushes a split away from a correctly routed sample (one with a larger loss at the other leaf) that is
@@ -35,6 +36,7 @@ _PUSHING = 0.3
 # Default learning rate: a step moves the score of a sample by the rate times its squared norm, on average the number of
 # features. Best or nearly so of the rates tried on eight data sets of 8 to 784 features.
 _RATE, _RATE_OF_SCORES = 0.5, 8.0
+_EDGES = 0.4  # part of the time before a deadline that the edges of bins may take
 _WIDEST = 1024  # features beyond which there is no ridge regression, which costs p^3
 
 
@@ -50,7 +52,6 @@ class Growing:
       length: their initial norms, bias included.
       directions: unit vectors whose products with x are features of initial splits, ``(p, d)``.
       edges: edges of the bins of each of their features, ``(p + d, bins - 1)``.
-      shrinkage: strength of the shrinkage of the leaves, found on rows held out; negative: not yet.
     """
 
     run: TrainState
@@ -60,7 +61,6 @@ class Growing:
     length: Float[Array, " half"]
     directions: Float[Array, "p d"]
     edges: Float[Array, "features bins"]
-    shrinkage: Float[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +86,6 @@ class Greedy:
     level: Schedule
     ridge: bool
     shrink: bool
-
-    @property
-    def steps(self) -> int:
-        """Total number of steps of all levels."""
-        return self.depth * self.level.steps
 
     def rate(self, steps: int) -> Callable[[Any], Any]:
         """Returns the schedule of the learning rate, which decays to zero in ``steps`` steps."""
@@ -126,26 +121,17 @@ class Greedy:
             outputs = jnp.matmul(data.x, directions, precision="highest")
             of_outputs = splitting.edges_within(outputs, _weight(data) > 0, edges.shape[1] + 1)
             edges = jnp.concatenate([edges, of_outputs.astype(edges.dtype)])
-        half, unknown = topology.num_leaves(self.depth) // 2, jnp.array(WITHOUT_TRIALS, batch.x.dtype)
+        half = topology.num_leaves(self.depth) // 2
         none = Thresholds(jnp.zeros(half, jnp.int32), jnp.zeros(half, edges.dtype), jnp.zeros(half, batch.x.dtype))
-        return self._init_level(Growing(run, root[0], root, none, none.gain, directions, edges, unknown), batch)
+        return self._init_level(Growing(run, root[0], root, none, none.gain, directions, edges), batch)
 
     def candidates(self, state: Growing, x: Array) -> Array:
         """Returns the features of initial splits: those of x and the outputs of the ridge regression."""
         return jnp.concatenate([x, jnp.matmul(x, state.directions, precision="highest")], axis=1)
 
-    def step(self, state: Growing, step: Array, data: Batch, batch: Batch) -> tuple[Growing, Array]:
-        """Takes a step on the level, initialising it if needed; returns the state and the previous surrogate loss.
-
-        Args:
-          state: the state.
-          step: number of the step, over all levels.
-          data: the batch with standardised targets.
-          batch: scaled data.
-        """
-        level_starts = (step > 0) & (step % self.level.steps == 0)
-        state = training.apply_in_place_if(level_starts, lambda state: self._next_level(state, batch), state)
-        rate = self.rate(self.level.steps)
+    def one_step(self, state: Growing, batch: Batch) -> Callable[..., Any]:
+        """Returns an update of the tree on the level, as :func:`jtrees.training.one_step` does."""
+        rate, data = self.rate(self.level.steps), self.standardised(batch)
 
         def update(
             tree: ObliqueTree, velocity: LazyMomentumState, batch: Batch, *, key: Array, step: Array
@@ -156,9 +142,7 @@ class Greedy:
             return surrogate_step(tree, velocity, batch._replace(y=y), surrogate, **options)
 
         data = data._replace(y=(data.y, state.place))
-        one_step = training.one_step(update, data, self.optimizer, batch_size=self.level.batch_size)
-        run, (loss, _) = one_step(state.run, step)
-        return state.replace(run=run), loss
+        return training.one_step(update, data, self.optimizer, batch_size=self.level.batch_size)
 
     def _stump_surrogate(self, tree: ObliqueTree, x: Array, y: Array, node: Array, level: Array) -> Surrogate:
         """Returns the surrogate loss of samples at nodes of a level, each of which is a tree of depth one."""
@@ -170,7 +154,8 @@ class Greedy:
         slopes = jnp.where(flips, flip_slope(scores), 0)
         return Surrogate(jnp.where(flips, other_leaf, own_leaf), node[None], scores, slopes, reached)
 
-    def _next_level(self, state: Growing, batch: Batch) -> Growing:
+    def next_level(self, state: Growing, batch: Batch) -> Growing:
+        """Returns the state at the beginning of the next level."""
         tree, place = self.finished_level(state, batch)
         state = state.replace(run=state.run.replace(params=tree), level=state.level + 1, place=place)
         return self._init_level(state, batch)
@@ -225,84 +210,142 @@ class Greedy:
 
     # --- The result ---
 
-    def evaluate(self, tree: ObliqueTree, batch: Batch, validation: Batch | None) -> Array:
-        """Returns the loss of the tree, refitted to the batch, on a validation set or else on the batch."""
+    def evaluate(self, tree: ObliqueTree, batch: Batch, by: Batch) -> Array:
+        """Returns the loss on ``by`` of the tree, refitted to the batch."""
         tree = with_leaves(tree, ops.hard(tree.weights, tree.bias, batch.x), batch, self.task)
-        data = batch if validation is None else validation
-        return evaluated(self.task, tree.leaves.values[ops.hard(tree.weights, tree.bias, data.x)], data)
+        return evaluated(self.task, tree.leaves.values[ops.hard(tree.weights, tree.bias, by.x)], by)
 
-    def result(self, tree: ObliqueTree, state: Growing, batch: Batch, validation: Batch | None) -> SearchResult:
+    def result(self, tree: ObliqueTree, step: Array, finite: Array, run: Run, strength: Array) -> SearchResult:
         """Returns the result: the tree, its leaves refitted and shrunk, and its score.
 
-        Leaves are shrunk by as much as is best for the validation set, or else as was found before, or else is best by
-        generalised cross-validation, in which a split of m features, as preconditioned, costs 1 + sqrt(m). The extra
-        holds the strength, negative in the last case and without shrinkage, and the strength that was used.
+        Leaves are shrunk by as much as is best for the validation set, or for the held-out rows of a trial, or else by
+        ``strength``; if that is negative, by as much as is best by generalised cross-validation, in which a split of m
+        features, as preconditioned, costs 1 + sqrt(m). The extra holds the strength, negative in the last case and
+        without shrinkage, and the strength that was used.
         """
-        leaf, data = ops.hard(tree.weights, tree.bias, batch.x), batch if validation is None else validation
-        reached = leaf if validation is None else ops.hard(tree.weights, tree.bias, validation.x)
-        loss = lambda leaves: evaluated(self.task, leaves.trainable().values[reached], data)
+        batch, by = run.batch, run.by
+        leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, by))
+        loss = lambda leaves: evaluated(self.task, leaves.trainable().values[reached], by)
         leaves = with_leaves(tree, leaf, batch, self.task).leaves.refit(leaf, *batch)
-        score, strength, used = loss(leaves), state.shrinkage, jnp.zeros((), batch.x.dtype)
+        score, used = loss(leaves), jnp.zeros((), batch.x.dtype)
         if self.shrink:
             # Greedy trees have many small leaves, whose splits follow noise. Of several functions of m (2, 4, powers,
             # 1 + m / 2 to 1 + m / 10), this had the best mean score on 23 data sets. A split of one feature costs 2, as
             # in other trees.
             cost = 1 + jnp.sqrt((tree.weights != 0).sum(1).astype(batch.x.dtype))
             shrunk = partial(refit_and_strength, leaves, leaf, *batch, cost=cost)
-            if validation is not None:
-                strengths = jnp.asarray(STRENGTHS, batch.x.dtype)
-                losses = jax.lax.map(lambda one: loss(shrunk(strength=one)[0]), strengths)
-                score, strength = losses.min(), strengths[losses.argmin()]
-            leaves, used = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))
-        finite = state.run.finite & jnp.isfinite(score)
-        extra = jnp.stack([strength, used])
-        return SearchResult(tree.replace(leaves=leaves), score, finite, state.run.step, extra)
+            strengths = jnp.asarray(STRENGTHS, batch.x.dtype)
 
-    def finish(self, result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
-        """Returns the tree in the user's units; the report also has the number of leaves that training rows reach, and
-        the strength of the shrinkage.
-        """
+            def best() -> tuple[Array, Array]:
+                losses = jax.lax.map(lambda one: loss(shrunk(strength=one)[0]), strengths)
+                return losses.min(), strengths[losses.argmin()]
+
+            score, strength = jax.lax.cond(run.separate, best, lambda: (score, strength))
+            leaves, used = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))
+        extra = jnp.stack([strength, used])
+        tree = run.on_x(tree.replace(leaves=leaves))
+        return SearchResult(tree, score, finite & jnp.isfinite(score), step, extra)
+
+
+# --- The recipes -----------------------------------------------------------------------------------------------------
+
+
+class GreedyRecipe(Recipe):
+    """A recipe that grows a greedy tree: :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`.
+
+    It has the options ``depth``, ``batch_size``, ``learning_rate``, ``nu``, ``momentum``, ``bins``, ``ridge``,
+    ``shrink`` and ``precondition``.
+    """
+
+    def greedy(self, run: Run) -> Greedy:
+        """Returns the greedy growth of a run."""
+        me: Any = self
+        n, p = run.batch.x.shape
+        rate = min(_RATE, _RATE_OF_SCORES / p) if me.learning_rate is None else me.learning_rate
+        level = Schedule.of(n, self.level_epochs, me.batch_size)
+        shrink = me.shrink and is_direct(run.task)
+        return Greedy(me.depth, run.task, me.nu, me.momentum, rate, level, me.ridge, shrink)
+
+    @property
+    def level_epochs(self) -> int | None:
+        """Passes over the data for each level; None: enough."""
+        raise NotImplementedError
+
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        check_log_loss(task)
+
+    def search(self, runs: Runs) -> list[SearchResult]:
+        shrinks = self.shrink and is_direct(runs.task)
+
+        def direct(runs: Runs) -> list[SearchResult]:
+            if not shrinks:
+                runs = runs.using([one.replace(shrink=False) for one in runs.recipes])
+            strength: Any = self.precondition
+            return preconditioned(runs, strength, self.trained, tries_few_rows=shrinks)
+
+        return by_first_step(runs, direct)
+
+    def trained(self, runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+        """Returns the trees of all runs; ``trials`` are the results from which they take the shrinkage."""
+        raise NotImplementedError
+
+    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         found, used = np.asarray(result.extra).tolist()
-        finished = finished_tree(result, data, self.task, fitted=True, shrink=self.shrink, strength=used)
+        task = data.table.task
+        shrink = self.shrink and is_direct(task)
+        finished = finished_tree(result, data, task, fitted=True, shrink=shrink, strength=used)
         active = len(np.unique(finished.model.leaf_index(data.table.x)))
         report = {"active_leaves": active, "shrinkage": found if found >= 0 else np.nan}
         return finished._replace(report=finished.report | report)
 
 
+def grow(runs: Runs) -> tuple[Stacked, list[list[np.ndarray]]]:
+    """Grows the tree of every run, level by level; returns the states, and the losses of each run on each level."""
+    recipe: Any = runs.recipes[0]
+    steps = Schedule.of(runs.shape[0], recipe.level_epochs, recipe.batch_size).steps
+    of_rows = lambda rows: splitting.edges_of(np.asarray(rows.x), recipe.bins)
+    edges = runs.each_once(lambda i: runs.monitor.part(_EDGES).on_rows(of_rows, without_padding(runs.rows(i))))
+    states, losses = runs.map(_planted, edges), [[] for _ in range(len(runs))]
+    for level in range(recipe.depth):
+        if level:
+            if not runs.monitor.has_time():
+                break
+            states = runs.map(_next_level, states)
+        name = f"{type(recipe).__name__}, level {level}"
+        found = runs.train(_grown, states, steps, name=name, begins=level * steps)
+        states = found.states
+        for own, lost in zip(losses, found.losses, strict=True):
+            own.append(lost)
+    return states, losses
+
+
+def strengths_of(runs: Runs, trials: list[SearchResult | None] | None) -> list[np.float32]:
+    """Returns the strength of the shrinkage that the trial of each run found; negative without one."""
+    known = [one is not None and np.isfinite(one.score) for one in trials or [None] * len(runs)]
+    return [np.float32(one.extra[0] if k else -1) for one, k in zip(trials or known, known, strict=True)]  # type: ignore[union-attr]
+
+
+# --- Compiled functions of one run -----------------------------------------------------------------------------------
+
+
+def _planted(run: Run, edges: Array) -> Growing:
+    """Returns the state at the beginning of the first level."""
+    return run.recipe.greedy(run).init(edges, run.batch, key=run.key)
+
+
+def _next_level(run: Run, state: Growing) -> Growing:
+    return run.recipe.greedy(run).next_level(state, run.batch)
+
+
+def _grown(run: Run, state: Growing, before: Array, count: Array, evaluates: Array) -> tuple[Growing, Array, Array]:
+    """Returns the state after ``count`` updates on the level, their losses, and False."""
+    once = run.recipe.greedy(run).one_step(state, run.batch)
+    of_run, history = training.advance_up_to(once, state.run, count, MOST, step=before)
+    return state.replace(run=of_run), history.losses, jnp.array(False)
+
+
 def _weight(batch: Batch) -> Array:
     return jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-
-
-def stepwise(step: Callable[..., tuple[Any, Array]], greedy: Greedy) -> Callable[..., tuple[Any, Array]]:
-    """Returns the ``round`` of a search with steps ``(state, number, data, batch, validation) -> (state, loss)``."""
-
-    def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> tuple[Any, Array]:
-        data = greedy.standardised(batch)
-
-        def body(j: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
-            state, history = carry
-            state, loss = step(state, at.before + j, data, batch, validation)
-            return state, history.at[j].set(loss)
-
-        empty = jnp.full(at.most, NOT_TAKEN, batch.x.dtype)
-        return jax.lax.fori_loop(0, at.count, body, (state, empty))
-
-    return one_round
-
-
-def rate_of(learning_rate: Any, p: int) -> Any:
-    """Returns the learning rate, by default the one for p features."""
-    return min(_RATE, _RATE_OF_SCORES / p) if learning_rate is None else learning_rate
-
-
-def edges(bins: int) -> Callable[..., np.ndarray]:
-    """Returns the ``prepare`` of a search, which computes the edges of bins of each feature."""
-
-    def prepare(batch: Batch, *, key: Array, monitor: Monitor | None = None) -> np.ndarray:
-        of_rows = lambda rows: splitting.edges_of(np.asarray(rows.x), bins)
-        return (Monitor() if monitor is None else monitor).on_rows(of_rows, without_padding(batch))
-
-    return prepare
 
 
 # --- Levels ----------------------------------------------------------------------------------------------------------

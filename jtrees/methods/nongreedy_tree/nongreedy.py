@@ -4,14 +4,16 @@
 ``nongreedy`` is the method for :func:`jtrees.train`; ``NonGreedy`` the recipe: a :class:`jtrees.CO2`, trained jointly.
 """
 
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 
 from jtrees import losses, ops, pytree, topology, training, validation as checks
-from jtrees.methods.nongreedy_tree.greedy import Greedy, Growing, edges, rate_of, stepwise
+from jtrees.methods.nongreedy_tree.greedy import GreedyRecipe, Growing, grow, strengths_of
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
@@ -23,11 +25,14 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     surrogate_step,
     with_leaves,
 )
-from jtrees.search import Recipe, Rounds, Schedule, Search, SearchResult, by_first_step, options, preconditioned
+from jtrees.search import Run, Runs, SearchResult, options
+from jtrees.search.minibatch import Schedule
+from jtrees.search.runs import MOST
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyMomentumState
 from jtrees.tree import ObliqueTree
 
+_JOINT = 1  # makes the key of the joint stage from that of the run
 _SETTLED = 0.01  # an epoch that lowers the mean surrogate loss by a smaller fraction has converged
 
 
@@ -113,7 +118,7 @@ class Joint(NamedTuple):
 
 
 @pytree.dataclass(kw_only=True)
-class NonGreedy(Recipe):
+class NonGreedy(GreedyRecipe):
     """Recipe of non-greedy trees: CO2, then stochastic gradient descent on the surrogate loss of the whole tree.
 
     The joint stage has its own decay of the learning rate to zero. The tree is that of the last update, or CO2's if its
@@ -165,89 +170,84 @@ class NonGreedy(Recipe):
     shrink: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        return by_first_step(lambda one: self._search(one, shape, self.shrink and one is task), task)
+    @property
+    def level_epochs(self) -> int:
+        return self.greedy_epochs
 
-    def _search(self, task: Task, shape: tuple[int, int], shrink: bool) -> Search:
-        n, p = shape
-        level, last = (Schedule.of(n, epochs, self.batch_size) for epochs in (self.greedy_epochs, self.epochs))
-        greedy = Greedy(
-            self.depth, task, self.nu, self.momentum, rate_of(self.learning_rate, p), level, self.ridge, shrink
+    def trained(self, runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+        states, losses = grow(runs)
+        steps = Schedule.of(runs.shape[0], self.epochs, self.batch_size).steps
+        found = runs.train(_trained, runs.map(_begun, states), steps, name="NonGreedy, all levels")
+        results = runs.fetch(runs.map(_result, found.states, strengths_of(runs, trials)))
+        histories = [np.concatenate([*grown, lost]) for grown, lost in zip(losses, found.losses, strict=True)]
+        return [one._replace(history=lost) for one, lost in zip(results, histories, strict=True)]
+
+
+# --- Compiled functions of one run -----------------------------------------------------------------------------------
+
+
+def _begun(run: Run, state: Growing) -> Joint:
+    """Returns the state at the beginning of the joint stage: CO2's tree, the best so far."""
+    greedy = run.recipe.greedy(run)
+    tree, place = greedy.finished_level(state, run.batch)
+    leaf = place - topology.num_nodes(greedy.depth)
+    leaf = jnp.where(leaf < 0, ops.hard(tree.weights, tree.bias, run.batch.x), leaf)  # if levels were left out
+    tree = with_leaves(tree, leaf, greedy.standardised(run.batch), run.task)
+    of_run = greedy.at_rest(state.run, tree).replace(key=jax.random.fold_in(run.key, _JOINT))
+    if not run.validates:  # else the first evaluation evaluates this tree
+        of_run = of_run.replace(best=training.Best(tree, _mean(run, tree), of_run.step))
+    return Joint(state.replace(run=of_run, place=leaf), jnp.asarray([0, jnp.inf], run.batch.x.dtype))
+
+
+def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Array) -> tuple[Joint, Array, Array]:
+    """Returns the state after ``count`` updates, their losses, and False."""
+    recipe, greedy, batch = run.recipe, run.recipe.greedy(run), run.batch
+    data, last = greedy.standardised(batch), Schedule.of(len(batch.x), recipe.epochs, recipe.batch_size)
+    rate: Any = greedy.rate(last.steps)
+    options: Any = {"task": run.task, "inference": recipe.inference, "momentum": recipe.momentum}
+    method = nongreedy(recipe.depth, recipe.nu, learning_rate=rate, **options)
+
+    def once(j: Array, carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
+        state, losses = carry
+        step = before + j
+        if recipe.stable:
+            ended = (step > 0) & (step % last.steps_per_epoch == 0)
+            # A branch, as the compiler would move the routing out of a loop of at most one step.
+            tree, place, sums = state.growing.run.params, state.growing.place, state.surrogate
+            assign = lambda: _reassigned(tree, place, sums, batch, last.steps_per_epoch)
+            place, sums = jax.lax.cond(ended, assign, lambda: (place, sums))
+            state = Joint(state.growing.replace(place=place), sums)
+        growing = state.growing
+        one_step = training.one_step(
+            method,
+            data._replace(y=(data.y, growing.place)) if recipe.stable else data,
+            greedy.optimizer,
+            batch_size=last.batch_size,
+            score_every=last.steps_per_epoch if run.validates else 0,
+            score=partial(greedy.evaluate, batch=batch, by=run.by),
         )
-        options: Any = {"task": task, "inference": self.inference, "momentum": self.momentum}
-        method = nongreedy(self.depth, self.nu, learning_rate=greedy.rate(last.steps), **options)
-        compared: Any = {"task": task, "nu": self.nu, "inference": self.inference, "block": level.batch_size}
-        mean = lambda tree, batch: mean_surrogate(tree, greedy.standardised(batch), **compared)
+        of_run, (lost, _) = one_step(growing.run, step)
+        joint = Joint(growing.replace(run=of_run), state.surrogate.at[0].add(lost))
+        return joint, losses.at[j].set(lost)
 
-        def step(state: Joint, step: Array, data: Batch, batch: Batch, validation: Batch | None) -> tuple[Joint, Array]:
-            def grow(carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
-                growing, lost = greedy.step(carry[0].growing, step, data, batch)
-                return carry[0]._replace(growing=growing), lost
+    state, losses = jax.lax.fori_loop(0, count, once, (state, jnp.full(MOST, training.NOT_TAKEN, batch.x.dtype)))
+    return state, losses, jnp.array(False)
 
-            def start_joint(carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
-                state, (tree, place) = carry[0], greedy.finished_level(carry[0].growing, batch)
-                leaf = place - topology.num_nodes(self.depth)
-                tree = with_leaves(tree, leaf, data, task)
-                run = greedy.at_rest(state.growing.run, tree)
-                if validation is None:  # else the first evaluation evaluates this tree
-                    run = run.replace(best=training.Best(tree, mean(tree, batch), run.step))
-                return state._replace(growing=state.growing.replace(run=run, place=leaf)), carry[1]
 
-            joint = lambda carry: joint_step(carry[0], step, data, batch, validation)
-            carry = training.apply_in_place_if(step < greedy.steps, grow, (state, jnp.zeros((), batch.x.dtype)))
-            carry = training.apply_in_place_if(step == greedy.steps, start_joint, carry)
-            return training.apply_in_place_if(step >= greedy.steps, joint, carry)
+def _result(run: Run, state: Joint, strength: Array) -> SearchResult:
+    """Returns the tree with the lowest loss on the validation set, or else the lower surrogate loss."""
+    recipe, greedy, of_run = run.recipe, run.recipe.greedy(run), state.growing.run
+    evaluate = partial(greedy.evaluate, batch=run.batch, by=run.by) if run.validates else partial(_mean, run)
+    method = nongreedy(recipe.depth, recipe.nu, task=run.task, inference=recipe.inference)
+    best = training.best(method, of_run, greedy.standardised(run.batch), score=evaluate)
+    return greedy.result(best.params, best.step, of_run.finite & jnp.isfinite(best.score), run, strength)
 
-        def joint_step(state: Joint, step: Array, data: Batch, batch: Batch, validation: Any) -> tuple[Joint, Array]:
-            if self.stable:
-                epoch_ended = (step > greedy.steps) & (step % last.steps_per_epoch == 0)
-                # A branch, as the compiler would move the routing out of a loop of at most one step.
-                tree, place, sums = state.growing.run.params, state.growing.place, state.surrogate
-                assign = lambda: _reassigned(tree, place, sums, batch, last.steps_per_epoch)
-                place, sums = jax.lax.cond(epoch_ended, assign, lambda: (place, sums))
-                state = Joint(state.growing.replace(place=place), sums)
-            growing = state.growing
-            data = data._replace(y=(data.y, growing.place)) if self.stable else data
-            one_step = training.one_step(
-                method,
-                data,
-                greedy.optimizer,
-                batch_size=last.batch_size,
-                score_every=0 if validation is None else last.steps_per_epoch,
-                score=lambda params: greedy.evaluate(params, batch, validation),
-            )
-            run, (lost, _) = one_step(growing.run, step)
-            return Joint(growing.replace(run=run), state.surrogate.at[0].add(lost)), lost
 
-        def init(start: Array, batch: Batch, *, key: Array) -> Joint:
-            return Joint(greedy.init(start, batch, key=key), jnp.asarray([0, jnp.inf], batch.x.dtype))
-
-        def result(state: Joint, batch: Batch, validation: Batch | None) -> SearchResult:
-            run, (grown, _) = state.growing.run, greedy.finished_level(state.growing, batch)
-            evaluate = lambda params: greedy.evaluate(params, batch, validation)
-            score = evaluate if validation is not None else lambda params: mean(params, batch)
-            best = training.best(method, run, greedy.standardised(batch), score=score)
-            joint_started = run.step > greedy.steps
-            tree = jax.tree.map(lambda a, b: jnp.where(joint_started, a, b), best.params, grown)
-            run = run.replace(step=jnp.where(joint_started, best.step, run.step))
-            return greedy.result(tree, state.growing.replace(run=run), batch, validation)
-
-        elements = self.depth * (self.depth + 1) // 2 * p // 4  # of a step, per sample
-        base = Search(
-            task=task,
-            rounds=Rounds((greedy.steps + last.steps,), last.batch_size * elements),
-            init=init,
-            round=stepwise(step, greedy),
-            result=result,
-            finish=greedy.finish,
-            prepare=edges(self.bins),
-            tree_leaves="constant",
-        )
-
-        def with_shrinkage(state: Joint, strength: Array) -> Joint:
-            return state._replace(growing=state.growing.replace(shrinkage=strength))
-
-        return preconditioned(base, self.precondition, shape, hand_over=with_shrinkage if shrink else None)
+def _mean(run: Run, tree: ObliqueTree) -> Array:
+    """Returns the mean surrogate loss of a tree on the training rows."""
+    recipe, batch = run.recipe, run.recipe.greedy(run).standardised(run.batch)
+    block = min(recipe.batch_size, len(batch.x))
+    return mean_surrogate(tree, batch, task=run.task, nu=recipe.nu, inference=recipe.inference, block=block)
 
 
 def _reassigned(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
@@ -17,23 +18,17 @@ from jtrees.data import Data
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
-from jtrees.search import (
-    Finished,
-    Recipe,
-    Schedule,
-    Search,
-    SearchResult,
-    check_finite,
-    minibatch,
-    options,
-    preconditioned,
-)
+from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, check_finite, options
+from jtrees.search.minibatch import Schedule, Training, evaluated, trained
+from jtrees.search.precondition import preconditioned
 from jtrees.search.recipe import loss_of
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
 
 STEPS = ("smooth", "logistic")
+
+_PATIENCE = 4  # a trial of early stopping ends after this part of its updates without a lower loss
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -205,44 +200,66 @@ class TEL(Recipe):
     early_stopping: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        n, p = shape
-        schedule = Schedule.of(n, self.epochs, self.batch_size)
-        tree_size = topology.num_leaves(self.depth) * (p + math.prod(task.shape))
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        tree_size = topology.num_leaves(self.depth) * (shape[1] + math.prod(task.shape))
         checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
-        lazy = self.lazy and self.step == "smooth"  # under logistic steps a batch touches all rows
-        options: Any = {"step": self.step, "l2": self.l2, "width": self.width}
-        method = tel(
-            self.depth, self.trees, self.gamma, task=task, learning_rate=self.learning_rate if lazy else None, **options
-        )
-        optimizer = training.lazy_adam(self.learning_rate) if lazy else optax.adam(self.learning_rate)
+        self._schedule(shape[0])
 
-        def outputs(params: Ensemble, batch: Batch, x: Array) -> Array:
-            return params.outputs(x, self.gamma, step=self.step, width=self.width)
+    def _schedule(self, n: int) -> Schedule:
+        return Schedule.of(n, self.epochs, self.batch_size)
+
+    def tree_leaves(self, task: Task) -> None:
+        return None
+
+    def search(self, runs: Runs) -> list[SearchResult]:
+        steps = self._schedule(runs.shape[0]).steps
+
+        def train(runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+            """Trains for as many updates as the trial had before its lowest loss."""
+            if trials is None or not self.early_stopping:
+                return trained(runs)
+            known = [one is not None and np.isfinite(one.score) for one in trials]
+            return trained(runs, steps=[int(one.step) if k else steps for one, k in zip(trials, known, strict=True)])  # type: ignore[union-attr]
+
+        return preconditioned(runs, self.precondition, train, always_tries=self.early_stopping)
+
+    def training(self, run: Run) -> Training:
+        """Returns the training of a run."""
+        lazy = self.lazy and self.step == "smooth"  # under logistic steps a batch touches all rows
+        schedule = self._schedule(len(run.batch.x))
+
+        def loss(params: Ensemble, batch: Batch, by: Batch) -> Array:
+            return evaluated(run.task, params.outputs(by.x, self.gamma, step=self.step, width=self.width), by)
 
         def model(params: Ensemble, batch: Batch) -> Any:
-            return hardened(params, batch, task) if self.hard else SoftEnsemble(params, self.gamma, self.step)  # type: ignore[arg-type]
+            return hardened(params, batch, run.task) if self.hard else SoftEnsemble(params, self.gamma, self.step)  # type: ignore[arg-type]
 
-        def reached(params: Ensemble, batch: Batch) -> tuple[Array, Array]:
-            """Returns the mean number of leaves that a sample reaches in a tree, and whether ``width`` overflows."""
-            if self.step != "smooth":
-                return jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool)
-            splits = params.weights, params.bias
-            count, overflows = routing.reachable_leaves(batch.x, *splits, self.gamma, width=self.width)
-            real = jnp.ones(len(batch.x)) if batch.weight is None else batch.weight > 0
-            return jnp.average(count.mean(0), weights=real.astype(batch.x.dtype)), overflows
+        options: Any = {"step": self.step, "l2": self.l2, "width": self.width}
+        rate = self.learning_rate
+        return Training(
+            tel(self.depth, self.trees, self.gamma, task=run.task, learning_rate=rate if lazy else None, **options),
+            training.lazy_adam(rate) if lazy else optax.adam(rate),
+            schedule,
+            loss=loss,
+            model=model,
+            extra=self._reached,
+            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+        )
 
-        def finish(result: SearchResult, start: Any, data: Data, **_: Any) -> Finished:
-            check_finite(result)
-            model = result.model if self.hard else EnsembleModel(result.model, None, data.table.task.of_models)
-            model, (leaves, overflows) = data.scaling.restore(model), result.extra
-            report = {"reachable_leaves": float(leaves), "overflows": bool(overflows)}
-            loss = data.loss(model) if self.hard else loss_of(result, model, data, task)
-            return Finished(model, None, loss, report)
+    def _reached(self, params: Ensemble, batch: Batch) -> tuple[Array, Array]:
+        """Returns the mean number of leaves that a sample reaches in a tree, and whether ``width`` overflows."""
+        if self.step != "smooth":
+            return jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool)
+        splits = params.weights, params.bias
+        count, overflows = routing.reachable_leaves(batch.x, *splits, self.gamma, width=self.width)
+        real = jnp.ones(len(batch.x)) if batch.weight is None else batch.weight > 0
+        return jnp.average(count.mean(0), weights=real.astype(batch.x.dtype)), overflows
 
-        # An upper estimate: conditional computation may need much less, which makes rounds shorter than half a second.
-        elements: Any = {"elements_per_sample": 4 * self.trees * topology.num_nodes(min(self.depth, 10))}
-        functions: Any = {"outputs": outputs, "model": model, "extra": reached, "finish": finish}
-        base = minibatch(task, method, optimizer, schedule, **elements, **functions)
-        stop_early = schedule.steps_per_epoch if self.early_stopping else 0
-        return preconditioned(base, self.precondition, shape, stop_early=stop_early)
+    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
+        check_finite(result)
+        task = data.table.task
+        model = result.model if self.hard else EnsembleModel(result.model, None, task.of_models)
+        model, (leaves, overflows) = data.scaling.restore(model), result.extra
+        report = {"reachable_leaves": float(leaves), "overflows": bool(overflows)}
+        loss = data.loss(model) if self.hard else loss_of(result, model, data, task)
+        return Finished.of(result, data, model, None, loss, report)

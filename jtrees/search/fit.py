@@ -1,39 +1,35 @@
-"""The driver of searches: one run, or many side by side, from a table to models in the user's units.
+"""Fits of recipes: one run, or many side by side, from a table to models in the user's units."""
 
-Every search runs in compiled calls of about half a second; between them the driver shows progress and checks for
-deadlines and Ctrl-C.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import functools
-import os
+import itertools
 import time
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import blocking, compilation, io, processes, pytree, sharding, validation as checks
+from jtrees import compilation, io, processes, pytree, validation as checks
 from jtrees.data import Data, FrameModel, Table, bucket, checked_table, held_out_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
 from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
-from jtrees.search.monitor import Monitor, Pace
-from jtrees.search.recipe import Recipe, Round, Search, SearchResult, next_of_all
+from jtrees.search.monitor import Monitor
+from jtrees.search.recipe import Recipe
+from jtrees.search.runs import Runs
 from jtrees.tasks import Regression, Task
-from jtrees.training import NOT_TAKEN, Batch, map_starts
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 # Concurrent runs per CPU device, which runs them one after the other: more would only shorten the rounds.
 _AT_ONCE_CPU = 16
-_PREPARATION = 0.4  # part of the time before a deadline that a search may take to prepare itself
+_AT_ONCE = 64  # likewise elsewhere
+_FINISH = 2**30  # makes the key of ``finish`` from that of the fit
 _END = 2.0  # time that the end of a fit takes, as a multiple of the time in which its data were scaled
-_MEMORY_SHARE = 0.5  # of the device's memory, for runs side by side
 
 
 @io.model
@@ -183,12 +179,12 @@ def fit(
         table, evaluated = table.divided(held_out, key)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     with compilation.promoting_ranks(), monitor.listening():
-        [(result, data, search)] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
+        [(result, data, scaled_task)] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
     if isinstance(result, FloatingPointError):
         raise result
     if table.columns is not None:
         table.columns.warn_left_out()
-    if recipe.targets(table.x, y) is y and search.task.has_baselines:
+    if recipe.targets(table.x, y) is y and scaled_task.has_baselines:
         where, left_out = HELD_OUT if chosen_by is None else VALIDATION, None
         if "held_out_loss" in result.report:
             left_out = result.report["held_out_loss"], result.report.get("held_out_rows")
@@ -266,158 +262,7 @@ def plain(value: Any) -> Any:
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
 
 
-# --- One search ------------------------------------------------------------------------------------------------------
-
-
-# Static options are part of the recipe's tree structure: a new depth recompiles, a new learning rate does not.
-@compilation.once(static_argnames="task")
-def _init(recipe: Any, task: Task, start: Any, batch: Batch, key: Array | None) -> tuple[Any, Array]:
-    """Returns the state and the number of the first round."""
-    search = recipe.search(task, batch.x.shape)
-    state = search.init(start, batch, key=key)
-    return state, search.next(jnp.int32(0), state, search.rounds)
-
-
-@functools.partial(jax.jit, static_argnames="task")
-def _round(
-    recipe: Any, task: Task, part: tuple[Array, Array, Array], state: Any, batch: Batch, validation: Batch | None
-) -> tuple[Any, Array, Array]:
-    """Returns the state after a part of a round, the losses of its steps and the number of the round after this one.
-
-    ``part`` has the number of the round, the steps before and the most steps: see :meth:`Rounds.at`.
-    """
-    search = recipe.search(task, batch.x.shape)
-    state, losses = search.round(search.rounds.at(*part), state, batch, validation)
-    return state, losses, search.next(part[0] + 1, state, search.rounds)
-
-
-@compilation.once(static_argnames="task")
-def _result(recipe: Any, task: Task, state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-    return recipe.search(task, batch.x.shape).result(state, batch, validation)
-
-
-def run_rounds(
-    recipe: Recipe,
-    task: Task,
-    start: Any,
-    batch: Batch,
-    validation: Batch | None,
-    key: Array | None,
-    monitor: Monitor,
-    *,
-    name: str | None = None,
-) -> tuple[SearchResult, np.ndarray]:
-    """Runs the search of a checked recipe on scaled data; returns its result and the losses of its steps."""
-    if np.ndim(batch.x) == 2:  # else one batch per run
-        batch, validation = sharding.put_rows(batch), sharding.put_rows(validation)  # once for all rounds
-    search, stopped = recipe.search(task, batch.x.shape), False
-    rounds = search.rounds
-    closing = -1 if search.closing is None else rounds.first[search.closing]
-    state, i = _init(recipe, task, start, batch, key)
-    i, done, losses = int(i), 0, []  # done: steps of round i so far
-    pace = Pace(monitor, blocking.seconds_of_step(rounds.elements), optional=closing >= 0)
-    name, taken, most = name or type(recipe).__name__, 0, sum(rounds.lengths)
-    with monitor.over(rounds.count, name):
-        while i < rounds.count:
-            whole = rounds.at(i)
-            steps = 0 if stopped else pace.steps(int(whole.count) - done, after=int(i <= closing))
-            if not steps:
-                if i > closing or (i == closing and done):
-                    break
-                i, done, steps, whole, stopped = closing, 0, 1, rounds.at(closing), True
-            part, began = (np.int32(i), np.int32(done), np.int32(steps)), time.monotonic()
-            programs = _programs()
-            state, lost, following = jax.block_until_ready(_round(recipe, task, part, state, batch, validation))
-            pace.took(steps, time.monotonic() - began, _programs() > programs)
-            losses.append(np.asarray(lost)[..., : steps if whole.stage >= rounds.trials else 0])
-            done, taken = done + steps, taken + steps
-            if done == whole.count:
-                i, done = int(following), 0
-                stopped = stopped or monitor.should_stop(i, np.asarray(lost))
-            monitor.where = f"{name}: {taken} of at most {most} updates"
-    result = jax.block_until_ready(_result(recipe, task, state, batch, validation))
-    return result, _with_gaps(np.concatenate(losses, axis=-1))
-
-
-def _with_gaps(history: np.ndarray) -> np.ndarray:
-    """Returns the losses of steps, NaN for steps that were not taken."""
-    return np.where(history == NOT_TAKEN, np.nan, history)
-
-
-def _programs() -> int:
-    """Returns the number of programs that rounds are compiled to so far."""
-    return _round._cache_size() if hasattr(_round, "_cache_size") else 0
-
-
-def _memory_of_round(recipe: Recipe, task: Task, batch: Batch, validation: Batch | None) -> int:
-    """Returns the memory of a round in bytes, as reported by the compiler; the compiled program is reused."""
-    state, _ = jax.eval_shape(lambda recipe, batch: _init.__wrapped__(recipe, task, None, batch, None), recipe, batch)
-    program = _round.lower(recipe, task, (jnp.int32(0),) * 3, state, batch, validation).compile()
-    sizes: Any = program.memory_analysis()
-    return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-
-
 # --- Many searches ---------------------------------------------------------------------------------------------------
-
-
-@pytree.dataclass(kw_only=True)
-class _Stacked(Recipe):
-    """Many runs of recipes with the same static options as one search.
-
-    Attributes:
-      recipes: the recipe of each run, stacked, ``(runs,)``.
-      keys: key data of each run, ``(runs, ...)``.
-      starts: results of ``prepare``, stacked.
-      start: index into ``starts`` of each run, ``(runs,)``.
-      weights: weights of the rows in each fold, ``(folds, n)``; None: those of the batch.
-      fold: index into ``weights`` of each run, ``(runs,)``.
-      impl: implementation of the keys.
-    """
-
-    recipes: Any
-    keys: Any
-    starts: Any
-    start: Any
-    weights: Any
-    fold: Any
-    impl: str = pytree.field(pytree_node=False)
-
-    def search(self, task: Task, shape: tuple[int, ...]) -> Search:
-        def each(run: Callable[..., Any], batch: Batch, *args: Any) -> Any:
-            """Returns ``run(search, batch, *args)`` of each run, with its own search and its fold's weights."""
-
-            def one(recipe: Recipe, fold: Array, *args: Any) -> Any:
-                own = batch if self.weights is None else batch._replace(weight=self.weights[fold])
-                return run(recipe.search(task, shape), own, *args)
-
-            one_by_one = 1 if jax.default_backend() == "cpu" else None
-            return map_starts(one, self.recipes, self.fold, *args, batch_size=one_by_one)
-
-        def init(start: None, batch: Batch, *, key: None) -> Any:
-            def one(search: Search, batch: Batch, key: Array, start: Array) -> Any:
-                prepared = jax.tree.map(lambda a: a[start], self.starts)
-                return search.init(prepared, batch, key=jax.random.wrap_key_data(key, impl=self.impl))
-
-            return each(one, batch, self.keys, self.start)
-
-        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
-            return each(lambda search, batch, state: search.round(at, state, batch, validation), batch, state)
-
-        def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-            return each(lambda search, batch, state: search.result(state, batch, validation), batch, state)
-
-        search = jax.tree.map(lambda a: a[0], self.recipes).search(task, shape)
-        functions: Any = {"init": init, "round": one_round, "result": result, "next": next_of_all(search)}
-        return search._replace(**functions, rounds=search.rounds.shared_by(len(self.fold)))
-
-
-class _Start(NamedTuple):
-    """The result of ``prepare`` and the keys that all recipes share for one key and fold."""
-
-    start: Any
-    fold: int
-    search_key: Array
-    finish_key: Array
 
 
 def fits_of(
@@ -428,7 +273,7 @@ def fits_of(
     validation: Table | None,
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
-) -> Iterator[tuple[FitResult | FloatingPointError, Data, Search]]:
+) -> Iterator[tuple[FitResult | FloatingPointError, Data, Task]]:
     """Yields the fits of recipes that share one program, for each recipe, key and fold, in this order.
 
     A search that was not finite yields its error instead. Ends early if the monitor stops it.
@@ -443,74 +288,58 @@ def fits_of(
       batch: number of concurrent runs.
 
     Yields:
-      The fit, the data it was fitted to, and its search.
+      The fit, the data it was fitted to, and the task of scaled data.
     """
     began = time.monotonic()
     unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
     first, task = recipes[0], table.task
-    shape = bucket(len(table.x)), table.x.shape[1]  # that of the padded batch, with which the compiled parts are made
-    search = first.search(task, shape)
-    check_link(search.task, table)
+    first.check(task, (bucket(len(table.x)), table.x.shape[1]))
+    check_link(task, table)
     before = time.monotonic()
-    scaling = search.scaling(table)
+    scaling = first.scaling(table)
     task = task.scaled(scaling.y_unit)
     scaled = scaling.batch(table)
     monitor.keep(_END * (time.monotonic() - before))  # as results are evaluated on all rows
-    scaled_validation = None if validation is None else scaling.batch(validation)
     tables, weights = _folds(table, scaled, left_out)
-    batches = [scaled] if weights is None else [scaled._replace(weight=weight) for weight in weights]
-    starts = list(_starts(search, keys, batches, monitor.part(_PREPARATION)))
     data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
-    device, device_validation = sharding.put_rows(scaled), sharding.put_rows(scaled_validation)
-    runs = [(i, start) for i in range(len(recipes)) for start in starts]
-    stacked_starts = jax.tree.map(_stack, *(one.start for one in starts))
-
-    def stacked(low: int, count: int) -> _Stacked:
-        numbers = np.minimum(np.arange(low, low + count), len(runs) - 1)  # padded, as another size would recompile
-        some = [runs[i] for i in numbers]
-        return _Stacked(
-            recipes=jax.tree.map(_stack, *(recipes[i] for i, _ in some)),
-            keys=_stack(*(jax.random.key_data(start.search_key) for _, start in some)),
-            starts=stacked_starts,
-            start=(numbers % len(starts)).astype(np.int32),
-            weights=weights,
-            fold=np.array([start.fold for _, start in some], np.int32),
-            impl=str(jax.random.key_impl(keys[0])),
-        )
-
-    def searched(low: int, count: int) -> Iterator[tuple[SearchResult, np.ndarray]]:
-        if len(runs) == 1 and weights is None:
-            one = starts[0]
-            yield run_rounds(first, task, one.start, device, device_validation, one.search_key, monitor)
-            return
-        runs_at_once, name = stacked(low, count), type(first).__name__
-        found = run_rounds(runs_at_once, task, None, device, device_validation, None, monitor, name=name)
-        results, history = jax.device_get(found)
-        for i in range(min(count, len(runs) - low)):
-            yield jax.tree.map(lambda a, i=i: a[i], results), history[i]
-
-    needed = lambda count: _memory_of_round(stacked(0, count), task, device, device_validation)
-    at_once = _at_once(needed, len(runs), batch)
-    for low in range(0, len(runs), at_once):
+    cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(tables))))
+    searched = Runs(
+        [recipes[i] for i, _, _ in cells],
+        [np.asarray(jax.random.key_data(keys[k])) for _, k, _ in cells],
+        task,
+        scaled,
+        None if validation is None else scaling.batch(validation),
+        monitor,
+        impl=str(jax.random.key_impl(keys[0])),
+        at_once=(at_once := _at_once(len(cells), batch)),
+    )
+    if weights is not None:
+        of_folds = list(weights)
+        searched = searched.on(weight=[of_folds[fold] for _, _, fold in cells])
+    for low in range(0, len(cells), at_once):
         if low and not monitor.has_time():
             return
-        for (i, start), (result, history) in zip(runs[low:], searched(low, at_once), strict=False):
-            own_search, rows = recipes[i].search(task, shape), data[start.fold]
+        some = range(low, min(low + at_once, len(cells)))
+        results = first.search(searched.select(some).afresh())
+        for n, ((i, _, fold), result) in enumerate(zip(cells[low:], results, strict=False)):
             try:
-                finished = own_search.finish(result, start.start, rows, key=start.finish_key, monitor=monitor)
-                report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
-                report |= {"ended_at": monitor.where, "seconds": time.monotonic() - began}
-                taken = np.isfinite(history)
-                history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
-                report["updates"] = taken.sum(-1)
-                if finished.held_out is not None:
-                    report["held_out_loss"] = finished.held_out.loss
-                    if finished.held_out.rows is not None and weights is None:
-                        report["held_out_rows"] = np.flatnonzero(finished.held_out.rows[: len(table.x)])
-                fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
+                own: Any = {"key": searched.keyed(_FINISH).key(low + n), "monitor": monitor}
+                finished = recipes[i].finish(result, data[fold], **own)
             except FloatingPointError as error:
-                fitted = error
-            yield fitted, rows, own_search
+                yield error, data[fold], task
+                continue
+            report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
+            report |= {"ended_at": monitor.where, "seconds": time.monotonic() - began}
+            history = np.asarray(result.history)
+            taken = np.isfinite(history)
+            history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
+            report["updates"] = taken.sum(-1)
+            if finished.held_out is not None:
+                report["held_out_loss"] = finished.held_out.loss
+                if finished.held_out.rows is not None and weights is None:
+                    report["held_out_rows"] = np.flatnonzero(finished.held_out.rows[: len(table.x)])
+            fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
+            yield fitted, data[fold], task
 
 
 def check_link(task: Task, table: Table) -> None:
@@ -518,19 +347,6 @@ def check_link(task: Task, table: Table) -> None:
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
     if isinstance(task, Regression) and not task.in_units and not as_given:
         check_without_link(task.loss, task.shape)
-
-
-def _starts(search: Search, keys: list[Array], batches: list[Batch], monitor: Monitor) -> Iterator[_Start]:
-    for i, key in enumerate(keys):
-        prepare_key, search_key, finish_key = jax.random.split(key, 3)
-        for fold, batch in enumerate(batches):
-            part = monitor.part(1 / ((len(keys) - i) * len(batches) - fold))
-            yield _Start(search.prepare(batch, key=prepare_key, monitor=part), fold, search_key, finish_key)
-
-
-def _stack(*arrays: Any) -> np.ndarray:
-    """Stacks arrays on the host, without compilation."""
-    return np.stack([np.asarray(one) for one in arrays])
 
 
 def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:
@@ -543,20 +359,9 @@ def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tu
     return [table.rows(np.flatnonzero(weight[: len(table.x)] > 0)) for weight in weights], weights
 
 
-def _at_once(needed: Callable[[int], int], count: int, batch: int | Literal["auto"]) -> int:
-    """Returns the number of concurrent runs of ``count``, in batches of equal size; ``needed(runs)`` is in bytes."""
-    if batch == "auto":
-        devices = jax.local_devices()
-        most = min(count, _AT_ONCE_CPU * len(devices)) if devices[0].platform == "cpu" else count
-        limit = _MEMORY_SHARE * _memory(devices[0])
-        while most > 1 and (bytes_ := needed(most)) > limit:
-            most = max(1, min(most - 1, int(most * limit / bytes_)))
-    else:
-        most = min(batch, count)
-    return -(-count // -(-count // most))
-
-
-def _memory(device: Any) -> int:
-    """Returns the memory of a device in bytes."""
-    stats = device.memory_stats() or {}
-    return stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _at_once(count: int, batch: int | Literal["auto"]) -> int:
+    """Returns the number of concurrent runs of ``count``, in batches of equal size."""
+    devices = jax.local_devices()
+    of_cpus = _AT_ONCE_CPU * len(devices)
+    most = batch if batch != "auto" else of_cpus if devices[0].platform == "cpu" else _AT_ONCE
+    return -(-count // -(-count // min(most, count)))

@@ -6,12 +6,13 @@ Forest?", 2024, Algorithm 1).
 
 from typing import Any, Literal
 
-import jax.numpy as jnp
 from jaxtyping import Array
+import numpy as np
 
 from jtrees import pytree, training
-from jtrees.search import Recipe, Search, options, restarts
-from jtrees.search._soft_method import soft_method
+from jtrees.methods.annealed.algorithm import Annealed
+from jtrees.methods.annealed.soft_method import soft_method
+from jtrees.search import options
 from jtrees.tasks import Regression, Task
 
 # Under each sharpness. 3000 is the paper's number. Trees with linear leaves are as accurate with a third of it
@@ -54,7 +55,7 @@ def get(
 
 
 @pytree.dataclass(kw_only=True)
-class GET(Recipe):
+class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
     Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay); a stage
@@ -129,33 +130,22 @@ class GET(Recipe):
     halving: bool = options.flag(True)
     implementation: str | None = options.implementation()
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def method(self, sharpness: Array, task: Task) -> training.Method:
         options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
+        return get(self.depth, sharpness, **options)
 
-        def sharpness(drawn: Array) -> Array:
-            low, high = jnp.asarray(self.alpha_ranges, drawn.dtype).T
-            return low + (high - low) * drawn
-
-        return restarts(
-            task,
-            shape,
-            method=lambda alpha: get(self.depth, alpha, **options),
-            stages=len(self.alpha_ranges),
-            sharpness=sharpness,
-            depth=self.depth,
-            leaves=self.leaves,
-            starts=self.starts,
-            epochs=self.epochs or self._default_epochs,
-            learning_rate=self.learning_rate,
-            cart=self.cart,
-            ridge=self.ridge,
-            precondition=self.precondition,
-            shrink=self.shrink,
-            halving=self.halving,
-        )
+    def sharpness(self, drawn: np.ndarray) -> np.ndarray:
+        low, high = np.asarray(self.alpha_ranges, np.float32).T
+        return low + (high - low) * drawn
 
     @property
-    def _default_epochs(self) -> int:
+    def stages(self) -> int:
+        return len(self.alpha_ranges)
+
+    @property
+    def updates(self) -> int:
+        if self.epochs is not None:
+            return self.epochs
         if self.leaves == "constant":
             return _EPOCHS
         return _EPOCHS_LINEAR if self.depth <= _DEEP else _EPOCHS_LINEAR_DEEP

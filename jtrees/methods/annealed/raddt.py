@@ -13,8 +13,10 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import ops, pytree, topology, training
-from jtrees.search import Recipe, Search, options, restarts
-from jtrees.search._soft_method import soft_method
+from jtrees.methods.annealed.algorithm import Annealed
+from jtrees.methods.annealed.soft_method import soft_method
+from jtrees.methods.annealed.stages import on_x, score_of
+from jtrees.search import Run, options
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
 
@@ -53,7 +55,7 @@ def raddt(
 
 
 @pytree.dataclass(kw_only=True)
-class RADDT(Recipe):
+class RADDT(Annealed):
     """RADDT's recipe: many starts under five logarithmically spaced sharpnesses from 2 to 100.
 
     Trees deeper than 8 continue under 130, 170 and 200. After each stage every threshold is moved to the middle of the
@@ -98,27 +100,32 @@ class RADDT(Recipe):
     halving: bool = options.flag(True)
     implementation: str | None = options.implementation()
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
+    def method(self, sharpness: Array, task: Task) -> training.Method:
         options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
-        levels = _SHARPNESS + (_SHARPNESS_DEEP if self.depth > _DEEP else ())
-        return restarts(
-            task,
-            shape,
-            method=lambda sharpness: raddt(self.depth, sharpness, **options),
-            stages=len(levels),
-            sharpness=lambda drawn: jnp.broadcast_to(jnp.asarray(levels, drawn.dtype), drawn.shape),
-            depth=self.depth,
-            leaves=self.leaves,
-            starts=self.starts,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            cart=self.cart,
-            ridge=self.ridge,
-            precondition=self.precondition,
-            shrink=self.shrink,
-            halving=self.halving,
-            between=lambda splits, batch: centre_thresholds(splits, batch.x, batch.weight),
-        )
+        return raddt(self.depth, sharpness, **options)
+
+    def sharpness(self, drawn: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.asarray(self._levels, np.float32), drawn.shape)
+
+    @property
+    def _levels(self) -> tuple[float, ...]:
+        return _SHARPNESS + (_SHARPNESS_DEEP if self.depth > _DEEP else ())
+
+    @property
+    def stages(self) -> int:
+        return len(self._levels)
+
+    @property
+    def updates(self) -> int:
+        return self.epochs
+
+    def between(self, run: Run, splits: ObliqueTree, matrix: Array | None, score: Array) -> tuple[ObliqueTree, Array]:
+        centred = centre_thresholds(on_x(splits, matrix), run.batch.x, run.batch.weight)
+        splits = splits.replace(bias=centred.bias)
+        if not run.validates:
+            return splits, score
+        # The routing of other rows than the training rows may have changed.
+        return splits, jnp.where(jnp.isfinite(score), score_of(run, on_x(splits, matrix)), jnp.inf)
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:

@@ -1,0 +1,1 @@
+"""GET and RADDT: trees under soft routings of increasing sharpness."""

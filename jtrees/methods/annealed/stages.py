@@ -1,0 +1,189 @@
+"""The stages of a start: a tree trains under one sharpness after the other, each time from the best tree before."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+import optax
+
+from jtrees import leaves as kinds, training
+from jtrees.search import Run, Runs
+from jtrees.search.minibatch import prediction_loss
+from jtrees.search.runs import MOST
+from jtrees.training import Best, TrainState
+from jtrees.tree import ObliqueTree
+
+_WARM_UP = 10  # linear warm-up steps
+_LAST_LEARNING_RATE = 1e-4  # of the peak: 1e-6 for the paper's 0.01
+_WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the paper keeps
+_EVALUATIONS = 20  # evaluations in a stage of a score that costs more than an update
+_FEWEST_UPDATES = 10  # from one of these evaluations to the next
+
+
+class Start(NamedTuple):
+    """A start: where it begins, and its hyperparameters; on the host.
+
+    Attributes:
+      splits: the initial splits, on preconditioned features; no leaves.
+      sharpness: sharpness of each stage, ``(stages,)``.
+      matrix: the preconditioner, ``(p, p)``, or None.
+    """
+
+    splits: ObliqueTree
+    sharpness: np.ndarray
+    matrix: np.ndarray | None
+
+    def in_stages(self, some: slice) -> "Start":
+        """Returns the start in some of its stages."""
+        return self._replace(sharpness=self.sharpness[some])
+
+
+class Ended(NamedTuple):
+    """The stages of a start.
+
+    Attributes:
+      splits: the best splits of all stages, on preconditioned features.
+      score: their score; infinite if a stage became non-finite.
+      step: number of the update in its stage after which they were found.
+      scores: best score of each stage, ``(stages,)``.
+      steps: number of the update of each, ``(stages,)``.
+      losses: loss of each update, ``(updates,)``.
+    """
+
+    splits: ObliqueTree
+    score: float
+    step: int
+    scores: np.ndarray
+    steps: np.ndarray
+    losses: np.ndarray
+
+    @property
+    def finite(self) -> bool:
+        """Whether all stages were finite."""
+        return bool(np.isfinite(self.scores).all())
+
+
+def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
+    """Trains every start under each of its sharpnesses in turn.
+
+    A stage begins with the hard tree of the splits of the previous stage. Hard trees are evaluated during training, and
+    the best is kept: after every update where the evaluation is a by-product, else about 20 times in a stage.
+
+    Args:
+      runs: a run for each start, of a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
+      starts: the starts.
+      epochs: updates in each stage.
+    """
+    recipe: Any = runs.recipes[0]
+    free = runs.validation is None and recipe.leaves == "constant"
+    parts = 1 if free else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
+    splits, matrices = [one.splits for one in starts], [one.matrix for one in starts]
+    steps, best, stages = [np.float32(epochs)] * len(starts), [], []
+    for stage, sharpness in enumerate(np.transpose([one.sharpness for one in starts])):
+        states = runs.map(_begun, splits, matrices, list(sharpness))
+        keep = lambda states, done=0: runs.map(_evaluated, states, matrices, often=not free)
+        states = states if free else keep(states)
+        name, between = f"{type(recipe).__name__}, stage {stage + 1}", None if free else keep
+        found = runs.train(
+            _advanced, states, epochs, list(sharpness), matrices, steps, name=name, parts=parts, between=between
+        )
+        states = keep(found.states) if free else found.states
+        ends = runs.fetch(runs.map(_ended, states, matrices))
+        splits = [end.params for end in ends]
+        best = [now if not stage or now.score < old.score else old for old, now in zip(best or ends, ends, strict=True)]
+        stages.append((ends, found.losses))
+    scores = np.array([[end.score for end in ends] for ends, _ in stages], np.float32).T
+    numbers = np.array([[end.step for end in ends] for ends, _ in stages]).T
+    losses = [np.concatenate(one) for one in zip(*(lost for _, lost in stages), strict=True)]
+    lowest = np.where(np.isfinite(scores).all(1), [one.score for one in best], np.inf)
+    columns = zip(best, lowest, scores, numbers, losses, strict=True)
+    return [Ended(one.params, float(low), int(one.step), *of_stages) for one, low, *of_stages in columns]
+
+
+# --- Compiled functions of one start ---------------------------------------------------------------------------------
+
+
+def _begun(run: Run, splits: ObliqueTree, matrix: Array | None, sharpness: Array) -> TrainState:
+    """Returns the training state at the beginning of a stage, from the hard tree of the splits."""
+    hard = with_leaves(run, on_x(splits, matrix)).refit(*run.batch)
+    params = splits.replace(leaves=hard.leaves.trainable())
+    # Any key: the batch is full, and the loss not random.
+    state = training.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
+    return state.replace(order=state.order[:1])  # unused, as there is one batch
+
+
+def _advanced(
+    run: Run,
+    state: TrainState,
+    sharpness: Array,
+    matrix: Array | None,
+    steps: Array,
+    before: Array,
+    count: Array,
+    evaluates: Array,
+) -> tuple[TrainState, Array, Array]:
+    """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite."""
+    plain = run.recipe.method(sharpness, run.task)
+    method = plain._replace(loss=lambda params, *data, **options: plain.loss(on_x(params, matrix), *data, **options))
+    free = not run.validates and run.recipe.leaves == "constant"
+    once = training.one_step(method, run.batch, _optimizer(run, steps), score_every=int(free))
+    state, history = training.advance_up_to(once, state, count, MOST, step=before)
+    return state, history.losses, ~state.finite
+
+
+def _evaluated(run: Run, state: TrainState, matrix: Array | None) -> TrainState:
+    """Returns the state with its parameters as the best if the score of their hard tree is lower."""
+    score = score_of(run, on_x(state.params.replace(leaves=None), matrix))
+    score = jnp.where(state.finite, score, jnp.inf).astype(state.best.score.dtype)
+    now = Best(state.params, score, state.step)
+    return state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), now, state.best))
+
+
+def _ended(run: Run, state: TrainState, matrix: Array | None) -> Best:
+    """Returns the best splits of a stage, with an infinite score if it became non-finite."""
+    splits, score = state.best.params.replace(leaves=None), state.best.score
+    splits, score = run.recipe.between(run, splits, matrix, score)
+    return Best(splits, jnp.where(state.finite, score, jnp.inf), state.best.step)
+
+
+def score_of(run: Run, splits: ObliqueTree) -> Array:
+    """Returns the score of the hard tree of splits of the features.
+
+    The score is the loss on the validation set; without one it is the criterion of the leaves on the training rows.
+    """
+    tree = with_leaves(run, splits).refit(*run.batch)
+    if run.validates:
+        return prediction_loss(run.task, tree, run.by)
+    return tree.leaves.criterion(tree.leaf_index(run.batch.x), *run.batch)
+
+
+def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
+    """Returns the mean loss of the hard tree of splits of the features on the rows to evaluate on."""
+    return prediction_loss(run.task, with_leaves(run, splits).refit(*run.batch), run.by)
+
+
+def on_x(splits: ObliqueTree, matrix: Array | None) -> ObliqueTree:
+    """Returns splits of preconditioned features as splits of the features."""
+    return splits if matrix is None else splits.composed(matrix)
+
+
+def with_leaves(run: Run, splits: ObliqueTree) -> ObliqueTree:
+    """Returns the splits with leaves to be refitted."""
+    kind, x = kinds.kind_of(run.recipe.leaves, run.task), run.batch.x
+    return splits.replace(leaves=kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype))
+
+
+def _optimizer(run: Run, steps: Any) -> optax.GradientTransformation:
+    """Returns the optimiser of a stage: AdamW with a linear warm-up, then cosine decay."""
+    warm_up = jnp.minimum(_WARM_UP, steps // 2)
+
+    def rate(step: Any) -> Any:
+        rising = (1 + step * warm_up / jnp.maximum(warm_up, 1)) / (warm_up + 1)
+        after = jnp.clip((step - warm_up) / jnp.maximum(steps - warm_up, 1), 0, 1)
+        falling = _LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * 0.5 * (1 + jnp.cos(jnp.pi * after))
+        return run.recipe.learning_rate * jnp.where(step < warm_up, rising, falling)
+
+    return optax.adamw(rate, weight_decay=_WEIGHT_DECAY)

@@ -1,0 +1,81 @@
+"""Trees of any loss by procedures that know squared errors: they fit the first Newton step from the best constant.
+
+With gradient g and curvature h of the loss at the best constant output, the quadratic approximation of the loss of an
+output o is ``h (o - t)^2 / 2`` up to a constant, with ``t = -g / h``: least squares with targets t and weights h. For
+Poisson, gamma and Tweedie losses t are the targets themselves up to their scale; for losses without a curvature they
+are the signs of the residuals. The leaves of the tree found are then fitted to the loss itself.
+"""
+
+from collections.abc import Callable
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import leaves as kinds
+from jtrees.search.minibatch import prediction_loss
+from jtrees.search.recipe import SearchResult
+from jtrees.search.runs import Run, Runs
+from jtrees.tasks import Classification, Regression, Task
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+
+def is_direct(task: Task) -> bool:
+    """Whether a task is learnt as it is: by squared error, or of classes."""
+    return task.is_least_squares or isinstance(task, Classification)
+
+
+def by_first_step(runs: Runs, search: Callable[[Runs], list[SearchResult]]) -> list[SearchResult]:
+    """Returns ``search(runs)`` where :func:`is_direct`, else the results of a search of trees as above.
+
+    Args:
+      runs: the runs.
+      search: a search for trees with constant leaves.
+    """
+    task = runs.task
+    if is_direct(task):
+        return search(runs)
+    y, weight, of_validation = (runs.fetch(one) for one in _parts(runs.map(_stepped)))
+    steps = Regression(task.shape[0] if task.shape else None)
+    on_steps = runs.on(task=steps, y=y, weight=weight, validation_y=None if runs.validation is None else of_validation)
+    results = search(on_steps)
+    some = runs.select(range(len(results)))
+    splits = [ObliqueTree(one.model.weights, one.model.bias, None) for one in results]
+    refitted = some.fetch(some.map(_refitted, splits))
+    return [
+        result._replace(model=tree, score=score, finite=result.finite & np.isfinite(score))
+        for result, (tree, score) in zip(results, refitted, strict=True)
+    ]
+
+
+def _parts(stacked):  # type: ignore[no-untyped-def]
+    """Returns stacked triples as a triple of stacked values."""
+    return tuple(stacked.map(lambda group, k=k: group[k]) for k in range(3))
+
+
+def _stepped(run: Run) -> tuple[Array, Array, Array]:
+    """Returns Newton steps scaled to [0, 1], their weights, and the steps of the rows to evaluate on."""
+    batch, loss, task = run.batch, run.task.loss_function, run.task
+    weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+    first = loss.initial(batch.y, weight, math.prod(task.shape))
+
+    def targets(rows: Batch) -> tuple[Array, Array]:
+        step, curvature = loss.newton(jnp.broadcast_to(first, (len(rows.x), *task.shape)), rows.y)
+        return step, curvature.reshape(len(rows.x), -1).mean(1)
+
+    (step, curvature), shape = targets(batch), (-1, *[1] * len(task.shape))
+    inside = (weight > 0).reshape(shape)
+    low = jnp.where(inside, step, jnp.inf).min(0)
+    unit = jnp.where(inside, step, -jnp.inf).max(0) - low
+    scaled = lambda step: (step - low) / jnp.where(unit > 0, unit, 1)
+    return scaled(step), weight * curvature, scaled(targets(run.by)[0])
+
+
+def _refitted(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
+    """Returns the tree with its leaves fitted to the loss itself, and its loss."""
+    batch, kind = run.batch, kinds.kind_of("constant", run.task)
+    empty = kind.empty(len(splits.bias) + 1, batch.x.shape[1], run.task.shape, batch.x.dtype)
+    tree = splits.replace(leaves=empty).refit(*batch)
+    return tree, prediction_loss(run.task, tree, run.by)

@@ -1,0 +1,165 @@
+"""One training on mini-batches: the search of recipes that are a method, an optimiser and a number of updates."""
+
+from collections.abc import Callable
+from functools import partial
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import optax
+
+from jtrees import losses, training, validation as checks
+from jtrees.search.recipe import SearchResult
+from jtrees.search.runs import MOST, Run, Runs
+from jtrees.tasks import Task
+from jtrees.training import NOT_TAKEN, Batch, TrainState
+
+_UPDATES, _PASSES = 2000, 12  # at least, unless epochs are given
+
+
+class Schedule(NamedTuple):
+    """The number and size of the mini-batches of a run.
+
+    Attributes:
+      steps: total number of updates, in whole epochs.
+      steps_per_epoch: updates of one pass over the samples.
+      batch_size: samples in a mini-batch.
+    """
+
+    steps: int
+    steps_per_epoch: int
+    batch_size: int
+
+    @classmethod
+    def of(cls, n: int, epochs: int | None, batch_size: int, updates: int | None = None) -> "Schedule":
+        """The schedule for n samples.
+
+        Args:
+          n: number of samples.
+          epochs: passes over the data; None: enough for ``updates``, and at least 12.
+          batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+          updates: see ``epochs``; None: 2000.
+
+        Raises:
+          ValueError: for more updates than a counter of 32 bits holds.
+        """
+        batch_size = min(batch_size, n)
+        per_epoch = n // batch_size
+        if epochs is None:
+            epochs = max(_PASSES, -(-(updates or _UPDATES) // per_epoch))
+        checks.check_count("epochs", epochs, most=checks.MAX_NUMBERS // per_epoch)
+        return cls(epochs * per_epoch, per_epoch, batch_size)
+
+
+class Training(NamedTuple):
+    """The training of one run, which ``recipe.training(run)`` returns: pure functions and numbers.
+
+    Attributes:
+      method: what is trained.
+      optimizer: its optimiser.
+      schedule: number and size of the mini-batches.
+      loss: ``(params, batch, by) -> scalar``: the loss on ``by`` of the model that the parameters and the batch make;
+        None: that of ``method.harden``.
+      model: ``(params, batch) -> model`` of scaled data; None: ``method.harden``.
+      extra: ``(params, batch) ->`` further values for the recipe's ``finish``.
+      patience: updates without a lower loss on other rows after which the run is over; None: it is not.
+      vanished: ``opt_state -> (whether updates have become zero for good, number of updates before)``, where the run
+        is over; None: they do not.
+    """
+
+    method: training.Method
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    loss: Callable[[Any, Batch, Batch], Array] | None = None
+    model: Callable[[Any, Batch], Any] | None = None
+    extra: Callable[[Any, Batch], Any] = lambda params, batch: None
+    patience: int | None = None
+    vanished: Callable[[Any], tuple[Array, Array]] | None = None
+
+    def loss_on(self, run: Run, params: Any) -> Array:
+        """Returns the loss on the rows that a run evaluates on."""
+        if self.loss is not None:
+            return self.loss(params, run.batch, run.by)
+        return prediction_loss(run.task, self.method.harden(params, run.batch), run.by)
+
+    def length(self, state: TrainState) -> Array:
+        """Returns the number of updates of the run, less than all if it is over early."""
+        count = jnp.int32(self.schedule.steps)
+        if self.patience is not None:
+            over = training.is_over(state, self.patience)
+            count = jnp.where(over, state.best.step + self.patience + 1, count)
+        if self.vanished is not None:
+            has_vanished, updates = self.vanished(state.opt_state)
+            count = jnp.where(has_vanished, jnp.minimum(count, updates), count)
+        return count
+
+
+def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
+    """Returns the mean loss of a model's outputs on a scaled batch."""
+    return losses.weighted_mean(task.loss(outputs, by.y), training.normalised(by).weight)
+
+
+def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
+    """Returns the mean squared error or log loss of a model's predictions on a scaled batch."""
+    return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.normalised(by).weight)
+
+
+# --- Compiled functions of one run -----------------------------------------------------------------------------------
+
+
+def initial(run: Run) -> TrainState:
+    """Returns the initial state of a run."""
+    of = run.recipe.training(run)
+    return training.start(of.method, run.batch, key=run.key, optimizer=of.optimizer)
+
+
+def advanced(
+    run: Run, state: TrainState, before: Array, count: Array, evaluates: Array
+) -> tuple[TrainState, Array, Array]:
+    """Returns the state after ``count`` updates, their losses, and whether the run is over.
+
+    The loss on other rows, if there are any, is evaluated once an epoch.
+    """
+    of = run.recipe.training(run)
+    every = jnp.where(evaluates, of.schedule.steps_per_epoch, 0) if run.evaluates else 0
+    score = partial(of.loss_on, run) if run.evaluates else None
+    options: Any = {"batch_size": of.schedule.batch_size, "patience": of.patience}
+    once = training.one_step(of.method, run.batch, of.optimizer, score_every=every, score=score, **options)
+    state, history = training.advance_up_to(once, state, count, MOST, step=before)
+    length = of.length(state)
+    # The updates after the end of a run are as if they were not made, however long a call is.
+    lost = jnp.where(before + jnp.arange(MOST) < length, history.losses, NOT_TAKEN)
+    return state, lost, length <= state.step
+
+
+def result_of(run: Run, state: TrainState) -> SearchResult:
+    """Returns the result of a run: the parameters with the lowest loss on other rows, else the last."""
+    of = run.recipe.training(run)
+    if of.patience is not None:
+        over, last = training.is_over(state, of.patience), state.params
+        state = state.replace(params=jax.tree.map(partial(jnp.where, over), state.best.params, last))
+    best = training.best(of.method, state, run.batch, score=partial(of.loss_on, run))
+    model = (of.method.harden if of.model is None else of.model)(best.params, run.batch)
+    extra, step = of.extra(best.params, run.batch), jnp.minimum(best.step, of.length(state))
+    return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), step, run.on_x(extra))
+
+
+# --- The procedure ---------------------------------------------------------------------------------------------------
+
+
+def trained(runs: Runs, part: float = 1.0, steps: list[int] | None = None) -> list[SearchResult]:
+    """Trains every run once on mini-batches.
+
+    Args:
+      runs: the runs; their recipes have ``training(run)``.
+      part: part of the updates of the schedule.
+      steps: the number of updates of each run; None: those of the schedule.
+    """
+    recipe, (n, _) = runs.recipes[0], runs.shape
+    if steps is None:
+        steps = [math.ceil(part * Schedule.of(n, recipe.epochs, recipe.batch_size).steps)] * len(runs)
+    found = runs.train(advanced, runs.map(initial), steps, name=type(recipe).__name__)
+    results = runs.fetch(runs.map(result_of, found.states))
+    return [result._replace(history=lost) for result, lost in zip(results, found.losses, strict=True)]

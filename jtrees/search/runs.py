@@ -1,0 +1,491 @@
+"""Runs side by side (seeds, hyperparameters, folds, starts, bags), and the functions that do something to all of them.
+
+A procedure is Python: it holds :class:`Runs`, calls ``runs.map(fn, ...)`` and ``runs.train(fn, ...)``, and decides on
+numbers that it fetches. ``fn`` is a module-level pure function of one :class:`Run`, compiled once for each structure of
+the recipe, task and shape.
+"""
+
+from collections.abc import Callable, Sequence
+import copy
+import itertools
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import compilation, sharding
+from jtrees.search.monitor import Monitor, Pace
+from jtrees.tasks import Task
+from jtrees.training import NOT_TAKEN, Batch, map_starts
+
+MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
+
+
+class Run(NamedTuple):
+    """One run as a compiled function sees it.
+
+    Attributes:
+      recipe: the recipe; its numbers are traced.
+      task: what is predicted.
+      batch: the rows to train on; rows of other runs have weight 0.
+      by: the rows to evaluate on: the validation set, else the held-out rows, else the training rows.
+      key: random key.
+      evaluates: whether training evaluates on ``by`` as it goes.
+      validates: whether ``by`` is the validation set.
+      separate: whether ``by`` are other rows than those of ``batch``, which may be traced.
+      matrix: matrix that mapped the features of ``batch`` and ``by``, or None.
+    """
+
+    recipe: Any
+    task: Task
+    batch: Batch
+    by: Batch
+    key: Array
+    evaluates: bool
+    validates: bool
+    separate: Any
+    matrix: Array | None = None
+
+    def on_x(self, model: Any) -> Any:
+        """Returns the models within a pytree as functions of the features before they were mapped."""
+        if self.matrix is None:
+            return model
+        is_model = lambda one: hasattr(one, "composed")
+        return jax.tree.map(lambda one: one.composed(self.matrix) if is_model(one) else one, model, is_leaf=is_model)
+
+
+class Own(NamedTuple):
+    """What runs have in place of the shared batch: lists over the runs, :class:`Stacked` values, or None.
+
+    Attributes:
+      rows: indices of the run's rows in the shared batch, ``(m,)``, -1 for padding.
+      x: features of these rows, ``(m, p)``.
+      y: targets of these rows.
+      weight: their weights.
+      held_out: which of these rows are left out of training and evaluated on, ``(m,)`` bool.
+      matrix: matrix that maps the features, ``(p, p)``.
+      features: factors of the features, ``(p,)``.
+      validation_y: targets of the validation set.
+    """
+
+    rows: Any = None
+    x: Any = None
+    y: Any = None
+    weight: Any = None
+    held_out: Any = None
+    matrix: Any = None
+    features: Any = None
+    validation_y: Any = None
+
+
+class Stacked(NamedTuple):
+    """Values of all runs on the device: pytrees with a leading axis over the runs of a group, one for each group."""
+
+    groups: tuple[Any, ...]
+
+    def map(self, fn: Callable[[Any], Any]) -> "Stacked":
+        """Returns ``fn`` of the pytree of each group."""
+        return Stacked(tuple(fn(group) for group in self.groups))
+
+
+class Trained(NamedTuple):
+    """What :meth:`Runs.train` returns.
+
+    Attributes:
+      states: the states after training.
+      losses: the loss of each update of each run, a list of arrays ``(updates,)``.
+    """
+
+    states: Stacked
+    losses: list[np.ndarray]
+
+
+class _Clock:
+    """What all trainings of a search share.
+
+    Attributes:
+      began: whether any update has been made.
+      paces: how many updates fit in a call, by what is trained.
+      found: what :meth:`Runs.shared_once` computed.
+    """
+
+    def __init__(self) -> None:
+        self.began = False
+        self.paces: dict[Any, Pace] = {}
+        self.found: dict[str, Any] = {}
+
+
+class Runs:
+    """Runs of recipes with the same static options on one scaled batch.
+
+    Between stages small values (splits, scores, keys) are lists over the runs, on the host. Within a stage values are
+    :class:`Stacked` on the device, in groups of one size: on a CPU one run for each device, elsewhere many. The last
+    group is padded with repeats, so that nothing is compiled for two sizes.
+
+    Attributes:
+      recipes: the recipe of each run.
+      task: what is predicted.
+      monitor: shows progress and keeps the deadline.
+    """
+
+    def __init__(
+        self,
+        recipes: Sequence[Any],
+        keys: Sequence[np.ndarray],
+        task: Task,
+        batch: Batch,
+        validation: Batch | None,
+        monitor: Monitor,
+        *,
+        impl: str,
+        at_once: int = 64,
+    ):
+        """``batch`` and ``validation`` are scaled, in NumPy; ``keys`` are the data of keys of implementation ``impl``.
+
+        ``at_once`` is the number of runs side by side on a device other than a CPU.
+        """
+        self.recipes, self.task, self.monitor = list(recipes), task, monitor
+        self._keys, self._host, self._host_validation = list(keys), batch, validation
+        self._batch, self._validation = sharding.put_rows(batch), sharding.put_rows(validation)
+        self._own, self._impl, self._clock, self._watching = Own(), impl, _Clock(), None
+        devices, shares = jax.local_devices(), sharding.share_of_starts()
+        on_cpu = devices[0].platform == "cpu"
+        self._placed: dict[int, Any] = {}
+        self._side_by_side = 1 if on_cpu else None
+        self._size = (len(devices) if shares is None else shares) if on_cpu else at_once
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+    # --- Other runs ---
+
+    def _with(self, **changed: Any) -> "Runs":
+        other = copy.copy(self)
+        other._placed = {}
+        for name, value in changed.items():
+            setattr(other, name, value)
+        return other
+
+    def repeat(self, count: int, paired: bool = False) -> "Runs":
+        """Returns the same runs, each ``count`` times side by side, with keys of their own.
+
+        Args:
+          count: number of repeats.
+          paired: whether two runs share a program on a single CPU, where a step is too small to fill it.
+        """
+        numbers = np.repeat(np.arange(len(self)), count)
+        other = self.select(numbers)
+        keys = [derived(self._keys[i], j % count) for j, i in enumerate(numbers)]
+        side_by_side = 2 if paired and self._side_by_side == 1 and self._size == 1 else self._side_by_side
+        size = max(self._size, side_by_side or 1)
+        return other._with(_keys=keys, _side_by_side=side_by_side, _size=size)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> "Runs":
+        """Returns some of the runs, by their indices."""
+        some = lambda values: None if values is None else [self._listed(values)[i] for i in indices]
+        own = Own(*map(some, self._own))
+        return self._with(recipes=[self.recipes[i] for i in indices], _keys=[self._keys[i] for i in indices], _own=own)
+
+    def afresh(self) -> "Runs":
+        """Returns the runs as the runs of another search, whose first training has an update in any case."""
+        return self._with(_clock=_Clock())
+
+    def using(self, recipes: Sequence[Any]) -> "Runs":
+        """Returns the runs with other recipes."""
+        return self._with(recipes=list(recipes))
+
+    def keyed(self, number: int) -> "Runs":
+        """Returns the runs with other keys, which depend on theirs and on a number."""
+        return self._with(_keys=[derived(key, number) for key in self._keys])
+
+    def on(self, *, task: Task | None = None, rows: Any = None, validation: Any = ..., **own: Any) -> "Runs":
+        """Returns the runs on other data: lists over the runs, or :class:`Stacked` values.
+
+        Args:
+          task: another task.
+          rows: indices of rows of the runs, ``(m,)`` each, -1 for padding of weight 0. ``y`` and ``weight``, if
+            given, are those of the new rows.
+          validation: another validation set, in NumPy, or None for no validation set.
+          **own: ``x``, ``y``, ``weight``, ``held_out``, ``matrix``, ``features``: see :class:`Own`.
+        """
+        of, old = self._own, self._own
+        if rows is not None:
+            pick = lambda values: [a[r] for a, r in zip(self._listed(values), rows, strict=True)]
+            at = lambda values: None if values is None else pick(values)
+            kept = {name: at(getattr(old, name)) for name in ("x", "y", "weight", "held_out") if name not in own}
+            if old.rows is not None:
+                before = self._listed(old.rows)
+                rows = [np.where(r < 0, -1, b[r]).astype(np.int32) for b, r in zip(before, rows, strict=True)]
+            of = of._replace(rows=rows, **kept)
+        other = self._with(_own=of._replace(**own), task=self.task if task is None else task)
+        if validation is not ...:
+            other._host_validation, other._validation = validation, sharding.put_rows(validation)
+        return other
+
+    def each_once(self, fn: Callable[[int], Any], keyed: bool = False) -> list[Any]:
+        """Returns ``fn(i)`` of each run, computed once for runs that have the same data (and key, if ``keyed``)."""
+        found: dict[Any, Any] = {}
+        lists = [self._listed(values) for values in self._own if values is not None]
+        of_key = lambda i: self._keys[i].tobytes() if keyed else b""
+        data = [(of_key(i), *(id(values[i]) for values in lists)) for i in range(len(self))]
+        for i, same in enumerate(data):
+            if same not in found:
+                found[same] = fn(i)
+        return [found[same] for same in data]
+
+    def shared_once(self, name: str, fn: Callable[[Batch], Any]) -> Any:
+        """Returns ``fn`` of the rows that all runs share, in NumPy; computed once in a search."""
+        if name not in self._clock.found:
+            self._clock.found[name] = fn(self._host)
+        return self._clock.found[name]
+
+    def within(self, monitor: Monitor) -> "Runs":
+        """Returns the runs with another monitor."""
+        return self._with(monitor=monitor)
+
+    def watching(self, evaluates: bool = True) -> "Runs":
+        """Returns runs whose training evaluates on the held-out rows as it goes, or does not, by the same program.
+
+        Other runs evaluate on a validation set as they go, but on held-out rows at the end only.
+        """
+        return self._with(_watching=evaluates)
+
+    # --- Their data on the host ---
+
+    @property
+    def watches(self) -> bool:
+        """Whether training evaluates as it goes."""
+        return self.validation is not None if self._watching is None else self._watching
+
+    @property
+    def validation(self) -> Batch | None:
+        """The validation set in NumPy, or None."""
+        return self._host_validation
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the features of a run."""
+        p = self._host.x.shape[1]
+        own = next((values for values in (self._own.x, self._own.rows) if values is not None), None)
+        return len(self._host.x) if own is None else len(self._first(own)), p
+
+    def rows(self, i: int) -> Batch:
+        """Returns the rows of run i as a NumPy batch; those held out have weight 0."""
+        own, (x, y, weight) = self._own_of(i), self._host
+        if own.rows is not None:
+            x, y = x[own.rows], y[own.rows]
+            weight = np.ones(len(own.rows), np.float32) if weight is None else np.asarray(weight)[own.rows]
+            weight = np.where(own.rows < 0, 0, weight).astype(np.float32)
+        x, y = x if own.x is None else own.x, y if own.y is None else own.y
+        weight = weight if own.weight is None else own.weight
+        if own.held_out is not None and np.any(own.held_out):
+            weight = np.where(own.held_out, 0, np.ones(len(x), np.float32) if weight is None else weight)
+        x = x if own.features is None else x * own.features
+        return Batch(x if own.matrix is None else x @ own.matrix, y, weight)
+
+    def rng(self, i: int, purpose: int = 0) -> np.random.Generator:
+        """Returns a generator of random numbers of run i; another for another purpose."""
+        return np.random.default_rng([*self._keys[i].ravel().tolist(), purpose])
+
+    def key(self, i: int) -> Array:
+        """Returns the key of run i."""
+        return jax.random.wrap_key_data(jax.device_put(self._keys[i]), impl=self._impl)
+
+    def _own_of(self, i: int) -> Own:
+        return Own(*(None if values is None else np.asarray(self._listed(values)[i]) for values in self._own))
+
+    def _listed(self, values: Any) -> list[Any]:
+        return self.fetch(values) if isinstance(values, Stacked) else values
+
+    def _first(self, values: Any) -> Any:
+        return jax.tree.map(lambda a: a[0], values.groups[0]) if isinstance(values, Stacked) else values[0]
+
+    # --- Groups ---
+
+    @property
+    def _groups(self) -> np.ndarray:
+        """Indices of the runs of each group, ``(groups, size)``; the last is padded."""
+        runs = np.arange(len(self))
+        return np.append(runs, np.repeat(runs[-1:], -len(runs) % self._size)).reshape(-1, self._size)
+
+    def stacked(self, values: Any) -> Stacked:
+        """Returns a list over the runs as stacked values; stacked values as they are."""
+        if isinstance(values, Stacked):
+            return values
+        return Stacked(tuple(_stack([values[i] for i in group]) for group in self._groups))
+
+    def fetch(self, stacked: Stacked) -> list[Any]:
+        """Returns stacked values as a list over the runs, on the host."""
+        groups = jax.device_get(stacked.groups)
+        return [jax.tree.map(lambda a, j=j: a[j], group) for group in groups for j in range(self._size)][: len(self)]
+
+    # --- Compiled calls ---
+
+    def map(
+        self, fn: Callable[..., Any], *args: Any, shared: tuple = (), static: tuple = (), often: bool = False
+    ) -> Stacked:
+        """Returns ``fn(run, *static, *args, *shared)`` of every run.
+
+        Args:
+          fn: a module-level pure function of one :class:`Run`.
+          *args: lists over the runs, or stacked values.
+          shared: arguments that are the same for all runs.
+          static: hashable arguments, part of the compiled program.
+          often: whether ``fn`` is called many times in a fit, so that it is compiled well instead of quickly.
+        """
+        placed = [self.stacked(a) for a in args]
+        return Stacked(tuple(self._call(fn, g, placed, shared, static, often) for g in range(len(self._groups))))
+
+    def _call(self, fn: Any, g: int, args: Sequence[Stacked], shared: tuple, static: tuple, often: bool) -> Any:
+        form = _Form(fn, self.task, static, self._side_by_side, self._impl, self._watching is not None)
+        recipes, keys, own = self._of_group(g)
+        data = self._batch, self._validation, own
+        program = _often if often else _rarely
+        return program(form, recipes, keys, data, tuple(a.groups[g] for a in args), shared)
+
+    def _of_group(self, g: int) -> tuple[Any, Any, Own]:
+        """Returns the recipes, the keys and the own data of the runs of a group, stacked, on the device."""
+        if g not in self._placed:
+            group = self._groups[g]
+            at = lambda v: v.groups[g] if isinstance(v, Stacked) else _stack([v[i] for i in group])
+            own = Own(*(None if values is None else at(values) for values in self._own))
+            self._placed[g] = jax.device_put((at(self.recipes), at(self._keys), own))
+        return self._placed[g]
+
+    def train(
+        self,
+        fn: Callable[..., Any],
+        states: Any,
+        steps: int | Sequence[int],
+        *args: Any,
+        name: str,
+        static: tuple = (),
+        begins: int = 0,
+        parts: int = 1,
+        between: Callable[[Stacked, int], Stacked] | None = None,
+    ) -> Trained:
+        """Trains all runs side by side, in calls of about half a second; the only loop of updates.
+
+        After a deadline or Ctrl-C the states stay as they are; only the first training of a search has an update in
+        any case. Results do not depend on how the updates are divided into calls.
+
+        Args:
+          fn: ``fn(run, *static, state, *args, before, count, evaluates)`` returns the state after ``count`` further
+            updates, at most :data:`MOST`, beyond the ``before`` updates so far; their losses, ``(MOST,)``,
+            :data:`NOT_TAKEN` beyond; and whether the run is over. A module-level pure function. ``evaluates`` is False
+            for runs without evaluation.
+          states: the states before.
+          steps: number of updates, of all runs or of each.
+          *args: further arguments of each run.
+          name: what is trained, for the display.
+          static: hashable arguments, part of the compiled program.
+          begins: number of updates before this training, from which ``before`` counts.
+          parts: number of equal parts of the training, after each of which ``between`` is called.
+          between: ``(states, updates so far) -> states`` after a part.
+        """
+        each, groups = np.broadcast_to(np.asarray(steps, int), len(self)), self._groups
+        placed, now = [self.stacked(a) for a in args], list(self.stacked(states).groups)
+        active = [g for g, group in enumerate(groups) if each[group].max() > 0]
+        losses: list[list[np.ndarray]] = [[] for _ in range(len(self))]
+        done, longest, ended = 0, int(each.max(initial=0)), {}
+        stops = sorted({*each.tolist(), *(-(-longest * i // parts) for i in range(1, parts + 1))} - {0})
+        pace = self._clock.paces.setdefault((fn, static, self.shape), Pace(self.monitor))
+        with self.monitor.over(longest, name) as show:
+            while active:
+                if self._clock.began and not self.monitor.has_time(pace.one):
+                    break
+                count = pace.steps(min(MOST, min(stop for stop in stops if stop > done) - done))
+                began, programs, self._clock.began = time.monotonic(), _often.programs(), True
+                shared, told = (np.int32(begins + done), np.int32(count), np.bool_(self.watches)), {}
+                for g in active:
+                    now[g], *told[g] = self._call(fn, g, [Stacked(tuple(now)), *placed], shared, static, True)
+                told = jax.device_get(told)
+                pace.took(count, time.monotonic() - began, _often.programs() > programs)
+                done += count
+                still = [g for g in active if not np.all(told[g][1] | (done >= each[groups[g]]))]
+                for g, j in itertools.product(active, range(self._size)):
+                    if (i := g * self._size + j) < len(self) and done - count < each[i]:
+                        losses[i].append(told[g][0][j][:count])
+                        if done == each[i] and g in still:  # the others of its group go on
+                            ended[i] = jax.tree.map(lambda a, j=j: a[j], now[g])
+                active = still
+                if between is not None and done in stops:
+                    now = list(between(Stacked(tuple(now)), done).groups)
+                show(done, [one[-1] for one in losses if one])
+            self.monitor.where = f"{name}: {done} of at most {longest} updates"
+        for i, state in ended.items():
+            g, j = divmod(i, self._size)
+            now[g] = jax.tree.map(lambda a, b, j=j: a.at[j].set(b), now[g], state)
+        history = [np.concatenate(one) if one else np.zeros(0, np.float32) for one in losses]
+        return Trained(Stacked(tuple(now)), [np.where(a == NOT_TAKEN, np.nan, a) for a in history])
+
+
+# --- The compiled programs -------------------------------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """What a program is compiled for, besides the structure and shapes of its arguments."""
+
+    fn: Callable[..., Any]
+    task: Task
+    static: tuple
+    side_by_side: int | None
+    impl: str
+    watches: bool
+
+
+def _mapped(form: _Form, recipes: Any, keys: Any, data: Any, args: tuple, shared: tuple) -> Any:
+    """Returns ``form.fn`` of every run of a group, over the devices."""
+    batch, validation, own = data
+
+    def one(recipe: Any, key: Any, own: Own, args: tuple) -> Any:
+        run = _run_of(recipe, form, jax.random.wrap_key_data(key, impl=form.impl), batch, validation, own)
+        return form.fn(run, *form.static, *args, *shared)
+
+    return map_starts(one, recipes, keys, own, args, batch_size=form.side_by_side)
+
+
+_often = compilation.often(static_argnums=0)(_mapped)
+_rarely = compilation.once(static_argnums=0)(_mapped)
+
+
+def _run_of(recipe: Any, form: _Form, key: Array, batch: Batch, validation: Batch | None, own: Own) -> Run:
+    if own.rows is not None:
+        inside, whole = own.rows >= 0, sharding.keep_rows(batch)
+        picked = jax.tree.map(lambda a: a[own.rows], whole)
+        weight = inside.astype(batch.x.dtype) if batch.weight is None else jnp.where(inside, picked.weight, 0)
+        batch = picked._replace(weight=weight)
+    batch = batch if own.x is None else batch._replace(x=own.x)
+    batch = batch if own.y is None else batch._replace(y=own.y)
+    batch = batch if own.weight is None else batch._replace(weight=own.weight)
+    batch, by = _mapped_features(batch, own), batch if validation is None else _mapped_features(validation, own)
+    if own.held_out is not None:
+        weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+        outside = jnp.where(own.held_out.any(), jnp.where(own.held_out, weight, 0), weight)
+        by = batch._replace(weight=outside) if validation is None else by
+        batch = batch._replace(weight=jnp.where(own.held_out, 0, weight))
+    elif validation is None:
+        by = batch
+    if own.validation_y is not None:
+        by = by._replace(y=own.validation_y)
+    validates = validation is not None
+    separate = validates or (own.held_out is not None and own.held_out.any())
+    return Run(recipe, form.task, batch, by, key, validates or form.watches, validates, separate, own.matrix)
+
+
+def _mapped_features(batch: Batch, own: Own) -> Batch:
+    x = batch.x if own.features is None else batch.x * own.features
+    return batch._replace(x=x if own.matrix is None else jnp.matmul(x, own.matrix, precision="highest"))
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    """Stacks pytrees on the host, without compilation."""
+    return jax.tree.map(lambda *arrays: np.stack([np.asarray(a) for a in arrays]), *values)
+
+
+def derived(key: np.ndarray, number: int) -> np.ndarray:
+    """Returns the data of another key, which depends on a key and a number; on the host, without compilation."""
+    return np.random.SeedSequence([*key.ravel().tolist(), number]).generate_state(key.size).reshape(key.shape)
