@@ -21,16 +21,16 @@ from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, data, estimators, pieces, rivals
 from experiments.outcome import size
-from experiments.paper_forest import WAYS
+from experiments.paper_forest import best_way, in_ways
 from experiments.rivals import Split
 import jtrees
 
 ROWS = 6000  # to train on, and to test on, at most
 FEATURES = 100  # of a table, at most, for linear leaves
-# Of the recipes of a part, that with the lowest loss on the rows that it holds out is taken.
+# Of the recipes of a part, that with the lowest loss on the rows that it holds out is taken; so of the ways of each.
 _OF = jtrees.Boosted().base
 _CONSTANT = jtrees.Boosted(_OF.replace(depth=4), rounds=100, subsample=0.5)
-REFINED: Any = (jtrees.Refined(**WAYS), jtrees.Refined(_CONSTANT, **WAYS))
+REFINED: Any = (in_ways(jtrees.Refined().base), in_ways(_CONSTANT))
 # Trees of half of the rows and features: shallow ones in short steps, deeper ones in longer steps.
 _HALF: Any = {"rounds": 400, "subsample": 0.5, "columns": 0.5}
 BOOSTED: Any = (
@@ -50,9 +50,13 @@ def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
     x, x_test, y, y_test = split
     each = []
     for recipe in recipes:
-        fit = jtrees.fit(recipe, x, y, task="classification", key=jax.random.key(seed))
+        how: Any = {"task": "classification", "key": jax.random.key(seed)}
+        if isinstance(recipe, tuple):
+            fit, _, held_out = best_way(recipe, x, y, **how)
+        else:
+            fit = jtrees.fit(recipe, x, y, **how)
+            held_out = float(fit.report["losses"].min())
         of_trees = scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y))
-        held_out = float(min(np.min(fit.report[name]) for name in ("losses", "refined_losses") if name in fit.report))
         each.append(of_trees | {"numbers": fit.model.num_parameters, "held_out": held_out})
     best = min(range(len(each)), key=lambda i: each[i]["held_out"])
     return each[best] | {"chosen": best, "each": each}

@@ -117,9 +117,19 @@ LATER = {
 }
 
 
+# Options that older files have and recipes have no longer, with the values that do what is done now.
+GONE = {"Refined": {"hard": False}}
+
+
 def recipe_text(recipe: Any) -> str:
-    """A recipe as text for settings, without options that are None, and without later ones that are off."""
-    options = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    """A recipe as text for settings, without options that are None, and without later ones that are off.
+
+    Of several recipes of one kind, a tuple, the text of one: an option in which they differ is a tuple.
+    """
+    several = recipe if isinstance(recipe, tuple) else (recipe,)
+    recipe = several[0]
+    options = {field.name: tuple(getattr(one, field.name) for one in several) for field in fields(recipe)}
+    options = {k: v[0] if all(one == v[0] for one in v) else v for k, v in options.items()}
     options = {k: v for k, v in options.items() if v is not None and not (k in LATER and v == LATER[k])}
     text = [f"{k}={recipe_text(v) if is_dataclass(v) else repr(v)}" for k, v in options.items()]
     return f"{type(recipe).__name__}({', '.join(text)})"
@@ -222,14 +232,23 @@ def read(piece: Piece, folder: Path) -> dict[str, Any] | None:
 
 
 def _in_order(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the options of their recipe in alphabetical order: the order of its fields may change."""
-    if "recipe" not in settings:
-        return settings
-    recipe = ast.parse(settings["recipe"], mode="eval")
+    """The settings with the options of recipes in alphabetical order, as their order may change, without gone ones."""
+    settings = dict(settings)
+    if "recipe" in settings:
+        settings["recipe"] = _recipe_in_order(settings["recipe"])
+    if "recipes" in settings:
+        settings["recipes"] = [_recipe_in_order(text) for text in settings["recipes"]]
+    return settings
+
+
+def _recipe_in_order(text: str) -> str:
+    recipe = ast.parse(text, mode="eval")
     for call in ast.walk(recipe):
         if isinstance(call, ast.Call):
+            gone = [ast.dump(ast.keyword(k, ast.Constant(v))) for k, v in GONE.get(ast.unparse(call.func), {}).items()]
+            call.keywords = [keyword for keyword in call.keywords if ast.dump(keyword) not in gone]
             call.keywords.sort(key=lambda keyword: str(keyword.arg))
-    return settings | {"recipe": ast.unparse(recipe)}
+    return ast.unparse(recipe)
 
 
 def machines(found: Found) -> str:

@@ -14,7 +14,7 @@ import jax
 from experiments import benchmark, defaults
 import jtrees
 from jtrees.data import Scaling, checked_table
-from jtrees.search._precondition import spectrum
+from jtrees.search.precondition import spectrum
 
 DATASETS = ("made-collinear", "abalone", "ailerons", "cpu-act", "kin8nm")
 STRENGTHS: tuple[float | str, ...] = (0.0, 0.9, 0.99, "auto")

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 import itertools
 import json
 import os
@@ -17,13 +18,13 @@ from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
 from jtrees import training
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import Round, Search, SearchResult, options as kinds
-from jtrees.search._precondition import composed, matrix, spectrum
+from jtrees.search import Run, SearchResult, Training, options as kinds
 from jtrees.search.monitor import Monitor
+from jtrees.search.precondition import matrix, spectrum
 from jtrees.selection.grid import with_options
 from jtrees.tasks import Classification, Regression, Task
 
-# Recipes that are one run on mini-batches: the state of their search is a TrainState.
+# Recipes that are one run on mini-batches, as their ``training(run)`` describes it.
 METHODS = {"dgt": jtrees.DGT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
 SAMPLE = 2**16  # rows in memory: for moments, for the first parameters, for the leaves that a tree ends in
 
@@ -37,7 +38,8 @@ class Job(NamedTuple):
       blocks_per_round: of all processes.
       rounds: number of rounds that are planned.
       updates: steps in a round.
-      search: of the recipe, for as many steps as are planned.
+      recipe: the recipe.
+      training: its training, for as many steps as are planned.
       scaling: of the data.
       sample: rows in memory, in the user's units.
       validation: those held out.
@@ -49,18 +51,19 @@ class Job(NamedTuple):
     blocks_per_round: int
     rounds: int
     updates: int
-    search: Search
+    recipe: jtrees.Recipe
+    training: Training
     scaling: Scaling
     sample: Table
     validation: Table
     matrix: jax.Array | None
 
     def preconditioned(self, x: Any) -> Any:
-        """Returns scaled features as the search sees them."""
+        """Returns scaled features as the training sees them."""
         return x if self.matrix is None else jnp.matmul(x, self.matrix, precision="highest")
 
     def batch(self, table: Table) -> training.Batch:
-        """Returns a scaled table as the search sees it."""
+        """Returns a scaled table as the training sees it."""
         batch = self.scaling.batch(table)
         return batch._replace(x=np.asarray(self.preconditioned(batch.x)))
 
@@ -151,12 +154,20 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     shape = -(-rounds * updates // options.epochs) * options.batch, sample.x.shape[1]
     recipe, strength = recipe_of(options)
     try:
-        search = kinds.checked(recipe).search(task, shape)
+        recipe = kinds.checked(recipe)
+        recipe.check(task, shape)
     except ValueError as error:
         raise DataError(f"--set: {error}") from error
     scaling = scaling_of(seen, task)
+    planned = jax.ShapeDtypeStruct(shape, np.float32), jax.ShapeDtypeStruct(shape[:1], np.float32)
+    of = recipe.training(_run_on(recipe, task, training.Batch(*planned)))  # type: ignore[arg-type]
     mapping = jnp.asarray(matrix(spectrum(scaling.batch(sample)), strength)) if strength else None
-    return Job(blocks, order, blocks_per_round, rounds, updates, search, scaling, sample, validation, mapping)
+    return Job(blocks, order, blocks_per_round, rounds, updates, recipe, of, scaling, sample, validation, mapping)
+
+
+def _run_on(recipe: Any, task: Task, batch: training.Batch, by: Any = None, matrix: Any = None) -> Run:
+    """Returns a run that trains on one batch, and whose result is evaluated on another."""
+    return Run(recipe, task, batch, by, jax.random.key(0), False, False, True, matrix)
 
 
 def drawn_blocks(blocks: int, held_out: int, seed: int) -> list[int]:
@@ -246,7 +257,8 @@ def first_state(job: Job, key: jax.Array) -> training.TrainState:
     rows = job.blocks_per_round * len(job.blocks[0][0])
     scaled = job.batch(job.sample)
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(scaled.x, scaled.y))
-    state = jax.jit(lambda data, key: job.search.init(None, data, key=key))(data, key)
+    of = job.training
+    state = jax.jit(lambda data, key: training.start(of.method, data, key=key, optimizer=of.optimizer))(data, key)
     # Rounds take the place of the state before, in which nothing may be held twice.
     return jax.device_put(jax.tree.map(jnp.copy, state), _everywhere())
 
@@ -257,13 +269,13 @@ def _everywhere() -> NamedSharding:
 
 def round_of(job: Job) -> Any:
     """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows of :func:`stream`."""
-    scaling, updates = scaling_of_counted(job.scaling), job.updates
+    scaling, of = scaling_of_counted(job.scaling), job.training
+    options: Any = {"optimizer": of.optimizer, "steps": job.updates, "batch_size": of.schedule.batch_size}
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
         data = training.Batch(job.preconditioned(scaling.transform(x)), scaling.transform_y(y))
-        at = Round(stage=0, before=state.step, count=updates, last=False, most=updates)
-        state, losses = job.search.round(at, state, data, None)
-        return state, losses.mean()
+        state, history = training.advance(of.method, state, data, **options)
+        return state, history.losses.mean()
 
     return jax.jit(run, donate_argnums=0, out_shardings=_everywhere())
 
@@ -276,7 +288,7 @@ class Evaluator:
         self._job, self._batches = job, tuple(job.batch(table) for table in (job.sample, job.validation))
         self._scaled = self._batches[0] if job.matrix is None else job.scaling.batch(job.sample)
         self.constant_loss = _constant_loss(job.sample, job.validation)
-        self._result = jax.jit(self._composed)
+        self._result = jax.jit(self._evaluated)
 
     def fit(self, state: training.TrainState) -> jtrees.FitResult:
         """The model, in the user's units.
@@ -289,17 +301,17 @@ class Evaluator:
         held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
         result = jax.device_get(self._result(held, *self._batches))
         data = Data(job.sample, job.validation, job.scaling, self._scaled)
-        done = job.search.finish(result, None, data, key=jax.random.key(0), monitor=Monitor())
+        done = job.recipe.finish(result, data, key=jax.random.key(0), monitor=Monitor())
         return jtrees.FitResult(done.model, done.tree, done.loss, int(result.step), np.zeros(0), done.report)
 
-    def _composed(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> SearchResult:
-        """Returns the result of the search, its models those of scaled features."""
-        result, mapping = self._job.search.result(state, batch, by), self._job.matrix
-        return (
-            result
-            if mapping is None
-            else result._replace(model=composed(result.model, mapping), extra=composed(result.extra, mapping))
-        )
+    def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> SearchResult:
+        """Returns the result of the run, its models those of scaled features."""
+        job, of = self._job, self._job.training
+        run = _run_on(job.recipe, job.sample.task, batch, by, job.matrix)
+        best = training.best(of.method, state, batch, score=partial(of.loss_on, run))
+        model = (of.method.harden if of.model is None else of.model)(best.params, batch)
+        extra = run.on_x(of.extra(best.params, batch))
+        return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), best.step, extra)
 
     def score(self, fit: jtrees.FitResult) -> float:
         """Accuracy, or R^2, on the validation set; NaN for R^2 if its targets are all the same."""

@@ -1,4 +1,4 @@
-"""What few terms in a split cost: the test score of trees of depth 3 with all terms, with five, and as many as needed.
+"""What few terms in a split cost: the test score of trees of depth 3 with all terms and with five.
 
 python -m experiments.sparse --data-dir DATA [--write] [--seeds 1] [--datasets abalone ...]
 
@@ -6,12 +6,10 @@ Splits and scores are those of experiments.defaults: test R^2 or accuracy in per
 """
 
 import statistics
-import time
 from typing import Any
 import warnings
 
 import jax
-import numpy as np
 
 from experiments import benchmark, defaults
 import jtrees
@@ -23,23 +21,14 @@ BASES = {
     "constant": jtrees.GET(depth=3, starts=4, epochs=1000),
     "linear": jtrees.GET(depth=3, leaves="linear", starts=4, epochs=1000),
 }
-_VALIDATION = 0.25  # of the training rows, for terms="auto"
 
 
-def fitted(recipe: Any, split: Any, seed: int, task: str, *, hold_out: bool = False) -> tuple[Any, float, float]:
-    """The fit, its test score, and the seconds that it took."""
-    x, y, key = split[0], split[2], jax.random.key(seed)
-    options: Any = {"task": task}
-    if hold_out:
-        rest = np.random.default_rng(seed).permutation(len(x))
-        count = int(_VALIDATION * len(x))
-        options["validation"] = x[rest[:count]], y[rest[:count]]
-        x, y = x[rest[count:]], y[rest[count:]]
-    start = time.perf_counter()
+def score(recipe: Any, split: Any, seed: int, task: str) -> float:
+    """The test score of a fit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some fits are behind a linear model
-        fit = jtrees.fit(recipe, x, y, key=key, **options)
-    return fit, defaults.scores(fit.model, split)["test"], time.perf_counter() - start
+        fit = jtrees.fit(recipe, split[0], split[2], key=jax.random.key(seed), task=task)  # type: ignore[arg-type]
+    return defaults.scores(fit.model, split)["test"]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,23 +44,14 @@ def main(arguments: list[str] | None = None) -> None:
         for kind, base in BASES.items():
             if kind == "linear" and task == "classification":
                 continue
-            dense, sparse, auto, chosen, seconds = [], [], [], [], []
+            dense, sparse = [], []
             for seed in range(options.seeds):
                 split = defaults.rows(name, seed, options.data_dir)
-                _, score, _ = fitted(base, split, seed, task)
-                dense.append(score)
-                _, score, _ = fitted(jtrees.Sparse(base, terms=TERMS), split, seed, task)
-                sparse.append(score)
-                by_rows = jtrees.Sparse(base, terms="auto")
-                fit, score, took = fitted(by_rows, split, seed, task, hold_out=True)
-                terms = max(int(count) for count in np.count_nonzero(np.asarray(fit.tree.weights), axis=1))
-                auto.append(score)
-                chosen.append(terms)
-                seconds.append(took)
+                dense.append(score(base, split, seed, task))
+                sparse.append(score(jtrees.Sparse(base, terms=TERMS), split, seed, task))
             changes[kind].append(statistics.mean(sparse) - statistics.mean(dense))
             mean = lambda values: f"{statistics.mean(values):.1f}"
-            cells = [name, str(split[0].shape[1]), kind, mean(dense), mean(sparse), f"{changes[kind][-1]:+.1f}"]
-            rows.append([*cells, mean(auto), mean(chosen), mean(seconds)])
+            rows.append([name, str(split[0].shape[1]), kind, mean(dense), mean(sparse), f"{changes[kind][-1]:+.1f}"])
             print(rows[-1], flush=True)
         jax.clear_caches()
     median = lambda kind: f"{statistics.median(changes[kind]):+.2f} on the median of {len(changes[kind])} sets"
@@ -79,10 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
         f"Test R² or accuracy in per cent, mean of {options.seeds} split(s), up to 3000 rows to train; depth 3, 4 "
         f"starts of 1000 epochs. With {TERMS} terms a split instead of all: "
         + "; ".join(f"{kind} leaves {median(kind)}" for kind in BASES if changes[kind])
-        + '. auto: `terms="auto"`, chosen on a quarter of the training rows, which are not trained on; seconds with '
-        "compilation."
+        + "."
     )
-    header = ["set", "features", "leaves", "all terms", f"{TERMS} terms", "change", "auto", "its terms", "its seconds"]
+    header = ["set", "features", "leaves", "all terms", f"{TERMS} terms", "change"]
     benchmark.write("sparse", f"--data-dir DATA --seeds {options.seeds}", header, rows, notes, committed=options.write)
 
 

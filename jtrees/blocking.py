@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jtrees import sharding
 
@@ -68,15 +67,6 @@ def prediction_block(n: int) -> int:
     last padded, evaluate a row by the same program, in the same order of additions, for every n.
     """
     return 256 if jax.default_backend() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
-
-
-def steps_in_a_round(elements: int) -> int:
-    """Returns the training steps of a round, for steps that work on arrays of ``elements`` elements.
-
-    A round is about half a second on a CPU (where an element, a split's score of a sample, takes about ten operations),
-    and long enough to amortise the transfer of the state.
-    """
-    return int(np.clip(_rate() // (2 * max(1, elements)), 2, 256))
 
 
 def seconds_of_step(elements: int) -> float:

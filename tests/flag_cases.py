@@ -27,7 +27,7 @@ Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
 CLASS = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
 TRAINING, HELD_OUT = slice(0, 60), slice(60, 90)
 
-# More steps than a round has (256), an odd number of them, so that rounds differ; and starts that do not go on.
+# So many steps, an odd number, that they take several calls of different lengths; and starts that do not go on.
 GET = jtrees.GET(depth=2, starts=5, epochs=301)
 DGT = jtrees.DGT(depth=2, epochs=101, batch_size=20, widths=(4,), cycles=2)
 WEAK = jtrees.GET(depth=2, starts=1, epochs=4, cart="binned", precondition=0, halving=False, shrink=False)

@@ -10,9 +10,9 @@ import sweeps
 import jtrees
 from jtrees import Batch, pytree, training
 from jtrees.data import Data, checked_table, without_padding
-from jtrees.search import Finished, Rounds, Search, SearchResult, options
+from jtrees.search import Finished, Run, Runs, SearchResult, options
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import run_rounds
+from jtrees.search.runs import derived
 
 SLOW = pytest.mark.slow
 N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140
@@ -29,31 +29,28 @@ class OneSplit(jtrees.Recipe):
     in each leaf the mean of the targets (or the class frequencies) of the samples that it is given.
     """
 
-    def search(self, task, shape):
-        def prepare(batch, *, key, monitor=None):
-            return jnp.asarray(without_padding(batch).weight.sum(), jnp.float32)
+    def search(self, runs):
+        results = []
+        for i, (tree, *of_run) in enumerate(runs.fetch(runs.map(stump))):
+            prepared = np.float32(without_padding(runs.rows(i)).weight.sum())  # the sample on the host
+            results.append(SearchResult(tree, 0.0, True, 7, (prepared, *of_run), history=np.zeros(1, np.float32)))
+        return results
 
-        def init(start, batch, *, key):
-            x, y, weight = training.normalised(batch)
-            leaves = jtrees.leaves.kind_of("constant", task).empty(2, 0, task.shape)
-            tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), leaves)
-            return tree.refit(x, y, weight), start, batch.weight, jax.random.key_data(key)
+    def finish(self, result, data, *, key, monitor):
+        leaves = data.scaling.restore_leaves(result.model.leaves)
+        tree = data.scaling.restore_splits(result.model).replace(leaves=leaves)
+        prepared, weight, key_data = result.extra
+        rows = len(data.table.x)
+        report = {"rows": rows, "prepared": prepared, "weight": weight, "key": key_data}
+        return Finished(tree, tree, float(rows), report)
 
-        def one_round(at, state, batch, validation):
-            return state, jnp.zeros(1)
 
-        def result(state, batch, validation):
-            return SearchResult(state[0], jnp.zeros(()), jnp.ones((), bool), jnp.int32(7), state[1:])
-
-        def finish(result, start, data, *, key, monitor):
-            leaves = data.scaling.restore_leaves(result.model.leaves)
-            tree = data.scaling.restore_splits(result.model).replace(leaves=leaves)
-            prepared, weight, key_data = map(np.asarray, result.extra)
-            rows = len(data.table.x)
-            report = {"rows": rows, "start": float(start), "prepared": prepared, "weight": weight, "key": key_data}
-            return Finished(tree, tree, float(rows), report)
-
-        return Search(task, Rounds((1,), 1), init, one_round, result, finish, prepare)
+def stump(run: Run):
+    """The split of a run with the leaves of its sample, the weights of the sample, and the key."""
+    x, y, weight = training.normalised(run.batch)
+    leaves = jtrees.leaves.kind_of("constant", run.task).empty(2, 0, run.task.shape)
+    tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), leaves)
+    return tree.refit(x, y, weight), run.batch.weight, jax.random.key_data(run.key)
 
 
 def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
@@ -66,13 +63,27 @@ def each(result, x):
     return np.stack([tree.predict(x) for tree in result.model])
 
 
+def searched(recipe, batch, of=None, task=None):
+    """The result of a search of a recipe on a scaled batch, with the data of a key."""
+    of = jax.random.key_data(key()) if of is None else of
+    runs = Runs(
+        [options.checked(recipe)],
+        [np.asarray(of)],
+        jtrees.Regression() if task is None else task,
+        batch,
+        None,
+        Monitor(),
+        impl=str(jax.random.key_impl(key())),
+    )
+    [result] = recipe.search(runs)
+    return result
+
+
 def prepared(recipe, x, y, weight=None):
-    """The search of a recipe, the table, its scaling and its batch."""
+    """The table, the scaling of a recipe, and the scaled batch."""
     table = checked_table(x, y, weight, "regression")
-    search = lambda shape: options.checked(recipe).search(table.task, shape)
-    scaling = search(x.shape).scaling(table)
-    batch = scaling.batch(table)
-    return search(batch.x.shape), table, scaling, batch
+    scaling = options.checked(recipe).scaling(table)
+    return table, scaling, scaling.batch(table)
 
 
 def by_hand(x, y, in_bag, weight=None, classes=None):
@@ -104,7 +115,7 @@ def test_samples_hold_real_rows_and_never_padding(table):
     assert in_bag[:, -1].max() < 8  # of the last row padding is made: at most so many come by chance (p = 1e-6)
     assert len({tuple(row) for row in in_bag}) == TREES
     for report in result.report["fits"]:
-        assert report["rows"] == report["prepared"] == report["start"] == 138
+        assert report["rows"] == report["prepared"] == 138
         assert report["weight"].shape == (140,)
         assert report["weight"].sum() == 138  # two rows of padding weigh nothing
     assert len({tuple(report["key"]) for report in result.report["fits"]}) == TREES
@@ -114,11 +125,13 @@ def test_samples_hold_real_rows_and_never_padding(table):
 
 def test_drawn_evenly_with_replacement(table):
     x, y, _ = table
-    search, _, _, batch = prepared(jtrees.Bagged(OneSplit(), trees=400), x[:20], y[:20])
-    drawn = np.asarray(search.prepare(batch, key=key()).drawn)
-    assert drawn.shape == (400, 32) and (drawn[:, 20:] == -1).all()  # as padded as the table
-    drawn = drawn[:, :20]
-    in_bag = np.stack([np.bincount(rows, minlength=20) for rows in drawn])
+    recipe = jtrees.Bagged(OneSplit(), trees=400)
+    _, _, batch = prepared(recipe, x[:20], y[:20])
+    result = searched(recipe, batch)
+    in_bag = np.stack([np.bincount(rows, minlength=20) for rows in result.extra])
+    assert in_bag.shape == (400, 20) and (in_bag.sum(1) == 20).all()
+    weights = np.stack([of_tree.extra[1] for of_tree in result.model])
+    assert weights.shape == (400, 32) and (weights[:, 20:] == 0).all()  # as padded as the table
     # 400 x 20 draws of 20 rows: mean 400, deviation 19.5; and a row is left out by a sample with 0.95^20 = 0.358.
     assert np.abs(in_bag.sum(0) - 400).max() < 4 * 19.5
     assert abs(np.mean(in_bag == 0) - 0.358) < 0.02
@@ -126,15 +139,15 @@ def test_drawn_evenly_with_replacement(table):
 
 def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
     x, y, _ = table
-    search = jtrees.Bagged(OneSplit(), trees=20).search(jtrees.Regression(), x.shape)
     weight = np.ones(N, np.float32)
     weight[::3] = 0  # the last row has weight
-    bags = search.prepare(Batch(x, y, weight), key=key())
-    drawn = np.asarray(bags.drawn)
-    assert drawn.shape == (20, N)
-    assert ((drawn >= 0).sum(1) == weight.sum()).all()
-    assert (weight[drawn[drawn >= 0]] == 1).all()
-    np.testing.assert_array_equal(bags.starts, np.full(20, weight.sum()))  # what a stump saw of its sample
+    result = searched(jtrees.Bagged(OneSplit(), trees=20), Batch(x, y, weight))
+    count = int(weight.sum())
+    for rows, of_tree in zip(result.extra, result.model, strict=True):
+        assert len(rows) == count and rows.min() >= 0 and rows.max() < count
+        prepared, weights, _ = of_tree.extra
+        assert weights.shape == (N,) and (weights == 1).sum() == count  # a row drawn without weight would have 0
+        assert prepared == count
 
 
 # --- Predictions of a forest ------------------------------------------------------------------------------------------
@@ -213,15 +226,6 @@ def test_a_forest_of_forests(table):
     np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-5)
 
 
-def test_search_is_pure_on_arrays_of_either_kind(table):
-    search, _, _, batch = prepared(jtrees.Bagged(OneSplit(), trees=2), *table[:2])
-    bags = search.prepare(batch, key=key())
-    batches = batch, jax.tree.map(jnp.asarray, batch), batch._replace(weight=None)
-    shapes = [jax.eval_shape(lambda batch=batch: search.run(bags, batch, key=key())) for batch in batches]
-    numpy, of_jax, without_weight = (jax.tree.map(jnp.shape, one) for one in shapes)
-    assert numpy == of_jax == without_weight
-
-
 # --- By the recipes --------------------------------------------------------------------------------------------------
 
 DGT = jtrees.DGT(depth=2, epochs=20, batch_size=35, widths=())
@@ -241,19 +245,16 @@ def bagged(base, **options):
 
 def alone(recipe, x, y, weight, i):
     """The base's fit to the i-th bootstrap sample with the i-th key, and the losses of its steps."""
-    recipe = options.checked(recipe)
-    search, table, scaling, batch = prepared(recipe, x, y, weight)
-    prepare_key, search_key, finish_key = jax.random.split(key(), 3)
-    drawn, _, starts = search.prepare(batch, key=prepare_key)
-    drawn, start = np.asarray(drawn)[i], jax.tree.map(lambda a: a[i], starts)
+    base, of = options.checked(recipe.base), np.asarray(jax.random.key_data(key()))
+    table, scaling, batch = prepared(recipe, x, y, weight)
+    numbers = searched(recipe.replace(base=OneSplit()), batch).extra[i]  # the samples are those of any base
+    drawn = np.pad(numbers, (0, round(0.7 * len(batch.x)) - len(numbers)), constant_values=-1)
     bag = Batch(batch.x[drawn], batch.y[drawn], np.where(drawn >= 0, batch.weight[drawn], 0))
-    run_key = jax.random.split(search_key, TREES)[i]
-    result, history = run_rounds(recipe.base, table.task, start, bag, None, run_key, Monitor())
-    rows = table.rows(drawn[drawn >= 0])
+    result = searched(base, bag, derived(of, i), table.task.scaled(scaling.y_unit))
+    rows = table.rows(numbers)
     data = Data(rows, None, scaling, scaling.batch(rows))
-    finish = recipe.base.search(table.task, bag.x.shape).finish
-    done = finish(result, start, data, key=jax.random.fold_in(finish_key, i), monitor=Monitor())
-    return done, history, np.bincount(drawn[drawn >= 0], minlength=len(table.x))
+    done = base.finish(result, data, key=key(), monitor=Monitor())  # none of the bases draws anything here
+    return done, result.history, np.bincount(numbers, minlength=len(table.x))
 
 
 @pytest.mark.parametrize("name", sweeps.slow(BASES, ["DGT", "LatentTree"]))
@@ -263,7 +264,6 @@ def test_each_tree_is_the_fit_of_the_base_to_its_sample(table, name):
     result = jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=WEIGHT)
     fit, history, in_bag = alone(bagged(BASES[name]), x, y, WEIGHT, i=1)
     np.testing.assert_array_equal(result.report["in_bag"][1], in_bag)
-    # Two trees side by side add in another order than one, and the steps carry it on.
     np.testing.assert_allclose(result.history[1], history, rtol=1e-3, atol=1e-6)
     assert np.isfinite(result.history).all()
     predictions = each(result, x)
@@ -276,6 +276,13 @@ def test_each_tree_is_the_fit_of_the_base_to_its_sample(table, name):
     assert result.loss == pytest.approx(off, rel=1e-3)
     assert off < 0.6 * np.var(y)
     assert 0.3 < result.report["out_of_bag_score"] < 1
+
+
+def test_a_second_fit_with_another_key_compiles_nothing(table, count_compilations):
+    x, y, _ = table
+    fit = lambda seed: jtrees.fit(bagged(DGT), x, y, key=key(seed)).history
+    fit(0)
+    assert count_compilations(fit, 1) == 0
 
 
 @pytest.mark.slow

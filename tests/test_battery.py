@@ -20,8 +20,6 @@ import sweeps
 import jtrees
 from jtrees import Batch, Classification
 from jtrees.search import options
-from jtrees.search.monitor import Monitor
-from jtrees.search.run import run_rounds, table_of, validation_of
 from jtrees.selection.grid import with_options
 from jtrees.training import loop
 
@@ -361,33 +359,6 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     trial = found[0].report["tuning"][0]
     assert trial.options == {number: values[0]} == found[0].report["chosen_options"]
     assert np.isfinite(trial.loss) and trial.size > 0
-
-
-# Polished and Sparse have the search of their bases, and RADDT has that of GET.
-@pytest.mark.parametrize(
-    "name", [name for name in each(("DGT",)) if plain(name) not in ("Polished", "Sparse", "RADDT")]
-)
-def test_a_search_under_vmap_is_what_a_fit_in_rounds_finds(name):
-    """Over a number and over keys, in one program."""
-    recipe, number, values = RECIPES[name]
-    recipe = options.checked(recipe)
-    table = table_of(recipe, X, Y, None, "regression")
-    search_of = lambda recipe: recipe.search(table.task, X.shape)
-    scaling = search_of(recipe).scaling(table)
-    batch = scaling.batch(table)
-    data = (
-        search_of(recipe).prepare(batch, key=KEY),
-        batch,
-        scaling.batch(validation_of(recipe, (X[:200], Y[:200]), table)),
-    )
-    values = jnp.asarray(values, jnp.float32)
-    keys = jax.random.split(KEY, 2)
-    search = lambda value, key: search_of(with_number(recipe, number, value)).run(*data, key=key)
-    together = jax.jit(jax.vmap(search))(values, keys)
-    for i in range(2):
-        one = with_number(recipe, number, values[i])
-        alone, _ = run_rounds(one, table.task, *data, keys[i], Monitor())
-        same(jax.tree.map(lambda a, i=i: a[i], together), alone, rtol=1e-3, atol=1e-4)  # float32, some steps
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "LatentClustering"])  # which sees no y

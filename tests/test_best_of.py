@@ -2,16 +2,16 @@
 
 import jax
 import numpy as np
-from polynomials import Polynomials
 import pytest
 
 import jtrees
 from jtrees.data import Data, Scaling, checked_table, held_out_table
-from jtrees.search import options
+from jtrees.methods.annealed import algorithm
+from jtrees.search import Runs, options
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import run_rounds
+from jtrees.search.runs import derived
 
-KEY = jax.random.key(0)
+KEY = jax.random.key(1)
 BASE = jtrees.DGT(depth=2, epochs=6, batch_size=32, widths=(), cycles=1, clip=1.0)
 RUNS = 4
 rng = np.random.default_rng(0)
@@ -33,64 +33,85 @@ def fit(validation):
     return jtrees.fit(jtrees.BestOf(BASE, runs=RUNS), X, Y, key=KEY, validation=validation)
 
 
-def searched(recipe):
-    """The table, its scaled batch, and the search of a recipe."""
-    table = checked_table(X, Y, None, "regression")
-    batch = Scaling.fit(table).batch(table)
-    return table, batch, options.checked(recipe).search(table.task, batch.x.shape)
-
-
 @pytest.fixture(scope="module")
 def alone(validation):
     """The fits of the base with the keys of the runs."""
-    table, batch, search = searched(BASE)
+    table, base = checked_table(X, Y, None, "regression"), options.checked(BASE)
     held_out = None if validation is None else held_out_table(*validation, table)
     scaling = Scaling.fit(table)
-    by = None if held_out is None else scaling.batch(held_out)
-    _, search_key, finish_key = jax.random.split(KEY, 3)
-    fits = []
-    for key in jax.random.split(search_key, RUNS):
-        result, history = run_rounds(options.checked(BASE), table.task, None, batch, by, key, Monitor())
+    batch, by = scaling.batch(table), None if held_out is None else scaling.batch(held_out)
+    impl, fits = str(jax.random.key_impl(KEY)), []
+    for i in range(RUNS):
+        of_run = derived(np.asarray(jax.random.key_data(KEY)), i)
+        task = table.task.scaled(scaling.y_unit)
+        [result] = base.search(Runs([base], [of_run], task, batch, by, Monitor(), impl=impl))
         data = Data(table, held_out, scaling, batch)
-        fits.append((result, search.finish(result, None, data, key=finish_key, monitor=Monitor()), history))
+        fits.append((result, base.finish(result, data, key=KEY, monitor=Monitor())))
     return fits
 
 
 @pytest.mark.slow
 def test_the_model_is_that_of_the_lowest_score(fit, alone):
-    scores = np.array([result.score for result, _, _ in alone])
+    scores = np.array([result.score for result, _ in alone])
     assert len(set(scores)) == RUNS and np.argmin(scores) > 0  # the first would also be what argmin of equals finds
-    # Runs side by side may be rounded otherwise than one by itself.
     np.testing.assert_allclose(fit.report["run_scores"], scores, rtol=1e-4)
     assert fit.report["run"] == np.argmin(scores)
-    result, chosen, _ = alone[fit.report["run"]]
+    result, chosen = alone[fit.report["run"]]
     assert fit.step == result.step
     np.testing.assert_allclose(fit.predict(X), chosen.model.predict(X), rtol=1e-4, atol=1e-4)
     assert fit.loss == pytest.approx(chosen.loss, rel=1e-4)
     assert fit.report["reached"] == chosen.report["reached"]  # the base's own report is there, too
     assert fit.history.shape == (RUNS, 18)
-    np.testing.assert_allclose(fit.history, [history for _, _, history in alone], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(fit.history, [result.history for result, _ in alone], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("base", [jtrees.GET(depth=2), jtrees.Bagged(BASE, trees=2)], ids=["CART", "bags"])
-def test_runs_share_what_is_prepared_on_the_host(base):
-    _, batch, search = searched(jtrees.BestOf(base, runs=2))
-    _, _, search_of_base = searched(base)
-    prepared = [jax.tree.leaves(one.prepare(batch, key=KEY)) for one in (search, search_of_base)]
-    assert prepared[0] and len(prepared[0]) == len(prepared[1])
-    jax.tree.map(np.testing.assert_array_equal, *prepared)
+def test_runs_share_the_tree_of_cart(monkeypatch):
+    """CART grows on all rows once, however many runs there are."""
+    rows, grown_cart = [], algorithm.grown_cart
+    counted = lambda batch, *args: rows.append(len(batch.x)) or grown_cart(batch, *args)
+    monkeypatch.setattr(algorithm, "grown_cart", counted)
+    base, counts = jtrees.GET(depth=2, starts=1, epochs=5), []
+    for recipe in (base, jtrees.BestOf(base, runs=2)):
+        jtrees.fit(recipe, X, Y, key=KEY)
+        counts.append(rows.count(len(X)))
+        rows.clear()
+    assert counts[0] == counts[1] > 0
+
+
+def test_runs_share_the_samples_of_a_bagged_base(monkeypatch):
+    search, samples = jtrees.DGT.search, []
+
+    def watched(self, runs):
+        samples.extend(runs.rows(i).x for i in range(len(runs)))
+        return search(self, runs)
+
+    monkeypatch.setattr(jtrees.DGT, "search", watched)
+    jtrees.fit(jtrees.BestOf(jtrees.Bagged(BASE, trees=2), runs=2), X, Y, key=KEY)
+    assert len(samples) == 4 and not np.array_equal(*samples[:2])
+    np.testing.assert_array_equal(samples[:2], samples[2:])
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_is_not_chosen():
-    _, batch, search = searched(jtrees.BestOf(Polynomials(), runs=3))
-    coefficients, *rest = search.init(None, batch, key=KEY)
-    result = search.result((coefficients.at[0].set(np.nan), *rest), batch, None)
-    _, run, scores = result.extra
-    assert result.finite and np.isfinite(result.score)
-    assert run == np.argmin(scores) > 0 and scores[0] == np.inf
+def test_a_run_that_diverges_is_not_chosen(monkeypatch):
+    search = jtrees.DGT.search
+
+    def diverged(self, runs):
+        first, *others = search(self, runs)
+        return [first._replace(score=np.nan, finite=False), *others]
+
+    monkeypatch.setattr(jtrees.DGT, "search", diverged)
+    fit = jtrees.fit(jtrees.BestOf(BASE, runs=3), X, Y, key=KEY)
+    scores = fit.report["run_scores"]
+    assert np.isfinite(fit.loss) and np.isfinite(fit.predict(X)).all()
+    assert fit.report["run"] == np.argmin(scores) > 0 and scores[0] == np.inf
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
         jtrees.fit(jtrees.BestOf(BASE.replace(learning_rate=1e30), runs=2), X, Y, key=KEY)
+
+
+def test_a_second_fit_with_another_key_compiles_nothing(count_compilations):
+    fit = lambda seed: jtrees.fit(jtrees.BestOf(BASE, runs=RUNS), X, Y, key=jax.random.key(seed)).history
+    fit(0)
+    assert count_compilations(fit, 1) == 0
 
 
 @pytest.mark.slow

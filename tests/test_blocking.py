@@ -59,9 +59,3 @@ def test_prediction_blocks_are_a_power_of_two_and_on_a_cpu_always_the_same(n):
     block = blocking.prediction_block(n)
     assert block & (block - 1) == 0
     assert block == blocking.prediction_block(1) if CPU else block >= min(n, 2**20)
-
-
-@given(st.integers(0, 10**12), st.integers(0, 10**12))
-def test_the_host_looks_less_often_at_steps_that_cost_less(some, others):
-    many, few = (blocking.steps_in_a_round(elements) for elements in sorted((some, others)))
-    assert 2 <= few <= many <= 256

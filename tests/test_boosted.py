@@ -1,5 +1,7 @@
 """Boosting: the sum of trees is that of a plain loop; losses, early stopping, rows and columns drawn."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,8 @@ import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
 from jtrees.data import checked_table
 from jtrees.losses.base import linked
-from jtrees.search import Rounds, Search, SearchResult, finished_tree, options
+from jtrees.search import Run, Runs, SearchResult, options
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import run_rounds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -28,32 +29,32 @@ WEAK = jtrees.GET(depth=2, starts=1, epochs=6, cart="binned", halving=False, pre
 class Corner(jtrees.Recipe):
     """One split, at 0 of the column with the largest absolute weighted covariance with the targets."""
 
-    def search(self, task, shape):
-        def init(start, batch, *, key):
-            x, y, weight = training.normalised(batch)
-            flat = y.reshape(len(y), -1)
-            centred = flat - (weight[:, None] * flat).mean(0)
-            column = jnp.abs(jnp.einsum("np,n,nk->pk", x, weight, centred)).sum(1).argmax()
-            return jax.nn.one_hot(column, shape[1])[None]
+    def search(self, runs):
+        history = np.zeros(0, np.float32)
+        return [SearchResult(tree, 0.0, True, 0, history=history) for tree in runs.fetch(runs.map(corner))]
 
-        def result(weights, batch, validation):
-            leaves = jtrees.leaves.kind_of("constant", task).empty(2, 0, task.shape)
-            tree = jtrees.ObliqueTree(weights, jnp.zeros(1), leaves).refit(*batch)
-            return SearchResult(tree, jnp.zeros(()), jnp.ones((), bool), jnp.int32(0))
 
-        one_round = lambda at, weights, batch, validation: (weights, jnp.zeros(at.most))
-        finish = lambda result, start, data, **_: finished_tree(result, data, task)
-        return Search(task, Rounds((1, 2), 1), init, one_round, result, finish, tree_leaves="constant")
+def corner(run: Run):
+    """The tree of a run."""
+    x, y, weight = training.normalised(run.batch)
+    flat = y.reshape(len(y), -1)
+    centred = flat - (weight[:, None] * flat).mean(0)
+    column = jnp.abs(jnp.einsum("np,n,nk->pk", x, weight, centred)).sum(1).argmax()
+    leaves = jtrees.leaves.kind_of("constant", run.task).empty(2, 0, run.task.shape)
+    tree = jtrees.ObliqueTree(jax.nn.one_hot(column, x.shape[1])[None], jnp.zeros(1), leaves)
+    return tree.refit(*run.batch)
 
 
 def searched(recipe, x, y, task):
-    """The result of the pure search on scaled data, the scaling and the batch."""
+    """The result of the search on scaled data, the scaling and the batch."""
     table = checked_table(x, y, None, task)
     recipe = options.checked(recipe)
-    scaling = recipe.search(table.task, x.shape).scaling(table)
-    batch = scaling.batch(table)
-    search = recipe.search(table.task.scaled(scaling.y_unit), batch.x.shape)
-    return search.run(search.prepare(batch, key=KEY), batch, key=KEY), scaling, batch
+    scaling = recipe.scaling(table)
+    batch, key = scaling.batch(table), np.asarray(jax.random.key_data(KEY))
+    of_runs = {"impl": str(jax.random.key_impl(KEY))}
+    runs = Runs([recipe], [key], table.task.scaled(scaling.y_unit), batch, None, Monitor(), **of_runs)
+    [result] = recipe.search(runs)
+    return result, scaling, batch
 
 
 def by_hand(x, y, loss, rounds, rate, l2):
@@ -107,7 +108,8 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     np.testing.assert_allclose(fit.predict(X), scaling.inverse(predictions), rtol=2e-4, atol=2e-5)
     mean = np.asarray(loss.samples(jnp.asarray(expected, jnp.float32), jnp.asarray(scaled))).mean()
     assert float(result.score) == pytest.approx(mean, rel=1e-4)
-    assert (np.diff(fit.history[:: sum((1, 2))]) < 0).all()  # the loss after each round
+    assert fit.history.shape == (7,) and fit.step == 7
+    assert (np.diff(fit.history) < 0).all()  # the loss before each round
 
 
 @pytest.mark.parametrize(  # other losses: test_task_losses
@@ -167,51 +169,63 @@ def test_rounds_found_on_rows_held_out_are_taken_by_all_rows():
     lost, rounds = fit.report["losses"], fit.report["rounds"]
     assert rounds == np.argmin(lost) + 1 == len(fit.model)
     # The history is that of the last run, of all rows.
-    assert fit.history.shape[-1] == 12 * rounds and np.isfinite(fit.history).all()
+    assert fit.history.shape == (rounds,) and np.isfinite(fit.history).all() and fit.step == rounds
     again = jtrees.fit(recipe.replace(rounds=rounds, patience=None), X, Y, key=KEY)
     assert again.loss == pytest.approx(fit.loss, rel=0.3)  # other rows are drawn
     assert (np.diff(fit.history) <= 1e-6).mean() > 0.9
 
 
-@pytest.mark.wide
-def test_the_pure_search_skips_nothing_and_gives_the_same():
-    recipe = jtrees.Boosted(WEAK, rounds=6, learning_rate=0.9, patience=1)
-    table = checked_table(X, Y, None, "regression")
-    checked = options.checked(recipe)
-    batch = checked.search(table.task, X.shape).scaling(table).batch(table)
-    search = checked.search(table.task, batch.x.shape)
-    start = search.prepare(batch, key=KEY)
-    pure = jax.jit(lambda key: search.run(start, batch, key=key))(KEY)
-    driven, _ = run_rounds(checked, table.task, start, batch, None, KEY, Monitor(False, None))
-    assert 1 < int(pure.extra["count"]) <= 6
-    for one, other in zip(jax.tree.leaves(pure.model), jax.tree.leaves(driven.model), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("calls", [1, 3, 40])
-def test_a_run_that_is_ended_has_the_best_trees_so_far(calls, monkeypatch):
+@pytest.mark.parametrize("ended_in", [1, 3, 10])
+def test_a_run_that_is_ended_has_the_best_trees_so_far(ended_in, monkeypatch):
     """In the first round, among the rows that are not held out, and after all rows are begun with."""
-    recipe = jtrees.Boosted(WEAK, rounds=8, learning_rate=0.5, patience=3)  # two calls a round
-    stops = iter(range(1, 1000))
-    monkeypatch.setattr(Monitor, "should_stop", lambda self, *_: next(stops) >= calls)
+    recipe = jtrees.Boosted(WEAK, rounds=8, learning_rate=0.5, patience=8)
+    search, rounds = jtrees.GET.search, itertools.count(1)
+
+    def interrupted(self, runs):
+        if next(rounds) == ended_in:
+            runs.monitor.ended = "interrupted"
+        return search(self, runs)
+
+    monkeypatch.setattr(jtrees.GET, "search", interrupted)
     fit = jtrees.fit(recipe, X, Y, key=KEY)
-    taken = np.isfinite(fit.report["losses"]).sum()
-    assert fit.report["rounds"] == {1: 0, 3: 1}.get(calls, fit.report["rounds"]) and len(fit.model) >= 1
-    assert np.isfinite(fit.predict(X)).all()
-    if calls == 1:
-        np.testing.assert_allclose(fit.predict(X), Y.mean(), rtol=1e-5)
-    else:
-        assert fit.report["rounds"] <= taken and Regression().score(fit.predict(X), Y, None) > 0.1
+    lost = fit.report["losses"]
+    taken, least = np.isfinite(lost).sum(), 1 + np.argmin(lost)
+    assert fit.report["ended"] == "interrupted" and np.isfinite(fit.predict(X)).all()
+    assert taken == min(ended_in, 8) and len(fit.model) == fit.report["rounds"] == least
+    if ended_in > 1:
+        assert Regression().score(fit.predict(X), Y, None) > 0.1
+        # The sum on all rows has too few rounds yet, so that the model is the sum on four fifths of the rows.
+        assert next(rounds) == max(ended_in, taken + 1) + 1 and least > 2 and fit.history.shape == (taken,)
 
 
-def test_a_base_does_not_try_out_what_its_leaves_are_replaced_for():
+def test_a_base_does_not_try_out_what_its_leaves_are_replaced_for(monkeypatch):
     """A greedy tree of 300 rows by itself has a trial, which finds out how far to shrink its leaves."""
-    base = jtrees.CO2(depth=2, epochs=3)
-    steps = lambda recipe: sum(options.checked(recipe).search(Regression(), (300, 3)).rounds.lengths)
-    alone, without = steps(base), steps(base.replace(shrink=False))
-    assert alone == 2 * without
-    assert steps(jtrees.Boosted(base, rounds=5, subsample=1.0, patience=None)) == 5 * without
+    train, counts = Runs.train, []
+
+    def counted(self, *args, **options):
+        found = train(self, *args, **options)
+        counts.extend(map(len, found.losses))
+        return found
+
+    def updates(recipe):
+        counts.clear()
+        jtrees.fit(recipe, x, x[:, 0] + x[:, 1], key=KEY)
+        return sum(counts)
+
+    monkeypatch.setattr(Runs, "train", counted)
+    x, base = np.random.default_rng(0).normal(size=(300, 3)), jtrees.CO2(depth=2, epochs=3)
+    alone, without = updates(base), updates(base.replace(shrink=False))
+    assert alone == 2 * without > 0
+    assert updates(jtrees.Boosted(base, rounds=5, subsample=1.0, patience=None)) == 5 * without
+
+
+def test_a_second_fit_with_another_key_compiles_nothing(count_compilations):
+    """Whatever the number of rounds that each takes."""
+    recipe = jtrees.Boosted(WEAK, rounds=6, learning_rate=0.5, patience=2)
+    fit = lambda seed: jtrees.fit(recipe, X, Y, key=jax.random.key(seed)).history
+    fit(0)
+    assert count_compilations(fit, 1) == 0
 
 
 @pytest.mark.wide

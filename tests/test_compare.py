@@ -306,15 +306,15 @@ def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, name, task):
         assert getattr(checked, "base", checked).depth == 3
         if task == "classification" and method in compare.REGRESSION_ONLY:
             with pytest.raises(ValueError, match="leaves must be"):
-                checked.search(table.task, table.x.shape)
+                checked.check(table.task, table.x.shape)
         else:
-            checked.search(table.task, table.x.shape)
+            checked.check(table.task, table.x.shape)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["plane", "labels"])
 def test_every_method_runs(folder, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("jtrees.search._minibatch._UPDATES", 12)
+    monkeypatch.setattr("jtrees.search.minibatch._UPDATES", 12)
     # Classes by all recipes: test_battery.
     asked = list(compare.MODELS) if name == "plane" else ["cart", "get", "get-linear", "dgt", "forest"]
     written, table = run(tmp_path, *on(folder, name), "--methods", *asked)

@@ -1,4 +1,4 @@
-"""Programs that a fit runs once."""
+"""How programs of a fit are compiled."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 import jtrees
 from jtrees import compilation
 from jtrees.data import scaling
-from jtrees.search import run
+from jtrees.search import runs
 
 
 def test_equals_the_plain_function_and_compiles_once_for_each_shape_and_static_option(count_compilations):
@@ -43,8 +43,10 @@ def test_code_compiled_quickly_makes_the_same_model(monkeypatch, data, recipe, s
     fit = lambda: jtrees.fit(recipe, x, y, key=jax.random.key(0))
     monkeypatch.setattr(compilation, "_SMALL", small)
     quickly = fit().predict(x)
-    for name in ("_init", "_result"):
-        monkeypatch.setattr(run, name, jax.jit(getattr(run, name).__wrapped__, static_argnames="task"))
+    well = jax.jit(runs._mapped, static_argnums=0)
+    well.programs = lambda: 0
+    monkeypatch.setattr(runs, "_rarely", well)
+    monkeypatch.setattr(runs, "_often", well)
     monkeypatch.setattr(scaling, "_refit", jax.jit(scaling._refit.__wrapped__))
     # Rounding of float32, through some hundred updates.
     np.testing.assert_allclose(quickly, fit().predict(x), rtol=1e-3, atol=1e-3 * np.ptp(y))

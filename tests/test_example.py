@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jtrees
+from jtrees.search import Runs
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -47,6 +48,28 @@ def test_classes_bags_and_sweeps(example):
     assert np.isfinite(found.losses).all()
     with pytest.raises(ValueError, match="balance must be finite and not negative"):
         jtrees.fit(recipe.replace(balance=-1.0), X, Y, key=KEY)
+
+
+@pytest.mark.slow
+def test_starts_that_are_chosen_on_rows_left_out_are_better_than_one(example):
+    one, six = (example.SoftDecisionTree(depth=2, epochs=40, starts=starts) for starts in (1, 6))
+    of_seeds = lambda recipe: jtrees.sweep(recipe, X, Y, key=KEY, seeds=6, validation=0.25).losses
+    assert of_seeds(six).mean() < 0.9 * of_seeds(one).mean()
+
+
+def test_starts_of_one_run_are_compared_on_the_same_rows(example, monkeypatch):
+    """Rows that a trial leaves out, each start in turn; the last training has all rows again."""
+    seen, train = [], Runs.train
+
+    def watched(runs, *args, **how):
+        seen.append([np.asarray(runs.rows(i).weight) == 0 for i in range(len(runs))])
+        return train(runs, *args, **how)
+
+    monkeypatch.setattr(Runs, "train", watched)
+    jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY)
+    trial, [last] = seen
+    assert len(trial) == 3 and (trial[0] == trial[1]).all() and (trial[0] == trial[2]).all()
+    assert (trial[0] & ~last).sum() == len(X) // 5 and last.sum() == len(last) - len(X)  # of padding
 
 
 def test_its_loss_is_the_papers(example):

@@ -4,6 +4,7 @@ import dataclasses
 from functools import cache, partial
 import json
 import os
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +124,33 @@ def test_the_order_of_the_options_of_a_recipe_does_not_count():
     settings = of("Bagged(base=GET(depth=5, leaves='linear', ranges=((5.0, 25.0),)), trees=3)")
     assert settings == of("Bagged(trees=3, base=GET(ranges=((5.0, 25.0),), depth=5, leaves='linear'))")
     assert settings != of("Bagged(base=GET(depth=3, leaves='linear', ranges=((5.0, 25.0),)), trees=5)")
+
+
+def test_options_in_which_several_recipes_differ_are_tuples_in_one_text():
+    recipes = tuple(jtrees.Sparse(jtrees.DGT(depth=2), terms=terms) for terms in (3, 4))
+    text = pieces.recipe_text(recipes)
+    assert text == pieces.recipe_text(recipes[0]).replace("terms=3", "terms=(3, 4)")
+    assert pieces.recipe_text((recipes[0], recipes[0])) == pieces.recipe_text(recipes[0])
+
+
+def test_an_option_that_a_recipe_has_no_longer_does_not_count_where_it_did_what_is_done_now():
+    of = lambda *recipes: pieces._in_order({"recipes": list(recipes)})
+    assert of("Refined(hard=False, epochs=3)", "TEL()") == of("Refined(epochs=3)", "TEL()")
+    assert of("Refined(hard=True, epochs=3)") != of("Refined(epochs=3)")
+    assert of("TEL(hard=False)") != of("TEL()")  # which has it
+
+
+def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch):
+    """Each way has one loss of boosting, and one that training together reaches."""
+    losses = iter([(0.5, 0.4), (0.5, 0.2), (0.5, 0.7)])
+
+    def fit(recipe, x, y, key):
+        boosted, refined = next(losses)
+        return SimpleNamespace(report={"boosted_loss": boosted, "refined_losses": np.array([0.9, refined])})
+
+    monkeypatch.setattr(jtrees, "fit", fit)
+    fit, way, loss = paper_forest.best_way(paper_forest.REFINED[0][:3], None, None, key=None)
+    assert (fit.report["refined_losses"].min(), way, loss) == (0.2, 1, 0.2)
 
 
 def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
@@ -385,7 +413,9 @@ WHOLE = {
             "GET_FOREST": jtrees.Bagged(SMALL_GET, trees=5),
             "GET_DEPTHS": (2,),
             "BOOSTED": (jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3),),
-            "REFINED": (jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1),),
+            "REFINED": (
+                (jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1),),
+            ),
             "ONE_TREE": SMALL_GET.replace(depth=2),
             "UPDATES": 20,
             "PARTS": paper_forest.PARTS | dict.fromkeys(paper_forest.RIVALS, paper_forest.random_forest),
@@ -534,7 +564,7 @@ def test_linear_leaves_of_lightgbm_are_counted():
 @pytest.mark.wide
 def test_every_part_of_log_losses_that_is_ours_runs(folder, monkeypatch):
     small = jtrees.Refined(jtrees.Boosted(SMALL_GET.replace(depth=2, cart="binned"), rounds=3), epochs=1)
-    monkeypatch.setattr(log_loss, "REFINED", (small, small.replace(learning_rate=0.01)))
+    monkeypatch.setattr(log_loss, "REFINED", ((small, small.replace(learning_rate=0.01)), (small,)))
     monkeypatch.setattr(log_loss, "BOOSTED", (small.base, small.base.replace(patience=3)))
     text = report_of(log_loss, folder, "segmentation", more=["--parts", "refined", "boosted"])
     cells = []

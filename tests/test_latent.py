@@ -20,7 +20,8 @@ import jtrees
 from jtrees import Batch, LatentTree, isotonic, prediction, routing
 from jtrees.data import Scaling, checked_table
 from jtrees.methods.latent_tree.network import Architecture, LatentNetwork, Network, active_on
-from jtrees.search import options
+from jtrees.search import Runs, options
+from jtrees.search.monitor import Monitor
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -346,9 +347,10 @@ def test_a_padded_fit_is_the_search_without_padding(table):
     result = jtrees.fit(recipe, x, y, key=KEY)
     rows = checked_table(x, y, None, "regression")
     scaling = Scaling.fit(rows)
-    batch = Batch(jnp.asarray(scaling.transform(rows.x)), jnp.asarray(scaling.transform_y(rows.y)))
-    search = jax.jit(lambda recipe, batch, key: recipe.search(Regression(), batch.x.shape).run(None, batch, key=key))
-    found = search(options.checked(recipe), batch, jax.random.split(KEY, 3)[1])
+    batch = Batch(np.asarray(scaling.transform(rows.x)), np.asarray(scaling.transform_y(rows.y)))
+    numbers, impl = np.asarray(jax.random.key_data(KEY)), str(jax.random.key_impl(KEY))
+    recipe = options.checked(recipe)
+    [found] = recipe.search(Runs([recipe], [numbers], Regression(), batch, None, Monitor(), impl=impl))
     # float32, thirty updates
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
     jax.tree.map(close, result.model.network.params, found.model.params)

@@ -105,7 +105,7 @@ OPTIONS = [(recipe, name) for recipe in RECIPES for name in vars(recipe)]
 def test_every_option_refuses_a_long_value_in_a_short_message(recipe, name, value):
     with pytest.raises(ValueError, match=name) as error:
         changed = options.checked(recipe.replace(**{name: value}))
-        changed.search(jtrees.Regression(), (40, 2))
+        changed.check(jtrees.Regression(), (40, 2))
         jtrees.fit(changed, X, X[:, 0], key=KEY)
     assert len(str(error.value)) < 500
 

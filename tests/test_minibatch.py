@@ -1,4 +1,4 @@
-"""The search that is one run on mini-batches: its schedule, the best epoch by validation, losses of the user's own."""
+"""The training of one run on mini-batches: its schedule, the best epoch by validation, losses of the user's own."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,11 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import Classification, Regression, blocking
+from jtrees import Classification, Regression
 from jtrees.data import Scaling, checked_table, held_out_table, without_padding
-from jtrees.search import Schedule, options, run
-from jtrees.search.monitor import Monitor
+from jtrees.search import Runs, options
+from jtrees.search.minibatch import Schedule, advanced, initial
+from jtrees.search.monitor import Monitor, Pace
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -30,13 +31,6 @@ def mse(model, x, y):
     return np.mean((model.predict(x) - y.astype(np.float64)) ** 2)
 
 
-def forget_programs(monkeypatch):
-    """Those that know how long a round is, which is no part of their names; to clear all takes seconds."""
-    anew = lambda program: jax.jit(lambda *args: program.__wrapped__(*args), static_argnums=1)
-    for name in ("_init", "_round", "_result"):
-        monkeypatch.setattr(run, name, anew(getattr(run, name)))
-
-
 # --- The schedule ----------------------------------------------------------------------------------------------------
 
 
@@ -45,7 +39,7 @@ def test_without_epochs_there_are_2000_updates_and_at_least_12_epochs(data, monk
     steps = lambda n, epochs: Schedule.of(n, epochs, 128).steps
     assert [steps(n, None) for n in (100, 128 * 10, 1000, 10**6)] == [2000, 2000, 2002, 12 * 7812]
     assert steps(1000, 2) == 14 and Schedule.of(100, 2, 128) == Schedule(2, 1, 100)
-    monkeypatch.setattr("jtrees.search._minibatch._UPDATES", 24)
+    monkeypatch.setattr("jtrees.search.minibatch._UPDATES", 24)
     fit = jtrees.fit(jtrees.DGT(depth=2, widths=(), epochs=None), *data, key=KEY)
     assert fit.step == len(fit.history) == 24
 
@@ -82,16 +76,17 @@ def test_the_best_epoch_by_validation_is_kept(noise, recipe):
 
 
 @pytest.mark.slow
-def test_a_fit_stopped_after_any_round_has_the_best_epoch_so_far(data, noise, monkeypatch):
-    monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements: 20)  # four mini-batches an epoch
+def test_a_fit_stopped_after_any_call_has_the_best_epoch_so_far(data, monkeypatch):
+    monkeypatch.setattr(Pace, "steps", lambda pace, most: min(most, 20))  # four mini-batches an epoch
     x, y = data
     fit = lambda: jtrees.fit(DGT, x, y, key=KEY, validation=(x[::2], -y[::2]))
     whole, losses = fit(), []
-    for rounds in range(1, 4):
-        monkeypatch.setattr(Monitor, "should_stop", lambda monitor, done, losses, last=rounds: done == last)
+    for calls in range(1, 4):
+        left = iter([True] * (calls - 1) + [False] * 100)
+        monkeypatch.setattr(Monitor, "has_time", lambda monitor, seconds=0.0, left=left: next(left))
         result = fit()
-        assert result.step % 4 == 0 and result.step <= len(result.history) == min(20 * rounds, len(whole.history))
-        np.testing.assert_array_equal(result.history, whole.history[: 20 * rounds])
+        assert result.step % 4 == 0 and result.step <= len(result.history) == min(20 * calls, len(whole.history))
+        np.testing.assert_array_equal(result.history, whole.history[: 20 * calls])
         losses.append(result.loss)
     assert losses == sorted(losses, reverse=True) and losses[-1] >= whole.loss
 
@@ -109,9 +104,8 @@ def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(recipe, 
     train, held_out = noise
     fit = lambda recipe: jtrees.fit(recipe, *train, key=KEY, validation=held_out)
     whole, results = fit(recipe.replace(early_stopping=False)), []
-    for steps in (1, 25, 256):  # it ends at the same update, however long a round is
-        monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements, steps=steps: steps)
-        forget_programs(monkeypatch)
+    for steps in (1, 25, 256):  # it ends at the same update, however long a call is
+        monkeypatch.setattr(Pace, "steps", lambda pace, most, steps=steps: min(most, steps))
         results.append(fit(recipe))
     one, *others = results
     updates = one.step + patience + 1  # one mini-batch an epoch: the last was the first beyond the patience
@@ -128,9 +122,8 @@ def test_a_latent_tree_ends_when_its_learning_rate_has_vanished(noise, monkeypat
     train, held_out = noise
     recipe = jtrees.LatentTree(depth=2, batch_size=25, epochs=200, patience=3, dropout=0.0)
     results, whole = [], jtrees.fit(recipe.replace(early_stopping=False), *train, key=KEY)
-    for steps in (1, 23, 1000):  # it ends at the same update, however long a round is
-        monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements, steps=steps: steps)
-        forget_programs(monkeypatch)
+    for steps in (1, 23, 1000):  # it ends at the same update, however long a call is
+        monkeypatch.setattr(Pace, "steps", lambda pace, most, steps=steps: min(most, steps))
         results.append(jtrees.fit(recipe, *train, key=KEY))
     one, *others = results
     updates = one.report["updates"]
@@ -165,8 +158,7 @@ def off_one_hot(outputs, y):
     return jnp.square(outputs - jax.nn.one_hot(y, 3)).mean(1)
 
 
-def test_epochs_are_chosen_by_the_loss_of_the_logits(data, monkeypatch):
-    monkeypatch.setattr(blocking, "steps_in_a_round", lambda elements: 4)  # so that a round is an epoch
+def test_epochs_are_chosen_by_the_loss_of_the_logits(data):
     rng = np.random.default_rng(10)
     x_new = rng.normal(size=(100, 3))
     y_new = np.where(x_new[:, 0] + x_new[:, 1] > 0, 2.0, -1.0) + x_new[:, 2] + 0.1 * rng.normal(size=100)
@@ -175,17 +167,16 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data, monkeypatch):
     task = Classification(3, off_one_hot)
     result = jtrees.fit(recipe, x, y, key=KEY, task=task, validation=(x_new, y_new))
 
-    # The same search, epoch by epoch.
+    # The same training, epoch by epoch.
     table, recipe = checked_table(x, y, None, task), options.checked(recipe)
     scaling = Scaling.fit(table)
     batch, validation = scaling.batch(table), scaling.batch(held_out_table(x_new, y_new, table))
-    state, _ = run._init(recipe, table.task, None, batch, jax.random.split(KEY, 3)[1])
-    rounds, real, params = recipe.search(table.task, x.shape).rounds, without_padding(validation), [state.params]
-    for i in range(rounds.count):
-        state, *_ = run._round(
-            recipe, table.task, (jnp.int32(i), jnp.int32(0), jnp.int32(256)), state, batch, validation
-        )
-        params.append(state.params)
+    numbers = [np.asarray(jax.random.key_data(KEY))]
+    runs = Runs([recipe], numbers, table.task, batch, validation, Monitor(), impl=str(jax.random.key_impl(KEY)))
+    states, real, params = runs.map(initial), without_padding(validation), []
+    for epoch in range(13):
+        params += runs.fetch(states.map(lambda state: state.params))
+        states = runs.train(advanced, states, 4, name="DGT", begins=4 * epoch).states
     assert len(params) == 13
     losses, normalised = [], []
     for each in params:
@@ -218,6 +209,6 @@ def test_a_learning_rate_that_is_too_large_is_named(data, recipe):
 def test_losses_of_another_shape_are_refused(data, recipe):
     """A row too many would be averaged without a word."""
     task = Regression(loss_function=lambda outputs, y: jnp.abs(outputs[:, None] - y))
-    batch = jtrees.Batch(*map(jnp.asarray, data))
+    y = (data[1] - data[1].min()) / np.ptp(data[1])  # a loss of one's own is of targets from 0 to 1
     with pytest.raises(ValueError, match=r"loss must give one number a sample, .* got shape \(\d+, \d+\)"):
-        jax.eval_shape(lambda: options.checked(recipe).search(task, data[0].shape).run(None, batch, key=KEY))
+        jtrees.fit(recipe, data[0], y, key=KEY, task=task)

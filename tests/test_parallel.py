@@ -98,23 +98,6 @@ def test_results_are_stacked_in_order(count, batch_size):
     np.testing.assert_array_equal(found[1], starts[1]["a"].sum(1))
 
 
-@pytest.mark.parametrize(("total", "batch_size"), [(1, None), (4, 1), (5, 2), (7, 3), (7, None)])
-def test_of_some_starts_the_first_are_run(total, batch_size):
-    starts = jnp.arange(total), jnp.arange(total) % 2 == 0
-    others = -jnp.arange(total), jnp.full((total, 2), jnp.nan)
-    run = lambda i, even: (i * i, jnp.where(even, 1.0, 2.0) * jnp.ones(2))
-
-    @jax.jit
-    def some(count):
-        return jtrees.training.map_starts(run, *starts, batch_size=batch_size, count=count, others=others)
-
-    for count in range(total + 1):
-        (squares, ones), i = some(count), np.arange(total)
-        np.testing.assert_array_equal(squares, np.where(i < count, i * i, -i))
-        expected = np.where(i < count, np.where(i % 2 == 0, 1.0, 2.0), np.nan)
-        np.testing.assert_array_equal(ones, np.repeat(expected[:, None], 2, axis=1))
-
-
 @pytest.mark.parametrize("many", [jtrees.training.multi_start, jtrees.training.map_starts])
 def test_bad_starts_and_batch_sizes_are_refused(many):
     for starts in [(jnp.ones(2), jnp.ones(3)), (jnp.ones(0),), (jnp.float32(1),), ([1.0, 2.0],), ()]:
@@ -153,11 +136,9 @@ def starts():
     pick = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), x)))
     picked = pick(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
     pairs = jtrees.training.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
-    few = [jtrees.training.map_starts(lambda a: 2 * a, x[:5], count=i, others=x[5:10]) for i in range(6)]
     found = {
         "devices": jax.device_count(),
         "pairs": pairs["a"],
-        "few": np.stack(few),
         "index": picked.index,
         "dropped": picked.dropped,
     }
@@ -181,13 +162,23 @@ def linear():
 
 
 def nested():
-    """Runs within runs, of which the devices share the outer ones; and ways to train, which they share."""
+    """Runs within runs, which the devices share; and rounds of boosting, after which all trees are trained."""
     x = np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)
     y, weak = np.abs(x[:, 0]) + x[:, 1], jtrees.GET(depth=1, starts=1, epochs=4, cart="binned", halving=False)
     forest = jtrees.Bagged(jtrees.BestOf(jtrees.GET(depth=1, epochs=5), runs=2), trees=3)
-    ways = jtrees.Refined(jtrees.Boosted(weak, rounds=3), epochs=5, learning_rate=(0.001, 0.01, 0.03))
-    fits = [jtrees.fit(recipe, x, y, key=jax.random.key(0)) for recipe in (forest, ways)]
-    return {"devices": jax.device_count(), "forest": fits[0].predict(x), "ways": fits[1].report["refined_losses"]}
+    trees = jtrees.Refined(jtrees.Boosted(weak, rounds=3), epochs=5, learning_rate=0.01)
+    fits = [jtrees.fit(recipe, x, y, key=jax.random.key(0)) for recipe in (forest, trees)]
+    found = {"forest": fits[0].predict(x), "boosted": fits[1].report["losses"]}
+    return found | {"devices": jax.device_count(), "refined": fits[1].report["refined_losses"]}
+
+
+def swept():
+    """Runs of a sweep, of combinations, seeds and folds."""
+    recipe = jtrees.DGT(depth=2, epochs=6, batch_size=20, widths=(), cycles=1)
+    how = {"grid": {"learning_rate": (0.01, 0.1, 0.03)}, "seeds": 3, "validation": 3}
+    found = jtrees.sweep(recipe, *table(), key=jax.random.key(0), **how)
+    weights = np.stack([fit.tree.weights for fit in found.fits.ravel()])
+    return {"devices": jax.device_count(), "losses": found.losses, "best": found.best, "weights": weights}
 
 
 TWO_DEVICES = """
@@ -197,11 +188,13 @@ import warnings
 import jax
 import numpy as np
 
-warnings.filterwarnings("ignore", ".* explains .* of the variance of y")  # a fit of a few steps
+from jtrees.data.baselines import BehindBaselineWarning
+
+warnings.filterwarnings("ignore", category=BehindBaselineWarning)  # a few steps make no good trees
 jax.config.update("jax_num_cpu_devices", 2)
 import test_parallel
 
-for name in ("starts", "fit", "linear", "nested"):
+for name in ("starts", "fit", "linear", "nested", "swept"):
     np.savez(f"{sys.argv[1]}/{name}.npz", **getattr(test_parallel, name)())
 """
 
@@ -218,7 +211,7 @@ def of_two(tmp_path_factory):
 
 @pytest.mark.wide
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
-@pytest.mark.parametrize("what", [starts, fit, nested])
+@pytest.mark.parametrize("what", [starts, fit, nested, swept])
 def test_two_devices_find_what_one_finds(of_two, what):
     """Of three or of five starts, a share is padded, too."""
     one, two = what(), dict(np.load(of_two / f"{what.__name__}.npz"))

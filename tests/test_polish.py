@@ -15,8 +15,8 @@ from jtrees import pytree
 from jtrees.data import Data, Scaling, checked_table
 from jtrees.ensembles.polished import subtree_nodes
 from jtrees.leaves import Constant, Frequency
-from jtrees.search import Finished, Rounds, Search, SearchResult, options as kinds
-from jtrees.search._restarts import Start
+from jtrees.methods.annealed.stages import Start, train_stages
+from jtrees.search import Finished, Runs, SearchResult, options as kinds
 from jtrees.search.monitor import Monitor
 from jtrees.warmstart import cart_regressor, from_sklearn
 
@@ -224,10 +224,15 @@ def polish_one_by_one(tree, x, y, key):
             y01 = (y[here] - y[here].min()) / np.ptp(y[here])
             grown = cart_regressor(x01, y01, depth).replace(leaves=None)
             w, b = np.asarray(tree.weights, np.float64)[nodes], np.asarray(tree.bias, np.float64)[nodes]
-            now = jtrees.ObliqueTree(*(jnp.asarray(a, jnp.float32) for a in (w * span, b + w @ low)), None)
-            starts = jax.tree.map(lambda *arrays: jnp.stack(arrays), grown, now)
+            now = jtrees.ObliqueTree(*(np.asarray(a, np.float32) for a in (w * span, b + w @ low)), None)
             batch = jtrees.Batch(x01, y01.astype(np.float32), np.ones(len(x01), np.float32))
-            trained = recipe.search(jtrees.Regression(), x01.shape).run(Start(starts), batch, key=of_root).model
+            of = {"impl": str(jax.random.key_impl(key))}
+            of_key = [np.asarray(jax.random.key_data(of_root))]
+            runs = Runs([recipe], of_key, jtrees.Regression(), batch, None, Monitor(), **of)
+            drawn = [runs.rng(0, k).uniform(*np.float32(recipe.alpha_ranges).T).astype(np.float32) for k in (0, 1)]
+            starts = [Start(splits, drawn[k], None) for k, splits in enumerate((grown, now))]
+            ended = [train_stages(runs, [start], EPOCHS)[0] for start in starts]
+            trained = min(ended, key=lambda end: end.score).splits
             for candidate in (grown, trained):
                 w, b = np.array(tree.weights), np.array(tree.bias)
                 w[nodes] = np.asarray(candidate.weights) / span
@@ -262,16 +267,11 @@ class Given(jtrees.Recipe):
 
     tree: Any
 
-    def search(self, task, shape):
-        return Search(
-            task=task,
-            rounds=Rounds((1,), 1),
-            init=lambda start, batch, *, key: jnp.zeros(()),
-            round=lambda i, state, *_: (state, jnp.zeros(1)),
-            result=lambda state, *_: SearchResult((), state, jnp.ones((), bool), jnp.int32(7)),
-            finish=lambda *_, key, monitor: Finished(self.tree, self.tree, 99.0, {"own": "report"}),
-            tree_leaves="constant",
-        )
+    def search(self, runs):
+        return [SearchResult((), 0.0, True, 7, history=np.zeros(1, np.float32)) for _ in range(len(runs))]
+
+    def finish(self, result, data, *, key, monitor):
+        return Finished(self.tree, self.tree, 99.0, {"own": "report"})
 
 
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -7,10 +7,13 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import leaves, tasks, topology
+from jtrees import leaves, topology
 from jtrees.data import Scaling, bucket, checked_table
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
-from jtrees.search._precondition import Prepared, Spectrum, Trials, _ends, matrix, spectrum
+from jtrees.search import Runs, SearchResult, options
+from jtrees.search.minibatch import trained
+from jtrees.search.monitor import Monitor
+from jtrees.search.precondition import matrix, preconditioned, spectrum
 from jtrees.training import Batch
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -57,7 +60,6 @@ def test_the_matrix_is_the_inverse_root_of_the_shrunk_correlations(shape, streng
         root = matrix(of, strength, power)
         # Rounding in float32, amplified by eigenvalues down to 1 - strength.
         np.testing.assert_allclose(root @ root, expected, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(matrix(Spectrum(*map(jnp.asarray, of)), strength, power), root, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_are_repetitions_and_rows_of_weight_0_are_ignored():
@@ -90,29 +92,96 @@ def test_composed_trees_and_ensembles_are_functions_of_the_features():
     np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
 
 
+def runs_of(recipe, x, y):
+    """The run of a recipe on a table, with one key, on scaled data."""
+    table = checked_table(x, y, None, "regression")
+    scaling = Scaling.fit(table)
+    key, task = np.array([0, 7], np.uint32), table.task.scaled(scaling.y_unit)
+    return Runs([options.checked(recipe)], [key], task, scaling.batch(table), None, Monitor(), impl="threefry2x32")
+
+
 @pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], pytest.mark.wide))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights.
 
-    Left out is TEL, whose number of steps is chosen on rows left out; NonGreedy begins with CO2.
+    Left out is TEL, whose number of steps is chosen on held-out rows; NonGreedy begins with CO2.
     """
     few = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
-    recipe = jtrees.search.options.checked(SMALL[name].replace(precondition=0.5, **few))
-    table = checked_table(*collinear, None, "regression")
-    batch = Scaling.fit(table).batch(table)
-    search, plain = (r.search(tasks.Regression(), batch.x.shape) for r in (recipe, recipe.replace(precondition=0.0)))
-    m = matrix(spectrum(batch), np.float32(0.5))
-    mapped = batch._replace(x=batch.x @ m)
-    start = search.prepare(batch, key=KEY)
-    result = jax.jit(lambda: search.run(start, batch, key=KEY))()
-    expected = jax.jit(lambda: plain.run(plain.prepare(mapped, key=KEY), mapped, key=KEY))()
-    outputs = lambda model, x: (model.apply if isinstance(model, jtrees.ObliqueTree) else model.outputs)(jnp.asarray(x))
-    ours, theirs = np.asarray(outputs(result.model, batch.x)), np.asarray(outputs(expected.model, mapped.x))
+    runs = runs_of(SMALL[name].replace(precondition=0.5, **few), *collinear)
+    plain = runs_of(SMALL[name].replace(precondition=0.0, **few), *collinear)
+    batch, m = runs.rows(0), matrix(spectrum(runs.rows(0)), 0.5)
+    [result], [expected] = (some.recipes[0].search(some) for some in (runs, plain.on(x=[batch.x @ m])))
+    apply = lambda model, x: (model.apply if isinstance(model, jtrees.ObliqueTree) else model.outputs)(x)
+    outputs = lambda model, x: apply(*jax.tree.map(jnp.asarray, (model, x)))
+    ours, theirs = np.asarray(outputs(result.model, batch.x)), np.asarray(outputs(expected.model, batch.x @ m))
     # A sample at a split may fall to its other side.
     assert np.mean(np.abs(ours - theirs) > 1e-3) < 0.02
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------
+
+
+def chosen(losses, collinear):
+    """The result of a search whose trials have given losses; the last training has the strength of the best."""
+    given = iter(losses)
+
+    def train(runs, trials):
+        out = runs.rows(0).weight == 0
+        score = next(given) if out.sum() > len(runs.rows(0).x) - len(collinear[0]) else 0.0
+        return [SearchResult(None, score, True, 0)]
+
+    [result] = preconditioned(runs_of(SMALL["DGT"], *collinear), "auto", train)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("losses", "strength"),
+    [((1.0, 0.95, 0.97), 0.0), ((1.0, 0.94, 0.97), 0.9), ((1.0, 2.0, 0.5), 0.99), ((1.0, 2.0, 3.0), 0.0)],
+)
+def test_a_strength_must_be_clearly_better_than_none(losses, strength, collinear):
+    """With 120 held-out rows, by half of the root of their inverse number: 0.046."""
+    result = chosen(losses, collinear)
+    assert result.report["precondition"] == pytest.approx(strength if losses[1] != 0.95 else 0.9)
+    np.testing.assert_allclose(result.report["trials"], losses)
+    assert result.held_out.loss == pytest.approx(min(losses)) and result.held_out.rows.sum() == 120
+
+
+def test_a_gain_within_the_margin_is_none(collinear):
+    assert chosen((1.0, 0.97, 0.96), collinear).report["precondition"] == 0
+
+
+def test_trials_do_not_see_the_held_out_rows(collinear):
+    """Other targets there change the loss of a trial, not what it learns."""
+    recipe = SMALL["DGT"].replace(epochs=6)
+    runs, seen = runs_of(recipe, *collinear), []
+
+    def train(runs, trials):
+        results = trained(runs)
+        seen.append((runs.rows(0), results[0]))
+        return results
+
+    preconditioned(runs, "auto", train, trial=train)
+    held_out = (seen[0][0].weight == 0)[: len(collinear[0])]
+    assert held_out.sum() == len(collinear[0]) // 5
+    y = runs.rows(0).y.copy()
+    y[np.flatnonzero(held_out)] = 1 - y[np.flatnonzero(held_out)]
+    first, seen = seen[0][1], []
+    preconditioned(runs.on(y=[y]), "auto", train, trial=train)
+    np.testing.assert_array_equal(seen[0][1].history, first.history)
+    assert seen[0][1].score != first.score
+
+
+@pytest.mark.parametrize("name", sweeps.slow(["DGT", "TEL"], ["DGT"]))
+def test_no_strength_is_tried_on_uncorrelated_features(name):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3))
+    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + 0.1 * rng.normal(size=600)
+    fit = jtrees.fit(SMALL[name], x, y, key=KEY)
+    np.testing.assert_array_equal(np.isfinite(fit.report["trials"]), [name == "TEL", False, False])
+    assert fit.report["precondition"] == 0
+    without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
+    if name == "DGT":  # the same training, on features times the identity
+        np.testing.assert_allclose(fit.predict(x), without.predict(x), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["DGT", *sweeps.slow(["LatentTree", "TEL", "NonGreedy"], ["TEL"])])
@@ -126,13 +195,6 @@ def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen
     if name != "NonGreedy":  # whose start from a ridge regression needs none
         without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
         assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
-
-
-@pytest.mark.parametrize(("losses", "chosen"), [((1.0, 0.94, 0.97), 1), ((1.0, 0.98, 0.96), 0), ((1.0, 2.0, 3.0), 0)])
-def test_a_strength_must_be_clearly_better_than_none(losses, chosen):
-    """Of 100 rows held out, by half of the tenth that is one over the root of their number."""
-    prepared = Prepared(None, jnp.arange(150) < 100, True, None)
-    assert Trials(prepared, KEY, None, jnp.int32(0), jnp.asarray(losses), jnp.zeros(3), None).best() == chosen
 
 
 @pytest.mark.slow
@@ -152,57 +214,10 @@ def test_a_start_from_cart_is_cart_in_any_coordinates(collinear):
     np.testing.assert_allclose(fit.report["losses"][0], fit.report["cart_loss"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("recipe", [SMALL["DGT"], jtrees.CO2(depth=2, epochs=2)], ids=["DGT", "CO2"])
-def test_trials_do_not_see_the_rows_left_out(recipe, collinear):
-    """Other targets there change the loss of a trial, not what it learns: the history of its steps."""
-    x, y = collinear
-    table = checked_table(x, y, None, "regression")
-    batch = Scaling.fit(table).batch(table)
-    search = jtrees.search.options.checked(recipe).search(tasks.Regression(), batch.x.shape)
-    start = search.prepare(batch, key=KEY)
-    held_out = start.held_out
-    assert held_out.sum() == len(x) // 5 and not held_out[len(x) :].any()
-    other = batch._replace(y=np.where(held_out, 1 - batch.y, batch.y))
-    assert search.rounds.first == (0, 1, 2, 3, 4)
-
-    @jax.jit
-    def trials(batch):
-        state, losses = search.round(search.rounds.at(0), search.init(start, batch, key=KEY), batch, None)
-        return losses, search.round(search.rounds.at(1), state, batch, None)[0].losses[0]
-
-    (losses, judged), (other_losses, other_judged) = trials(batch), trials(other)
-    np.testing.assert_array_equal(losses, other_losses)
-    assert judged != other_judged
-
-
 def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
     x, y = collinear
     result = jtrees.sweep(SMALL["DGT"], x, y, key=KEY, grid={"precondition": [0.0, 0.99]})
     assert np.diff(np.ravel(result.losses)) < 0
-
-
-@pytest.mark.parametrize("name", sweeps.slow(["DGT", "TEL"], ["DGT"]))
-def test_where_features_are_uncorrelated_trials_of_strengths_are_skipped_and_change_nothing(name, data):
-    """The pure search, which skips nothing, has the same result."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(600, 3))
-    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + 0.1 * rng.normal(size=600)
-    fit = jtrees.fit(SMALL[name], x, y, key=KEY)
-    np.testing.assert_array_equal(np.isfinite(fit.report["trials"]), [name == "TEL", False, False])
-    assert fit.report["precondition"] == 0
-    table, recipe = checked_table(x, y, None, "regression"), jtrees.search.options.checked(SMALL[name])
-    batch, search = Scaling.fit(table).batch(table), recipe.search(tasks.Regression(), x.shape)
-    prepare_key, key, _ = jax.random.split(KEY, 3)
-    start = search.prepare(batch, key=prepare_key)
-    state = search.init(start, batch, key=key)
-    parts, rounds = len(search.rounds.lengths) // 4, search.rounds
-    skipped = range(rounds.first[parts] if name == "TEL" else 0, rounds.first[3 * parts])
-    assert {int(search.next(jnp.int32(i), state, rounds)) for i in skipped} == {rounds.first[3 * parts]}
-    result = jax.jit(lambda: search.run(start, batch, key=key))()
-    assert int(result.step) == fit.step
-    outputs = result.model.apply if name == "DGT" else result.model.outputs
-    ours = np.asarray(outputs(jnp.asarray(batch.x[:600])))
-    np.testing.assert_allclose(ours * np.ptp(y) + y.min(), fit.predict(x), atol=1e-4)  # float32
 
 
 @pytest.mark.parametrize("rows", sweeps.slow([96, 97, 300, 600, 1024, 1025], [300]))
@@ -211,7 +226,7 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=rows)
     fit, by_gcv, unshrunk = (
-        jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=KEY)
+        jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=jax.random.key(4))
         for options in ({}, {"precondition": 0.0}, {"shrink": False})
     )
     within = 100 <= bucket(rows) <= 1024
@@ -240,13 +255,6 @@ def test_rows_padded_to_a_threshold_are_prepared_as_they_are_trained(name, rows,
     x, y = (np.resize(a, (rows, *a.shape[1:])) for a in collinear)
     report = jtrees.fit(SMALL[name], x, y, key=KEY).report
     assert len(report["trials"]) == (1 if rows < 100 else 3)
-
-
-@pytest.mark.parametrize(("steps", "per_epoch"), [(1, 1), (7, 7), (2300, 23), (2000, 5), (101, 10)])
-def test_a_run_may_end_after_epochs_a_tenth_apart(steps, per_epoch):
-    ends = np.array(_ends(steps, per_epoch))
-    assert ends[0] == 0 and ends[-1] == steps and (np.diff(ends) > 0).all() and (ends[:-1] % per_epoch == 0).all()
-    assert (np.diff(ends) <= per_epoch * np.ceil(np.maximum(1, ends[:-1] / per_epoch / 10))).all()
 
 
 @pytest.mark.wide

@@ -28,8 +28,8 @@ import jtrees
 from jtrees import leaves, training
 from jtrees.data import Scaling, Table, checked_table
 from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.search.fit import fits_of, table_of
 from jtrees.search.monitor import Monitor
-from jtrees.search.run import fits_of, table_of
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

@@ -1,4 +1,4 @@
-"""RADDT: routing by violation, centred thresholds, its sharpnesses. Its search: test_restarts."""
+"""RADDT: routing by violation, centred thresholds, its sharpnesses. Its search: test_annealed."""
 
 from functools import partial
 
@@ -10,11 +10,9 @@ import oracles
 import pytest
 
 import jtrees
-from jtrees import Classification, Regression
+from jtrees import Classification
 from jtrees.leaves import Constant
-from jtrees.methods.raddt import centre_thresholds
-from jtrees.search import options
-from jtrees.search._restarts import Start
+from jtrees.methods.annealed.raddt import centre_thresholds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -127,9 +125,7 @@ def test_the_tree_has_centred_thresholds_and_each_start_the_same_sharpnesses(dat
 
 
 def test_trees_deeper_than_8_go_on_under_larger_sharpnesses(data):
-    recipe = options.checked(jtrees.RADDT(depth=9, starts=3, epochs=1, precondition=0.0, halving=False))
-    search = recipe.search(Regression(), (200, 3))
-    start = jax.jit(partial(search.init, Start(None)))(jtrees.Batch(*map(jnp.asarray, data)), key=jax.random.key(0))
-    np.testing.assert_allclose(start.runs.sharpness[:, 4:], np.tile([100, 130, 170, 200], (3, 1)), rtol=1e-5)
-    assert len(search.rounds.lengths) == 8
-    assert recipe.replace(depth=8).search(Regression(), (200, 3)).rounds.lengths == (1,) * 5
+    recipe = jtrees.RADDT(depth=9, starts=3, epochs=1, precondition=0.0, halving=False, cart=False)
+    report = jtrees.fit(recipe, *data, key=jax.random.key(0)).report
+    np.testing.assert_allclose(report["sharpness"][:, 4:], np.tile([100, 130, 170, 200], (3, 1)), rtol=1e-5)
+    assert recipe.stages == 8 and recipe.replace(depth=8).stages == 5

@@ -12,9 +12,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 import sweeps
 
 import jtrees
-from jtrees.data import Scaling, checked_table, without_padding
-from jtrees.search import _cart, options
-from jtrees.search._restarts import DEVIATIONS
+from jtrees.search import cart
 from jtrees.tasks import Classification, Policy, Regression
 from jtrees.training import Batch
 
@@ -47,8 +45,8 @@ def test_the_direction_is_that_of_the_strength_with_the_least_error_on_samples_l
     x, y, _ = table(n, p, seed=1, noise=1.5)
     x = np.float32((x - x.mean(0)) / x.std(0).clip(1))
     y = np.float32(y[:, 0])
-    tree = _cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT)
-    found = [by_definition(np.float64(x), np.float64(y), strength) for strength in _cart._RIDGES]
+    tree = cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT)
+    found = [by_definition(np.float64(x), np.float64(y), strength) for strength in cart._RIDGES]
     best = np.argmin([error for _, error in found])
     assert 0 < best < len(found) - 1
     slopes, direction = found[best][0], np.asarray(tree.weights)[0]
@@ -56,7 +54,7 @@ def test_the_direction_is_that_of_the_strength_with_the_least_error_on_samples_l
     np.testing.assert_allclose(direction / np.linalg.norm(direction), slopes / np.linalg.norm(slopes), atol=1e-5)
 
 
-directions = jax.jit(_cart.ridge_directions, static_argnames="task")
+directions = jax.jit(cart.ridge_directions, static_argnames="task")
 
 
 def cosines(ours, theirs):
@@ -72,7 +70,7 @@ def test_the_directions_in_a_program_are_those_of_the_least_cross_validated_erro
     x, y, _ = table(n, p, seed=1, noise=1.5)
     x, y = np.float64(np.float32((x - x.mean(0)) / x.std(0).clip(1e-3))), y[:, :outputs]
     z, t, slopes, errors = x - x.mean(0), y - y.mean(0), [], []
-    for strength in _cart._RIDGES:
+    for strength in cart._RIDGES:
         hat = np.linalg.solve(z.T @ z + strength * np.eye(p), z.T)
         free = 1 - (1 + np.trace(z @ hat)) / n
         slopes.append(hat @ t)
@@ -144,7 +142,7 @@ def test_weights_count_and_an_outlier_does_not():
     """Only their ratios matter; samples of weight 0 might as well not be there."""
     x, y, weight = table(80, 5)
     x, y = np.float32((x - x.mean(0)) / x.std(0).clip(1)), np.float32(y[:, 0])
-    direction = lambda *rows: np.asarray(_cart.grown_on_ridge(Batch(*rows), Regression(), 1, UNIT).weights)[0]
+    direction = lambda *rows: np.asarray(cart.grown_on_ridge(Batch(*rows), Regression(), 1, UNIT).weights)[0]
     some = weight > 0
     expected = direction(x[some], y[some], weight[some])
     np.testing.assert_allclose(direction(x, y, 7 * weight), expected, rtol=1e-4, atol=1e-5)
@@ -153,7 +151,7 @@ def test_weights_count_and_an_outlier_does_not():
     effective, along = weight * weight.sum() / (weight**2).sum(), lambda a: a / np.linalg.norm(a)
     deviation = np.sqrt(np.cov(x.T, aweights=weight, ddof=0).diagonal())
     z = x / np.where(deviation > 1e-6, deviation, np.inf)
-    models = [Ridge(strength).fit(z, y, sample_weight=effective) for strength in _cart._RIDGES]
+    models = [Ridge(strength).fit(z, y, sample_weight=effective) for strength in cart._RIDGES]
     found = [along(model.coef_ / np.where(deviation > 1e-6, deviation, np.inf)) for model in models]
     assert min(np.abs(along(expected) - one).max() for one in found) < 1e-5
     far, unit = x.copy(), np.linalg.norm
@@ -166,7 +164,7 @@ def test_each_target_has_a_strength_of_its_own():
     x, y, _ = table(60, 8)
     x, y = np.float32((x - x.mean(0)) / x.std(0).clip(1)), np.float32(y)
     y[:, 1] = np.random.default_rng(1).normal(size=60)  # noise: the strongest is best
-    grown = lambda y: _cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT).weights[0]
+    grown = lambda y: cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT).weights[0]
     alone, both = (np.asarray(grown(of)) for of in (y[:, 0], y))
     np.testing.assert_allclose(both, alone, rtol=1e-4, atol=1e-6 * np.abs(alone).max())
 
@@ -174,7 +172,7 @@ def test_each_target_has_a_strength_of_its_own():
 def test_splits_are_intervals_of_the_outputs():
     x, y, weight = table(400, 6)
     rows = Batch(np.float32((x - x.mean(0)) / x.std(0).clip(1)), np.float32(y[:, 0]), weight)
-    tree = _cart.grown_on_ridge(rows, Regression(), 3, UNIT)
+    tree = cart.grown_on_ridge(rows, Regression(), 3, UNIT)
     directions = np.asarray(tree.weights)[tree.splits]
     np.testing.assert_allclose(directions, directions[:1].repeat(len(directions), 0), rtol=1e-6)
     scores = rows.x @ directions[0]
@@ -193,7 +191,7 @@ def test_classes_are_told_apart_by_their_discriminants(classes):
     centres = 2 * np.eye(classes, 12) @ np.linalg.qr(rng.normal(size=(12, 12)))[0]
     x, y = rng.normal(size=(2, 150, 12)), rng.integers(0, classes, (2, 150))
     x = (x / 2 + centres[y]) @ np.linalg.qr(rng.normal(size=(12, 12)))[0]
-    tree = _cart.grown_on_ridge(Batch(np.float32(x[0]), y[0], None), Classification(classes), 4, UNIT)
+    tree = cart.grown_on_ridge(Batch(np.float32(x[0]), y[0], None), Classification(classes), 4, UNIT)
     directions = np.asarray(tree.weights)[tree.splits]
     directions /= np.linalg.norm(directions, axis=1, keepdims=True) * np.sign(directions[:, :1])
     assert len(np.unique(directions.round(4), axis=0)) <= (1 if classes == 2 else classes)
@@ -206,7 +204,7 @@ def test_classes_are_told_apart_by_their_discriminants(classes):
 
 def test_an_output_that_no_feature_explains_is_not_split():
     x = np.ones((50, 3), np.float32)
-    tree = _cart.grown_on_ridge(Batch(x, np.arange(50, dtype=np.float32), None), Regression(), 2, UNIT)
+    tree = cart.grown_on_ridge(Batch(x, np.arange(50, dtype=np.float32), None), Regression(), 2, UNIT)
     assert not tree.splits.any() and np.isfinite(tree.weights).all()
 
 
@@ -216,7 +214,7 @@ def test_actions_are_split_by_what_they_are_worth():
     direction = np.float32([1, 1, -1, 0, 0])
     best = x @ direction
     rewards = np.float32(np.stack([best, -best], axis=1) + 10 * rng.normal(size=(300, 1)))
-    tree = _cart.grown_on_ridge(Batch(x, rewards, None), Policy(2), 1, UNIT)
+    tree = cart.grown_on_ridge(Batch(x, rewards, None), Policy(2), 1, UNIT)
     found = np.asarray(tree.weights)[0]
     assert abs(found @ direction) > 0.999 * np.linalg.norm(found) * np.linalg.norm(direction)
 
@@ -253,22 +251,6 @@ def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe, stages):
     assert r2(fit, x[1], y[1]) > 0.1 + r2(without, x[1], y[1])
 
 
-def test_it_is_grown_without_the_rows_left_out():
-    x, y = noisy_plane()
-    data = checked_table(x[0], y[0], None, "regression")
-    batch = without_padding(Scaling.fit(data, DEVIATIONS).batch(data))
-    start = options.checked(GET).search(data.task, x[0].shape).prepare(batch, key=KEY)
-    same = lambda a, b: all(np.array_equal(*pair) for pair in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    rests = [jax.tree.map(lambda a, i=i: a[start.fold != i], batch) for i in range(len(start.grown.bias))]
-    assert len(rests) == 3  # as many as starts
-    grown = [jax.tree.map(lambda a, i=i: a[i], start.grown) for i in range(3)]
-    cases = [(start.splits, batch, rests[0]), *((trees, rest, batch) for trees, rest in zip(grown, rests, strict=True))]
-    for trees, rows, others in cases:
-        own = jax.tree.map(lambda a: a[1], trees)
-        assert same(own, _cart.grown_on_ridge(rows, Regression(), 2, UNIT))
-        assert not same(own, _cart.grown_on_ridge(others, Regression(), 2, UNIT))
-
-
 @pytest.mark.slow
 def test_the_better_of_both_on_rows_left_out_is_the_result_and_a_start_may_better_it():
     x, y = noisy_plane()
@@ -291,7 +273,7 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
     elif kind == "actions":
         y, task = np.stack([y, y], axis=1), Policy(2)
     rest = Batch(np.delete(x, 3, 0), np.delete(y, 3, 0), None)
-    for grown in (partial(_cart.grown_cart, rest, task, 2), partial(_cart.grown_on_ridge, rest, task, 2, UNIT)):
+    for grown in (partial(cart.grown_cart, rest, task, 2), partial(cart.grown_on_ridge, rest, task, 2, UNIT)):
         tree = grown()
         assert np.isfinite(tree.weights).all() and tree.splits.any() == (kind == "two targets")
     if kind == "one target":
@@ -300,21 +282,20 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
             assert np.isfinite(fit.predict(x)).all()
 
 
-def has_one(recipe, shape):
-    return options.checked(recipe).search(Regression(), shape).prepare.__self__.ridge
-
-
-def test_few_samples_of_very_many_features_have_one_and_many_do_not():
-    shapes = {(50, 3000): True, (3000, 50): True, (2049, 2049): False}
-    for shape, there in shapes.items():
-        assert has_one(GET, shape) == there
-
-
-@pytest.mark.slow
-def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves():
-    assert has_one(GET, (60, 3)) and has_one(GET.replace(starts=2), (60, 3))
-    for other in ({"starts": 1}, {"cart": False}, {"cart": "binned"}, {"leaves": "linear"}, {"ridge": False}):
-        assert not has_one(GET.replace(**other), (60, 3))
-    x, y = noisy_plane(60, 3)
-    fit = jtrees.fit(GET.replace(epochs=5, starts=1), x[0], y[0], key=KEY)
-    assert np.isnan(fit.report["ridge_loss"]) and np.isfinite(fit.report["cart_loss"])
+@pytest.mark.parametrize(
+    ("options", "shape", "there"),
+    [
+        ({}, (60, 3), True),
+        ({"starts": 2}, (60, 3), True),
+        ({"starts": 1}, (60, 3), False),
+        ({"cart": False}, (60, 3), False),
+        ({"leaves": "linear"}, (60, 3), False),
+        ({"ridge": False}, (60, 3), False),
+        *(pytest.param({}, shape, True, marks=pytest.mark.slow) for shape in [(50, 3000), (3000, 50)]),
+    ],
+)
+def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves(options, shape, there):
+    x, y = noisy_plane(*shape)
+    fit = jtrees.fit(GET.replace(**{"epochs": 1} | options), x[0], y[0], key=KEY)
+    assert np.isfinite(fit.report["ridge_loss"]) == there
+    assert np.isfinite(fit.report["cart_loss"]) == options.get("cart", True)

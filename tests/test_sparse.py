@@ -72,7 +72,7 @@ def test_what_matters_is_kept(leaves):
     x_test, y_test = plane(seed=1)
     error = lambda fit: np.mean((fit.predict(x_test) - y_test) ** 2)
     assert error(fit) < error(dense) + 0.02
-    assert fit.report["terms"] == [12, 10, 8, 6, 5, 4, 3, 2] and fit.report["term_losses"].shape == (8,)
+    assert list(fit.report["terms"]) == [12, 10, 8, 6, 5, 4, 3, 2] and fit.report["term_losses"].shape == (8,)
     if leaves == "constant":  # else the loss is an expected error
         np.testing.assert_allclose(fit.report["term_losses"][[0, -1]], [dense.loss, fit.loss], rtol=1e-5)
     assert fit.report["cart_loss"] == dense.report["cart_loss"]
@@ -103,40 +103,19 @@ def test_a_tree_of_few_terms_stays_as_it_is():
     base, fit = (jtrees.fit(recipe, x, y, key=KEY) for recipe in (GET, jtrees.Sparse(GET, terms=4)))
     for a, b in zip(jax.tree.leaves(base.tree), jax.tree.leaves(fit.tree), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert fit.report["terms"] == [4] and fit.loss == base.loss
+    assert list(fit.report["terms"]) == [4] and fit.loss == base.loss
 
 
 @pytest.mark.wide
-def test_the_number_of_terms_is_chosen_on_the_validation_set():
+def test_losses_of_terms_are_those_of_the_validation_set():
     x, y = plane(p=8)
-    recipe = jtrees.Sparse(GET.replace(epochs=200), terms="auto", epochs=100)
-    fit = jtrees.fit(recipe, x, y, key=KEY, validation=plane(p=8, seed=1))
-    assert fit.report["terms"] == [8, 6, 5, 4, 3, 2, 1]
+    x_test, y_test = plane(p=8, seed=1)
+    recipe = jtrees.Sparse(GET.replace(epochs=200), terms=1, epochs=100)
+    fit = jtrees.fit(recipe, x, y, key=KEY, validation=(x_test, y_test))
+    assert list(fit.report["terms"]) == [8, 6, 5, 4, 3, 2, 1]
     losses = dict(zip(fit.report["terms"], fit.report["term_losses"], strict=True))
-    terms = columns_of(fit.tree).max()
-    assert terms in (2, 3) and losses[1] > 1.5 * losses[terms] and fit.loss == losses[terms]
-    with pytest.raises(ValueError, match='terms must be a number without a validation set, got "auto"'):
-        jtrees.fit(recipe, x, y, key=KEY)
-
-
-def test_the_fewest_terms_within_one_standard_error():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(80, 2)), rng.normal(size=80)
-    table = jtrees.data.checked_table(x, y, None, "regression")
-    scaling = jtrees.data.Scaling.fit(table)
-    data = jtrees.data.Data(table, table, scaling, scaling.batch(table))
-    predicting = lambda values: jtrees.ObliqueTree(
-        np.float32([[1, 0]]), np.zeros(1, np.float32), jtrees.leaves.Constant(np.float32(values))
-    )
-    chosen = set()
-    for worst in (0.02, 0.1, 1.0):
-        values = {4: (0.0, 0.0), 2: (0.05, worst), 1: (2 * worst, 2 * worst)}
-        losses = {terms: (np.where(x[:, 0] > 0, v[1], v[0]) - y) ** 2 for terms, v in values.items()}
-        best = min(losses.values(), key=np.mean)
-        near = [k for k, each in losses.items() if (each - best).mean() <= (each - best).std(ddof=1) / np.sqrt(80)]
-        assert sparse._fewest({terms: predicting(v) for terms, v in values.items()}, data) == min(near)
-        chosen.add(min(near))
-    assert len(chosen) > 1
+    assert losses[1] > 1.5 * losses[2] and fit.loss == losses[1]
+    assert fit.loss == pytest.approx(np.mean((fit.predict(x_test) - y_test) ** 2), rel=1e-5)
 
 
 @pytest.mark.wide
@@ -150,7 +129,7 @@ def test_a_column_of_a_raw_table_is_one_term():
     assert len(fit.model.columns.feature_names) == 10
     columns = [set(owner[row != 0]) for row in np.asarray(fit.tree.weights)]
     assert max(map(len, columns)) == 2 and {0, 3} in columns and columns_of(fit.tree).max() > 2
-    assert fit.report["terms"] == [4, 3, 2]
+    assert list(fit.report["terms"]) == [4, 3, 2]
 
 
 @pytest.mark.slow
@@ -193,4 +172,4 @@ def test_a_deadline_ends_the_training_and_not_the_removal(monkeypatch):
 )
 def test_bad_options_are_refused(recipe, message):
     with pytest.raises(ValueError, match=message):
-        kinds.checked(recipe).search(jtrees.Regression(), (100, 4))
+        kinds.checked(recipe).check(jtrees.Regression(), (100, 4))

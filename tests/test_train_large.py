@@ -580,7 +580,7 @@ def test_schedules_are_made_for_all_rows_and_not_for_those_in_memory(monkeypatch
     monkeypatch.setattr(rounds, "SAMPLE", 500)
     of = job("--epochs", "3", "--blocks", "5")
     assert len(of.sample.x) == 2500 and (of.rounds, of.updates) == (22, 50)
-    assert 22 * 50 <= of.search.rounds.steps < 22 * 50 + 3
+    assert 22 * 50 <= of.training.schedule.steps < 22 * 50 + 3
 
 
 @pytest.mark.parametrize("method", sweeps.quick(rounds.METHODS, ["latent"]))

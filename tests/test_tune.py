@@ -7,13 +7,13 @@ import types
 import jax
 import numpy as np
 import optax
-from polynomials import Polynomial, Polynomials
 import pytest
 import sweeps
+from test_sweep import Polynomial, Polynomials
 
 import jtrees
 from jtrees.data import Scaling, checked_table
-from jtrees.search import monitor, options as kinds, run
+from jtrees.search import Runs, fit as driver, monitor, options as kinds, runs as of_runs
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import groups_of, with_options
 from jtrees.selection.sweep import row_losses
@@ -139,19 +139,20 @@ def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
     grid = {"depth": (2, 3), "learning_rate": (0.1, 0.5)}
     result = tune(table, grid, validation=3, sample_weight=weight)
     split_key, search_key, _ = jax.random.split(KEY, 3)
-    _, run_key, _ = jax.random.split(search_key, 3)
+    of_key = {"keys": [np.asarray(jax.random.key_data(search_key))], "impl": str(jax.random.key_impl(KEY))}
     folds = np.array_split(np.asarray(jax.random.permutation(split_key, len(x))), 3)
     whole = checked_table(x, y, weight, "regression")
     scaling = Scaling.fit(whole)
     batch = scaling.batch(whole)
     for depth, rate in itertools.product(*grid.values()):
         recipe = kinds.checked(Polynomials(depth=depth, learning_rate=rate))
-        search, lost = recipe.search(whole.task, batch.x.shape), []
+        lost = []
         for fold in folds:
             rest = batch.weight.copy()
             rest[fold] = 0
-            model = search.run(None, batch._replace(weight=rest), key=run_key).model
-            lost.append((Polynomial(model, scaling).predict(x[fold]) - y[fold]) ** 2)
+            some = {"batch": batch._replace(weight=rest), "validation": None}
+            [found] = recipe.search(Runs([recipe], task=whole.task, monitor=Monitor(), **some, **of_key))
+            lost.append((Polynomial(found.model, scaling).predict(x[fold]) - y[fold]) ** 2)
         trial = trials(result)[(depth, rate)]
         loss = np.average(np.concatenate(lost), weights=weight[np.concatenate(folds)] if weighted else None)
         assert trial.loss == pytest.approx(loss, rel=1e-5)  # one by one or together
@@ -174,16 +175,29 @@ def test_a_pair_chooses_epochs_and_options(table):
     assert trials(result)[(0.4,)].loss == pytest.approx(result.loss, rel=2e-2)
 
 
+def watched(monkeypatch, before):
+    """Calls ``before(number, runs)`` before each search, which are counted from 1."""
+    search, number = Polynomials.search, itertools.count(1)
+    monkeypatch.setattr(Polynomials, "search", lambda self, runs: (before(next(number), runs), search(self, runs))[1])
+
+
 def test_time_is_for_all_fits_together(table, monkeypatch):
-    """By a clock that ticks a second each time it is read: at the start, and after each round."""
-    ticks = itertools.count()
-    clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
-    for where in (run, monitor, module):
-        monkeypatch.setattr(where, "time", clock)
+    """By a clock that ticks a second each time it is read."""
+    ticks, began = [0], []
+
+    def read():
+        ticks[0] += 1
+        return float(ticks[0])
+
+    for where in (driver, monitor, of_runs, module):
+        monkeypatch.setattr(where, "time", types.SimpleNamespace(monotonic=read))
+    watched(monkeypatch, lambda number, runs: began.append(ticks[0]))
     result = tune(table, {"depth": (1, 3)}, max_seconds=1e6)
     assert result.report["ended"] == "finished" and depths(result) == [1, 3]
-    # The first depth is done within three quarters; the second is interrupted, and no trial.
-    result = tune(table, {"depth": (1, 3)}, max_seconds=100)
+    # Three quarters of the time end amid the updates of the second depth, which is no trial then.
+    assert len(began) == 3 and began[2] - began[1] > 103
+    in_second = (began[1] + began[2]) / 2
+    result = tune(table, {"depth": (1, 3)}, max_seconds=in_second / 0.75)
     assert result.report["ended"] == "max_seconds" and depths(result) == [1]
     assert result.step > 1  # time was kept for the fit to all rows
     # A trial that was interrupted is chosen from where it is all there is.
@@ -192,16 +206,8 @@ def test_time_is_for_all_fits_together(table, monkeypatch):
 
 
 def test_interrupted_trials_are_not_compared(table, monkeypatch):
-    """The second depth is interrupted in its first round: it is no trial, and the fit follows."""
-    real, rounds = Monitor.should_stop, []
-
-    def should_stop(monitor, done, losses):
-        rounds.append(done)
-        if len(rounds) == 5:  # four rounds of the first depth, one of the second
-            monitor._interrupt()
-        return real(monitor, done, losses)
-
-    monkeypatch.setattr(Monitor, "should_stop", should_stop)
+    """The second depth is interrupted in its first updates: it is no trial, and the fit follows."""
+    watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 2 else None)
     result = tune(table, {"depth": (1, 3)})
     assert depths(result) == [1]
     assert result.report["ended"] == "interrupted"
@@ -215,7 +221,7 @@ def test_combinations_that_time_did_not_reach_are_no_trials(table, monkeypatch):
         monitor.ended = "max_seconds"
         return False
 
-    monkeypatch.setattr(run, "_AT_ONCE_CPU", 2)
+    monkeypatch.setattr(driver, "_AT_ONCE_CPU", 2)
     monkeypatch.setattr(Monitor, "has_time", no_time)
     rates = (0.1, 0.2, 0.3, 0.4, 0.5)
     result = tune(table, {"learning_rate": rates}, Polynomials(depth=2), validation=2)

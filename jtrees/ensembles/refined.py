@@ -12,9 +12,9 @@ import optax
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training
 from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.boosted import Boosted, mean_loss
-from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search import Finished, HeldOut, Recipe, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.minibatch import Schedule
-from jtrees.search.recipe import loss_of
+from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.runs import MOST
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
@@ -99,8 +99,8 @@ class Refined(Recipe):
     trees are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
 
     The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is the base's, with ``refined``, whether
-    training together lowered the loss; ``boosted_loss``, the loss of boosting on the validation rows, on scaled targets;
-    ``refined_losses``, the loss there at every evaluation.
+    training together lowered the loss; ``boosted_loss``, the loss of boosting on the validation rows, on scaled
+    targets; ``refined_losses``, the loss there at every evaluation.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``, by default of 100 trees of depth 4 with linear leaves.
@@ -154,60 +154,56 @@ class Refined(Recipe):
     # --- The procedure ---
 
     def search(self, runs: Runs) -> list[SearchResult]:
+        """Boosts, then trains all trees together; without a validation set on four fifths of the rows, then on all."""
         base: Any = self.base
-        bases = runs.using([recipe.base for recipe in runs.recipes])
-        boosting, steps = base.boosted(bases), self._schedule(runs.shape[0]).steps
-        validates = runs.validation is not None
-        first = [one.last if validates else one.tried for one in boosting]
-        held_out = None if validates else [one.held_out for one in boosting]
-        some = runs if validates else runs.on(held_out=held_out).watching()
-        tried = self._together(some, first, [one.best for one in first], steps)
-        better = [one.loss < min(of.losses) for one, of in zip(tried, first, strict=True)]
-        again = [i for i, is_better in enumerate(better) if is_better and not validates]
-        last = dict(enumerate(tried)) if validates else {}
-        if again:
-            none = [np.zeros_like(held_out[i]) for i in again]
-            on_all = runs.select(again).on(held_out=none).watching(False)
-            sums, counts = [boosting[i].last for i in again], [boosting[i].tried.best for i in again]
-            found = self._together(on_all, sums, counts, [tried[i].step for i in again])
-            last = dict(zip(again, found, strict=True))
-        results = []
-        for i, of in enumerate(boosting):
-            boosted = base.result(of, validates)
-            together = last.get(i) if better[i] else None
-            complete = together is not None and (validates or together.complete)
-            report = {
-                "refined": complete,
-                "boosted_loss": float(min(first[i].losses)),
-                "refined_losses": tried[i].losses,
-            }
-            result = boosted._replace(report=boosted.report | report, extra=complete)
-            if complete:
-                model, score = (together.model, together.score)
-                result = result._replace(model=model, score=score, step=boosted.step + together.step)
-                if boosted.held_out is not None:
-                    result = result._replace(held_out=boosted.held_out._replace(loss=tried[i].loss))
-            if together is not None:
-                result = result._replace(history=np.append(boosted.history, together.history))
-            results.append(result)
-        return results
+        boosting, validates = base.boosted(runs.using([one.base for one in runs.recipes])), runs.validation is not None
+        first = [one.last if one.tried is None else one.tried for one in boosting]
+        some = runs if validates else runs.on(held_out=[one.held_out for one in boosting]).watching()
+        tried = self._together(some, first, [self._schedule(runs.shape[0]).steps] * len(runs))
+        better = [i for i, (one, of) in enumerate(zip(tried, first, strict=True)) if one.loss < min(of.losses)]
+        last = tried
+        if not validates and better:
+            none = [np.zeros(runs.shape[0], bool)] * len(better)
+            on_all, sums = runs.select(better).on(held_out=none).watching(False), [boosting[i].last for i in better]
+            counts = [first[i].best for i in better]
+            found = self._together(on_all, sums, [tried[i].step for i in better], counts)
+            last = [found[better.index(i)] if i in better else tried[i] for i in range(len(runs))]
+        each = zip(boosting, first, tried, last, strict=True)
+        return [self._result(*of_run, i in better, validates) for i, of_run in enumerate(each)]
 
-    def _together(self, runs: Runs, sums: list[Any], counts: list[int], steps: Any) -> list["_Together"]:
+    def _result(
+        self, boosting: Any, first: Any, tried: "_Together", last: "_Together", is_better: bool, validates: bool
+    ) -> SearchResult:
+        """Returns the result of a run: the trees trained together, or those of boosting."""
+        base: Any = self.base
+        result, refined = base.result(boosting, validates), is_better and (validates or last.complete)
+        report = {"refined": refined, "boosted_loss": float(min(first.losses)), "refined_losses": tried.losses}
+        result = result._replace(report=result.report | report, extra=refined)
+        if is_better:
+            result = result._replace(history=np.append(result.history, last.history))
+        if not refined:
+            return result
+        held_out = None if boosting.held_out is None else HeldOut(tried.loss, boosting.held_out)
+        step = result.step + last.step
+        return result._replace(model=last.model, score=last.score, step=step, held_out=held_out)
+
+    def _together(
+        self, runs: Runs, sums: list[Any], steps: list[int], counts: list[int] | None = None
+    ) -> list["_Together"]:
         """Trains all trees of each sum together.
 
         Args:
           runs: the runs.
           sums: the boosted sum of each run.
-          counts: the number of trees of each.
-          steps: the number of updates, of all runs or of each.
+          steps: the number of updates of each.
+          counts: the number of trees of each; None: those of the lowest loss.
         """
-        stacked = [_padded(one.trees[:count], self.base.rounds) for one, count in zip(sums, counts, strict=True)]
-        initial, counts = (
-            [one.initial for one in sums],
-            [np.int32(min(count, len(one.trees))) for one, count in zip(sums, counts, strict=True)],
-        )
-        states = runs.map(_begun, stacked, initial, counts)
-        evaluates, losses = runs.watches, []
+        base: Any = self.base
+        counts = [one.best for one in sums] if counts is None else counts
+        some = [one.trees[:count] for one, count in zip(sums, counts, strict=True)]
+        stacked = [_padded(trees, base.rounds) for trees in some]
+        states = runs.map(_begun, stacked, [one.initial for one in sums], [np.int32(len(trees)) for trees in some])
+        losses = []
 
         def evaluated(states: Stacked, done: int) -> Stacked:
             found = runs.map(_evaluated, states, often=True)
@@ -215,18 +211,15 @@ class Refined(Recipe):
             return found.map(lambda both: both[0])
 
         parts = max(1, self._schedule(runs.shape[0]).steps // _PART)
-        options: Any = {"parts": parts, "between": evaluated} if evaluates else {}
+        options: Any = {"parts": parts, "between": evaluated} if runs.watches else {}
         found = runs.train(_advanced, states, steps, name=f"{type(self).__name__}, all trees", **options)
         ends = runs.fetch(runs.map(_model_of, found.states))
-        wanted, of_each = np.broadcast_to(steps, len(runs)), np.array(losses or [[np.inf] * len(runs)]).T
-        return [
-            _Together(
-                model, float(score), int(step), float(lost.min()), lost, history, bool(finite) and len(history) == want
-            )
-            for (model, score, step, finite), lost, history, want in zip(
-                ends, of_each, found.losses, wanted, strict=True
-            )
-        ]
+        of_each = np.array(losses or [[np.inf] * len(runs)]).T
+        together = []
+        for (model, score, step, finite), lost, history, wanted in zip(ends, of_each, found.losses, steps, strict=True):
+            complete = bool(finite) and len(history) == wanted
+            together.append(_Together(model, float(score), int(step), float(lost.min()), lost, history, complete))
+        return together
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         model, refined = result.model, result.extra
@@ -236,7 +229,7 @@ class Refined(Recipe):
             unit = _of_unit_length(jax.tree.map(np.asarray, trees))
             model = SoftTrees(unit, initial, np.asarray(_HARD, initial.dtype), lower, -lower)  # type: ignore[arg-type]
         check_finite(result)
-        soft = data.scaling.restore(SoftForest(model, None, data.table.task.of_models))
+        soft = data.scaling.restore(SoftForest(on_device(model), None, data.table.task.of_models))
         return Finished.of(result, data, soft, None, loss_of(result, soft, data, data.table.task), {})
 
 

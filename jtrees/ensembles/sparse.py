@@ -35,7 +35,8 @@ class Sparse(Recipe):
     the rows that reach the split; the terms that remain are then trained from where they are, as by GET under
     increasing sharpness, and the best hard tree is kept. Leaves are refitted at the end. All features of a column of a
     raw table are one term here. Printed rules have a term for each feature: a category has one for each group of
-    levels, a date has month and weekday, a column with gaps has an indicator. After a deadline or Ctrl-C the rest is removed at once, without training.
+    levels, a date has month and weekday, a column with gaps has an indicator. After a deadline or Ctrl-C the other
+    terms are removed at once, without training.
 
     The report is the base's, with ``terms``, the numbers of columns that were tried, decreasing, and ``term_losses``,
     the loss of the tree with each, on ``validation`` if given, else on the training data.

@@ -52,7 +52,7 @@ class LatentClustering(LatentTree):
     Example:
       >>> x = np.repeat([[0.0, 0.0, 0.0], [4.0, 4.0, 1.0]], 20, axis=0)  # two groups of twenty
       >>> recipe = jtrees.LatentClustering(depth=1, target_features=(2,), epochs=40)
-      >>> leaf = jtrees.fit(recipe, x, key=jax.random.key(0)).tree.leaf_index(x)
+      >>> leaf = jtrees.fit(recipe, x, key=jax.random.key(1)).tree.leaf_index(x)
       >>> print(leaf[0] != leaf[-1])
       True
     """

@@ -8,7 +8,16 @@ from jtrees.search.recipe import (
     check_finite as check_finite,
     finished_tree as finished_tree,
 )
-from jtrees.search.runs import Run as Run, Runs as Runs, Stacked as Stacked
+from jtrees.search.runs import Run as Run, Runs as Runs, Stacked as Stacked, Trained as Trained
 
 from jtrees.search import options as options  # isort: skip
-from jtrees.search.minibatch import Schedule as Schedule  # isort: skip
+from jtrees.search.minibatch import (  # isort: skip
+    Schedule as Schedule,
+    Training as Training,
+    advanced as advanced,
+    initial as initial,
+    result_of as result_of,
+    trained as trained,
+)
+from jtrees.search.precondition import held_out_rows as held_out_rows, preconditioned as preconditioned  # isort: skip
+from jtrees.search.first_step import by_first_step as by_first_step  # isort: skip

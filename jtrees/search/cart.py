@@ -19,6 +19,7 @@ from jtrees.tree import ObliqueTree
 
 _RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # strengths of a ridge regression to choose from, in samples
 _LEAST_WEIGHT = 10.0  # in samples, of a leaf of CART on the outputs of a ridge regression: fewer follow noise
+_ROUNDED = 4.0  # rounding errors of a mean, in units of the last digit
 _FARTHEST = 99.0  # deviations; an outlier, which scaling clips at 100, would have the slope of its feature to itself
 
 
@@ -95,7 +96,9 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
     if isinstance(task, Classification):
         frequency = times(weight, y) / total
         y = y / jnp.sqrt(jnp.where(frequency > 0, frequency, 1))
-    x, y = (a - times(weight, a) / total for a in (jnp.where(jnp.abs(batch.x) < _FARTHEST, batch.x, 0), y))
+    x, size = jnp.where(jnp.abs(batch.x) < _FARTHEST, batch.x, 0), jnp.abs(y).max(0)
+    x, y = (a - times(weight, a) / total for a in (x, y))
+    y = jnp.where(jnp.abs(y).max(0) > _ROUNDED * jnp.finfo(y.dtype).eps * size, y, 0)  # else all are rounding errors
     weighted, rounding = (weight[:, None] * x).T, x.shape[1] * jnp.finfo(x.dtype).eps
     values, vectors = (a[0] for a in decomposed(times(weighted, x)[None]))
     values = jnp.maximum(values, 0)[:, None]

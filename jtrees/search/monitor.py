@@ -169,7 +169,7 @@ def _bar(rounds: int, name: str) -> Any:
     else:
         console = Console()
     if console is None or not (console.is_terminal or console.is_jupyter):
-        line = lambda done, text: print(f"{name}: round {done} of {rounds}, {text}", flush=True)
+        line = lambda done, text: print(f"{name}: {done} of {rounds}, {text}", flush=True)
         yield lambda done, text: line(done, text) if 10 * done // rounds > 10 * (done - 1) // rounds else None
         return
     text = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")

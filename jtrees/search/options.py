@@ -91,19 +91,6 @@ def count(default: int, minimum: int = 1, most: int | None = None) -> Any:
     return static(default, partial(_checked_count, minimum=minimum, most=most))
 
 
-def count_or_auto(default: int | str) -> Any:
-    """An integer of at least 1, or ``"auto"``."""
-
-    def check(name: str, value: Any) -> int | str:
-        if isinstance(value, str) and value == "auto":
-            return value
-        if isinstance(value, str):
-            raise ValueError(f'{name} must be "auto" or a whole number, got {checks.quoted(value)}')
-        return _checked_count(name, value)
-
-    return static(default, check)
-
-
 def optional_count(default: int | None) -> Any:
     """An integer of at least 1, or None."""
     return static(default, _or_none(_checked_count))
@@ -209,19 +196,6 @@ def precondition() -> Any:
 def positive(default: float) -> Any:
     """A finite number above 0."""
     return traced(default, partial(as_scalar, check=checks.check_number))
-
-
-def positives(default: float) -> Any:
-    """A finite number above 0, or several."""
-
-    def check(name: str, value: Any) -> Array:
-        array = _numeric(value)
-        if array is None or array.ndim > 1 or array.size == 0:
-            raise ValueError(f"{name} must be a number or several, got {checks.quoted(value)}")
-        checks.check_number(name, array)
-        return jnp.asarray(array, jnp.float32)
-
-    return traced(default, check)
 
 
 def optional_positive() -> Any:

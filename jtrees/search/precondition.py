@@ -83,8 +83,8 @@ def held_out_rows(runs: Runs) -> list[np.ndarray]:
 
 _DRAWN = 1  # what random numbers are for: see ``Runs.rng``
 
-# ``(runs, results of the best trials or None) -> results``
-Train = Callable[[Runs, list[SearchResult] | None], list[SearchResult]]
+# ``(runs, result of the best trial of each run, or None) -> results``
+Train = Callable[[Runs, list[SearchResult | None]], list[SearchResult]]
 
 
 def preconditioned(
@@ -108,8 +108,8 @@ def preconditioned(
     Args:
       runs: the runs.
       strength: at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99 in a trial.
-      train: trains runs; the second argument is the result of the best trial of each run, None in a trial itself and
-        where a run had no trial.
+      train: trains runs; the second argument is the result of the best trial of each run, None without one and in a
+        trial itself.
       trial: likewise, for the trials, if these are shorter; None: they are like the last training.
       always_tries: whether there is a trial in tables of at least 100 rows, for the last training to learn from; a
         trial then evaluates on its held-out rows as it goes.
@@ -120,7 +120,7 @@ def preconditioned(
     needed = n >= _FEWEST_TRIED and (always_tries or (tries_few_rows and compares and n <= _FEW))
     strengths = TRIED if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needed and strengths == (0.0,):
-        return train(runs, None)
+        return train(runs, [None] * len(runs))
     with_matrix = p <= WIDEST or any(strengths)
     spectra = runs.each_once(lambda i: spectrum(runs.rows(i))) if with_matrix else [None] * len(runs)
     compared = lambda i: len(strengths) > 1 and spectra[i] is not None and spectra[i].values[0] < _UNCORRELATED
@@ -138,14 +138,14 @@ def preconditioned(
         tries = [i for i in every if compared(i) or (needed and k == 0)]
         if not tries or (k and not runs.monitor.has_time()):
             continue
-        results = (trial or train)(on(tries, [tried] * len(tries), [out[i] for i in tries]), None)
+        none: list[SearchResult | None] = [None] * len(tries)
+        results = (trial or train)(on(tries, [tried] * len(tries), [out[i] for i in tries]), none)
         for i, result in zip(tries, results, strict=False):
             losses[i, k] = result.score if np.isfinite(result.score) and result.finite else np.inf
             found[i, k] = result
     best = [_best(losses[i], out[i].sum()) for i in every]
     last = on(every, [strengths[k] for k in best], [np.zeros_like(rows) for rows in out])
-    of_trials = [found.get((i, best[i])) for i in every]
-    results = train(last, of_trials if found else None)
+    results = train(last, [found.get((i, best[i])) for i in every])
     alike = trial is None and runs.validation is None  # the trials are like the last training
     finished = []
     for i, result in enumerate(results):

@@ -2,10 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io
+from jtrees import io, sharding
 from jtrees.data import Data, Scaling, Table
 from jtrees.search.monitor import Monitor
 from jtrees.search.runs import Runs
@@ -83,6 +84,11 @@ def check_finite(result: SearchResult) -> None:
     """Raises ``FloatingPointError`` if a search was not finite."""
     if not result.finite:
         raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+
+
+def on_device(model: Any) -> Any:
+    """Returns a network of a :class:`jtrees.SoftModel` with its arrays on the device."""
+    return jax.tree.map(sharding.from_host, model)
 
 
 def loss_of(result: SearchResult, model: Any, data: Data, task: Task) -> float:

@@ -284,7 +284,7 @@ class Runs:
         if own.held_out is not None and np.any(own.held_out):
             weight = np.where(own.held_out, 0, np.ones(len(x), np.float32) if weight is None else weight)
         x = x if own.features is None else x * own.features
-        return Batch(x if own.matrix is None else x @ own.matrix, y, weight)
+        return Batch(x if own.matrix is None else x @ own.matrix, y, weight)  # type: ignore[arg-type]
 
     def rng(self, i: int, purpose: int = 0) -> np.random.Generator:
         """Returns a generator of random numbers of run i; another for another purpose."""

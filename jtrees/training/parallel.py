@@ -28,10 +28,8 @@ class MultiStart(NamedTuple):
     dropped: Int[Array, ""]
 
 
-def map_starts(
-    run: Callable[..., Any], *starts: Any, batch_size: int | None = None, count: Any = None, others: Any = None
-) -> Any:
-    """Returns ``run(*start)`` for every start, or for the first ``count`` starts, stacked.
+def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> Any:
+    """Returns ``run(*start)`` for every start, stacked.
 
     The starts are distributed over the devices of JAX (on a CPU ``jax_num_cpu_devices``) or, if there is a mesh in
     context, over its axis ``starts``.
@@ -43,8 +41,6 @@ def map_starts(
         for several devices and two for a single one. Measured on two cores: two side by side are up to 1.4 times faster
         per start than one at depth 4 and as fast at depth 10; two devices with one each are another 1.3 to 1.45 times
         faster at depths 4 to 8.
-      count: number of starts to run, which may be traced; None: all.
-      others: the stacked results of starts that are not run.
 
     Raises:
       ValueError: if the leading axes differ or are empty, or for a batch size < 1.
@@ -69,47 +65,18 @@ def map_starts(
     padded = total + -total % (shares * side_by_side)
     pad = lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], padded - total, axis=0)]) if padded > total else a
     each, arrays = lambda shard: _all(lambda start: run(*start), shard, side_by_side), jax.tree.map(pad, starts)
-    if count is not None:
-        # The first starts are dealt out to the devices. A transpose, as gathers and scatters of every array of a state
-        # take as long to compile as everything else.
-        each = lambda shard: _first(lambda start: run(*start), shard, side_by_side, -(-count // shares), count)
-        arrays = jax.tree.map(lambda a: _transposed(pad(a), shares), (jnp.arange(total), starts, others))
     if shares > 1:
         mesh, split = Mesh(np.array(devices[:shares]), (sharding.STARTS,)), PartitionSpec(sharding.STARTS)
         placement: Any = {"mesh": mesh} if mesh_shares is None else {"axis_names": sharding.axes_of_starts()}
         each = jax.shard_map(each, in_specs=split, out_specs=split, check_vma=False, **placement)
     results = each(arrays)
-    if count is not None:
-        results = jax.tree.map(lambda a: _transposed(a, padded // shares), results)
     return jax.tree.map(lambda a: a[:total], results) if padded > total else results
-
-
-def _transposed(a: Array, columns: int) -> Array:
-    """Returns the entries of ``(rows columns, ...)`` column by column."""
-    return jnp.swapaxes(a.reshape(-1, columns, *a.shape[1:]), 0, 1).reshape(a.shape)
 
 
 def _all(run: Callable[[Any], Any], starts: Any, side_by_side: int) -> Any:
     """Returns the results of all starts."""
     # Single starts are not batched, as products in a batch of one may round differently.
     return jax.lax.map(run, starts, batch_size=side_by_side if side_by_side > 1 else None)
-
-
-def _first(run: Callable[[Any], Any], shard: Any, side_by_side: int, share: Any, count: Any) -> Any:
-    """Returns the results of starts of rank below ``count``, which are among the first ``share``, and those given of
-    the others; ``shard`` has the ranks, the starts and these results.
-    """
-    ranks, starts, others = shard
-
-    def some(i: Array, results: Any) -> Any:
-        part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * side_by_side, side_by_side)
-        inside, given, old = part(ranks) < count, *jax.tree.map(part, (starts, others))
-        new = _all(run, given, side_by_side)
-        keep = lambda new, old: jnp.where(inside.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-        update = lambda all_, new, old: jax.lax.dynamic_update_slice_in_dim(all_, keep(new, old), i * side_by_side, 0)
-        return jax.tree.map(update, results, new, old)
-
-    return jax.lax.fori_loop(0, -(-share // side_by_side), some, others)
 
 
 def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> MultiStart:

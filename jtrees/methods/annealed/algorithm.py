@@ -148,7 +148,7 @@ class Annealed(Recipe):
         ended = train_stages(short, [one.in_stages(first) for one in starts], max(1, self.updates // _SHORT))
         scores, beaten_by = np.array([end.score for end in ended]), [-1] * len(runs)
         if folds is not None:
-            scores, beaten_by = self._compared(short, starts, ended, grown, folds, kept)
+            scores, beaten_by = self._compared(short, starts, ended, grown, folds, each, kept)
         chosen = _lowest(scores.reshape(len(runs), -1), kept, beaten_by)
         going = [starts[k].in_stages(last)._replace(splits=ended[k].splits) for k in chosen]
         long = each.select(chosen)
@@ -159,9 +159,10 @@ class Annealed(Recipe):
 
     def _drawn_folds(self, runs: Runs) -> list[np.ndarray] | None:
         """Returns the fold of each row of each run, -1 for none; None if there are too few rows to leave any out."""
-        several = runs.shape[0] <= _FEW_ROWS and self.cart is True
-        count = min(_FOLDS, self.starts) if several else 1
-        folds = [drawn_folds(runs.rows(i), runs.rng(i, _FOLD), count) for i in range(len(runs))]
+        batches = [runs.rows(i) for i in range(len(runs))]
+        real = [len(rows.x) if rows.weight is None else np.count_nonzero(rows.weight) for rows in batches]
+        count = min(_FOLDS, self.starts) if max(real) <= _FEW_ROWS and self.cart is True else 1
+        folds = [drawn_folds(rows, runs.rng(i, _FOLD), count) for i, rows in enumerate(batches)]
         return folds if all((fold >= 0).any() for fold in folds) else None
 
     def _left_out(self, fold: np.ndarray) -> list[np.ndarray]:
@@ -175,7 +176,7 @@ class Annealed(Recipe):
         grown = [_Grown([], [[]])] * len(runs)
         if self.cart == "binned":
             edges = runs.shared_once("edges", lambda rows: monitor.on_rows(_edges_of, without_padding(rows)))
-            grown = [_Grown([], [[tree]]) for tree in runs.fetch(runs.map(_binned_cart, shared=(edges,)))]
+            grown = [_Grown([], [[tree]]) for tree in runs.fetch(runs.map(_binned_cart, shared=(edges,), often=True))]
         elif self.cart:
             on_all = runs.each_once(lambda i: self._grown(runs.rows(i), runs.task, monitor.part(0.5)))
             some = [[trees] for trees in on_all]
@@ -222,7 +223,7 @@ class Annealed(Recipe):
 
     def _grown_without(self, rows: Batch, fold: np.ndarray, task: Task, monitor: Monitor) -> list[list[ObliqueTree]]:
         """Returns the trees grown without each fold."""
-        some = lambda f: Batch(*(None if a is None else np.asarray(a)[fold != f] for a in rows))
+        some: Any = lambda f: Batch(*(None if a is None else np.asarray(a)[fold != f] for a in rows))  # type: ignore[arg-type]
         count = fold.max() + 1
         return [self._grown(some(f), task, monitor.part(1 / (count - f))) for f in range(count)]
 
@@ -233,14 +234,10 @@ class Annealed(Recipe):
         ended: list[Ended],
         grown: list[_Grown],
         folds: list[np.ndarray],
+        each: Runs,
         kept: int,
     ) -> tuple[np.ndarray, list[int]]:
-        """Returns the loss of each start on its held-out rows, relative to CART, and which tree of CART beats all.
-
-        If a tree of CART, grown without these rows, predicts them as well as the best start, no start goes on: splits
-        of many features follow noise. Where the starts leave out each fold in turn, the starts that would go on must be
-        better on average, as the lowest of losses on different rows is lucky.
-        """
+        """Returns :func:`beside_cart` of all runs: the scores of all starts, and which tree of CART beats each run."""
         index = [*range(len(starts))]
         splits = [_composed(end.splits, one.matrix) for one, end in zip(starts, ended, strict=True)]
         for i, of_run in enumerate(grown):
@@ -251,19 +248,13 @@ class Annealed(Recipe):
         losses = judges.fetch(judges.map(held_out_loss, splits))
         of_starts, of_grown = np.array(losses[: len(starts)]).reshape(len(grown), -1), iter(losses[len(starts) :])
         scores, beaten_by = np.where(np.reshape([end.finite for end in ended], of_starts.shape), of_starts, np.inf), []
-        for own, of_run, fold in zip(scores, grown, folds, strict=True):
-            if not of_run.trees:
-                beaten_by.append(-1)
-                continue
-            lost = np.array([[next(of_grown) for _ in trees] for trees in of_run.without])
-            share = np.bincount(fold[fold >= 0])[:, None]  # folds differ in size, and in how hard they are to predict
-            best = int((share * lost).sum(0).argmin())
-            ahead = own - np.resize(lost[:, best], len(own))
-            compared = kept if len(lost) > 1 else 1
-            own[:] = ahead if len(lost) > 1 else own
-            lowest = np.sort(ahead)[:compared]
-            lowest = lowest[np.isfinite(lowest)]
-            beaten_by.append(-1 if len(lowest) and lowest.mean() < 0 else best)
+        for i, (of_run, fold) in enumerate(zip(grown, folds, strict=True)):
+            beaten_by.append(-1)
+            if of_run.trees:
+                lost = np.array([[next(of_grown) for _ in trees] for trees in of_run.without])
+                weight = each.rows(i * self.starts).weight
+                share = np.bincount(fold + 1, weight)[1:]
+                scores[i], beaten_by[i] = beside_cart(scores[i], lost, share, kept)
         return scores.ravel(), beaten_by
 
     def _results(
@@ -367,6 +358,28 @@ class Annealed(Recipe):
             of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves)
             carts[0].append(monitor.part(0.5).on_rows(of_cart, rows))
         return carts
+
+
+def beside_cart(own: np.ndarray, grown: np.ndarray, share: np.ndarray, kept: int) -> tuple[np.ndarray, int]:
+    """Returns the scores of the starts of a run, and the number of the tree of CART that beats all of them, or -1.
+
+    If CART, grown without the held-out rows, predicts them as well as the best start, no start goes on: splits of many
+    features follow noise. With several folds the starts that would go on must be better on average. Folds differ in how
+    hard they are to predict, so that a score is the loss beyond CART's; and the lowest of losses on different rows is
+    lucky.
+
+    Args:
+      own: loss of each start on the rows that it leaves out, infinite if it is not finite, ``(starts,)``.
+      grown: loss of each tree of CART on each fold, ``(folds, trees)``.
+      share: total weight of each fold, ``(folds,)``.
+      kept: number of starts that would go on.
+    """
+    best = int((share @ grown).argmin())
+    ahead, several = own - np.resize(grown[:, best], len(own)), len(grown) > 1
+    lowest = np.sort(ahead)[: kept if several else 1]
+    lowest = lowest[np.isfinite(lowest)]
+    is_better = len(lowest) > 0 and lowest.mean() < 0
+    return ahead if several else own, -1 if is_better else best
 
 
 def _lowest(scores: np.ndarray, kept: int, beaten_by: list[int]) -> list[int]:

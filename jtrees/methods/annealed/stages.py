@@ -80,18 +80,19 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
     recipe: Any = runs.recipes[0]
     free = runs.validation is None and recipe.leaves == "constant"
     parts = 1 if free else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
+    often = recipe.cart == "binned"  # in the rounds of boosting
     splits, matrices = [one.splits for one in starts], [one.matrix for one in starts]
     steps, best, stages = [np.float32(epochs)] * len(starts), [], []
     for stage, sharpness in enumerate(np.transpose([one.sharpness for one in starts])):
-        states = runs.map(_begun, splits, matrices, list(sharpness))
-        keep = lambda states, done=0: runs.map(_evaluated, states, matrices, often=not free)
+        states = runs.map(_begun, splits, matrices, list(sharpness), often=often)
+        keep = lambda states, done=0: runs.map(_evaluated, states, matrices, often=often or not free)
         states = states if free else keep(states)
         name, between = f"{type(recipe).__name__}, stage {stage + 1}", None if free else keep
         found = runs.train(
             _advanced, states, epochs, list(sharpness), matrices, steps, name=name, parts=parts, between=between
         )
         states = keep(found.states) if free else found.states
-        ends = runs.fetch(runs.map(_ended, states, matrices))
+        ends = runs.fetch(runs.map(_ended, states, matrices, often=often))
         splits = [end.params for end in ends]
         best = [now if not stage or now.score < old.score else old for old, now in zip(best or ends, ends, strict=True)]
         stages.append((ends, found.losses))

@@ -35,7 +35,7 @@ from jtrees.nn.latent_tree import MAX_DEPTH, Split
 from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, check_finite, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
-from jtrees.search.recipe import loss_of
+from jtrees.search.recipe import loss_of, on_device
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -223,7 +223,7 @@ class LatentTree(Recipe):
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
         task = data.table.task
-        network = result.model.replace(task=task.of_models)
+        network = on_device(result.model).replace(task=task.of_models)
         model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
         tree = None if result.extra is None else data.scaling.restore(result.extra)
         report = {"active": np.asarray(network.active)}

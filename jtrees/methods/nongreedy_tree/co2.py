@@ -69,7 +69,7 @@ class CO2(GreedyRecipe):
     def level_epochs(self) -> int | None:
         return self.epochs
 
-    def trained(self, runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+    def trained(self, runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
         states, losses = grow(runs)
         results = runs.fetch(runs.map(_result, states, strengths_of(runs, trials)))
         return [one._replace(history=np.concatenate(lost)) for one, lost in zip(results, losses, strict=True)]

@@ -285,7 +285,7 @@ class GreedyRecipe(Recipe):
 
         return by_first_step(runs, direct)
 
-    def trained(self, runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+    def trained(self, runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
         """Returns the trees of all runs; ``trials`` are the results from which they take the shrinkage."""
         raise NotImplementedError
 
@@ -319,10 +319,10 @@ def grow(runs: Runs) -> tuple[Stacked, list[list[np.ndarray]]]:
     return states, losses
 
 
-def strengths_of(runs: Runs, trials: list[SearchResult | None] | None) -> list[np.float32]:
+def strengths_of(runs: Runs, trials: list[SearchResult | None]) -> list[np.float32]:
     """Returns the strength of the shrinkage that the trial of each run found; negative without one."""
-    known = [one is not None and np.isfinite(one.score) for one in trials or [None] * len(runs)]
-    return [np.float32(one.extra[0] if k else -1) for one, k in zip(trials or known, known, strict=True)]  # type: ignore[union-attr]
+    is_known = lambda one: one is not None and np.isfinite(one.score)
+    return [np.float32(one.extra[0] if is_known(one) else -1) for one in trials]  # type: ignore[union-attr]
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class NonGreedy(GreedyRecipe):
     def level_epochs(self) -> int:
         return self.greedy_epochs
 
-    def trained(self, runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+    def trained(self, runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
         states, losses = grow(runs)
         steps = Schedule.of(runs.shape[0], self.epochs, self.batch_size).steps
         found = runs.train(_trained, runs.map(_begun, states), steps, name="NonGreedy, all levels")

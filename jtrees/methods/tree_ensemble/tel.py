@@ -21,7 +21,7 @@ from jtrees.routing import conditional
 from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, check_finite, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
-from jtrees.search.recipe import loss_of
+from jtrees.search.recipe import loss_of, on_device
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
@@ -214,12 +214,10 @@ class TEL(Recipe):
     def search(self, runs: Runs) -> list[SearchResult]:
         steps = self._schedule(runs.shape[0]).steps
 
-        def train(runs: Runs, trials: list[SearchResult | None] | None) -> list[SearchResult]:
+        def train(runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
             """Trains for as many updates as the trial had before its lowest loss."""
-            if trials is None or not self.early_stopping:
-                return trained(runs)
-            known = [one is not None and np.isfinite(one.score) for one in trials]
-            return trained(runs, steps=[int(one.step) if k else steps for one, k in zip(trials, known, strict=True)])  # type: ignore[union-attr]
+            is_known = lambda one: one is not None and self.early_stopping and np.isfinite(one.score)
+            return trained(runs, steps=[int(one.step) if is_known(one) else steps for one in trials])  # type: ignore[union-attr]
 
         return preconditioned(runs, self.precondition, train, always_tries=self.early_stopping)
 
@@ -258,7 +256,7 @@ class TEL(Recipe):
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
         task = data.table.task
-        model = result.model if self.hard else EnsembleModel(result.model, None, task.of_models)
+        model = result.model if self.hard else EnsembleModel(on_device(result.model), None, task.of_models)
         model, (leaves, overflows) = data.scaling.restore(model), result.extra
         report = {"reachable_leaves": float(leaves), "overflows": bool(overflows)}
         loss = data.loss(model) if self.hard else loss_of(result, model, data, task)

@@ -1,10 +1,8 @@
-"""The search of GET and RADDT: many starts under ever sharper routings, CART the first of them."""
+"""The algorithm of GET and RADDT: many starts under increasingly sharp routings, CART the first of them."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
@@ -13,13 +11,14 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 import sweeps
 
 import jtrees
-from jtrees import Classification, Regression
-from jtrees.data import Data, Scaling, checked_table
-from jtrees.search import Rounds, _restarts, options, run
-from jtrees.search._one_start import Run
-from jtrees.search._restarts import DEVIATIONS, Start
+from jtrees import Classification
+from jtrees.data import Scaling, checked_table
+from jtrees.methods.annealed import algorithm
+from jtrees.methods.annealed.algorithm import DEVIATIONS, beside_cart
+from jtrees.methods.annealed.stages import Start, train_stages
+from jtrees.search import Runs, options
 from jtrees.search.monitor import Monitor
-from jtrees.training import Batch
+from jtrees.search.precondition import drawn_folds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train with AdamW
 
@@ -141,126 +140,94 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     assert result.report["chosen"] == losses.min(1).argmin() and result.loss == pytest.approx(losses.min(), rel=1e-3)
 
 
+def runs_of(x, y, recipe=GET):
+    """The run of a recipe on a table, with one key, on scaled data."""
+    table = checked_table(x, y, None, "regression")
+    scaling = Scaling.fit(table, DEVIATIONS)
+    batch, key = scaling.batch(table), np.array([0, 7], np.uint32)
+    task = table.task.scaled(scaling.y_unit)
+    return Runs([options.checked(recipe)], [key], task, batch, None, Monitor(), impl="threefry2x32")
+
+
+def searched(runs):
+    [result] = runs.recipes[0].search(runs)
+    return result
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("folds", [1, 5])
 def test_short_stages_do_not_see_the_rows_that_they_leave_out(data, folds, monkeypatch):
-    """Of one fold, these rows alone decide who goes on; of five, they also train the starts that leave out others."""
-    monkeypatch.setattr(_restarts, "_FEW_ROWS", 200 if folds > 1 else 199)
-    (search, of) = search_of(data, GET.replace(starts=10, epochs=30, halving=True))
-    start = search.prepare(of.batch, key=jax.random.key(1))
-    fold, rounds = start.fold, search.rounds
-    assert (np.bincount(fold[fold >= 0]) == [len(data[0]) // 5] * folds).all() and rounds.first == (0, 1, 2, 3, 4)
-
-    @jax.jit
-    def run(batch):
-        state, losses = search.init(start, batch, key=jax.random.key(0)), []
-        for i in range(3):
-            state, lost = search.round(rounds.at(i), state, batch, None)
-            losses.append(lost)
-        return state.runs, losses[:2]
-
-    kept = lambda runs: set(np.asarray(runs.number[:2]).tolist())
-    runs, losses = run(of.batch)
+    """A start leaves out one fold in its short stages: other targets there change nothing that it learns."""
+    monkeypatch.setattr(algorithm, "_FEW_ROWS", 200 if folds > 1 else 199)
+    runs = runs_of(*data, GET.replace(starts=10, epochs=30, halving=True, ridge=False))
+    rows = runs.rows(0)
+    fold = drawn_folds(rows, runs.rng(0, algorithm._FOLD), folds)
+    assert (np.bincount(fold[fold >= 0]) == [len(data[0]) // 5] * folds).all()
+    short, of_validation = slice(0, 6), searched(runs).history
     for i in range(folds):
-        y = of.batch.y.copy()
+        y = rows.y.copy()
         y[fold == i] = y[fold == i][::-1]  # the range, of which empty leaves have the middle, stays
-        changed, other = run(of.batch._replace(y=y))
-        for one, two in zip(losses, other, strict=True):
-            np.testing.assert_array_equal(one[i::folds], two[i::folds])
-            assert not (np.asarray(one) == np.asarray(two))[np.arange(10) % folds != i, :3].all(1).any()
-        assert len(kept(runs)) == len(kept(changed)) == 2 and (folds > 1 or kept(runs) != kept(changed))
+        other = searched(runs.on(y=[y])).history
+        np.testing.assert_array_equal(of_validation[i::folds, short], other[i::folds, short])
+        if folds > 1:
+            others = np.arange(10) % folds != i
+            assert not (of_validation == other)[others, :3].all(1).any()
 
 
-def test_starts_are_compared_with_cart_by_losses_over_the_weight_of_their_fold():
-    """Four starts, two folds, two grown trees, of which the second is the better; two starts would go on."""
-    search = options.checked(GET.replace(starts=4, halving=True)).search(Regression(), (9, 2))
-    compared = search.round.__self__._beside_grown
+def test_starts_are_compared_with_cart_by_losses_on_the_same_rows():
+    """Four starts, two folds, two trees of CART, of which the second is the better; two starts would go on."""
 
-    def found(own, finite=(True,) * 4, folds=2):
-        losses = np.float32(np.column_stack([own, [9.0] * 4, [2.0, 10.0 if folds > 1 else 2.0] * 2]))
-        of_starts = SimpleNamespace(number=jnp.arange(4), training=SimpleNamespace(finite=jnp.asarray(finite)))
-        grown = SimpleNamespace(bias=np.zeros((folds, 2, 3)))
-        state = _restarts.Runs(of_starts, None, grown, jnp.asarray([2.0, 10.0])[:folds], None)
-        scores, beaten_by = compared(jnp.asarray(losses), state)
-        return pytest.approx(scores.tolist(), abs=1e-6), int(beaten_by)
+    def found(own, folds=2):
+        grown = np.array([[9.0, 1.0], [9.0, 1.0]])[:folds]
+        scores, beaten_by = beside_cart(np.array(own), grown, np.array([2.0, 10.0])[:folds], 2)
+        return pytest.approx(scores.tolist(), abs=1e-6), beaten_by
 
-    assert found([1.0, 9.0, 3.0, 11.0]) == ([-0.5, -0.1, 0.5, 0.1], -1)
-    assert found([1.9, 11.0, 3.0, 12.0]) == ([-0.05, 0.1, 0.5, 0.2], 1)  # one is better, two are not
-    assert found([1.9, 11.0, 3.0, 12.0], [True, False, False, False])[1] == -1  # one is left, and it is better
-    assert found([1.9, 9.0, 3.0, 12.0], [False] * 4)[1] == 1
-    # Of one fold the lowest decides, and scores are losses.
-    assert found([1.9, 3.0, 4.0, 5.0], folds=1) == ([1.9, 3.0, 4.0, 5.0], -1)
-    assert found([2.0, 3.0, 4.0, 5.0], folds=1)[1] == 1  # as good is enough
-    assert found([0.0] * 4)[1] == -1  # no row is left out
+    assert found([0.5, 0.9, 1.5, 1.1]) == ([-0.5, -0.1, 0.5, 0.1], -1)
+    assert found([0.95, 1.1, 1.5, 1.2]) == ([-0.05, 0.1, 0.5, 0.2], 1)  # one is better, two are not
+    assert found([0.95, np.inf, np.inf, np.inf])[1] == -1  # one is left, and it is better
+    assert found([np.inf] * 4)[1] == 1
+    # With one fold the lowest decides, and scores are losses.
+    assert found([0.9, 3.0, 4.0, 5.0], folds=1) == ([0.9, 3.0, 4.0, 5.0], -1)
+    assert found([1.0, 3.0, 4.0, 5.0], folds=1)[1] == 1  # as good is enough
 
 
-def test_padding_does_not_change_the_number_of_folds():
+@pytest.mark.parametrize(("rows", "folds"), [(995, 5), (1001, 1)])
+def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, folds):
     """995 rows are few, also where a program has 1024."""
-    x = np.random.default_rng(0).normal(size=(995, 3)).astype(np.float32)
-    search = options.checked(GET.replace(starts=6, halving=True)).search(Regression(), (1024, 3))
-    start = search.prepare(Batch(x, x[:, 0], None), key=jax.random.key(0))
-    assert len(start.grown.bias) == len(start.shares) == 5 and (start.shares == 199).all()
-
-
-def test_of_many_rows_all_starts_leave_out_the_same():
-    x = np.random.default_rng(0).normal(size=(1001, 3)).astype(np.float32)
-    search = options.checked(GET.replace(starts=10, halving=True)).search(Regression(), x.shape)
-    fold = search.prepare(Batch(x, x[:, 0], None), key=jax.random.key(0)).fold
-    assert (fold == 0).sum() == 200 and (fold == -1).sum() == 801
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    recipe = GET.replace(starts=6, epochs=2, halving=True, ridge=False, precondition=0.0, cart=True)
+    history = searched(runs_of(x, x[:, 0], recipe)).history
+    cart = [0]  # which begins with other splits
+    first = np.delete(history[:, 0], cart)
+    assert len(np.unique(first)) == 5  # all starts differ
+    drawn = recipe._drawn_folds(runs_of(x, x[:, 0], recipe))[0]
+    assert drawn.max() + 1 == folds and (np.bincount(drawn[drawn >= 0]) == rows // 5).all()
 
 
 @pytest.mark.parametrize("folds", [1, 5])
 @pytest.mark.parametrize("noise", sweeps.slow([0, 60], [60]))
-def test_where_cart_is_as_good_on_rows_left_out_no_start_goes_on(data, noise, folds, monkeypatch):
-    """Of many features that carry nothing, oblique splits learn the rows by heart."""
-    monkeypatch.setattr(_restarts, "_FEW_ROWS", 200 if folds > 1 else 199)
+def test_no_start_goes_on_where_cart_is_as_good_on_held_out_rows(data, noise, folds, monkeypatch):
+    """Oblique splits of many features that carry nothing learn the rows by heart."""
+    monkeypatch.setattr(algorithm, "_FEW_ROWS", 200 if folds > 1 else 199)
     rng = np.random.default_rng(0)
     x = np.column_stack([data[0], rng.normal(size=(200, noise))]).astype(np.float32)
     y = np.where(x[:, 0] > 0, 1.0, np.where(x[:, 1] > 0, 2.0, 3.0)) if noise else data[1]
     y = (y + 0.5 * rng.normal(size=200)).astype(np.float32)
     recipe = GET.replace(depth=2, starts=6, epochs=300, halving=True, ridge=False)
-    (search, of) = search_of((x, y), recipe)
-    start, rounds = search.prepare(of.batch, key=jax.random.key(1)), search.rounds
-    batch = of.batch
-
-    @jax.jit
-    def run(batch):
-        state = search.init(start, batch, key=jax.random.key(0))
-        for i in range(2):
-            state, _ = search.round(rounds.at(i), state, batch, None)
-        best, runs = jax.vmap(Run.best_so_far)(state.runs), state.runs
-        after = search.round(rounds.at(2), state, batch, None)[0]
-        return jax.vmap(Run.on_x)(runs, best.params), after.beaten_by, after.runs.number[:2]
-
-    trees, beaten_by, first = run(batch)
-    leaves = np.asarray(jax.vmap(lambda tree: tree.leaf_index(jnp.asarray(batch.x)))(trees))
-    assert rounds.first[:3] == (0, 1, 2)
-
-    def loss(leaf, held_out):
-        means = np.full(4, (batch.y.min() + batch.y.max()) / 2)
-        for i in set(leaf[~held_out]):
-            means[i] = batch.y[~held_out & (leaf == i)].mean()
-        return np.square(means[leaf] - batch.y)[held_out].sum()
-
-    out = [start.fold == i % folds for i in range(6)]
-    of_starts = [loss(leaf, held_out) for leaf, held_out in zip(leaves, out, strict=True)]
-    carts = [DecisionTreeRegressor(max_depth=2).fit(batch.x[~held_out], batch.y[~held_out]) for held_out in out]
-    of_cart = [np.square(c.predict(batch.x) - batch.y)[held_out].sum() for c, held_out in zip(carts, out, strict=True)]
-    differences = np.subtract(of_starts, of_cart)
-    best = np.sort(differences)[: 2 if folds > 1 else 1].mean()
-    assert (beaten_by == 0) == (best >= 0) == bool(noise) and beaten_by in (-1, 0)
-    np.testing.assert_array_equal(first, np.argsort(differences)[:2])
     result = jtrees.fit(recipe, x, y, key=jax.random.key(0))
     went_on = np.isfinite(result.report["losses"][:, 2:]).any()
     assert went_on == (result.report["chosen"] >= 0) == (not noise)
     if noise:
         assert result.loss == pytest.approx(result.report["cart_loss"], rel=0.02)  # its leaves are shrunk
-    # A fit that is stopped after its first round: the starts are compared with CART as they are then.
-    monkeypatch.setattr(Monitor, "should_stop", lambda monitor, done, losses: True)
-    ended = jtrees.fit(recipe, x, y, key=jax.random.key(0))
-    assert (ended.report["chosen"] >= 0) == (not noise)
-    assert (ended.report["updates"] >= 30).all() and (ended.report["updates"] > 30).sum() == (0 if noise else 2)
-    assert np.isfinite(ended.report["losses"][:, 0]).all() and np.isinf(ended.report["losses"][:, 1:]).all()
+
+
+@pytest.mark.parametrize("cart", [True, False])
+def test_a_deadline_falls_through_to_a_result(data, cart):
+    recipe = jtrees.GET(depth=2, starts=6, epochs=3000, cart=cart)
+    result = jtrees.fit(recipe, *data, key=jax.random.key(0), max_seconds=1e-3)
+    assert result.report["ended"] == "max_seconds" and np.nanmax(result.report["updates"]) <= 2
+    if cart:
+        assert result.loss <= result.report["cart_loss"] * 1.1  # its leaves are shrunk
 
 
 @pytest.mark.wide
@@ -277,95 +244,42 @@ def test_a_single_start_has_all_epochs_at_once(data):
     assert result.report["losses"].shape == (1, 2) and result.history.shape == (1, 120)
 
 
-# --- Round by round --------------------------------------------------------------------------------------------------
+# --- Starts that diverge ---------------------------------------------------------------------------------------------
 
 
-def search_of(data, recipe=GET):
-    """A recipe's search, and the data that it is run on."""
-    table = checked_table(*data, None, "regression")
-    scaling = Scaling.fit(table, DEVIATIONS)
-    return options.checked(recipe).search(table.task, table.x.shape), Data(table, None, scaling, scaling.batch(table))
+def started(data, *starts):
+    """The stages of some starts, each a change of a sound one."""
+    runs = runs_of(*data, GET.replace(starts=len(starts), cart=False))
+    rng = np.random.default_rng(0)
+    splits = jtrees.ObliqueTree(rng.normal(size=(3, 3)).astype(np.float32), np.zeros(3, np.float32), None)
+    sound = Start(splits, np.array([10, 100], np.float32), None)
+    return train_stages(runs.repeat(len(starts)), [change(sound) for change in starts], 20)
 
 
-def state_after_rounds(data, change=lambda state: state, rounds=None):
-    """The state and the losses after each round, as ``fit`` does them; ``change`` is made to the first state."""
-    (search, of), recipe = search_of(data), options.checked(GET)
-    prepare_key, key, _ = jax.random.split(jax.random.key(0), 3)
-    start = search.prepare(of.batch, key=prepare_key)
-    state = change(run._init(recipe, Regression(), start, of.batch, key)[0])
-    rounds, after = rounds or search.rounds, []
-    advance = jax.jit(lambda i, *args: search.round(rounds.at(i), *args))
-    for i in range(rounds.count):
-        state, losses = advance(i, state, of.batch, None)
-        after.append((state, np.asarray(losses)))
-    return after
+sound = lambda start: start
+without_bias = lambda start: start._replace(splits=start.splits.replace(bias=np.full(3, np.nan, np.float32)))
+ends_at_once = lambda start: start._replace(sharpness=np.array([10, np.nan], np.float32))
 
 
-def result_of(data, state):
-    return run._result(options.checked(GET), Regression(), state, search_of(data)[1].batch, None)
+def test_a_start_that_is_not_finite_leaves_the_others_alone(data):
+    [alone] = started(data, sound)
+    first, spoilt = started(data, sound, without_bias)
+    assert np.isinf(spoilt.score) and np.isinf(spoilt.scores).all() and not spoilt.finite
+    np.testing.assert_array_equal(first.scores, alone.scores)
+    np.testing.assert_array_equal(first.losses, alone.losses)
 
 
-def with_runs(state, **changed):
-    return state._replace(runs=state.runs._replace(**changed))
+def test_what_a_start_reached_before_it_diverged_does_not_count(data):
+    [spoilt] = started(data, ends_at_once)
+    assert np.isfinite(spoilt.scores[0]) and np.isinf(spoilt.scores[1]) and np.isinf(spoilt.score)
 
 
-def with_finite(state, *finite):
-    """The state, its starts as finite as said."""
-    return with_runs(state, training=state.runs.training.replace(finite=jnp.asarray(finite)))
-
-
-@pytest.fixture(scope="module")
-def last_state(data):
-    with jax.numpy_dtype_promotion("standard"):
-        return state_after_rounds(data)[-1][0]
-
-
-SPOILT = {
-    "diverges": lambda state: with_runs(
-        state, splits=state.runs.splits.replace(bias=state.runs.splits.bias.at[1].set(jnp.nan))
-    ),
-    "was not finite before": lambda state: with_finite(state, True, False),
-}
-
-
-@pytest.mark.parametrize("spoilt", sweeps.quick(SPOILT.values(), [SPOILT["was not finite before"]]), ids=SPOILT)
-def test_a_start_that_is_not_finite_is_dropped_and_touches_no_other(data, last_state, spoilt):
-    result, sound = result_of(data, state_after_rounds(data, spoilt)[-1][0]), result_of(data, last_state)
-    assert int(result.extra["start"]) == 0 and int(result.extra["dropped"]) == 1
-    assert np.isinf(result.extra["losses"][1]).all()
-    np.testing.assert_array_equal(result.extra["losses"][0], sound.extra["losses"][0])
-    assert result.score == result.extra["losses"][0].min()
-    assert bool(result.finite) and np.isfinite(result.model.bias).all()
-
-
-def test_what_a_start_reached_before_it_diverged_does_not_count(data, last_state):
-    """Whatever its score: ``finite`` alone decides."""
-    result = result_of(data, last_state)
-    best = int(result.extra["start"])
-    other = result_of(data, with_finite(last_state, best != 0, best != 1))
-    assert int(other.extra["start"]) == 1 - best and int(other.extra["dropped"]) == 1
-    assert other.score == last_state.runs.best.score[1 - best] > result.score
-    none = result_of(data, with_finite(last_state, False, False))
-    assert not none.finite and np.isinf(none.score) and int(none.extra["dropped"]) == 2
-
-
-def test_rounds_of_any_size_give_the_same_result(data, base):
-    """Rounds of 9 steps, the last of each stage of 6; after each of them there is a result."""
-    after = state_after_rounds(data, rounds=Rounds((60, 60), 2**25 // 9))
-    lost = [losses for _, losses in after]
-    assert [np.isfinite(losses).sum(-1).tolist() for losses in lost] == [*[[9, 9]] * 6, [6, 6]] * 2
-    history = np.concatenate(lost, axis=-1)
-    np.testing.assert_allclose(history[np.isfinite(history)].reshape(2, -1), base.history, rtol=1e-4)
-    results = [result_of(data, state) for state, _ in after]
-    for name in ("losses", "steps"):
-        expected = base.report[name] if name == "steps" else base.report[name] / np.ptp(data[1]) ** 2
-        np.testing.assert_allclose(results[-1].extra[name], expected, rtol=1e-4)
-    scores = np.array([one.score for one in results])
-    assert np.isfinite(scores).all() and (np.diff(scores) <= 0).all() and scores[-1] < scores[0]
-    assert scores[-1] == np.min(results[-1].extra["losses"])
-    # Stopped in its second stage, a start has what it reached in the first.
-    assert np.isinf(results[7].extra["losses"][:, 1]).all() and scores[7] <= results[7].extra["losses"][:, 0].min()
-    assert all(np.isfinite(one.model.bias).all() and bool(one.finite) for one in results)
+def test_without_cart_nothing_is_reported_of_it(data):
+    result = fit(*data, cart=False)
+    assert np.isnan(result.report["cart_loss"]) and result.report["chosen"] >= 0
+    assert result.loss == pytest.approx(result.report["losses"].min(), rel=1e-3)
+    with pytest.raises(FloatingPointError, match="all 2 starts became non-finite: try a smaller learning_rate"):
+        fit(*data, cart=False, learning_rate=1e30)
 
 
 def test_where_all_starts_diverge_the_result_is_cart(data, base):
@@ -374,18 +288,6 @@ def test_where_all_starts_diverge_the_result_is_cart(data, base):
     assert report["chosen"] == -2 and report["dropped"] == 2
     assert result.loss == report["ridge_loss"] < report["cart_loss"] == base.report["cart_loss"]
     assert not np.isfinite(result.report["losses"]).any()
-
-
-def test_without_cart_nothing_is_reported_of_it(data, last_state):
-    """Its ``finish`` is that of ``cart=False``, another program."""
-    search, of = search_of(data)
-    result = jax.device_get(result_of(data, last_state))
-    finish = partial(search.finish, start=Start(None), data=of, key=jax.random.key(0), monitor=Monitor())
-    done = finish(result)
-    assert np.isnan(done.report["cart_loss"]) and done.report["chosen"] == int(result.extra["start"])
-    assert done.loss == pytest.approx(done.report["losses"].min(), rel=1e-3)
-    with pytest.raises(FloatingPointError, match="all 2 starts became non-finite: try a smaller learning_rate"):
-        finish(result._replace(finite=np.bool_(False)))
 
 
 # --- Weights and validation ------------------------------------------------------------------------------------------
@@ -573,13 +475,3 @@ def test_linear_leaves_in_units_far_from_one():
     for of_x, of_y in ((1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)):
         with pytest.raises(ValueError, match="have slopes that float32 holds, got a range of"):
             fit(of_x * x, of_y * y, recipe=LINEAR)
-
-
-def test_rounds_count_what_linear_leaves_cost():
-    """An evaluation of wide tables takes longer than all steps of a round otherwise."""
-
-    def size(p, leaves):
-        return jtrees.GET(depth=4, leaves=leaves, epochs=1000).search(Regression(), (3000, p)).rounds.size
-
-    assert size(784, "linear") == 2
-    assert size(5, "linear") == size(5, "constant")
