@@ -64,7 +64,10 @@ nitpick_ignore_regex = [
     (r"py:(func|meth|mod)", r"(dataclasses|flax|jax|optax|sklearn)\b.*"),
     # In signatures.
     (r"py:class", r"jtrees\.(\w+\.)+_\w+|jtrees\.pytree\.T"),
-    (r"py:class", r"jtrees\.(data\.(columns|frame|kinds|cells)|prediction|search\.recipe)\.\w+"),
+    (
+        r"py:class",
+        r"jtrees\.(data\.(columns|frame|kinds|cells)|prediction|search\.(recipe|monitor)|ensembles\.boosted)\.\w+",
+    ),
     # Docstrings speak of these, which are not public.
     (r"py:(func|meth)", r"predict|hardened|linear_text|centre_thresholds|jtrees\.exact\.unit_splits"),
     (r"py:mod", r"jtrees\.(exact|processes|routing\.sharp)"),

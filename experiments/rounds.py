@@ -62,7 +62,7 @@ class Job(NamedTuple):
         """Returns scaled features as the training sees them."""
         return x if self.matrix is None else jnp.matmul(x, self.matrix, precision="highest")
 
-    def batch(self, table: Table) -> training.Batch:
+    def batch(self, table: Table) -> jtrees.Batch:
         """Returns a scaled table as the training sees it."""
         batch = self.scaling.batch(table)
         return batch._replace(x=np.asarray(self.preconditioned(batch.x)))

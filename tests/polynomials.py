@@ -4,28 +4,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 import numpy as np
 
+import jtrees
 from jtrees import pytree, validation as checks
-from jtrees.data import Data, Scaling
-from jtrees.search import Finished, Recipe, Round, Rounds, Search, SearchResult, check_finite, options
-from jtrees.tasks import Task
-from jtrees.training import Batch
+from jtrees.data import Scaling
+from jtrees.search import Finished, Recipe, Run, SearchResult, check_finite, options as kinds
+from jtrees.search.runs import MOST
+from jtrees.training import NOT_TAKEN
 
 
 @pytree.dataclass
 class Polynomial:
-    """The model."""
+    """A polynomial of the first feature."""
 
     coefficients: Any
     scaling: Scaling
 
     def predict(self, x: Any) -> np.ndarray:
         """Predictions, ``(n,)``."""
-        return self.scaling.inverse(
-            np.asarray(values(np.asarray(self.coefficients), self.scaling.transform(np.asarray(x))))
-        )
+        return self.scaling.inverse(np.asarray(values(self.coefficients, self.scaling.transform(np.asarray(x)))))
 
     @property
     def num_parameters(self) -> int:
@@ -43,47 +41,57 @@ def values(coefficients: Any, x: Any) -> Any:
     return out
 
 
-def mse(coefficients: Any, batch: Batch) -> Array:
+def mse(coefficients: Any, batch: jtrees.Batch) -> jax.Array:
     """Mean squared error on scaled data."""
     return (batch.weight * jnp.square(values(coefficients, batch.x) - batch.y)).sum() / batch.weight.sum()
 
 
 def _checked_momentum(name: str, value: Any) -> Any:
     """None for 0: without momentum there is one program."""
-    return None if value is None or not np.any(value) else options.as_scalar(name, value, checks.check_part)
+    return None if value is None or not np.any(value) else kinds.as_scalar(name, value, checks.check_part)
 
 
 @pytree.dataclass(kw_only=True)
 class Polynomials(Recipe):
-    """``depth`` is the degree; so many updates, in rounds of at most so many."""
+    """``depth`` is the degree, fitted by so many updates of gradient descent."""
 
-    depth: int = options.depth(2)
-    steps: int = options.count(103)
-    per_round: int = options.count(32)
-    learning_rate: float = options.positive(0.5)
-    momentum: Any = options.traced(None, _checked_momentum)
+    depth: int = kinds.depth(2)
+    steps: int = kinds.count(103)
+    learning_rate: float = kinds.positive(0.5)
+    momentum: Any = kinds.traced(None, _checked_momentum)
 
-    def search(self, task: Task, shape: tuple[int, int]) -> Search:
-        def init(start: None, batch: Batch, *, key: Array) -> Any:
-            first = jax.random.uniform(key, (self.depth + 1,))
-            return first, jnp.zeros_like(first), jnp.int32(0)
+    def search(self, runs):
+        found = runs.train(moved, runs.map(begun), self.steps, name=type(self).__name__)
+        ends = zip(runs.fetch(runs.map(ended, found.states)), found.losses, strict=True)
+        return [SearchResult(*end, history=lost) for end, lost in ends]
 
-        def one_round(at: Round, state: Any, batch: Batch, validation: Batch | None) -> Any:
-            def step(i: Array, carry: Any) -> Any:
-                (now, speed, count), losses = carry
-                loss, slope = jax.value_and_grad(mse)(now, batch)
-                speed = (0 if self.momentum is None else self.momentum * speed) - self.learning_rate * slope
-                return (now + speed, speed, count + 1), losses.at[i].set(loss)
+    def finish(self, result, data, **of_run):
+        check_finite(result)
+        model = Polynomial(np.asarray(result.model), data.scaling)
+        return Finished(model, None, data.loss(model), {})
 
-            return jax.lax.fori_loop(0, at.count, step, (state, jnp.full(at.most, jnp.nan)))
 
-        def result(state: Any, batch: Batch, validation: Batch | None) -> SearchResult:
-            score = mse(state[0], batch if validation is None else validation)
-            return SearchResult(state[0], score, jnp.isfinite(score), state[2])
+def begun(run: Run):
+    """Coefficients, their speed, and the number of updates."""
+    first = jax.random.uniform(run.key, (run.recipe.depth + 1,))
+    return first, jnp.zeros_like(first), jnp.int32(0)
 
-        def finish(result: SearchResult, start: None, data: Data, **_: Any) -> Finished:
-            check_finite(result)
-            model = Polynomial(result.model, data.scaling)
-            return Finished(model, None, data.loss(model), {})
 
-        return Search(task, Rounds((self.steps,), 2**25 // self.per_round), init, one_round, result, finish)
+def moved(run: Run, state: Any, before: jax.Array, count: jax.Array, evaluates: jax.Array):
+    """The state after ``count`` updates, their losses, and whether it is not finite."""
+    momentum, rate = run.recipe.momentum, run.recipe.learning_rate
+
+    def step(i: jax.Array, carry: Any) -> Any:
+        (now, speed, steps), losses = carry
+        loss, slope = jax.value_and_grad(mse)(now, run.batch)
+        speed = (0 if momentum is None else momentum * speed) - rate * slope
+        return (now + speed, speed, steps + 1), losses.at[i].set(loss)
+
+    state, losses = jax.lax.fori_loop(0, count, step, (state, jnp.full(MOST, NOT_TAKEN)))
+    return state, losses, ~jnp.isfinite(state[0]).all()
+
+
+def ended(run: Run, state: Any):
+    """The coefficients, their score, whether it is finite, and the number of updates."""
+    score = mse(state[0], run.by)
+    return state[0], score, jnp.isfinite(score), state[2]

@@ -78,19 +78,6 @@ def test_runs_share_the_tree_of_cart(monkeypatch):
     assert counts[0] == counts[1] > 0
 
 
-def test_runs_share_the_samples_of_a_bagged_base(monkeypatch):
-    search, samples = jtrees.DGT.search, []
-
-    def watched(self, runs):
-        samples.extend(runs.rows(i).x for i in range(len(runs)))
-        return search(self, runs)
-
-    monkeypatch.setattr(jtrees.DGT, "search", watched)
-    jtrees.fit(jtrees.BestOf(jtrees.Bagged(BASE, trees=2), runs=2), X, Y, key=KEY)
-    assert len(samples) == 4 and not np.array_equal(*samples[:2])
-    np.testing.assert_array_equal(samples[:2], samples[2:])
-
-
 @pytest.mark.slow
 def test_a_run_that_diverges_is_not_chosen(monkeypatch):
     search = jtrees.DGT.search

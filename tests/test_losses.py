@@ -54,6 +54,17 @@ def test_a_loss_of_the_users_own(task):
         task(loss_function=3)
 
 
+def test_the_verdict_on_a_loss_class_of_the_users_own_calls_it_loss():
+    class Own(losses.SquaredError):
+        """Squared error under another name."""
+
+    x = np.linspace(-1, 1, 60)[:, None]
+    recipe = jtrees.DGT(depth=1, epochs=2, widths=(), precondition=0)
+    with pytest.warns(jtrees.data.baselines.BehindBaselineWarning):
+        fit = jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0), task=Regression(loss_function=Own()))
+    assert ": loss " in fit.report["verdict"]
+
+
 def test_fitted_models_hold_the_task_without_a_function():
     own = lambda outputs, y: jnp.abs(outputs - y)
     assert Regression(2, own).of_models == Regression(2)

@@ -128,7 +128,7 @@ def test_numbers_by_name():
         ("positive", "must be finite and above 0, got ", (0, -1.0, NAN, INF)),
         ("positive", "must be a number, got ", ("0.1", 1j, np.complex64(1), {}, [0.1, [0.2]], huber, None)),
         ("positive", "must be a number, got ", (np.datetime64("2020-01-01"),)),
-        ("positive", "must be one number, got shape (2,): vmap search, or tune, over several", ([0.1, 0.2],)),
+        ("positive", "must be one number, got shape (2,): sweep or tune over several", ([0.1, 0.2],)),
         ("optional_positive", "must be finite and above 0, got ", (0.0,)),
         ("not_negative", "must be finite and not negative, got ", (-0.1, NAN, [0.0, -1.0])),
         ("not_negative", "must be one number, got shape ", ([0.0, 0.1], [])),

@@ -7,9 +7,9 @@ import types
 import jax
 import numpy as np
 import optax
+from polynomials import Polynomial, Polynomials
 import pytest
 import sweeps
-from test_sweep import Polynomial, Polynomials
 
 import jtrees
 from jtrees.data import Scaling, checked_table

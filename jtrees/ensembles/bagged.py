@@ -107,7 +107,8 @@ class Bagged(Recipe):
         report = {"in_bag": in_bag, "out_of_bag": out_of_bag, "out_of_bag_score": _score(out_of_bag, data.table)}
         report |= {"scores": np.array([one.loss for one in fitted]), "fits": [one.report for one in fitted]}
         lost = _out_of_bag_loss(predictions, out_of_bag, in_bag, data, combine == "vote")
-        return Finished(forest, None, data.loss(forest), report, None if lost is None else HeldOut(lost))
+        held_out = None if lost is None else HeldOut(lost)
+        return Finished(forest, None, data.loss(forest), report | (result.report or {}), held_out)
 
 
 def joined(histories: list[np.ndarray]) -> np.ndarray:

@@ -16,7 +16,7 @@ class BestOf(Recipe):
     """Several runs of a recipe side by side; the model is that of the run with the lowest loss.
 
     The loss is that on ``validation``, or else the training loss. For recipes whose results depend strongly on the key.
-    The runs share what is prepared on the host: the tree of CART, or the bootstrap samples of a bagged base.
+    The runs share what depends on the data alone, such as the tree of CART.
 
     The report is that of the chosen run, with ``run_scores``, the loss of each run on scaled data, ``(runs,)``,
     infinite if not finite (and where CART beats all starts of GET or RADDT on rows left out), and ``run``, the index of

@@ -35,8 +35,8 @@ def named(loss: "str | Loss | SampleLoss") -> Loss:
 
 
 def measure(loss: Loss) -> str:
-    """Returns what the mean of a loss is called, such as ``"mean squared error"``."""
-    return {
+    """Returns what the mean of a loss is called, such as ``"mean squared error"``; ``"loss"`` for a user's loss."""
+    names: dict[type, str] = {
         SquaredError: "mean squared error",
         AbsoluteError: "mean absolute error",
         Huber: "Huber loss",
@@ -44,4 +44,5 @@ def measure(loss: Loss) -> str:
         Poisson: "Poisson deviance",
         Gamma: "gamma deviance",
         Tweedie: "Tweedie deviance",
-    }[type(loss)]
+    }
+    return names.get(type(loss), "loss")

@@ -28,7 +28,7 @@ def is_direct(task: Task) -> bool:
 
 
 def by_first_step(runs: Runs, search: Callable[[Runs], list[SearchResult]]) -> list[SearchResult]:
-    """Returns ``search(runs)`` where :func:`is_direct`, else the results of a search of trees as above.
+    """Returns ``search(runs)`` for squared error and classes, else the results of a search for trees as above.
 
     Args:
       runs: the runs.

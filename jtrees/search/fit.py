@@ -311,11 +311,12 @@ def fits_of(
         None if validation is None else scaling.batch(validation),
         monitor,
         impl=str(jax.random.key_impl(keys[0])),
-        at_once=(at_once := _at_once(len(cells), batch)),
+        at_once=_AT_ONCE if batch == "auto" else batch,
     )
     if weights is not None:
         of_folds = list(weights)
         searched = searched.on(weight=[of_folds[fold] for _, _, fold in cells])
+    at_once = _at_once(len(cells), batch)
     for low in range(0, len(cells), at_once):
         if low and not monitor.has_time():
             return

@@ -145,10 +145,10 @@ class Pace:
 
 
 def _summary(losses: list[np.ndarray]) -> str:
-    """Returns the lowest loss of all runs, and how many of them have none."""
+    """Returns the lowest loss of all runs, and how many of them are finite unless all are."""
     lowest = [np.min(one, where=np.isfinite(one), initial=np.inf) for one in losses]
-    dropped, low = sum(not np.isfinite(one) for one in lowest), min(lowest, default=np.inf)
-    text = f", dropped {dropped} of {len(losses)} runs" if dropped else ""
+    finite, low = sum(np.isfinite(one) for one in lowest), min(lowest, default=np.inf)
+    text = f", {finite} of {len(losses)} runs" if finite < len(losses) else ""
     return f"loss {low if np.isfinite(low) else np.nan:.4g}{text}"
 
 
@@ -159,7 +159,7 @@ def _some(rows: Any, numbers: np.ndarray) -> Any:
 
 
 @contextlib.contextmanager
-def _bar(rounds: int, name: str) -> Any:
+def _bar(total: int, name: str) -> Any:
     """Yields a function that updates a bar of rich, or prints ten lines where rich is missing or cannot draw."""
     try:
         from rich.console import Console
@@ -169,11 +169,17 @@ def _bar(rounds: int, name: str) -> Any:
     else:
         console = Console()
     if console is None or not (console.is_terminal or console.is_jupyter):
-        line = lambda done, text: print(f"{name}: {done} of {rounds}, {text}", flush=True)
-        yield lambda done, text: line(done, text) if 10 * done // rounds > 10 * (done - 1) // rounds else None
+        tenths = [0]
+
+        def line(done: int, text: str) -> None:
+            if 10 * done // total > tenths[-1]:
+                tenths.append(10 * done // total)
+                print(f"{name}: {done} of {total}, {text}", flush=True)
+
+        yield line
         return
     text = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
     columns = (text[0], BarColumn(), text[1], TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(name, total=rounds, text="")
+        task = progress.add_task(name, total=total, text="")
         yield lambda done, text: progress.update(task, completed=done, text=text)

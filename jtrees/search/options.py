@@ -48,7 +48,7 @@ def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array
         raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
     check(name, array)
     if array.ndim:
-        raise ValueError(f"{name} must be one number, got shape {array.shape}: vmap search, or tune, over several")
+        raise ValueError(f"{name} must be one number, got shape {array.shape}: sweep or tune over several")
     return jnp.asarray(array, jnp.float32)
 
 

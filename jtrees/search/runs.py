@@ -123,7 +123,7 @@ class Runs:
 
     Between stages small values (splits, scores, keys) are lists over the runs, on the host. Within a stage values are
     :class:`Stacked` on the device, in groups of one size: on a CPU one run for each device, elsewhere many. The last
-    group is padded with repeats, so that nothing is compiled for two sizes.
+    group is padded with repeats, and selected runs keep the size, so that nothing is compiled for two sizes.
 
     Attributes:
       recipes: the recipe of each run.
@@ -155,7 +155,8 @@ class Runs:
         on_cpu = devices[0].platform == "cpu"
         self._placed: dict[int, Any] = {}
         self._side_by_side = 1 if on_cpu else None
-        self._size = (len(devices) if shares is None else shares) if on_cpu else at_once
+        self._most = 0 if on_cpu else at_once
+        self._size = min(at_once, len(self)) if self._most else len(devices) if shares is None else shares
 
     def __len__(self) -> int:
         return len(self.recipes)
@@ -180,7 +181,7 @@ class Runs:
         other = self.select(numbers)
         keys = [derived(self._keys[i], j % count) for j, i in enumerate(numbers)]
         side_by_side = 2 if paired and self._side_by_side == 1 and self._size == 1 else self._side_by_side
-        size = max(self._size, side_by_side or 1)
+        size = min(self._most, len(other)) if self._most else max(self._size, side_by_side or 1)
         return other._with(_keys=keys, _side_by_side=side_by_side, _size=size)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Runs":
@@ -241,10 +242,6 @@ class Runs:
         if name not in self._clock.found:
             self._clock.found[name] = fn(self._host)
         return self._clock.found[name]
-
-    def within(self, monitor: Monitor) -> "Runs":
-        """Returns the runs with another monitor."""
-        return self._with(monitor=monitor)
 
     def watching(self, evaluates: bool = True) -> "Runs":
         """Returns runs whose training evaluates on the held-out rows as it goes, or does not, by the same program.
