@@ -13,8 +13,8 @@ import sweeps
 import jtrees
 from jtrees import Classification
 from jtrees.data import Scaling, checked_table
-from jtrees.methods.annealed import algorithm
-from jtrees.methods.annealed.algorithm import DEVIATIONS, beside_cart
+from jtrees.methods.annealed import starts
+from jtrees.methods.annealed.algorithm import beside_cart
 from jtrees.methods.annealed.stages import Start, train_stages
 from jtrees.search import Runs, options
 from jtrees.search.monitor import Monitor
@@ -143,7 +143,7 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
 def runs_of(x, y, recipe=GET):
     """The run of a recipe on a table, with one key, on scaled data."""
     table = checked_table(x, y, None, "regression")
-    scaling = Scaling.fit(table, DEVIATIONS)
+    scaling = Scaling.fit(table, starts.DEVIATIONS)
     batch, key = scaling.batch(table), np.array([0, 7], np.uint32)
     task = table.task.scaled(scaling.y_unit)
     return Runs([options.checked(recipe)], [key], task, batch, None, Monitor(), impl="threefry2x32")
@@ -158,10 +158,10 @@ def searched(runs):
 @pytest.mark.parametrize("folds", [1, 5])
 def test_short_stages_do_not_see_the_rows_that_they_leave_out(data, folds, monkeypatch):
     """A start leaves out one fold in its short stages: other targets there change nothing that it learns."""
-    monkeypatch.setattr(algorithm, "_FEW_ROWS", 200 if folds > 1 else 199)
+    monkeypatch.setattr(starts, "_FEW_ROWS", 200 if folds > 1 else 199)
     runs = runs_of(*data, GET.replace(starts=10, epochs=30, halving=True, ridge=False))
     rows = runs.rows(0)
-    fold = drawn_folds(rows, runs.rng(0, algorithm._FOLD), folds)
+    fold = drawn_folds(rows, runs.rng(0, starts._FOLD), folds)
     assert (np.bincount(fold[fold >= 0]) == [len(data[0]) // 5] * folds).all()
     short, of_validation = slice(0, 6), searched(runs).history
     for i in range(folds):
@@ -200,7 +200,7 @@ def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, folds):
     cart = [0]  # which begins with other splits
     first = np.delete(history[:, 0], cart)
     assert len(np.unique(first)) == 5  # all starts differ
-    drawn = recipe._drawn_folds(runs_of(x, x[:, 0], recipe))[0]
+    drawn = starts.folds_of(recipe, runs_of(x, x[:, 0], recipe))[0]
     assert drawn.max() + 1 == folds and (np.bincount(drawn[drawn >= 0]) == rows // 5).all()
 
 
@@ -208,7 +208,7 @@ def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, folds):
 @pytest.mark.parametrize("noise", sweeps.slow([0, 60], [60]))
 def test_no_start_goes_on_where_cart_is_as_good_on_held_out_rows(data, noise, folds, monkeypatch):
     """Oblique splits of many features that carry nothing learn the rows by heart."""
-    monkeypatch.setattr(algorithm, "_FEW_ROWS", 200 if folds > 1 else 199)
+    monkeypatch.setattr(starts, "_FEW_ROWS", 200 if folds > 1 else 199)
     rng = np.random.default_rng(0)
     x = np.column_stack([data[0], rng.normal(size=(200, noise))]).astype(np.float32)
     y = np.where(x[:, 0] > 0, 1.0, np.where(x[:, 1] > 0, 2.0, 3.0)) if noise else data[1]
@@ -247,13 +247,13 @@ def test_a_single_start_has_all_epochs_at_once(data):
 # --- Starts that diverge ---------------------------------------------------------------------------------------------
 
 
-def started(data, *starts):
+def started(data, *changes):
     """The stages of some starts, each a change of a sound one."""
-    runs = runs_of(*data, GET.replace(starts=len(starts), cart=False))
+    runs = runs_of(*data, GET.replace(starts=len(changes), cart=False))
     rng = np.random.default_rng(0)
     splits = jtrees.ObliqueTree(rng.normal(size=(3, 3)).astype(np.float32), np.zeros(3, np.float32), None)
     sound = Start(splits, np.array([10, 100], np.float32), None)
-    return train_stages(runs.repeat(len(starts)), [change(sound) for change in starts], 20)
+    return train_stages(runs.repeat(len(changes)), [change(sound) for change in changes], 20)
 
 
 sound = lambda start: start

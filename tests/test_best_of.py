@@ -6,7 +6,7 @@ import pytest
 
 import jtrees
 from jtrees.data import Data, Scaling, checked_table, held_out_table
-from jtrees.methods.annealed import algorithm
+from jtrees.methods.annealed import starts
 from jtrees.search import Runs, options
 from jtrees.search.monitor import Monitor
 from jtrees.search.runs import derived
@@ -67,9 +67,9 @@ def test_the_model_is_that_of_the_lowest_score(fit, alone):
 
 def test_runs_share_the_tree_of_cart(monkeypatch):
     """CART grows on all rows once, however many runs there are."""
-    rows, grown_cart = [], algorithm.grown_cart
+    rows, grown_cart = [], starts.grown_cart
     counted = lambda batch, *args: rows.append(len(batch.x)) or grown_cart(batch, *args)
-    monkeypatch.setattr(algorithm, "grown_cart", counted)
+    monkeypatch.setattr(starts, "grown_cart", counted)
     base, counts = jtrees.GET(depth=2, starts=1, epochs=5), []
     for recipe in (base, jtrees.BestOf(base, runs=2)):
         jtrees.fit(recipe, X, Y, key=KEY)

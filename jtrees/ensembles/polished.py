@@ -13,9 +13,9 @@ import numpy as np
 
 from jtrees import pytree, topology
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
-from jtrees.methods.annealed.algorithm import DEVIATIONS
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import Start, train_stages
+from jtrees.methods.annealed.starts import DEVIATIONS
 from jtrees.search import Finished, Recipe, Runs, SearchResult, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor

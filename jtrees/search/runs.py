@@ -12,73 +12,16 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, sharding
+from jtrees import sharding
 from jtrees.search.monitor import Monitor, Pace
+from jtrees.search.run import Form, Own, Run as Run, often as often_compiled, rarely as rarely_compiled
 from jtrees.tasks import Task
-from jtrees.training import NOT_TAKEN, Batch, map_starts
+from jtrees.training import NOT_TAKEN, Batch
 
 MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
-
-
-class Run(NamedTuple):
-    """One run as a compiled function sees it.
-
-    Attributes:
-      recipe: the recipe; its numbers are traced.
-      task: what is predicted.
-      batch: the rows to train on; rows of other runs have weight 0.
-      by: the rows to evaluate on: the validation set, else the held-out rows, else the training rows.
-      key: random key.
-      evaluates: whether training evaluates on ``by`` as it goes.
-      validates: whether ``by`` is the validation set.
-      separate: whether ``by`` are other rows than those of ``batch``, which may be traced.
-      matrix: matrix that mapped the features of ``batch`` and ``by``, or None.
-    """
-
-    recipe: Any
-    task: Task
-    batch: Batch
-    by: Batch
-    key: Array
-    evaluates: bool
-    validates: bool
-    separate: Any
-    matrix: Array | None = None
-
-    def on_x(self, model: Any) -> Any:
-        """Returns the models within a pytree as functions of the features before they were mapped."""
-        if self.matrix is None:
-            return model
-        is_model = lambda one: hasattr(one, "composed")
-        return jax.tree.map(lambda one: one.composed(self.matrix) if is_model(one) else one, model, is_leaf=is_model)
-
-
-class Own(NamedTuple):
-    """What runs have in place of the shared batch: lists over the runs, :class:`Stacked` values, or None.
-
-    Attributes:
-      rows: indices of the run's rows in the shared batch, ``(m,)``, -1 for padding.
-      x: features of these rows, ``(m, p)``.
-      y: targets of these rows.
-      weight: their weights.
-      held_out: which of these rows are left out of training and evaluated on, ``(m,)`` bool.
-      matrix: matrix that maps the features, ``(p, p)``.
-      features: factors of the features, ``(p,)``.
-      validation_y: targets of the validation set.
-    """
-
-    rows: Any = None
-    x: Any = None
-    y: Any = None
-    weight: Any = None
-    held_out: Any = None
-    matrix: Any = None
-    features: Any = None
-    validation_y: Any = None
 
 
 class Stacked(NamedTuple):
@@ -337,10 +280,10 @@ class Runs:
         return Stacked(tuple(self._call(fn, g, placed, shared, static, often) for g in range(len(self._groups))))
 
     def _call(self, fn: Any, g: int, args: Sequence[Stacked], shared: tuple, static: tuple, often: bool) -> Any:
-        form = _Form(fn, self.task, static, self._side_by_side, self._impl, self._watching is not None)
+        form = Form(fn, self.task, static, self._side_by_side, self._impl, self._watching is not None)
         recipes, keys, own = self._of_group(g)
         data = self._batch, self._validation, own
-        program = _often if often else _rarely
+        program = often_compiled if often else rarely_compiled
         return program(form, recipes, keys, data, tuple(a.groups[g] for a in args), shared)
 
     def _of_group(self, g: int) -> tuple[Any, Any, Own]:
@@ -395,12 +338,12 @@ class Runs:
                 if self._clock.began and not self.monitor.has_time(pace.one):
                     break
                 count = pace.steps(min(MOST, min(stop for stop in stops if stop > done) - done))
-                began, programs, self._clock.began = time.monotonic(), _often.programs(), True
+                began, programs, self._clock.began = time.monotonic(), often_compiled.programs(), True
                 shared, told = (np.int32(begins + done), np.int32(count), np.bool_(self.watches)), {}
                 for g in active:
                     now[g], *told[g] = self._call(fn, g, [Stacked(tuple(now)), *placed], shared, static, True)
                 told = jax.device_get(told)
-                pace.took(count, time.monotonic() - began, _often.programs() > programs)
+                pace.took(count, time.monotonic() - began, often_compiled.programs() > programs)
                 done += count
                 still = [g for g in active if not np.all(told[g][1] | (done >= each[groups[g]]))]
                 for g, j in itertools.product(active, range(self._size)):
@@ -418,64 +361,6 @@ class Runs:
             now[g] = jax.tree.map(lambda a, b, j=j: a.at[j].set(b), now[g], state)
         history = [np.concatenate(one) if one else np.zeros(0, np.float32) for one in losses]
         return Trained(Stacked(tuple(now)), [np.where(a == NOT_TAKEN, np.nan, a) for a in history])
-
-
-# --- The compiled programs -------------------------------------------------------------------------------------------
-
-
-class _Form(NamedTuple):
-    """What a program is compiled for, besides the structure and shapes of its arguments."""
-
-    fn: Callable[..., Any]
-    task: Task
-    static: tuple
-    side_by_side: int | None
-    impl: str
-    watches: bool
-
-
-def _mapped(form: _Form, recipes: Any, keys: Any, data: Any, args: tuple, shared: tuple) -> Any:
-    """Returns ``form.fn`` of every run of a group, over the devices."""
-    batch, validation, own = data
-
-    def one(recipe: Any, key: Any, own: Own, args: tuple) -> Any:
-        run = _run_of(recipe, form, jax.random.wrap_key_data(key, impl=form.impl), batch, validation, own)
-        return form.fn(run, *form.static, *args, *shared)
-
-    return map_starts(one, recipes, keys, own, args, batch_size=form.side_by_side)
-
-
-_often = compilation.often(static_argnums=0)(_mapped)
-_rarely = compilation.once(static_argnums=0)(_mapped)
-
-
-def _run_of(recipe: Any, form: _Form, key: Array, batch: Batch, validation: Batch | None, own: Own) -> Run:
-    if own.rows is not None:
-        inside, whole = own.rows >= 0, sharding.keep_rows(batch)
-        picked = jax.tree.map(lambda a: a[own.rows], whole)
-        weight = inside.astype(batch.x.dtype) if batch.weight is None else jnp.where(inside, picked.weight, 0)
-        batch = picked._replace(weight=weight)
-    batch = batch if own.x is None else batch._replace(x=own.x)
-    batch = batch if own.y is None else batch._replace(y=own.y)
-    batch = batch if own.weight is None else batch._replace(weight=own.weight)
-    batch, by = _mapped_features(batch, own), batch if validation is None else _mapped_features(validation, own)
-    if own.held_out is not None:
-        weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-        outside = jnp.where(own.held_out.any(), jnp.where(own.held_out, weight, 0), weight)
-        by = batch._replace(weight=outside) if validation is None else by
-        batch = batch._replace(weight=jnp.where(own.held_out, 0, weight))
-    elif validation is None:
-        by = batch
-    if own.validation_y is not None:
-        by = by._replace(y=own.validation_y)
-    validates = validation is not None
-    separate = validates or (own.held_out is not None and own.held_out.any())
-    return Run(recipe, form.task, batch, by, key, validates or form.watches, validates, separate, own.matrix)
-
-
-def _mapped_features(batch: Batch, own: Own) -> Batch:
-    x = batch.x if own.features is None else batch.x * own.features
-    return batch._replace(x=x if own.matrix is None else jnp.matmul(x, own.matrix, precision="highest"))
 
 
 def _stack(values: Sequence[Any]) -> Any:

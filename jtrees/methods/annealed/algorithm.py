@@ -9,52 +9,32 @@ from typing import Any, NamedTuple
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, splitting, topology, training, validation as checks
-from jtrees.data import Data, Scaling, Table, without_padding
+from jtrees import leaves as kinds, topology, training, validation as checks
+from jtrees.data import Data, Scaling, Table
 from jtrees.methods.annealed.stages import Ended, Start, held_out_loss, train_stages
+from jtrees.methods.annealed.starts import (
+    DEVIATIONS,
+    Grown,
+    composed,
+    folds_of,
+    grown_trees,
+    held_out_rows,
+    initial_starts,
+    strengths_of,
+)
 from jtrees.search import Finished, Recipe, Run, Runs, SearchResult
-from jtrees.search.cart import grown_cart, grown_in_bins, grown_on_ridge
+from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
-from jtrees.search.precondition import WIDEST, drawn_folds, matrix, spectrum
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-# Unit of the features, in standard deviations: about the range of a uniform variable. The paper's learning rate,
-# sharpnesses and random initialisation assume features in [0, 1].
-DEVIATIONS = 3.0
 # Slopes of linear leaves in the user's units for which products with fractions of a deviation stay in float32's range.
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# Strengths of the preconditioners of the random starts, in turn. Those from CART, which come first, have none: splits
-# of single features ask for none, and those of a ridge regression know the correlations.
-_STRENGTHS = (0.9, 0.0, 0.99, 0.0, 0.999, 0.0)
-_BINS = 256  # of a feature, for CART within a compiled program
-_WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
 # With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
 # one CPU take as long as one.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
-# Short stages leave a fifth of the rows out. In tables of at most so many rows the starts leave out each fifth in turn,
-# as one fifth says little of whether they are better than CART.
-_FOLDS, _FEW_ROWS = 5, 1000
-_DRAWN, _FOLD = 2, 3  # what random numbers are for: see ``Runs.rng``
-_PREPARATION = 0.4  # part of the time before a deadline that CART may take
-
-
-class _Grown(NamedTuple):
-    """CART's trees of a run: of the features and, with ``ridge``, of the outputs of a ridge regression.
-
-    Attributes:
-      trees: the trees of all rows.
-      without: the trees grown without each fold, a list for each fold; without folds those of all rows.
-    """
-
-    trees: list[ObliqueTree]
-    without: list[list[ObliqueTree]]
-
-    def of_start(self, k: int) -> list[ObliqueTree]:
-        """Returns the trees that have not seen the rows that start k leaves out."""
-        return self.without[k % len(self.without)]
 
 
 class _Found(NamedTuple):
@@ -137,109 +117,39 @@ class Annealed(Recipe):
         """
         kept = max(_FEWEST_KEPT, self.starts // _KEPT)
         halves = self.halving and self.starts > kept
-        folds = self._drawn_folds(runs) if halves and self.leaves == "constant" and runs.validation is None else None
-        starts, grown = self._initial(runs, folds)
-        each, first, last = runs.repeat(self.starts, paired=True), slice(0, self.stages), slice(self.stages, None)
+        holds_out = halves and self.leaves == "constant" and runs.validation is None
+        folds = folds_of(self, runs) if holds_out else None
+        grown = grown_trees(self, runs, folds)
+        starts, each = initial_starts(self, runs, grown), runs.repeat(self.starts, paired=True)
+        first, last = slice(0, self.stages), slice(self.stages, None)  # of the sharpnesses of a start
         if not halves:
             ended = train_stages(each, [one.in_stages(last) for one in starts], self.updates)
             return self._results(starts, grown, [], dict(enumerate(ended)), [-1] * len(runs))
 
-        short = each if folds is None else each.on(held_out=[*itertools.chain(*map(self._left_out, folds))])
+        out = None if folds is None else [rows for fold in folds for rows in held_out_rows(fold, self.starts)]
+        short = each.on(held_out=out)
         ended = train_stages(short, [one.in_stages(first) for one in starts], max(1, self.updates // _SHORT))
         scores, beaten_by = np.array([end.score for end in ended]), [-1] * len(runs)
         if folds is not None:
-            scores, beaten_by = self._compared(short, starts, ended, grown, folds, each, kept)
+            scores, beaten_by = self._compared(short, starts, ended, grown, folds, kept)
         chosen = _lowest(scores.reshape(len(runs), -1), kept, beaten_by)
         going = [starts[k].in_stages(last)._replace(splits=ended[k].splits) for k in chosen]
-        long = each.select(chosen)
-        if folds is not None:  # for the same programs
-            long = long.on(held_out=[np.zeros(runs.shape[0], bool)] * len(chosen))
-        longer = train_stages(long, going, self.updates) if chosen else []
+        none = None if out is None else [np.zeros_like(out[k]) for k in chosen]  # for the same programs
+        longer = train_stages(each.select(chosen).on(held_out=none), going, self.updates) if chosen else []
         return self._results(starts, grown, ended, dict(zip(chosen, longer, strict=True)), beaten_by, folds is None)
-
-    def _drawn_folds(self, runs: Runs) -> list[np.ndarray] | None:
-        """Returns the fold of each row of each run, -1 for none; None if there are too few rows to leave any out."""
-        batches = [runs.rows(i) for i in range(len(runs))]
-        real = [len(rows.x) if rows.weight is None else np.count_nonzero(rows.weight) for rows in batches]
-        count = min(_FOLDS, self.starts) if max(real) <= _FEW_ROWS and self.cart is True else 1
-        folds = [drawn_folds(rows, runs.rng(i, _FOLD), count) for i, rows in enumerate(batches)]
-        return folds if all((fold >= 0).any() for fold in folds) else None
-
-    def _left_out(self, fold: np.ndarray) -> list[np.ndarray]:
-        """Returns the rows that each start leaves out: fold i by start i, counted from 0 again after the last."""
-        rows = [fold == number for number in range(fold.max() + 1)]
-        return [rows[start % len(rows)] for start in range(self.starts)]
-
-    def _initial(self, runs: Runs, folds: list[np.ndarray] | None) -> tuple[list[Start], list[_Grown]]:
-        """Returns all starts of all runs, and CART's trees of each run."""
-        (n, p), nodes, monitor = runs.shape, topology.num_nodes(self.depth), runs.monitor.part(_PREPARATION)
-        grown = [_Grown([], [[]])] * len(runs)
-        if self.cart == "binned":
-            edges = runs.shared_once("edges", lambda rows: monitor.on_rows(_edges_of, without_padding(rows)))
-            grown = [_Grown([], [[tree]]) for tree in runs.fetch(runs.map(_binned_cart, shared=(edges,), often=True))]
-        elif self.cart:
-            on_all = runs.each_once(lambda i: self._grown(runs.rows(i), runs.task, monitor.part(0.5)))
-            some = [[trees] for trees in on_all]
-            if folds is not None:
-                of_folds = lambda i: self._grown_without(runs.rows(i), folds[i], runs.task, monitor)
-                some = runs.each_once(of_folds, keyed=True)
-            grown = [_Grown(*both) for both in zip(on_all, some, strict=True)]
-        spectra, strengths = None, self._strengths(self._has_ridge(n, p))
-        if self.precondition != 0 and (self.precondition != "auto" or p <= WIDEST):
-            spectra = runs.each_once(lambda i: spectrum(runs.rows(i)))
-        starts: list[Start] = []
-        for i, of_run in enumerate(grown):
-            drawn = runs.rng(i, _DRAWN).random((self.starts, 2 * self.stages + nodes * (p + 1)), np.float32)
-            sharpness = [runs.recipes[i].sharpness(part) for part in np.split(drawn[:, : 2 * self.stages], 2, axis=1)]
-            numbers = 2 * drawn[:, 2 * self.stages :].reshape(-1, nodes, p + 1) - 1
-            matrices = {s: matrix(spectra[i], s) for s in set(strengths)} if spectra is not None else {}
-            for k in range(self.starts):
-                splits, trees = ObliqueTree(numbers[k, :, :-1], numbers[k, :, -1], None), of_run.of_start(k)
-                if k < len(trees):
-                    root = matrix(spectra[i], strengths[k], 0.5) if spectra is not None and strengths[k] else None
-                    splits = _composed(trees[k], root)
-                starts.append(Start(splits, np.append(sharpness[0][k], sharpness[1][k]), matrices.get(strengths[k])))
-        return starts, grown
-
-    def _strengths(self, has_ridge: bool) -> np.ndarray:
-        """Returns the strength of the preconditioner of each start, ``(starts,)``."""
-        if self.precondition != "auto":
-            return np.full(self.starts, self.precondition, np.float32)
-        drawn = np.append(np.zeros(1 + has_ridge), np.resize(_STRENGTHS, self.starts))
-        return drawn[: self.starts].astype(np.float32)
-
-    def _has_ridge(self, n: int, p: int) -> bool:
-        several = self.cart is True and self.leaves == "constant" and self.starts > 1
-        return self.ridge and several and min(n, p) <= _WIDEST_RIDGE
-
-    def _grown(self, rows: Batch, task: Task, monitor: Monitor) -> list[ObliqueTree]:
-        """Returns CART of the features and, with ``ridge``, of the outputs of a ridge regression."""
-        real, has_ridge = without_padding(rows), self._has_ridge(*rows.x.shape)
-        of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves)
-        trees = [monitor.part(0.5 if has_ridge else 1).on_rows(of_cart, real)]
-        if has_ridge:
-            trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, self.depth, 1 / DEVIATIONS), real))
-        return [ObliqueTree(np.asarray(one.weights), np.asarray(one.bias), None) for one in trees]
-
-    def _grown_without(self, rows: Batch, fold: np.ndarray, task: Task, monitor: Monitor) -> list[list[ObliqueTree]]:
-        """Returns the trees grown without each fold."""
-        some: Any = lambda f: Batch(*(None if a is None else np.asarray(a)[fold != f] for a in rows))  # type: ignore[arg-type]
-        count = fold.max() + 1
-        return [self._grown(some(f), task, monitor.part(1 / (count - f))) for f in range(count)]
 
     def _compared(
         self,
         runs: Runs,
         starts: list[Start],
         ended: list[Ended],
-        grown: list[_Grown],
+        grown: list[Grown],
         folds: list[np.ndarray],
-        each: Runs,
         kept: int,
     ) -> tuple[np.ndarray, list[int]]:
         """Returns :func:`beside_cart` of all runs: the scores of all starts, and which tree of CART beats each run."""
         index = [*range(len(starts))]
-        splits = [_composed(end.splits, one.matrix) for one, end in zip(starts, ended, strict=True)]
+        splits = [composed(end.splits, one.matrix) for one, end in zip(starts, ended, strict=True)]
         for i, of_run in enumerate(grown):
             for fold, trees in enumerate(of_run.without):
                 index += [i * self.starts + fold] * len(trees)
@@ -252,7 +162,7 @@ class Annealed(Recipe):
             beaten_by.append(-1)
             if of_run.trees:
                 lost = np.array([[next(of_grown) for _ in trees] for trees in of_run.without])
-                weight = each.rows(i * self.starts).weight
+                weight = runs.on(held_out=None).rows(i * self.starts).weight
                 share = np.bincount(fold + 1, weight)[1:]
                 scores[i], beaten_by[i] = beside_cart(scores[i], lost, share, kept)
         return scores.ravel(), beaten_by
@@ -260,7 +170,7 @@ class Annealed(Recipe):
     def _results(
         self,
         starts: list[Start],
-        grown: list[_Grown],
+        grown: list[Grown],
         short: list[Ended],
         long: dict[int, Ended],
         beaten_by: list[int],
@@ -303,13 +213,13 @@ class Annealed(Recipe):
         dropped = sum(not all(end.finite for end in some) for some in stages)
         report = {"sharpness": np.array([one.sharpness for one in starts])[:, -losses.shape[1] :], "steps": steps}
         if starts[0].matrix is not None:
-            report["precondition"] = self._strengths(len(trees) > 1)
+            report["precondition"] = strengths_of(self, len(trees) > 1)
         found = _Found(start, trees, beaten_by, losses, dropped)
         if not np.isfinite(lowest[start]):
             splits = trees[0] if trees else starts[0].splits
             return SearchResult(splits, np.inf, bool(trees), 0, found, report, history)
         best = min(counted[start], key=lambda end: end.score)
-        splits = _composed(best.splits, starts[start].matrix)
+        splits = composed(best.splits, starts[start].matrix)
         return SearchResult(splits, best.score, True, best.step, found, report, history)
 
     # --- The result ---
@@ -398,20 +308,6 @@ def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
     for row, numbers in zip(table, joined, strict=True):
         row[: len(numbers)] = numbers
     return table
-
-
-def _composed(splits: ObliqueTree, with_matrix: np.ndarray | None) -> ObliqueTree:
-    """Returns splits of ``x @ matrix`` as splits of x, on the host."""
-    weights, bias = np.asarray(splits.weights), np.asarray(splits.bias)
-    return ObliqueTree(weights if with_matrix is None else weights @ with_matrix.T, bias, None)  # type: ignore[arg-type]
-
-
-def _edges_of(rows: Batch) -> np.ndarray:
-    return splitting.edges_of(np.asarray(rows.x), _BINS)
-
-
-def _binned_cart(run: Run, edges: Array) -> ObliqueTree:
-    return ObliqueTree(*grown_in_bins(run.batch, edges, run.task, run.recipe.depth), None)
 
 
 def _check_slopes(scaling: Scaling) -> None:

@@ -180,7 +180,9 @@ class NonGreedy(GreedyRecipe):
         found = runs.train(_trained, runs.map(_begun, states), steps, name="NonGreedy, all levels")
         results = runs.fetch(runs.map(_result, found.states, strengths_of(runs, trials)))
         histories = [np.concatenate([*grown, lost]) for grown, lost in zip(losses, found.losses, strict=True)]
-        return [one._replace(history=lost) for one, lost in zip(results, histories, strict=True)]
+        before = [sum(map(len, grown)) for grown in losses]  # updates of the greedy levels
+        each = zip(results, histories, before, strict=True)
+        return [one._replace(history=lost, step=one.step + count) for one, lost, count in each]
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------
@@ -193,7 +195,8 @@ def _begun(run: Run, state: Growing) -> Joint:
     leaf = place - topology.num_nodes(greedy.depth)
     leaf = jnp.where(leaf < 0, ops.hard(tree.weights, tree.bias, run.batch.x), leaf)  # if levels were left out
     tree = with_leaves(tree, leaf, greedy.standardised(run.batch), run.task)
-    of_run = greedy.at_rest(state.run, tree).replace(key=jax.random.fold_in(run.key, _JOINT))
+    key, zero = jax.random.fold_in(run.key, _JOINT), jnp.zeros((), jnp.int32)
+    of_run = greedy.at_rest(state.run, tree).replace(key=key, step=zero)
     if not run.validates:  # else the first evaluation evaluates this tree
         of_run = of_run.replace(best=training.Best(tree, _mean(run, tree), of_run.step))
     return Joint(state.replace(run=of_run, place=leaf), jnp.asarray([0, jnp.inf], run.batch.x.dtype))

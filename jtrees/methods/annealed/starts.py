@@ -1,0 +1,154 @@
+"""The starts of the annealed algorithm: CART's trees, random splits, their preconditioners and held-out rows."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import splitting, topology
+from jtrees.data import without_padding
+from jtrees.methods.annealed.stages import Start
+from jtrees.search import Run, Runs
+from jtrees.search.cart import grown_cart, grown_in_bins, grown_on_ridge
+from jtrees.search.monitor import Monitor
+from jtrees.search.precondition import WIDEST, drawn_folds, matrix, spectrum
+from jtrees.tasks import Task
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+# Unit of the features, in standard deviations: about the range of a uniform variable. The paper's learning rate,
+# sharpnesses and random initialisation assume features in [0, 1].
+DEVIATIONS = 3.0
+# Strengths of the preconditioners of the random starts, in turn. Those from CART, which come first, have none: splits
+# of single features ask for none, and those of a ridge regression know the correlations.
+_STRENGTHS = (0.9, 0.0, 0.99, 0.0, 0.999, 0.0)
+_BINS = 256  # of a feature, for CART within a compiled program
+_WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
+# Short stages leave a fifth of the rows out. In tables of at most so many rows the starts leave out each fifth in turn,
+# as one fifth says little of whether they are better than CART.
+_FOLDS, _FEW_ROWS = 5, 1000
+_DRAWN, _FOLD = 2, 3  # what random numbers are for: see ``Runs.rng``
+_PREPARATION = 0.4  # part of the time before a deadline that CART may take
+
+
+# --- Held-out rows ---------------------------------------------------------------------------------------------------
+
+
+def folds_of(recipe: Any, runs: Runs) -> list[np.ndarray] | None:
+    """Returns the fold of each row of each run, -1 for none; None if there are too few rows to hold any out."""
+    batches = [runs.rows(i) for i in range(len(runs))]
+    real = [len(rows.x) if rows.weight is None else np.count_nonzero(rows.weight) for rows in batches]
+    count = min(_FOLDS, recipe.starts) if max(real) <= _FEW_ROWS and recipe.cart is True else 1
+    folds = [drawn_folds(rows, runs.rng(i, _FOLD), count) for i, rows in enumerate(batches)]
+    return folds if all((fold >= 0).any() for fold in folds) else None
+
+
+def held_out_rows(fold: np.ndarray, starts: int) -> list[np.ndarray]:
+    """Returns the rows that each start holds out: fold i by start i, counted from 0 again after the last."""
+    rows = [fold == number for number in range(fold.max() + 1)]
+    return [rows[start % len(rows)] for start in range(starts)]
+
+
+# --- CART ------------------------------------------------------------------------------------------------------------
+
+
+class Grown(NamedTuple):
+    """CART's trees of a run: of the features and, with ``ridge``, of the outputs of a ridge regression.
+
+    Attributes:
+      trees: the trees of all rows.
+      without: the trees grown without each fold, a list for each fold; without folds those of all rows.
+    """
+
+    trees: list[ObliqueTree]
+    without: list[list[ObliqueTree]]
+
+    def of_start(self, k: int) -> list[ObliqueTree]:
+        """Returns the trees that have not seen the rows that start k holds out."""
+        return self.without[k % len(self.without)]
+
+
+def grown_trees(recipe: Any, runs: Runs, folds: list[np.ndarray] | None) -> list[Grown]:
+    """Returns CART's trees of each run."""
+    monitor = runs.monitor.part(_PREPARATION)
+    if recipe.cart == "binned":
+        edges = runs.shared_once("edges", lambda rows: monitor.on_rows(_edges_of, without_padding(rows)))
+        return [Grown([], [[tree]]) for tree in runs.fetch(runs.map(_binned_cart, shared=(edges,), often=True))]
+    if not recipe.cart:
+        return [Grown([], [[]])] * len(runs)
+    on_all = runs.each_once(lambda i: _grown(recipe, runs.rows(i), runs.task, monitor.part(0.5)))
+    if folds is None:
+        return [Grown(trees, [trees]) for trees in on_all]
+    without = runs.each_once(lambda i: _without_folds(recipe, runs.rows(i), folds[i], runs.task, monitor), keyed=True)
+    return [Grown(*both) for both in zip(on_all, without, strict=True)]
+
+
+def _grown(recipe: Any, rows: Batch, task: Task, monitor: Monitor) -> list[ObliqueTree]:
+    """Returns CART of the features and, with ``ridge``, of the outputs of a ridge regression."""
+    real, ridge = without_padding(rows), _has_ridge(recipe, rows.x.shape)
+    of_cart = lambda rows: grown_cart(rows, task, recipe.depth, recipe.leaves)
+    trees = [monitor.part(0.5 if ridge else 1).on_rows(of_cart, real)]
+    if ridge:
+        trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, recipe.depth, 1 / DEVIATIONS), real))
+    return [ObliqueTree(np.asarray(one.weights), np.asarray(one.bias), None) for one in trees]  # type: ignore[arg-type]
+
+
+def _without_folds(recipe: Any, rows: Batch, fold: np.ndarray, task: Task, monitor: Monitor) -> list[list[ObliqueTree]]:
+    """Returns the trees grown without each fold."""
+    some: Any = lambda f: Batch(*(None if a is None else np.asarray(a)[fold != f] for a in rows))  # type: ignore[arg-type]
+    count = fold.max() + 1
+    return [_grown(recipe, some(f), task, monitor.part(1 / (count - f))) for f in range(count)]
+
+
+def _has_ridge(recipe: Any, shape: tuple[int, ...]) -> bool:
+    several = recipe.cart is True and recipe.leaves == "constant" and recipe.starts > 1
+    return recipe.ridge and several and min(shape) <= _WIDEST_RIDGE
+
+
+def _edges_of(rows: Batch) -> np.ndarray:
+    return splitting.edges_of(np.asarray(rows.x), _BINS)
+
+
+def _binned_cart(run: Run, edges: Array) -> ObliqueTree:
+    return ObliqueTree(*grown_in_bins(run.batch, edges, run.task, run.recipe.depth), None)
+
+
+# --- The starts ------------------------------------------------------------------------------------------------------
+
+
+def initial_starts(recipe: Any, runs: Runs, grown: list[Grown]) -> list[Start]:
+    """Returns all starts of all runs: those from CART first, then random ones.
+
+    Half of the sharpnesses of a start are for its short stages.
+    """
+    p, nodes, numbers = runs.shape[1], topology.num_nodes(recipe.depth), 2 * recipe.stages
+    spectra: list[Any] = [None] * len(runs)
+    if recipe.precondition != 0 and (recipe.precondition != "auto" or p <= WIDEST):
+        spectra = runs.each_once(lambda i: spectrum(runs.rows(i)))
+    strengths = strengths_of(recipe, _has_ridge(recipe, runs.shape))
+    starts: list[Start] = []
+    for i, (trees, of) in enumerate(zip(grown, spectra, strict=True)):
+        drawn = runs.rng(i, _DRAWN).random((recipe.starts, numbers + nodes * (p + 1)), np.float32)
+        sharpness = [runs.recipes[i].sharpness(part) for part in np.split(drawn[:, :numbers], 2, axis=1)]
+        splits = 2 * drawn[:, numbers:].reshape(-1, nodes, p + 1) - 1
+        matrices = {} if of is None else {strength: matrix(of, strength) for strength in set(strengths)}
+        for k, strength in enumerate(strengths):
+            first = ObliqueTree(splits[k, :, :-1], splits[k, :, -1], None)  # type: ignore[arg-type]
+            if k < len(given := trees.of_start(k)):
+                first = composed(given[k], matrix(of, strength, 0.5) if of is not None and strength else None)
+            starts.append(Start(first, np.append(sharpness[0][k], sharpness[1][k]), matrices.get(strength)))
+    return starts
+
+
+def strengths_of(recipe: Any, has_ridge: bool) -> np.ndarray:
+    """Returns the strength of the preconditioner of each start, ``(starts,)``."""
+    if recipe.precondition != "auto":
+        return np.full(recipe.starts, recipe.precondition, np.float32)
+    drawn = np.append(np.zeros(1 + has_ridge), np.resize(_STRENGTHS, recipe.starts))
+    return drawn[: recipe.starts].astype(np.float32)
+
+
+def composed(splits: ObliqueTree, with_matrix: np.ndarray | None) -> ObliqueTree:
+    """Returns splits of ``x @ matrix`` as splits of x, on the host."""
+    weights, bias = np.asarray(splits.weights), np.asarray(splits.bias)
+    return ObliqueTree(weights if with_matrix is None else weights @ with_matrix.T, bias, None)  # type: ignore[arg-type]

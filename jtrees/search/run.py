@@ -1,0 +1,127 @@
+"""One run as compiled functions see it, and the programs that map such a function over the runs of a group."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jtrees import compilation, sharding
+from jtrees.tasks import Task
+from jtrees.training import Batch, map_starts
+
+
+class Run(NamedTuple):
+    """One run as a compiled function sees it.
+
+    Attributes:
+      recipe: the recipe; its numbers are traced.
+      task: what is predicted.
+      batch: the rows to train on; rows of other runs have weight 0.
+      by: the rows to evaluate on: the validation set, else the held-out rows, else the training rows.
+      key: random key.
+      evaluates: whether training evaluates on ``by`` as it goes.
+      validates: whether ``by`` is the validation set.
+      separate: whether ``by`` are other rows than those of ``batch``, which may be traced.
+      matrix: matrix that mapped the features of ``batch`` and ``by``, or None.
+    """
+
+    recipe: Any
+    task: Task
+    batch: Batch
+    by: Batch
+    key: Array
+    evaluates: bool
+    validates: bool
+    separate: Any
+    matrix: Array | None = None
+
+    def on_x(self, model: Any) -> Any:
+        """Returns the models within a pytree as functions of the features before they were mapped."""
+        if self.matrix is None:
+            return model
+        is_model = lambda one: hasattr(one, "composed")
+        return jax.tree.map(lambda one: one.composed(self.matrix) if is_model(one) else one, model, is_leaf=is_model)
+
+
+class Own(NamedTuple):
+    """What runs have in place of the shared batch: lists over the runs, :class:`Stacked` values, or None.
+
+    Attributes:
+      rows: indices of the run's rows in the shared batch, ``(m,)``, -1 for padding.
+      x: features of these rows, ``(m, p)``.
+      y: targets of these rows.
+      weight: their weights.
+      held_out: which of these rows are left out of training and evaluated on, ``(m,)`` bool.
+      matrix: matrix that maps the features, ``(p, p)``.
+      features: factors of the features, ``(p,)``.
+      validation_y: targets of the validation set.
+    """
+
+    rows: Any = None
+    x: Any = None
+    y: Any = None
+    weight: Any = None
+    held_out: Any = None
+    matrix: Any = None
+    features: Any = None
+    validation_y: Any = None
+
+
+# --- Programs --------------------------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """What a program is compiled for, besides the structure and shapes of its arguments."""
+
+    fn: Callable[..., Any]
+    task: Task
+    static: tuple
+    side_by_side: int | None
+    impl: str
+    watches: bool
+
+
+def mapped(form: Form, recipes: Any, keys: Any, data: Any, args: tuple, shared: tuple) -> Any:
+    """Returns ``form.fn`` of every run of a group, over the devices."""
+    batch, validation, own = data
+
+    def one(recipe: Any, key: Any, own: Own, args: tuple) -> Any:
+        run = _run_of(recipe, form, jax.random.wrap_key_data(key, impl=form.impl), batch, validation, own)
+        return form.fn(run, *form.static, *args, *shared)
+
+    return map_starts(one, recipes, keys, own, args, batch_size=form.side_by_side)
+
+
+often = compilation.often(static_argnums=0)(mapped)
+rarely = compilation.once(static_argnums=0)(mapped)
+
+
+def _run_of(recipe: Any, form: Form, key: Array, batch: Batch, validation: Batch | None, own: Own) -> Run:
+    if own.rows is not None:
+        inside, whole = own.rows >= 0, sharding.keep_rows(batch)
+        picked = jax.tree.map(lambda a: a[own.rows], whole)
+        weight = inside.astype(batch.x.dtype) if batch.weight is None else jnp.where(inside, picked.weight, 0)
+        batch = picked._replace(weight=weight)
+    batch = batch if own.x is None else batch._replace(x=own.x)
+    batch = batch if own.y is None else batch._replace(y=own.y)
+    batch = batch if own.weight is None else batch._replace(weight=own.weight)
+    batch, by = _mapped_features(batch, own), batch if validation is None else _mapped_features(validation, own)
+    if own.held_out is not None:
+        weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+        outside = jnp.where(own.held_out.any(), jnp.where(own.held_out, weight, 0), weight)
+        by = batch._replace(weight=outside) if validation is None else by
+        batch = batch._replace(weight=jnp.where(own.held_out, 0, weight))
+    elif validation is None:
+        by = batch
+    if own.validation_y is not None:
+        by = by._replace(y=own.validation_y)
+    validates = validation is not None
+    separate = validates or (own.held_out is not None and own.held_out.any())
+    return Run(recipe, form.task, batch, by, key, validates or form.watches, validates, separate, own.matrix)
+
+
+def _mapped_features(batch: Batch, own: Own) -> Batch:
+    x = batch.x if own.features is None else batch.x * own.features
+    return batch._replace(x=x if own.matrix is None else jnp.matmul(x, own.matrix, precision="highest"))
