@@ -146,6 +146,19 @@ def test_a_strength_must_be_clearly_better_than_none(losses, strength, collinear
     assert result.held_out.loss == pytest.approx(min(losses)) and result.held_out.rows.sum() == 120
 
 
+def test_the_best_trial_is_the_result_if_the_time_is_up_after_it(collinear):
+    runs, trained_on = runs_of(SMALL["DGT"], *collinear), []
+
+    def train(runs, trials):
+        runs.monitor.ended = "max_seconds"
+        trained_on.append(runs)
+        return [SearchResult("the trial's", 0.5, True, 3)]
+
+    [result] = preconditioned(runs, "auto", train)
+    assert len(trained_on) == 1 and result.model == "the trial's"
+    np.testing.assert_array_equal(result.report["trials"], np.float32([0.5, np.inf, np.inf]))
+
+
 def test_a_gain_within_the_margin_is_none(collinear):
     assert chosen((1.0, 0.97, 0.96), collinear).report["precondition"] == 0
 

@@ -99,7 +99,8 @@ def preconditioned(
     """Returns the results of training on preconditioned features.
 
     With several strengths, each run first trains once with each, a trial on four fifths of the rows that is evaluated
-    on the others (on the validation set, if there is one). The last training has all rows and the best strength.
+    on the others (on the validation set, if there is one). The last training has all rows and the best strength. If the
+    time is up before it, the results are those of the trials.
     Strengths above 0 are not tried where the smallest eigenvalue of the correlations is large.
 
     The reports have ``precondition``, the strength, and ``trials``, the loss of each trial (infinite if not run), on
@@ -145,7 +146,11 @@ def preconditioned(
             found[i, k] = result
     best = [_best(losses[i], out[i].sum()) for i in every]
     last = on(every, [strengths[k] for k in best], [np.zeros_like(rows) for rows in out])
-    results = train(last, [found.get((i, best[i])) for i in every])
+    of_trials = [found.get((i, best[i])) for i in every]
+    results = [one for one in of_trials if one is not None and one.finite]
+    # If the time is up the trials are the best so far: a last training would begin anew.
+    if len(results) < len(runs) or runs.monitor.has_time():
+        results = train(last, of_trials)
     alike = trial is None and runs.validation is None  # the trials are like the last training
     finished = []
     for i, result in enumerate(results):
