@@ -276,7 +276,7 @@ class _State(NamedTuple):
 def _begun(run: Run) -> _State:
     """Returns the state before the first round."""
     shape = run.task.shape
-    initial = run.task.loss_function.initial(run.batch.y, _weight(run), math.prod(shape))
+    initial = run.task.loss_function.initial(run.batch.y, run.weight, math.prod(shape))
     of = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
     return _State(initial, of(run.batch), of(run.by) if run.validates else None)
 
@@ -284,7 +284,7 @@ def _begun(run: Run) -> _State:
 def _target(run: Run, state: _State, rows: Array) -> tuple[Array, Array]:
     """Returns the targets and weights of the rows of a round."""
     y, outputs = jax.tree.map(lambda a: a[rows], (run.batch.y, state.outputs))
-    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, _weight(run)[rows]))
+    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, run.weight[rows]))
     inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
@@ -293,7 +293,7 @@ def _target(run: Run, state: _State, rows: Array) -> tuple[Array, Array]:
 
 def _added(run: Run, state: _State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[_State, Any]:
     """Returns the state with the tree of a round; the tree, losses as in :class:`Sum`, and whether it is finite."""
-    loss, batch, weight = run.task.loss_function, run.batch, _weight(run)
+    loss, batch, weight = run.task.loss_function, run.batch, run.weight
     tree = splits.replace(weights=splits.weights * features)
     leaf = ops.hard(tree.weights, tree.bias, batch.x)
     fitted = _leaves(run, state, leaf, len(tree.bias) + 1, features)
@@ -310,7 +310,7 @@ def _added(run: Run, state: _State, splits: ObliqueTree, features: Array, finite
 
 def _leaves(run: Run, state: _State, leaf: Array, leaves: int, features: Array) -> Any:
     """Returns what the leaves of a tree add to the outputs."""
-    recipe, steps_of, batch, weight = run.recipe, _steps_of(run.task), run.batch, _weight(run)
+    recipe, steps_of, batch, weight = run.recipe, _steps_of(run.task), run.batch, run.weight
     if recipe.base.tree_leaves(steps_of) == "linear":
         step, share = _newton(run.task.loss_function, state.outputs, batch.y, weight)
         empty = kinds.kind_of("linear", steps_of).empty(leaves, batch.x.shape[1], run.task.shape, batch.x.dtype)
@@ -319,10 +319,6 @@ def _leaves(run: Run, state: _State, leaf: Array, leaves: int, features: Array) 
         newton = run.task.loss_function.steps
         fitted = kinds.Constant(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2))
     return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
-
-
-def _weight(run: Run) -> Array:
-    return jnp.ones(len(run.batch.x), run.batch.x.dtype) if run.batch.weight is None else run.batch.weight
 
 
 def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:

@@ -37,7 +37,7 @@ def by_first_step(runs: Runs, search: Callable[[Runs], list[SearchResult]]) -> l
     task = runs.task
     if is_direct(task):
         return search(runs)
-    y, weight, of_validation = (runs.fetch(one) for one in _parts(runs.map(_stepped)))
+    y, weight, of_validation = zip(*runs.fetch(runs.map(_stepped)), strict=True)
     steps = Regression(task.shape[0] if task.shape else None)
     on_steps = runs.on(task=steps, y=y, weight=weight, validation_y=None if runs.validation is None else of_validation)
     results = search(on_steps)
@@ -50,15 +50,9 @@ def by_first_step(runs: Runs, search: Callable[[Runs], list[SearchResult]]) -> l
     ]
 
 
-def _parts(stacked):  # type: ignore[no-untyped-def]
-    """Returns stacked triples as a triple of stacked values."""
-    return tuple(stacked.map(lambda group, k=k: group[k]) for k in range(3))
-
-
 def _stepped(run: Run) -> tuple[Array, Array, Array]:
     """Returns Newton steps scaled to [0, 1], their weights, and the steps of the rows to evaluate on."""
-    batch, loss, task = run.batch, run.task.loss_function, run.task
-    weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+    batch, weight, loss, task = run.batch, run.weight, run.task.loss_function, run.task
     first = loss.initial(batch.y, weight, math.prod(task.shape))
 
     def targets(rows: Batch) -> tuple[Array, Array]:

@@ -37,6 +37,11 @@ class Run(NamedTuple):
     separate: Any
     matrix: Array | None = None
 
+    @property
+    def weight(self) -> Array:
+        """Weights of the training rows, ``(n,)``; ones if they have none."""
+        return jnp.ones(len(self.batch.x), self.batch.x.dtype) if self.batch.weight is None else self.batch.weight
+
     def on_x(self, model: Any) -> Any:
         """Returns the models within a pytree as functions of the features before they were mapped."""
         if self.matrix is None:
@@ -77,7 +82,6 @@ class Form(NamedTuple):
 
     fn: Callable[..., Any]
     task: Task
-    static: tuple
     side_by_side: int | None
     impl: str
     watches: bool
@@ -89,7 +93,7 @@ def mapped(form: Form, recipes: Any, keys: Any, data: Any, args: tuple, shared: 
 
     def one(recipe: Any, key: Any, own: Own, args: tuple) -> Any:
         run = _run_of(recipe, form, jax.random.wrap_key_data(key, impl=form.impl), batch, validation, own)
-        return form.fn(run, *form.static, *args, *shared)
+        return form.fn(run, *args, *shared)
 
     return map_starts(one, recipes, keys, own, args, batch_size=form.side_by_side)
 

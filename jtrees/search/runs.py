@@ -129,8 +129,8 @@ class Runs:
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Runs":
         """Returns some of the runs, by their indices."""
-        some = lambda values: None if values is None else [self._listed(values)[i] for i in indices]
-        own = Own(*map(some, self._own))
+        lists = [None if values is None else self._listed(values) for values in self._own]
+        own = Own(*(None if values is None else [values[i] for i in indices] for values in lists))
         return self._with(recipes=[self.recipes[i] for i in indices], _keys=[self._keys[i] for i in indices], _own=own)
 
     def afresh(self) -> "Runs":
@@ -235,7 +235,9 @@ class Runs:
         return jax.random.wrap_key_data(jax.device_put(self._keys[i]), impl=self._impl)
 
     def _own_of(self, i: int) -> Own:
-        return Own(*(None if values is None else np.asarray(self._listed(values)[i]) for values in self._own))
+        g, j = divmod(i, self._size)
+        at = lambda values: values.groups[g][j] if isinstance(values, Stacked) else values[i]
+        return Own(*(None if values is None else np.asarray(at(values)) for values in self._own))
 
     def _listed(self, values: Any) -> list[Any]:
         return self.fetch(values) if isinstance(values, Stacked) else values
@@ -264,23 +266,20 @@ class Runs:
 
     # --- Compiled calls ---
 
-    def map(
-        self, fn: Callable[..., Any], *args: Any, shared: tuple = (), static: tuple = (), often: bool = False
-    ) -> Stacked:
-        """Returns ``fn(run, *static, *args, *shared)`` of every run.
+    def map(self, fn: Callable[..., Any], *args: Any, shared: tuple = (), often: bool = False) -> Stacked:
+        """Returns ``fn(run, *args, *shared)`` of every run.
 
         Args:
           fn: a module-level pure function of one :class:`Run`.
           *args: lists over the runs, or stacked values.
           shared: arguments that are the same for all runs.
-          static: hashable arguments, part of the compiled program.
           often: whether ``fn`` is called many times in a fit, so that it is compiled well instead of quickly.
         """
         placed = [self.stacked(a) for a in args]
-        return Stacked(tuple(self._call(fn, g, placed, shared, static, often) for g in range(len(self._groups))))
+        return Stacked(tuple(self._call(fn, g, placed, shared, often) for g in range(len(self._groups))))
 
-    def _call(self, fn: Any, g: int, args: Sequence[Stacked], shared: tuple, static: tuple, often: bool) -> Any:
-        form = Form(fn, self.task, static, self._side_by_side, self._impl, self._watching is not None)
+    def _call(self, fn: Any, g: int, args: Sequence[Stacked], shared: tuple, often: bool) -> Any:
+        form = Form(fn, self.task, self._side_by_side, self._impl, self._watching is not None)
         recipes, keys, own = self._of_group(g)
         data = self._batch, self._validation, own
         program = often_compiled if often else rarely_compiled
@@ -302,7 +301,6 @@ class Runs:
         steps: int | Sequence[int],
         *args: Any,
         name: str,
-        static: tuple = (),
         begins: int = 0,
         parts: int = 1,
         between: Callable[[Stacked, int], Stacked] | None = None,
@@ -313,7 +311,7 @@ class Runs:
         any case. Results do not depend on how the updates are divided into calls.
 
         Args:
-          fn: ``fn(run, *static, state, *args, before, count, evaluates)`` returns the state after ``count`` further
+          fn: ``fn(run, state, *args, before, count, evaluates)`` returns the state after ``count`` further
             updates, at most :data:`MOST`, beyond the ``before`` updates so far; their losses, ``(MOST,)``,
             :data:`NOT_TAKEN` beyond; and whether the run is over. A module-level pure function. ``evaluates`` is False
             for runs without evaluation.
@@ -321,7 +319,6 @@ class Runs:
           steps: number of updates, of all runs or of each.
           *args: further arguments of each run.
           name: what is trained, for the display.
-          static: hashable arguments, part of the compiled program.
           begins: number of updates before this training, from which ``before`` counts.
           parts: number of equal parts of the training, after each of which ``between`` is called.
           between: ``(states, updates so far) -> states`` after a part.
@@ -332,7 +329,7 @@ class Runs:
         losses: list[list[np.ndarray]] = [[] for _ in range(len(self))]
         done, longest, ended = 0, int(each.max(initial=0)), {}
         stops = sorted({*each.tolist(), *(-(-longest * i // parts) for i in range(1, parts + 1))} - {0})
-        pace = self._clock.paces.setdefault((fn, static, self.shape), Pace(self.monitor))
+        pace = self._clock.paces.setdefault((fn, self.shape), Pace(self.monitor))
         with self.monitor.over(longest, name) as show:
             while active:
                 if self._clock.began and not self.monitor.has_time(pace.one):
@@ -341,7 +338,7 @@ class Runs:
                 began, programs, self._clock.began = time.monotonic(), often_compiled.programs(), True
                 shared, told = (np.int32(begins + done), np.int32(count), np.bool_(self.watches)), {}
                 for g in active:
-                    now[g], *told[g] = self._call(fn, g, [Stacked(tuple(now)), *placed], shared, static, True)
+                    now[g], *told[g] = self._call(fn, g, [Stacked(tuple(now)), *placed], shared, True)
                 told = jax.device_get(told)
                 pace.took(count, time.monotonic() - began, often_compiled.programs() > programs)
                 done += count
