@@ -12,10 +12,13 @@ the rate of a large product in float32 and bytes over the rate of a copy, both m
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 import itertools
 import json
+import os
 from pathlib import Path
 import time
 from typing import Any
@@ -122,12 +125,17 @@ def cases(platform: str) -> list[Case]:
 
 
 def operands(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
-    """``x, y, weights, bias, leaves``; the tree with an axis of trees in front, where there are several."""
+    """``x, y, weights, bias, leaves``; the tree with an axis of trees in front, where there are several.
+
+    Samples and splits are whole numbers over powers of 2, so that scores are exact in whatever order they are added: no
+    sample is between two leaves.
+    """
     keys = jax.random.split(jax.random.key(seed), 5)
     trees = (case.trees,) if case.trees > 1 else ()
     shapes = [(case.n, case.p), (case.n, case.k), (*trees, case.nodes, case.p), (*trees, case.nodes)]
     x, y, w, b, v = map(jax.random.normal, keys, [*shapes, (*trees, case.nodes + 1, case.k)])
-    return x, y, w / np.float32(np.sqrt(case.p)), b, v
+    rounded = lambda a, steps: jnp.round(a * steps) / np.float32(steps)
+    return rounded(x, 32), y, rounded(w / np.float32(np.sqrt(case.p)), 256), rounded(b, 2**14) + 2.0**-14, v
 
 
 def program(kernel: Kernel, how: str, case: Case) -> Callable[..., Any]:
@@ -136,12 +144,39 @@ def program(kernel: Kernel, how: str, case: Case) -> Callable[..., Any]:
     return jax.jit(jax.vmap(run, (None, None, 0, 0, 0)) if case.trees > 1 else run)
 
 
-def timed(call: Callable[..., Any], arrays: tuple, seconds: float = 0.5) -> tuple[list[float], float]:
-    """Seconds of each of several calls, and of the first, which compiles."""
-    first = benchmark.seconds(lambda: jax.block_until_ready(call(*arrays)), 1)[0]
-    once = benchmark.seconds(lambda: jax.block_until_ready(call(*arrays)), 1)[0]
-    repeats = int(np.clip(seconds / once, 3, 50))
-    return benchmark.seconds(lambda: jax.block_until_ready(call(*arrays)), repeats), first
+def lowered(call: Any, shapes: Sequence[Any]) -> Any:
+    """Lowers a compiled function for arrays of these shapes; returns the error where the kernel refuses them."""
+    try:
+        return call.lower(*shapes)
+    except Exception as error:
+        return error
+
+
+def compiled(programs: Sequence[Any]) -> list[tuple[Any, float]]:
+    """Compiles lowered functions, as many at once as there are processors.
+
+    Returns:
+      For each function the program, or the error that refused it, and the seconds of its compilation.
+    """
+
+    def build(one: Any) -> tuple[Any, float]:
+        start = time.perf_counter()
+        try:
+            found = one if isinstance(one, Exception) else one.compile()
+        except Exception as error:  # sizes that do not fit the device
+            found = error
+        return found, time.perf_counter() - start
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(build, programs))
+
+
+def timed(call: Callable[..., Any], arrays: tuple, seconds: float = 0.5) -> list[float]:
+    """Returns the seconds of each of several calls, after two to warm up."""
+    run = lambda: jax.block_until_ready(call(*arrays))
+    run()
+    once = benchmark.seconds(run, 1)[0]
+    return benchmark.seconds(run, int(np.clip(seconds / once, 3, 50)))
 
 
 def rates(platform: str) -> tuple[float, float]:
@@ -149,7 +184,7 @@ def rates(platform: str) -> tuple[float, float]:
     size, length = (1024, 2**22) if platform == "cpu" else (8192, 2**28)
     a, long = jnp.ones((size, size)), jnp.ones(length)
     product, copy = jax.jit(lambda a: jnp.matmul(a, a, precision="highest")), jax.jit(lambda a: a + 1)
-    return 2 * size**3 / min(timed(product, (a,))[0]), 8 * length / min(timed(copy, (long,))[0])
+    return 2 * size**3 / min(timed(product, (a,))), 8 * length / min(timed(copy, (long,)))
 
 
 def agree(found: Any, expected: Any) -> bool:
@@ -173,12 +208,11 @@ def _said(error: Exception) -> str:
 def candidates(implementation: str) -> Iterator[Config]:
     """Sizes to try, the heuristic's first."""
     start = backend.HEURISTIC[implementation]
-    changes: dict[str, tuple[int, ...]] = {"tile": (256, 1024), "subtree": (6, 5), "tiles": (4, 64)}
+    changes: list[dict[str, Any]] = [{"tile": 256}, {"tile": 1024}, {"subtree": 6}, {"subtree": 5}]
     if implementation == "triton":
-        changes = {"tile": (32, 128), "warps": (8, 2), "subtree": (4,), "tiles": (32, 512), "stages": (1,)}
-    yield start
-    for name, values in changes.items():
-        yield from (replace(start, **{name: value}) for value in values)
+        changes = [{"tile": 32}, {"warps": 8}, {"subtree": 4}, {"stages": 2}, {"split": False}]
+        changes += [{"tile": 32, "warps": 2}, {"tile": 128, "warps": 8}, {"tile": 32, "subtree": 4, "warps": 2}]
+    yield from (replace(start, **change) for change in [{}, *changes])
 
 
 def _won(config: Config) -> kernels.Winner:
@@ -187,56 +221,60 @@ def _won(config: Config) -> kernels.Winner:
 
 
 def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
-    """The fastest sizes of each kernel and the factor by which they beat XLA, on one case, as far as time allows."""
-    best, case = {}, TUNED
-    arrays, device = operands(case), jax.devices()[0].device_kind
+    """Returns the fastest sizes of each kernel and the factor by which they beat XLA, on one case."""
+    best: dict[str, tuple[Config, float]] = {}
+    arrays, device = operands(TUNED), jax.devices()[0].device_kind
+    winners = backend.MEASURED.setdefault(device, {})
     by_kernel = {one.name: one for one in KERNELS.values()}  # of two the last: with gradients
-    for position, (name, kernel) in enumerate(by_kernel.items()):
-        share = time.monotonic() + (until - time.monotonic()) / (len(by_kernel) - position)
-        plain = program(kernel, "xla", case)
-        expected = plain(*arrays)
-        for config in candidates(implementation):
-            if time.monotonic() > share:
-                break
-            backend.MEASURED.setdefault(device, {})[name] = _won(config)
-            try:
-                call = program(kernel, implementation, case)
-                seconds = float(np.median(timed(call, arrays, 0.1)[0]))
-                right = agree(call(*arrays), expected)
-            except Exception as error:  # sizes that do not fit the device
-                print(f"{name}: {config}: {_said(error)}", flush=True)
+    for name, kernel in by_kernel.items():
+        if time.monotonic() > until:
+            print(f"{name}: not tuned for want of time", flush=True)
+            continue
+        configs, calls = list(candidates(implementation)), [lowered(program(kernel, "xla", TUNED), arrays)]
+        for config in configs:  # sizes are chosen while the function is lowered
+            winners[name] = _won(config)
+            calls.append(lowered(program(kernel, implementation, TUNED), arrays))
+        del winners[name]
+        (plain, _), *programs = compiled(calls)
+        expected, plain_seconds = plain(*arrays), float(np.median(timed(plain, arrays, 0.1)))
+        for config, (call, _) in zip(configs, programs, strict=True):
+            if isinstance(call, Exception):
+                print(f"{name}: {config}: {_said(call)}", flush=True)
                 continue
+            seconds, right = float(np.median(timed(call, arrays, 0.1))), agree(call(*arrays), expected)
             print(f"{name}: {config}: {1e3 * seconds:.3f} ms{'' if right else ', WRONG'}", flush=True)
-            if right and (name not in best or seconds < best[name][1]):
-                best[name] = config, seconds
-        if name in best:
-            plain_seconds = float(np.median(timed(plain, arrays, 0.1)[0]))
-            backend.MEASURED[device][name] = _won(best[name][0])
-            best[name] = best[name][0], plain_seconds / best[name][1]
-        else:
-            backend.MEASURED[device].pop(name, None)
+            if right and (name not in best or plain_seconds / seconds > best[name][1]):
+                best[name] = config, plain_seconds / seconds
+    winners |= {name: _won(config) for name, (config, _) in best.items()}
     return best
 
 
-def compare(name: str, case: Case, implementation: str | None, rate: tuple[float, float]) -> dict[str, Any]:
-    """XLA and the kernel on one case."""
-    kernel, arrays = KERNELS[name], operands(case)
-    operations, moved = kernel.work(case)
-    floor = max(operations / rate[0], moved / rate[1])
-    found: dict[str, Any] = {"kernel": name, **asdict(case), "operations": operations, "bytes": moved, "floor": floor}
-    answers = []
-    for label, how in (("xla", "xla"), ("fused", implementation)):
-        if how is None:
-            continue
-        try:
-            call = program(kernel, how, case)
-            found[label], found[f"{label}_compile"] = timed(call, arrays)
-            answers.append(call(*arrays))
-        except Exception as error:  # does not fit in the memory, or is refused
-            found[f"{label}_error"] = _said(error)
-    if len(answers) == 2:
-        found["agree"] = agree(answers[1], answers[0])
-    return found
+def compare(jobs: Sequence[tuple[Case, str]], implementation: str | None, rate: tuple[float, float]) -> Iterator[dict]:
+    """XLA and the kernel on some cases, compiled together and timed one after the other."""
+    ways = {"xla": "xla"} | ({} if implementation is None else {"fused": implementation})
+    calls = [
+        lowered(program(KERNELS[name], how, case), jax.eval_shape(partial(operands, case)))
+        for case, name in jobs
+        for how in ways.values()
+    ]
+    programs = iter(compiled(calls))
+    for case, name in jobs:
+        operations, moved = KERNELS[name].work(case)
+        floor = max(operations / rate[0], moved / rate[1])
+        found = {"kernel": name, **asdict(case), "operations": operations, "bytes": moved, "floor": floor}
+        arrays, answers = operands(case), []
+        for label in ways:
+            call, found[f"{label}_compile"] = next(programs)
+            try:
+                if isinstance(call, Exception):
+                    raise call
+                found[label] = timed(call, arrays)
+                answers.append(call(*arrays))
+            except Exception as error:  # does not fit in the memory, or is refused
+                found[f"{label}_error"] = _said(error)
+        if len(answers) == 2:
+            found["agree"] = agree(answers[1], answers[0])
+        yield found
 
 
 def row(found: dict[str, Any]) -> list[str]:
@@ -273,18 +311,19 @@ def main(arguments: list[str] | None = None) -> None:
     kept = (benchmark.RESULTS if options.write else Path("results")) / f"kernels/{device.lower().replace(' ', '-')}"
     kept.parent.mkdir(parents=True, exist_ok=True)
     found, left = [], []
-    for case, name in itertools.product(cases(platform), KERNELS):
-        if time.monotonic() > end - 15:
-            left.append(f"{name} at {case}")
+    for case in cases(platform):
+        if time.monotonic() > end - 30:
+            left.append(str(case))
             continue
-        found.append(compare(name, case, implementation, rate))
-        print(" ".join(row(found[-1])), flush=True)
-        record = {"device": device, "rates": rate, "cases": found}
-        kept.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        for one in compare([(case, name) for name in KERNELS], implementation, rate):
+            found.append(one)
+            print(" ".join(row(one)), flush=True)
+            record = {"device": device, "rates": rate, "cases": found}
+            kept.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     notes = (
-        f"{device}: {rate[0] / 1e12:.2f} x 10^12 floating-point operations a second in a large product in float32, "
-        f"{rate[1] / 1e9:.0f} GB a second in a copy. Medians and half the interquartile range; the first call apart. "
-        f"Samples-trees a second count every tree.\n"
+        f"{device}: {rate[0] / 1e12:.2f} x 10^12 floating-point operations a second in a large product, "
+        f"{rate[1] / 1e9:.0f} GB a second in a copy. Medians and half the interquartile range. Compilation is apart, "
+        f"of up to {os.cpu_count()} programs at once. Samples-trees a second count every tree.\n"
     )
     if best:
         size = f"depth {TUNED.depth}, p {TUNED.p}, n {TUNED.n:,}"

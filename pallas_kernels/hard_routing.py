@@ -84,11 +84,11 @@ def _tile(layout: Layout, refs: SimpleNamespace) -> None:
     xs = tiles.features(layout, refs.x, slice(None))
     right, left = refs.right[...], refs.left[...]
     if layout.top:
-        z = tiles.scores(layout, refs.top_w, (), refs.top_b[...], xs)
+        z = tiles.scores(layout, refs, "top_w", bias=refs.top_b[...], xs=xs)
         top = tiles.reached(z, refs.top_right[...], refs.top_left[...], layout.top)
 
     def visit(t: Any, sums: dict) -> dict:
-        z = tiles.scores(layout, refs.w, (t,), refs.b[t], xs)
+        z = tiles.scores(layout, refs, "w", t, bias=refs.b[t], xs=xs)
         at = tiles.reached(z, right, left, layout.sub)
         if layout.top:
             at = at * tiles.row(top, t)

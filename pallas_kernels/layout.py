@@ -28,6 +28,7 @@ class Layout:
       tiles: number of tiles that one program of a gradient loops over.
       rows: multiple that rows of a product are padded to, a power of two.
       features: number of features of one product.
+      split: whether products of float32 numbers are products of their bfloat16 parts.
     """
 
     depth: int
@@ -39,6 +40,7 @@ class Layout:
     tiles: int
     rows: int
     features: int
+    split: bool = False
 
     @property
     def sub(self) -> int:

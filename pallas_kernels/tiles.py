@@ -27,16 +27,22 @@ def splits(layout: Layout, x: jax.Array, weights: jax.Array, bias: jax.Array, *,
     Those of all subtrees, or (``each``) of the subtree given by the grid's second axis.
     """
     padded = jnp.pad(weights.astype(x.dtype), ((0, 0), (0, layout.p_rows - layout.p)))
-    parts = zip(layout.cut(padded), layout.cut(bias.astype(jnp.float32)[:, None]), strict=True)
-    (top_w, top_b), (w, b) = parts
+    (top_w, w), (top_b, b) = layout.cut(padded), layout.cut(bias.astype(jnp.float32)[:, None])
     below = one_subtree if each else whole
-    operands = {"w": below(w), "b": below(b)}
-    operands |= {name: whole(jnp.asarray(a)) for name, a in zip(("right", "left"), layout.of_subtree, strict=True)}
+    operands = {"b": below(b)} | {name: below(part) for name, part in _named("w", w, layout.split)}
+    matrices = zip(("right", "left"), layout.of_subtree, strict=True)
+    operands |= {name: whole(jnp.asarray(a, jnp.bfloat16)) for name, a in matrices}
     if layout.top:
-        operands |= {"top_w": whole(top_w), "top_b": whole(top_b)}
+        operands |= {"top_b": whole(top_b)}
+        operands |= {name: whole(part) for name, part in _named("top_w", top_w, layout.split)}
         matrices = zip(("top_right", "top_left"), layout.of_top, strict=True)
-        operands |= {name: whole(jnp.asarray(a)) for name, a in matrices}
+        operands |= {name: whole(jnp.asarray(a, jnp.bfloat16)) for name, a in matrices}
     return operands
+
+
+def _named(name: str, a: jax.Array, split: bool) -> list[tuple[str, jax.Array]]:
+    """Returns the array under its name, or its parts under numbered names."""
+    return [(f"{name}{i}", part) for i, part in enumerate(parts(a))] if split else [(name, a)]
 
 
 def samples(layout: Layout, width: int, **arrays: jax.Array | None) -> dict[str, In]:
@@ -70,6 +76,39 @@ def dot(a: jax.Array, b: jax.Array, over: tuple[Axis, Axis] = (1, 0)) -> jax.Arr
     return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
+Parts = tuple[jax.Array, ...]  # bfloat16 numbers, largest first, whose sum is a float32 number
+
+
+def parts(a: jax.Array) -> Parts:
+    """Returns the three bfloat16 numbers whose sum is ``a`` exactly, for finite numbers; a bfloat16 array as it is.
+
+    The bits are cut by a mask: compilers remove a conversion to a shorter type and back.
+    """
+    if a.dtype == jnp.bfloat16:
+        return (a,)
+    found, rest = [], a
+    for _ in range(3):
+        bits = jax.lax.bitcast_convert_type(rest, jnp.int32) & jnp.int32(-(2**16))
+        high = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        found.append(high.astype(jnp.bfloat16))
+        rest = rest - high
+    return tuple(found)
+
+
+def dot_of_parts(a: Parts, b: Parts, over: tuple[Axis, Axis] = (1, 0)) -> jax.Array:
+    """Returns the product of numbers given by their parts, for matrix units that multiply bfloat16 numbers.
+
+    Products of parts below 2**-24 of the largest are left out. The smallest are added first.
+    """
+    pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < 3]
+    return sum(dot(a[i], b[j], over) for i, j in sorted(pairs, key=sum, reverse=True))  # type: ignore[return-value]
+
+
+def dot_of_ones(ones: jax.Array, a: jax.Array, over: tuple[Axis, Axis] = (1, 0)) -> jax.Array:
+    """Returns the product of a bfloat16 matrix of zeros and ones with float32 numbers, in full precision."""
+    return dot_of_parts((ones,), parts(a), over)
+
+
 def of_leaves(values: jax.Array, a: jax.Array) -> jax.Array:
     """``values.T @ a`` for ``(leaves, k)`` and ``(leaves, tile)``; for one output without a matrix product."""
     return (values * a).sum(0, keepdims=True) if values.shape[1] == 1 else dot(values, a, (0, 0))
@@ -92,7 +131,7 @@ def row(a: jax.Array, index: Any) -> jax.Array:
 
 def row_as_column(a: jax.Array, index: Any) -> jax.Array:
     """Row ``index`` as ``(columns, 1)``, by a product with one-hot columns."""
-    at = ones(jax.lax.broadcasted_iota(jnp.int32, (a.shape[0], 16), 0) == index)
+    at = ones(jax.lax.broadcasted_iota(jnp.int32, (a.shape[0], 16), 0) == index).astype(a.dtype)
     return dot(a, at, (0, 0)).sum(1, keepdims=True) / 16
 
 
@@ -108,20 +147,36 @@ def _numbers(a: jax.Array, axis: int) -> jax.Array:
 # --- Routing ---------------------------------------------------------------------------------------------------------
 
 
-def features(layout: Layout, x: Any, samples: Any) -> list[jax.Array]:
-    """Returns the samples of a tile in blocks of features."""
-    return [x[block, samples] for block in layout.blocks_of_features]
+def features(layout: Layout, x: Any, samples: Any) -> list[Any]:
+    """Returns the samples of a tile in blocks of features; as parts, where products are those of parts."""
+    blocks = [x[block, samples] for block in layout.blocks_of_features]
+    return [parts(x) for x in blocks] if layout.split else blocks
 
 
-def scores(layout: Layout, w: Any, index: tuple, bias: jax.Array, xs: list[jax.Array]) -> jax.Array:
-    """Returns the scores of the nodes whose weights are ``w[index]``."""
-    return sum((dot(w[(*index, slice(None), f)], x) for f, x in zip(layout.blocks_of_features, xs, strict=True)), bias)
+def weights(refs: SimpleNamespace, name: str, *index: Any) -> Any:
+    """Returns ``refs.name[index]``, or the parts of it."""
+    if hasattr(refs, name):
+        return getattr(refs, name)[index]
+    return tuple(part[index] for key, part in vars(refs).items() if key.rstrip("012") == name)
+
+
+def scores(layout: Layout, refs: SimpleNamespace, name: str, *index: Any, bias: jax.Array, xs: list[Any]) -> jax.Array:
+    """Returns the scores of the nodes whose weights are the operand ``name`` at an index."""
+    blocks = zip(layout.blocks_of_features, xs, strict=True)
+    return sum((product(weights(refs, name, *index, slice(None), f), x) for f, x in blocks), bias)
+
+
+def product(a: Any, b: Any, over: tuple[Axis, Axis] = (1, 0)) -> jax.Array:
+    """Returns the product of two arrays, of which either may be given by its parts."""
+    if not (isinstance(a, tuple) or isinstance(b, tuple)):
+        return dot(a, b, over)
+    return dot_of_parts(*(one if isinstance(one, tuple) else parts(one) for one in (a, b)), over)
 
 
 def log_weights(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, leaves: int) -> jax.Array:
     """Returns the logarithms of the weights of leaves; about minus infinity for padding."""
     to_right, to_left = route.logs(z)
-    log = dot(right, to_right) + dot(left, to_left)
+    log = dot_of_ones(right, to_right) + dot_of_ones(left, to_left)
     return log if leaves == log.shape[0] else jnp.where(_numbers(log, 0) < leaves, log, -1e9)
 
 
@@ -133,7 +188,7 @@ def slopes(route: Route, z: jax.Array, refs: SimpleNamespace, samples: Any) -> P
 def score_gradient(right: jax.Array, left: jax.Array, change: jax.Array, slopes: Pair) -> jax.Array:
     """Returns the gradient for scores, for gradients ``change`` for relative leaf weights: see routes.py."""
     slope_right, slope_left = slopes
-    return dot(right, change, (0, 0)) * slope_right + dot(left, change, (0, 0)) * slope_left
+    return dot_of_ones(right, change, (0, 0)) * slope_right + dot_of_ones(left, change, (0, 0)) * slope_left
 
 
 def reached(z: jax.Array, right: jax.Array, left: jax.Array, depth: int) -> jax.Array:
@@ -141,8 +196,7 @@ def reached(z: jax.Array, right: jax.Array, left: jax.Array, depth: int) -> jax.
 
     Signs, and sums of up to ten of them, are exact in products of bfloat16 numbers.
     """
-    turns, decisions = (right - left).astype(jnp.bfloat16), (2 * ones(z > 0) - 1).astype(jnp.bfloat16)
-    return ones(dot(turns, decisions) > depth - 0.5)
+    return ones(dot(right - left, (2 * ones(z > 0) - 1).astype(jnp.bfloat16)) > depth - 0.5)
 
 
 def number(layout: Layout, at: jax.Array, subtree: Any) -> jax.Array:

@@ -1,6 +1,7 @@
 """The fused kernels: one battery against their plain definitions, and what they lower to without the hardware."""
 
 import contextlib
+from dataclasses import replace
 from functools import partial
 import itertools
 
@@ -20,11 +21,12 @@ from pallas_kernels import Config, backend, layout
 # program and several blocks of features.
 WHOLE = Config("interpret", tile=16, tiles=1, subtree=10, rows=8, features=1024)
 CUT = Config("interpret", tile=8, tiles=2, subtree=2, rows=16, features=16, programs=1)
-CONFIGS = {"whole": WHOLE, "cut": CUT}
+SPLIT = replace(CUT, split=True)  # products of parts in bfloat16
+CONFIGS = {"whole": WHOLE, "cut": CUT, "split": SPLIT}
 ROUTES = ("sigmoid", "smooth_step", "violation")
 
 # n around the blocks of 8 and 16; depths 1 to 5 (those to 10: slow, and the hard kernel).
-SIZES = [("whole", (1, 1, 1, 1)), ("cut", (16, 21, 3, 10)), ("whole", (17, 5, 4, 26)), ("cut", (37, 21, 5, 1))]
+SIZES = [("whole", (1, 1, 1, 1)), ("cut", (16, 21, 3, 10)), ("whole", (17, 5, 4, 26)), ("split", (37, 21, 5, 1))]
 WIDE = [*itertools.product((15, 17), (7, 21), (3, 4), (1, 10)), (37, 784, 4, 1), (31, 3, 8, 1), (17, 2, 10, 26)]
 
 
@@ -108,6 +110,30 @@ def test_values_and_gradients(case):
     assert_is_plain(name, CONFIGS[config], operands(*size), 1e-6 * max(3, size[2]))
 
 
+# On the accelerator that is here: sizes beside those of its blocks.
+DEVICE = {"gpu": "triton", "tpu": "tpu"}.get(jax.default_backend(), "")
+on_a_device = pytest.mark.skipif(not DEVICE, reason="there is no accelerator here")
+REFUSED = ("soft smooth_step", "triton")
+
+
+@on_a_device
+@pytest.mark.parametrize("size", [(1000, 5, 3, 1), (513, 21, 6, 1), (4097, 32, 8, 3), (300, 128, 5, 10)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_gradients_on_the_device(name, size):
+    if (name, DEVICE) == REFUSED:
+        pytest.skip("refused by Triton's kernel")
+    assert_is_plain(name, DEVICE, operands(*size), 1e-5 * size[2])
+
+
+@on_a_device
+@pytest.mark.parametrize("size", [(1000, 5, 3, 1), (4097, 32, 8, 3), (300, 128, 10, 10)], ids=str)
+def test_hard_on_the_device(size):
+    args = operands(*size)
+    leaf, out = jax.jit(partial(kernels.hard_routing, implementation=DEVICE))(*args)
+    np.testing.assert_array_equal(leaf, oracles.walk(*args[1:3], args[0]))
+    np.testing.assert_array_equal(out, args[3][leaf])
+
+
 @pytest.mark.parametrize("depth", sweeps.quick(range(1, 11), (1, 4, 5)))
 def test_hard(depth):
     config = WHOLE if depth % 2 else CUT
@@ -119,7 +145,7 @@ def test_hard(depth):
     assert leaf.dtype == jnp.int32 and len(np.unique(leaf)) > 1
 
 
-@pytest.mark.parametrize("config", sweeps.quick(CONFIGS.values(), [CUT]), ids=CONFIGS)
+@pytest.mark.parametrize("config", sweeps.quick(CONFIGS.values(), [CUT, SPLIT]), ids=CONFIGS)
 def test_hard_near_ties(config):
     """Scores of whole numbers over 2^20: exactly 0, or as near as float32 tells apart; no product may be rounded."""
     rng = np.random.default_rng(0)
@@ -324,6 +350,10 @@ def lowered(name, implementation, platform, args, batched=False):
 @pytest.mark.parametrize("name", LOWERED)
 def test_lowers(name, implementation, platform):
     """At both ends of the sizes, the small one in the shorter dtype and where 64 bits are asked for."""
+    if (name, implementation) == REFUSED:
+        with pytest.raises(NotImplementedError, match="'triton' has no smooth steps: implementation='xla' runs"):
+            lowered(name, implementation, platform, operands(10, 3, 2, 1))
+        return
     for size, dtype, wide in [((1000, 784, 10, 10), jnp.float32, False), ((1000, 21, 3, 1), jnp.bfloat16, True)]:
         with jax.enable_x64(wide):
             args = operands(*size, dtype=dtype)
@@ -336,6 +366,7 @@ def test_two_axes_of_trees_are_one_kernel(implementation, platform):
     assert lowered("path_sum", implementation, platform, args, batched=True) == 4
 
 
+@pytest.mark.skipif(bool(DEVICE), reason="there is an accelerator here")
 @pytest.mark.parametrize("implementation", ["tpu", "triton"])
 def test_refused_where_it_cannot_run(implementation):
     for call in (kernels.hard_routing, jax.jit(kernels.hard_routing, static_argnames="implementation")):

@@ -1,0 +1,103 @@
+"""The first and the second fit of every recipe in a fresh process: seconds, and the score on held-out rows.
+
+python -m experiments.bench_fits [--only NAME ...] [--jobs 1] [--write]
+
+A first fit includes the compilation of its programs. The second fit has another key and the same shapes. Processor
+seconds count what all cores do; importing is apart. On an accelerator wall-clock seconds count, and several processes
+at once (``--jobs``) change them.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+import json
+import time
+from typing import Any
+
+from experiments import benchmark
+
+TABLES = ("diabetes", "breast cancer")
+RECIPES = {
+    "CO2": "CO2()",
+    "NonGreedy": "NonGreedy()",
+    "GET": "GET()",
+    "GET, linear leaves": "GET(leaves='linear')",
+    "RADDT": "RADDT()",
+    "DGT": "DGT()",
+    "TEL": "TEL()",
+    "LatentTree": "LatentTree()",
+    "Bagged DGT": "Bagged(base=jtrees.DGT())",
+    "Boosted, 60 rounds": "Boosted(rounds=60)",
+    "Polished CO2": "Polished(base=jtrees.CO2())",
+    "BestOf": "BestOf(jtrees.CO2())",
+    "estimator": "",
+}
+
+
+def fits(name: str, table: str) -> dict[str, Any]:
+    """Fits one recipe twice: wall-clock and processor seconds, and the score of the first fit."""
+    import jax
+    from sklearn import datasets, metrics
+    from sklearn.model_selection import train_test_split
+
+    import jtrees
+    from jtrees import estimators
+
+    load = {"diabetes": datasets.load_diabetes, "breast cancer": datasets.load_breast_cancer}[table]
+    x, y = load(return_X_y=True)
+    x, x_test, y, y_test = train_test_split(x, y, random_state=0)
+    task = "classification" if table == "breast cancer" else "regression"
+    classes = task == "classification"
+    estimator = estimators.TreeClassifier if classes else estimators.TreeRegressor
+    metric = metrics.accuracy_score if classes else metrics.r2_score
+
+    def fit(seed: int) -> float:
+        if not RECIPES[name]:
+            return estimator(random_state=seed).fit(x, y).score(x_test, y_test)
+        recipe = eval(f"jtrees.{RECIPES[name]}", {"jtrees": jtrees})
+        found = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task=task)
+        answers = found.predict(x_test)
+        return float(metric(y_test, answers.argmax(1) if classes else answers))
+
+    times, scores = [], []
+    for seed in (0, 1):
+        wall, processor = time.perf_counter(), time.process_time()
+        scores.append(fit(seed))
+        times.append((time.perf_counter() - wall, time.process_time() - processor))
+    return {"first": times[0], "second": times[1], "score": scores[0], "device": jax.devices()[0].device_kind}
+
+
+def main() -> None:
+    """Runs every recipe on every table, each in a process of its own."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--table", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--child", action="store_true")
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(fits(options.only[0], options.table[0])))
+        return
+
+    def run(job: tuple[str, str]) -> dict[str, Any] | None:
+        try:
+            found = benchmark.child("experiments.bench_fits", "--child", "--only", job[0], "--table", job[1])
+        except RuntimeError as error:  # what fails is a row without numbers, and the others go on
+            print(*job, error, flush=True)
+            return None
+        print(*job, found, flush=True)
+        return found
+
+    jobs = [(name, table) for table in options.table for name in options.only]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(run, jobs))
+    rows = []
+    for (name, table), one in zip(jobs, results, strict=True):
+        numbers = [f"{seconds:.2f}" for seconds in (*one["first"], *one["second"])] if one else ["failed"] * 4
+        rows.append([table, name, *numbers, f"{one['score']:.3f}" if one else "-"])
+    header = ["table", "recipe", "first fit, s", "processor s", "second fit, s", "processor s", "R² or accuracy"]
+    device = next((one["device"] for one in results if one), "no device")
+    notes = f"On {device}, {options.jobs} processes at once, default options, a quarter of the rows held out."
+    benchmark.write("bench_fits", f"--jobs {options.jobs}", header, rows, notes, committed=options.write)
+
+
+if __name__ == "__main__":
+    main()
