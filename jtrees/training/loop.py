@@ -10,6 +10,7 @@ import inspect
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend.random import threefry_2x32
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
@@ -21,6 +22,7 @@ Params = Any  # a pytree of arrays
 Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
 # In a history, the loss of a step that was not taken. No loss is so low; NaN would stop a program under jax_debug_nans.
 NOT_TAKEN = -np.inf
+_ORDER = (0x9E3779B9, 0x7F4A7C15)  # sets the words that shuffle the rows apart from all others of a run's key
 
 
 def at_step(value: Number, step: Array | int) -> Any:
@@ -287,7 +289,6 @@ def one_step(
     def once(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:
         if shared_step is not None:
             state = state.replace(step=jnp.asarray(shared_step, jnp.int32))
-        _, order_key, loss_key = _keys(state.key)
         score_value, best_so_far, step = jnp.full((), jnp.inf, dtype), state.best, state.step
         if (traced or score_every) and not free:
             due = (score_every > 0) & (step % jnp.maximum(score_every, 1) == 0)
@@ -309,8 +310,8 @@ def one_step(
             step = step + evaluations - due.astype(step.dtype)
         batch, order = data, state.order
         if batch_size is not None:
-            batch, order = _batch(data, order, order_key, step, batch_size)
-        key = jax.random.fold_in(loss_key, step)
+            batch, order = _batch(data, order, state.key, step, batch_size)
+        key = jax.random.fold_in(_keys(state.key)[1], step)
         params, opt_state, (loss, batch_score) = updated(state.replace(step=step), batch, key)
         if free:
             score_value = batch_score.astype(dtype)  # full batch: the score is a by-product of the loss
@@ -402,8 +403,8 @@ def normalised(data: Batch) -> Batch:
 
 
 def _keys(key: Array) -> Array:
-    """Returns keys for the initial parameters, the order of samples, and the loss."""
-    return jax.random.split(key, 3)
+    """Returns keys for the initial parameters and for the loss."""
+    return jax.random.split(key)
 
 
 def _score(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
@@ -412,7 +413,7 @@ def _score(method: Method, state: TrainState, data: Batch, score: Callable[[Para
         if value.shape != ():
             raise ValueError(f"score must give one number, got shape {value.shape}")
         return value
-    return _pair(method.loss(state.params, data, key=_keys(state.key)[2], step=state.step))[1]
+    return _pair(method.loss(state.params, data, key=_keys(state.key)[1], step=state.step))[1]
 
 
 def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
@@ -423,11 +424,7 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
 
     # Each device shuffles its shard of the rows, and batches take equally many of each, so that no row moves.
     def shuffle() -> Array:
-        drawn = jax.random.fold_in(key, epoch)
-        if parts == 1:
-            return jax.random.permutation(drawn, n).astype(order.dtype)
-        each = lambda key: jax.random.permutation(key, n // parts).astype(order.dtype)
-        return jax.vmap(each)(jax.random.split(drawn, parts)).reshape(n)
+        return _random_words(key, epoch, n).reshape(parts, n // parts).argsort(axis=1).reshape(n).astype(order.dtype)
 
     order = jax.lax.cond(i == 0, shuffle, lambda: order)
     if parts == 1:
@@ -441,6 +438,16 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
         return sharding.keep_rows(picked).reshape(batch_size, *a.shape[1:])
 
     return jax.tree.map(pick, data), order
+
+
+def _random_words(key: Array, epoch: Array, n: int) -> Array:
+    """Returns ``n`` random 32-bit words for an epoch.
+
+    One call of the generator makes them: the words are numbered through all epochs. A key for each epoch would take
+    three calls, and each call costs a tenth of a second of compilation.
+    """
+    words = jax.random.key_data(key).ravel()[-2:] ^ jnp.array(_ORDER, jnp.uint32)
+    return threefry_2x32(words, epoch.astype(jnp.uint32) * n + jnp.arange(n, dtype=jnp.uint32))
 
 
 # --- Checks ----------------------------------------------------------------------------------------------------------
