@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrees import blocking, leaves as kinds, routing, sharding, topology, validation
+from jtrees import blocking, routing, sharding, topology, validation
 from jtrees.routing import sharp
 from jtrees.routing.by_level import with_one
 from jtrees.routing.soft import leaf_weights
@@ -290,7 +290,7 @@ def expected_loss(
       The loss, and leaf numbers ``(n,)`` in int32.
     """
     _check_route(route)
-    able = isinstance(route, str) and leaf_losses is None and isinstance(leaves, (kinds.Constant, kinds.Logit))
+    able = isinstance(route, str) and leaf_losses is None and leaves.kernel is not None
     how = _chosen("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
@@ -356,9 +356,8 @@ def _data_gradient(leaf_losses, route, wanted, weights, bias, leaves, x, y, shar
 
 def _visit_fused(route, how, weights, bias, leaves, x, y, share):
     def loss(weights, bias, leaves):
-        values, classes = leaves.values, isinstance(leaves, kinds.Logit)
-        flat, targets = values.reshape(len(values), -1), y if classes else y.reshape(len(y), -1)
-        options = {"loss": "log" if classes else "squared", "route": route, "implementation": how}
+        values, targets = leaves.values, y if leaves.kernel == "log" else y.reshape(len(y), -1)
+        flat, options = values.reshape(len(values), -1), {"loss": leaves.kernel, "route": route, "implementation": how}
         return kernels.expected_loss(x, targets, weights, bias, flat, share=share, **options)
 
     (total, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(weights, bias, leaves)

@@ -12,12 +12,11 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import exact, io, ops, prediction, processes, pytree, sharding, topology, validation
-from jtrees.leaves.constant import Frequency, Logit, exact_text, listed, number_text
-from jtrees.leaves.estimates import Estimates
 from jtrees.leaves.hierarchical import refit_hierarchical
-from jtrees.leaves.linear import Linear, linear_text
+from jtrees.leaves.linear import linear_text
 from jtrees.segments import Array
 from jtrees.tasks import Policy
+from jtrees.text import exact_text, listed, number_text
 
 _READ = 8  # digits above which text is for computing, not for reading
 _REWARD_DIGITS = 3
@@ -94,7 +93,7 @@ class ObliqueTree:
         given = [array for array in (x, y, sample_weight) if array is not None]
         refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
         on_host = all(isinstance(array, np.ndarray) for array in given) and not validation.is_traced(self)
-        if on_host and not isinstance(self.leaves, Linear):
+        if on_host and self.leaves.is_constant:
             weight = None if sample_weight is None else sample_weight.astype(np.float64)
             return self.with_absolute(refit(self.leaf_index(x), x, y, weight))
         if self.origin is not None:
@@ -226,13 +225,12 @@ class ObliqueTree:
     @property
     def classes(self) -> int | None:
         """Number of classes, or of actions of a policy, among which the leaves choose; None for leaves of numbers."""
-        classes = isinstance(self.leaves, (Frequency, Logit)) or self.is_policy
-        return self.leaves.values.shape[-1] if classes else None
+        return self.leaves.classes
 
     @property
     def is_policy(self) -> bool:
         """Whether leaves choose an action, as those of :class:`jtrees.Policy`."""
-        return isinstance(self.leaves, Estimates) and self.leaves.loss.link == "softmax"
+        return self.leaves.choice == "action"
 
     def prune(self, x: ArrayLike) -> "ObliqueTree":
         """Returns the tree without splits that do not divide ``x``; they become nodes of zero weights.
@@ -445,11 +443,6 @@ class ObliqueTree:
         :meth:`to_text`; ``short`` has the largest terms of linear leaves first, and no bounds.
         """
         y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
-        if self.is_policy and (class_names := shown.get("class_names")) is not None:
-            played = np.asarray(self.leaves.predictions())[leaf]
-            if played.max() == 1:
-                return str(class_names[played.argmax()])
-            return Frequency(self.leaves.predictions()).describe(leaf, names, digits, **shown)
         return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
 
     def with_short_origin(self, deviations: np.ndarray | None, digits: int) -> "ObliqueTree":
@@ -464,12 +457,8 @@ class ObliqueTree:
         places = -np.floor(np.log10(np.where(deviations > 0, deviations, 1))).astype(int)
         short = np.array([round(value, place) for value, place in zip(zero.tolist(), places.tolist(), strict=True)])
         wide, moved = (lambda a: np.asarray(a, np.float64)), short - zero
-        leaves = self.leaves
-        if isinstance(leaves, Linear):
-            intercept = wide(leaves.intercept) + np.einsum("lp...,p->l...", wide(leaves.coefficients), moved)
-            leaves = leaves.replace(intercept=intercept)
         bias = wide(self.bias) + wide(self.weights) @ moved
-        return self.replace(bias=bias, leaves=leaves, origin=self.origin.replace(x=short))
+        return self.replace(bias=bias, leaves=self.leaves.moved(moved), origin=self.origin.replace(x=short))
 
     def counted(self, names: Sequence[str]) -> list[str]:
         """Returns names of the features relative to the origin, as ``"(year - 2000)"``."""
@@ -481,14 +470,15 @@ class ObliqueTree:
         return relative
 
     def __repr__(self) -> str:
-        kind = type(self.leaves).__name__
         if validation.is_traced(self) or not isinstance(self.weights, (jax.Array, np.ndarray)):
             return f"ObliqueTree(weights={self.weights!r}, bias={self.bias!r}, leaves={self.leaves!r})"
         if self.weights.ndim != 2:
-            return f"ObliqueTree(batch={self.weights.shape[:-2]}, features={self.weights.shape[-1]}, {kind})"
+            return (
+                f"ObliqueTree(batch={self.weights.shape[:-2]}, features={self.weights.shape[-1]}, {self.leaves.name})"
+            )
         return (
             f"ObliqueTree(depth={self.depth}, features={self.weights.shape[1]}, splits={int(self.splits.sum())}, "
-            f"leaves={self.num_leaves}, parameters={self.num_parameters}, {kind})"
+            f"leaves={self.num_leaves}, parameters={self.num_parameters}, {self.leaves.name})"
         )
 
 

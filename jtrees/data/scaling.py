@@ -10,8 +10,7 @@ import numpy as np
 
 from jtrees import compilation, io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
-from jtrees.leaves import Constant, Estimates, Linear, kind_of, refit_hierarchical
-from jtrees.segments import common
+from jtrees.leaves import kind_of, refit_hierarchical
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list
@@ -200,7 +199,7 @@ class Data(NamedTuple):
         (x, y, weight), task = (self.table.x, self.table.y, self.table.weight), self.table.task
         leaf = np.asarray(splits.leaf_index(x))
         empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
-        if isinstance(empty, Linear):
+        if not empty.is_constant:
             fitted, criterion = _refit(empty, np.pad(leaf, (0, len(self.batch.x) - len(x)), mode="edge"), self.batch)
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
@@ -221,26 +220,20 @@ class Data(NamedTuple):
         """
         y, weight = self.table.y, np.ones(len(leaf)) if self.table.weight is None else self.table.weight
         y = y if tree.origin is None or tree.origin.y is None else y - np.asarray(tree.origin.y, np.float64)
-        if isinstance(tree.leaves, Linear):
-            return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
-        values = np.asarray(tree.leaves.values)
-        exact = common(leaf, y, len(values), weight, values)
-        close = np.abs(exact - values) <= _ROUNDING * self.scaling.y_unit
-        return tree.replace(leaves=Constant(np.where(close, exact, values)))
+        return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
 
     def with_fitted(self, tree: ObliqueTree) -> ObliqueTree:
         """Returns the tree, with the leaves of :meth:`refit` in place of those that equal them up to rounding.
 
         For trees of which it is not known whether their leaves were fitted or learnt.
         """
-        if isinstance(tree.leaves, Linear):
+        if not tree.leaves.is_constant:
             return self.with_common(tree, np.asarray(tree.leaf_index(self.table.x)))
         fitted = self.refit(tree, "constant")[0]
-        if type(fitted.leaves) is not type(tree.leaves):
+        if fitted.leaves.name != tree.leaves.name:
             return tree
-        link = tree.leaves.loss.link if isinstance(tree.leaves, Estimates) else "identity"
         unit = self.scaling.y_unit
-        unit = unit if link in ("identity", "sorted") and unit is not None else 1.0
+        unit = unit if tree.leaves.loss.link in ("identity", "sorted") and unit is not None else 1.0
         old, new = (np.asarray(one.leaves.values, np.float64) for one in (tree, fitted))
         alike = (np.abs(old - new) <= _ROUNDING * unit).reshape(len(old), -1).all(1)
         values = np.where(alike.reshape(-1, *[1] * (old.ndim - 1)), new, old)

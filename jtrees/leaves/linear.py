@@ -1,7 +1,7 @@
 """Linear leaves: a linear model of the features in each."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,11 @@ from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, sharding, validation
-from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
-from jtrees.segments import Array, common, module_of
+from jtrees.losses.errors import SquaredError
+from jtrees.losses.means import uniform_targets
+from jtrees.segments import Array, common, effective, module_of
+from jtrees.text import number_text
 
 _BLOCK = 4096  # rows evaluated together on the host
 _LARGE = 100  # binary exponent from which products may overflow in float32
@@ -33,6 +35,12 @@ class Linear:
     intercept: Float[Array, "leaves *k"]
     lower: Float[Array, "leaves *k"] | None = None
     upper: Float[Array, "leaves *k"] | None = None
+
+    is_constant: ClassVar[bool] = False
+    name: ClassVar[str] = "Linear"
+    choice: ClassVar[None] = None
+    classes: ClassVar[None] = None
+    kernel: ClassVar[None] = None
 
     @classmethod
     def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Linear":
@@ -93,7 +101,7 @@ class Linear:
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
         """Returns the squared error of every leaf on every sample; of several outputs the mean."""
-        return squared_losses(self.outputs(x), y)
+        return SquaredError().of_outputs(self.outputs(x), y)
 
     def trainable(self) -> "Linear":
         """Returns leaves without bounds, beyond which there is no gradient."""
@@ -105,9 +113,26 @@ class Linear:
         """
         return Linear(*fit_shrunk(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight)))
 
+    def refit_shrunk(
+        self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **_: Any
+    ) -> tuple["Linear", Any]:
+        """Returns the leaves of :meth:`refit`, and 0, as hierarchical shrinkage is for values."""
+        return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
+
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the mean squared error expected on new samples."""
         return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
+
+    def hardened(self) -> "Linear":
+        """Returns the leaves themselves, which a hard tree can hold."""
+        return self
+
+    def moved(self, change: np.ndarray) -> "Linear":
+        """Returns the leaves for features whose origin moves by ``change``, ``(p,)``, in double precision."""
+        wide = lambda a: np.asarray(a, np.float64)
+        return self.replace(
+            intercept=wide(self.intercept) + np.einsum("lp...,p->l...", wide(self.coefficients), change)
+        )
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
         """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the old ones.
@@ -121,6 +146,11 @@ class Linear:
         intercept = raw(self.intercept) - np.einsum("lp...,p->l...", slopes, wide(x_zero))
         bounds = [None if bound is None else raw(bound) for bound in (self.lower, self.upper)]
         return Linear(sharding.from_host(slopes, np.float32), intercept, *bounds)
+
+    def with_outputs(self, fn: Any) -> "Linear":
+        """Returns the leaves with a function applied to intercepts and bounds."""
+        changed = {name: getattr(self, name) for name in ("intercept", "lower", "upper")}
+        return self.replace(**{name: fn(of) for name, of in changed.items() if of is not None})
 
     def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray, rounding: Any) -> "Linear":
         """Returns the leaves with exactly the value that all targets of a leaf have, where its bounds are this value up

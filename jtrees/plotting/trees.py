@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees.leaves.linear import Linear, largest_terms, smaller_terms
+from jtrees.leaves.linear import largest_terms, smaller_terms
 from jtrees.plotting._common import features_of, new_axes, tree_of
 
 _POINTS = 10  # font size
@@ -74,7 +74,7 @@ def plot_tree(
     def leaf_text(leaf: int) -> str:
         shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
         answer = tree.describe_leaf(leaf, names, digits, short=True, **shown)
-        answer = _terms(answer, max_terms) if isinstance(tree.leaves, Linear) else _filled(answer, max_terms)
+        answer = _filled(answer, max_terms) if tree.leaves.is_constant else _terms(answer, max_terms)
         return "\n".join([answer, *(_filled(text, max_terms) for text in rows[leaf])])
 
     def box_of(node: int, level: int, row: int) -> _Box:

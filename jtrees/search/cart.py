@@ -11,8 +11,8 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
-from jtrees.leaves.constant import effective, ones_or
 from jtrees.leaves.shrunk import LEAST_FREE, decomposed
+from jtrees.segments import effective, ones_or
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree

@@ -15,7 +15,7 @@ import optax
 
 from jtrees import ops, pytree, routing, splitting, topology, training
 from jtrees.data import Data, without_padding
-from jtrees.leaves.hierarchical import STRENGTHS, refit_and_strength
+from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
 from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree
 from jtrees.search.cart import ridge_directions
@@ -233,7 +233,7 @@ class Greedy:
             # 1 + m / 2 to 1 + m / 10), this had the best mean score on 23 data sets. A split of one feature costs 2, as
             # in other trees.
             cost = 1 + jnp.sqrt((tree.weights != 0).sum(1).astype(batch.x.dtype))
-            shrunk = partial(refit_and_strength, leaves, leaf, *batch, cost=cost)
+            shrunk = partial(leaves.refit_shrunk, leaf, *batch, cost=cost)
             strengths = jnp.asarray(STRENGTHS, batch.x.dtype)
 
             def best() -> tuple[Array, Array]:
