@@ -470,15 +470,14 @@ class ObliqueTree:
         return relative
 
     def __repr__(self) -> str:
+        kind = getattr(self.leaves, "name", type(self.leaves).__name__)
         if validation.is_traced(self) or not isinstance(self.weights, (jax.Array, np.ndarray)):
             return f"ObliqueTree(weights={self.weights!r}, bias={self.bias!r}, leaves={self.leaves!r})"
         if self.weights.ndim != 2:
-            return (
-                f"ObliqueTree(batch={self.weights.shape[:-2]}, features={self.weights.shape[-1]}, {self.leaves.name})"
-            )
+            return f"ObliqueTree(batch={self.weights.shape[:-2]}, features={self.weights.shape[-1]}, {kind})"
         return (
             f"ObliqueTree(depth={self.depth}, features={self.weights.shape[1]}, splits={int(self.splits.sum())}, "
-            f"leaves={self.num_leaves}, parameters={self.num_parameters}, {self.leaves.name})"
+            f"leaves={self.num_leaves}, parameters={self.num_parameters}, {kind})"
         )
 
 

@@ -253,6 +253,14 @@ def test_expected_log_loss_and_its_gradient(x64):
     assert_trees_close(gradient, gradient_of(plain, tree), rtol=1e-10, atol=1e-13)
 
 
+def test_no_kernel_smooths_labels():
+    """A kernel would ignore the smoothing, so that XLA computes the loss."""
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
+    leaves, splits = Values(logits, losses.LogLoss(0.2)), (jnp.ones((3, 2)), jnp.zeros(3))
+    with pytest.raises(ValueError, match="implementation='interpret'"):
+        ops.expected_loss(*splits, leaves, jnp.ones((4, 2)), jnp.zeros(4, int), implementation="interpret")
+
+
 by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
 by_violation = lambda scores: routing.violation(scores, 3.0)
 

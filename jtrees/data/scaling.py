@@ -11,6 +11,7 @@ import numpy as np
 from jtrees import compilation, io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import kind_of, refit_hierarchical
+from jtrees.segments import ones_or
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list
@@ -55,7 +56,7 @@ class Scaling:
     @classmethod
     def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":
         """Returns the scaling of a table: features in units of ``deviations`` standard deviations."""
-        share = np.ones(len(table.x)) if table.weight is None else table.weight
+        share = ones_or(table.weight, table.x)
         mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
         (low, unit), y_mean = table.task.units(table.y), None
@@ -101,7 +102,7 @@ class Scaling:
         """Returns the scaled table in NumPy, padded with copies of its last row of weight 0."""
         n = len(table.x)
         pad = lambda a: np.pad(a, [(0, bucket(n) - n)] + [(0, 0)] * (a.ndim - 1), mode="edge")
-        weight = np.ones(n) if table.weight is None else table.weight
+        weight = ones_or(table.weight, table.x)
         weight = np.pad(weight.astype(np.float32), (0, bucket(n) - n))
         arrays: Any = pad(self.transform(table.x)), pad(self.transform_y(table.y)), weight
         return Batch(*arrays)
@@ -218,7 +219,7 @@ class Data(NamedTuple):
           tree: a tree of numbers, in the user's units.
           leaf: leaf of each row of the table.
         """
-        y, weight = self.table.y, np.ones(len(leaf)) if self.table.weight is None else self.table.weight
+        y, weight = self.table.y, ones_or(self.table.weight, self.table.y)
         y = y if tree.origin is None or tree.origin.y is None else y - np.asarray(tree.origin.y, np.float64)
         return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
 

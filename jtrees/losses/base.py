@@ -118,8 +118,8 @@ class Loss:
 
     def best(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
         """Returns the best constant prediction of targets in the user's units, ``(*k,)``."""
-        weight = np.ones(len(y)) if weight is None else weight
-        return np.asarray(linked(self.link, self.constants(np.zeros(len(y), np.int32), y, 1, weight)[0]))
+        one_leaf = np.zeros(len(y), np.int32)
+        return np.asarray(linked(self.link, self.constants(one_leaf, y, 1, ones_or(weight, y))[0]))
 
     def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         """Returns the Newton step of each output, ``-gradient / curvature``, and the curvature, which is its weight in
