@@ -12,6 +12,7 @@ import sweeps
 import jtrees
 from jtrees import ObliqueTree, Origin, losses
 from jtrees.leaves import Linear, Values
+from jtrees.text import leaf_text, names_of, split_text, with_short_origin
 
 DEPTH, P = 3, 3
 ROWS = 256  # a block: whatever fewer rows compile is compiled once
@@ -186,10 +187,10 @@ def test_text_with_an_origin_keeps_the_digits_that_were_learnt(small_tree, far):
     ]
     assert tree.to_text(["age", "bmi", "bp"]) == "\n".join(lines)
     linear = tree.replace(leaves=Linear(np.eye(4, 3), np.full(4, 0.25)))
-    assert linear.describe_leaf(0, ["age", "bmi", "bp"]) == "(age - 2000) + 1000000.25"
+    assert leaf_text(linear, 0, ["age", "bmi", "bp"]) == "(age - 2000) + 1000000.25"
     frequencies = Values(np.array([[0.25, 0.75]] * 4), losses.Frequencies())
     tree = tree.replace(leaves=frequencies, origin=Origin(far.x, None))
-    assert tree.describe_leaf(0, ["age", "bmi", "bp"]) == "0.25, 0.75"
+    assert leaf_text(tree, 0, ["age", "bmi", "bp"]) == "0.25, 0.75"
     tenth = small_tree.replace(origin=Origin(np.float32([0.1, 0, 0]), np.float32(0)))
     assert f"(x0 - {float(np.float32(0.1))})" in tenth.to_text()  # exactly, whatever the digits
 
@@ -201,8 +202,8 @@ def test_text_of_the_terms_that_matter(small_tree):
     assert small_tree.to_text(["age", "bmi", "bp"], max_terms=1).startswith("if -2.5 bmi + 1 smaller term > 3:")
     assert small_tree.to_text(x=x, max_terms=2).startswith("if x0 - 2.5 x1 > 3:")
     deviations = np.array([10.0, 2, 0])
-    assert small_tree.describe_split(0, "abc", max_terms=1, deviations=deviations) == "a + 1 smaller term > 3"
-    assert small_tree.describe_split(0, "abc") == "a - 2.5 b > 3"
+    assert split_text(small_tree, 0, "abc", max_terms=1, deviations=deviations) == "a + 1 smaller term > 3"
+    assert split_text(small_tree, 0, "abc") == "a - 2.5 b > 3"
     moved = small_tree.replace(origin=Origin(np.float32([0, 1e8, 0]), None))
     assert moved.to_text(x=x + np.float64([0, 1e8, 0]), max_terms=1).startswith("if x0 + 1 smaller term > 3:")
 
@@ -309,7 +310,7 @@ def far_tree(kind, draw_numbers):
 
 def read(tree, x, digits):
     """Leaves, numbered as the rules write them, and answers of the rules of a tree, computed in float64."""
-    columns = dict(zip(tree.names(None), np.asarray(x, np.float64).T, strict=True))
+    columns = dict(zip(names_of(tree, None), np.asarray(x, np.float64).T, strict=True))
     return rules.leaves_and_answers(tree.to_text(digits=digits), columns)
 
 
@@ -437,7 +438,7 @@ def test_origins_in_rules_have_few_digits():
     tree = ObliqueTree(
         rng.normal(size=(3, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32), leaves, origin
     )
-    short = tree.with_short_origin(x.std(0), 3)
+    short = with_short_origin(tree, x.std(0), 3)
     np.testing.assert_allclose(short.origin.x, [1970, 100.12, 0], rtol=1e-12)
     score = lambda tree: (x - np.float64(tree.origin.x)) @ np.float64(tree.weights).T + np.float64(tree.bias)
     np.testing.assert_allclose(score(short), score(tree), atol=1e-9)

@@ -13,7 +13,7 @@ from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
 from jtrees.losses.errors import SquaredError
 from jtrees.losses.means import uniform_targets
 from jtrees.segments import Array, common, effective, module_of
-from jtrees.text import number_text
+from jtrees.text import model_text
 
 _BLOCK = 4096  # rows evaluated together on the host
 _LARGE = 100  # binary exponent from which products may overflow in float32
@@ -182,66 +182,12 @@ class Linear:
         short: bool = False,
         **_: Any,
     ) -> str:
-        """Returns the model of a leaf plus ``y_zero`` as text; terms are chosen as by :func:`linear_text`.
-
-        ``short``: the largest terms come first, and no bounds.
-        """
+        """Returns the model of a leaf plus ``y_zero`` as text: see :func:`jtrees.text.model_text`."""
         wide = lambda a: np.asarray(a, np.float64)[leaf]
         slopes, intercepts = np.atleast_2d(wide(self.coefficients).T), np.atleast_1d(wide(self.intercept))
-        bounds = None if self.lower is None else np.atleast_2d(np.stack([wide(self.lower), wide(self.upper)], axis=-1))
-        parts = []
-        for j, zero in enumerate(np.broadcast_to(y_zero, len(slopes))):
-            number = lambda value, zero=zero: number_text(value, digits, zero)
-            if not slopes[j].any():  # a constant is within its bounds
-                parts.append(number(intercepts[j] if bounds is None else np.clip(intercepts[j], *bounds[j])))
-                continue
-            constant = number(intercepts[j])
-            sign = "-" if constant.startswith("-") else "+"
-            text = linear_text(slopes[j], names, digits, max_terms, deviations, by_size=short)
-            between = "" if bounds is None or short else ", from {} to {}".format(*map(number, bounds[j]))
-            parts.append(f"{text} {sign} {constant.removeprefix('-')}{between}")
-        return "; ".join(parts)
-
-
-def largest_terms(
-    weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None, *, by_size: bool = False
-) -> tuple[np.ndarray, int]:
-    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of others.
-
-    Args:
-      weights: ``(p,)``; zero weights are no terms.
-      max_terms: maximum number of terms; None: all.
-      deviations: standard deviations of the features, ``(p,)``; None: equal ones.
-      by_size: whether the largest come first.
-    """
-    terms = np.flatnonzero(weights)
-    size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
-    largest = terms[np.argsort(-size, kind="stable")[:max_terms]]
-    return largest if by_size else np.sort(largest), len(terms) - len(largest)
-
-
-def smaller_terms(number: int) -> str:
-    """Returns the text for omitted terms."""
-    return f"+ {number} smaller term{'' if number == 1 else 's'}"
-
-
-def linear_text(
-    weights: np.ndarray,
-    names: Sequence[str],
-    digits: int,
-    max_terms: int | None = None,
-    deviations: np.ndarray | None = None,
-    *,
-    by_size: bool = False,
-) -> str:
-    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
-
-    Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are included.
-    """
-    shown, left_out = largest_terms(weights, max_terms, deviations, by_size=by_size)
-    if not len(shown):
-        return "0"
-    term = lambda i: names[i] if abs(weights[i]) == 1 else f"{abs(weights[i]):.{digits}g} {names[i]}"
-    text = " ".join(f"{'-' if weights[i] < 0 else '+'} {term(i)}" for i in shown)
-    text = text.removeprefix("+ ") if weights[shown[0]] > 0 else f"-{text.removeprefix('- ')}"
-    return f"{text} {smaller_terms(left_out)}" if left_out else text
+        bounds: Any = [None] * len(slopes)
+        if self.lower is not None:
+            bounds = np.atleast_2d(np.stack([wide(self.lower), wide(self.upper)], axis=-1))
+        models = zip(slopes, intercepts, bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
+        options: Any = {"max_terms": max_terms, "deviations": deviations, "short": short}
+        return "; ".join(model_text(*model, names, digits, zero, **options) for *model, zero in models)

@@ -12,7 +12,7 @@ from jtrees.leaves.hierarchical import fit_hierarchical
 from jtrees.losses.base import Loss, at_every_sample, linked
 from jtrees.losses.errors import SquaredError
 from jtrees.segments import Array, common, effective, module_of
-from jtrees.text import listed, number_text
+from jtrees.text import numbers_text, shares_text
 
 _SQUARED = SquaredError()
 
@@ -181,9 +181,7 @@ class Values:
         """
         predicted = np.asarray(self.predictions())[leaf]
         if class_names is None or self.choice is None:
-            values = np.reshape(predicted, -1).astype(np.float64)
-            return ", ".join(number_text(v, digits, zero) for v, zero in zip(values, y_zero + 0 * values, strict=True))
+            return numbers_text(predicted, digits, y_zero)
         if self.choice == "action" and predicted.max() == 1:
             return str(class_names[predicted.argmax()])
-        order = np.argsort(-predicted, kind="stable")
-        return listed([f"{class_names[i]}: {number_text(predicted[i], digits)}" for i in order], max_terms)
+        return shares_text(predicted, digits, class_names, max_terms)
