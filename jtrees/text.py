@@ -84,7 +84,7 @@ def numbers_text(values: Any, digits: int, zero: Any = 0) -> str:
     return ", ".join(number_text(v, digits, of) for v, of in zip(values, zero + 0 * values, strict=True))
 
 
-def shares_text(shares: np.ndarray, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
+def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
     """Returns the probabilities of classes by name, the ``max_terms`` most probable first, and the number of others."""
     order = np.argsort(-shares, kind="stable")
     return classes_text([f"{names[i]}: {number_text(shares[i], digits)}" for i in order], max_terms)

@@ -190,4 +190,7 @@ class Linear:
             bounds = np.atleast_2d(np.stack([wide(self.lower), wide(self.upper)], axis=-1))
         models = zip(slopes, intercepts, bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
         options: Any = {"max_terms": max_terms, "deviations": deviations, "short": short}
-        return "; ".join(model_text(*model, names, digits, zero, **options) for *model, zero in models)
+        return "; ".join(
+            model_text(slope, intercept, bound, names, digits, zero, **options)
+            for slope, intercept, bound, zero in models
+        )
