@@ -1,6 +1,6 @@
 """How programs are compiled: quickly where making machine code takes longer than running it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import contextlib
 import functools
 import os
@@ -14,6 +14,9 @@ import numpy as np
 # milliseconds, with at most so many numbers in the arguments.
 _SMALL = 2**16
 _LEVEL = "xla_backend_optimization_level"
+# Programs that are kept from fit to fit, of about 4 MB each. A fit of new shapes or options makes three to nine.
+_KEPT = 128
+_OURS: list[Any] = []  # the functions compiled here, which hold their programs
 
 
 def _options(level: int) -> dict[str, Any]:
@@ -44,6 +47,7 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     def compiled(fn: Callable[..., Any]) -> Any:
         as_usual = jax.jit(fn, **options)
         quickest, quickly = (jax.jit(fn, compiler_options=_options(level), **options) for level in (0, 1))
+        _OURS.extend((as_usual, quickest, quickly))
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
@@ -72,8 +76,23 @@ def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         def call(*args: Any) -> Any:
             return (on_cpu if jax.default_backend() == "cpu" else as_usual)(*args)
 
-        both = [one for one in (as_usual, on_cpu) if hasattr(one, "_cache_size")]
-        call.programs = lambda: sum(one._cache_size() for one in both)  # type: ignore[attr-defined]
+        _OURS.extend((as_usual, on_cpu))
+        call.programs = lambda: _count((as_usual, on_cpu))  # type: ignore[attr-defined]
         return call
 
     return compiled
+
+
+def bound_memory() -> None:
+    """Drops all programs of this module's functions if there are more than 128, before a fit begins.
+
+    Fits of ever new shapes would otherwise fill the memory. A shape that is used again is compiled again.
+    """
+    if _count(_OURS) > _KEPT:
+        for one in _OURS:
+            if hasattr(one, "clear_cache"):
+                one.clear_cache()
+
+
+def _count(functions: Iterable[Any]) -> int:
+    return sum(one._cache_size() for one in functions if hasattr(one, "_cache_size"))

@@ -197,8 +197,8 @@ def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -
     if error is not None:  # which is infinite where scores may overflow
         node = with_bit(node, is_uncertain(z).any(0) | ~jnp.isfinite(error))
     # A compiled loop, not a Python one: unrolled, the compiler fuses the gathers of a level into those of the next
-    # and computes each path again for every level.
-    at = jax.lax.fori_loop(top, depth, descend, node)
+    # and computes each path again for every level. A loop of no level would be traced and lowered all the same.
+    at = jax.lax.fori_loop(top, depth, descend, node) if top < depth else node
     return at - weights.shape[0] if error is None else ((at >> 1) - weights.shape[0], at % 2 == 1)
 
 

@@ -16,7 +16,7 @@ from test_battery import METHODS
 import jtrees
 from jtrees import blocking, ops, sharding
 from jtrees.routing import sharp
-from jtrees.training import Batch, loop
+from jtrees.training import Batch, step as one_of
 
 N, FEATURES = 512, 3
 RNG = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def test_a_step_is_that_of_one_device_and_moves_no_row(name):
 def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
     data, order = Batch(jnp.asarray(X), jnp.arange(N)), jnp.arange(N, dtype=jnp.int32)
     with jax.set_mesh(sharding.mesh(2, 4)):
-        draw = jax.jit(partial(loop._batch, batch_size=64))
+        draw = jax.jit(partial(one_of._batch, batch_size=64))
         data, seen = sharding.put_rows(data), []
         program = draw.lower(data, order, KEY, jnp.int32(0)).compile()
         assert collectives(program.as_text())[0] == set()

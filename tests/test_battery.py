@@ -21,7 +21,7 @@ import jtrees
 from jtrees import Batch, Classification
 from jtrees.search import options
 from jtrees.selection.grid import with_options
-from jtrees.training import loop
+from jtrees.training import loop, step
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -284,14 +284,15 @@ SWEPT = [name for name in RECIPES if name not in ("Polished", "Refined", "Sparse
 )
 def test_scores_are_evaluated_now_and_then_and_not_in_every_step(run, name, monkeypatch):
     """Counted by a pure callback, which the compiler may move as it may move any computation."""
-    counter, evaluate = itertools.count(), loop._score
+    counter, evaluate = itertools.count(), step.score_of
 
     def counted(*args):
         count = lambda value: (next(counter), value)[1]
         value = evaluate(*args)
         return jax.pure_callback(count, jax.ShapeDtypeStruct((), value.dtype), value, vmap_method="sequential")
 
-    monkeypatch.setattr(loop, "_score", counted)
+    for module in (loop, step):
+        monkeypatch.setattr(module, "score_of", counted)
     recipe = RECIPES[name][0]
     epochs = "base__epochs" if hasattr(recipe, "base") else "epochs"
     recipe = with_options(recipe, {epochs: 40})  # programs that no other test has compiled

@@ -31,6 +31,21 @@ def test_the_level_of_optimisation_goes_by_the_device_and_the_size(monkeypatch, 
     assert options == (None if level is None else compilation._options(level))
 
 
+def test_programs_beyond_a_number_are_dropped(monkeypatch, count_compilations):
+    monkeypatch.setattr(compilation, "_OURS", [])
+    total = compilation.often()(lambda x: x.sum())
+    call = lambda: [total(jnp.ones(n)) for n in range(1, 4)]
+    call()
+    monkeypatch.setattr(compilation, "_KEPT", 3)
+    compilation.bound_memory()
+    assert total.programs() == 3 and count_compilations(call) == 0
+    monkeypatch.setattr(compilation, "_KEPT", 2)
+    compilation.bound_memory()
+    assert total.programs() == 0
+    call()
+    assert total.programs() == 3
+
+
 RECIPES = [jtrees.GET(epochs=20), jtrees.LatentTree(epochs=5), jtrees.TEL(epochs=5)]
 
 

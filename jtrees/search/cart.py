@@ -154,4 +154,5 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     scale = (unit / scaler.scale_).astype(np.float32)
     of_outputs = Batch(outputs * scale, rows.y, weight)  # type: ignore[arg-type]
     tree = grown_cart(of_outputs, task, depth, min_weight=_LEAST_WEIGHT)
-    return tree.composed(jnp.asarray(slopes * scale))
+    # On the host, as the array would be compiled for each new shape.
+    return tree.replace(weights=np.asarray(tree.weights) @ (slopes * scale).T)

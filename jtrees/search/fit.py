@@ -291,6 +291,7 @@ def fits_of(
       The fit, the data it was fitted to, and the task of scaled data.
     """
     began = time.monotonic()
+    compilation.bound_memory()
     unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
     first, task = recipes[0], table.task
     first.check(task, (bucket(len(table.x)), table.x.shape[1]))

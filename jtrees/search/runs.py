@@ -323,40 +323,63 @@ class Runs:
           parts: number of equal parts of the training, after each of which ``between`` is called.
           between: ``(states, updates so far) -> states`` after a part.
         """
-        each, groups = np.broadcast_to(np.asarray(steps, int), len(self)), self._groups
+        each = np.broadcast_to(np.asarray(steps, int), len(self))
         placed, now = [self.stacked(a) for a in args], list(self.stacked(states).groups)
-        active = [g for g, group in enumerate(groups) if each[group].max() > 0]
-        losses: list[list[np.ndarray]] = [[] for _ in range(len(self))]
-        done, longest, ended = 0, int(each.max(initial=0)), {}
+        course, done, longest = _Course(self._groups, each), 0, int(each.max(initial=0))
         stops = sorted({*each.tolist(), *(-(-longest * i // parts) for i in range(1, parts + 1))} - {0})
         pace = self._clock.paces.setdefault((fn, self.shape), Pace(self.monitor))
         with self.monitor.over(longest, name) as show:
-            while active:
+            while course.active:
                 if self._clock.began and not self.monitor.has_time(pace.one):
                     break
                 count = pace.steps(min(MOST, min(stop for stop in stops if stop > done) - done))
                 began, programs, self._clock.began = time.monotonic(), often_compiled.programs(), True
                 shared, told = (np.int32(begins + done), np.int32(count), np.bool_(self.watches)), {}
-                for g in active:
+                for g in course.active:
                     now[g], *told[g] = self._call(fn, g, [Stacked(tuple(now)), *placed], shared, True)
                 told = jax.device_get(told)
                 pace.took(count, time.monotonic() - began, often_compiled.programs() > programs)
                 done += count
-                still = [g for g in active if not np.all(told[g][1] | (done >= each[groups[g]]))]
-                for g, j in itertools.product(active, range(self._size)):
-                    if (i := g * self._size + j) < len(self) and done - count < each[i]:
-                        losses[i].append(told[g][0][j][:count])
-                        if done == each[i] and g in still:  # the others of its group go on
-                            ended[i] = jax.tree.map(lambda a, j=j: a[j], now[g])
-                active = still
+                course.take(told, now, done, count)
                 if between is not None and done in stops:
                     now = list(between(Stacked(tuple(now)), done).groups)
-                show(done, [one[-1] for one in losses if one])
+                show(done, [one[-1] for one in course.losses if one])
             self.monitor.where = f"{name}: {done} of at most {longest} updates"
-        for i, state in ended.items():
-            g, j = divmod(i, self._size)
+        return course.trained(now)
+
+
+class _Course:
+    """What the calls of a training have told about its runs, on the host.
+
+    Attributes:
+      active: the groups that train on.
+      losses: the losses of each run, an array for each call.
+      ended: the last states of runs that ended before the other runs of their group.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], steps: np.ndarray):
+        self.groups, self.steps = groups, steps
+        self.active = [g for g, group in enumerate(groups) if steps[group].max() > 0]
+        self.losses: list[list[np.ndarray]] = [[] for _ in steps]
+        self.ended: dict[int, Any] = {}
+
+    def take(self, told: dict[int, Any], now: Sequence[Any], done: int, count: int) -> None:
+        """Takes the losses of a call of ``count`` updates, and whether each run is over."""
+        still = [g for g in self.active if not np.all(told[g][1] | (done >= self.steps[self.groups[g]]))]
+        size = len(self.groups[0])
+        for g, j in itertools.product(self.active, range(size)):
+            if (i := g * size + j) < len(self.steps) and done - count < self.steps[i]:
+                self.losses[i].append(told[g][0][j][:count])
+                if done == self.steps[i] and g in still:  # the other runs of its group go on
+                    self.ended[i] = jax.tree.map(lambda a, j=j: a[j], now[g])
+        self.active = still
+
+    def trained(self, now: list[Any]) -> Trained:
+        """Returns the last states and the losses of all runs."""
+        for i, state in self.ended.items():
+            g, j = divmod(i, len(self.groups[0]))
             now[g] = jax.tree.map(lambda a, b, j=j: a.at[j].set(b), now[g], state)
-        history = [np.concatenate(one) if one else np.zeros(0, np.float32) for one in losses]
+        history = [np.concatenate(one) if one else np.zeros(0, np.float32) for one in self.losses]
         return Trained(Stacked(tuple(now)), [np.where(a == NOT_TAKEN, np.nan, a) for a in history])
 
 

@@ -1,23 +1,10 @@
 """The training loop: methods, resumable runs, many runs at once, and optimisers that optax lacks."""
 
 from jtrees.training.loop import (
-    NOT_TAKEN as NOT_TAKEN,
-    Batch as Batch,
-    Best as Best,
-    History as History,
-    Method as Method,
-    Number as Number,
-    Params as Params,
-    TrainState as TrainState,
     advance as advance,
     advance_up_to as advance_up_to,
-    apply_in_place_if as apply_in_place_if,
-    at_step as at_step,
     best as best,
     init_state as init_state,
-    is_over as is_over,
-    normalised as normalised,
-    one_step as one_step,
     start as start,
     train as train,
 )
@@ -33,3 +20,17 @@ from jtrees.training.optimizers import (
     rmsprop as rmsprop,
 )
 from jtrees.training.parallel import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start
+from jtrees.training.state import (
+    NOT_TAKEN as NOT_TAKEN,
+    Batch as Batch,
+    Best as Best,
+    History as History,
+    Method as Method,
+    Number as Number,
+    Params as Params,
+    TrainState as TrainState,
+    at_step as at_step,
+    is_over as is_over,
+    normalised as normalised,
+)
+from jtrees.training.step import apply_in_place_if as apply_in_place_if, one_step as one_step

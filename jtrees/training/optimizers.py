@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 import optax
 
-from jtrees.training.loop import Number, at_step, for_optax
+from jtrees.training.state import Number, at_step, for_optax
 
 _DECAY = 0.99  # decay of RMSprop's mean square in DGT's code
 

@@ -1,0 +1,138 @@
+"""The data types of training: a batch, a method, and the state of a run."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from jtrees import io, pytree
+
+Params = Any  # a pytree of arrays
+Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
+# In a history, the loss of a step that was not taken. No loss is so low; NaN would stop a program under jax_debug_nans.
+NOT_TAKEN = -np.inf
+
+
+def at_step(value: Number, step: Array | int) -> Any:
+    """Returns the value of a hyperparameter at a step: a schedule is evaluated, a number is unchanged."""
+    if not callable(value):
+        return value
+    with for_optax():
+        return value(step)
+
+
+def for_optax() -> Any:
+    """Context of functions of optax, where floats meet integers: ``jax_numpy_dtype_promotion`` is not for them."""
+    return jax.numpy_dtype_promotion("standard")
+
+
+class Batch(NamedTuple):
+    """The data of a step, with samples on the first axis.
+
+    Attributes:
+      x: samples, ``(n, p)``.
+      y: targets, any pytree of arrays whose first axis is n.
+      weight: nonnegative weights of the samples, ``(n,)``; None: equal weights.
+    """
+
+    x: Float[Array, "n p"]
+    y: Any
+    weight: Float[Array, " n"] | None = None
+
+
+class Method(NamedTuple):
+    """The functions that a paper adds to the training loop.
+
+    Attributes:
+      init: ``(batch, *, key) -> params``.
+      loss: ``(params, batch, *, key, step) -> (loss, score)``. ``loss`` is the weighted mean over samples to minimise
+        (weights have mean 1 over the data set). ``score`` is the loss of the *hardened* model on the same samples, by
+        which the best parameters are chosen; it is often a by-product of the loss, and the compiler removes it where it
+        is not used. A method without a score returns its loss twice.
+      harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree of the parameters, with leaves refitted
+        on the batch; can be compiled.
+      project: ``params -> params``, applied initially and after each step of the optimiser (norm balls, ...); an
+        ``update`` has to project by itself.
+      update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``: replaces the gradient
+        of ``loss`` and the optimiser's step, for instance by a sparse update; the optimiser then only initialises
+        ``opt_state``.
+    """
+
+    init: Callable[..., Params]
+    loss: Callable[..., tuple[jax.Array, jax.Array]]
+    harden: Callable[..., Any]
+    project: Callable[[Params], Params] = lambda params: params
+    update: Callable[..., tuple[Params, Any, tuple[jax.Array, jax.Array]]] | None = None
+
+
+@pytree.dataclass
+class Best:
+    """The best parameters of a run, so far or finally: those with the lowest score, or the last if it has no scores.
+
+    Attributes:
+      params: the parameters.
+      score: their score (lower is better); infinite before the first evaluation, and if the run is not finite.
+      step: number of updates before it was evaluated.
+      losses: the loss before each update, ``(steps,)``; in results of :func:`train` only.
+      scores: the score before each update, infinite where it was not evaluated; in results of :func:`train` only.
+    """
+
+    params: Params
+    score: Float[Array, ""]
+    step: Int[Array, ""]
+    losses: Any = None
+    scores: Any = None
+
+    @property
+    def finite(self) -> Array:
+        """Whether every loss of the run, and the score of its last parameters, was finite."""
+        return jnp.isfinite(self.score)
+
+
+@io.state
+@pytree.dataclass
+class TrainState:
+    """The whole state of a run.
+
+    Attributes:
+      params: the current parameters.
+      opt_state: state of the optimiser.
+      order: order of the samples in this epoch, ``(n,)``.
+      step: number of updates. Under ``vmap`` keep it unbatched (``in_axes=None``), or scores are evaluated at every
+        step.
+      key: key of the run.
+      best: the best parameters evaluated so far.
+      finite: whether every loss so far was finite.
+    """
+
+    params: Params
+    opt_state: Any
+    order: Int[Array, " n"]
+    step: Int[Array, ""]
+    key: Array
+    best: Best
+    finite: Bool[Array, ""]
+
+
+class History(NamedTuple):
+    """Loss and score before each update, or before one; the score is infinite where it was not evaluated."""
+
+    losses: Float[Array, "*steps"]
+    scores: Float[Array, "*steps"]
+
+
+def normalised(data: Batch) -> Batch:
+    """Returns the data with weights of mean 1; mini-batches are not normalised again."""
+    if data.weight is None:
+        return data
+    weight = jnp.asarray(data.weight, data.x.dtype)
+    weight = weight / weight.max()
+    return data._replace(weight=weight / weight.mean())
+
+
+def is_over(state: TrainState, patience: int) -> Array:
+    """Whether more than ``patience`` steps were taken since the best score, if there is one."""
+    return jnp.isfinite(state.best.score) & (state.step - state.best.step > patience)

@@ -1,0 +1,188 @@
+"""One step of a run: its mini-batch, its update, and the score by which the best parameters are kept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.random import threefry_2x32
+import jax.numpy as jnp
+from jaxtyping import Array
+import optax
+
+from jtrees import sharding, validation
+from jtrees.training.state import Batch, Best, History, Method, Params, TrainState, for_optax, is_over, normalised
+
+_ORDER = (0x9E3779B9, 0x7F4A7C15)  # sets the words that shuffle the rows apart from all others of a run's key
+
+
+def one_step(
+    method: Method | Callable[..., Any],
+    data: Batch,
+    optimizer: optax.GradientTransformation,
+    *,
+    batch_size: int | None = None,
+    score_every: int | Array = 0,
+    score: Callable[[Params], Array] | None = None,
+    patience: int | None = None,
+) -> Callable[..., tuple[TrainState, History]]:
+    """Returns a step of :func:`advance` as a function ``(state, shared_step=None) -> (state, History(loss, score))``.
+
+    ``shared_step`` is the number of the step where a search counts for all runs side by side, so that branches on it
+    stay branches under ``vmap``; None: ``state.step``. The best parameters do not change any more once :func:`is_over`
+    with this ``patience``. Without scores, ``method`` may be the ``update`` of a method.
+    """
+    n, dtype = data.x.shape[0], data.x.dtype
+    _check_sizes(n, batch_size, score_every)
+    data = sharding.keep_rows(normalised(data))
+    scores = isinstance(score_every, jax.Array) or score_every > 0
+    # On a full batch the score of the method is a by-product of its loss.
+    free = not isinstance(score_every, jax.Array) and score_every == 1 and batch_size is None and score is None
+    update = _update_of(method, optimizer)
+    project = method.project if isinstance(method, Method) and method.update is None else lambda params: params
+
+    def once(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:
+        if shared_step is not None:
+            state = state.replace(step=jnp.asarray(shared_step, jnp.int32))
+        score_value, best_so_far, step = jnp.full((), jnp.inf, dtype), state.best, state.step
+        if scores and not free:
+            due = (score_every > 0) & (step % jnp.maximum(score_every, 1) == 0)
+            # A branch, as the compiler would move the score out of a loop of at most one step and evaluate it in every
+            # step. It returns a scalar, so that no parameters are copied.
+            score_now = lambda: score_of(method, state, data, score).astype(dtype)  # type: ignore[arg-type]
+            score_value = jax.lax.cond(due, score_now, lambda: score_value)
+            best_so_far, step = _kept(state, score_value, due, patience)
+        batch, order = data, state.order
+        if batch_size is not None:
+            batch, order = _batch(data, order, state.key, step, batch_size)
+        key = jax.random.fold_in(keys_of(state.key)[1], step)
+        params, opt_state, (loss, batch_score) = update(state.params, state.opt_state, batch, key=key, step=step)
+        if free:
+            score_value = batch_score.astype(dtype)
+            best_so_far = _better(best_so_far, Best(state.params, score_value, step))
+        finite = state.finite & jnp.isfinite(loss)
+        after = TrainState(project(params), opt_state, order, state.step + 1, state.key, best_so_far, finite)
+        return after, History(loss.astype(dtype), score_value)
+
+    return once
+
+
+def _check_sizes(n: int, batch_size: int | None, score_every: int | Array) -> None:
+    if not isinstance(score_every, jax.Array):
+        validation.check_count("score_every", score_every, minimum=0)
+    if batch_size is None:
+        return
+    if not 1 <= validation.check_count("batch_size", batch_size) <= n:
+        raise ValueError(
+            f"batch_size must be from 1 to the number of samples, {n}, got {validation.quoted(batch_size)}"
+        )
+    if batch_size % sharding.parts(n):
+        raise ValueError(
+            f"batch_size must be a multiple of the {sharding.parts(n)} parts of the rows, "
+            f"got {validation.quoted(batch_size)}"
+        )
+
+
+def _update_of(method: Method | Callable[..., Any], optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """Returns the update of a method: its own, or a step of the optimiser along the gradient of its loss."""
+    if not isinstance(method, Method):
+        return method
+    if method.update is not None:
+        return method.update
+    with_value = optax.with_extra_args_support(optimizer)  # some use the loss
+
+    def update(params: Params, opt_state: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Params, Any, Any]:
+        both = lambda params: _pair(method.loss(params, batch, key=key, step=step))
+        (loss, score), gradient = jax.value_and_grad(both, has_aux=True)(params)
+        with for_optax():
+            updates, opt_state = with_value.update(gradient, opt_state, params, value=loss)
+        return optax.apply_updates(params, updates), opt_state, (loss, score)
+
+    return update
+
+
+# --- Scores ----------------------------------------------------------------------------------------------------------
+
+
+def score_of(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
+    """Returns the score of the parameters: that of the method, or the one given."""
+    if score is not None:
+        value = jnp.asarray(score(state.params))
+        if value.shape != ():
+            raise ValueError(f"score must give one number, got shape {value.shape}")
+        return value
+    return _pair(method.loss(state.params, data, key=keys_of(state.key)[1], step=state.step))[1]
+
+
+def _kept(state: TrainState, score: Array, due: Array, patience: int | None) -> tuple[Best, Array]:
+    """Returns the best parameters after an evaluation, if one is due, and the number of the step.
+
+    The number is the same, but it makes the update depend on this evaluation. Otherwise the update might come first,
+    and the compiler would copy all parameters in every step for the evaluation to read.
+    """
+    counts = score if patience is None else jnp.where(is_over(state, patience), jnp.inf, score)
+
+    def keep_better(carry: tuple[Best, Array]) -> tuple[Best, Array]:
+        return _better(carry[0], Best(state.params, counts, state.step)), carry[1] + 1
+
+    best, evaluations = apply_in_place_if(due, keep_better, (state.best, jnp.zeros_like(state.step)))
+    return best, state.step + evaluations - due.astype(state.step.dtype)
+
+
+def _better(old: Best, new: Best) -> Best:
+    """Returns the one with the lower score; ties keep the old."""
+    lower = new.score < old.score
+    return jax.tree.map(lambda a, b: jnp.where(lower, b, a), old, new)
+
+
+def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
+    """Returns ``change(state)`` if the flag is set, by a loop of at most one step: a branch would copy the arrays."""
+    return jax.lax.fori_loop(0, flag.astype(jnp.int32), lambda _, state: change(state), state)
+
+
+# --- Mini-batches -----------------------------------------------------------------------------------------------------
+
+
+def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
+    """Returns a mini-batch, and the order of samples, which is shuffled at the start of an epoch."""
+    n, parts = order.shape[0], sharding.parts(order.shape[0])
+    per_epoch, per_part = n // batch_size, batch_size // parts
+    epoch, i = step // per_epoch, step % per_epoch
+
+    # Each device shuffles its shard of the rows, and batches take equally many of each, so that no row moves.
+    def shuffle() -> Array:
+        return _random_words(key, epoch, n).reshape(parts, n // parts).argsort(axis=1).reshape(n).astype(order.dtype)
+
+    order = jax.lax.cond(i == 0, shuffle, lambda: order)
+    if parts == 1:
+        chosen = jax.lax.dynamic_slice_in_dim(order, i * batch_size, batch_size)
+        return jax.tree.map(lambda a: a[chosen], data), order
+    within = sharding.keep_rows(order.reshape(parts, n // parts))
+    chosen = jax.lax.dynamic_slice_in_dim(within, i * per_part, per_part, axis=1)
+
+    def pick(a: Array) -> Array:
+        picked = jax.vmap(lambda rows, chosen: rows[chosen])(a.reshape(parts, -1, *a.shape[1:]), chosen)
+        return sharding.keep_rows(picked).reshape(batch_size, *a.shape[1:])
+
+    return jax.tree.map(pick, data), order
+
+
+def _random_words(key: Array, epoch: Array, n: int) -> Array:
+    """Returns ``n`` random 32-bit words for an epoch.
+
+    One call of the generator makes them: the words are numbered through all epochs. A key for each epoch would take
+    three calls, and each call costs a tenth of a second of compilation.
+    """
+    words = jax.random.key_data(key).ravel()[-2:] ^ jnp.array(_ORDER, jnp.uint32)
+    return threefry_2x32(words, epoch.astype(jnp.uint32) * n + jnp.arange(n, dtype=jnp.uint32))
+
+
+def keys_of(key: Array) -> Array:
+    """Returns keys for the initial parameters and for the loss."""
+    return jax.random.split(key)
+
+
+def _pair(out: Any) -> tuple[Array, Array]:
+    if not isinstance(out, tuple) or len(out) != 2 or any(jnp.shape(a) != () for a in out):
+        shapes = jax.tree.map(jnp.shape, out)
+        raise ValueError(f"method.loss must return a pair of scalars, (loss, score), got {validation.quoted(shapes)}")
+    return jnp.asarray(out[0]), jnp.asarray(out[1])
