@@ -355,6 +355,27 @@ def test_classes_by_name_the_likeliest_first(kind):
     assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=3).endswith("b: 0.125, 1 more class")
 
 
+def test_what_leaves_say_of_themselves():
+    said = lambda kind: (kind.name, kind.is_constant, kind.choice, kind.classes, kind.kernel)
+    values = np.ones((LEAVES, 3))
+    assert said(Values(values)) == ("Values(SquaredError)", True, None, None, "squared")
+    assert said(Values(values, losses.LogLoss())) == ("Values(LogLoss)", True, "class", 3, "log")
+    assert said(Values(values, losses.LogLoss(0.1))) == ("Values(LogLoss)", True, "class", 3, None)
+    assert said(Values(values, losses.Frequencies())) == ("Values(Frequencies)", True, "class", 3, None)
+    assert said(Values(values, losses.Rewards())) == ("Values(Rewards)", True, "action", 3, None)
+    assert said(Values(values, losses.Poisson())) == ("Values(Poisson)", True, None, None, None)
+    assert said(Linear(values, values[:, 0])) == ("Linear", False, None, None, None)
+
+
+def test_a_hard_tree_holds_class_frequencies_in_place_of_logits():
+    kinds = drawn_kinds()
+    hardened = kinds["logit"].hardened()
+    assert hardened.loss == losses.Frequencies()
+    np.testing.assert_allclose(hardened.values, kinds["logit"].predictions())
+    for name in ("constant", "linear", "bounded", "frequency"):
+        assert jax.tree.all(jax.tree.map(np.array_equal, kinds[name].hardened(), kinds[name])), name
+
+
 def test_numbers_as_text():
     assert number_text(1234.56, 3) == "1.23e+03"
     assert number_text(0.0, 3) == "0"

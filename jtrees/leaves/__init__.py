@@ -1,9 +1,16 @@
 """Kinds of leaves, and how each is fitted by a hard routing: values with a loss, and linear models.
 
-Every kind has the same methods: predictions of the leaf of each sample (``at``), outputs (``outputs``) and losses
-(``losses``) of every leaf, fitting by a hard routing (``refit``) and the criterion of the fit (``criterion``), its
-trainable form (``trainable``), a change of units (``rescaled``), the number of parameters (``count``) and a description
-(``describe``). The axis over the leaves comes first in every array.
+Every kind has the same methods:
+
+- the prediction of the leaf of each sample (``at``), the outputs (``outputs``) and losses (``losses``) of every leaf;
+- fitting by a hard routing (``refit``), with shrinkage (``refit_shrunk``), and the criterion of the fit
+  (``criterion``);
+- the trainable form (``trainable``), the form of a hard tree (``hardened``), a change of units (``rescaled``);
+- the number of parameters (``count``) and a description (``describe``).
+
+Other modules ask leaves for what they need: whether a leaf predicts the same for every sample (``is_constant``), what
+leaves choose (``choice``, ``classes``), and which loss a kernel has for them (``kernel``). The axis over the leaves
+comes first in every array.
 """
 
 from typing import Any, NamedTuple

@@ -216,10 +216,13 @@ class Loss:
 
     def rescaled(self, values: Any, zero: Any, unit: Any) -> "tuple[np.ndarray, Loss]":
         """Returns the values for predictions ``zero + unit`` times the current ones, in double precision, and the loss
-        of leaves that hold them. Only the unit applies under an exponential link.
+        of leaves that hold them. Only the unit applies under an exponential link. Probabilities have no units.
         """
         values = np.asarray(values, np.float64)
-        values = values + np.log(unit) if self.link == "exp" else np.asarray(zero + unit * values)
+        if self.link == "exp":
+            values = values + np.log(unit)
+        elif self.link != "softmax":
+            values = np.asarray(zero + unit * values)
         return values, self.scaled(1 / np.asarray(unit))
 
 

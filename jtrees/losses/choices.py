@@ -173,6 +173,3 @@ class Rewards(Loss):
 
     def trainable(self, values: Array) -> "tuple[Array, Rewards]":
         return jnp.clip(values, -_TRAINABLE, _TRAINABLE), self  # an action is preferred, but not certain
-
-    def rescaled(self, values: Any, zero: Any, unit: Any) -> "tuple[np.ndarray, Rewards]":
-        return np.asarray(values, np.float64), self  # probabilities have no units
