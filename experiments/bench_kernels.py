@@ -29,7 +29,7 @@ import numpy as np
 
 from experiments import benchmark
 from jtrees import ops
-from jtrees.leaves import Constant
+from jtrees.leaves import Values
 import pallas_kernels as kernels
 from pallas_kernels import Config, backend
 
@@ -89,7 +89,7 @@ def _soft_gradient(how: str, x: Any, y: Any, *tree: Any) -> Any:
 
 
 def _step(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
-    loss = lambda w, b, v: ops.expected_loss(w, b, Constant(v), x, y, implementation=how)
+    loss = lambda w, b, v: ops.expected_loss(w, b, Values(v), x, y, implementation=how)
     return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(w, b, v)
 
 

@@ -20,7 +20,7 @@ FEATURES = 21
 def oblique(depth: int, rng: np.random.Generator) -> jtrees.ObliqueTree:
     """A random tree whose splits pass near the middle of the unit cube."""
     weights = rng.uniform(-1, 1, (2**depth - 1, FEATURES)).astype(np.float32)
-    values = jtrees.leaves.Constant(jnp.asarray(rng.random(2**depth, dtype=np.float32)))
+    values = jtrees.leaves.Values(jnp.asarray(rng.random(2**depth, dtype=np.float32)))
     return jtrees.ObliqueTree(jnp.asarray(weights), jnp.asarray(-weights.sum(1) / 2), values)
 
 

@@ -31,7 +31,7 @@ from sklearn.tree import DecisionTreeClassifier
 from experiments import benchmark, data, pieces
 import jtrees
 from jtrees import splitting
-from jtrees.leaves.constant import fit_frequencies
+from jtrees.losses import fit_frequencies
 
 SETS = ("letter", "pendigits", "satimage", "connect-4", "mnist")
 DEPTHS = (6, 8, 10, 12, 14, 16, 18)

@@ -266,7 +266,7 @@ def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) 
 def soft_outputs(relaxation: str, params: ObliqueTree, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
     """What the soft model predicts: the mean of the outputs of the leaves, of their class probabilities."""
     reach = SOFT[relaxation](ops.scores(params.weights, params.bias, x))
-    if isinstance(params.leaves, kinds.Logit):
+    if params.leaves.choice == "class":
         return reach.T @ jax.nn.softmax(params.leaves.values, axis=1)
     return (reach * params.leaves.outputs(x)).sum(0)
 

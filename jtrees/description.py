@@ -3,7 +3,6 @@
 import numpy as np
 
 from jtrees import validation
-from jtrees.leaves.linear import Linear
 from jtrees.tree import ObliqueTree
 
 _FOUND = {-1: "CART", -2: "CART on the outputs of a ridge regression"}
@@ -34,7 +33,7 @@ def _kind(tree: ObliqueTree) -> str:
     directions = _directions(tree)
     splits, columns = len(directions), np.count_nonzero(directions, axis=1)
     if splits == 0:
-        return "no split: " + ("one linear model" if isinstance(tree.leaves, Linear) else "one answer for all rows")
+        return "no split: " + ("one answer for all rows" if tree.leaves.is_constant else "one linear model")
     if (columns == 1).all():
         used = int(directions.any(0).sum())
         each = {1: "the only split has", 2: "both splits have"}.get(splits, f"each of the {splits} splits has")

@@ -327,7 +327,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
         if varying.shape[1]:
             self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight)
         else:
-            self._learn_nothing(x, leaves.Constant(np.broadcast_to(columns[:1], (2, *(task.shape or (1,)))).copy()))
+            self._learn_nothing(x, leaves.Values(np.broadcast_to(columns[:1], (2, *(task.shape or (1,)))).copy()))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -392,7 +392,7 @@ class TreeClassifier(ClassifierMixin, _Tree):
             self._learn(x, labels, weight)
             self._name_classes()
         else:
-            self._learn_nothing(x, leaves.Frequency(np.ones((2, 1))))
+            self._learn_nothing(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
         return self
 
     def _name_classes(self) -> None:

@@ -21,7 +21,6 @@ from jtrees import compilation, exact, prediction, processes, validation
 from jtrees.data.columns import Numeric
 from jtrees.data.frame_model import FrameModel
 from jtrees.forest import Forest
-from jtrees.leaves.linear import Linear
 from jtrees.tree import ObliqueTree
 
 _EXACT = 12  # largest number of columns with all 2^p coalitions
@@ -94,7 +93,7 @@ def path(
       ValueError: for a model that is not one tree, and for rows that do not fit it or are several.
 
     Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> print(jtrees.explain.path(tree, np.array([2.0, 1.0])))
       node 0: 3 = -1 + 2 (x0) + 2 (x1), right
@@ -121,7 +120,7 @@ def path(
         for node, margin, reference, terms in zip(nodes, margins, references, by_column, strict=True)
     ]
     parts = None
-    if isinstance(tree.leaves, Linear):
+    if not tree.leaves.is_constant:
         slopes = np.asarray(tree.leaves.coefficients, np.float64)[leaf]
         terms = columns.summed((slopes.T * (z.astype(np.float64) - base)).T)
         parts = dict(zip(columns.names, terms.tolist() if terms.ndim == 1 else list(terms), strict=True))
@@ -195,7 +194,7 @@ def nearest_change(
       ValueError: for a model that is not one tree, for rows that do not fit it, and for columns that cannot change.
 
     Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> x = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
       >>> change = jtrees.explain.nearest_change(tree, x[0], x)
@@ -397,7 +396,7 @@ def shapley_values(
       ValueError: for rows that do not fit the model, and for permutations that are not a positive number.
 
     Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> background = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
       >>> shapley = jtrees.explain.shapley_values(tree, np.array([[2.0, 0.0]]), background)
@@ -501,7 +500,7 @@ def permutation_importance(
       ValueError: for rows that do not fit the model, and for repeats that are not a positive number.
 
     Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> x = np.tile([[0.0, 7.0], [2.0, 7.0]], (5, 1))  # the second column is constant
       >>> score = lambda y, predictions: -np.square(y - predictions).mean()
@@ -547,7 +546,7 @@ def negation_importance(
       ValueError: for rows that do not fit the model.
 
     Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> x = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
       >>> score = lambda y, predictions: -np.abs(y - predictions).mean()

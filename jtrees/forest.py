@@ -9,7 +9,6 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import exact, io, losses, ops, prediction, processes, pytree, sharding, validation as checks
-from jtrees.leaves.linear import Linear
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
@@ -178,7 +177,7 @@ def _outputs_of(forest: Forest) -> Any:
     checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
     checks.check_choice("link", forest.link, get_args(losses.Link))
     vote = forest.combine == "vote"
-    if isinstance(leaves, Linear):
+    if not leaves.is_constant:
         each = [jax.tree.map(lambda a, i=i: a[i], leaves) for i in range(trees)]
 
         def of_block(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:

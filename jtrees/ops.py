@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrees import blocking, leaves as kinds, routing, sharding, topology, validation
+from jtrees import blocking, routing, sharding, topology, validation
+from jtrees._implementations import branched, by_rows, choose, on_platforms
 from jtrees.routing import sharp
 from jtrees.routing.by_level import with_one
 from jtrees.routing.soft import leaf_weights
@@ -78,8 +79,8 @@ def soft(
 
     _check_route(route)
     able = leaf_values.ndim <= 2 and isinstance(route, str)
-    how = _chosen("soft_routing", implementation, able, x, weights, bias, leaf_values)
-    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, rows=3)
+    how = choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
+    return on_platforms(how, fused, plain, weights, bias, leaf_values, x, rows=3)
 
 
 def path_sum(
@@ -112,11 +113,11 @@ def path_sum(
         out = kernels.path_sum(x, weights, bias, values, window=fixed, implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
-    how = _chosen("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
+    how = choose("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
     if how is None or (callable(window) and implementation is None):
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
-    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype), rows=3)
+    return on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype), rows=3)
 
 
 def hard(
@@ -142,8 +143,8 @@ def hard(
       Leaf numbers from 0, int32, ``(n,)``.
     """
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
-    how = _chosen("hard_routing", implementation, True, x, weights, bias)
-    return _branched(how, _by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
+    how = choose("hard_routing", implementation, True, x, weights, bias)
+    return branched(how, by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
 
 
 def hard_and_uncertain(
@@ -229,8 +230,8 @@ def ensemble(
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
         return kernels.conditional(x, weights, bias, leaf_values, gamma=gamma, implementation=how)
 
-    how = _chosen("conditional", implementation, True, x, weights[0], bias[0], leaf_values[0])
-    return _on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype), rows=3)
+    how = choose("conditional", implementation, True, x, weights[0], bias[0], leaf_values[0])
+    return on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype), rows=3)
 
 
 def _leaf_probabilities(route: Route, z: Array) -> Array:
@@ -290,8 +291,8 @@ def expected_loss(
       The loss, and leaf numbers ``(n,)`` in int32.
     """
     _check_route(route)
-    able = isinstance(route, str) and leaf_losses is None and isinstance(leaves, (kinds.Constant, kinds.Logit))
-    how = _chosen("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
+    able = isinstance(route, str) and leaf_losses is None and leaves.kernel is not None
+    how = choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
     return _expected_loss(leaf_losses, route, how, weights, bias, leaves, x, y, share)
@@ -325,7 +326,7 @@ def _visited(leaf_losses, route, how, *operands):
     """Returns the loss, its gradient for splits and leaves, and the leaf that each sample reaches."""
     visit = partial(_visit, leaf_losses, route)
     fused = lambda how, *operands: sharding.each_part(partial(_visit_fused, route, how), *operands, rows=(3, 4, 5))
-    return _branched(how, fused, visit, *operands)
+    return branched(how, fused, visit, *operands)
 
 
 # Of a sample the loss is w sum_l P_l loss_l, whose derivative for z is as above, so that the one for x is a product
@@ -356,9 +357,8 @@ def _data_gradient(leaf_losses, route, wanted, weights, bias, leaves, x, y, shar
 
 def _visit_fused(route, how, weights, bias, leaves, x, y, share):
     def loss(weights, bias, leaves):
-        values, classes = leaves.values, isinstance(leaves, kinds.Logit)
-        flat, targets = values.reshape(len(values), -1), y if classes else y.reshape(len(y), -1)
-        options = {"loss": "log" if classes else "squared", "route": route, "implementation": how}
+        values, targets = leaves.values, y if leaves.kernel == "log" else y.reshape(len(y), -1)
+        flat, options = values.reshape(len(values), -1), {"loss": leaves.kernel, "route": route, "implementation": how}
         return kernels.expected_loss(x, targets, weights, bias, flat, share=share, **options)
 
     (total, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(weights, bias, leaves)
@@ -423,65 +423,3 @@ def _expected_loss_bwd(leaf_losses, route, how, gradient, cotangents):
 
 # The rule is told which operands are differentiated, so that training does no more than it needs.
 _expected_loss.defvjp(_expected_loss_fwd, _expected_loss_bwd, symbolic_zeros=True)
-
-
-# --- XLA or a kernel -------------------------------------------------------------------------------------------------
-
-
-def _chosen(kernel: str, implementation: str | None, able: bool, x: Array, weights: Array, *others: Any) -> Any:
-    """How a kernel is to be run: None for XLA, a name for one that was asked for, a ``Config`` for one that won.
-
-    Raises:
-      ValueError: if one was asked for that cannot do this.
-    """
-    depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in others if a.ndim == 2], default=1)
-    arrays = [a for a in (x, weights, *others) if jnp.issubdtype(a.dtype, jnp.floating)]
-    able = able and depth <= kernels.DEEPEST and 0 not in x.shape and x.dtype in (jnp.float32, jnp.bfloat16)
-    if implementation is None:
-        # bfloat16 samples would meet weights in bfloat16, which is for the caller to decide.
-        alike = able and all(a.dtype == jnp.float32 for a in arrays)
-        return kernels.winner(kernel, depth=depth, n=x.shape[0], p=x.shape[1], k=k) if alike else None
-    validation.check_choice("implementation", implementation, kernels.IMPLEMENTATIONS)
-    if implementation != "xla" and not able:
-        raise ValueError(
-            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32, depths to {kernels.DEEPEST}, "
-            f"sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
-            "None takes XLA wherever there is no kernel"
-        )
-    return None if implementation == "xla" else implementation
-
-
-def _branched(how: Any, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
-    """What won runs where it won: lowered for another platform (a CPU beside the GPU), it is XLA's all the same."""
-    if how is None:
-        return plain(*arrays)
-    if isinstance(how, str):
-        return fused(how, *arrays)
-    return jax.lax.platform_dependent(*arrays, default=plain, **{how.platform: partial(fused, how)})
-
-
-def _by_rows(fused: Callable[..., Any], rows: int) -> Callable[..., Any]:
-    """A kernel on rows that may be shared out among devices, which the compiler does not know how to do."""
-    one = lambda how, *arrays: sharding.each_part(lambda *mine: ((), fused(how, *mine)), *arrays, rows=(rows,))
-    return lambda how, *arrays: one(how, *arrays)[1]
-
-
-def _on_platforms(how: Any, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any, rows: int) -> Any:
-    """:func:`_branched`, differentiable; of the arrays that of number ``rows`` has these.
-
-    Each branch is differentiated by itself: residuals of a branch that is not taken would be kept as zeros.
-    """
-    fused = _by_rows(fused, rows)
-    if how is None or isinstance(how, str):
-        return _branched(how, fused, plain, *arrays)
-    call = jax.custom_vjp(lambda *arrays: _branched(how, fused, plain, *arrays))
-
-    def pull_back(fn: Callable[..., Any], cotangent: Array, *arrays: Array) -> Any:
-        return jax.vjp(fn, *arrays)[1](cotangent)
-
-    def backward(arrays: Any, cotangent: Array) -> Any:
-        of_fused = lambda how, *operands: pull_back(partial(fused, how), *operands)
-        return _branched(how, of_fused, partial(pull_back, plain), cotangent, *arrays)
-
-    call.defvjp(lambda *arrays: (call(*arrays), arrays), backward)
-    return call(*arrays)

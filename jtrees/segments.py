@@ -82,6 +82,39 @@ def total(values: Num[Array, "n *k"]) -> Float[Array, "*k"]:
     return sums(values, jnp.zeros(len(values), jnp.int32), 1)[0]
 
 
+def floating(y: Array) -> Array:
+    """Returns targets in a floating dtype, NumPy arrays in double precision."""
+    if isinstance(y, np.ndarray):
+        return y.astype(np.float64)
+    return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
+
+
+def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[Array, " n"]:
+    """Returns the weights, or ones for None, of the kind of array of the targets.
+
+    Args:
+      sample_weight: weights, or None.
+      y: targets.
+      dtype: dtype of arrays of JAX; None: that of the targets.
+    """
+    xp = module_of(y) if sample_weight is None else module_of(y, sample_weight)
+    dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(y.dtype if dtype is None else dtype)
+    return xp.ones(len(y), dtype) if sample_weight is None else xp.asarray(sample_weight, dtype)
+
+
+def effective(sample_weight: Array | None) -> Array | None:
+    """Returns weights rescaled to effective numbers of samples; only their ratios matter.
+
+    They sum to Kish's effective sample size, so that methods that treat a weight as a number of samples, such as
+    cross-validation and smoothing, are not overconfident.
+    """
+    if sample_weight is None:
+        return None
+    xp, tiny = module_of(sample_weight), np.finfo(sample_weight.dtype).tiny
+    weight = sample_weight / xp.maximum(sample_weight.max(), tiny)
+    return weight * total(weight) / xp.maximum(total(weight * weight), tiny)
+
+
 def means(
     leaf_index: Int[Array, " n"],
     y: Num[Array, "n *k"],

@@ -31,6 +31,11 @@ class _OfLoss:
         return self.loss_function.link
 
     @property
+    def leaf_loss(self) -> losses.Loss:
+        """The loss of trainable leaves of values: see :class:`jtrees.leaves.Values`."""
+        return self.loss_function
+
+    @property
     def in_units(self) -> bool:
         """Whether the loss can be computed from predictions in the user's units."""
         return self.loss_function.in_units
@@ -224,9 +229,9 @@ class Classification(_OfLoss):
         return "softmax"
 
     @property
-    def smoothing(self) -> float:
-        """Part of a label that is shared by all classes."""
-        return self.loss_function.smoothing if isinstance(self.loss_function, losses.LogLoss) else 0.0
+    def leaf_loss(self) -> losses.LogLoss:
+        """The loss of trainable leaves of logits: with a loss of the user's, too, the log loss."""
+        return self.loss_function if isinstance(self.loss_function, losses.LogLoss) else losses.LogLoss()
 
     def scaled(self, unit: Any) -> "Classification":
         """Returns the task itself, as classes are not scaled."""

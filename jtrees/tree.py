@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-import itertools
 from typing import Any
 
 import jax
@@ -12,15 +11,10 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import exact, io, ops, prediction, processes, pytree, sharding, topology, validation
-from jtrees.leaves.constant import Frequency, Logit, exact_text, listed, number_text
-from jtrees.leaves.estimates import Estimates
 from jtrees.leaves.hierarchical import refit_hierarchical
-from jtrees.leaves.linear import Linear, linear_text
 from jtrees.segments import Array
 from jtrees.tasks import Policy
-
-_READ = 8  # digits above which text is for computing, not for reading
-_REWARD_DIGITS = 3
+from jtrees.text import tree_text
 
 
 @io.part
@@ -94,7 +88,7 @@ class ObliqueTree:
         given = [array for array in (x, y, sample_weight) if array is not None]
         refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
         on_host = all(isinstance(array, np.ndarray) for array in given) and not validation.is_traced(self)
-        if on_host and not isinstance(self.leaves, Linear):
+        if on_host and self.leaves.is_constant:
             weight = None if sample_weight is None else sample_weight.astype(np.float64)
             return self.with_absolute(refit(self.leaf_index(x), x, y, weight))
         if self.origin is not None:
@@ -226,13 +220,12 @@ class ObliqueTree:
     @property
     def classes(self) -> int | None:
         """Number of classes, or of actions of a policy, among which the leaves choose; None for leaves of numbers."""
-        classes = isinstance(self.leaves, (Frequency, Logit)) or self.is_policy
-        return self.leaves.values.shape[-1] if classes else None
+        return self.leaves.classes
 
     @property
     def is_policy(self) -> bool:
         """Whether leaves choose an action, as those of :class:`jtrees.Policy`."""
-        return isinstance(self.leaves, Estimates) and self.leaves.loss.link == "softmax"
+        return self.leaves.choice == "action"
 
     def prune(self, x: ArrayLike) -> "ObliqueTree":
         """Returns the tree without splits that do not divide ``x``; they become nodes of zero weights.
@@ -303,94 +296,7 @@ class ObliqueTree:
         Raises:
           ValueError: for another number of names than columns or classes, and for x or y that do not fit the tree.
         """
-        self = processes.on_host(self._single()) if processes.lost_xla() else self._single()
-        names = self.names(feature_names)
-        deviations, rows = self.measured(x, y, class_names, max_terms)
-        options: Any = {"max_terms": max_terms, "deviations": deviations}
-        shown = self.with_short_origin(deviations, digits)
-        lines, thresholds = [], shown.threshold_texts(digits)
-
-        def render(node: int, indent: str) -> None:
-            if (leaf := node - len(self.bias)) >= 0:
-                reached = f" ({'; '.join(rows[leaf])})" if rows[leaf] else ""
-                prediction = shown.describe_leaf(leaf, names, digits, class_names=class_names, **options)
-                lines.append(f"{indent}-> {prediction}{reached}")
-            elif not np.any(np.asarray(self.weights[node])):
-                render(2 * node + 1 + int(self.bias[node] > 0), indent)
-            else:
-                lines.append(
-                    f"{indent}if {shown.describe_split(node, names, digits, threshold=thresholds[node], **options)}:"
-                )
-                render(2 * node + 2, indent + "|   ")
-                lines.append(f"{indent}else:")
-                render(2 * node + 1, indent + "|   ")
-
-        render(0, "")
-        return "\n".join(lines)
-
-    def names(self, feature_names: Sequence[str] | None) -> list[str]:
-        """Returns names of the features, by default ``x0``, ``x1``, ...
-
-        Raises:
-          ValueError: for another number of names than columns.
-        """
-        if feature_names is None:
-            return [f"x{i}" for i in range(self.features)]
-        names = [str(name) for name in feature_names]
-        if len(names) != self.features:
-            raise ValueError(f"feature_names must hold {self.features} names, one a column, got {len(names)}")
-        return names
-
-    def measured(
-        self, x: Any, y: Any, class_names: Sequence[str] | None, max_terms: int | None
-    ) -> tuple[np.ndarray | None, list[list[str]]]:
-        """Returns statistics of a table for the rules: see :meth:`to_text`.
-
-        Returns:
-          The standard deviation of each feature, None without a table; and for each leaf its number of rows, as
-          ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, or with mean rewards, empty without
-          a table.
-
-        Raises:
-          ValueError: as :meth:`to_text`.
-        """
-        classes = self.classes
-        if max_terms is not None:
-            validation.check_count("max_terms", max_terms)
-        for name, given in (("class_names", class_names), ("y", y)):
-            if given is not None and classes is None:
-                raise ValueError(f"{name} must be None: the leaves of this tree hold no classes")
-        if class_names is not None and len(class_names) != classes:
-            each = "one an action" if self.is_policy else "one a class"
-            raise ValueError(f"class_names must hold {classes} names, {each}, got {len(class_names)}")
-        if x is None and y is not None:
-            raise ValueError(f"y goes with x: the {'rewards' if self.is_policy else 'classes'} of its rows")
-        if x is None:
-            return None, [[] for _ in range(len(self.bias) + 1)]
-        leaf, deviations = np.asarray(self.leaf_index(x)), np.asarray(x, np.float64).std(0)
-        rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(self.bias) + 1)]
-        if y is None:
-            return deviations, rows
-        if self.is_policy:
-            labels = self.class_labels(class_names)
-            for mean, texts in zip(self.mean_rewards(leaf, y), rows, strict=True):
-                order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
-                best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
-                texts += [f"mean reward of {best}"] if best else []
-            return deviations, rows
-        y, classes = validation.check_labels(y, classes)
-        validation.check_rows(y, len(leaf))
-        class_labels = self.class_labels(class_names)
-        by_class = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
-        for counts, texts in zip(by_class, rows, strict=True):
-            class_counts = [f"{class_labels[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
-            texts += [listed(class_counts, max_terms)] if class_counts else []
-        return deviations, rows
-
-    def class_labels(self, class_names: Sequence[str] | None) -> list[str]:
-        """Returns names of the classes or actions, by default ``class 0`` or ``action 0`` and so on."""
-        kind = "action" if self.is_policy else "class"
-        return [f"{kind} {i}" for i in range(self.classes or 0)] if class_names is None else list(map(str, class_names))
+        return tree_text(self._single(), feature_names, digits, class_names, x, y, max_terms)
 
     def mean_rewards(self, leaf_index: np.ndarray, rewards: Any) -> np.ndarray:
         """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``, NaN without a row.
@@ -408,80 +314,8 @@ class ObliqueTree:
         count = np.bincount(leaf_index, minlength=len(sums))[:, None]
         return np.where(count, sums / np.maximum(count, 1), np.nan)
 
-    def describe_split(
-        self,
-        node: int,
-        names: Sequence[str],
-        digits: int = 3,
-        *,
-        max_terms: int | None = None,
-        deviations: np.ndarray | None = None,
-        threshold: str | None = None,
-    ) -> str:
-        """Returns the condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``.
-
-        Of more than ``max_terms`` terms it has those of the largest |weight| times deviation of the feature, and the
-        number of others. ``threshold`` is the text of the threshold, such as one of :meth:`threshold_texts`.
-        """
-        weights, bias = np.asarray(self.weights[node], np.float64), float(self.bias[node])
-        above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
-        return f"{linear_text(weights, self.counted(names), digits, max_terms, deviations)} > {above}"
-
-    def threshold_texts(self, digits: int) -> list[str]:
-        """Returns the thresholds of all nodes as text, with as many more digits as tell different splits apart."""
-        values = [0 - float(bias) for bias in np.asarray(self.bias)]
-        texts, reached = [f"{value:.{digits}g}" for value in values], np.flatnonzero(self.splits).tolist()
-        for more in range(digits + 1, _READ + 1):
-            by_text = {text: [i for i in reached if texts[i] == text] for text in {texts[i] for i in reached}}
-            alike = [same for same in by_text.values() if len({values[i] for i in same}) > 1]
-            for i in itertools.chain(*alike):
-                texts[i] = f"{values[i]:.{more}g}"
-        return texts
-
-    def describe_leaf(self, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
-        """Returns the prediction of a leaf as text.
-
-        ``shown``: ``max_terms`` and ``deviations`` choose terms as in :meth:`describe_split`, ``class_names`` are as in
-        :meth:`to_text`; ``short`` has the largest terms of linear leaves first, and no bounds.
-        """
-        y_zero = 0.0 if self.origin is None or self.origin.y is None else np.asarray(self.origin.y, np.float64)
-        if self.is_policy and (class_names := shown.get("class_names")) is not None:
-            played = np.asarray(self.leaves.predictions())[leaf]
-            if played.max() == 1:
-                return str(class_names[played.argmax()])
-            return Frequency(self.leaves.predictions()).describe(leaf, names, digits, **shown)
-        return self.leaves.describe(leaf, self.counted(names), digits, y_zero, **shown)
-
-    def with_short_origin(self, deviations: np.ndarray | None, digits: int) -> "ObliqueTree":
-        """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204.
-
-        The origin of a feature is rounded to the power of ten below its deviation, and thresholds and intercepts are
-        those of the rounded origin. For text alone; without deviations, or for many digits, the tree itself.
-        """
-        if self.origin is None or deviations is None or digits > _READ:
-            return self
-        zero = np.asarray(self.origin.x, np.float64)
-        places = -np.floor(np.log10(np.where(deviations > 0, deviations, 1))).astype(int)
-        short = np.array([round(value, place) for value, place in zip(zero.tolist(), places.tolist(), strict=True)])
-        wide, moved = (lambda a: np.asarray(a, np.float64)), short - zero
-        leaves = self.leaves
-        if isinstance(leaves, Linear):
-            intercept = wide(leaves.intercept) + np.einsum("lp...,p->l...", wide(leaves.coefficients), moved)
-            leaves = leaves.replace(intercept=intercept)
-        bias = wide(self.bias) + wide(self.weights) @ moved
-        return self.replace(bias=bias, leaves=leaves, origin=self.origin.replace(x=short))
-
-    def counted(self, names: Sequence[str]) -> list[str]:
-        """Returns names of the features relative to the origin, as ``"(year - 2000)"``."""
-        if self.origin is None:
-            return list(names)
-        relative = []
-        for name, zero in zip(names, np.asarray(self.origin.x), strict=True):
-            relative.append(f"({name} {'+' if zero < 0 else '-'} {exact_text(abs(zero))})" if zero else name)
-        return relative
-
     def __repr__(self) -> str:
-        kind = type(self.leaves).__name__
+        kind = getattr(self.leaves, "name", type(self.leaves).__name__)
         if validation.is_traced(self) or not isinstance(self.weights, (jax.Array, np.ndarray)):
             return f"ObliqueTree(weights={self.weights!r}, bias={self.bias!r}, leaves={self.leaves!r})"
         if self.weights.ndim != 2:

@@ -6,7 +6,8 @@ import warnings
 import numpy as np
 
 from jtrees import sharding, topology, validation
-from jtrees.leaves import Constant, Frequency
+from jtrees.leaves import Values
+from jtrees.losses import Frequencies, SquaredError
 from jtrees.tree import ObliqueTree
 
 _ROUNDING = 1e-6  # of sums of weights, relative
@@ -36,7 +37,7 @@ def cart_regressor(
     y = np.asarray(validation.check_targets(y, len(x)))
     tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight)
     # scikit-learn drops the axis of a single column.
-    return tree.replace(leaves=Constant(tree.leaves.values.reshape(-1, *y.shape[1:])))
+    return tree.replace(leaves=Values(tree.leaves.values.reshape(-1, *y.shape[1:])))
 
 
 def cart_classifier(
@@ -117,7 +118,7 @@ def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
             bias[target] = -_round_down(grown.threshold[source])
             pending += [(left, 2 * target + 1), (right, 2 * target + 2)]
     weights, bias, values = map(sharding.from_host, (weights, bias, values))
-    return ObliqueTree(weights, bias, (Frequency if classifies else Constant)(values))
+    return ObliqueTree(weights, bias, Values(values, Frequencies() if classifies else SquaredError()))
 
 
 def _round_down(threshold: float) -> np.float32:

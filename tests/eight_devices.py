@@ -168,9 +168,9 @@ def test_kernels_work_on_rows_where_they_lie():
     operands = tree.weights, tree.bias, tree.leaves.values
 
     def looks(weights, bias, values, x, y, how):
-        leaves = jtrees.leaves.Constant(values)
+        leaves = jtrees.leaves.Values(values)
         lost = lambda *args: ops.expected_loss(
-            args[0], args[1], jtrees.leaves.Constant(args[2]), x, y, implementation=how
+            args[0], args[1], jtrees.leaves.Values(args[2]), x, y, implementation=how
         )[0]
         answered = lambda *args: jnp.square(ops.soft(*args, x, implementation=how)).sum()
         gradients = [jax.grad(fn, argnums=(0, 1, 2))(weights, bias, values) for fn in (lost, answered)]

@@ -128,7 +128,7 @@ def loss(which):
 
 def on_a_split():
     """A row for which rounding might decide, and whose leaf is found in double precision."""
-    splits, leaves = jnp.ones((1, 3)), jtrees.leaves.Constant(jnp.arange(2.0))
+    splits, leaves = jnp.ones((1, 3)), jtrees.leaves.Values(jnp.arange(2.0))
     tree, rows = jtrees.ObliqueTree(splits, jnp.zeros(1), leaves), np.array([[1.0, -1.0, 0.0], [1.0, 2.0, 3.0]])
     stacked = jtrees.Forest(jax.tree.map(lambda a: a[None], tree))
     assert tree.predict(rows).tolist() == stacked.predict(rows).tolist() == [0, 1]

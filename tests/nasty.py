@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from jtrees import ObliqueTree
-from jtrees.leaves import Constant
+from jtrees.leaves import Values
 
 # Columns of a shape ``(n, w)``, given those before.
 COLUMNS: dict[str, Any] = {
@@ -151,4 +151,4 @@ def near_ties(depth, p, seed=0, n=2000):
     x[:, 0] = -rest / weights[node, 0]
     values = rng.permutation(nodes + 1).astype(np.float32)
     weights, bias, values = map(jax.device_put, (weights, bias, values))  # which compiles nothing
-    return ObliqueTree(weights, bias, Constant(values)), x
+    return ObliqueTree(weights, bias, Values(values)), x

@@ -240,7 +240,7 @@ def test_a_tree_that_fits_noise_is_charged_for_its_parameters():
 
 def test_free_parameters_of_directions_that_are_shared_are_counted_once():
     tree = lambda weights: jtrees.ObliqueTree(
-        np.float32(weights), np.zeros(len(weights), np.float32), jtrees.leaves.Constant(np.zeros(len(weights) + 1))
+        np.float32(weights), np.zeros(len(weights), np.float32), jtrees.leaves.Values(np.zeros(len(weights) + 1))
     )
     direction = np.random.default_rng(0).normal(size=4)
     assert count_free(tree(np.outer([1, -2, 3], direction))) == 4 + 3 - 1 + 4  # with three thresholds and four leaves

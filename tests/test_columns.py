@@ -165,7 +165,7 @@ def test_means_of_classes_and_of_several_targets():
 def test_rules_and_plots_speak_of_classes_by_their_names():
     plot_tree = pytest.importorskip("jtrees.plotting").plot_tree
     columns, features = Columns.fit(FRAME[["city"]], Y.mean() < Y, task="classification")
-    leaves = jtrees.leaves.Frequency(np.float32([[0.9, 0.1], [0.2, 0.8]]))
+    leaves = jtrees.leaves.Values(np.float32([[0.9, 0.1], [0.2, 0.8]]), jtrees.losses.Frequencies())
     model = FrameModel(jtrees.ObliqueTree(np.float32([[2, 0]]), np.float32([-1]), leaves), columns)
     assert features.shape[1] == 2 and "[mean class 1 by city]" in model.to_text()
     text = model.to_text(class_names=["unsold", "sold"])
@@ -175,7 +175,7 @@ def test_rules_and_plots_speak_of_classes_by_their_names():
     with pytest.raises(ValueError, match="class_names must hold 2 names, one a class, got 1"):
         model.to_text(class_names=["sold"])
     columns, _ = Columns.fit(FRAME[["city"]], np.stack([Y, -Y], 1), task=jtrees.Policy(2))
-    plays = jtrees.leaves.Estimates(np.float32([[1e4, 0], [0, 1e4]]), jtrees.losses.Rewards())
+    plays = jtrees.leaves.Values(np.float32([[1e4, 0], [0, 1e4]]), jtrees.losses.Rewards())
     policy = FrameModel(jtrees.ObliqueTree(np.float32([[2, 0, 0]]), np.float32([-1]), plays), columns)
     assert policy.to_text(class_names=["wait", "treat"]) == (
         "if 2 [mean wait by city] > 1:\n|   -> treat\nelse:\n|   -> wait"

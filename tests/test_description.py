@@ -6,7 +6,7 @@ import pytest
 
 import jtrees
 from jtrees.description import kind_of
-from jtrees.leaves import Constant, Linear
+from jtrees.leaves import Linear, Values
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 
@@ -17,7 +17,7 @@ DIRECTION = np.random.default_rng(0).normal(size=5)
 def tree(weights, leaves=None):
     weights = np.float32(weights)
     return jtrees.ObliqueTree(
-        weights, np.zeros(len(weights), np.float32), leaves or Constant(np.arange(len(weights) + 1.0))
+        weights, np.zeros(len(weights), np.float32), leaves or Values(np.arange(len(weights) + 1.0))
     )
 
 

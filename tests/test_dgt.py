@@ -11,7 +11,8 @@ import oracles
 import pytest
 
 import jtrees
-from jtrees.leaves import Constant, Logit
+from jtrees import losses
+from jtrees.leaves import Values
 from jtrees.methods.dgt import ChainedTree, random_chain
 from jtrees.routing import path_sum
 from jtrees.search import options
@@ -34,7 +35,7 @@ def chain(depth=3, p=4, widths=(7, 5), outputs=(), classes=None, seed=0):
     sizes = [p + 1, *widths, 2**depth - 1]
     factors = tuple(rng.normal(size=(b, a)) / np.sqrt(a) for a, b in itertools.pairwise(sizes))
     values = rng.normal(size=(2**depth, *outputs) if classes is None else (2**depth, classes))
-    return ChainedTree(factors, Constant(values) if classes is None else Logit(values))
+    return ChainedTree(factors, Values(values) if classes is None else Values(values, losses.LogLoss()))
 
 
 def task_of(outputs=(), classes=None):

@@ -731,7 +731,7 @@ def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_i
     rng = np.random.default_rng(0)
     numbers = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     scores, batch, task = numbers(7, 9), jtrees.Batch(numbers(9, 2), numbers(9)), jtrees.Regression()
-    leaf, constant = jtrees.routing.leaf_index(scores), jtrees.leaves.Constant(numbers(8))
+    leaf, constant = jtrees.routing.leaf_index(scores), jtrees.leaves.Values(numbers(8))
     linear = jtrees.leaves.Linear(numbers(8, 2), numbers(8))
     for leaves in (constant, linear):
         reached = leaves.losses(batch.x, batch.y)[leaf, jnp.arange(9)]
@@ -743,7 +743,7 @@ def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_i
     slopes = [jax.grad(lambda z, of=of: study.path_sum(z, of, batch, task).sum())(scores) for of in (constant, flat)]
     assert np.abs(slopes[0]).max() > 0 and np.allclose(*slopes, atol=1e-5)
     labels = batch._replace(y=jnp.arange(9) % 3)
-    logits, classes = jtrees.leaves.Logit(numbers(8, 3)), jtrees.Classification(3)
+    logits, classes = jtrees.leaves.Values(numbers(8, 3), jtrees.losses.LogLoss()), jtrees.Classification(3)
     reached = logits.losses(labels.x, labels.y)[leaf, jnp.arange(9)]
     assert np.allclose(study.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
 
@@ -758,7 +758,7 @@ def test_all_relaxations_begin_with_the_same_tree():
         for tree in trees:
             assert all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(trees[0])))
         assert not trees[0].weights[:, 2].any()  # a column of zeros has no weight
-        hard = trees[0].replace(leaves=jtrees.leaves.Constant(jnp.zeros(4))).refit(*batch)
+        hard = trees[0].replace(leaves=jtrees.leaves.Values(jnp.zeros(4))).refit(*batch)
         assert np.allclose(trees[0].apply(x), hard.apply(x), atol=1e-6)
 
 

@@ -21,13 +21,13 @@ def drawn(kind="constant", depth=3, p=5, seed=0, origin=False):
     f32 = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     nodes, leaves = 2**depth - 1, 2**depth
     made = {
-        "constant": lambda: jtrees.leaves.Constant(f32(leaves)),
-        "outputs": lambda: jtrees.leaves.Constant(f32(leaves, 2)),
+        "constant": lambda: jtrees.leaves.Values(f32(leaves)),
+        "outputs": lambda: jtrees.leaves.Values(f32(leaves, 2)),
         "linear": lambda: jtrees.leaves.Linear(f32(leaves, p), f32(leaves)),
-        "classes": lambda: jtrees.leaves.Frequency(jax.nn.softmax(f32(leaves, 3))),
-        "counts": lambda: jtrees.leaves.Estimates(f32(leaves), losses.Poisson()),
-        "quantiles": lambda: jtrees.leaves.Estimates(f32(leaves, 2), losses.Quantile((0.1, 0.9))),
-        "actions": lambda: jtrees.leaves.Estimates(1e4 * jax.nn.one_hot(f32(leaves, 3).argmax(1), 3), losses.Rewards()),
+        "classes": lambda: jtrees.leaves.Values(jax.nn.softmax(f32(leaves, 3)), jtrees.losses.Frequencies()),
+        "counts": lambda: jtrees.leaves.Values(f32(leaves), losses.Poisson()),
+        "quantiles": lambda: jtrees.leaves.Values(f32(leaves, 2), losses.Quantile((0.1, 0.9))),
+        "actions": lambda: jtrees.leaves.Values(1e4 * jax.nn.one_hot(f32(leaves, 3).argmax(1), 3), losses.Rewards()),
     }
     far = None if kind in ("classes", "counts", "actions") else jnp.float32(3.0)
     zero = jtrees.Origin(f32(p), far) if origin else None
@@ -80,12 +80,12 @@ def test_parts_add_up(kind, origin, reference):
 
 
 def test_a_path_in_words():
-    tree = jtrees.ObliqueTree(jnp.array([[2.0, -1.0]]), jnp.array([0.5]), jtrees.leaves.Constant(jnp.array([1.0, 7.0])))
+    tree = jtrees.ObliqueTree(jnp.array([[2.0, -1.0]]), jnp.array([0.5]), jtrees.leaves.Values(jnp.array([1.0, 7.0])))
     text = str(explain.path(tree, [1.0, 0.5], feature_names=["age", "bmi"]))
     assert text == "node 0: 2 = 0.5 + 2 (age) - 0.5 (bmi), right\nleaf 1: 7."
     stump = tree.replace(weights=jnp.zeros((1, 2)))
     assert explain.path(stump, [1.0, 0.5]).splits == []
-    quantiles = jtrees.leaves.Estimates(jnp.array([[1.0, 2.0], [7.0, 3.0]]), losses.Quantile((0.1, 0.9)))
+    quantiles = jtrees.leaves.Values(jnp.array([[1.0, 2.0], [7.0, 3.0]]), losses.Quantile((0.1, 0.9)))
     assert str(explain.path(tree.replace(leaves=quantiles), [1.0, 0.5])).endswith("\nleaf 1: [3., 7.]")
 
 
@@ -171,7 +171,7 @@ def test_nearest_change_within_the_ranges_is_that_of_all_active_sets(depth, p, i
 def test_nearest_change_of_an_age_stays_within_the_ages_of_the_table():
     """The threshold is beyond the oldest of the table, so income must change, or nothing."""
     table = np.stack([np.linspace(20, 80, 50), np.tile([1.0, 2.0], 25)], 1)
-    leaves = jtrees.leaves.Constant(jnp.array([0.0, 1.0]))
+    leaves = jtrees.leaves.Values(jnp.array([0.0, 1.0]))
     tree = jtrees.ObliqueTree(jnp.array([[1.0, 40.0]]), jnp.array([-140.0]), leaves)
     change = explain.nearest_change(tree, [50.0, 1.0], table)
     assert change.x[0] <= 80 and change.x[1] <= 2 and change.leaf == 1
@@ -220,7 +220,7 @@ def test_a_class_and_columns_can_be_asked_for():
 
 
 def test_nothing_to_change():
-    only = jtrees.ObliqueTree(jnp.zeros((1, 2)), jnp.array([-1.0]), jtrees.leaves.Constant(jnp.array([1.0, 2.0])))
+    only = jtrees.ObliqueTree(jnp.zeros((1, 2)), jnp.array([-1.0]), jtrees.leaves.Values(jnp.array([1.0, 2.0])))
     assert explain.nearest_change(only, [0.0, 0.0], rows(10, 2)) is None
     whole = drawn(depth=2, p=2)
     part = whole.replace(weights=whole.weights.at[1].set(0), bias=whole.bias.at[1].set(1.0))  # leaf 0 is out of reach

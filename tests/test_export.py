@@ -25,7 +25,7 @@ from jtrees import Forest, ObliqueTree, Origin, export, losses
 from jtrees.export import c_header, encoding
 from jtrees.export.c_soft import SoftProgram, soft_program_of
 from jtrees.export.program import program_of
-from jtrees.leaves import Constant, Estimates, Frequency, Linear, Logit
+from jtrees.leaves import Linear, Values
 
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 REALS = {"double": np.float64, "float": np.float32}
@@ -39,16 +39,16 @@ def drawn(kind, depth=3, p=5, seed=0, origin=False):
     count = 2**depth
     f32 = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     leaves = {
-        "constant": lambda: Constant(f32(count)),
-        "outputs": lambda: Constant(f32(count, 3)),
-        "frequency": lambda: Frequency(jnp.asarray(rng.dirichlet(np.ones(4), count), jnp.float32)),
-        "logit": lambda: Logit(f32(count, 3)),
+        "constant": lambda: Values(f32(count)),
+        "outputs": lambda: Values(f32(count, 3)),
+        "frequency": lambda: Values(jnp.asarray(rng.dirichlet(np.ones(4), count), jnp.float32), losses.Frequencies()),
+        "logit": lambda: Values(f32(count, 3), losses.LogLoss()),
         "linear": lambda: Linear(f32(count, p), f32(count)),
         "bounded": lambda: Linear(f32(count, p), f32(count), -jnp.ones(count), jnp.ones(count)),
         "linear outputs": lambda: Linear(f32(count, p, 2), f32(count, 2)),
-        "counts": lambda: Estimates(2 * f32(count), losses.Poisson()),
-        "quantiles": lambda: Estimates(f32(count, 3), losses.Quantile((0.1, 0.5, 0.9))),
-        "actions": lambda: Estimates(1e4 * jax.nn.one_hot(f32(count, 3).argmax(1), 3), losses.Rewards()),
+        "counts": lambda: Values(2 * f32(count), losses.Poisson()),
+        "quantiles": lambda: Values(f32(count, 3), losses.Quantile((0.1, 0.5, 0.9))),
+        "actions": lambda: Values(1e4 * jax.nn.one_hot(f32(count, 3).argmax(1), 3), losses.Rewards()),
     }[kind]()
     y = (
         None
@@ -164,7 +164,7 @@ def test_c(name, tmp_path):
 def test_exponentials_in_c(tmp_path):
     """Of all numbers in double precision that have one within its range, and beyond it."""
     x = np.concatenate([np.linspace(-708, 709, 20_001), np.random.default_rng(0).normal(size=20_000), [0.0, -0.0]])
-    tree = ObliqueTree(jnp.zeros((1, 1)), jnp.zeros(1), Constant(jnp.zeros(2)))
+    tree = ObliqueTree(jnp.zeros((1, 1)), jnp.zeros(1), Values(jnp.zeros(2)))
     export.to_c(Forest(jax.tree.map(lambda a: a[None], tree), "sum", "exp"), tmp_path / "model.h")
     source = """#include "model.h"
     double exponential(double v) { return jtrees_exp(v); }"""
@@ -604,7 +604,7 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, dat
     weights[axis_aligned] *= np.arange(p) == rng.integers(0, p, (axis_aligned.sum(), 1))
     through = x[rng.integers(0, len(x), nodes)]
     bias = -np.einsum("np,np->n", weights.astype(np.float64), through).astype(np.float32)
-    tree = ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), Constant(jnp.arange(nodes + 1, dtype=jnp.float32)))
+    tree = ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), Values(jnp.arange(nodes + 1, dtype=jnp.float32)))
     if gaps:
         tree, x = jtrees.data.FrameModel(tree, columns), given
     expected = tree.leaf_index(x)

@@ -116,7 +116,7 @@ def test_the_numpy_file_reads_cells_as_the_model_does(fitted, tmp_path):
     columns, features = fitted
     weights = np.random.default_rng(0).normal(size=(3, features.shape[1])) / features.std(0).clip(1e-3)
     tree = jtrees.ObliqueTree(
-        np.float32(weights), np.float32(-weights @ features.mean(0)), jtrees.leaves.Constant(np.float32([1, 2, 3, 4]))
+        np.float32(weights), np.float32(-weights @ features.mean(0)), jtrees.leaves.Values(np.float32([1, 2, 3, 4]))
     )
     model = FrameModel(tree, columns)
     jtrees.export.to_numpy(model, tmp_path / "model.py")
@@ -251,7 +251,7 @@ def stump(frame):
     columns, features = Columns.fit(frame)
     weights = np.zeros((1, features.shape[1]), np.float32)
     weights[0, 0] = 1
-    leaves = jtrees.leaves.Constant(np.float32([1, 2]))
+    leaves = jtrees.leaves.Values(np.float32([1, 2]))
     return FrameModel(jtrees.ObliqueTree(weights, np.float32([-0.5]), leaves), columns)
 
 

@@ -8,7 +8,8 @@ import pytest
 from scipy.special import softmax
 
 import jtrees
-from jtrees.leaves import Constant, Frequency
+from jtrees import losses
+from jtrees.leaves import Values
 
 TREES, N = 5, 200
 
@@ -17,9 +18,9 @@ def forest_of(outputs=(), combine="mean", link="identity", origin=None):
     """Random trees of depth 2 on 3 features, with leaves of one kind and shape."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=(TREES, *shape)), jnp.float32)
-    leaves = Constant(draw(4, *outputs))
+    leaves = Values(draw(4, *outputs))
     if combine == "vote":
-        leaves = Frequency(jax.nn.softmax(leaves.values, axis=-1))
+        leaves = Values(jax.nn.softmax(leaves.values, axis=-1), losses.Frequencies())
     if origin is not None:
         x, y = np.float32(origin)
         origin = jtrees.Origin(jnp.full((TREES, 3), x), jnp.full((TREES, *outputs), y))

@@ -50,7 +50,7 @@ def random_params(leaves, k=(), depth=DEPTH):
     rng = np.random.default_rng(1)
     draw = lambda *shape: jax.device_put(rng.uniform(-1, 1, shape).astype(np.float32))
     n = 2**depth
-    kinds = {"constant": lambda: jtrees.leaves.Constant(draw(n, *k))}
+    kinds = {"constant": lambda: jtrees.leaves.Values(draw(n, *k))}
     kinds["linear"] = lambda: jtrees.leaves.Linear(draw(n, 3, *k), draw(n, *k))
     return jtrees.ObliqueTree(draw(n - 1, 3), draw(n - 1), kinds[leaves]())
 

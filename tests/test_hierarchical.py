@@ -7,7 +7,7 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import leaves
+from jtrees import leaves, losses
 from jtrees.leaves.hierarchical import STRENGTHS
 
 DEPTH, LEAVES, N = 3, 8, 60
@@ -116,7 +116,7 @@ def test_class_frequencies_are_shrunk_indicators_smoothed(data):
     y = jnp.asarray(np.random.default_rng(0).integers(0, 3, len(x)), jnp.int32)
     rng = np.random.default_rng(3)
     splits = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((7, 3), (7,)))
-    tree = jtrees.ObliqueTree(*splits, leaves.Frequency(jnp.zeros((8, 3))))
+    tree = jtrees.ObliqueTree(*splits, leaves.Values(jnp.zeros((8, 3)), losses.Frequencies()))
     refit = jax.jit(jtrees.ObliqueTree.refit, static_argnames="shrink")
     shrunk, plain = (np.asarray(refit(tree, x, y, shrink=s).leaves.values) for s in (True, False))
     np.testing.assert_allclose(shrunk.sum(1), 1, rtol=1e-5)

@@ -9,8 +9,8 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import ops, routing
-from jtrees.leaves import Constant, Linear, Logit
+from jtrees import losses, ops, routing
+from jtrees.leaves import Linear, Values
 import pallas_kernels as kernels
 from pallas_kernels import Config, backend
 
@@ -25,13 +25,15 @@ def operands():
     return tuple(jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in shapes)
 
 
-def expected_loss(kind, route, w, b, values, x, implementation=None):
-    if kind is Logit:
+def expected_loss(loss, route, w, b, values, x, implementation=None):
+    if loss == losses.LogLoss():
         y = (x[:, 0] > 0).astype(jnp.int32)
     else:
         values, y = values[:, 0], x[:, 0]
     weight = jnp.abs(x[:, 1])
-    return ops.expected_loss(w, b, kind(values), x, y, weight=weight, route=route, implementation=implementation)[0]
+    return ops.expected_loss(
+        w, b, Values(values, loss), x, y, weight=weight, route=route, implementation=implementation
+    )[0]
 
 
 OPS = {
@@ -41,8 +43,8 @@ OPS = {
     "path_sum": ops.path_sum,
     "path_sum, a window of the scores": lambda *a, **how: ops.path_sum(*a, routing.mean_size, **how),
     "ensemble": lambda w, b, v, x, **how: ops.ensemble(w[None], b[None], v[None], x, 1.0, **how),
-    "expected_loss": partial(expected_loss, Constant, "sigmoid"),
-    "expected_loss, violation, classes": partial(expected_loss, Logit, "violation"),
+    "expected_loss": partial(expected_loss, losses.SquaredError(), "sigmoid"),
+    "expected_loss, violation, classes": partial(expected_loss, losses.LogLoss(), "violation"),
 }
 FEW = ("soft by violation", "path_sum", "ensemble", "expected_loss")
 
@@ -121,7 +123,7 @@ def test_leaves_reached(operands, won):
 
 def test_predictions_go_through_it(operands, won, monkeypatch):
     w, b, values, x = operands
-    tree = jtrees.ObliqueTree(w, b, Constant(values))
+    tree = jtrees.ObliqueTree(w, b, Values(values))
     before = tree.predict(x)
     calls = []
     real = kernels.hard_routing

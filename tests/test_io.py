@@ -18,7 +18,7 @@ import jtrees
 from jtrees import Batch, leaves as kinds, losses, pytree
 from jtrees.losses import names
 
-TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Constant(jnp.asarray([1.0, 2, np.inf, np.nan])))
+TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Values(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
 FIT = jtrees.FitResult(TREE, TREE, 0.0, 1, np.zeros(2), {})
 
@@ -42,7 +42,7 @@ def same(a, b):
 def test_arrays_are_loaded_as_they_were(tmp_path):
     """NumPy's in double precision, too, and short ones, and one number."""
     origin = jtrees.Origin(np.array([1e8 + 1, 0.1]), np.float64(0.3))
-    leaves = kinds.Constant(jnp.arange(4, dtype=jnp.bfloat16))
+    leaves = kinds.Values(jnp.arange(4, dtype=jnp.bfloat16))
     same(jtrees.load(saved(tree := TREE.replace(leaves=leaves, origin=origin), tmp_path)), tree)
     same(jtrees.load(saved(TREE, tmp_path)), TREE)
 
@@ -154,7 +154,7 @@ LOSSES += [losses.Huber(np.float64(0.3)), losses.Quantile(0.9), losses.Quantile(
 @pytest.mark.parametrize("loss", [*LOSSES, losses.Rewards()], ids=str)
 def test_leaves_of_any_loss(tmp_path, loss):
     several = loss.outputs is not None or loss == losses.Rewards()
-    estimates = kinds.Estimates(jnp.arange(8.0).reshape(4, 2) if several else jnp.arange(4.0), loss)
+    estimates = kinds.Values(jnp.arange(8.0).reshape(4, 2) if several else jnp.arange(4.0), loss)
     tree = TREE.replace(leaves=estimates)
     same(read := jtrees.load(saved(tree, tmp_path)), tree)
     assert read.leaves.loss == loss and type(read.leaves.loss) is type(loss)
@@ -257,13 +257,13 @@ def of_a_cell(name, base=object, **fields):
 
 
 def test_a_class_of_the_name_of_one_of_jtrees_takes_no_place(tmp_path):
-    """A recipe GET and leaves Constant of the user's own, beside those of jtrees."""
-    get, constant = of_a_cell("GET", jtrees.GET), jtrees.io.part(of_a_cell("Constant", values=Any, label=str))
-    tree = TREE.replace(leaves=constant(TREE.leaves.values, "mine"))
+    """A recipe GET and leaves Values of the user's own, beside those of jtrees."""
+    get, own = of_a_cell("GET", jtrees.GET), jtrees.io.part(of_a_cell("Values", values=Any, label=str))
+    tree = TREE.replace(leaves=own(TREE.leaves.values, "mine"))
     held = [get(depth=2), jtrees.GET(depth=3), tree, TREE]
     read = jtrees.load(saved(FIT.replace(report={"held": held}), tmp_path)).report["held"]
     assert [type(one) for one in read] == [get, jtrees.GET, jtrees.ObliqueTree, jtrees.ObliqueTree]
-    assert [type(one.leaves) for one in read[2:]] == [constant, kinds.Constant]
+    assert [type(one.leaves) for one in read[2:]] == [own, kinds.Values]
     assert read[0].depth == 2 and read[2].leaves.label == "mine"
 
 
@@ -288,7 +288,7 @@ def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
 
 
 def test_two_classes_of_jtrees_have_two_names():
-    second = of_a_cell("Constant", values=Any)
+    second = of_a_cell("Values", values=Any)
     second.__module__ = "jtrees.elsewhere"
     with pytest.raises(ValueError, match=r"cls must have a name of its own in jtrees, got .*elsewhere"):
         jtrees.io.part(second)

@@ -8,10 +8,11 @@ import numpy as np
 import oracles
 import pytest
 
-from jtrees import leaves
-from jtrees.leaves import Constant, Frequency, Linear, Logit
-from jtrees.leaves.constant import effective, number_text
+from jtrees import leaves, losses
+from jtrees.leaves import Linear, Values
+from jtrees.segments import effective
 from jtrees.tasks import Classification, Regression
+from jtrees.text import number_text
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
 
@@ -40,7 +41,7 @@ def test_constants_are_weighted_means(x64, outputs):
     leaf, _, y = draw(outputs=outputs)
     weights = None, np.where(leaf == 2, 0.0, np.random.default_rng(1).integers(0, 3, N))  # as good as empty
     fits = lambda weight: [
-        leaves.fit_constant(leaf, y, LEAVES, sample_weight=weight, **to) for to in ({}, {"default": 7})
+        losses.fit_constant(leaf, y, LEAVES, sample_weight=weight, **to) for to in ({}, {"default": 7})
     ]
     for weight, found in zip(weights, jax.jit(lambda weights: list(map(fits, weights)))(weights), strict=True):
         for values, expected in zip(found, ((y.min(0) + y.max(0)) / 2, 7), strict=True):
@@ -50,7 +51,7 @@ def test_constants_are_weighted_means(x64, outputs):
 
 
 fit_constant, constant_fit_error = (
-    jax.jit(partial(fit, num_leaves=LEAVES)) for fit in (leaves.fit_constant, leaves.constant_fit_error)
+    jax.jit(partial(fit, num_leaves=LEAVES)) for fit in (losses.fit_constant, losses.means.constant_fit_error)
 )
 
 
@@ -85,9 +86,9 @@ def test_integer_targets_are_averaged_as_numbers():
 def class_fits(leaf, y, smoothing, weight):
     options = {"sample_weight": weight}
     return (
-        leaves.class_counts(leaf, y, LEAVES, CLASSES, **options),
-        leaves.fit_frequencies(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
-        leaves.frequencies_fit_error(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
+        losses.class_counts(leaf, y, LEAVES, CLASSES, **options),
+        losses.fit_frequencies(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
+        losses.frequencies.frequencies_fit_error(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
     )
 
 
@@ -121,14 +122,14 @@ def drawn_kinds():
     frequencies[0] = [0, 1, 0, 0]  # as CART's leaves are
     bounds = lambda *k: (-0.7 + 0.1 * normal(LEAVES, *k), 0.9 + 0.1 * normal(LEAVES, *k))
     return {
-        "constant": Constant(normal(LEAVES)),
-        "constants": Constant(normal(LEAVES, 2)),
+        "constant": Values(normal(LEAVES)),
+        "constants": Values(normal(LEAVES, 2)),
         "linear": Linear(normal(LEAVES, P), normal(LEAVES)),
         "bounded": Linear(normal(LEAVES, P), normal(LEAVES), *bounds()),
         "linears": Linear(normal(LEAVES, P, 2), normal(LEAVES, 2)),
         "bounded linears": Linear(normal(LEAVES, P, 2), normal(LEAVES, 2), *bounds(2)),
-        "logit": Logit(4 * normal(LEAVES, CLASSES)),
-        "frequency": Frequency(frequencies),
+        "logit": Values(4 * normal(LEAVES, CLASSES), losses.LogLoss()),
+        "frequency": Values(frequencies, losses.Frequencies()),
     }
 
 
@@ -139,7 +140,7 @@ def answers(kind, x):
         rows = np.stack([[np.dot(sample, slopes) + intercept for sample in x] for slopes, intercept in lines])
         return rows if kind.lower is None else np.clip(rows, kind.lower[:, None], kind.upper[:, None])
     values = np.asarray(kind.values, np.float64)
-    if isinstance(kind, Logit):
+    if kind.loss == losses.LogLoss():
         powers = np.exp(values)
         values = powers / powers.sum(1, keepdims=True)
     return np.repeat(values[:, None], len(x), axis=1)
@@ -156,7 +157,7 @@ def test_what_leaves_answer_and_lose(x64):
     known = {name: targets(name) for name in kinds}
     everything = lambda kind, y: (kind.at(leaf, x), kind.outputs(x), kind.losses(x, y))
     found = jax.jit(lambda kinds, known: {name: everything(kinds[name], known[name]) for name in kinds})(kinds, known)
-    for name, (at, outputs, losses) in found.items():
+    for name, (at, outputs, found_losses) in found.items():
         expected, y = answers(kinds[name], x), known[name]
         np.testing.assert_allclose(outputs, expected, rtol=1e-11, atol=1e-13, err_msg=name)
         np.testing.assert_allclose(at, expected[leaf, np.arange(N)], rtol=1e-11, atol=1e-13, err_msg=name)
@@ -165,7 +166,7 @@ def test_what_leaves_answer_and_lose(x64):
         else:  # a frequency of 0 is taken for the least normal number
             lost = -np.log(np.maximum(expected[:, np.arange(N), y], np.finfo(float).tiny))
         # Logits made of frequencies are normalised once more: a digit of 700.
-        np.testing.assert_allclose(losses, lost, rtol=1e-9, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(found_losses, lost, rtol=1e-9, atol=1e-11, err_msg=name)
         if "bounded" in name:
             free, kind = answers(Linear(kinds[name].coefficients, kinds[name].intercept), x), kinds[name]
             assert (expected == kind.lower[:, None]).any() and (expected == kind.upper[:, None]).any()
@@ -175,7 +176,7 @@ def test_what_leaves_answer_and_lose(x64):
 def test_logits_far_from_zero_lose_finite_numbers_and_have_finite_gradients():
     logits = jnp.asarray([[1e30, 0, -1e30], [-200, 300, 0]], jnp.float32)
     x, y = jnp.zeros((3, P)), jnp.arange(3)
-    lost = lambda logits: Logit(logits).losses(x, y)
+    lost = lambda logits: Values(logits, losses.LogLoss()).losses(x, y)
     value, gradient = jax.jit(lambda logits: (lost(logits), jax.grad(lambda a: lost(a).sum())(logits)))(logits)
     np.testing.assert_allclose(value, [[0, 1e30, 2e30], [500, 0, 300]], rtol=1e-6)
     assert np.isfinite(gradient).all()
@@ -201,23 +202,23 @@ def test_refitted_constants_and_their_criterion(x64, weighted):
     weight = np.random.default_rng(1).uniform(0, 3, N) if weighted else None
     expected = oracles.leaf_means(leaf, y, LEAVES, (y.min(0) + y.max(0)) / 2, weight)
     for unit in (1, 1000):
-        kind, criterion = refits(Constant(np.zeros((LEAVES, 2))), leaf, x, y, None if weight is None else unit * weight)
-        assert isinstance(kind, Constant)
+        kind, criterion = refits(Values(np.zeros((LEAVES, 2))), leaf, x, y, None if weight is None else unit * weight)
+        assert kind.loss == losses.SquaredError()
         np.testing.assert_allclose(kind.values, expected, rtol=1e-11)
         of_each = [oracles.constant_loss(leaf, y[:, j], LEAVES, weight) for j in range(2)]
         assert float(criterion) == pytest.approx(np.mean(of_each), rel=1e-11)
 
 
-@pytest.mark.parametrize("kind", [Logit, Frequency])
+@pytest.mark.parametrize("loss", [losses.LogLoss(), losses.Frequencies()])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_refitted_frequencies_and_their_criterion(x64, weighted, kind):
+def test_refitted_frequencies_and_their_criterion(x64, weighted, loss):
     leaf, y, weight = draw_classes(weighted)
     kish = weight * weight.sum() / np.square(weight).sum()
     expected = oracles.class_frequencies(leaf, y, LEAVES, CLASSES, 1.0, kish)[1]
     for unit in (1, 1000):
         given = unit * weight if weighted else None
-        fitted, criterion = refits(kind(np.full((LEAVES, CLASSES), 0.25)), leaf, np.zeros((N, P)), y, given)
-        assert isinstance(fitted, Frequency)
+        fitted, criterion = refits(Values(np.full((LEAVES, CLASSES), 0.25), loss), leaf, np.zeros((N, P)), y, given)
+        assert fitted.loss == losses.Frequencies()
         np.testing.assert_allclose(fitted.values, expected, rtol=1e-11)
         assert float(criterion) == pytest.approx(np.average(-np.log(expected[leaf, y]), weights=weight), rel=1e-11)
 
@@ -228,7 +229,8 @@ def test_random_leaves_lie_within_the_targets_and_linear_ones_are_flat():
 
     def starts(key):
         each = lambda kind: [kind.start(key, LEAVES, x, within, outputs) for outputs, within in both]
-        return each(Constant), each(Linear), Logit.start(key, LEAVES, x, y, (CLASSES,)).values
+        logits = Values.start(key, LEAVES, x, y, (CLASSES,), loss=losses.LogLoss())
+        return each(Values), each(Linear), logits.values
 
     constants, linears, logits = jax.jit(starts)(jax.random.key(0))
     for constant, linear, (outputs, within) in zip(constants, linears, both, strict=True):
@@ -248,9 +250,9 @@ def test_trainable_leaves_are_the_fitted_ones_without_what_has_no_gradient():
     free = kinds["bounded"].trainable()
     assert free.lower is None and free.upper is None
     assert np.array_equal(free.coefficients, kinds["bounded"].coefficients)
-    frequency = Frequency(kinds["frequency"].values.astype(np.float32))
+    frequency = Values(kinds["frequency"].values.astype(np.float32), losses.Frequencies())
     logits = frequency.trainable()
-    assert isinstance(logits, Logit) and np.isfinite(logits.values).all()
+    assert logits.loss == losses.LogLoss() and np.isfinite(logits.values).all()
     np.testing.assert_allclose(answers(logits, x[:1]), answers(frequency, x[:1]), rtol=1e-5, atol=1e-30)
 
 
@@ -260,8 +262,8 @@ def test_rescaled_leaves_answer_the_same_in_the_users_units(name):
     x_zero, x_unit = np.array([5.0, -300, 0]), np.array([2.0, 100, 1e-3])
     y_zero, y_unit = (np.array([40.0, -3]), np.array([7.0, 0.01])) if name.endswith("s") else (40.0, 7.0)
     raw = kind.rescaled(x_zero, x_unit, y_zero, y_unit)
-    assert type(raw) is type(kind)
-    in_double = [a for name, a in vars(raw).items() if name != "coefficients" and a is not None]
+    assert raw.name == kind.name
+    in_double = [a for name, a in vars(raw).items() if name not in ("coefficients", "loss") and a is not None]
     assert {a.dtype for a in in_double} == {np.dtype(np.float64)}
     expected = y_zero + y_unit * answers(kind, x)
     found = answers(jax.tree.map(lambda a: np.asarray(a, np.float64), raw), x_zero + x_unit * x)
@@ -272,7 +274,8 @@ def test_rescaled_leaves_answer_the_same_in_the_users_units(name):
 def test_class_frequencies_have_no_units():
     for name in ("logit", "frequency"):
         kind = drawn_kinds()[name]
-        assert kind.rescaled(1.0, 2.0, 3.0, 4.0) is kind
+        rescaled = kind.rescaled(1.0, 2.0, 3.0, 4.0)
+        assert rescaled.values is kind.values and rescaled.loss == kind.loss
 
 
 def test_numbers_that_leaves_hold():
@@ -292,10 +295,10 @@ NAMES = ["age", "bmi", "bp"]
 @pytest.mark.parametrize(
     ("kind", "y_zero", "text"),
     [
-        (Constant([0.12345, -2]), 0, "0.123"),
-        (Constant([[1.0, -0.00001], [0, 0]]), 0, "1, -1e-05"),
-        (Frequency([[0.25, 0.75], [1, 0]]), 0, "0.25, 0.75"),
-        (Logit(np.log(np.float32([[0.25, 0.75]]))), 0, "0.25, 0.75"),
+        (Values([0.12345, -2]), 0, "0.123"),
+        (Values([[1.0, -0.00001], [0, 0]]), 0, "1, -1e-05"),
+        (Values([[0.25, 0.75], [1, 0]], losses.Frequencies()), 0, "0.25, 0.75"),
+        (Values(np.log(np.float32([[0.25, 0.75]])), losses.LogLoss()), 0, "0.25, 0.75"),
         (Linear([[1.5, 0, -1], [0, 0, 0]], [2.0, 0]), 0, "1.5 age - bp + 2"),
         (Linear([[0, -1, 0]], [-2.0], [-5.0], [5.0]), 0, "-bmi - 2, from -5 to 5"),
         (Linear([[0, 0.5, 0]], [0.0], [-10.0], [0.25]), 0, "0.5 bmi + 0, from -10 to 0.25"),
@@ -307,8 +310,8 @@ NAMES = ["age", "bmi", "bp"]
         (Linear([[[1.0, 0], [0, 0], [0, 2]]], [[3.0, -4]]), 0, "age + 3; 2 bp - 4"),
         (Linear([[[1.0, 0], [0, 0], [0, 0]]], [[3.0, -4]], [[0.0, -3]], [[9.0, 3]]), 0, "age + 3, from 0 to 9; -3"),
         # Relative to an origin: the digits that were learnt are kept.
-        (Constant([1.23456]), 1e8, "100000001.23"),
-        (Constant([[1.25, -12.5]]), np.array([0, 1e6]), "1.25, 999987.5"),
+        (Values([1.23456]), 1e8, "100000001.23"),
+        (Values([[1.25, -12.5]]), np.array([0, 1e6]), "1.25, 999987.5"),
         (Linear([[2.0, 0, 0]], [0.5], [-1.0], [1.0]), -1e6, "2 age - 999999.5, from -1000001 to -999999"),
         (Linear([[0, 0, 0]], [4.5], [5.0], [9.0]), 1e6, "1000005"),
     ],
@@ -341,12 +344,36 @@ def test_a_feature_called_0_is_no_constant():
     assert Linear(np.float32([[1]]), np.float32([2])).describe(0, ["0"], 3) == "0 + 2"
 
 
-@pytest.mark.parametrize("kind", [Frequency, lambda values: Logit(np.log(values))])
+@pytest.mark.parametrize(
+    "kind",
+    [lambda values: Values(values, losses.Frequencies()), lambda values: Values(np.log(values), losses.LogLoss())],
+)
 def test_classes_by_name_the_likeliest_first(kind):
     leaf = kind(np.float32([[0.25, 0.125, 0.5, 0.125]]))
     assert leaf.describe(0, NAMES, 3, class_names="abcd") == "c: 0.5, a: 0.25, b: 0.125, d: 0.125"
     assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=2) == "c: 0.5, a: 0.25, 2 more classes"
     assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=3).endswith("b: 0.125, 1 more class")
+
+
+def test_what_leaves_say_of_themselves():
+    said = lambda kind: (kind.name, kind.is_constant, kind.choice, kind.classes, kind.kernel)
+    values = np.ones((LEAVES, 3))
+    assert said(Values(values)) == ("Values(SquaredError)", True, None, None, "squared")
+    assert said(Values(values, losses.LogLoss())) == ("Values(LogLoss)", True, "class", 3, "log")
+    assert said(Values(values, losses.LogLoss(0.1))) == ("Values(LogLoss)", True, "class", 3, None)
+    assert said(Values(values, losses.Frequencies())) == ("Values(Frequencies)", True, "class", 3, None)
+    assert said(Values(values, losses.Rewards())) == ("Values(Rewards)", True, "action", 3, None)
+    assert said(Values(values, losses.Poisson())) == ("Values(Poisson)", True, None, None, None)
+    assert said(Linear(values, values[:, 0])) == ("Linear", False, None, None, None)
+
+
+def test_a_hard_tree_holds_class_frequencies_in_place_of_logits():
+    kinds = drawn_kinds()
+    hardened = kinds["logit"].hardened()
+    assert hardened.loss == losses.Frequencies()
+    np.testing.assert_allclose(hardened.values, kinds["logit"].predictions())
+    for name in ("constant", "linear", "bounded", "frequency"):
+        assert jax.tree.all(jax.tree.map(np.array_equal, kinds[name].hardened(), kinds[name])), name
 
 
 def test_numbers_as_text():
@@ -359,10 +386,10 @@ def test_numbers_as_text():
 
 
 def test_kinds_by_name():
-    assert leaves.kind_of("constant", Regression()).of is Constant
+    assert leaves.kind_of("constant", Regression()) == (Values, {"loss": losses.SquaredError()})
     assert leaves.kind_of("linear", Regression()).of is Linear
-    assert leaves.kind_of("constant", Classification(3)).of is Logit
-    assert leaves.kind_of("constant", Regression(loss_function="poisson")).of is leaves.Estimates
+    assert leaves.kind_of("constant", Classification(3)) == (Values, {"loss": losses.LogLoss()})
+    assert leaves.kind_of("constant", Regression(loss_function="poisson")) == (Values, {"loss": losses.Poisson()})
     with pytest.raises(ValueError, match=r'leaves must be "constant" for Regression\(loss_function=Poisson\(\)\)'):
         leaves.kind_of("linear", Regression(loss_function="poisson"))
     with pytest.raises(ValueError, match='leaves must be "constant" in classification'):

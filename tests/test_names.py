@@ -131,7 +131,7 @@ def test_no_macro_of_the_compiler_is_a_member(standard, tmp_path):
     columns = jtrees.data.Columns.fit(table(macros)[0])[0]
     features = len(columns.feature_names)
     tree = jtrees.ObliqueTree(
-        np.ones((1, features), np.float32), np.zeros(1, np.float32), jtrees.leaves.Constant(np.arange(2.0, dtype="f4"))
+        np.ones((1, features), np.float32), np.zeros(1, np.float32), jtrees.leaves.Values(np.arange(2.0, dtype="f4"))
     )
     export.to_c(jtrees.data.FrameModel(jax.tree.map(jax.numpy.asarray, tree), columns), tmp_path / "model.h")
     (tmp_path / "main.c").write_text('#include "model.h"\n')

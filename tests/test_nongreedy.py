@@ -12,7 +12,7 @@ from sklearn.tree import DecisionTreeClassifier
 import sweeps
 
 import jtrees
-from jtrees import Batch, leaves as kinds, splitting
+from jtrees import Batch, leaves as kinds, losses, splitting
 from jtrees.leaves import refit_hierarchical
 from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree import surrogate
@@ -34,7 +34,7 @@ def samples(seed=0, classes=True, dtype=np.float32):
 def tree(depth, seed=0, classes=True, dtype=np.float32, size=1.0):
     rng = np.random.default_rng([depth, seed])
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
-    leaves = kinds.Logit(draw(2**depth, K)) if classes else kinds.Constant(draw(2**depth))
+    leaves = kinds.Values(draw(2**depth, K), losses.LogLoss()) if classes else kinds.Values(draw(2**depth))
     return jtrees.ObliqueTree(size * draw(2**depth - 1, P), size * draw(2**depth - 1), leaves)
 
 

@@ -11,8 +11,8 @@ import oracles
 import pytest
 import sweeps
 
-from jtrees import ObliqueTree, blocking, ops, routing
-from jtrees.leaves import Constant, Linear, Logit
+from jtrees import ObliqueTree, blocking, losses, ops, routing
+from jtrees.leaves import Linear, Values
 
 DEPTH, N, P = 3, 50, 3
 NODES = 2**DEPTH - 1
@@ -21,7 +21,7 @@ NODES = 2**DEPTH - 1
 def draw(linear=False, seed=0, dtype=np.float64):
     """A tree, samples, targets and weights of mean 1 (some zero), NumPy."""
     rng = np.random.default_rng(seed)
-    kind = Linear if linear else Constant
+    kind = Linear if linear else Values
     arrays = (rng.normal(size=(NODES + 1, P)), rng.normal(size=NODES + 1)) if linear else (rng.normal(size=NODES + 1),)
     tree = ObliqueTree(rng.normal(size=(NODES, P)), rng.normal(size=NODES), kind(*arrays))
     weight = rng.uniform(size=N)
@@ -96,14 +96,14 @@ def test_a_sample_counts_as_much_in_a_light_batch_as_in_another():
 
 
 DATA = {  # kind of leaves, route, implementation
-    "constants": (Constant, "sigmoid", None),
-    "in blocks": (Constant, "sigmoid", "xla"),
-    "linear": (Linear, "sigmoid", None),
-    "violation": (Constant, "violation", None),
-    "a function": (Constant, routing.violation, None),
-    "kernel": (Constant, "sigmoid", "interpret"),
-    "logits, kernel": (Logit, "violation", "interpret"),
-    "logits": (Logit, "sigmoid", None),
+    "constants": ("values", "sigmoid", None),
+    "in blocks": ("values", "sigmoid", "xla"),
+    "linear": ("linear", "sigmoid", None),
+    "violation": ("values", "violation", None),
+    "a function": ("values", routing.violation, None),
+    "kernel": ("values", "sigmoid", "interpret"),
+    "logits, kernel": ("logits", "violation", "interpret"),
+    "logits": ("logits", "sigmoid", None),
 }
 
 
@@ -113,10 +113,11 @@ def test_gradient_of_the_data(name, monkeypatch):
     kind, route, implementation = DATA[name]
     dtype = np.float32 if implementation == "interpret" else np.float64
     with jax.enable_x64(dtype == np.float64):
-        tree, x, y, weight = draw(kind is Linear, dtype=dtype)
+        tree, x, y, weight = draw(kind == "linear", dtype=dtype)
         given = {"route": route, "implementation": implementation}
-        if kind is Logit:
-            tree = tree.replace(leaves=Logit(np.stack([tree.leaves.values, np.zeros(NODES + 1, dtype)], axis=1)))
+        if kind == "logits":
+            logits = np.stack([tree.leaves.values, np.zeros(NODES + 1, dtype)], axis=1)
+            tree = tree.replace(leaves=Values(logits, losses.LogLoss()))
             y = (y > 0).astype(np.int32)
         if name == "in blocks":
             monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 7)
@@ -126,7 +127,7 @@ def test_gradient_of_the_data(name, monkeypatch):
             reach = routing.violation(z) if route != "sigmoid" else routing.leaf_probabilities(jax.nn.sigmoid(z))
             return (weight * (reach * tree.leaves.losses(x, y)).sum(0)).mean()
 
-        some = (0, 1, 3) if kind is Logit else (0, 1, 2, 3)  # classes have no gradient
+        some = (0, 1, 3) if kind == "logits" else (0, 1, 2, 3)  # classes have no gradient
         fused = lambda tree, x, y, weight: ours(tree, x, y, weight, **given)[0]
         drawn = jax.tree.map(jnp.asarray, (tree, x, y, weight))
         expected = dict(zip(some, jax.jit(jax.grad(textbook, some))(*drawn), strict=True))
@@ -228,7 +229,7 @@ def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
     relative = lambda leaves, x, y: jnp.square(leaves.outputs(x) / y - 1)
 
     def loss(values, x, y):
-        return ops.expected_loss(weights, bias, Constant(values), x, y, leaf_losses=relative)[0]
+        return ops.expected_loss(weights, bias, Values(values), x, y, leaf_losses=relative)[0]
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(np.arange(4, dtype=np.float32), x, y)
     assert np.isfinite(value) and np.isfinite(gradient).all()
@@ -237,7 +238,7 @@ def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
 def test_expected_log_loss_and_its_gradient(x64):
     tree, x, _, weight = draw()
     rng = np.random.default_rng(1)
-    tree, y = tree.replace(leaves=Logit(rng.normal(size=(NODES + 1, 3)))), rng.integers(0, 3, N)
+    tree, y = tree.replace(leaves=Values(rng.normal(size=(NODES + 1, 3)), losses.LogLoss())), rng.integers(0, 3, N)
 
     def plain(tree):
         values = tree.leaves.values
@@ -250,6 +251,14 @@ def test_expected_log_loss_and_its_gradient(x64):
     assert float(loss) == pytest.approx(plain(tree), rel=1e-10)
     assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
     assert_trees_close(gradient, gradient_of(plain, tree), rtol=1e-10, atol=1e-13)
+
+
+def test_no_kernel_smooths_labels():
+    """A kernel would ignore the smoothing, so that XLA computes the loss."""
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
+    leaves, splits = Values(logits, losses.LogLoss(0.2)), (jnp.ones((3, 2)), jnp.zeros(3))
+    with pytest.raises(ValueError, match="implementation='interpret'"):
+        ops.expected_loss(*splits, leaves, jnp.ones((4, 2)), jnp.zeros(4, int), implementation="interpret")
 
 
 by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))

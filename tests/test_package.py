@@ -15,7 +15,7 @@ import pytest
 
 import jtrees
 
-KINDS = ["Constant", "Linear", "Logit", "Frequency"]
+KINDS = ["Values", "Linear"]
 ROOMS = {"jtrees": jtrees} | {
     name: getattr(jtrees, name) for name in ("data", "export", "methods", "plotting", "search", "training")
 }

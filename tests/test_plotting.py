@@ -12,7 +12,7 @@ import sweeps
 
 import jtrees
 from jtrees import losses, plotting
-from jtrees.leaves import Constant, Estimates, Frequency, Linear
+from jtrees.leaves import Linear, Values
 from jtrees.plotting import plot_tree
 
 matplotlib.use("Agg")
@@ -26,7 +26,7 @@ def closed():
 
 def _tree(leaves=None):
     weights = jnp.array([[1.0, 0.0], [0.0, 0.0], [0.5, -2.0]])  # the left child does not split
-    return jtrees.ObliqueTree(weights, jnp.array([-1.0, -1.0, 3.0]), leaves or Constant(jnp.arange(4.0)))
+    return jtrees.ObliqueTree(weights, jnp.array([-1.0, -1.0, 3.0]), leaves or Values(jnp.arange(4.0)))
 
 
 def _deep(depth, leaves, p=6):
@@ -86,7 +86,7 @@ def test_draws_on_axes_that_are_given():
     [
         Linear(np.full((32, 6), 0.123), np.full(32, -4.5), np.full(32, -100.5), np.full(32, 200.25)),
         Linear(np.full((32, 6, 3), 0.123), np.full((32, 3), -4.5)),
-        Frequency(np.full((32, 12), 1 / 12)),
+        Values(np.full((32, 12), 1 / 12), losses.Frequencies()),
     ],
     ids=["linear between bounds", "linear of three outputs", "twelve classes"],
 )
@@ -111,7 +111,7 @@ def test_text_is_large_enough_to_read_and_long_ones_are_cut(leaves):
 @pytest.mark.parametrize("kind", sweeps.quick(["classes", "linear"], ["classes"]))
 def test_new_axes_have_room_for_as_many_terms_as_are_shown(max_terms, kind):
     leaves = {
-        "classes": Frequency(np.full((16, 9), 1 / 9)),
+        "classes": Values(np.full((16, 9), 1 / 9), losses.Frequencies()),
         "linear": Linear(np.full((16, 9), 0.123), np.full(16, -4.5), np.full(16, -100.5), np.full(16, 200.25)),
     }[kind]
     x = np.random.default_rng(0).normal(size=(500, 9))
@@ -128,13 +128,13 @@ def test_linear_leaves_show_the_heaviest_features_first():
 
 
 def test_several_outputs():
-    ax = plot_tree(_tree(Constant(jnp.asarray([[1.0, 2], [3, 4], [5, 6], [7, 8]]))))
+    ax = plot_tree(_tree(Values(jnp.asarray([[1.0, 2], [3, 4], [5, 6], [7, 8]]))))
     assert {"1, 2", "5, 6", "7, 8"} < set(_texts(ax))
 
 
 def test_the_terms_that_matter():
     """Weight times deviation is 1, 2, 30 and 4 in the root; without a table weights are all that there is."""
-    tree = jtrees.ObliqueTree(np.float32([[1, 2, 0.3, -4]]), np.float32([-1]), Constant(np.arange(2.0)))
+    tree = jtrees.ObliqueTree(np.float32([[1, 2, 0.3, -4]]), np.float32([-1]), Values(np.arange(2.0)))
     x = np.float64([[1, 1, 100, 1], [-1, -1, -100, -1]])
     condition = lambda **how: _texts(plot_tree(tree, **how))[-1]
     assert condition(x=x) == "+0.3 x2\n-4 x3\n+ 2 smaller terms\n> 1"
@@ -153,7 +153,7 @@ def test_linear_leaves_show_the_terms_that_matter():
 
 
 def test_classes_by_name_and_their_rows():
-    tree = _tree(Frequency(np.float32([[0.25, 0.75]] * 4)))
+    tree = _tree(Values(np.float32([[0.25, 0.75]] * 4), losses.Frequencies()))
     x, y = np.float64([[0, 0], [0, 0], [0, 1], [9, 0]]), np.array([1, 1, 0, 1])
     ends = [text for text in _texts(plot_tree(tree, x=x, y=y, class_names=["no", "yes"])) if ">" not in text]
     assert ends[-1] == "yes: 0.75,\nno: 0.25\n3 rows\nyes: 2, no: 1"
@@ -162,7 +162,7 @@ def test_classes_by_name_and_their_rows():
 
 def test_drawn_root_is_at_the_top_on_the_left():
     """However wide the tree is, a page that shows the corner of the drawing shows the root."""
-    ax = plot_tree(_deep(4, Constant(np.arange(16.0))))
+    ax = plot_tree(_deep(4, Values(np.arange(16.0))))
     boxes, places = _boxes(ax), [text.get_position() for text in ax.texts if text.get_bbox_patch()]
     root = places.index((min(x for x, _ in places), max(y for _, y in places)))
     assert ax.texts[-1].get_position() == places[root]
@@ -171,7 +171,7 @@ def test_drawn_root_is_at_the_top_on_the_left():
 
 
 def test_drawn_branch_labels_lie_in_no_box_and_name_no_class():
-    tree = _tree(Frequency(np.float32([[0.25, 0.75]] * 4)))
+    tree = _tree(Values(np.float32([[0.25, 0.75]] * 4), losses.Frequencies()))
     ax = plot_tree(tree, class_names=["no", "yes"])
     ax.figure.canvas.draw()
     labels = [text for text in ax.texts if not text.get_bbox_patch()]
@@ -184,7 +184,7 @@ def test_drawn_branch_labels_lie_in_no_box_and_name_no_class():
 def test_thresholds_that_differ_are_drawn_and_printed_differently():
     """Two digits show 0.41 twice."""
     weights, thresholds = np.ones((3, 1)), np.array([0.4108, 0.4137, 0.52])
-    tree = jtrees.ObliqueTree(weights, -thresholds, Constant(np.arange(4.0)))
+    tree = jtrees.ObliqueTree(weights, -thresholds, Values(np.arange(4.0)))
     assert sorted(text.split("> ")[1] for text in _texts(plot_tree(tree)) if ">" in text) == ["0.411", "0.414", "0.52"]
     close = tree.replace(bias=-np.array([0.4108, 0.41084, 0.52]))
     assert [line.strip().split(" > ")[1] for line in close.to_text().splitlines() if " > " in line] == [
@@ -203,7 +203,9 @@ def test_features_that_are_means_of_classes_have_one_name():
     place = columns.feature_names.index("[mean class 1 by city]")
     weights = np.zeros((1, x.shape[1]), np.float32)
     weights[0, place] = 1
-    tree = jtrees.ObliqueTree(weights, np.float32([-0.5]), Frequency(np.float32([[0.9, 0.1], [0.1, 0.9]])))
+    tree = jtrees.ObliqueTree(
+        weights, np.float32([-0.5]), Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
+    )
     model = jtrees.data.FrameModel(tree, columns)
     [ax] = plotting.plot_splits(model, frame, class_names=["no", "yes"])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["[mean yes by city]"]
@@ -226,7 +228,7 @@ def _raw():
     frame = pd.DataFrame({"area": rng.uniform(0, 100, 200), "heating": rng.choice(["gas", "oil"], 200)})
     columns, x = jtrees.data.Columns.fit(frame)
     assert columns.feature_names == ["area", "[heating = gas]", "[heating = oil]"]
-    tree = jtrees.ObliqueTree(np.float32([[0.05, 1, 0]]), np.float32([-4]), Constant(np.arange(2.0)))
+    tree = jtrees.ObliqueTree(np.float32([[0.05, 1, 0]]), np.float32([-4]), Values(np.arange(2.0)))
     return jtrees.data.FrameModel(tree, columns), frame, x
 
 
@@ -239,13 +241,13 @@ def test_splits_as_bars():
     share = (x @ [0.05, 1, 0] > 4).mean()
     assert ax.get_title() == f"node 0: 100% of rows, {share:.0%} go right" and 0.1 < share < 0.9
     axes = plotting.plot_splits(
-        _deep(4, Constant(np.zeros(16))), np.random.default_rng(0).normal(size=(50, 6)), max_terms=2
+        _deep(4, Values(np.zeros(16))), np.random.default_rng(0).normal(size=(50, 6)), max_terms=2
     )
     assert axes.shape == (8,) and all(len(ax.patches) == 2 for ax in axes)
     assert axes[0].get_xlabel().startswith("left      share of the score, 4 smaller")
     assert len(axes[0].figure.axes) == 8
     with pytest.raises(ValueError, match="model must have a split"):
-        plotting.plot_splits(jtrees.ObliqueTree(np.zeros((1, 2)), np.ones(1), Constant(np.zeros(2))), np.zeros((3, 2)))
+        plotting.plot_splits(jtrees.ObliqueTree(np.zeros((1, 2)), np.ones(1), Values(np.zeros(2))), np.zeros((3, 2)))
 
 
 def test_leaves_as_boxes_and_shares():
@@ -256,7 +258,7 @@ def test_leaves_as_boxes_and_shares():
     medians = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
     assert set(medians) == {2.0, 7.0}
     assert [label.get_text() for label in ax.get_xticklabels()] == [f"{i}\n{np.mean(leaf == i):.0%}" for i in (0, 1)]
-    classes = model.replace(model=model.model.replace(leaves=Frequency(np.full((2, 3), 1 / 3))))
+    classes = model.replace(model=model.model.replace(leaves=Values(np.full((2, 3), 1 / 3), losses.Frequencies())))
     of_class = np.where(leaf, 2, np.arange(len(leaf)) % 2)
     ax = plotting.plot_leaves(classes, frame, of_class, class_names=["a", "b", "c"])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "c"]
@@ -271,11 +273,11 @@ def test_leaves_and_rules_of_quantiles_and_of_policies():
     model, frame, x = _raw()
     leaf = (x @ [0.05, 1, 0] > 4).astype(int)
     of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
-    quantiles = of(Estimates(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
+    quantiles = of(Values(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
     ax = plotting.plot_leaves(quantiles, frame, np.where(leaf, 7.0, 2.0))
     medians = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
     assert set(medians) == {2.0, 7.0} and _texts(plot_tree(quantiles))[:2] == ["6, 8", "1, 3"]
-    policy = of(Estimates(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
+    policy = of(Values(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
     names = {"class_names": ["wait", "treat"]}
     rewards = np.stack([np.where(leaf, 1.0, 2), np.where(leaf, 5.0, -1)], 1)
     ax = plotting.plot_leaves(policy, frame, rewards, **names)
@@ -333,13 +335,13 @@ def test_regions_are_predictions_at_the_medians_of_the_other_features():
     area, gas = np.meshgrid(np.linspace(x[:, 0].min(), x[:, 0].max(), 11), np.linspace(0, 1, 11))
     np.testing.assert_array_equal(shown, (0.05 * area + gas > 4))
     assert len(ax.collections[1].get_offsets()) == 200 and ax.get_xlabel() == "area"
-    classes = _tree(Frequency(np.float32([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8], [0.2, 0.8]])))
+    classes = _tree(Values(np.float32([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8], [0.2, 0.8]]), losses.Frequencies()))
     ax = plotting.plot_regions(classes, np.random.default_rng(0).normal(size=(9, 2)), ("a", "b"), feature_names="ab")
     assert set(np.unique(ax.collections[0].get_array())) <= {0, 1}
     with pytest.raises(ValueError, match=r"columns must be two of 'area', .*, got 'area'"):
         plotting.plot_regions(model, frame, "area")
     with pytest.raises(ValueError, match="model must have one output, got 2"):
-        plotting.plot_regions(_tree(Constant(np.ones((4, 2)))), np.zeros((3, 2)), ("x0", "x1"))
+        plotting.plot_regions(_tree(Values(np.ones((4, 2)))), np.zeros((3, 2)), ("x0", "x1"))
 
 
 def test_a_tree_of_a_raw_table_is_drawn_in_its_names():

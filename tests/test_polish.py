@@ -11,10 +11,10 @@ from sklearn.tree import DecisionTreeClassifier
 import sweeps
 
 import jtrees
-from jtrees import pytree
+from jtrees import losses, pytree
 from jtrees.data import Data, Scaling, checked_table
 from jtrees.ensembles.polished import subtree_nodes
-from jtrees.leaves import Constant, Frequency
+from jtrees.leaves import Values
 from jtrees.methods.annealed.stages import Start, train_stages
 from jtrees.search import Finished, Runs, SearchResult, options as kinds
 from jtrees.search.monitor import Monitor
@@ -44,7 +44,7 @@ def polish(tree, x, y, *, task="regression", sample_weight=None, monitor=None, *
 def random_tree(seed, classes=None, depth=DEPTH):
     rng, n = np.random.default_rng(seed), 2**depth
     draw = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
-    leaves = Constant(draw(n)) if classes is None else Frequency(jax.nn.softmax(draw(n, classes)))
+    leaves = Values(draw(n)) if classes is None else Values(jax.nn.softmax(draw(n, classes)), losses.Frequencies())
     return jtrees.ObliqueTree(draw(n - 1, 3), 0.5 * draw(n - 1), leaves)
 
 
@@ -94,7 +94,7 @@ def check_unchanged(result, tree, nodes=slice(None)):
 TREES = {
     "random": lambda x, y: random_tree(2),
     "CART": lambda x, y: cart_regressor(x, y, DEPTH),
-    "all left": lambda x, y: jtrees.ObliqueTree(jnp.zeros((3, 3)), -jnp.ones(3), Constant(jnp.zeros(4))),
+    "all left": lambda x, y: jtrees.ObliqueTree(jnp.zeros((3, 3)), -jnp.ones(3), Values(jnp.zeros(4))),
 }
 
 
@@ -159,7 +159,7 @@ def test_a_subtree_is_replaced_where_that_helps_and_nowhere_else(data):
     # Right of the root an oblique split that is perfect, left of it one at the wrong place, which CART puts right.
     x = data[0]
     weights = jnp.asarray([[1.0, 0, 0], [0, 1, 0], [0, 1, 1]])
-    tree = jtrees.ObliqueTree(weights, jnp.asarray([0.0, -0.3, 0.0]), Constant(jnp.zeros(4)))
+    tree = jtrees.ObliqueTree(weights, jnp.asarray([0.0, -0.3, 0.0]), Values(jnp.zeros(4)))
     right = np.where(x[:, 1] + x[:, 2] > 0, 5.0, 3.0)
     y = np.where(x[:, 0] > 0, right, np.where(x[:, 1] > 0.5, 1.0, -1.0))
     result = polish(tree, x, y, learning_rate=1e-8)  # so small that the starts are all there is
@@ -185,7 +185,7 @@ def test_subtrees_without_anything_to_learn_stay_as_they_are(data, alone, left):
     top = np.sort(x[:, 0])[::-1]
     threshold = top[0] + 1 if alone == 0 else (top[alone - 1] + top[alone]) / 2
     bias = jnp.asarray([-threshold, 0.0, 0.25], jnp.float32)
-    tree = jtrees.ObliqueTree(jnp.eye(3)[jnp.asarray([0, 1, 2])], bias, Constant(jnp.zeros(4)))
+    tree = jtrees.ObliqueTree(jnp.eye(3)[jnp.asarray([0, 1, 2])], bias, Values(jnp.zeros(4)))
     y = np.where(x[:, 0] > threshold, 5.0, np.where(x[:, 1] > 0, left, 0.0))
     result = polish(tree, x, y)
     assert result.accepted.tolist() == [0, 0]

@@ -86,7 +86,7 @@ def test_composed_trees_and_ensembles_are_functions_of_the_features():
     rng = np.random.default_rng(1)
     x, m = (jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in ((40, 3), (3, 3)))
     weights, bias = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((topology.num_nodes(2), 3), (3,)))
-    tree = jtrees.ObliqueTree(weights, bias, leaves.Constant(jnp.arange(4.0)))
+    tree = jtrees.ObliqueTree(weights, bias, leaves.Values(jnp.arange(4.0)))
     np.testing.assert_array_equal(tree.composed(m).apply(x), tree.apply(x @ m))
     ensemble = random_ensemble(KEY, 2, 5, 3, (2,), jnp.float32)
     np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import jtrees
-from jtrees import leaves as kinds
+from jtrees import leaves as kinds, losses
 from jtrees.estimators import TreeClassifier
 
 pytestmark = [
@@ -53,18 +53,18 @@ def models():
     """Models by name: kinds of leaves, forests, a raw table, an estimator, and one that needs XLA."""
     shares = np.abs(drawn(4, 3)) + 0.1
     shares /= shares.sum(1, keepdims=True)
-    poisson = kinds.Estimates(drawn(4), jtrees.losses.Poisson())
+    poisson = kinds.Values(drawn(4), jtrees.losses.Poisson())
     bounded = kinds.Linear(drawn(4, 2), drawn(4), np.full(4, -1, np.float32), np.ones(4, np.float32))
     origin = jtrees.Origin(np.ones(2, np.float32), np.float32(5))
-    frequencies = kinds.Frequency(shares.astype(np.float32))
+    frequencies = kinds.Values(shares.astype(np.float32), losses.Frequencies())
     stacked = lambda trees: jax.tree.map(lambda *a: np.stack(a), *trees)
-    constants = [tree(kinds.Constant(drawn(4))) for _ in range(3)]
+    constants = [tree(kinds.Values(drawn(4))) for _ in range(3)]
     made = {
-        "tree": tree(kinds.Constant(drawn(4))),
+        "tree": tree(kinds.Values(drawn(4))),
         "linear": tree(bounded).replace(origin=origin),
         "several outputs": tree(kinds.Linear(drawn(4, 2, 2), drawn(4, 2))),
         "frequencies": tree(frequencies),
-        "logits": tree(kinds.Logit(drawn(4, 3))),
+        "logits": tree(kinds.Values(drawn(4, 3), losses.LogLoss())),
         "counts": tree(poisson),
         "forest": jtrees.Forest(stacked(constants), "mean"),
         "sum": jtrees.Forest(stacked([one.replace(origin=origin) for one in constants]), "sum"),

@@ -30,6 +30,7 @@ from jtrees.data import Scaling, Table, checked_table
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.search.fit import fits_of, table_of
 from jtrees.search.monitor import Monitor
+from jtrees.text import names_of, split_text
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -234,7 +235,7 @@ def rules(run: Run) -> None:
         assert (off <= 1e-13 * size[sure]).all(), off
         score, size = scores(tree, x)
         for node in np.flatnonzero(tree.splits):
-            terms, _, threshold = tree.describe_split(node, tree.names(None), 17).partition(" > ")
+            terms, _, threshold = split_text(tree, node, names_of(tree, None), 17).partition(" > ")
             off = np.abs(reader.sum_of(terms, columns) - float(threshold) - score[:, node])
             assert (off <= 1e-13 * size[:, node]).all(), off
 

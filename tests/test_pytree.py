@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jtrees
-from jtrees import leaves, pytree
+from jtrees import leaves, losses, pytree
 
 
 @pytree.dataclass
@@ -31,7 +31,7 @@ def test_structures_differ_between_classes_and_static_values_and_nothing_else():
     assert structure(Cat(1)) != structure(Cat(1, legs=3))
     assert structure(Cat(1)) != structure(Dog(name=1))
     values = np.ones((4, 2))
-    kinds = [leaves.Constant(values), leaves.Logit(values), leaves.Frequency(values)]
+    kinds = [leaves.Values(values, loss()) for loss in (losses.SquaredError, losses.LogLoss, losses.Frequencies)]
     for i, one in enumerate(kinds):
         for j, other in enumerate(kinds):
             assert (structure(one) == structure(other)) == (i == j)
@@ -64,5 +64,5 @@ def test_every_dataclass_of_the_library_is_one_of_these():
             if isinstance(one, type) and one.__module__.startswith("jtrees") and dataclasses.is_dataclass(one):
                 assert "_flax_dataclass" not in vars(one), one
                 found.append(one)
-    assert leaves.Constant in found
+    assert leaves.Values in found
     assert jtrees.GET in found

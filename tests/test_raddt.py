@@ -11,7 +11,7 @@ import pytest
 
 import jtrees
 from jtrees import Classification
-from jtrees.leaves import Constant
+from jtrees.leaves import Values
 from jtrees.methods.annealed.raddt import centre_thresholds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -24,7 +24,7 @@ def random_tree(depth, seed, leaves=True):
     rng = np.random.default_rng(seed)
     nodes = 2**depth - 1
     draw = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
-    return jtrees.ObliqueTree(draw(nodes, 3), 0.5 * draw(nodes), Constant(draw(nodes + 1)) if leaves else None)
+    return jtrees.ObliqueTree(draw(nodes, 3), 0.5 * draw(nodes), Values(draw(nodes + 1)) if leaves else None)
 
 
 # --- The method ------------------------------------------------------------------------------------------------------

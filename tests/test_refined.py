@@ -129,7 +129,7 @@ def test_splits_without_weights_stay_on_their_side():
     tree = jtrees.ObliqueTree(
         jnp.array([[[3.0, 4.0], [0, 0], [0, 0]]]),
         jnp.array([[10.0, -5.0, 2.0]]),
-        jtrees.leaves.Constant(jnp.zeros((1, 4))),
+        jtrees.leaves.Values(jnp.zeros((1, 4))),
     )
     unit = refined._of_unit_length(tree)
     np.testing.assert_allclose(unit.weights[0, 0], [0.6, 0.8], rtol=1e-6)

@@ -8,9 +8,9 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import ObliqueTree
+from jtrees import ObliqueTree, losses
 from jtrees.data import Data, Scaling, Table, losses_of, mean_loss
-from jtrees.leaves import Constant, Frequency, Linear
+from jtrees.leaves import Linear, Values
 from jtrees.tasks import Classification, Regression
 
 N = 200
@@ -169,10 +169,10 @@ def random_tree(kind, seed=4):
     """A tree on scaled features, of depth 2."""
     rng = np.random.default_rng(seed)
     leaves = {
-        "constant": Constant(rng.uniform(size=4)),
-        "two outputs": Constant(rng.uniform(size=(4, 2))),
+        "constant": Values(rng.uniform(size=4)),
+        "two outputs": Values(rng.uniform(size=(4, 2))),
         "linear": Linear(rng.normal(size=(4, 3)), rng.normal(size=4), -np.ones(4), 2 * np.ones(4)),
-        "frequency": Frequency(rng.dirichlet(np.ones(2), 4)),
+        "frequency": Values(rng.dirichlet(np.ones(2), 4), losses.Frequencies()),
     }[kind]
     tree = ObliqueTree(rng.normal(size=(3, 3)), rng.normal(size=3), leaves)
     return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)
@@ -244,7 +244,7 @@ def test_splits_on_features_of_any_size_are_finite(size):
 
 
 def test_equal_leaves_are_merged():
-    tree = random_tree("constant").replace(leaves=Constant(jnp.asarray([0.5, 0.5, 0.1, 0.5])))
+    tree = random_tree("constant").replace(leaves=Values(jnp.asarray([0.5, 0.5, 0.1, 0.5])))
     assert Scaling.fit(table()).restore(tree).splits.tolist() == [True, False, True]
 
 

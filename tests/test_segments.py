@@ -155,7 +155,7 @@ def test_ties_of_equal_weights_are_mid_points(level):
 def test_class_counts_exceed_the_integers_of_float32():
     n = 2**24 + 2**20
     zeros = jnp.zeros(n, jnp.int32)
-    assert jtrees.leaves.class_counts(zeros, zeros, 1, 2)[0].tolist() == [n, 0]
+    assert jtrees.losses.class_counts(zeros, zeros, 1, 2)[0].tolist() == [n, 0]
 
 
 @pytest.mark.parametrize("n", [20_000, pytest.param(4_000_000, marks=pytest.mark.slow)])
@@ -166,7 +166,7 @@ def test_fits_of_leaves_are_those_of_double_precision(n):
     count, total = np.bincount(leaf, wide[2]), np.bincount(leaf, wide[2] * wide[1])
     means = total / count
     error = np.average(np.square(wide[1] - means[leaf]), weights=wide[2])
-    found = jax.jit(lambda *a: jtrees.leaves.constant_fit_error(*a[:2], 4, sample_weight=a[2]))(leaf, y, weight)
+    found = jax.jit(lambda *a: jtrees.losses.means.constant_fit_error(*a[:2], 4, sample_weight=a[2]))(leaf, y, weight)
     plain = n <= 2**16  # sums of fewer rows are plain, and their error depends on the width of the vector unit
     assert found == pytest.approx(error, rel=1e-5 if plain else 2e-6)
     values, _ = jax.jit(lambda *a: jtrees.leaves.fit_hierarchical(*a[:2], 4, sample_weight=a[2], strength=0.0))(

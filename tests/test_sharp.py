@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sweeps
 
-from jtrees import blocking, leaves as kinds, ops, topology
+from jtrees import blocking, leaves as kinds, losses, ops, topology
 from jtrees.routing import sharp
 
 slow = pytest.mark.slow
@@ -25,14 +25,14 @@ def draw(kind, sharpness, dtype, seed=0):
     share[::7] = 0
     match kind:
         case "constant":
-            leaves = kinds.Constant(rng.normal(size=NODES + 1))
+            leaves = kinds.Values(rng.normal(size=NODES + 1))
         case "linear":
             leaves = kinds.Linear(rng.normal(size=(NODES + 1, P)), rng.normal(size=NODES + 1))
         case "several":
             y = rng.normal(size=(N, 2))
             leaves = kinds.Linear(rng.normal(size=(NODES + 1, P, 2)), rng.normal(size=(NODES + 1, 2)))
         case "classes":
-            y, leaves = rng.integers(3, size=N), kinds.Logit(rng.normal(size=(NODES + 1, 3)))
+            y, leaves = rng.integers(3, size=N), kinds.Values(rng.normal(size=(NODES + 1, 3)), losses.LogLoss())
     cast = lambda a: jnp.asarray(a, dtype if np.issubdtype(a.dtype, np.floating) else np.int32)
     return jax.tree.map(cast, (weights, bias, leaves, x, y, share))
 

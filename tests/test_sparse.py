@@ -85,7 +85,7 @@ def test_training_after_a_step_lowers_the_loss_of_the_hard_tree():
     rng = np.random.default_rng(0)
     weights, bias = sparse._without_least(rng.normal(size=(3, 12)), np.zeros(3), np.arange(12), 4, batch)
     of = {"task": jtrees.Regression(), "leaves": "constant", "steps": 60}
-    loss = lambda weights, bias: jtrees.leaves.constant_fit_error(
+    loss = lambda weights, bias: jtrees.losses.means.constant_fit_error(
         jtrees.ops.hard(weights, bias, jnp.asarray(x, jnp.float32)), batch.y, 4
     )
     before = loss(jnp.float32(weights), jnp.float32(bias))

@@ -206,7 +206,7 @@ def test_smoothed_labels_bound_probabilities():
     fit = jtrees.fit(jtrees.GET(depth=1, starts=1, epochs=20), x, y, key=KEY, task=task)
     probabilities = fit.predict(x)
     assert probabilities.min() >= 0.1 - 1e-6 and probabilities.max() > 0.85
-    leaf = leaves.Frequency(jnp.asarray([[0.1, 0.9]]), 0.2)
+    leaf = leaves.Values(jnp.asarray([[0.1, 0.9]]), losses.Frequencies(0.2))
     np.testing.assert_allclose(
         leaf.losses(x[:1], jnp.asarray([1])), [[-0.9 * np.log(0.9) - 0.1 * np.log(0.1)]], rtol=1e-5
     )

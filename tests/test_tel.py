@@ -11,8 +11,8 @@ import sweeps
 
 import jtrees
 from jtrees import Batch
-from jtrees.leaves.constant import effective
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
+from jtrees.segments import effective
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture

@@ -113,7 +113,7 @@ def assert_equal(a, b):
 def test_full_batch_is_gradient_descent_and_its_scores_are_those_of_the_hard_trees(xy):
     rng, optimizer = np.random.default_rng(0), optax.sgd(0.5)
     draw = lambda *shape: jax.device_put(rng.uniform(-1, 1, shape).astype(np.float32))
-    params = jtrees.ObliqueTree(draw(3, 3), draw(3), jtrees.leaves.Constant(draw(4)))
+    params = jtrees.ObliqueTree(draw(3, 3), draw(3), jtrees.leaves.Values(draw(4)))
 
     @jax.jit
     def whole(params):

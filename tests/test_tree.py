@@ -11,7 +11,8 @@ import sweeps
 
 import jtrees
 from jtrees import ObliqueTree, Origin, losses
-from jtrees.leaves import Constant, Estimates, Frequency, Linear
+from jtrees.leaves import Linear, Values
+from jtrees.text import leaf_text, names_of, split_text, with_short_origin
 
 DEPTH, P = 3, 3
 ROWS = 256  # a block: whatever fewer rows compile is compiled once
@@ -21,7 +22,7 @@ def draw(seed=0, outputs=(), linear=False):
     """A tree of small whole numbers, whose scores are exact in float32 and sometimes zero."""
     rng = np.random.default_rng(seed)
     whole = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)
-    leaves = Linear(whole(8, P), whole(8), -(whole(8) ** 2), whole(8) ** 2) if linear else Constant(whole(8, *outputs))
+    leaves = Linear(whole(8, P), whole(8), -(whole(8) ** 2), whole(8) ** 2) if linear else Values(whole(8, *outputs))
     return ObliqueTree(whole(7, P), whole(7), leaves)
 
 
@@ -38,7 +39,7 @@ def small_tree():
     """The root splits on two features; its left child sends all left; its right child splits on one feature."""
     weights = jnp.asarray([[1.0, -2.5, 0], [0, 0, 0], [0, 0, -1]])
     values = jnp.asarray([0.5, 9, -1.25, 1e-4])
-    return ObliqueTree(weights, jnp.asarray([-3.0, -1, 0.5]), Constant(values))
+    return ObliqueTree(weights, jnp.asarray([-3.0, -1, 0.5]), Values(values))
 
 
 @pytest.fixture
@@ -109,8 +110,8 @@ def test_merging_keeps_every_prediction_and_leaves_no_split_of_equal_leaves(seed
     rng = np.random.default_rng(seed)
     which = rng.integers(0, different, 8)  # few different leaves, some of them side by side
     leaves = {
-        "constant": Constant(rng.normal(size=8)[which]),
-        "two outputs": Constant(np.stack([np.zeros(8), rng.normal(size=8)[which]], axis=1)),
+        "constant": Values(rng.normal(size=8)[which]),
+        "two outputs": Values(np.stack([np.zeros(8), rng.normal(size=8)[which]], axis=1)),
         "linear": Linear(rng.normal(size=(8, P))[which], rng.normal(size=8)[which]),
         "bounded": Linear(np.zeros((8, P)), np.zeros(8), -np.ones(8), rng.uniform(size=8)[which]),
     }[kind]
@@ -133,11 +134,11 @@ def test_merging_keeps_every_prediction_and_leaves_no_split_of_equal_leaves(seed
 def test_leaves_that_differ_in_one_bit_are_not_merged():
     values = np.full(8, 0.1, np.float32)
     values[3] = np.nextafter(values[3], np.float32(1))
-    tree = draw().replace(leaves=Constant(values)).merged()
+    tree = draw().replace(leaves=Values(values)).merged()
     assert tree.splits.tolist() == [True, True, False, False, True, False, False]
     assert tree.num_leaves == 4
     values[3], values[:3] = 0.0, -0.0  # equal numbers, other bits: 1 / x tells them apart
-    assert draw().replace(leaves=Constant(values)).merged().splits[4]
+    assert draw().replace(leaves=Values(values)).merged().splits[4]
 
 
 # --- Sizes and texts -------------------------------------------------------------------------------------------------
@@ -186,10 +187,10 @@ def test_text_with_an_origin_keeps_the_digits_that_were_learnt(small_tree, far):
     ]
     assert tree.to_text(["age", "bmi", "bp"]) == "\n".join(lines)
     linear = tree.replace(leaves=Linear(np.eye(4, 3), np.full(4, 0.25)))
-    assert linear.describe_leaf(0, ["age", "bmi", "bp"]) == "(age - 2000) + 1000000.25"
-    frequencies = Frequency(np.array([[0.25, 0.75]] * 4))
+    assert leaf_text(linear, 0, ["age", "bmi", "bp"]) == "(age - 2000) + 1000000.25"
+    frequencies = Values(np.array([[0.25, 0.75]] * 4), losses.Frequencies())
     tree = tree.replace(leaves=frequencies, origin=Origin(far.x, None))
-    assert tree.describe_leaf(0, ["age", "bmi", "bp"]) == "0.25, 0.75"
+    assert leaf_text(tree, 0, ["age", "bmi", "bp"]) == "0.25, 0.75"
     tenth = small_tree.replace(origin=Origin(np.float32([0.1, 0, 0]), np.float32(0)))
     assert f"(x0 - {float(np.float32(0.1))})" in tenth.to_text()  # exactly, whatever the digits
 
@@ -201,8 +202,8 @@ def test_text_of_the_terms_that_matter(small_tree):
     assert small_tree.to_text(["age", "bmi", "bp"], max_terms=1).startswith("if -2.5 bmi + 1 smaller term > 3:")
     assert small_tree.to_text(x=x, max_terms=2).startswith("if x0 - 2.5 x1 > 3:")
     deviations = np.array([10.0, 2, 0])
-    assert small_tree.describe_split(0, "abc", max_terms=1, deviations=deviations) == "a + 1 smaller term > 3"
-    assert small_tree.describe_split(0, "abc") == "a - 2.5 b > 3"
+    assert split_text(small_tree, 0, "abc", max_terms=1, deviations=deviations) == "a + 1 smaller term > 3"
+    assert split_text(small_tree, 0, "abc") == "a - 2.5 b > 3"
     moved = small_tree.replace(origin=Origin(np.float32([0, 1e8, 0]), None))
     assert moved.to_text(x=x + np.float64([0, 1e8, 0]), max_terms=1).startswith("if x0 + 1 smaller term > 3:")
 
@@ -218,7 +219,7 @@ def test_text_of_rows_at_leaves(small_tree):
 
 
 def test_text_of_classes_and_their_rows(small_tree):
-    leaves = Frequency(np.float32([[0.25, 0.75], [0, 1], [1, 0], [0.5, 0.5]]))
+    leaves = Values(np.float32([[0.25, 0.75], [0, 1], [1, 0], [0.5, 0.5]]), losses.Frequencies())
     tree = small_tree.replace(leaves=leaves)
     x, y = np.float64([[9, 0, 0]] * 3 + [[0, 0, 0]] * 5), np.array([0, 0, 1, 1, 1, 1, 1, 0])
     text = tree.to_text(class_names=["no", "yes"], x=x, y=y)
@@ -239,20 +240,20 @@ def test_text_of_classes_and_their_rows(small_tree):
 
 def test_text_of_quantiles_and_of_counts(small_tree):
     """Their predictions, quantiles in order and relative to the origin."""
-    quantiles = Estimates(jnp.array([[3.0, 1], [0, 0], [2, 5], [0, 8]]), losses.Quantile((0.1, 0.9)))
+    quantiles = Values(jnp.array([[3.0, 1], [0, 0], [2, 5], [0, 8]]), losses.Quantile((0.1, 0.9)))
     tree = small_tree.replace(leaves=quantiles, origin=Origin(np.zeros(3, np.float32), np.float32(100)))
     ends = lambda tree, **options: [
         line.split("-> ")[1] for line in tree.to_text(**options).split("\n") if "->" in line
     ]
     assert ends(tree) == ["100, 108", "102, 105", "101, 103"]
-    counts = small_tree.replace(leaves=Estimates(jnp.log(jnp.array([1.0, 9, 4, 0.5])), losses.Poisson()))
+    counts = small_tree.replace(leaves=Values(jnp.log(jnp.array([1.0, 9, 4, 0.5])), losses.Poisson()))
     assert ends(counts) == ["0.5", "4", "1"]
     with pytest.raises(ValueError, match="class_names must be None"):
         tree.to_text(class_names=["low", "high"])
 
 
 def test_text_of_a_policy_and_of_its_rewards(small_tree):
-    tree = small_tree.replace(leaves=Estimates(jnp.array([[1e4, 0], [0, 1e4], [0, 1e4], [0, 0]]), losses.Rewards()))
+    tree = small_tree.replace(leaves=Values(jnp.array([[1e4, 0], [0, 1e4], [0, 1e4], [0, 0]]), losses.Rewards()))
     ends = lambda **options: [line.split("-> ")[1] for line in tree.to_text(**options).split("\n") if "->" in line]
     assert ends() == ["0.5, 0.5", "0, 1", "1, 0"] and (tree.classes, tree.is_policy) == (2, True)
     names = {"class_names": ["wait", "treat"]}
@@ -271,7 +272,7 @@ def test_text_of_a_policy_and_of_its_rewards(small_tree):
 
 
 def test_what_a_text_is_made_of_is_checked(small_tree):
-    classes = small_tree.replace(leaves=Frequency(np.full((4, 2), 0.5, np.float32)))
+    classes = small_tree.replace(leaves=Values(np.full((4, 2), 0.5, np.float32), losses.Frequencies()))
     x = np.zeros((2, 3))
     for tree, arguments, message in [
         (classes, {"class_names": ["no"]}, "class_names must hold 2 names, one a class, got 1"),
@@ -296,8 +297,8 @@ def far_tree(kind, draw_numbers):
     """A tree for a table far from zero, and its origin; ``draw_numbers(*shape)`` draws weights and leaves."""
     bound = lambda side: side * np.abs(draw_numbers(8))
     leaves = {
-        "constant": lambda: Constant(draw_numbers(8)),
-        "two outputs": lambda: Constant(draw_numbers(8, 2)),
+        "constant": lambda: Values(draw_numbers(8)),
+        "two outputs": lambda: Values(draw_numbers(8, 2)),
         "linear": lambda: Linear(draw_numbers(8, P), draw_numbers(8)),
         "bounded": lambda: Linear(draw_numbers(8, P), draw_numbers(8), bound(-1), bound(1)),
         "linear, two outputs": lambda: Linear(draw_numbers(8, P, 2), draw_numbers(8, 2)),
@@ -309,7 +310,7 @@ def far_tree(kind, draw_numbers):
 
 def read(tree, x, digits):
     """Leaves, numbered as the rules write them, and answers of the rules of a tree, computed in float64."""
-    columns = dict(zip(tree.names(None), np.asarray(x, np.float64).T, strict=True))
+    columns = dict(zip(names_of(tree, None), np.asarray(x, np.float64).T, strict=True))
     return rules.leaves_and_answers(tree.to_text(digits=digits), columns)
 
 
@@ -359,7 +360,7 @@ def test_rules_of_a_tree_trained_far_from_zero_are_the_tree(leaves):
 
 
 def test_repr(small_tree):
-    expected = "ObliqueTree(depth=2, features=3, splits=2, leaves=3, parameters=8, Constant)"
+    expected = "ObliqueTree(depth=2, features=3, splits=2, leaves=3, parameters=8, Values(SquaredError))"
     assert repr(small_tree) == expected
     assert repr(jax.tree.map(lambda a: jnp.stack([a, a]), small_tree)).startswith("ObliqueTree(batch=(2,), features=3")
     seen = []
@@ -388,7 +389,7 @@ def test_numpy_samples_meet_a_traced_tree(small_tree, far):
     x = samples()
     for tree, shift in ((small_tree, 0), (small_tree.replace(origin=far), far.x)):
         # Leaves of small whole numbers, so that in float32, too, the origin of the targets rounds nothing away.
-        tree = tree.replace(leaves=Constant(jnp.arange(4.0)))
+        tree = tree.replace(leaves=Values(jnp.arange(4.0)))
         batch = jax.tree.map(lambda a: jnp.stack([jnp.asarray(a), -jnp.asarray(a)]), tree)
         answers = jax.jit(jax.vmap(lambda tree: tree.predict(x + shift)))(batch)  # noqa: B023
         assert np.array_equal(answers[0], tree.predict(x + shift))
@@ -437,7 +438,7 @@ def test_origins_in_rules_have_few_digits():
     tree = ObliqueTree(
         rng.normal(size=(3, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32), leaves, origin
     )
-    short = tree.with_short_origin(x.std(0), 3)
+    short = with_short_origin(tree, x.std(0), 3)
     np.testing.assert_allclose(short.origin.x, [1970, 100.12, 0], rtol=1e-12)
     score = lambda tree: (x - np.float64(tree.origin.x)) @ np.float64(tree.weights).T + np.float64(tree.bias)
     np.testing.assert_allclose(score(short), score(tree), atol=1e-9)

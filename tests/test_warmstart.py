@@ -6,8 +6,7 @@ import oracles
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from jtrees import warmstart
-from jtrees.leaves import Constant, Frequency
+from jtrees import losses, warmstart
 
 N, P = 2000, 4  # as many rows everywhere: one program a depth
 
@@ -54,7 +53,7 @@ def test_several_targets_share_a_tree_and_one_column_stays_a_column():
     targets = np.stack([y, 10 * x[:, 1] + y, 5 + np.abs(x[:, 2])], axis=1).astype(np.float32)
     model = DecisionTreeRegressor(max_depth=4, random_state=3).fit(x, targets)
     for tree in (warmstart.from_sklearn(model), warmstart.cart_regressor(x, jnp.asarray(targets), 4, seed=3)):
-        assert isinstance(tree.leaves, Constant)
+        assert tree.leaves.loss == losses.SquaredError()
         assert tree.leaves.values.shape == (16, 3)
         for samples in (x, around_thresholds(model)):
             assert np.array_equal(tree.predict(samples), model.predict(samples).astype(np.float32))
@@ -161,7 +160,7 @@ def test_cart_classifier_gives_scikit_learns_probabilities():
         model = DecisionTreeClassifier(max_depth=4, random_state=3).fit(x, classes, sample_weight=given)
         for features in (x, jnp.asarray(x)):
             tree = warmstart.cart_classifier(features, classes, 4, seed=3, sample_weight=given)
-            assert tree.depth == 4 and isinstance(tree.leaves, Frequency)
+            assert tree.depth == 4 and tree.leaves.loss == losses.Frequencies()
             assert tree.leaves.values.shape == (16, 3)
             np.testing.assert_allclose(tree.predict(x), model.predict_proba(x), rtol=1e-6)
             np.testing.assert_allclose(tree.predict(around_thresholds(model)).sum(1), 1, rtol=1e-6)

@@ -10,8 +10,8 @@ import numpy as np
 
 from jtrees import compilation, io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
-from jtrees.leaves import Constant, Estimates, Linear, kind_of, refit_hierarchical
-from jtrees.segments import common
+from jtrees.leaves import kind_of, refit_hierarchical
+from jtrees.segments import ones_or
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list
@@ -56,7 +56,7 @@ class Scaling:
     @classmethod
     def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":
         """Returns the scaling of a table: features in units of ``deviations`` standard deviations."""
-        share = np.ones(len(table.x)) if table.weight is None else table.weight
+        share = ones_or(table.weight, table.x)
         mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
         (low, unit), y_mean = table.task.units(table.y), None
@@ -102,7 +102,7 @@ class Scaling:
         """Returns the scaled table in NumPy, padded with copies of its last row of weight 0."""
         n = len(table.x)
         pad = lambda a: np.pad(a, [(0, bucket(n) - n)] + [(0, 0)] * (a.ndim - 1), mode="edge")
-        weight = np.ones(n) if table.weight is None else table.weight
+        weight = ones_or(table.weight, table.x)
         weight = np.pad(weight.astype(np.float32), (0, bucket(n) - n))
         arrays: Any = pad(self.transform(table.x)), pad(self.transform_y(table.y)), weight
         return Batch(*arrays)
@@ -200,7 +200,7 @@ class Data(NamedTuple):
         (x, y, weight), task = (self.table.x, self.table.y, self.table.weight), self.table.task
         leaf = np.asarray(splits.leaf_index(x))
         empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
-        if isinstance(empty, Linear):
+        if not empty.is_constant:
             fitted, criterion = _refit(empty, np.pad(leaf, (0, len(self.batch.x) - len(x)), mode="edge"), self.batch)
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
@@ -219,28 +219,22 @@ class Data(NamedTuple):
           tree: a tree of numbers, in the user's units.
           leaf: leaf of each row of the table.
         """
-        y, weight = self.table.y, np.ones(len(leaf)) if self.table.weight is None else self.table.weight
+        y, weight = self.table.y, ones_or(self.table.weight, self.table.y)
         y = y if tree.origin is None or tree.origin.y is None else y - np.asarray(tree.origin.y, np.float64)
-        if isinstance(tree.leaves, Linear):
-            return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
-        values = np.asarray(tree.leaves.values)
-        exact = common(leaf, y, len(values), weight, values)
-        close = np.abs(exact - values) <= _ROUNDING * self.scaling.y_unit
-        return tree.replace(leaves=Constant(np.where(close, exact, values)))
+        return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
 
     def with_fitted(self, tree: ObliqueTree) -> ObliqueTree:
         """Returns the tree, with the leaves of :meth:`refit` in place of those that equal them up to rounding.
 
         For trees of which it is not known whether their leaves were fitted or learnt.
         """
-        if isinstance(tree.leaves, Linear):
+        if not tree.leaves.is_constant:
             return self.with_common(tree, np.asarray(tree.leaf_index(self.table.x)))
         fitted = self.refit(tree, "constant")[0]
-        if type(fitted.leaves) is not type(tree.leaves):
+        if fitted.leaves.name != tree.leaves.name:
             return tree
-        link = tree.leaves.loss.link if isinstance(tree.leaves, Estimates) else "identity"
         unit = self.scaling.y_unit
-        unit = unit if link in ("identity", "sorted") and unit is not None else 1.0
+        unit = unit if tree.leaves.loss.link in ("identity", "sorted") and unit is not None else 1.0
         old, new = (np.asarray(one.leaves.values, np.float64) for one in (tree, fitted))
         alike = (np.abs(old - new) <= _ROUNDING * unit).reshape(len(old), -1).all(1)
         values = np.where(alike.reshape(-1, *[1] * (old.ndim - 1)), new, old)

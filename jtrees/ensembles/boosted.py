@@ -189,9 +189,7 @@ class Boosted(Recipe):
         trees, initial = result.model
         task = data.table.task
         # The initial outputs are part of the first tree.
-        parts = ("intercept", "lower", "upper") if isinstance(trees.leaves, kinds.Linear) else ("values",)
-        added = lambda a: np.concatenate([a[:1] + initial, a[1:]])
-        leaves = trees.leaves.replace(**{name: added(getattr(trees.leaves, name)) for name in parts})
+        leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
         forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
         return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), {})
 
@@ -317,7 +315,7 @@ def _leaves(run: Run, state: _State, leaf: Array, leaves: int, features: Array) 
         fitted = empty.refit(leaf, batch.x * features, step, share)
     else:
         newton = run.task.loss_function.steps
-        fitted = kinds.Constant(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2))
+        fitted = kinds.Values(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2))
     return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
 
 

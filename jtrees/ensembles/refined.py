@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training
+from jtrees import io, losses, ops, pytree, routing, topology, training
 from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.boosted import Boosted, mean_loss
 from jtrees.search import Finished, HeldOut, Recipe, Run, Runs, SearchResult, Stacked, check_finite, options
@@ -331,7 +331,7 @@ def _advanced(run: Run, state: _State, before: Array, count: Array, evaluates: A
 def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTrees:
     """Returns trees in training as a model, with the bounds of its outputs for the training rows."""
     leaves = jax.tree.map(lambda a: state.unit * a, params.leaves)
-    if isinstance(leaves, kinds.Linear):
+    if not leaves.is_constant:
         endless = jnp.full(leaves.intercept.shape, jnp.inf, leaves.intercept.dtype)
         leaves = leaves.replace(lower=-endless, upper=endless)
     bound = jnp.full(state.initial.shape, jnp.inf, state.initial.dtype)

@@ -50,7 +50,7 @@ def to_c(
       OSError: if the file cannot be written.
 
     Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> jtrees.export.to_c(tree, "tree.h", prefix="tree")
       >>> "int tree_leaf(const double *x)" in open("tree.h").read()

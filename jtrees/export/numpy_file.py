@@ -33,7 +33,7 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
 
     Example:
       >>> import runpy
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> jtrees.export.to_numpy(tree, "tree.py")
       >>> print(runpy.run_path("tree.py")["predict"](np.array([[2.0, 1.0]])))

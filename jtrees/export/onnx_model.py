@@ -41,7 +41,7 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
 
     Example:
       >>> import onnx
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> jtrees.export.to_onnx(tree, "tree.onnx")
       >>> [output.name for output in onnx.load("tree.onnx").graph.output]

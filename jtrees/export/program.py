@@ -9,7 +9,7 @@ from jtrees import exact, losses
 from jtrees.data import Columns, FrameModel
 from jtrees.export import encoding
 from jtrees.forest import Forest, votes
-from jtrees.leaves import Constant, Estimates, Frequency, Linear, Logit
+from jtrees.leaves import Linear, Values
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
@@ -122,19 +122,16 @@ def program_of(model: Any) -> Program:
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
     origin, leaves, wide = tree.origin, tree.leaves, lambda a: np.asarray(a, np.float64)
-    if isinstance(leaves, Logit):
-        leaves = leaves.frequencies()
     coefficients = lower = upper = None
     if isinstance(leaves, Linear):
         intercept, coefficients = wide(leaves.intercept), np.asarray(leaves.coefficients)
         coefficients = coefficients[..., None, :] if intercept.ndim == 2 else np.swapaxes(coefficients, -1, -2)
         if leaves.lower is not None:
             lower, upper = wide(leaves.lower), wide(leaves.upper)
-    elif isinstance(leaves, (Constant, Estimates, Frequency)):
+    elif isinstance(leaves, Values):
         intercept = wide(leaves.predictions())
     else:
-        expected = "Constant, Estimates, Linear, Logit or Frequency"
-        raise ValueError(f"leaves must be {expected}, got {type(leaves).__name__}")
+        raise ValueError(f"leaves must be Values or Linear, got {type(leaves).__name__}")
     if forest.combine == "vote":
         if coefficients is not None:
             raise ValueError("trees with linear leaves cannot vote: combine must be 'mean' or 'sum'")

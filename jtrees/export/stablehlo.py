@@ -37,7 +37,7 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
       OSError: if the file cannot be written.
 
     Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> jtrees.export.to_stablehlo(tree, "tree.stablehlo")
       >>> program = jax.export.deserialize(bytearray(open("tree.stablehlo", "rb").read()))

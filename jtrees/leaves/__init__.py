@@ -1,28 +1,24 @@
-"""Kinds of leaves, and how each is fitted by a hard routing: constants, class frequencies, linear models,
-best constants of other losses.
+"""Kinds of leaves, and how each is fitted by a hard routing: values with a loss, and linear models.
 
-Every kind has the same methods: predictions of the leaf of each sample (``at``), outputs (``outputs``) and losses
-(``losses``) of every leaf, fitting by a hard routing (``refit``) and the criterion of the fit (``criterion``), its
-trainable form (``trainable``), a change of units (``rescaled``), the number of parameters (``count``) and a description
-(``describe``). The axis over the leaves comes first in every array.
+Every kind has the same methods:
+
+- the prediction of the leaf of each sample (``at``), the outputs (``outputs``) and losses (``losses``) of every leaf;
+- fitting by a hard routing (``refit``), with shrinkage (``refit_shrunk``), and the criterion of the fit
+  (``criterion``);
+- the trainable form (``trainable``), the form of a hard tree (``hardened``), a change of units (``rescaled``);
+- the number of parameters (``count``) and a description (``describe``).
+
+Other modules ask leaves for what they need: whether a leaf predicts the same for every sample (``is_constant``), what
+leaves choose (``choice``, ``classes``), and which loss a kernel has for them (``kernel``). The axis over the leaves
+comes first in every array.
 """
 
 from typing import Any, NamedTuple
 
-from jtrees.leaves.constant import (
-    Constant as Constant,
-    Frequency as Frequency,
-    Logit as Logit,
-    class_counts as class_counts,
-    constant_fit_error as constant_fit_error,
-    fit_constant as fit_constant,
-    fit_frequencies as fit_frequencies,
-    frequencies_fit_error as frequencies_fit_error,
-)
-from jtrees.leaves.estimates import Estimates as Estimates
 from jtrees.leaves.hierarchical import fit_hierarchical as fit_hierarchical, refit_hierarchical as refit_hierarchical
 from jtrees.leaves.linear import Linear as Linear
 from jtrees.leaves.shrunk import fit_shrunk as fit_shrunk, shrunk_fit_error as shrunk_fit_error
+from jtrees.leaves.values import Values as Values
 from jtrees.tasks import Classification, Task
 from jtrees.validation import check_choice
 
@@ -50,8 +46,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(leaves: str, task: Task) -> Kind:
-    """Returns the kind of trainable leaves for a name: :class:`Constant`, :class:`Linear`, in classification
-    :class:`Logit`, for other losses :class:`Estimates`.
+    """Returns the kind of trainable leaves for a name: :class:`Values` with the loss of the task, or :class:`Linear`.
 
     Args:
       leaves: ``"constant"`` or ``"linear"``.
@@ -67,11 +62,9 @@ def kind_of(leaves: str, task: Task) -> Kind:
       {'loss': Poisson()}
     """
     check_choice("leaves", leaves, KINDS)
-    if task.is_least_squares:
-        return Kind(Constant if leaves == "constant" else Linear, {})
-    if leaves == "linear":
+    if leaves == "constant":
+        return Kind(Values, {"loss": task.leaf_loss})
+    if not task.is_least_squares:
         what = "in classification: leaves hold class frequencies" if isinstance(task, Classification) else f"for {task}"
         raise ValueError(f'leaves must be "constant" {what}')
-    if isinstance(task, Classification):
-        return Kind(Logit, {"smoothing": task.smoothing} if task.smoothing else {})
-    return Kind(Estimates, {"loss": task.loss_function})
+    return Kind(Linear, {})

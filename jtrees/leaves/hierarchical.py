@@ -1,4 +1,4 @@
-"""Hierarchical shrinkage: values of constant leaves, drawn towards the means of their ancestors.
+"""Hierarchical shrinkage: means in leaves, drawn towards the means of their ancestors.
 
 Agarwal, Tan, Ronen, Singh and Yu, "Hierarchical Shrinkage", ICML 2022. With the mean m and the weight N of the targets
 at each node, root first, a leaf has the value
@@ -19,18 +19,7 @@ from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import segments, topology
-from jtrees.leaves.constant import (
-    Constant,
-    Frequency,
-    Logit,
-    class_counts,
-    effective,
-    floating,
-    ones_or,
-    prior_of,
-    smoothed,
-)
-from jtrees.segments import Array, module_of
+from jtrees.segments import Array, floating, module_of, ones_or
 
 STRENGTHS = (0.0, *np.geomspace(0.1, 1e4, 16))
 _COST = 2.0  # of the mean, and by default of a split
@@ -112,35 +101,18 @@ def fit_hierarchical(
 def refit_hierarchical(
     leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
 ) -> Any:
-    """Returns leaves refitted to samples and shrunk, means of targets or class frequencies; linear leaves, which have a
-    shrinkage of their own, only refitted.
+    """Returns leaves refitted to samples, means of targets or class frequencies shrunk.
 
-    Uneven weights count as fewer samples. Class frequencies are smoothed as by :func:`jtrees.leaves.fit_frequencies`.
+    Linear leaves, which have a shrinkage of their own, and outputs of other losses are only refitted.
+
+    Uneven weights count as fewer samples. Class frequencies are smoothed as by :func:`jtrees.losses.fit_frequencies`.
     ``options`` are ``strength`` and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
 
     Example:
       >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty
       >>> y = 4.0 * leaf + jnp.tile(jnp.array([0.0, 1.0]), 30)
-      >>> zero = jtrees.leaves.Constant(jnp.zeros(4))
+      >>> zero = jtrees.leaves.Values(jnp.zeros(4))
       >>> print(np.asarray(jtrees.leaves.refit_hierarchical(zero, leaf, y[:, None], y).values).round(1))
       [0.5 4.5 8.5 8.5]
     """
-    return refit_and_strength(leaves, leaf_index, x, y, sample_weight, **options)[0]
-
-
-def refit_and_strength(
-    leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
-) -> tuple[Any, Any]:
-    """Returns the leaves of :func:`refit_hierarchical`, and the strength of their shrinkage, 0 for none."""
-    if not isinstance(leaves, (Constant, Logit, Frequency)):
-        return leaves.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
-    num_leaves, weight = len(leaves.values), effective(sample_weight)
-    if isinstance(leaves, Constant):
-        values, strength = fit_hierarchical(leaf_index, y, num_leaves, sample_weight=weight, **options)
-        return Constant(values), strength
-    xp, classes = module_of(leaf_index, y), leaves.values.shape[1]
-    one_hot = (xp.asarray(y)[:, None] == np.arange(classes)).astype(xp.result_type(float))
-    values, strength = fit_hierarchical(leaf_index, one_hot, num_leaves, sample_weight=weight, **options)
-    counts = class_counts(leaf_index, y, *leaves.values.shape, sample_weight=weight)
-    shrunk = smoothed(xp.maximum(values, 0) * counts.sum(1, keepdims=True), prior_of(counts))
-    return leaves.of_frequencies(shrunk), strength
+    return leaves.refit_shrunk(leaf_index, x, y, sample_weight, **options)[0]

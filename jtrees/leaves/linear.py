@@ -1,7 +1,7 @@
 """Linear leaves: a linear model of the features in each."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,11 @@ from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, sharding, validation
-from jtrees.leaves.constant import effective, number_text, squared_losses, uniform_targets
 from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
-from jtrees.segments import Array, common, module_of
+from jtrees.losses.errors import SquaredError
+from jtrees.losses.means import uniform_targets
+from jtrees.segments import Array, common, effective, module_of
+from jtrees.text import model_text
 
 _BLOCK = 4096  # rows evaluated together on the host
 _LARGE = 100  # binary exponent from which products may overflow in float32
@@ -33,6 +35,12 @@ class Linear:
     intercept: Float[Array, "leaves *k"]
     lower: Float[Array, "leaves *k"] | None = None
     upper: Float[Array, "leaves *k"] | None = None
+
+    is_constant: ClassVar[bool] = False
+    name: ClassVar[str] = "Linear"
+    choice: ClassVar[None] = None
+    classes: ClassVar[None] = None
+    kernel: ClassVar[None] = None
 
     @classmethod
     def start(cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...]) -> "Linear":
@@ -93,7 +101,7 @@ class Linear:
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
         """Returns the squared error of every leaf on every sample; of several outputs the mean."""
-        return squared_losses(self.outputs(x), y)
+        return SquaredError().of_outputs(self.outputs(x), y)
 
     def trainable(self) -> "Linear":
         """Returns leaves without bounds, beyond which there is no gradient."""
@@ -105,9 +113,26 @@ class Linear:
         """
         return Linear(*fit_shrunk(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight)))
 
+    def refit_shrunk(
+        self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **_: Any
+    ) -> tuple["Linear", Any]:
+        """Returns the leaves of :meth:`refit`, and 0, as hierarchical shrinkage is for values."""
+        return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
+
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the mean squared error expected on new samples."""
         return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
+
+    def hardened(self) -> "Linear":
+        """Returns the leaves themselves, which a hard tree can hold."""
+        return self
+
+    def moved(self, change: np.ndarray) -> "Linear":
+        """Returns the leaves for features whose origin moves by ``change``, ``(p,)``, in double precision."""
+        wide = lambda a: np.asarray(a, np.float64)
+        return self.replace(
+            intercept=wide(self.intercept) + np.einsum("lp...,p->l...", wide(self.coefficients), change)
+        )
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
         """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the old ones.
@@ -121,6 +146,11 @@ class Linear:
         intercept = raw(self.intercept) - np.einsum("lp...,p->l...", slopes, wide(x_zero))
         bounds = [None if bound is None else raw(bound) for bound in (self.lower, self.upper)]
         return Linear(sharding.from_host(slopes, np.float32), intercept, *bounds)
+
+    def with_outputs(self, fn: Any) -> "Linear":
+        """Returns the leaves with a function applied to intercepts and bounds."""
+        changed = {name: getattr(self, name) for name in ("intercept", "lower", "upper")}
+        return self.replace(**{name: fn(of) for name, of in changed.items() if of is not None})
 
     def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray, rounding: Any) -> "Linear":
         """Returns the leaves with exactly the value that all targets of a leaf have, where its bounds are this value up
@@ -152,66 +182,15 @@ class Linear:
         short: bool = False,
         **_: Any,
     ) -> str:
-        """Returns the model of a leaf plus ``y_zero`` as text; terms are chosen as by :func:`linear_text`.
-
-        ``short``: the largest terms come first, and no bounds.
-        """
+        """Returns the model of a leaf plus ``y_zero`` as text: see :func:`jtrees.text.model_text`."""
         wide = lambda a: np.asarray(a, np.float64)[leaf]
         slopes, intercepts = np.atleast_2d(wide(self.coefficients).T), np.atleast_1d(wide(self.intercept))
-        bounds = None if self.lower is None else np.atleast_2d(np.stack([wide(self.lower), wide(self.upper)], axis=-1))
-        parts = []
-        for j, zero in enumerate(np.broadcast_to(y_zero, len(slopes))):
-            number = lambda value, zero=zero: number_text(value, digits, zero)
-            if not slopes[j].any():  # a constant is within its bounds
-                parts.append(number(intercepts[j] if bounds is None else np.clip(intercepts[j], *bounds[j])))
-                continue
-            constant = number(intercepts[j])
-            sign = "-" if constant.startswith("-") else "+"
-            text = linear_text(slopes[j], names, digits, max_terms, deviations, by_size=short)
-            between = "" if bounds is None or short else ", from {} to {}".format(*map(number, bounds[j]))
-            parts.append(f"{text} {sign} {constant.removeprefix('-')}{between}")
-        return "; ".join(parts)
-
-
-def largest_terms(
-    weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None, *, by_size: bool = False
-) -> tuple[np.ndarray, int]:
-    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of others.
-
-    Args:
-      weights: ``(p,)``; zero weights are no terms.
-      max_terms: maximum number of terms; None: all.
-      deviations: standard deviations of the features, ``(p,)``; None: equal ones.
-      by_size: whether the largest come first.
-    """
-    terms = np.flatnonzero(weights)
-    size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
-    largest = terms[np.argsort(-size, kind="stable")[:max_terms]]
-    return largest if by_size else np.sort(largest), len(terms) - len(largest)
-
-
-def smaller_terms(number: int) -> str:
-    """Returns the text for omitted terms."""
-    return f"+ {number} smaller term{'' if number == 1 else 's'}"
-
-
-def linear_text(
-    weights: np.ndarray,
-    names: Sequence[str],
-    digits: int,
-    max_terms: int | None = None,
-    deviations: np.ndarray | None = None,
-    *,
-    by_size: bool = False,
-) -> str:
-    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
-
-    Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are included.
-    """
-    shown, left_out = largest_terms(weights, max_terms, deviations, by_size=by_size)
-    if not len(shown):
-        return "0"
-    term = lambda i: names[i] if abs(weights[i]) == 1 else f"{abs(weights[i]):.{digits}g} {names[i]}"
-    text = " ".join(f"{'-' if weights[i] < 0 else '+'} {term(i)}" for i in shown)
-    text = text.removeprefix("+ ") if weights[shown[0]] > 0 else f"-{text.removeprefix('- ')}"
-    return f"{text} {smaller_terms(left_out)}" if left_out else text
+        bounds: Any = [None] * len(slopes)
+        if self.lower is not None:
+            bounds = np.atleast_2d(np.stack([wide(self.lower), wide(self.upper)], axis=-1))
+        models = zip(slopes, intercepts, bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
+        options: Any = {"max_terms": max_terms, "deviations": deviations, "short": short}
+        return "; ".join(
+            model_text(slope, intercept, bound, names, digits, zero, **options)
+            for slope, intercept, bound, zero in models
+        )

@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.leaves import moments
-from jtrees.leaves.constant import floating, ones_or
+from jtrees.segments import floating, ones_or
 
 # The model of a node is that of its parent plus a correction, fitted to the parent's residuals. Centred within
 # the node, with A = sum w x x', c = sum w x y, e the mean residual, the correction of slopes d and level m e loses

@@ -1,7 +1,10 @@
-"""Losses: of samples, as pure functions; and of tasks, with the link, derivatives and best constants of each."""
+"""Losses: of samples, as pure functions; and of tasks, with the link, derivatives and best constants of each.
+
+Means, class frequencies and quantiles of the targets in each leaf are here, too.
+"""
 
 from jtrees.losses.base import Link as Link, Loss as Loss
-from jtrees.losses.choices import LogLoss as LogLoss, Rewards as Rewards
+from jtrees.losses.choices import Frequencies as Frequencies, LogLoss as LogLoss, Rewards as Rewards
 from jtrees.losses.deviances import Gamma as Gamma, Poisson as Poisson, Tweedie as Tweedie
 from jtrees.losses.errors import (
     AbsoluteError as AbsoluteError,
@@ -9,6 +12,8 @@ from jtrees.losses.errors import (
     Quantile as Quantile,
     SquaredError as SquaredError,
 )
+from jtrees.losses.frequencies import class_counts as class_counts, fit_frequencies as fit_frequencies
+from jtrees.losses.means import fit_constant as fit_constant
 from jtrees.losses.newton import newton_constants as newton_constants
 from jtrees.losses.own import OwnLoss as OwnLoss
 from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles

@@ -1,4 +1,5 @@
-"""What a loss of a task is: a link, checks of targets, derivatives, best constants and units.
+"""What a loss of a task is: a link, checks of targets, derivatives, best constants, units, and how leaves of values are
+trained and fitted.
 
 A model computes ``outputs``; ``link(outputs)`` are its predictions. Losses are those of outputs and of targets that are
 scaled (see :meth:`Loss.units`).
@@ -12,7 +13,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import segments
-from jtrees.segments import Array, module_of
+from jtrees.segments import Array, effective, module_of, ones_or
 from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]
@@ -45,11 +46,18 @@ class Loss:
       link: name of the link from outputs to predictions.
       smooth: whether the loss has a curvature; else leaf values of boosting are best constants of residuals.
       in_units: whether the loss is also one of predictions and targets in the user's units (:meth:`of_predictions`).
+      choice: what the largest prediction chooses, ``"class"`` or ``"action"``; None for predictions of numbers.
     """
 
     link: ClassVar[Link] = "identity"
     smooth: ClassVar[bool] = True
     in_units: ClassVar[bool] = True
+    choice: ClassVar[Literal["class", "action"] | None] = None
+
+    @property
+    def kernel(self) -> str | None:
+        """Name of the loss of leaves in the kernel of :func:`jtrees.ops.expected_loss`; None: no kernel has it."""
+        return None
 
     @property
     def outputs(self) -> int | None:
@@ -110,8 +118,8 @@ class Loss:
 
     def best(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
         """Returns the best constant prediction of targets in the user's units, ``(*k,)``."""
-        weight = np.ones(len(y)) if weight is None else weight
-        return np.asarray(linked(self.link, self.constants(np.zeros(len(y), np.int32), y, 1, weight)[0]))
+        one_leaf = np.zeros(len(y), np.int32)
+        return np.asarray(linked(self.link, self.constants(one_leaf, y, 1, ones_or(weight, y))[0]))
 
     def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         """Returns the Newton step of each output, ``-gradient / curvature``, and the curvature, which is its weight in
@@ -152,6 +160,79 @@ class Loss:
         total = summed(curvature) + l2 * mean
         step = jnp.where(total > 0, -summed(gradient) / jnp.where(total > 0, total, 1), 0)
         return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
+
+    # --- Leaves, which hold values (leaves, *k): see :class:`jtrees.leaves.Values` ---
+
+    def start(self, key: Array, y: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "leaves *k"]:
+        """Returns random values of this shape: in [0, 1] where outputs are scaled targets, else in [-1, 1]."""
+        drawn = jax.random.uniform(key, shape, dtype, -1, 1)
+        return (drawn + 1) / 2 if self.link in ("identity", "sorted") else drawn
+
+    def of_leaves(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "leaves n"]:
+        """Returns the loss of the values of every leaf on every sample."""
+        return jax.vmap(self.samples, (0, None))(at_every_sample(values, len(y)), y)
+
+    def fitted(
+        self, values: Float[Array, "leaves *k"], leaf_index: Int[Array, " n"], y: Array, sample_weight: Array | None
+    ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
+        """Returns values fitted to samples, and the loss of leaves that hold them.
+
+        These are best constants, for which uneven weights count as fewer samples.
+
+        Args:
+          values: the old values, of which the shape and the dtype matter.
+          leaf_index: leaf of each sample.
+          y: targets.
+          sample_weight: nonnegative weights, or None.
+        """
+        weight = ones_or(effective(sample_weight), y, values.dtype)
+        return self.constants(leaf_index, y, len(values), weight), self
+
+    def criterion(
+        self, values: Float[Array, "leaves *k"], leaf_index: Int[Array, " n"], y: Array, sample_weight: Array | None
+    ) -> Float[Array, ""]:
+        """Returns the mean loss of the samples after :meth:`fitted`, whose arguments it has."""
+        weight = ones_or(sample_weight, y, values.dtype)
+        outputs = self.fitted(values, leaf_index, y, sample_weight)[0][leaf_index]
+        return segments.total(weight * self.samples(outputs, y)) / segments.total(weight)
+
+    def averaged(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "n *k"] | None:
+        """Returns the numbers of the samples whose means are fitted values; None where these are no means."""
+        return None
+
+    def of_means(
+        self, means: Float[Array, "leaves *k"], leaf_index: Array, y: Array, sample_weight: Array | None
+    ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
+        """Returns values for given means of :meth:`averaged` in the leaves, and the loss of leaves that hold them."""
+        return means, self
+
+    def trainable(self, values: Float[Array, "leaves *k"]) -> "tuple[Float[Array, 'leaves *k'], Loss]":
+        """Returns values that have gradients, and the loss of leaves that hold them."""
+        return values, self
+
+    def hardened(self, values: Float[Array, "leaves *k"]) -> "tuple[Float[Array, 'leaves *k'], Loss]":
+        """Returns the values of a hard tree for trained ones, and the loss of leaves that hold them."""
+        return values, self
+
+    def rescaled(self, values: Any, zero: Any, unit: Any) -> "tuple[np.ndarray, Loss]":
+        """Returns the values for predictions ``zero + unit`` times the current ones, in double precision, and the loss
+        of leaves that hold them. Only the unit applies under an exponential link. Probabilities have no units.
+        """
+        values = np.asarray(values, np.float64)
+        if self.link == "exp":
+            values = values + np.log(unit)
+        elif self.link != "softmax":
+            values = np.asarray(zero + unit * values)
+        return values, self.scaled(1 / np.asarray(unit))
+
+
+def at_every_sample(values: Float[Array, "leaves *k"], n: int) -> Float[Array, "leaves n *k"]:
+    """Returns the values of every leaf, repeated for n samples."""
+    # A product with ones, not a broadcast, so that its transpose is a matrix product, too, on a CPU several times
+    # faster than a sum over samples.
+    values = jnp.asarray(values)
+    flat = jnp.matmul(values.reshape(-1, 1), jnp.ones((1, n), values.dtype), precision="highest")
+    return jnp.moveaxis(flat.reshape(*values.shape, -1), -1, 1)
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -1,7 +1,7 @@
-"""Losses of outputs whose softmax chooses: the log loss of classes, and minus the reward of actions."""
+"""Losses of outputs that choose: the log loss of classes, and minus the reward of actions."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,66 @@ import numpy as np
 import optax
 
 from jtrees import io, segments
-from jtrees.losses.base import Link, Loss, check_number
-from jtrees.segments import Array
+from jtrees.losses.base import Link, Loss, check_number, linked
+from jtrees.losses.frequencies import class_counts, fit_frequencies, frequencies_fit_error, prior_of, smoothed
+from jtrees.segments import Array, effective, module_of, ones_or
 
 _CERTAIN = 1e4  # an output whose softmax is exactly 1 beside outputs of 0
+_TRAINABLE = 1.0  # output of the chosen action in leaves that are to be trained further
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfClasses(Loss):
+    """The common part of the losses of classes: leaves are fitted as smoothed class frequencies.
+
+    Uneven weights count as fewer samples.
+    """
+
+    smoothing: float = 0.0
+
+    choice: ClassVar[Literal["class", "action"] | None] = "class"
+
+    def __post_init__(self) -> None:
+        if self.smoothing != 0:
+            check_number("smoothing", self.smoothing, 0, 1)
+
+    def fitted(
+        self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
+    ) -> "tuple[Array, Frequencies]":
+        weight = ones_or(effective(sample_weight), y, values.dtype)
+        return self._of_labels(fit_frequencies(leaf_index, y, *values.shape, sample_weight=weight))
+
+    def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
+        weight = ones_or(effective(sample_weight), y, values.dtype)
+        return frequencies_fit_error(leaf_index, y, *values.shape, sample_weight=weight)
+
+    def averaged(self, values: Array, y: Array) -> Array:
+        xp = module_of(y)
+        return (xp.asarray(y)[:, None] == np.arange(values.shape[1])).astype(xp.result_type(float))
+
+    def of_means(
+        self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
+    ) -> "tuple[Array, Frequencies]":
+        counts = class_counts(leaf_index, y, *means.shape, sample_weight=sample_weight)
+        shrunk = module_of(leaf_index, y).maximum(means, 0) * counts.sum(1, keepdims=True)
+        return self._of_labels(smoothed(shrunk, prior_of(counts)))
+
+    def _of_labels(self, frequencies: Array) -> "tuple[Array, Frequencies]":
+        """Returns frequencies of smoothed labels for those of labels."""
+        if self.smoothing:
+            frequencies = (1 - self.smoothing) * frequencies + self.smoothing / frequencies.shape[1]
+        return frequencies, Frequencies(self.smoothing)
+
+    def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
+        return values, self  # classes have no units
 
 
 @io.part
 @dataclasses.dataclass(frozen=True)
-class LogLoss(Loss):
+class LogLoss(_OfClasses):
     """``-log p_y`` of the softmax p of the outputs; its best constants are logarithms of class frequencies.
+
+    Trainable leaves hold logits; fitted leaves hold :class:`Frequencies`.
 
     Args:
       smoothing: part of the label that is shared equally by all classes, at least 0 and below 1 (Szegedy et al. 2016).
@@ -28,13 +78,12 @@ class LogLoss(Loss):
       ValueError: for another smoothing.
     """
 
-    smoothing: float = 0.0
-
     link: ClassVar[Link] = "softmax"
 
-    def __post_init__(self) -> None:
-        if self.smoothing != 0:
-            check_number("smoothing", self.smoothing, 0, 1)
+    @property
+    def kernel(self) -> str | None:
+        """Name of the loss of leaves in the kernel of :func:`jtrees.ops.expected_loss`: it has no smoothing."""
+        return None if self.smoothing else "log"
 
     def labels(self, y: Int[Array, " n"], like: Array) -> Float[Array, "n k"]:
         """Returns smoothed one-hot encoded classes."""
@@ -56,6 +105,43 @@ class LogLoss(Loss):
         frequencies = counts / counts.sum()
         return jnp.log((1 - self.smoothing) * frequencies + self.smoothing / classes)
 
+    def of_leaves(self, values: Array, y: Array) -> Array:
+        # A product with one-hot rows, not a gather, so that its transpose is not a scatter.
+        one_hot = jax.nn.one_hot(y, values.shape[1], axis=0, dtype=values.dtype)
+        if self.smoothing:
+            one_hot = (1 - self.smoothing) * one_hot + self.smoothing / len(one_hot)
+        return -jnp.matmul(jax.nn.log_softmax(values, axis=1), one_hot, precision="highest")
+
+    def hardened(self, values: Array) -> "tuple[Array, Frequencies]":
+        return linked("softmax", values), Frequencies(self.smoothing)
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Frequencies(_OfClasses):
+    """The log loss of class frequencies instead of logits, for the leaves of hard trees.
+
+    Frequencies are at least the smallest normal number.
+
+    Args:
+      smoothing: as in :class:`LogLoss`; fitted frequencies are those of smoothed labels.
+
+    Raises:
+      ValueError: for another smoothing.
+    """
+
+    def samples(self, outputs: Array, y: Array) -> Array:
+        logits, loss = self.trainable(outputs)
+        return loss.samples(logits, y)
+
+    def of_leaves(self, values: Array, y: Array) -> Array:
+        logits, loss = self.trainable(values)
+        return loss.of_leaves(logits, y)
+
+    def trainable(self, values: Array) -> tuple[Array, LogLoss]:
+        values = jnp.asarray(values)
+        return jnp.log(jnp.maximum(values, jnp.finfo(values.dtype).tiny)), LogLoss(self.smoothing)
+
 
 @io.part
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +151,7 @@ class Rewards(Loss):
     """
 
     link: ClassVar[Link] = "softmax"
+    choice: ClassVar[Literal["class", "action"] | None] = "action"
 
     def samples(self, outputs: Array, y: Array) -> Array:
         return -(jax.nn.softmax(outputs, axis=-1) * y).sum(-1)
@@ -83,3 +170,6 @@ class Rewards(Loss):
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         best = segments.means(leaf_index, y, num_leaves, weight).argmax(1)
         return _CERTAIN * (best[:, None] == np.arange(y.shape[1])).astype(y.dtype)
+
+    def trainable(self, values: Array) -> "tuple[Array, Rewards]":
+        return jnp.clip(values, -_TRAINABLE, _TRAINABLE), self  # an action is preferred, but not certain

@@ -5,10 +5,12 @@ import itertools
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, segments
-from jtrees.losses.base import Link, Loss, check_number
+from jtrees.losses.base import Link, Loss, at_every_sample, check_number
+from jtrees.losses.means import constant_fit_error, fit_constant, uniform_targets
 from jtrees.losses.newton import newton_constants
 from jtrees.losses.quantiles import weighted_quantiles
 from jtrees.segments import Array, module_of
@@ -18,7 +20,12 @@ from jtrees.validation import quoted
 @io.part
 @dataclasses.dataclass(frozen=True)
 class SquaredError(Loss):
-    """``(outputs - y)^2``, whose best constant is the mean."""
+    """``(outputs - y)^2``, whose best constant is the mean.
+
+    Leaves hold means. A leaf without samples holds the mid-range of the targets, as in GET.
+    """
+
+    kernel: ClassVar[str] = "squared"  # type: ignore[override]
 
     def power(self) -> float:
         return 2.0
@@ -32,6 +39,28 @@ class SquaredError(Loss):
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         return segments.means(leaf_index, y, num_leaves, weight)
+
+    def start(self, key: Array, y: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        return uniform_targets(key, shape[0], y, dtype)
+
+    def of_leaves(self, values: Array, y: Array) -> Array:
+        return self.of_outputs(at_every_sample(values, len(y)), y)
+
+    def of_outputs(self, outputs: Float[Array, "leaves n *k"], y: Float[Array, "n *k"]) -> Float[Array, "leaves n"]:
+        """Returns the squared error of every leaf's output for every sample; of several outputs the mean."""
+        error = jnp.square(outputs - y)
+        return error if y.ndim == 1 else error.mean(-1)
+
+    def fitted(
+        self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
+    ) -> tuple[Array, "SquaredError"]:
+        return fit_constant(leaf_index, y, len(values), sample_weight=sample_weight), self
+
+    def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
+        return constant_fit_error(leaf_index, y, len(values), sample_weight=sample_weight)
+
+    def averaged(self, values: Array, y: Array) -> Array:
+        return y
 
 
 @io.part

@@ -39,7 +39,7 @@ def weighted_quantiles(
     """
     xp = segments.module_of(leaf_index, y)
     y = y.astype(np.float64) if xp is np else y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
-    weight = xp.ones_like(y) if sample_weight is None else sample_weight.astype(y.dtype)
+    weight = segments.ones_or(sample_weight, y)
     in_leaves, filled = segments.quantiles(leaf_index, y, num_leaves, levels, weight)
     if xp is np and filled.all():
         return in_leaves

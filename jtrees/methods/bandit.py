@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from jtrees import io, ops, pytree, routing, validation as checks
-from jtrees.leaves import Constant
+from jtrees.leaves import Values
 from jtrees.methods.dgt import random_chain
 from jtrees.training import rmsprop
 from jtrees.tree import ObliqueTree
@@ -211,7 +211,7 @@ class _Learner:
         params: Any = jnp.zeros((*self.outputs, checks.check_count("p", p))), jnp.zeros(self.outputs)
         if self.depth:
             params = random_chain(key, int(self.depth), p, (), self.outputs, jnp.result_type(float)).tree()
-            params = params.replace(leaves=Constant(params.leaves.values - (0.5 if self.outputs else 0)))
+            params = params.replace(leaves=Values(params.leaves.values - (0.5 if self.outputs else 0)))
         zero = jnp.zeros((), jnp.int32)
         return BanditState(params, self.optimizer.init(params), jax.tree.map(jnp.zeros_like, params), zero, zero)
 

@@ -39,8 +39,7 @@ class ChainedTree:
 
     Attributes:
       factors: the first is ``(width, p + 1)``, the last ``(nodes, width)``; a single factor is W itself.
-      leaves: :class:`jtrees.leaves.Constant`, in classification :class:`jtrees.leaves.Logit`, of other losses
-        :class:`jtrees.leaves.Estimates`.
+      leaves: :class:`jtrees.leaves.Values`.
     """
 
     factors: tuple[Array, ...]
@@ -128,13 +127,13 @@ def random_chain(
     drawn = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])  # one draw: each costs compile time
     *uniform, values = (part.reshape(shape) for part, shape in zip(drawn, shapes, strict=True))
     factors = tuple((2 * part - 1) / np.sqrt(part.shape[1]).astype(dtype) for part in uniform)
-    return ChainedTree(factors, kinds.Constant(values))
+    return ChainedTree(factors, kinds.Values(values))
 
 
 def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
     if refit:
         return tree.refit(*batch)
-    return tree.replace(leaves=tree.leaves.frequencies()) if isinstance(tree.leaves, kinds.Logit) else tree
+    return tree.replace(leaves=tree.leaves.hardened())
 
 
 def _checked_momentum(name: str, value: Any) -> Any:
@@ -182,7 +181,7 @@ class DGT(Recipe):
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> fit = jtrees.fit(jtrees.DGT(depth=1, epochs=60, refit=True), x, np.sign(x[:, 0]), key=jax.random.key(0))
       >>> fit.tree
-      ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Constant)
+      ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
     depth: int = options.depth(4)

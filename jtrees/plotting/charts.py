@@ -7,8 +7,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import validation
-from jtrees.leaves.linear import largest_terms
 from jtrees.plotting._common import features_of, new_axes, tree_of
+from jtrees.text import class_labels, largest_terms, measured
 from jtrees.tree import ObliqueTree
 
 _ROWS, _ACROSS = 3, 16  # inches of a chart of one split, and of all beside each other
@@ -97,7 +97,7 @@ def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names
       ValueError: for a model that is not one tree, and for rows that do not fit it.
     """
     tree, features, _ = features_of(model, x, None)
-    tree_of(tree).measured(None, None, class_names, None)  # checks the names
+    measured(tree_of(tree), None, None, class_names, None)  # checks the names
     y = np.asarray(y)
     validation.check_rows(y, len(features))
     if y.ndim != 1 and not tree.is_policy:
@@ -106,7 +106,7 @@ def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names
     reached = np.unique(leaf)
     rewards = tree.mean_rewards(leaf, y)[reached] if tree.is_policy else None
     ax = new_axes(ax, figsize=(max(5, 0.6 * len(reached) + 2), 4), layout="tight")
-    labels, names = [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached], tree.class_labels(class_names)
+    labels, names = [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached], class_labels(tree, class_names)
     if rewards is not None:
         width = 0.8 / len(names)
         for k, name in enumerate(names):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees.leaves.linear import Linear, largest_terms, smaller_terms
+from jtrees import text
 from jtrees.plotting._common import features_of, new_axes, tree_of
 
 _POINTS = 10  # font size
@@ -59,22 +59,22 @@ def plot_tree(
     """
     tree, x, names = features_of(model, x, feature_names, class_names)
     splits = tree_of(tree).splits
-    deviations, rows = tree.measured(x, y, class_names, max_terms)
-    tree = tree.with_short_origin(deviations, digits)
+    deviations, rows = text.measured(tree, x, y, class_names, max_terms)
+    tree = text.with_short_origin(tree, deviations, digits)
     new = ax is None
     ax = new_axes(ax)
-    weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), tree.counted(names)
-    thresholds = tree.threshold_texts(digits)
+    weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), text.relative_names(tree, names)
+    thresholds = text.threshold_texts(tree, digits)
 
     def split_text(node: int) -> str:
-        terms, left_out = largest_terms(weights[node], max_terms, deviations)
+        terms, left_out = text.largest_terms(weights[node], max_terms, deviations)
         parts = [_cut(f"{weights[node][i]:+.{digits}g} {counted[i]}") for i in terms]
-        return "\n".join([*parts, *([smaller_terms(left_out)] if left_out else []), f"> {thresholds[node]}"])
+        return "\n".join([*parts, *([text.smaller_terms(left_out)] if left_out else []), f"> {thresholds[node]}"])
 
     def leaf_text(leaf: int) -> str:
         shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
-        answer = tree.describe_leaf(leaf, names, digits, short=True, **shown)
-        answer = _terms(answer, max_terms) if isinstance(tree.leaves, Linear) else _filled(answer, max_terms)
+        answer = text.leaf_text(tree, leaf, names, digits, short=True, **shown)
+        answer = _filled(answer, max_terms) if tree.leaves.is_constant else _terms(answer, max_terms)
         return "\n".join([answer, *(_filled(text, max_terms) for text in rows[leaf])])
 
     def box_of(node: int, level: int, row: int) -> _Box:

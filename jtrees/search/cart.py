@@ -11,8 +11,8 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
-from jtrees.leaves.constant import effective, ones_or
 from jtrees.leaves.shrunk import LEAST_FREE, decomposed
+from jtrees.segments import effective, ones_or
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -25,7 +25,7 @@ _FARTHEST = 99.0  # deviations; an outlier, which scaling clips at 100, would ha
 
 def grown_in_bins(batch: Batch, edges: Array, task: Task, depth: int) -> tuple[Array, Array]:
     """Returns weights and biases of the splits of CART over bins of the features, in a compiled program."""
-    weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+    weight = ones_or(batch.weight, batch.x)
     if isinstance(task, Classification):
         statistics, impurity = splitting.class_statistics(batch.y, weight, task.classes), splitting.entropy
     else:
@@ -48,7 +48,7 @@ def grown_cart(
         return ObliqueTree(jnp.zeros((nodes, x.shape[1]), jnp.float32), jnp.full(nodes, -1, jnp.float32), None)
     y = y if y.ndim == 1 else y[:, varies]
     if leaves == "linear":
-        root = np.sqrt(np.ones(len(x)) if weight is None else weight)[:, None]
+        root = 1.0 if weight is None else np.sqrt(weight)[:, None]
         with_one = np.column_stack([x - x.mean(0, dtype=np.float64), np.ones(len(x))])
         unit = np.maximum(np.abs(with_one).max(0), np.finfo(np.float32).tiny)
         with_one /= unit
@@ -140,7 +140,7 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     from sklearn.preprocessing import StandardScaler
 
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
-    weight = np.ones(len(x)) if rows.weight is None else np.asarray(rows.weight, np.float64)
+    weight = ones_or(rows.weight, x)
     weight = weight * (weight.sum() / (weight**2).sum())
     some = weight > 0
     near = np.where(np.abs(x[some]) < _FARTHEST * unit, x[some], 0).astype(np.float64)

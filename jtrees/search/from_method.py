@@ -40,7 +40,7 @@ class FromMethod(Recipe):
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> recipe = jtrees.FromMethod(make=partial(jtrees.methods.get, 1), options={"alpha": 4.0}, epochs=300)
       >>> jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0)).tree
-      ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Constant)
+      ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
     make: Callable[..., training.Method] = pytree.field(pytree_node=False, metadata={"check": kinds.check_function})

@@ -15,7 +15,7 @@ import optax
 
 from jtrees import ops, pytree, routing, splitting, topology, training
 from jtrees.data import Data, without_padding
-from jtrees.leaves.hierarchical import STRENGTHS, refit_and_strength
+from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
 from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree
 from jtrees.search.cart import ridge_directions
@@ -23,6 +23,7 @@ from jtrees.search.first_step import by_first_step, is_direct
 from jtrees.search.minibatch import Schedule, evaluated
 from jtrees.search.precondition import preconditioned
 from jtrees.search.runs import MOST, Stacked
+from jtrees.segments import ones_or
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification, Task, check_log_loss
 from jtrees.training import Batch, LazyMomentumState, TrainState
@@ -101,7 +102,7 @@ class Greedy:
         """Returns the batch with standardised targets, which make losses comparable between data sets."""
         if isinstance(self.task, Classification):
             return batch
-        weight = _weight(batch)
+        weight = ones_or(batch.weight, batch.x)
         mean = jnp.tensordot(weight, batch.y, 1, precision="highest") / weight.sum()
         variance = jnp.tensordot(weight, jnp.square(batch.y - mean), 1, precision="highest") / weight.sum()
         deviation = jnp.sqrt(jnp.maximum(variance, jnp.finfo(variance.dtype).tiny))
@@ -119,7 +120,7 @@ class Greedy:
         if self.ridge and p <= _WIDEST:
             directions = ridge_directions(data, self.task)
             outputs = jnp.matmul(data.x, directions, precision="highest")
-            of_outputs = splitting.edges_within(outputs, _weight(data) > 0, edges.shape[1] + 1)
+            of_outputs = splitting.edges_within(outputs, ones_or(data.weight, data.x) > 0, edges.shape[1] + 1)
             edges = jnp.concatenate([edges, of_outputs.astype(edges.dtype)])
         half = topology.num_leaves(self.depth) // 2
         none = Thresholds(jnp.zeros(half, jnp.int32), jnp.zeros(half, edges.dtype), jnp.zeros(half, batch.x.dtype))
@@ -171,7 +172,7 @@ class Greedy:
         data = self.standardised(batch)
         tree = with_leaves(state.run.params, own, data, self.task)
         leaf_loss = lambda leaf: self.task.loss(tree.leaves.values[leaf], data.y)
-        length = _lengths(initial, x, local, leaf_loss(other) - leaf_loss(own), _weight(batch))
+        length = _lengths(initial, x, local, leaf_loss(other) - leaf_loss(own), ones_or(batch.weight, batch.x))
         state = state.replace(initial=initial, length=jnp.minimum(length, jnp.sqrt(self.nu)))
         tree = _with_rows(tree, _rows(level, half), _initial_rows(state))
         return state.replace(run=self.at_rest(state.run, tree))
@@ -203,10 +204,10 @@ class Greedy:
         return _with_rows(tree, rows, kept), below
 
     def _statistics(self, batch: Batch) -> tuple[Array, splitting.Impurity]:
+        weight = ones_or(batch.weight, batch.x)
         if isinstance(self.task, Classification):
-            return splitting.class_statistics(batch.y, _weight(batch), self.task.classes), splitting.entropy
-        targets = self.standardised(batch).y
-        return splitting.target_statistics(targets, _weight(batch)), splitting.squared_deviation
+            return splitting.class_statistics(batch.y, weight, self.task.classes), splitting.entropy
+        return splitting.target_statistics(self.standardised(batch).y, weight), splitting.squared_deviation
 
     # --- The result ---
 
@@ -233,7 +234,7 @@ class Greedy:
             # 1 + m / 2 to 1 + m / 10), this had the best mean score on 23 data sets. A split of one feature costs 2, as
             # in other trees.
             cost = 1 + jnp.sqrt((tree.weights != 0).sum(1).astype(batch.x.dtype))
-            shrunk = partial(refit_and_strength, leaves, leaf, *batch, cost=cost)
+            shrunk = partial(leaves.refit_shrunk, leaf, *batch, cost=cost)
             strengths = jnp.asarray(STRENGTHS, batch.x.dtype)
 
             def best() -> tuple[Array, Array]:
@@ -342,10 +343,6 @@ def _grown(run: Run, state: Growing, before: Array, count: Array, evaluates: Arr
     once = run.recipe.greedy(run).one_step(state, run.batch)
     of_run, history = training.advance_up_to(once, state.run, count, MOST, step=before)
     return state.replace(run=of_run), history.losses, jnp.array(False)
-
-
-def _weight(batch: Batch) -> Array:
-    return jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
 
 
 # --- Levels ----------------------------------------------------------------------------------------------------------

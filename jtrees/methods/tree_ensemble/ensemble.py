@@ -10,8 +10,8 @@ import optax
 
 from jtrees import io, leaves as kinds, ops, pytree, topology
 from jtrees.forest import Forest
-from jtrees.leaves.constant import effective, ones_or
 from jtrees.nn.tree_ensemble import small_uniform
+from jtrees.segments import effective, ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -100,7 +100,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
             return ((share * each).sum() + _RIDGE / 2 * jnp.square(change).sum()) / len(x)
 
         change = _minimised(penalised_loss, jnp.zeros_like(values))
-    trees = ObliqueTree(params.weights, params.bias, kinds.Constant(values + change))
+    trees = ObliqueTree(params.weights, params.bias, kinds.Values(values + change))
     return Forest(trees, "sum", task.link_name)
 
 

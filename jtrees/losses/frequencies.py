@@ -1,0 +1,94 @@
+"""Class frequencies in each leaf, and the mean log loss of such leaves."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from jtrees import segments
+from jtrees.segments import Array, ones_or
+
+
+def class_counts(
+    leaf_index: Int[Array, " n"],
+    y: Int[Array, " n"],
+    num_leaves: int,
+    classes: int,
+    *,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, "leaves k"]:
+    """Returns the total weight of each class in each leaf.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
+      >>> print(jtrees.losses.class_counts(leaf, y, 2, 2))
+      [[2. 0.]
+       [1. 1.]]
+    """
+    weight = ones_or(sample_weight, y, jnp.float32 if sample_weight is None else sample_weight.dtype)
+    return segments.sums(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
+
+
+def fit_frequencies(
+    leaf_index: Int[Array, " n"],
+    y: Int[Array, " n"],
+    num_leaves: int,
+    classes: int,
+    *,
+    smoothing: float | Array = 1.0,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, "leaves k"]:
+    """Returns class frequencies in each leaf with Laplace smoothing: ``(N_lk + s q_k) / (N_l + s)``.
+
+    ``q`` are the frequencies among all samples and one more of each class (so none is 0), to which empty leaves are
+    set. (``q_k = 1 / k`` and ``s = k`` would be Laplace's rule of one more sample of each class, which dominates small
+    leaves if there are many classes.)
+
+    Args:
+      leaf_index: leaf of each sample.
+      y: classes from 0 to ``classes - 1``.
+      num_leaves: number of leaves.
+      classes: number of classes, k.
+      smoothing: weight s of the prior q in samples, above 0.
+      sample_weight: nonnegative weights; a weight counts as that many samples.
+
+    Returns:
+      ``(leaves, k)``, each row summing to one.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
+      >>> print(np.asarray(jtrees.losses.fit_frequencies(leaf, y, 2, 2)).round(2))
+      [[0.89 0.11]
+       [0.56 0.44]]
+    """
+    counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
+    return smoothed(counts, prior_of(counts), smoothing)
+
+
+def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
+    """Returns class frequencies among all samples and one more of each class."""
+    return (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+
+
+def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Float[Array, "leaves k"]:
+    """Returns frequencies of counts to which ``smoothing`` samples of the prior are added."""
+    return (counts + smoothing * prior) / (counts.sum(1, keepdims=True) + smoothing)
+
+
+def frequencies_fit_error(
+    leaf_index: Int[Array, " n"],
+    y: Int[Array, " n"],
+    num_leaves: int,
+    classes: int,
+    *,
+    smoothing: float | Array = 1.0,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, ""]:
+    """Returns the mean log loss of :func:`fit_frequencies` on the same samples, in one pass.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
+      >>> print(np.asarray(jtrees.losses.frequencies.frequencies_fit_error(leaf, y, 2, 2)).round(3))
+      0.409
+    """
+    counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
+    return -jax.scipy.special.xlogy(counts, smoothed(counts, prior_of(counts), smoothing)).sum() / counts.sum()

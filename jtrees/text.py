@@ -1,0 +1,297 @@
+"""How trees, their splits and their leaves are written as text."""
+
+from collections.abc import Sequence
+import itertools
+from typing import Any
+
+import numpy as np
+
+from jtrees import processes, validation
+
+_READ = 8  # digits above which text is for computing, not for reading
+_REWARD_DIGITS = 3
+
+# --- Numbers and sums ------------------------------------------------------------------------------------------------
+
+
+def number_text(value: float, digits: int, zero: float = 0.0) -> str:
+    """Returns ``zero + value`` as text, with the value rounded to significant digits, but not ``zero``."""
+    rounded = f"{value:.{digits}g}"
+    return exact_text(zero + float(rounded)) if zero else rounded
+
+
+def exact_text(value: Any) -> str:
+    """Returns the shortest text that parses as this number in float64 (that of a float32 is less precise)."""
+    return np.format_float_positional(np.float64(value), trim="-")
+
+
+def classes_text(classes: Sequence[str], most: int | None) -> str:
+    """Returns the texts of up to ``most`` classes joined, and the number of others."""
+    more = len(classes) - len(classes[:most])
+    return ", ".join([*classes[:most], *([f"{more} more class{'' if more == 1 else 'es'}"] if more else [])])
+
+
+def largest_terms(
+    weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None, *, by_size: bool = False
+) -> tuple[np.ndarray, int]:
+    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of others.
+
+    Args:
+      weights: ``(p,)``; zero weights are no terms.
+      max_terms: maximum number of terms; None: all.
+      deviations: standard deviations of the features, ``(p,)``; None: equal ones.
+      by_size: whether the largest come first.
+    """
+    terms = np.flatnonzero(weights)
+    size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
+    largest = terms[np.argsort(-size, kind="stable")[:max_terms]]
+    return largest if by_size else np.sort(largest), len(terms) - len(largest)
+
+
+def smaller_terms(number: int) -> str:
+    """Returns the text for omitted terms."""
+    return f"+ {number} smaller term{'' if number == 1 else 's'}"
+
+
+def linear_text(
+    weights: np.ndarray,
+    names: Sequence[str],
+    digits: int,
+    max_terms: int | None = None,
+    deviations: np.ndarray | None = None,
+    *,
+    by_size: bool = False,
+) -> str:
+    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
+
+    Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are included.
+    """
+    shown, left_out = largest_terms(weights, max_terms, deviations, by_size=by_size)
+    if not len(shown):
+        return "0"
+    term = lambda i: names[i] if abs(weights[i]) == 1 else f"{abs(weights[i]):.{digits}g} {names[i]}"
+    text = " ".join(f"{'-' if weights[i] < 0 else '+'} {term(i)}" for i in shown)
+    text = text.removeprefix("+ ") if weights[shown[0]] > 0 else f"-{text.removeprefix('- ')}"
+    return f"{text} {smaller_terms(left_out)}" if left_out else text
+
+
+# --- Leaves ----------------------------------------------------------------------------------------------------------
+
+
+def numbers_text(values: Any, digits: int, zero: Any = 0) -> str:
+    """Returns ``zero + values`` as text: see :func:`number_text`."""
+    values = np.reshape(values, -1).astype(np.float64)
+    return ", ".join(number_text(v, digits, of) for v, of in zip(values, zero + 0 * values, strict=True))
+
+
+def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
+    """Returns the probabilities of classes by name, the ``max_terms`` most probable first, and the number of others."""
+    order = np.argsort(-shares, kind="stable")
+    return classes_text([f"{names[i]}: {number_text(shares[i], digits)}" for i in order], max_terms)
+
+
+def model_text(
+    slopes: np.ndarray,
+    intercept: float,
+    bounds: np.ndarray | None,
+    names: Sequence[str],
+    digits: int,
+    zero: float = 0,
+    *,
+    max_terms: int | None = None,
+    deviations: np.ndarray | None = None,
+    short: bool = False,
+) -> str:
+    """Returns a linear model plus ``zero`` as text; terms are chosen as by :func:`linear_text`.
+
+    Args:
+      slopes: ``(p,)``.
+      intercept: the intercept.
+      bounds: lower and upper bound of the output, or None.
+      names: names of the features.
+      digits: significant digits.
+      zero: added to intercept and bounds, exactly.
+      max_terms: maximum number of terms; None: all.
+      deviations: standard deviations of the features, ``(p,)``; None: equal ones.
+      short: whether the largest terms come first, and bounds are left out.
+    """
+    number = lambda value: number_text(value, digits, zero)
+    if not slopes.any():  # a constant is within its bounds
+        return number(intercept if bounds is None else np.clip(intercept, *bounds))
+    constant = number(intercept)
+    sign = "-" if constant.startswith("-") else "+"
+    text = linear_text(slopes, names, digits, max_terms, deviations, by_size=short)
+    between = "" if bounds is None or short else ", from {} to {}".format(*map(number, bounds))
+    return f"{text} {sign} {constant.removeprefix('-')}{between}"
+
+
+# --- Trees -----------------------------------------------------------------------------------------------------------
+
+
+def tree_text(
+    tree: Any,
+    feature_names: Sequence[str] | None,
+    digits: int,
+    class_names: Sequence[str] | None,
+    x: Any,
+    y: Any,
+    max_terms: int | None,
+) -> str:
+    """Returns the rules of a tree: see :meth:`jtrees.ObliqueTree.to_text`."""
+    tree = processes.on_host(tree) if processes.lost_xla() else tree
+    names = names_of(tree, feature_names)
+    deviations, rows = measured(tree, x, y, class_names, max_terms)
+    options: Any = {"max_terms": max_terms, "deviations": deviations}
+    shown = with_short_origin(tree, deviations, digits)
+    lines, thresholds = [], threshold_texts(shown, digits)
+
+    def render(node: int, indent: str) -> None:
+        if (leaf := node - len(tree.bias)) >= 0:
+            reached = f" ({'; '.join(rows[leaf])})" if rows[leaf] else ""
+            prediction = leaf_text(shown, leaf, names, digits, class_names=class_names, **options)
+            lines.append(f"{indent}-> {prediction}{reached}")
+        elif not np.any(np.asarray(tree.weights[node])):
+            render(2 * node + 1 + int(tree.bias[node] > 0), indent)
+        else:
+            lines.append(f"{indent}if {split_text(shown, node, names, digits, threshold=thresholds[node], **options)}:")
+            render(2 * node + 2, indent + "|   ")
+            lines.append(f"{indent}else:")
+            render(2 * node + 1, indent + "|   ")
+
+    render(0, "")
+    return "\n".join(lines)
+
+
+def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
+    """Returns names of the features, by default ``x0``, ``x1``, ...
+
+    Raises:
+      ValueError: for another number of names than columns.
+    """
+    if feature_names is None:
+        return [f"x{i}" for i in range(tree.features)]
+    names = [str(name) for name in feature_names]
+    if len(names) != tree.features:
+        raise ValueError(f"feature_names must hold {tree.features} names, one a column, got {len(names)}")
+    return names
+
+
+def measured(
+    tree: Any, x: Any, y: Any, class_names: Sequence[str] | None, max_terms: int | None
+) -> tuple[np.ndarray | None, list[list[str]]]:
+    """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`.
+
+    Returns:
+      The standard deviation of each feature, None without a table; and for each leaf its number of rows, as
+      ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, or with mean rewards, empty without
+      a table.
+
+    Raises:
+      ValueError: as :meth:`jtrees.ObliqueTree.to_text`.
+    """
+    classes = tree.classes
+    if max_terms is not None:
+        validation.check_count("max_terms", max_terms)
+    for name, given in (("class_names", class_names), ("y", y)):
+        if given is not None and classes is None:
+            raise ValueError(f"{name} must be None: the leaves of this tree hold no classes")
+    if class_names is not None and len(class_names) != classes:
+        each = "one an action" if tree.is_policy else "one a class"
+        raise ValueError(f"class_names must hold {classes} names, {each}, got {len(class_names)}")
+    if x is None and y is not None:
+        raise ValueError(f"y goes with x: the {'rewards' if tree.is_policy else 'classes'} of its rows")
+    if x is None:
+        return None, [[] for _ in range(len(tree.bias) + 1)]
+    leaf, deviations = np.asarray(tree.leaf_index(x)), np.asarray(x, np.float64).std(0)
+    rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(tree.bias) + 1)]
+    if y is None:
+        return deviations, rows
+    if tree.is_policy:
+        labels = class_labels(tree, class_names)
+        for mean, texts in zip(tree.mean_rewards(leaf, y), rows, strict=True):
+            order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
+            best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
+            texts += [f"mean reward of {best}"] if best else []
+        return deviations, rows
+    y, classes = validation.check_labels(y, classes)
+    validation.check_rows(y, len(leaf))
+    labels = class_labels(tree, class_names)
+    by_class = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
+    for counts, texts in zip(by_class, rows, strict=True):
+        class_counts = [f"{labels[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
+        texts += [classes_text(class_counts, max_terms)] if class_counts else []
+    return deviations, rows
+
+
+def class_labels(tree: Any, class_names: Sequence[str] | None) -> list[str]:
+    """Returns names of the classes or actions, by default ``class 0`` or ``action 0`` and so on."""
+    kind = "action" if tree.is_policy else "class"
+    return [f"{kind} {i}" for i in range(tree.classes or 0)] if class_names is None else list(map(str, class_names))
+
+
+def split_text(
+    tree: Any,
+    node: int,
+    names: Sequence[str],
+    digits: int = 3,
+    *,
+    max_terms: int | None = None,
+    deviations: np.ndarray | None = None,
+    threshold: str | None = None,
+) -> str:
+    """Returns the condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``.
+
+    Of more than ``max_terms`` terms it has those of the largest |weight| times deviation of the feature, and the
+    number of others. ``threshold`` is the text of the threshold, such as one of :func:`threshold_texts`.
+    """
+    weights, bias = np.asarray(tree.weights[node], np.float64), float(tree.bias[node])
+    above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
+    return f"{linear_text(weights, relative_names(tree, names), digits, max_terms, deviations)} > {above}"
+
+
+def threshold_texts(tree: Any, digits: int) -> list[str]:
+    """Returns the thresholds of all nodes as text, with as many more digits as tell different splits apart."""
+    values = [0 - float(bias) for bias in np.asarray(tree.bias)]
+    texts, reached = [f"{value:.{digits}g}" for value in values], np.flatnonzero(tree.splits).tolist()
+    for more in range(digits + 1, _READ + 1):
+        by_text = {text: [i for i in reached if texts[i] == text] for text in {texts[i] for i in reached}}
+        alike = [same for same in by_text.values() if len({values[i] for i in same}) > 1]
+        for i in itertools.chain(*alike):
+            texts[i] = f"{values[i]:.{more}g}"
+    return texts
+
+
+def leaf_text(tree: Any, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
+    """Returns the prediction of a leaf as text.
+
+    ``shown``: ``max_terms`` and ``deviations`` choose terms as in :func:`split_text`, ``class_names`` are as in
+    :meth:`jtrees.ObliqueTree.to_text`; ``short`` has the largest terms of linear leaves first, and no bounds.
+    """
+    y_zero = 0.0 if tree.origin is None or tree.origin.y is None else np.asarray(tree.origin.y, np.float64)
+    return tree.leaves.describe(leaf, relative_names(tree, names), digits, y_zero, **shown)
+
+
+def with_short_origin(tree: Any, deviations: np.ndarray | None, digits: int) -> Any:
+    """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204.
+
+    The origin of a feature is rounded to the power of ten below its deviation, and thresholds and intercepts are
+    those of the rounded origin. For text alone; without deviations, or for many digits, the tree as it is.
+    """
+    if tree.origin is None or deviations is None or digits > _READ:
+        return tree
+    zero = np.asarray(tree.origin.x, np.float64)
+    places = -np.floor(np.log10(np.where(deviations > 0, deviations, 1))).astype(int)
+    short = np.array([round(value, place) for value, place in zip(zero.tolist(), places.tolist(), strict=True)])
+    wide, moved = (lambda a: np.asarray(a, np.float64)), short - zero
+    bias = wide(tree.bias) + wide(tree.weights) @ moved
+    return tree.replace(bias=bias, leaves=tree.leaves.moved(moved), origin=tree.origin.replace(x=short))
+
+
+def relative_names(tree: Any, names: Sequence[str]) -> list[str]:
+    """Returns names of the features relative to the origin, as ``"(year - 2000)"``."""
+    if tree.origin is None:
+        return list(names)
+    relative = []
+    for name, zero in zip(names, np.asarray(tree.origin.x), strict=True):
+        relative.append(f"({name} {'+' if zero < 0 else '-'} {exact_text(abs(zero))})" if zero else name)
+    return relative
