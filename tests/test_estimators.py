@@ -47,7 +47,7 @@ def test_regressor(data):
     assert predictions.shape == y.shape and predictions.dtype == np.float64
     assert model.score(x, y) > 0.8
     np.testing.assert_array_equal(predictions, model.tree_.predict(x))
-    assert isinstance(model.model_, jtrees.ObliqueTree) and model.report_["ended"] == "finished"
+    assert isinstance(model.model_, jtrees.ObliqueTree) and model.report_.ended == "finished"
     assert model.loss_ == pytest.approx(np.square(predictions - y).mean(), rel=1e-5)  # float32 against float64 sums
 
 
@@ -312,7 +312,7 @@ def test_progress(data, capsys):
 def test_interrupted(data, monkeypatch):
     def fit(*args, **options):
         result = jtrees.fit(*args, **options)
-        return result.replace(report=result.report | {"ended": "interrupted"})
+        return result.replace(report=result.report.replace(ended="interrupted"))
 
     monkeypatch.setattr(estimators, "fit", fit)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
