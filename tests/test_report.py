@@ -33,7 +33,7 @@ FitReport
   ended             finished
   ended_at
   seconds           1.5
-  recipe            name=GET, depth=2
+  recipe            {name=GET, depth=2}
   search            BestOfReport
     run             1
     scores          float64 (9,)

@@ -71,10 +71,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return _cut(", ".join(f"{name}={_shown(item)}" for name, item in value.items()))
+        items = ", ".join(f"{name}={_shown(item)}" for name, item in value.items())
+        return _cut(f"{{{items}}}")
     if isinstance(value, (list, tuple)) and value and not isinstance(value[0], (str, int, float)):
         return f"{len(value)} of {type(value[0]).__name__}"
-    return str(value) if isinstance(value, str) else _cut(str(value))
+    return value if isinstance(value, str) else _cut(str(value))
 
 
 def _cut(text: str, longest: int = _LONGEST) -> str:
