@@ -60,7 +60,7 @@ def tune(
       max_seconds: deadline of all fits together; the last quarter is for the fit to all rows.
 
     Returns:
-      The fit to all rows with the chosen options. ``report.tuning`` is a :class:`Tuning`.
+      The fit to all rows with the chosen options. ``report.tuning`` is a :class:`jtrees.search.Tuning`.
 
     Raises:
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
