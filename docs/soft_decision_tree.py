@@ -90,8 +90,8 @@ class SoftDecisionTree(jtrees.Recipe):
     """A soft decision tree, trained on mini-batches by Adam, as its hard tree.
 
     Several starts are trained briefly on four fifths of the rows; the best on the others is then trained on all rows.
-    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report has ``reached``, the number of internal
-    nodes that at least one training row reaches.
+    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report is a
+    :class:`jtrees.search.TreeReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.

@@ -152,7 +152,7 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
     start = time.perf_counter()
     if isinstance(model, jtrees.Recipe):
         found = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
-        if found.report["ended"] == "interrupted":
+        if found.report.ended == "interrupted":
             raise KeyboardInterrupt
         # What no row divides is left out before anything is measured: what is saved is what the scores are of.
         model = found.model.prune(x) if isinstance(found.model, jtrees.ObliqueTree) else found.model

@@ -154,7 +154,7 @@ def of_recipe(recipe: Any, name: str, seed: int, options: argparse.Namespace) ->
     how: Any = {"task": TASKS[name], "max_seconds": options.max_seconds}
     fit, of_fit = watched(partial(jtrees.fit, recipe, split[0], split[2], key=jax.random.key(seed), **how))
     size = {"parameters": int(fit.model.num_parameters)}
-    return shape(split) | scores(fit.model, split) | of_fit | {"ended": fit.report["ended"]} | size
+    return shape(split) | scores(fit.model, split) | of_fit | {"ended": fit.report.ended} | size
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:

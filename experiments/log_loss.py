@@ -55,7 +55,7 @@ def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
             fit, _, held_out = best_way(recipe, x, y, **how)
         else:
             fit = jtrees.fit(recipe, x, y, **how)
-            held_out = float(fit.report["losses"].min())
+            held_out = float(fit.report.search.losses.min())
         of_trees = scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y))
         each.append(of_trees | {"numbers": fit.model.num_parameters, "held_out": held_out})
     best = min(range(len(each)), key=lambda i: each[i]["held_out"])

@@ -128,8 +128,8 @@ def chosen(name: str, split: Split) -> dict[str, Any]:
         jtrees.DGT(depth=SETS[name].depth, epochs=epochs, precondition=0.0, early_stopping=False),
         {"validation": 1 / 6, "task": task(name)},
     )
-    tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report["tuning"]
-    trials = [tune(i) for i in range(keys)]
+    tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report.tuning
+    trials = [tune(i).trials for i in range(keys)]
     losses = np.mean([[trial.loss for trial in one] for one in trials], axis=0)
     return trials[0][int(np.argmin(losses))].options
 
@@ -173,7 +173,7 @@ def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
             fit = fitted(name, split, seed, options)
             out["test"].append(score(name, fit.predict(split[2]), split[3]))
             out["train"].append(score(name, fit.predict(split[0]), split[1]))
-            out["reached"].append(fit.report["reached"])
+            out["reached"].append(fit.report.search.reached)
     return {"options": options, **out}
 
 

@@ -73,7 +73,7 @@ def get_forest(split: Split, seed: int) -> dict[str, Any]:
     """
     x, _, y, _ = split
     few, key = GET_FOREST.replace(trees=4), jax.random.key(1000 + seed)
-    trials = jtrees.tune(few, x, y, key=key, grid={"base__depth": GET_DEPTHS}).report["tuning"]
+    trials = jtrees.tune(few, x, y, key=key, grid={"base__depth": GET_DEPTHS}).report.tuning.trials
     depth = min(trials, key=lambda trial: trial.loss).options["base__depth"]
     found = fitted(GET_FOREST.replace(base=GET_FOREST.base.replace(depth=depth)), split, seed)
     return found | {"depth": depth}
@@ -83,12 +83,12 @@ def boosted(split: Split, seed: int) -> dict[str, Any]:
     """Boosted trees of GET: the best of three recipes by the fifth of the training rows that each holds out."""
     x, x_test, y, y_test = split
     fits = [jtrees.fit(recipe, x, y, key=jax.random.key(seed), max_seconds=BOOSTED_SECONDS) for recipe in BOOSTED]
-    chosen = int(np.argmin([fit.report["losses"].min() for fit in fits]))
+    chosen = int(np.argmin([fit.report.search.losses.min() for fit in fits]))
     model = fits[chosen].model
     found = {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
     each = [percent(fit.predict(x_test), y_test) for fit in fits]
-    ended = [fit.report["ended"] for fit in fits]
-    return found | {"chosen": chosen, "each": each, "rounds": [fit.report["rounds"] for fit in fits], "ended": ended}
+    rounds, ended = [fit.report.search.rounds for fit in fits], [fit.report.ended for fit in fits]
+    return found | {"chosen": chosen, "each": each, "rounds": rounds, "ended": ended}
 
 
 def best_way(recipes: Any, x: Any, y: Any, **options: Any) -> tuple[Any, int, float]:
@@ -97,7 +97,7 @@ def best_way(recipes: Any, x: Any, y: Any, **options: Any) -> tuple[Any, int, fl
     With one key all recipes hold out the same rows.
     """
     fits = [jtrees.fit(recipe, x, y, **options) for recipe in recipes]
-    losses = [float(min(fit.report["refined_losses"].min(), fit.report["boosted_loss"])) for fit in fits]
+    losses = [float(min(fit.report.search.losses.min(), fit.report.search.boosted_loss)) for fit in fits]
     best = int(np.argmin(losses))
     return fits[best], best, losses[best]
 
@@ -110,7 +110,7 @@ def refined(split: Split, seed: int) -> dict[str, Any]:
     model = fits[chosen := int(np.argmin(held_out))].model
     found = {"test": percent(model.predict(x_test), y_test), "numbers": model.num_parameters}
     each = [percent(fit.predict(x_test), y_test) for fit in fits]
-    rounds = [fit.report["rounds"] for fit in fits]
+    rounds = [fit.report.search.base.rounds for fit in fits]
     return found | {"chosen": chosen, "ways": list(ways), "each": each, "rounds": rounds}
 
 

@@ -97,11 +97,11 @@ def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any)
     keys, constant = jax.random.split(jax.random.key(seed)), leaves == "constant"
     recipe = lambda budget: PUBLISHED.replace(leaves=leaves, starts=budget[0], epochs=budget[1])
     grid: Any = {"depth": SWEEP_DEPTHS} | ({"alpha_ranges": SCALES} if constant else {"l1": options.l1})
-    chosen = jtrees.tune(recipe(options.tuning), x, y, key=keys[0], grid=grid).report["chosen_options"]
+    chosen = jtrees.tune(recipe(options.tuning), x, y, key=keys[0], grid=grid).report.tuning.options
     final = recipe(options.final).replace(**chosen)
     final = jtrees.Polished(base=final, epochs=options.polish, shrink=False) if constant else final
     fit = jtrees.fit(final, x, y, key=keys[1])
-    return fit.tree, {**chosen, "chosen": fit.report["chosen"], "parameters": fit.model.prune(x).num_parameters}
+    return fit.tree, {**chosen, "chosen": fit.report.chosen, "parameters": fit.model.prune(x).num_parameters}
 
 
 def tuned_default(split: Split, seed: int, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
@@ -110,10 +110,10 @@ def tuned_default(split: Split, seed: int, options: argparse.Namespace) -> tuple
     keys = jax.random.split(jax.random.key(seed))
     recipe = lambda budget: DEFAULT.replace(starts=budget[0], epochs=budget[1])
     grid: Any = {"depth": SWEEP_DEPTHS, "alpha_ranges": SCALES, "halving": (True, False)}
-    chosen = jtrees.tune(recipe(DEFAULT_TUNING), x, y, key=keys[0], grid=grid).report["chosen_options"]
+    chosen = jtrees.tune(recipe(DEFAULT_TUNING), x, y, key=keys[0], grid=grid).report.tuning.options
     final = jtrees.Polished(recipe(DEFAULT_FINAL).replace(**chosen), epochs=options.polish)
     fit = jtrees.fit(final, x, y, key=keys[1])
-    return fit.tree, {**chosen, "chosen": fit.report["chosen"], "parameters": fit.model.prune(x).num_parameters}
+    return fit.tree, {**chosen, "chosen": fit.report.chosen, "parameters": fit.model.prune(x).num_parameters}
 
 
 def table_part(fit: Fit, split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def chosen(split: Split, seed: int, epochs: int, classes: bool) -> dict[str, Any
     grid: Any = {name: GRID[name] for name in ("depth", "learning_rate")}
     how: Any = {"key": jax.random.key(seed), "validation": tuple(validation), "task": task(classes)}
     for width in GRID["width"]:
-        tuned = jtrees.tune(recipe(width, epochs), x, y, grid=grid, **how).report["tuning"]
+        tuned = jtrees.tune(recipe(width, epochs), x, y, grid=grid, **how).report.tuning.trials
         trials += [(trial.loss, trial.options | {"width": width}) for trial in tuned]
     return min(trials, key=lambda trial: trial[0])[1]
 
@@ -194,8 +194,8 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
             (table.x[validation], table.y[validation]),
         )
         fit: Any = jtrees.tune(clusters, table.x[rows], key=jax.random.key(seed), grid=grid, validation=held_out)
-        picked.append(list(fit.report["chosen_options"].values()))
-        means = hierarchical_kmeans(table.x[rows], table.x, fit.report["chosen_options"]["depth"], seed)
+        picked.append(list(fit.report.tuning.options.values()))
+        means = hierarchical_kmeans(table.x[rows], table.x, fit.report.tuning.options["depth"], seed)
         nodes, parent = birch(table.x[rows], table.x)
         ends = dict(zip(METHODS, (fit.tree.leaf_index(table.x), means, nodes), strict=True))
         for method, leaves in ends.items():

@@ -275,7 +275,7 @@ def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
         if depth <= of["tuned"]:
             found = jtrees.tune(recipe, x, y, grid=of["grid"], validation=0.2, **how)
             # The most accurate, not the smallest that is as good within the error.
-            options = min(found.report["tuning"], key=lambda trial: trial.loss).options
+            options = min(found.report.tuning.trials, key=lambda trial: trial.loss).options
         fit = jtrees.fit(recipe.replace(**options), x, y, **how)
         out[str(depth)] = evaluated(fit.model, split) | {"options": options}
     return out

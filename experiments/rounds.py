@@ -18,7 +18,7 @@ from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
 from jtrees import training
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import Run, SearchResult, Training, options as kinds
+from jtrees.search import FitReport, Run, SearchResult, Training, options as kinds
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, spectrum
 from jtrees.selection.grid import with_options
@@ -302,7 +302,9 @@ class Evaluator:
         result = jax.device_get(self._result(held, *self._batches))
         data = Data(job.sample, job.validation, job.scaling, self._scaled)
         done = job.recipe.finish(result, data, key=jax.random.key(0), monitor=Monitor())
-        return jtrees.FitResult(done.model, done.tree, done.loss, int(result.step), np.zeros(0), done.report)
+        return jtrees.FitResult(
+            done.model, done.tree, done.loss, int(result.step), np.zeros(0), FitReport(search=done.report)
+        )
 
     def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> SearchResult:
         """Returns the result of the run, its models those of scaled features."""
@@ -310,8 +312,8 @@ class Evaluator:
         run = _run_on(job.recipe, job.sample.task, batch, by, job.matrix)
         best = training.best(of.method, state, batch, score=partial(of.loss_on, run))
         model = (of.method.harden if of.model is None else of.model)(best.params, batch)
-        extra = run.on_x(of.extra(best.params, batch))
-        return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), best.step, extra)
+        report = of.report(best.params, batch)
+        return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), best.step, report)
 
     def score(self, fit: jtrees.FitResult) -> float:
         """Accuracy, or R^2, on the validation set; NaN for R^2 if its targets are all the same."""

@@ -16,7 +16,7 @@ from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.ensembles import Bagged
 from jtrees.losses.names import named
 from jtrees.methods import GET, LatentTree
-from jtrees.search import Recipe
+from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
 from jtrees.tasks import Regression
@@ -102,7 +102,7 @@ class _Tree(BaseEstimator):
         fitted = fit(recipe, x, y, key=jax.random.key(int(rng.randint(np.iinfo(np.int32).max))), **options)
         self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
         self.columns_ = fitted.model.columns if isinstance(fitted.model, FrameModel) else None
-        if fitted.report["ended"] == "interrupted":
+        if fitted.report.ended == "interrupted":
             warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
 
     def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
@@ -112,7 +112,7 @@ class _Tree(BaseEstimator):
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
         if self.columns_ is not None:
             self.model_ = FrameModel(self.tree_, self.columns_)
-        self.loss_, self.report_ = 0.0, {}
+        self.loss_, self.report_ = 0.0, FitReport()
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
         """Returns X, or X and y, checked by scikit-learn; a DataFrame, or an array with NaN, as a raw table."""
@@ -249,7 +249,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, _Tree):
       tree_: the model if it is a single tree, else None; of a raw table, the tree of its features.
       columns_: the :class:`jtrees.data.Columns` of a DataFrame or an array with NaN, else None.
       loss_: loss of the model, as in :class:`jtrees.FitResult`.
-      report_: further results, as in :class:`jtrees.FitResult`.
+      report_: how the fit went, a :class:`jtrees.search.FitReport`.
       n_features_in_: number of features.
       feature_names_in_: their names, if X had any.
 

@@ -99,8 +99,8 @@ def _class_of(name: str) -> type | None:
 def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
     """Writes a model, a :class:`jtrees.FitResult`, a fitted estimator, or the state of a learner or a run to one file.
 
-    The file is written atomically, and replaces a file of the same name. Tuned options (``report["chosen"]``,
-    ``report["tuning"]``) that cannot be saved, such as functions, are stored by name.
+    The file is written atomically, and replaces a file of the same name. Tuned options (``report.tuning``)
+    that cannot be saved, such as functions, are stored by name.
 
     Args:
       what: a tree, a forest, another model, a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
@@ -156,7 +156,7 @@ def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any
     """Returns the header of a file, and its arrays."""
     kind, arrays = type(what).__name__, []
     contents: dict[str, Any] = {"format": FORMAT, "kind": kind}
-    model, report = getattr(what, "model", what), getattr(what, "report", {})
+    model, report = getattr(what, "model", what), getattr(what, "report", None)
     name = name_of(type(what))
     if _STATES.get(name) is type(what):
         contents["state"] = [[name, _encoded(array, name, arrays)] for name, array in _flat(what).items()]
@@ -172,8 +172,8 @@ def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any
         contents["feature_names"] = [str(name) for name in feature_names]
         if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
             raise ValueError(f"feature_names must hold {p} names, one a column, got {len(feature_names)}")
-    if "recipe" in report:
-        contents["recipe"] = report["recipe"]
+    if recipe := getattr(report, "recipe", None):
+        contents["recipe"] = recipe
     contents["arrays"] = [[origin, dtype] for origin, dtype, _ in arrays]
     return contents, arrays
 

@@ -68,7 +68,7 @@ class Polynomials(Recipe):
     def finish(self, result, data, **of_run):
         check_finite(result)
         model = Polynomial(np.asarray(result.model), data.scaling)
-        return Finished(model, None, data.loss(model), {})
+        return Finished(model, None, data.loss(model))
 
 
 def begun(run: Run):

@@ -65,25 +65,25 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, seed):
     x, y = data[0], (data[1] + seed * rng.normal(size=len(data[1]))).astype(np.float32)
     result = fit(x, y, recipe=recipe, seed=seed)
     tree, report = result.tree, result.report
-    assert result.loss <= report["cart_loss"]
-    assert report["cart_loss"] == pytest.approx(cart_mse(x, y, recipe.depth), rel=1e-5)
+    assert result.loss <= report.search.cart_loss
+    assert report.search.cart_loss == pytest.approx(cart_mse(x, y, recipe.depth), rel=1e-5)
     # float64 scores of the walk may send a sample that lies on a hyperplane the other way: no more than one does.
     assert result.loss == pytest.approx(np.mean((y - tree.predict(x)) ** 2, dtype=np.float64), rel=1e-5)
     assert result.loss == pytest.approx(walked_mse(tree, x, y), rel=2e-2)
     stages = 2 if isinstance(recipe, jtrees.GET) else 5
-    sharpness, losses, steps = (report[name] for name in ("sharpness", "losses", "steps"))
+    sharpness, losses, steps = report.search.sharpness, report.search.losses, report.search.steps
     assert sharpness.shape == losses.shape == steps.shape == (2, stages)
     assert (steps >= 0).all() and (steps <= recipe.epochs).all()
-    assert report["dropped"] == 0 and report["ended"] == "finished"
+    assert report.search.dropped == 0 and report.ended == "finished"
     if seed == 0 and recipe.depth == DEPTH:  # an oblique signal
-        assert result.loss < 0.85 * report["cart_loss"]
-    if report["chosen"] >= 0:
-        assert report["chosen"] == int(np.argmin(losses.min(1)))
+        assert result.loss < 0.85 * report.search.cart_loss
+    if report.search.chosen >= 0:
+        assert report.search.chosen == int(np.argmin(losses.min(1)))
         assert result.loss == pytest.approx(losses.min(), rel=1e-3)  # evaluated on scaled data, in float32
-        assert result.loss < report["cart_loss"]
-        assert result.step in steps[report["chosen"]]
+        assert result.loss < report.search.cart_loss
+        assert result.step in steps[report.search.chosen]
     else:
-        assert result.loss == report["cart_loss"]
+        assert result.loss == report.search.cart_loss
     # Of each start the losses in its stages, one after the other, on scaled targets.
     assert result.history.shape == (2, stages * recipe.epochs)
     assert (result.history > 0).all() and (result.history < 1).all()
@@ -93,9 +93,9 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, seed):
 def test_beats_cart_clearly_on_diabetes():
     x, y = load_diabetes(return_X_y=True)
     result = fit(x, y, depth=3, starts=4, epochs=300)
-    assert result.report["cart_loss"] == pytest.approx(cart_mse(x.astype(np.float32), y, 3), rel=1e-5)
-    assert result.loss < 0.8 * result.report["cart_loss"]
-    assert walked_mse(result.tree, x, y) < 0.8 * result.report["cart_loss"]
+    assert result.report.search.cart_loss == pytest.approx(cart_mse(x.astype(np.float32), y, 3), rel=1e-5)
+    assert result.loss < 0.8 * result.report.search.cart_loss
+    assert walked_mse(result.tree, x, y) < 0.8 * result.report.search.cart_loss
 
 
 def test_never_worse_than_cart_with_a_large_offset():
@@ -106,7 +106,7 @@ def test_never_worse_than_cart_with_a_large_offset():
     result = fit(x, y, learning_rate=1e-8)  # so small that CART is all there is
     # In float32 a mean of 200 squares is exact to a few units in the last place.
     cart = cart_mse(x, y, DEPTH)
-    np.testing.assert_allclose(result.report["cart_loss"], cart, rtol=1e-5)
+    np.testing.assert_allclose(result.report.search.cart_loss, cart, rtol=1e-5)
     assert result.loss <= cart * (1 + 1e-5)
 
 
@@ -126,7 +126,7 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     x, y = data
     recipe = recipe.replace(starts=10, epochs=300, halving=True)
     result = fit(x, y, recipe=recipe, validation=(x[::3], y[::3]) if with_validation else None)
-    losses, steps, history = result.report["losses"], result.report["steps"], result.history
+    losses, steps, history = result.report.search.losses, result.report.search.steps, result.history
     assert losses.shape == (10, 2 * stages) and np.isfinite(losses[:, :stages]).all()
     best = np.flatnonzero(np.isfinite(losses[:, stages:]).all(1))
     if with_validation:
@@ -135,9 +135,11 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     assert (steps[:, :stages] <= 30).all() and (steps <= 300).all() and steps[best, stages:].max() > 30
     assert history.shape == (10, 330 * stages) and np.isfinite(history[:, : 30 * stages]).all()
     assert (np.isfinite(history).all(1) == np.isin(np.arange(10), best)).all()
-    assert (result.report["updates"] == np.where(np.isin(np.arange(10), best), 330, 30) * stages).all()
+    assert (result.report.updates == np.where(np.isin(np.arange(10), best), 330, 30) * stages).all()
     losses = losses[:, stages:]  # the others are of fewer rows
-    assert result.report["chosen"] == losses.min(1).argmin() and result.loss == pytest.approx(losses.min(), rel=1e-3)
+    assert result.report.search.chosen == losses.min(1).argmin() and result.loss == pytest.approx(
+        losses.min(), rel=1e-3
+    )
 
 
 def runs_of(x, y, recipe=GET):
@@ -215,19 +217,19 @@ def test_no_start_goes_on_where_cart_is_as_good_on_held_out_rows(data, noise, fo
     y = (y + 0.5 * rng.normal(size=200)).astype(np.float32)
     recipe = GET.replace(depth=2, starts=6, epochs=300, halving=True, ridge=False)
     result = jtrees.fit(recipe, x, y, key=jax.random.key(0))
-    went_on = np.isfinite(result.report["losses"][:, 2:]).any()
-    assert went_on == (result.report["chosen"] >= 0) == (not noise)
+    went_on = np.isfinite(result.report.search.losses[:, 2:]).any()
+    assert went_on == (result.report.search.chosen >= 0) == (not noise)
     if noise:
-        assert result.loss == pytest.approx(result.report["cart_loss"], rel=0.02)  # its leaves are shrunk
+        assert result.loss == pytest.approx(result.report.search.cart_loss, rel=0.02)  # its leaves are shrunk
 
 
 @pytest.mark.parametrize("cart", [True, False])
 def test_a_deadline_falls_through_to_a_result(data, cart):
     recipe = jtrees.GET(depth=2, starts=6, epochs=3000, cart=cart)
     result = jtrees.fit(recipe, *data, key=jax.random.key(0), max_seconds=1e-3)
-    assert result.report["ended"] == "max_seconds" and np.nanmax(result.report["updates"]) <= 2
+    assert result.report.ended == "max_seconds" and np.nanmax(result.report.updates) <= 2
     if cart:
-        assert result.loss <= result.report["cart_loss"] * 1.1  # its leaves are shrunk
+        assert result.loss <= result.report.search.cart_loss * 1.1  # its leaves are shrunk
 
 
 @pytest.mark.wide
@@ -235,13 +237,13 @@ def test_a_validation_set_decides_in_place_of_rows_left_out():
     x = np.random.default_rng(0).normal(size=(200, 60))
     y = np.where(x[:, 0] > 0, 1.0, -1.0) + 0.5 * x[:, 1] * x[:, 2]
     recipe = GET.replace(starts=3, halving=True)
-    went_on = lambda **given: np.isfinite(fit(x, y, recipe=recipe, **given).report["losses"][:, 2:]).any()
+    went_on = lambda **given: np.isfinite(fit(x, y, recipe=recipe, **given).report.search.losses[:, 2:]).any()
     assert not went_on() and went_on(validation=(x, y))
 
 
 def test_a_single_start_has_all_epochs_at_once(data):
     result = fit(*data, starts=1, halving=True)
-    assert result.report["losses"].shape == (1, 2) and result.history.shape == (1, 120)
+    assert result.report.search.losses.shape == (1, 2) and result.history.shape == (1, 120)
 
 
 # --- Starts that diverge ---------------------------------------------------------------------------------------------
@@ -276,8 +278,8 @@ def test_what_a_start_reached_before_it_diverged_does_not_count(data):
 
 def test_without_cart_nothing_is_reported_of_it(data):
     result = fit(*data, cart=False)
-    assert np.isnan(result.report["cart_loss"]) and result.report["chosen"] >= 0
-    assert result.loss == pytest.approx(result.report["losses"].min(), rel=1e-3)
+    assert np.isnan(result.report.search.cart_loss) and result.report.search.chosen >= 0
+    assert result.loss == pytest.approx(result.report.search.losses.min(), rel=1e-3)
     with pytest.raises(FloatingPointError, match="all 2 starts became non-finite: try a smaller learning_rate"):
         fit(*data, cart=False, learning_rate=1e30)
 
@@ -285,9 +287,9 @@ def test_without_cart_nothing_is_reported_of_it(data):
 def test_where_all_starts_diverge_the_result_is_cart(data, base):
     result = fit(*data, learning_rate=1e30)
     report = result.report
-    assert report["chosen"] == -2 and report["dropped"] == 2
-    assert result.loss == report["ridge_loss"] < report["cart_loss"] == base.report["cart_loss"]
-    assert not np.isfinite(result.report["losses"]).any()
+    assert report.search.chosen == -2 and report.search.dropped == 2
+    assert result.loss == report.search.ridge_loss < report.search.cart_loss == base.report.search.cart_loss
+    assert not np.isfinite(result.report.search.losses).any()
 
 
 # --- Weights and validation ------------------------------------------------------------------------------------------
@@ -308,12 +310,12 @@ def test_whole_weights_are_repeated_samples(data, base):
     fit_to = partial(fit, recipe=GET.replace(ridge=False))
     weighted = fit_to(x, y, sample_weight=weight)
     repeated = fit_to(*(np.repeat(a, weight.astype(int), axis=0) for a in data))
-    assert weighted.report["cart_loss"] == pytest.approx(repeated.report["cart_loss"], rel=1e-5)
-    assert weighted.report["cart_loss"] != pytest.approx(base.report["cart_loss"], rel=1e-2)
+    assert weighted.report.search.cart_loss == pytest.approx(repeated.report.search.cart_loss, rel=1e-5)
+    assert weighted.report.search.cart_loss != pytest.approx(base.report.search.cart_loss, rel=1e-2)
     # The same descent, but sums are taken in another order, and hundreds of updates add to what that changes.
-    np.testing.assert_allclose(weighted.report["losses"], repeated.report["losses"], rtol=2e-2)
-    assert not np.allclose(weighted.report["losses"], base.report["losses"], rtol=2e-2)
-    assert weighted.loss <= weighted.report["cart_loss"]
+    np.testing.assert_allclose(weighted.report.search.losses, repeated.report.search.losses, rtol=2e-2)
+    assert not np.allclose(weighted.report.search.losses, base.report.search.losses, rtol=2e-2)
+    assert weighted.loss <= weighted.report.search.cart_loss
     loss = np.average((weighted.predict(x) - y) ** 2, weights=weight)
     assert weighted.loss == pytest.approx(loss, rel=1e-5)
     leaf = weighted.tree.leaf_index(x)
@@ -336,9 +338,9 @@ def test_trees_are_chosen_by_the_validation_loss(steps):
     tree, report = result.tree, result.report
     assert result.loss == pytest.approx(np.mean((tree.predict(x_new) - y_new) ** 2, dtype=np.float64), rel=1e-5)
     cart = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y)
-    assert report["cart_loss"] == pytest.approx(np.mean((cart.predict(x_new) - y_new) ** 2), rel=1e-5)
-    assert result.loss < report["cart_loss"]  # the border is oblique
-    assert result.loss == pytest.approx(report["losses"].min(), rel=1e-3)
+    assert report.search.cart_loss == pytest.approx(np.mean((cart.predict(x_new) - y_new) ** 2), rel=1e-5)
+    assert result.loss < report.search.cart_loss  # the border is oblique
+    assert result.loss == pytest.approx(report.search.losses.min(), rel=1e-3)
     # Not trained on: leaves are the means of the training samples alone, whatever the targets there.
     leaf = tree.leaf_index(x)
     means = oracles.leaf_means(leaf, y, 4, (y.min() + y.max()) / 2)
@@ -404,11 +406,11 @@ def test_a_tree_of_classes_and_its_report(table, fitted):
     assert (predictions > 0).all()
     np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-6)
     assert fitted.loss == pytest.approx(log_loss(tree, x, y), rel=1e-6)
-    assert fitted.loss < 0.95 * report["cart_loss"]
+    assert fitted.loss < 0.95 * report.search.cart_loss
     # In the search x is scaled, and a sample beside a hyperplane may change side.
-    assert fitted.loss == pytest.approx(report["losses"].min(), rel=5e-2)
+    assert fitted.loss == pytest.approx(report.search.losses.min(), rel=5e-2)
     smoothed = frequencies(cart.apply(x), y, cart.tree_.node_count, k)
-    assert report["cart_loss"] == pytest.approx(-np.log(smoothed[cart.apply(x), y]).mean(), rel=1e-5)
+    assert report.search.cart_loss == pytest.approx(-np.log(smoothed[cart.apply(x), y]).mean(), rel=1e-5)
 
 
 @pytest.mark.wide
@@ -422,13 +424,13 @@ def test_many_classes():
     expected = frequencies(tree.leaf_index(x[:1000]), y[:1000], 16, 10)
     np.testing.assert_allclose(tree.leaves.values, expected, rtol=1e-5, atol=1e-7)
     assert result.loss == pytest.approx(log_loss(tree, x[:1000], y[:1000]), rel=1e-5)
-    assert result.loss < 0.8 * result.report["cart_loss"]
+    assert result.loss < 0.8 * result.report.search.cart_loss
 
 
 def test_other_names_for_the_classes_change_nothing_else(table, fitted):
     x, y, *_ = table
     turned = fit_classes(x, y.max() - y)
-    assert turned.report["cart_loss"] == pytest.approx(fitted.report["cart_loss"], rel=1e-5)
+    assert turned.report.search.cart_loss == pytest.approx(fitted.report.search.cart_loss, rel=1e-5)
     # The same descent, its leaves in another order: sums of float32 in another order, through 200 updates.
     assert turned.loss == pytest.approx(fitted.loss, rel=5e-2)
 

@@ -1,5 +1,7 @@
 """Bagging: each tree from its own bootstrap sample, by any recipe."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,16 @@ def key(seed=0):
     return jax.random.key(seed)
 
 
+@dataclass(frozen=True)
+class SampleReport(jtrees.search.Report):
+    """The number of rows of a sample when it was finished and when it was prepared, its weights, and the key."""
+
+    rows: int
+    prepared: np.ndarray
+    weight: np.ndarray
+    key: np.ndarray
+
+
 @pytree.dataclass
 class OneSplit(jtrees.Recipe):
     """A recipe whose result can be checked by hand: one split at the mean of the first column of the whole table, and
@@ -39,10 +51,8 @@ class OneSplit(jtrees.Recipe):
     def finish(self, result, data, *, key, monitor):
         leaves = data.scaling.restore_leaves(result.model.leaves)
         tree = data.scaling.restore_splits(result.model).replace(leaves=leaves)
-        prepared, weight, key_data = result.extra
         rows = len(data.table.x)
-        report = {"rows": rows, "prepared": prepared, "weight": weight, "key": key_data}
-        return Finished(tree, tree, float(rows), report)
+        return Finished(tree, tree, float(rows), SampleReport(rows, *result.report))
 
 
 def stump(run: Run):
@@ -109,17 +119,17 @@ def table(data):
 def test_samples_hold_real_rows_and_never_padding(table):
     x, y, _ = table
     result = stumps(x, y)
-    in_bag = result.report["in_bag"]
+    in_bag = result.report.search.in_bag
     assert in_bag.shape == (TREES, N)
     assert (in_bag.sum(1) == 138).all()
     assert in_bag[:, -1].max() < 8  # of the last row padding is made: at most so many come by chance (p = 1e-6)
     assert len({tuple(row) for row in in_bag}) == TREES
-    for report in result.report["fits"]:
-        assert report["rows"] == report["prepared"] == 138
-        assert report["weight"].shape == (140,)
-        assert report["weight"].sum() == 138  # two rows of padding weigh nothing
-    assert len({tuple(report["key"]) for report in result.report["fits"]}) == TREES
-    np.testing.assert_array_equal(result.report["scores"], np.full(TREES, 138.0))
+    for report in result.report.search.bases:
+        assert report.rows == report.prepared == 138
+        assert report.weight.shape == (140,)
+        assert report.weight.sum() == 138  # two rows of padding weigh nothing
+    assert len({tuple(report.key) for report in result.report.search.bases}) == TREES
+    np.testing.assert_array_equal(result.report.search.losses, np.full(TREES, 138.0))
     assert result.step == 7
 
 
@@ -128,9 +138,9 @@ def test_drawn_evenly_with_replacement(table):
     recipe = jtrees.Bagged(OneSplit(), trees=400)
     _, _, batch = prepared(recipe, x[:20], y[:20])
     result = searched(recipe, batch)
-    in_bag = np.stack([np.bincount(rows, minlength=20) for rows in result.extra])
+    in_bag = np.stack([np.bincount(rows, minlength=20) for _, rows in result.model])
     assert in_bag.shape == (400, 20) and (in_bag.sum(1) == 20).all()
-    weights = np.stack([of_tree.extra[1] for of_tree in result.model])
+    weights = np.stack([of_tree.report[1] for of_tree, _ in result.model])
     assert weights.shape == (400, 32) and (weights[:, 20:] == 0).all()  # as padded as the table
     # 400 x 20 draws of 20 rows: mean 400, deviation 19.5; and a row is left out by a sample with 0.95^20 = 0.358.
     assert np.abs(in_bag.sum(0) - 400).max() < 4 * 19.5
@@ -143,9 +153,9 @@ def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
     weight[::3] = 0  # the last row has weight
     result = searched(jtrees.Bagged(OneSplit(), trees=20), Batch(x, y, weight))
     count = int(weight.sum())
-    for rows, of_tree in zip(result.extra, result.model, strict=True):
+    for of_tree, rows in result.model:
         assert len(rows) == count and rows.min() >= 0 and rows.max() < count
-        prepared, weights, _ = of_tree.extra
+        prepared, weights, _ = of_tree.report
         assert weights.shape == (N,) and (weights == 1).sum() == count  # a row drawn without weight would have 0
         assert prepared == count
 
@@ -159,7 +169,7 @@ def test_regression_is_the_mean_of_the_trees(table, targets, weighted):
     y = y if targets == 1 else np.stack([y, 100 * x[:, 2] - 7 * y], axis=1)
     weight = WEIGHT if weighted else None
     result = stumps(x, y, sample_weight=weight)
-    expected = by_hand(x, y, result.report["in_bag"], weight)
+    expected = by_hand(x, y, result.report.search.in_bag, weight)
     alone = each(result, x)
     np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-3 * np.ptp(y))  # float32 of scaled targets
     np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-5, atol=1e-5)
@@ -173,7 +183,7 @@ def test_regression_is_the_mean_of_the_trees(table, targets, weighted):
 def test_classes_are_voted_for_or_averaged(table, combine):
     x, _, y = table
     result = stumps(x, y, task="classification", combine=combine)
-    expected = by_hand(x, y, result.report["in_bag"], classes=3)
+    expected = by_hand(x, y, result.report.search.in_bag, classes=3)
     alone = each(result, x)
     np.testing.assert_allclose(alone, expected, rtol=1e-4)
     shares = alone if combine else np.eye(3)[alone.argmax(2)]
@@ -190,18 +200,18 @@ def test_out_of_bag_predictions_are_of_trees_that_did_not_see_the_row(table, kin
     report, weight = result.report, np.ones(N) if kind == "even weights" else WEIGHT
     outputs = each(result, x)
     outputs = np.eye(3)[outputs.argmax(-1)] if kind == "classification" else outputs
-    unseen = report["in_bag"] == 0
+    unseen = report.search.in_bag == 0
     rows = np.flatnonzero(unseen.any(0))
     assert 0 < len(rows) < N
     mean = np.stack([outputs[unseen[:, i], i].mean(0) for i in rows])
-    np.testing.assert_allclose(report["out_of_bag"][rows], mean, rtol=1e-4, atol=1e-5)
-    assert np.isnan(np.delete(report["out_of_bag"], rows, axis=0)).all()
+    np.testing.assert_allclose(report.search.out_of_bag[rows], mean, rtol=1e-4, atol=1e-5)
+    assert np.isnan(np.delete(report.search.out_of_bag, rows, axis=0)).all()
     share = weight[rows] / weight[rows].sum()
     if kind == "classification":
         expected = share @ (mean.argmax(1) == y[rows])
     else:
         expected = np.mean(1 - share @ (mean - y[rows]) ** 2 / (share @ (y[rows] - share @ y[rows]) ** 2))
-    assert report["out_of_bag_score"] == pytest.approx(expected, rel=1e-4)
+    assert report.search.out_of_bag_score == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("task", ["regression", pytest.param("classification", marks=SLOW)])
@@ -210,8 +220,8 @@ def test_two_rows_have_no_score_out_of_bag(task):
     scores, unseen = [], []
     for seed in range(6):
         report = stumps(x, y, trees=2, fraction=1.0, seed=seed, task=task).report
-        scores.append(report["out_of_bag_score"])
-        unseen.append(int((report["in_bag"] == 0).any(0).sum()))
+        scores.append(report.search.out_of_bag_score)
+        unseen.append(int((report.search.in_bag == 0).any(0).sum()))
     for score, count in zip(scores, unseen, strict=True):
         assert np.isnan(score) if count < 2 else np.isfinite(score)
     assert 1 in unseen
@@ -247,7 +257,7 @@ def alone(recipe, x, y, weight, i):
     """The base's fit to the i-th bootstrap sample with the i-th key, and the losses of its steps."""
     base, of = options.checked(recipe.base), np.asarray(jax.random.key_data(key()))
     table, scaling, batch = prepared(recipe, x, y, weight)
-    numbers = searched(recipe.replace(base=OneSplit()), batch).extra[i]  # the samples are those of any base
+    numbers = searched(recipe.replace(base=OneSplit()), batch).model[i].rows  # the samples are those of any base
     drawn = np.pad(numbers, (0, round(0.7 * len(batch.x)) - len(numbers)), constant_values=-1)
     bag = Batch(batch.x[drawn], batch.y[drawn], np.where(drawn >= 0, batch.weight[drawn], 0))
     result = searched(base, bag, derived(of, i), table.task.scaled(scaling.y_unit))
@@ -263,19 +273,19 @@ def test_each_tree_is_the_fit_of_the_base_to_its_sample(table, name):
     x, y, _ = table
     result = jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=WEIGHT)
     fit, history, in_bag = alone(bagged(BASES[name]), x, y, WEIGHT, i=1)
-    np.testing.assert_array_equal(result.report["in_bag"][1], in_bag)
+    np.testing.assert_array_equal(result.report.search.in_bag[1], in_bag)
     np.testing.assert_allclose(result.history[1], history, rtol=1e-3, atol=1e-6)
     assert np.isfinite(result.history).all()
     predictions = each(result, x)
     assert np.mean(np.abs(predictions[1] - fit.model.predict(x)) > 1e-2 * np.ptp(y)) < 0.02
-    assert result.report["scores"][1] == pytest.approx(fit.loss, rel=1e-2)
+    assert result.report.search.losses[1] == pytest.approx(fit.loss, rel=1e-2)
     # It learns better than chance.
     assert np.ptp(predictions, axis=0).max() > 0
     np.testing.assert_allclose(result.model.predict(x), predictions.mean(0), rtol=1e-4, atol=1e-4)
     off = np.average((result.model.predict(x) - y) ** 2, weights=WEIGHT)
     assert result.loss == pytest.approx(off, rel=1e-3)
     assert off < 0.6 * np.var(y)
-    assert 0.3 < result.report["out_of_bag_score"] < 1
+    assert 0.3 < result.report.search.out_of_bag_score < 1
 
 
 def test_a_second_fit_with_another_key_compiles_nothing(table, count_compilations):

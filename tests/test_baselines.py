@@ -152,8 +152,8 @@ def test_a_fit_that_is_behind_warns(task, y, where):
     rows = {"validation": "the validation set", "held_out": "held-out rows", "training": "the training rows"}[where]
     with pytest.warns(BehindBaselineWarning, match=rf"A linear model .*better than GET: .*, on {rows}"):
         fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, **how)
-    found = fit.report["baselines"]
-    assert found["linear"] < found["model"] and fit.report["verdict"] in str(fit)
+    found = fit.report.baselines
+    assert found["linear"] < found["model"] and fit.report.verdict in str(fit)
     if where == "validation":
         lost = (fit.predict(X) - y) ** 2 if task == "regression" else -np.log(fit.predict(X)[np.arange(200), y])
         assert found["model"] == pytest.approx(lost.mean(), rel=1e-5)
@@ -177,9 +177,9 @@ def test_default_classifier_that_is_worse_than_a_constant_warns(how):
         else:
             model = TreeClassifier(random_state=1).fit(x[:1000], y[:1000])
             report, chances = model.report_, model.predict_proba(x[1000:])
-    found, test = report["baselines"], log_loss(y[1000:], chances)
+    found, test = report.baselines, log_loss(y[1000:], chances)
     assert test > found["constant"] and found["model"] == pytest.approx(test, rel=0.3)
-    assert found["model"] == report["held_out_loss"]
+    assert found["model"] == report.held_out_loss
 
 
 @pytest.mark.parametrize("votes", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -194,11 +194,11 @@ def test_bagged_trees_are_compared_out_of_bag(votes):
         warnings.simplefilter("always", BehindBaselineWarning)
         fit = jtrees.fit(recipe, x, y if votes else y.astype(float), **how)
     assert votes or [one for one in warned if one.category is BehindBaselineWarning]
-    found, out = fit.report["baselines"], fit.report["out_of_bag"]
+    found, out = fit.report.baselines, fit.report.search.out_of_bag
     known = np.isfinite(out.reshape(300, -1)).all(1)
-    assert "rows left out in training" in fit.report["verdict"]
+    assert "rows left out in training" in fit.report.verdict
     if votes:
-        assert found["model"] == pytest.approx(1 - fit.report["out_of_bag_score"]) and found["model"] > 0.4
+        assert found["model"] == pytest.approx(1 - fit.report.search.out_of_bag_score) and found["model"] > 0.4
     else:
         few = np.mean((out[known] - y[known]) ** 2)
         alone = np.mean((fit.predict(x) - y) ** 2)
@@ -222,11 +222,11 @@ def test_loss_of_rows_that_a_search_left_out_is_near_the_loss_on_new_rows(recipe
     y = np.maximum(x[:, 0], 0) + 0.5 * x[:, 1] + 0.5 * rng.normal(size=4000)
     fit = jtrees.fit(recipe, x[:1000], y[:1000], key=KEY)
     test = np.mean((fit.predict(x[1000:]) - y[1000:]) ** 2)
-    assert fit.report["held_out_loss"] == fit.report["baselines"]["model"] == pytest.approx(test, rel=0.3)
-    rows = fit.report["held_out_rows"]
+    assert fit.report.held_out_loss == fit.report.baselines["model"] == pytest.approx(test, rel=0.3)
+    rows = fit.report.held_out_rows
     assert len(rows) == 200 and np.array_equal(rows, np.unique(rows))
     constant = np.mean((y[rows] - np.delete(y[:1000], rows).mean()) ** 2)
-    assert fit.report["baselines"]["constant"] == pytest.approx(constant, rel=1e-6)
+    assert fit.report.baselines["constant"] == pytest.approx(constant, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_tree_that_fits_noise_is_charged_for_its_parameters():
     x, y = rng.normal(size=(300, 10)), rng.normal(size=300)
     with pytest.warns(BehindBaselineWarning, match="A constant .*better than GET: .* charged for the parameters"):
         fit = jtrees.fit(jtrees.GET(depth=3, starts=4, epochs=200, cart=False, shrink=False), x, y, key=KEY)
-    assert np.mean((fit.predict(x) - y) ** 2) < 0.9 * y.var() and fit.report["baselines"]["model"] > y.var()
+    assert np.mean((fit.predict(x) - y) ** 2) < 0.9 * y.var() and fit.report.baselines["model"] > y.var()
 
 
 def test_free_parameters_of_directions_that_are_shared_are_counted_once():
@@ -280,7 +280,7 @@ def test_a_fit_that_is_ahead_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit = jtrees.fit(jtrees.GET(depth=2, starts=1, epochs=5), X, np.abs(Y), key=KEY)
-    assert fit.report["baselines"]["model"] < fit.report["baselines"]["linear"]
+    assert fit.report.baselines["model"] < fit.report.baselines["linear"]
 
 
 @pytest.mark.slow
@@ -288,7 +288,8 @@ def test_a_loss_of_the_users_own_is_compared_with_nothing():
     absolute = lambda outputs, y: abs(outputs - y)
     recipe, task = jtrees.DGT(depth=1, widths=(), epochs=6), jtrees.Regression(loss_function=absolute)
     for each in (recipe, jtrees.Bagged(recipe, trees=2)):
-        assert "baselines" not in jtrees.fit(each, X, Y, key=KEY, task=task).report
+        report = jtrees.fit(each, X, Y, key=KEY, task=task).report
+        assert report.baselines is None and report.verdict is None
 
 
 @pytest.mark.parametrize("shape", [(300, 900), (900, 300), (300, 50)])

@@ -250,7 +250,7 @@ def test_a_fit_is_a_model_of_the_table(name):
     assert clustering or result.loss == pytest.approx(loss, rel=1e-5)
     assert result.history.shape[-1] >= result.step >= 0 and np.isfinite(result.history[..., 0]).all()
     assert np.isfinite(result.history).all() or name in ("GET", "RADDT")  # of starts that do not go on
-    assert result.report["ended"] == "finished"
+    assert result.report.ended == "finished"
     assert result.model.num_parameters > 0
     # A line or two, whatever it holds: what it is, and the names of what there is to say.
     assert len(repr(result)) < 400 and type(result.model).__name__ in repr(result) and "ended" in repr(result)
@@ -312,8 +312,8 @@ def test_rows_of_weight_zero_change_nothing(name):
     among = jtrees.fit(RECIPES[name][0], x, y, sample_weight=weight, **options)
     np.testing.assert_array_equal(alone.model.predict(X), among.model.predict(X))
     assert alone.loss == among.loss
-    seconds = {"seconds": alone.report["seconds"]}
-    np.testing.assert_equal(among.report | seconds, alone.report)
+    report = among.report.replace(seconds=alone.report.seconds)
+    np.testing.assert_equal(dataclasses.asdict(report), dataclasses.asdict(alone.report))
 
 
 @pytest.mark.parametrize("name", each())
@@ -325,11 +325,12 @@ def test_models_are_written_and_read(name, tmp_path):
     for read in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result), jtrees.load(tmp_path / "fit.jtrees")):
         same((read.model, read.tree, read.history), (result.model, result.tree, result.history))
         assert (read.loss, read.step) == (result.loss, result.step)
-        np.testing.assert_equal(read.report, result.report)
+        assert type(read.report.search) is type(result.report.search)
+        np.testing.assert_equal(dataclasses.asdict(read.report), dataclasses.asdict(result.report))
         np.testing.assert_array_equal(read.model.predict(X), result.model.predict(X))
     same(jtrees.load(tmp_path / "model.jtrees"), result.model)
     header = jtrees.io.header(tmp_path / "fit.jtrees")
-    assert header["recipe"] == result.report["recipe"] and header["recipe"]["name"] == name
+    assert header["recipe"] == result.report.recipe and header["recipe"]["name"] == name
     assert header["feature_names"] == ["a", "b", "c", "d"]
 
 
@@ -357,8 +358,8 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     )
     # The programs are those of the fit; what is compiled is for other keys, and for taking results apart.
     assert count_compilations(tune) <= 6  # five where an earlier test has compiled the small one for keys
-    trial = found[0].report["tuning"][0]
-    assert trial.options == {number: values[0]} == found[0].report["chosen_options"]
+    trial = found[0].report.tuning.trials[0]
+    assert trial.options == {number: values[0]} == found[0].report.tuning.options
     assert np.isfinite(trial.loss) and trial.size > 0
 
 
@@ -387,6 +388,6 @@ def test_every_recipe_can_be_bagged(name):
         np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
         chosen = np.maximum(predictions[np.arange(200), CLASS[:200]], np.finfo(np.float32).tiny)
         assert result.loss == pytest.approx(-np.log(chosen).mean(), rel=1e-4)
-    assert result.report["in_bag"].shape == (2, 400)
-    assert [type(report) for report in result.report["fits"]] == [dict, dict]
+    assert result.report.search.in_bag.shape == (2, 400)
+    assert [isinstance(report, jtrees.search.Report) for report in result.report.search.bases] == [True, True]
     written(result.model)

@@ -54,13 +54,13 @@ def alone(validation):
 def test_the_model_is_that_of_the_lowest_score(fit, alone):
     scores = np.array([result.score for result, _ in alone])
     assert len(set(scores)) == RUNS and np.argmin(scores) > 0  # the first would also be what argmin of equals finds
-    np.testing.assert_allclose(fit.report["run_scores"], scores, rtol=1e-4)
-    assert fit.report["run"] == np.argmin(scores)
-    result, chosen = alone[fit.report["run"]]
+    np.testing.assert_allclose(fit.report.search.scores, scores, rtol=1e-4)
+    assert fit.report.search.run == np.argmin(scores)
+    result, chosen = alone[fit.report.search.run]
     assert fit.step == result.step
     np.testing.assert_allclose(fit.predict(X), chosen.model.predict(X), rtol=1e-4, atol=1e-4)
     assert fit.loss == pytest.approx(chosen.loss, rel=1e-4)
-    assert fit.report["reached"] == chosen.report["reached"]  # the base's own report is there, too
+    assert fit.report.search.base.reached == chosen.report.reached  # the base's own report is there, too
     assert fit.history.shape == (RUNS, 18)
     np.testing.assert_allclose(fit.history, [result.history for result, _ in alone], rtol=1e-3, atol=1e-6)
 
@@ -88,9 +88,9 @@ def test_a_run_that_diverges_is_not_chosen(monkeypatch):
 
     monkeypatch.setattr(jtrees.DGT, "search", diverged)
     fit = jtrees.fit(jtrees.BestOf(BASE, runs=3), X, Y, key=KEY)
-    scores = fit.report["run_scores"]
+    scores = fit.report.search.scores
     assert np.isfinite(fit.loss) and np.isfinite(fit.predict(X)).all()
-    assert fit.report["run"] == np.argmin(scores) > 0 and scores[0] == np.inf
+    assert fit.report.search.run == np.argmin(scores) > 0 and scores[0] == np.inf
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
         jtrees.fit(jtrees.BestOf(BASE.replace(learning_rate=1e30), runs=2), X, Y, key=KEY)
 
@@ -106,7 +106,7 @@ def test_the_best_of_several_forests():
     """Also of one: which is a fit with another key."""
     for runs in (1, 2):
         fit = jtrees.fit(jtrees.BestOf(jtrees.Bagged(BASE, trees=3), runs=runs), X, Y, key=KEY)
-        assert fit.report["run_scores"].shape == (runs,) and fit.report["in_bag"].shape == (3, 96)
+        assert fit.report.search.scores.shape == (runs,) and fit.report.search.base.in_bag.shape == (3, 96)
         assert fit.loss == pytest.approx(np.mean((fit.predict(X) - Y) ** 2), rel=1e-6)
         assert fit.history.shape == (runs, 3, 18)
 
@@ -115,8 +115,8 @@ def test_the_best_of_several_forests():
 def test_the_best_of_several_can_be_bagged():
     fit = jtrees.fit(jtrees.Bagged(jtrees.BestOf(BASE, runs=2), trees=3), X, Y, key=KEY)
     assert len(fit.model) == 3
-    for report in fit.report["fits"]:
-        assert report["run_scores"].shape == (2,) and report["run"] == np.argmin(report["run_scores"])
+    for report in fit.report.search.bases:
+        assert report.scores.shape == (2,) and report.run == np.argmin(report.scores)
     assert fit.history.shape == (3, 2, 18)
 
 

@@ -103,7 +103,7 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     scaled = np.asarray(scaling.transform_y(y + 0.0 if task.in_units and loss.link != "softmax" else y))
     expected = by_hand(x, scaled.astype(np.float64) if scaled.dtype.kind == "f" else y, loss, 7, 0.3, 2.0)
     fit = jtrees.fit(recipe, X, y, key=KEY, task=task)
-    assert len(fit.model) == fit.report["rounds"] == 7 and fit.report["dropped"] == 0
+    assert len(fit.model) == fit.report.search.rounds == 7 and fit.report.search.dropped == 0
     predictions = np.asarray(linked(loss.link, jnp.asarray(expected, jnp.float32)), np.float64)
     np.testing.assert_allclose(fit.predict(X), scaling.inverse(predictions), rtol=2e-4, atol=2e-5)
     mean = np.asarray(loss.samples(jnp.asarray(expected, jnp.float32), jnp.asarray(scaled))).mean()
@@ -153,9 +153,9 @@ def test_boosting_ends_after_its_patience_and_keeps_the_best_rounds():
     recipe = jtrees.Boosted(WEAK, rounds=40, learning_rate=0.5, patience=4)
     held_out = (X[200:], noise[200:])
     fit = jtrees.fit(recipe, X[:200], noise[:200], key=KEY, validation=held_out)
-    lost = fit.report["losses"]
+    lost = fit.report.search.losses
     taken = np.isfinite(lost).sum()
-    assert taken < 40 and fit.report["rounds"] == np.argmin(lost) + 1
+    assert taken < 40 and fit.report.search.rounds == np.argmin(lost) + 1
     assert taken == np.argmin(lost) + 1 + 4
     error = np.mean((fit.predict(held_out[0]) - held_out[1]) ** 2)
     assert fit.loss == pytest.approx(error, rel=1e-5)
@@ -166,7 +166,7 @@ def test_boosting_ends_after_its_patience_and_keeps_the_best_rounds():
 def test_rounds_found_on_rows_held_out_are_taken_by_all_rows():
     recipe = jtrees.Boosted(WEAK, rounds=30, learning_rate=0.3, patience=3)
     fit = jtrees.fit(recipe, X, Y, key=KEY)
-    lost, rounds = fit.report["losses"], fit.report["rounds"]
+    lost, rounds = fit.report.search.losses, fit.report.search.rounds
     assert rounds == np.argmin(lost) + 1 == len(fit.model)
     # The history is that of the last run, of all rows.
     assert fit.history.shape == (rounds,) and np.isfinite(fit.history).all() and fit.step == rounds
@@ -189,10 +189,10 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(ended_in, monkeypatch):
 
     monkeypatch.setattr(jtrees.GET, "search", interrupted)
     fit = jtrees.fit(recipe, X, Y, key=KEY)
-    lost = fit.report["losses"]
+    lost = fit.report.search.losses
     taken, least = np.isfinite(lost).sum(), 1 + np.argmin(lost)
-    assert fit.report["ended"] == "interrupted" and np.isfinite(fit.predict(X)).all()
-    assert taken == min(ended_in, 8) and len(fit.model) == fit.report["rounds"] == least
+    assert fit.report.ended == "interrupted" and np.isfinite(fit.predict(X)).all()
+    assert taken == min(ended_in, 8) and len(fit.model) == fit.report.search.rounds == least
     if ended_in > 1:
         assert Regression().score(fit.predict(X), Y, None) > 0.1
         # The sum on all rows has too few rounds yet, so that the model is the sum on four fifths of the rows.
@@ -244,7 +244,7 @@ def test_rows_and_columns_are_drawn():
 def test_the_best_of_several_is_chosen_and_a_sweep_compares_rates():
     boosted = jtrees.Boosted(WEAK, rounds=3, patience=None)
     best = jtrees.fit(jtrees.BestOf(boosted, runs=2), X, Y, key=KEY)
-    assert best.report["run_scores"].shape == (2,)
+    assert best.report.search.scores.shape == (2,)
     sweep = jtrees.sweep(boosted, X, Y, grid={"learning_rate": (0.1, 0.3)}, validation=(X, Y), key=KEY)
     assert sweep.losses[1, 0, 0] < sweep.losses[0, 0, 0]
 

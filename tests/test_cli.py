@@ -320,7 +320,8 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     fit = TreeRegressor.fit
 
     def interrupted(self, *given):
-        fit(self, *given).report_["ended"] = "interrupted"
+        fit(self, *given)
+        self.report_ = self.report_.replace(ended="interrupted")
         return self
 
     monkeypatch.setattr(TreeRegressor, "fit", interrupted)

@@ -384,7 +384,7 @@ def test_an_interruption_keeps_the_rows_that_are_done(folder, tmp_path, capsys, 
 
 
 def test_a_fit_that_was_interrupted_makes_no_row(folder, monkeypatch):
-    interrupted = Bunch(report={"ended": "interrupted"})
+    interrupted = Bunch(report=jtrees.search.FitReport(ended="interrupted"))
     monkeypatch.setattr(jtrees, "fit", lambda *_, **__: interrupted)
     with pytest.raises(KeyboardInterrupt):
         compare.measure("get", 2, parts_of(folder, "plane", "regression"), compare.parse(QUICK), False)

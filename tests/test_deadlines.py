@@ -129,7 +129,7 @@ def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeyp
     for other in fits[1:]:
         np.testing.assert_array_equal(fits[0].history, other.history)
         np.testing.assert_array_equal(fits[0].predict(x), other.predict(x))
-        assert fits[0].step == other.step and fits[0].report["ended_at"] == other.report["ended_at"]
+        assert fits[0].step == other.step and fits[0].report.ended_at == other.report.ended_at
 
 
 # --- Fits ------------------------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def test_a_bagged_fit_drops_trees_when_the_time_is_up():
     began = time.monotonic()
     fit = jtrees.fit(recipe, x, x[:, 0], key=KEY, max_seconds=1e-3)
     assert time.monotonic() - began < 3  # 400 trees take longer
-    assert fit.report["ended"] == "max_seconds"
-    assert 1 <= len(fit.model) == len(fit.report["fits"]) == len(fit.report["in_bag"]) < 400
+    assert fit.report.ended == "max_seconds"
+    assert 1 <= len(fit.model) == len(fit.report.search.bases) == len(fit.report.search.in_bag) < 400
     assert np.isfinite(fit.predict(x)).all()
 
 
@@ -173,5 +173,5 @@ def test_a_fit_ends_in_time(name, rows, columns, standard_promotion):
         fit = jtrees.fit(LATE[name], x, y, key=KEY, max_seconds=4)
         took = time.monotonic() - began
     assert took < 1.1 * 4 + 0.5 + 2.0
-    assert fit.report["seconds"] <= took and fit.report["ended_at"]
+    assert fit.report.seconds <= took and fit.report.ended_at
     assert np.isfinite(fit.predict(x[:100])).all()

@@ -1,5 +1,7 @@
 """What kind of tree a tree is, whatever recipe it comes from."""
 
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 import jtrees
 from jtrees.description import kind_of
 from jtrees.leaves import Linear, Values
+from jtrees.search import FitReport, Report
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 
@@ -69,6 +72,11 @@ def test_batch_of_trees_has_no_kind():
         kind_of(jax.tree.map(lambda a: np.stack([a, a]), tree(np.eye(5)[:1])))
 
 
+@dataclass(frozen=True)
+class Chosen(Report):
+    chosen: int
+
+
 @pytest.mark.parametrize(
     ("chosen", "found"),
     [
@@ -80,7 +88,7 @@ def test_batch_of_trees_has_no_kind():
 )
 def test_fit_says_what_kind_of_tree_it_is_and_how_it_was_found(chosen, found):
     one = tree(np.outer([1, 2, 3], DIRECTION))
-    report = {} if chosen is None else {"chosen": chosen}
+    report = FitReport(search=Report() if chosen is None else Chosen(chosen))
     fit = jtrees.FitResult(model=one, tree=one, loss=0.0, step=0, history=np.zeros(1), report=report)
     kind = f"one direction: all 3 splits divide one linear score of 5 columns into intervals{found}"
     assert fit.kind == kind and f"tree: {kind}\n" in str(fit)

@@ -228,9 +228,9 @@ def test_several_targets_with_momentum_in_one_batch(data):
         while node < len(b):
             passed.add(node)
             node = 2 * node + 1 + int(w[node] @ one + b[node] > 0)
-    assert result.report["reached"] == len(passed) < 31
+    assert result.report.search.reached == len(passed) < 31
     pruned = result.tree.prune(x)
-    assert pruned.splits.sum() <= result.report["reached"]
+    assert pruned.splits.sum() <= result.report.search.reached
     np.testing.assert_array_equal(pruned.predict(x), predictions)
 
 

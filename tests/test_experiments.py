@@ -146,11 +146,12 @@ def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch)
 
     def fit(recipe, x, y, key):
         boosted, refined = next(losses)
-        return SimpleNamespace(report={"boosted_loss": boosted, "refined_losses": np.array([0.9, refined])})
+        search = SimpleNamespace(boosted_loss=boosted, losses=np.array([0.9, refined]))
+        return SimpleNamespace(report=SimpleNamespace(search=search))
 
     monkeypatch.setattr(jtrees, "fit", fit)
     fit, way, loss = paper_forest.best_way(paper_forest.REFINED[0][:3], None, None, key=None)
-    assert (fit.report["refined_losses"].min(), way, loss) == (0.2, 1, 0.2)
+    assert (fit.report.search.losses.min(), way, loss) == (0.2, 1, 0.2)
 
 
 def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):

@@ -167,12 +167,12 @@ def test_batches_of_an_epoch_sum_to_what_all_samples_give(data, leaves):
 
 
 def test_each_start_has_sharpnesses_of_its_own_drawn_from_the_ranges(data, base):
-    sharpness = base.report["sharpness"]
+    sharpness = base.report.search.sharpness
     assert sharpness.shape == (2, 2)
     assert (sharpness[:, 0] >= 5).all() and (sharpness[:, 0] <= 25).all()
     assert (sharpness[:, 1] >= 50).all() and (sharpness[:, 1] <= 150).all()
     assert len(np.unique(sharpness)) == 4
-    assert not np.array_equal(sharpness, fit(*data, seed=1).report["sharpness"])
+    assert not np.array_equal(sharpness, fit(*data, seed=1).report.search.sharpness)
 
 
 # --- Several targets -------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_one_column_is_one_target_and_two_alike_are_learnt_like_one(request, lea
     for factors in ([1.0], [1.0, 4.0]) if leaves == "constant" else ([1.0, 4.0],):  # linear ones compile long
         result = fit(x, y[:, None] * np.float32(factors), **options)
         unit = 1 if len(factors) == 1 else np.ptp(y) ** 2  # the loss of several targets is of targets in [0, 1]
-        np.testing.assert_allclose(result.report["losses"] * unit, alone.report["losses"], rtol=1e-3)
+        np.testing.assert_allclose(result.report.search.losses * unit, alone.report.search.losses, rtol=1e-3)
         assert result.loss * unit == pytest.approx(alone.loss, rel=1e-3)
         predictions = result.predict(x) / factors
         assert predictions.shape == (200, len(factors))
@@ -213,7 +213,7 @@ def test_several_targets_are_means_in_one_tree(pair):
     assert result.loss == pytest.approx(np.mean(scaled(predictions) ** 2), rel=1e-5)
     cart = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y / np.ptp(y, axis=0))
     cart_loss = np.mean((cart.predict(x) - y / np.ptp(y, axis=0)) ** 2)
-    assert result.report["cart_loss"] == pytest.approx(cart_loss, rel=1e-4)
+    assert result.report.search.cart_loss == pytest.approx(cart_loss, rel=1e-4)
     assert result.loss < 0.9 * cart_loss
 
 
@@ -265,12 +265,12 @@ def test_linear_leaves_beat_constants_on_planes(pieces, planes):
     constant = fit(x, y).tree
     assert isinstance(tree.leaves, jtrees.leaves.Linear)
     assert np.mean((tree.predict(x_new) - y_new) ** 2) < 0.5 * np.mean((constant.predict(x_new) - y_new) ** 2)
-    assert planes.loss <= report["cart_loss"]
-    if report["chosen"] >= 0:
-        assert planes.loss < report["cart_loss"]
-        assert planes.loss == pytest.approx(report["losses"].min(), rel=1e-3)  # as in the search, but for raw x
+    assert planes.loss <= report.search.cart_loss
+    if report.search.chosen >= 0:
+        assert planes.loss < report.search.cart_loss
+        assert planes.loss == pytest.approx(report.search.losses.min(), rel=1e-3)  # as in the search, but for raw x
     # Evaluated 20 times under each sharpness: every second of 40 epochs, and after the last.
-    assert (report["steps"] % 2 == 0).all()
+    assert (report.search.steps % 2 == 0).all()
     # Trees are chosen by an estimate of the loss on new samples: of the right size, and above the training loss.
     assert np.mean((tree.predict(x) - y) ** 2) < planes.loss < 2 * np.mean((tree.predict(x_new) - y_new) ** 2)
 
@@ -299,9 +299,9 @@ def test_units_do_not_matter_to_linear_leaves(pieces, planes, which, factor):
     a, b = (np.float32(factor if which == name else 1) for name in "xy")
     moved = fit(x * a, y * b, seed=1, **LINEAR)
     unit = float(b) ** 2
-    assert moved.report["cart_loss"] / unit == pytest.approx(planes.report["cart_loss"], rel=1e-6)
+    assert moved.report.search.cart_loss / unit == pytest.approx(planes.report.search.cart_loss, rel=1e-6)
     assert moved.loss / unit == pytest.approx(planes.loss, rel=1e-6)
-    np.testing.assert_allclose(moved.report["losses"] / unit, planes.report["losses"], rtol=1e-5)
+    np.testing.assert_allclose(moved.report.search.losses / unit, planes.report.search.losses, rtol=1e-5)
     # Sums of four float32 terms of the size of y, some of which cancel.
     np.testing.assert_allclose(moved.predict(x_new * a) / b, planes.predict(x_new), rtol=1e-5, atol=1e-5)
 
@@ -347,7 +347,7 @@ def test_linear_leaves_of_a_plane_are_one_leaf(planes):
 @pytest.mark.wide
 def test_linear_leaves_of_three_starts(pieces):
     """The last batch of starts is padded: two decompositions of a program would wait for each other."""
-    assert fit(*pieces[:2], **LINEAR, starts=3).report["losses"].shape == (3, 2)
+    assert fit(*pieces[:2], **LINEAR, starts=3).report.search.losses.shape == (3, 2)
 
 
 def test_loss_of_linear_leaves_is_the_expected_squared_error(data):

@@ -1,5 +1,6 @@
 """Files of models: what is saved is loaded again, and damaged files are refused."""
 
+from dataclasses import dataclass
 import errno
 import json
 import os
@@ -17,10 +18,22 @@ import pytest
 import jtrees
 from jtrees import Batch, leaves as kinds, losses, pytree
 from jtrees.losses import names
+from jtrees.search import FitReport, Report
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Values(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
-FIT = jtrees.FitResult(TREE, TREE, 0.0, 1, np.zeros(2), {})
+FIT = jtrees.FitResult(TREE, TREE, 0.0, 1, np.zeros(2), FitReport())
+
+
+@dataclass(frozen=True)
+class Held(Report):
+    """A report of the user's own, which holds anything."""
+
+    held: Any
+
+
+def holding(value):
+    return FitReport(search=Held(value))
 
 
 def saved(what, tmp_path, **options):
@@ -50,10 +63,10 @@ def test_arrays_are_loaded_as_they_were(tmp_path):
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "u8", "c8", "U3", "M8[D]"])
 def test_the_other_byte_order(tmp_path, dtype):
     array = np.array([1, 2, 300]).astype(np.dtype(dtype).newbyteorder("S"))
-    fit = FIT.replace(history=array, report={"scalar": array[0]})
+    fit = FIT.replace(history=array, report=holding(array[0]))
     read = jtrees.load(saved(fit, tmp_path))
     np.testing.assert_array_equal(read.history, array)
-    assert read.history.dtype == array.dtype.newbyteorder("S") and read.report == fit.report
+    assert read.history.dtype == array.dtype.newbyteorder("S") and read.report.search.held == array[0]
 
 
 def everything():
@@ -95,17 +108,17 @@ def everything():
 
 def test_whatever_is_saved_is_loaded(tmp_path):
     """Or it is refused, and the message says where it is and what would do."""
-    refusal = re.compile(r"\.report\['held'\]\[0\].* (cannot be saved: .*: \S+|must have names or numbers as keys)")
+    refusal = re.compile(r"\.report\.search\.held\[0\].* (cannot be saved: .*: \S+|must have names or numbers as keys)")
     refused, path = 0, tmp_path / "it.jtrees"
     for value in everything():
         try:
-            jtrees.save(FIT.replace(report={"held": [value]}), path)
+            jtrees.save(FIT.replace(report=holding([value])), path)
         except ValueError as error:
             refused += 1
             assert refusal.match(str(error)), (value, error)
             assert not list(tmp_path.iterdir())
         else:
-            read = jtrees.load(path).report["held"][0]
+            read = jtrees.load(path).report.search.held[0]
             same(read, value) if isinstance(value, (jax.Array, type(TREE))) else np.testing.assert_equal(read, value)
             kind = lambda a: (isinstance(a, np.generic), a.dtype.name) if hasattr(a, "dtype") else type(a)
             assert kind(read) == kind(value)
@@ -114,12 +127,12 @@ def test_whatever_is_saved_is_loaded(tmp_path):
 
 
 def test_an_object_that_holds_itself_is_refused(tmp_path):
-    report: dict = {}
-    report["held"] = [report]
+    held: list = []
+    held.append(held)
     with pytest.raises(
         ValueError, match="what must not hold itself, or lists and dicts too deeply nested, got such a Fit"
     ):
-        saved(FIT.replace(report=report), tmp_path)
+        saved(FIT.replace(report=holding(held)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -132,14 +145,14 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     own = jtrees.FromMethod(make=huber)
     grid = [{"loss": huber, "base": jtrees.GET(depth=2), "options": {"loss": huber, "alpha": 1.0}}, {"base": own}]
     trials = [jtrees.selection.Trial(options, 0.5, 0.1, 3.0) for options in grid]
-    fit = FIT.replace(report={"tuning": trials, "chosen_options": grid[0]})
-    read = jtrees.load(saved(fit, tmp_path)).report
+    fit = FIT.replace(report=FitReport(tuning=jtrees.selection.Tuning(options=grid[0], trials=trials)))
+    read = jtrees.load(saved(fit, tmp_path)).report.tuning
     kept = {"loss": "test_io.huber", "base": jtrees.GET(depth=2), "options": {"loss": "test_io.huber", "alpha": 1.0}}
-    assert read["chosen_options"] == read["tuning"][0].options == kept
-    assert read["tuning"][0].loss == 0.5
-    described = read["tuning"][1].options["base"]
+    assert read.options == read.trials[0].options == kept
+    assert read.trials[0].loss == 0.5
+    described = read.trials[1].options["base"]
     assert (described["name"], described["epochs"], described["make"]) == ("FromMethod", own.epochs, "test_io.huber")
-    assert fit.report["chosen_options"]["loss"] is huber
+    assert fit.report.tuning.options["loss"] is huber
 
 
 def test_a_loaded_fit_predicts(tmp_path):
@@ -245,7 +258,7 @@ def test_classes_of_the_users_own(tmp_path):
     model = Stump(jnp.asarray(0.5), Stumps(rate=jnp.float32(2)))
     same(jtrees.load(path := saved(model, tmp_path)), model)
     assert jtrees.io.header(path)["kind"] == "Stump"
-    same(jtrees.load(saved(FIT.replace(report={"model": model}), tmp_path)).report["model"], model)
+    same(jtrees.load(saved(FIT.replace(report=holding(model)), tmp_path)).report.search.held, model)
     with pytest.raises(ValueError, match="what must be one of"):
         saved(model.recipe, tmp_path)  # a part of a file, and no model
 
@@ -261,7 +274,7 @@ def test_a_class_of_the_name_of_one_of_jtrees_takes_no_place(tmp_path):
     get, own = of_a_cell("GET", jtrees.GET), jtrees.io.part(of_a_cell("Values", values=Any, label=str))
     tree = TREE.replace(leaves=own(TREE.leaves.values, "mine"))
     held = [get(depth=2), jtrees.GET(depth=3), tree, TREE]
-    read = jtrees.load(saved(FIT.replace(report={"held": held}), tmp_path)).report["held"]
+    read = jtrees.load(saved(FIT.replace(report=holding(held)), tmp_path)).report.search.held
     assert [type(one) for one in read] == [get, jtrees.GET, jtrees.ObliqueTree, jtrees.ObliqueTree]
     assert [type(one.leaves) for one in read[2:]] == [own, kinds.Values]
     assert read[0].depth == 2 and read[2].leaves.label == "mine"
@@ -272,15 +285,15 @@ def test_a_class_that_is_defined_again_takes_its_own_place(tmp_path, base):
     """As in a cell of a notebook that runs twice: files are read, and objects of the old class are refused."""
     name, register = f"{base.__name__}Cell", jtrees.io.part if base is object else lambda cls: cls
     define = lambda: register(of_a_cell(name, base, rate=Any))
-    path = saved(old := FIT.replace(report={"held": [define()(0.5)]}), tmp_path)
+    path = saved(old := FIT.replace(report=holding([define()(0.5)])), tmp_path)
     again = define()
-    assert type(jtrees.load(path).report["held"][0]) is again
+    assert type(jtrees.load(path).report.search.held[0]) is again
     with pytest.raises(ValueError, match=f"cannot be saved: .*{name} was defined again since: make it anew"):
         saved(old, tmp_path)
 
 
 def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
-    path = saved(FIT.replace(report={"held": [Stumps()]}), tmp_path)
+    path = saved(FIT.replace(report=holding([Stumps()])), tmp_path)
     text = json.dumps(json.loads(zipfile.ZipFile(path).read("header.json"))["object"])
     renamed = json.loads(text.replace("test_io.Stumps", "elsewhere.Stumps"))
     with pytest.raises(ValueError, match=r"its class 'elsewhere.Stumps' is not known, import the module"):
@@ -302,8 +315,8 @@ def test_other_objects_are_refused(tmp_path, what):
 
 
 def test_parts_that_cannot_be_saved_are_named(tmp_path):
-    fit = FIT.replace(report={"how": [{"of": lambda x: x}]})
-    with pytest.raises(ValueError, match=r"^\.report\['how'\]\[0\]\['of'\] cannot be saved: <function"):
+    fit = FIT.replace(report=holding([{"of": lambda x: x}]))
+    with pytest.raises(ValueError, match=r"^\.report\.search\.held\[0\]\['of'\] cannot be saved: <function"):
         saved(fit, tmp_path)
     with pytest.raises(ValueError, match="feature_names must hold 2 names, one a column, got 3"):
         saved(TREE, tmp_path, feature_names=["a", "b", "c"])

@@ -210,11 +210,11 @@ def test_learns_what_a_linear_model_cannot(table, of_xz):
     assert of_xz.tree is None  # the predictor sees x
     assert of_xz.history.shape == (800,)
     assert np.isfinite(of_xz.history).all()
-    assert of_xz.report["ended"] == "finished"
+    assert of_xz.report.ended == "finished"
     z = of_xz.model.traverse(x)
     assert z.shape == (15, 600)
     assert (z >= 0).all() and (z <= np.asarray(of_xz.model.network.active)[:, None]).all()
-    np.testing.assert_array_equal(of_xz.report["active"], of_xz.model.network.active)
+    np.testing.assert_array_equal(of_xz.report.search.active, of_xz.model.network.active)
 
 
 def test_the_activity_is_that_on_the_training_data(table, of_xz):

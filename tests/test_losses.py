@@ -62,7 +62,7 @@ def test_the_verdict_on_a_loss_class_of_the_users_own_calls_it_loss():
     recipe = jtrees.DGT(depth=1, epochs=2, widths=(), precondition=0)
     with pytest.warns(jtrees.data.baselines.BehindBaselineWarning):
         fit = jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0), task=Regression(loss_function=Own()))
-    assert ": loss " in fit.report["verdict"]
+    assert ": loss " in fit.report.verdict
 
 
 def test_fitted_models_hold_the_task_without_a_function():

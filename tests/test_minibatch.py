@@ -71,7 +71,7 @@ def test_the_best_epoch_by_validation_is_kept(noise, recipe):
     assert result.loss == pytest.approx(mse(result.model, *held_out), rel=1e-5)
     assert last.loss == pytest.approx(mse(last.model, *train), rel=1e-5)
     assert mse(result.model, *held_out) < mse(last.model, *held_out)
-    updates = result.report["updates"]
+    updates = result.report.updates
     np.testing.assert_array_equal(result.history[:updates], last.history[:updates])  # not trained on
 
 
@@ -109,12 +109,12 @@ def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(recipe, 
         results.append(fit(recipe))
     one, *others = results
     updates = one.step + patience + 1  # one mini-batch an epoch: the last was the first beyond the patience
-    assert one.report["updates"] == updates == len(one.history) < 120
+    assert one.report.updates == updates == len(one.history) < 120
     for other in others:
-        assert other.step == one.step and other.loss == one.loss and other.report["updates"] == updates
+        assert other.step == one.step and other.loss == one.loss and other.report.updates == updates
         np.testing.assert_array_equal(other.predict(train[0]), one.predict(train[0]))
         np.testing.assert_array_equal(other.history, whole.history[:updates])
-    assert whole.loss <= one.loss and whole.report["updates"] == 120
+    assert whole.loss <= one.loss and whole.report.updates == 120
 
 
 @pytest.mark.slow
@@ -126,13 +126,13 @@ def test_a_latent_tree_ends_when_its_learning_rate_has_vanished(noise, monkeypat
         monkeypatch.setattr(Pace, "steps", lambda pace, most, steps=steps: min(most, steps))
         results.append(jtrees.fit(recipe, *train, key=KEY))
     one, *others = results
-    updates = one.report["updates"]
+    updates = one.report.updates
     assert one.step == updates == len(one.history) and 12 < updates < len(whole.history) // 2
     # What is left out moves weights by at most the sum of the learning rates, a thousandth and less.
     np.testing.assert_allclose(one.predict(held_out[0]), whole.predict(held_out[0]), atol=0.02)
     assert not np.array_equal(one.predict(held_out[0]), whole.predict(held_out[0]))
     for other in others:
-        assert (other.step, other.loss, other.report["updates"]) == (updates, one.loss, updates)
+        assert (other.step, other.loss, other.report.updates) == (updates, one.loss, updates)
         np.testing.assert_array_equal(other.predict(train[0]), one.predict(train[0]))
         np.testing.assert_array_equal(other.history, whole.history[:updates])
 
@@ -142,7 +142,7 @@ def test_runs_side_by_side_end_when_they_would_alone(noise):
     train, held_out = noise
     recipe = DGT.replace(epochs=120)
     best = jtrees.fit(jtrees.BestOf(recipe, runs=4), *train, key=KEY, validation=held_out)
-    updates = best.report["updates"]
+    updates = best.report.updates
     assert len(set(updates)) > 1 and best.step + 45 in updates
     options = {"learning_rate": [0.003, 0.02]}
     swept = jtrees.sweep(recipe, *train, grid=options, key=KEY, validation=held_out).fits.ravel()
@@ -150,7 +150,7 @@ def test_runs_side_by_side_end_when_they_would_alone(noise):
         alone = jtrees.fit(
             recipe.replace(learning_rate=rate), *train, key=jax.random.fold_in(KEY, 0), validation=held_out
         )
-        assert (alone.step, alone.report["updates"]) == (fit.step, fit.report["updates"])
+        assert (alone.step, alone.report.updates) == (fit.step, fit.report.updates)
 
 
 def off_one_hot(outputs, y):

@@ -255,7 +255,7 @@ def test_greedy_and_joint_trees_find_oblique_splits():
     assert accuracy(joint.model, *test) > cart + 0.05
     for result in (greedy, joint):
         assert isinstance(result.model, jtrees.ObliqueTree) and result.model is result.tree
-        assert result.report["active_leaves"] <= result.model.num_leaves <= 8
+        assert result.report.search.active_leaves <= result.model.num_leaves <= 8
         losses = -np.log(result.model.predict(x)[np.arange(len(y)), y])
         assert result.loss == pytest.approx(losses.mean(), rel=1e-5)
     # The joint search starts with the greedy one, step by step.
@@ -293,7 +293,7 @@ def test_targets_and_their_units():
 def test_a_small_ball_prunes():
     x, y = table()
     recipe = JOINT.replace(depth=5, stable=False)
-    leaves = [fit(recipe.replace(nu=nu), x, y).report["active_leaves"] for nu in (0.01, 100.0)]
+    leaves = [fit(recipe.replace(nu=nu), x, y).report.search.active_leaves for nu in (0.01, 100.0)]
     assert leaves[0] < leaves[1] < DecisionTreeClassifier(max_depth=5).fit(x, y).get_n_leaves()
 
 
@@ -366,7 +366,7 @@ def test_a_search_that_is_stopped_has_the_levels_so_far():
     x, y = table()
     recipe = JOINT.replace(depth=4, greedy_epochs=200)
     result = fit(recipe, x, y, max_seconds=1e-3)
-    assert result.report["ended"] == "max_seconds"
+    assert result.report.ended == "max_seconds"
     assert len(result.history) < 4 * 200 * 10  # levels, epochs, mini-batches
     assert accuracy(result.model, x, y) > 0.55
 
@@ -439,8 +439,8 @@ def test_leaves_are_shrunk_by_as_much_as_is_best_for_the_validation_set(classes)
         each = -np.log(answers[np.arange(200), y[200:].astype(int)]) if classes else (answers - y[200:]) ** 2
         losses[strength] = each.mean()
     best = min(losses, key=losses.get)
-    assert best > 0 and fit.report["shrinkage"] == pytest.approx(best, rel=1e-6)
-    assert np.isnan(unshrunk.report["shrinkage"])
+    assert best > 0 and fit.report.search.shrinkage == pytest.approx(best, rel=1e-6)
+    assert np.isnan(unshrunk.report.search.shrinkage)
     assert fit.loss == pytest.approx(losses[best], rel=1e-4) and fit.loss < unshrunk.loss
 
 
@@ -452,6 +452,6 @@ def test_a_loss_whose_leaves_are_newton_steps_has_no_run_to_find_a_shrinkage(rec
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 3)), rng.poisson(2.0, 200)
     counts = jtrees.fit(recipe, x, y, key=jax.random.key(0), task=jtrees.Regression(loss_function="poisson"))
-    assert "trials" not in counts.report and np.isnan(counts.report["shrinkage"])
+    assert counts.report.search.preconditioning is None and np.isnan(counts.report.search.shrinkage)
     classes = jtrees.fit(recipe, x, y > 2, key=jax.random.key(0), task="classification")
-    assert len(classes.report["trials"]) == 1 and classes.report["shrinkage"] > 0
+    assert len(classes.report.search.preconditioning.losses) == 1 and classes.report.search.shrinkage > 0

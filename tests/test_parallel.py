@@ -148,9 +148,9 @@ def starts():
 def fit():
     """The same of a whole fit."""
     fit = jtrees.fit(jtrees.GET(depth=1, starts=3, epochs=12, cart=False), *table(), key=jax.random.key(0))
-    assert (fit.report["steps"] > 0).any()  # the trees have been trained
+    assert (fit.report.search.steps > 0).any()  # the trees have been trained
     found = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss}
-    found |= {name: fit.report[name] for name in ("sharpness", "losses", "steps", "chosen")}
+    found |= {name: getattr(fit.report.search, name) for name in ("sharpness", "losses", "steps", "chosen")}
     return found | {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
 
 
@@ -168,8 +168,8 @@ def nested():
     forest = jtrees.Bagged(jtrees.BestOf(jtrees.GET(depth=1, epochs=5), runs=2), trees=3)
     trees = jtrees.Refined(jtrees.Boosted(weak, rounds=3), epochs=5, learning_rate=0.01)
     fits = [jtrees.fit(recipe, x, y, key=jax.random.key(0)) for recipe in (forest, trees)]
-    found = {"forest": fits[0].predict(x), "boosted": fits[1].report["losses"]}
-    return found | {"devices": jax.device_count(), "refined": fits[1].report["refined_losses"]}
+    found = {"forest": fits[0].predict(x), "boosted": fits[1].report.search.losses}
+    return found | {"devices": jax.device_count(), "refined": fits[1].report.search.losses}
 
 
 def swept():

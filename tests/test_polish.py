@@ -260,6 +260,9 @@ def test_side_by_side_is_one_after_the_other(data):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
+OWN = jtrees.search.Report()
+
+
 @pytree.dataclass
 class Given(jtrees.Recipe):
     """A recipe that returns a given tree."""
@@ -270,21 +273,21 @@ class Given(jtrees.Recipe):
         return [SearchResult((), 0.0, True, 7, history=np.zeros(1, np.float32)) for _ in range(len(runs))]
 
     def finish(self, result, data, *, key, monitor):
-        return Finished(self.tree, self.tree, 99.0, {"own": "report"})
+        return Finished(self.tree, self.tree, 99.0, OWN)
 
 
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_recipe_polishes_the_tree_of_its_base(data, alone):
     x, y = data
     fit = jtrees.fit(jtrees.Polished(BASE, epochs=EPOCHS, shrink=False), x, y, key=jax.random.key(0))
-    losses = fit.report["polish"]
+    losses = fit.report.search.losses
     before = losses[0]
     if alone:  # which is one more program
         base = jtrees.fit(BASE, x, y, key=jax.random.key(0))
         before = squared_loss(base.tree, x, y)
-        assert fit.report["cart_loss"] == base.report["cart_loss"]
-    check(Result(fit.tree, losses, fit.report["accepted"]), before, squared_loss(fit.tree, x, y))
-    assert fit.loss == losses[-1] < losses[0] <= fit.report["cart_loss"]
+        assert fit.report.search.base.cart_loss == base.report.search.cart_loss
+    check(Result(fit.tree, losses, fit.report.search.accepted), before, squared_loss(fit.tree, x, y))
+    assert fit.loss == losses[-1] < losses[0] <= fit.report.search.base.cart_loss
     assert fit.model is fit.tree
 
 
@@ -300,8 +303,8 @@ def test_leaves_are_finally_drawn_towards_their_ancestors(data, classes):
     assert spread(shrunk) < 0.8 * spread(means)
     again = means.tree.refit(x, y if classes else y.astype(np.float32), shrink=True)
     np.testing.assert_allclose(shrunk.tree.leaves.values, again.leaves.values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(shrunk.report["polish"], means.report["polish"])
-    assert shrunk.loss > means.loss == means.report["polish"][-1]
+    np.testing.assert_array_equal(shrunk.report.search.losses, means.report.search.losses)
+    assert shrunk.loss > means.loss == means.report.search.losses[-1]
 
 
 def test_the_loss_reported_is_that_on_validation(data):
@@ -311,11 +314,11 @@ def test_the_loss_reported_is_that_on_validation(data):
     recipe = jtrees.Polished(Given(random_tree(0)), epochs=EPOCHS, shrink=False)
     fit = jtrees.fit(recipe, x, y, key=jax.random.key(0), validation=held_out)
     assert fit.loss == pytest.approx(np.mean((fit.tree.predict(x[:50]) + y[:50]) ** 2, dtype=np.float64), rel=1e-5)
-    losses = fit.report["polish"]
+    losses = fit.report.search.losses
     assert losses[0] == pytest.approx(squared_loss(random_tree(0), x, y), rel=1e-5)
     assert losses[-1] == pytest.approx(squared_loss(fit.tree, x, y), rel=1e-5)
     assert losses[-1] < 0.9 * losses[0] < fit.loss
-    assert fit.step == 7 and fit.report["own"] == "report" and fit.report["ended"] == "finished"
+    assert fit.step == 7 and fit.report.search.base is OWN and fit.report.ended == "finished"
 
 
 @pytest.mark.slow
@@ -351,4 +354,4 @@ def test_double_precision(data, x64):
     with jax.numpy_dtype_promotion("standard"):
         recipe = jtrees.Polished(jtrees.GET(depth=2, starts=1, epochs=5), epochs=5)
         fit = jtrees.fit(recipe, *data, key=jax.random.key(0))
-    assert np.isfinite(fit.loss) and fit.loss <= fit.report["polish"][0]
+    assert np.isfinite(fit.loss) and fit.loss <= fit.report.search.losses[0]

@@ -141,8 +141,8 @@ def chosen(losses, collinear):
 def test_a_strength_must_be_clearly_better_than_none(losses, strength, collinear):
     """With 120 held-out rows, by half of the root of their inverse number: 0.046."""
     result = chosen(losses, collinear)
-    assert result.report["precondition"] == pytest.approx(strength if losses[1] != 0.95 else 0.9)
-    np.testing.assert_allclose(result.report["trials"], losses)
+    assert result.preconditioning.strength == pytest.approx(strength if losses[1] != 0.95 else 0.9)
+    np.testing.assert_allclose(result.preconditioning.losses, losses)
     assert result.held_out.loss == pytest.approx(min(losses)) and result.held_out.rows.sum() == 120
 
 
@@ -156,11 +156,11 @@ def test_the_best_trial_is_the_result_if_the_time_is_up_after_it(collinear):
 
     [result] = preconditioned(runs, "auto", train)
     assert len(trained_on) == 1 and result.model == "the trial's"
-    np.testing.assert_array_equal(result.report["trials"], np.float32([0.5, np.inf, np.inf]))
+    np.testing.assert_array_equal(result.preconditioning.losses, np.float32([0.5, np.inf, np.inf]))
 
 
 def test_a_gain_within_the_margin_is_none(collinear):
-    assert chosen((1.0, 0.97, 0.96), collinear).report["precondition"] == 0
+    assert chosen((1.0, 0.97, 0.96), collinear).preconditioning.strength == 0
 
 
 def test_trials_do_not_see_the_held_out_rows(collinear):
@@ -190,8 +190,8 @@ def test_no_strength_is_tried_on_uncorrelated_features(name):
     x = rng.normal(size=(600, 3))
     y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + 0.1 * rng.normal(size=600)
     fit = jtrees.fit(SMALL[name], x, y, key=KEY)
-    np.testing.assert_array_equal(np.isfinite(fit.report["trials"]), [name == "TEL", False, False])
-    assert fit.report["precondition"] == 0
+    np.testing.assert_array_equal(np.isfinite(fit.report.search.preconditioning.losses), [name == "TEL", False, False])
+    assert fit.report.search.preconditioning.strength == 0
     without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
     if name == "DGT":  # the same training, on features times the identity
         np.testing.assert_allclose(fit.predict(x), without.predict(x), atol=1e-4)
@@ -201,10 +201,11 @@ def test_no_strength_is_tried_on_uncorrelated_features(name):
 def test_by_default_the_strength_with_the_lowest_loss_on_rows_left_out_is_chosen(name, collinear):
     x, y = collinear
     fit = jtrees.fit(SMALL[name], x, y, key=KEY)
-    losses = fit.report["trials"]
+    losses = fit.report.search.preconditioning.losses
     assert losses.shape == (3,) and np.isfinite(losses).all()
     clearly = losses.min() < (1 - 0.5 / np.sqrt(len(x) // 5)) * losses[0]
-    assert fit.report["precondition"] == np.float32((0.0, 0.9, 0.99)[int(losses.argmin()) if clearly else 0])
+    strength = (0.0, 0.9, 0.99)[int(losses.argmin()) if clearly else 0]
+    assert fit.report.search.preconditioning.strength == np.float32(strength)
     if name != "NonGreedy":  # whose start from a ridge regression needs none
         without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
         assert fit.loss < 0.7 * without.loss  # what carries the targets has a variance of 1e-4
@@ -215,16 +216,16 @@ def test_the_starts_of_get_have_different_strengths(collinear):
     x, y = collinear
     get = jtrees.GET(depth=2, starts=4, epochs=200, cart=False, halving=False)
     fit, without = (jtrees.fit(get.replace(precondition=p), x, y, key=KEY) for p in ("auto", 0.0))
-    np.testing.assert_array_equal(fit.report["precondition"], np.float32([0, 0.9, 0, 0.99]))
-    assert fit.report["chosen"] in (1, 3) and fit.loss < 0.7 * without.loss
-    assert "precondition" not in without.report
+    np.testing.assert_array_equal(fit.report.search.strengths, np.float32([0, 0.9, 0, 0.99]))
+    assert fit.report.search.chosen in (1, 3) and fit.loss < 0.7 * without.loss
+    assert without.report.search.strengths is None
 
 
 def test_a_start_from_cart_is_cart_in_any_coordinates(collinear):
     """Its first hard tree has CART's loss."""
     x, y = collinear
     fit = jtrees.fit(jtrees.GET(depth=2, starts=1, epochs=1, learning_rate=1e-9, precondition=0.9), x, y, key=KEY)
-    np.testing.assert_allclose(fit.report["losses"][0], fit.report["cart_loss"], rtol=1e-3)
+    np.testing.assert_allclose(fit.report.search.losses[0], fit.report.search.cart_loss, rtol=1e-3)
 
 
 def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
@@ -243,9 +244,9 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
         for options in ({}, {"precondition": 0.0}, {"shrink": False})
     )
     within = 100 <= bucket(rows) <= 1024
-    assert np.isfinite(fit.report.get("trials", np.inf)).sum() == within
-    assert np.isinf(unshrunk.report.get("trials", np.inf)).all()
-    assert np.isfinite(fit.report["shrinkage"]) == within
+    tried = lambda fit: [] if (found := fit.report.search.preconditioning) is None else np.isfinite(found.losses)
+    assert sum(tried(fit)) == within and sum(tried(unshrunk)) == 0
+    assert np.isfinite(fit.report.search.shrinkage) == within
     # Targets that are noise: means are the best for rows held out, unless those are few.
     spread = lambda fit: np.std(fit.predict(x))
     assert spread(by_gcv) < spread(unshrunk)
@@ -267,7 +268,7 @@ def test_rows_padded_to_a_threshold_are_prepared_as_they_are_trained(name, rows,
     assert bucket(rows) > rows and bucket(rows) in (100, 512, 1024)
     x, y = (np.resize(a, (rows, *a.shape[1:])) for a in collinear)
     report = jtrees.fit(SMALL[name], x, y, key=KEY).report
-    assert len(report["trials"]) == (1 if rows < 100 else 3)
+    assert len(report.search.preconditioning.losses) == (1 if rows < 100 else 3)
 
 
 @pytest.mark.wide

@@ -273,11 +273,11 @@ def tuned(run: Run) -> None:
         return  # too few rows
     options: Any = {"task": task, "sample_weight": weight}
     report = (result := jtrees.tune(recipe, x, y, key=KEY, grid={name: values}, validation=2, **options)).report
-    chosen = with_number(recipe, name, report["chosen_options"][name])
+    chosen = with_number(recipe, name, report.tuning.options[name])
     same(result.model.predict(x), jtrees.fit(chosen, x, y, key=fit_key, **options).model.predict(x))
     recipes, table = [with_number(recipe, name, value) for value in values], table_of(recipe, x, y, weight, task)
     fits = fits_of(recipes, [search_key], folds, table, None, Monitor())
-    for trial, value in zip(report["tuning"], values, strict=True):
+    for trial, value in zip(report.tuning.trials, values, strict=True):
         each = np.zeros(len(x))
         for rows in folds:
             each[rows] = losses_of(next(fits)[0].model.predict(x), run.targets, slice(None))[rows]

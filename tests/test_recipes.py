@@ -43,8 +43,8 @@ def fit(table, recipe=None, **options):
 def test_a_fit_has_the_losses_before_its_updates(table):
     recipe = Polynomials()
     result = fit(table, recipe)
-    assert result.step == 103 and result.report["ended"] == "finished"
-    assert result.report["recipe"]["name"] == "Polynomials"
+    assert result.step == 103 and result.report.ended == "finished"
+    assert result.report.recipe["name"] == "Polynomials"
     assert result.history.shape == (103,) and np.isfinite(result.history).all()  # no tail of NaN
     checked = checked_table(*table, None, "regression")
     batch, number = Scaling.fit(checked).batch(checked), np.asarray(jax.random.key_data(KEY))
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_a_fit_with_the_best_so_far(table):
         presses.join()
         assert signal.getsignal(signal.SIGINT) is ours
         assert not got
-    assert result.report["ended"] == "interrupted"
+    assert result.report.ended == "interrupted"
     assert 0 < result.step == len(result.history) < ENDLESS.steps
     assert np.isfinite(result.history).all()
     assert result.loss < 0.3 * np.var(table[1])  # after one round it is far below
@@ -134,7 +134,7 @@ def test_fits_run_in_other_threads(table):
     for thread in threads:
         thread.join()
     np.testing.assert_array_equal(results[0].history, results[1].history)
-    assert results[0].report["ended"] == "finished"
+    assert results[0].report.ended == "finished"
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -147,8 +147,8 @@ def test_max_seconds_end_a_fit_with_the_best_so_far(table, monkeypatch):
     for module in (driver, loop, monitor):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: next(ticks) / 10))
     result = fit(table, ENDLESS, max_seconds=40)
-    assert result.report["ended"] == "max_seconds" and 35 < result.report["seconds"] < 44
-    assert result.report["ended_at"] == f"Polynomials: {result.step} of at most {ENDLESS.steps} updates"
+    assert result.report.ended == "max_seconds" and 35 < result.report.seconds < 44
+    assert result.report.ended_at == f"Polynomials: {result.step} of at most {ENDLESS.steps} updates"
     assert 100 < result.step == len(result.history) < 100 * loop.MOST
     assert result.loss < 1e-2 * np.var(table[1])
 
@@ -158,7 +158,7 @@ def test_max_seconds_end_a_fit_with_the_best_so_far(table, monkeypatch):
 )
 def test_the_shortest_time_gives_a_model_and_time_enough_the_whole_one(table, recipe, seconds, ended, steps):
     result = fit(table, recipe, max_seconds=seconds)
-    assert result.report["ended"] == ended and len(result.history) == steps
+    assert result.report.ended == ended and len(result.history) == steps
 
 
 # --- Progress --------------------------------------------------------------------------------------------------------

@@ -63,10 +63,10 @@ def plain_outputs(network, x):
 @pytest.mark.parametrize("kind", sweeps.slow(RECIPES, ["constant"]))
 def test_outputs_are_those_of_the_definition_and_better_than_boosting(kind):
     boosted, both = jtrees.fit(RECIPES[kind], *TRAIN, key=KEY), fit(RECIPES[kind])
-    assert both.report["refined"] and error(both) < 0.9 * error(boosted)
-    assert both.report["rounds"] == boosted.report["rounds"] and both.tree is None
+    assert both.report.search.refined and error(both) < 0.9 * error(boosted)
+    assert both.report.search.base.rounds == boosted.report.search.rounds and both.tree is None
     assert isinstance(both.model, SoftForest)
-    np.testing.assert_allclose(both.report["boosted_loss"], boosted.report["losses"].min(), rtol=1e-5)
+    np.testing.assert_allclose(both.report.search.boosted_loss, boosted.report.search.losses.min(), rtol=1e-5)
     scaled = np.asarray(both.model.scaling.transform(TEST[0]), np.float64)
     expected = both.model.scaling.inverse(plain_outputs(both.model.network, scaled))
     np.testing.assert_allclose(both.predict(TEST[0]), expected, atol=2e-5)  # float32
@@ -77,7 +77,7 @@ def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
     """Softened, and hardly trained, they are worse."""
     boosted = jtrees.fit(BOOSTED, *TRAIN, key=KEY)
     both = fit(learning_rate=1e-9, first_sharpness=1.0, last_sharpness=1.0)
-    assert not both.report["refined"]
+    assert not both.report.search.refined
     np.testing.assert_allclose(both.predict(TEST[0]), boosted.predict(TEST[0]), atol=1e-4)
 
 
@@ -85,16 +85,16 @@ def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
 def test_a_validation_set_takes_the_place_of_rows_held_out():
     both = fit(validation=TEST)
     boosted = jtrees.fit(BOOSTED, *TRAIN, key=KEY, validation=TEST)
-    assert both.report["boosted_loss"] == pytest.approx(boosted.report["losses"].min(), rel=1e-5)
+    assert both.report.search.boosted_loss == pytest.approx(boosted.report.search.losses.min(), rel=1e-5)
     assert both.loss == pytest.approx(error(both), rel=1e-4) and both.loss < boosted.loss
-    chosen = both.report["refined_losses"].min()
+    chosen = both.report.search.losses.min()
     # On targets scaled to [0, 1].
     assert chosen == pytest.approx(both.loss / np.ptp(TRAIN[1]) ** 2, rel=1e-3)
 
 
 def test_a_deadline_leaves_the_trees_of_boosting():
     both = fit(max_seconds=1e-6)
-    assert both.report["ended"] == "max_seconds" and not both.report["refined"]
+    assert both.report.ended == "max_seconds" and not both.report.search.refined
     assert np.isfinite(both.predict(TEST[0])).all()
 
 
@@ -111,7 +111,7 @@ def test_a_deadline_leaves_the_trees_of_boosting():
 def test_every_loss(task, y):
     both = fit(data=(X, y), task=task)
     assert np.isfinite(both.loss) and np.isfinite(both.predict(X)).all()
-    assert both.report["refined_losses"].min() < both.report["boosted_loss"] * 1.05
+    assert both.report.search.losses.min() < both.report.search.boosted_loss * 1.05
     if isinstance(task, jtrees.Classification):
         np.testing.assert_allclose(both.predict(X).sum(1), 1, rtol=1e-5)
 

@@ -244,10 +244,12 @@ def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe, stages):
     x, y = noisy_plane()
     fit = jtrees.fit(recipe, x[0], y[0], key=KEY)
     report = fit.report
-    assert report["chosen"] == -2 and np.isinf(report["losses"][:, stages:]).all()
-    assert report["ridge_loss"] < report["cart_loss"] and fit.loss == pytest.approx(report["ridge_loss"], rel=0.05)
+    assert report.search.chosen == -2 and np.isinf(report.search.losses[:, stages:]).all()
+    assert report.search.ridge_loss < report.search.cart_loss and fit.loss == pytest.approx(
+        report.search.ridge_loss, rel=0.05
+    )
     without = jtrees.fit(recipe.replace(ridge=False), x[0], y[0], key=KEY)
-    assert np.isnan(without.report["ridge_loss"]) and without.report["chosen"] != -2
+    assert np.isnan(without.report.search.ridge_loss) and without.report.search.chosen != -2
     assert r2(fit, x[1], y[1]) > 0.1 + r2(without, x[1], y[1])
 
 
@@ -256,9 +258,9 @@ def test_the_better_of_both_on_rows_left_out_is_the_result_and_a_start_may_bette
     x, y = noisy_plane()
     fit = partial(jtrees.fit, GET, key=KEY)
     steps = np.where(x[0][:, 0] > 0, 1.0, np.where(x[0][:, 1] > 0, 2.0, 3.0)) + 0.3 * y[0]
-    assert fit(x[0], steps).report["chosen"] == -1
+    assert fit(x[0], steps).report.search.chosen == -1
     start = fit(x[0], y[0], validation=(x[1], y[1]))  # it trains on from the ridge start, which it betters or keeps
-    assert start.report["chosen"] in (1, -2) and start.loss <= start.report["ridge_loss"]
+    assert start.report.search.chosen in (1, -2) and start.loss <= start.report.search.ridge_loss
 
 
 @pytest.mark.parametrize("kind", sweeps.quick(["one target", "two targets", "actions"], ["two targets", "actions"]))
@@ -297,5 +299,5 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
 def test_a_start_is_taken_for_it_only_beside_cart_and_constant_leaves(options, shape, there):
     x, y = noisy_plane(*shape)
     fit = jtrees.fit(GET.replace(**{"epochs": 1} | options), x[0], y[0], key=KEY)
-    assert np.isfinite(fit.report["ridge_loss"]) == there
-    assert np.isfinite(fit.report["cart_loss"]) == options.get("cart", True)
+    assert np.isfinite(fit.report.search.ridge_loss) == there
+    assert np.isfinite(fit.report.search.cart_loss) == options.get("cart", True)

@@ -308,7 +308,7 @@ def test_a_fit_is_as_good_wherever_the_data_lie(standard_promotion, plain_fit, x
     # Where digits of x or y itself are rounded away (times in 256 ns), another start may win; losses stay alike.
     assert fit.loss / unit**2 == pytest.approx(plain_fit.loss, rel=1e-2)
     # Far from zero features are rounded otherwise, so a sample beside a hyperplane may change side.
-    assert fit.report["chosen"] >= 0 and fit.loss == pytest.approx(fit.report["losses"].min(), rel=5e-2)
+    assert fit.report.search.chosen >= 0 and fit.loss == pytest.approx(fit.report.search.losses.min(), rel=5e-2)
     zero = y.mean() if y.dtype.kind == "f" else y.min()  # differences in whole numbers are exact
     of_targets = lambda predictions: predictions.astype(np.longdouble) - zero
     predictions, targets = of_targets(fit.predict(x)), (y - zero).astype(np.longdouble)
@@ -323,8 +323,8 @@ def test_an_outlier_in_a_column_costs_a_fit_hardly_anything(standard_promotion, 
     x = X.copy()
     x[0, 2], x[1, 0] = 1e12, -1e9
     fit = jtrees.fit(RECIPE, x, Y, key=jax.random.key(0))
-    assert fit.loss <= 1.1 * plain_fit.loss < fit.report["cart_loss"]
-    assert plain_fit.report["chosen"] >= 0 and fit.report["chosen"] >= 0
+    assert fit.loss <= 1.1 * plain_fit.loss < fit.report.search.cart_loss
+    assert plain_fit.report.search.chosen >= 0 and fit.report.search.chosen >= 0
     of_ridge = RECIPE.replace(ridge=True, epochs=1)
-    plain, spoilt = (jtrees.fit(of_ridge, a, Y, key=jax.random.key(0)).report["ridge_loss"] for a in (X, x))
+    plain, spoilt = (jtrees.fit(of_ridge, a, Y, key=jax.random.key(0)).report.search.ridge_loss for a in (X, x))
     assert spoilt <= 1.1 * plain

@@ -72,10 +72,10 @@ def test_what_matters_is_kept(leaves):
     x_test, y_test = plane(seed=1)
     error = lambda fit: np.mean((fit.predict(x_test) - y_test) ** 2)
     assert error(fit) < error(dense) + 0.02
-    assert list(fit.report["terms"]) == [12, 10, 8, 6, 5, 4, 3, 2] and fit.report["term_losses"].shape == (8,)
+    assert list(fit.report.search.terms) == [12, 10, 8, 6, 5, 4, 3, 2] and fit.report.search.losses.shape == (8,)
     if leaves == "constant":  # else the loss is an expected error
-        np.testing.assert_allclose(fit.report["term_losses"][[0, -1]], [dense.loss, fit.loss], rtol=1e-5)
-    assert fit.report["cart_loss"] == dense.report["cart_loss"]
+        np.testing.assert_allclose(fit.report.search.losses[[0, -1]], [dense.loss, fit.loss], rtol=1e-5)
+    assert fit.report.search.base.cart_loss == dense.report.search.cart_loss
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_tree_of_few_terms_stays_as_it_is():
     base, fit = (jtrees.fit(recipe, x, y, key=KEY) for recipe in (GET, jtrees.Sparse(GET, terms=4)))
     for a, b in zip(jax.tree.leaves(base.tree), jax.tree.leaves(fit.tree), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert list(fit.report["terms"]) == [4] and fit.loss == base.loss
+    assert list(fit.report.search.terms) == [4] and fit.loss == base.loss
 
 
 @pytest.mark.wide
@@ -112,8 +112,8 @@ def test_losses_of_terms_are_those_of_the_validation_set():
     x_test, y_test = plane(p=8, seed=1)
     recipe = jtrees.Sparse(GET.replace(epochs=200), terms=1, epochs=100)
     fit = jtrees.fit(recipe, x, y, key=KEY, validation=(x_test, y_test))
-    assert list(fit.report["terms"]) == [8, 6, 5, 4, 3, 2, 1]
-    losses = dict(zip(fit.report["terms"], fit.report["term_losses"], strict=True))
+    assert list(fit.report.search.terms) == [8, 6, 5, 4, 3, 2, 1]
+    losses = dict(zip(fit.report.search.terms, fit.report.search.losses, strict=True))
     assert losses[1] > 1.5 * losses[2] and fit.loss == losses[1]
     assert fit.loss == pytest.approx(np.mean((fit.predict(x_test) - y_test) ** 2), rel=1e-5)
 
@@ -129,7 +129,7 @@ def test_a_column_of_a_raw_table_is_one_term():
     assert len(fit.model.columns.feature_names) == 10
     columns = [set(owner[row != 0]) for row in np.asarray(fit.tree.weights)]
     assert max(map(len, columns)) == 2 and {0, 3} in columns and columns_of(fit.tree).max() > 2
-    assert list(fit.report["terms"]) == [4, 3, 2]
+    assert list(fit.report.search.terms) == [4, 3, 2]
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_a_deadline_ends_the_training_and_not_the_removal(monkeypatch):
     )
     recipe = jtrees.Sparse(GET, terms=2, epochs=5)
     fit = jtrees.fit(recipe, x, y, key=KEY, max_seconds=0.1)
-    assert fit.report["ended"] == "max_seconds" and len(calls) <= 2 and columns_of(fit.tree).max() == 2
+    assert fit.report.ended == "max_seconds" and len(calls) <= 2 and columns_of(fit.tree).max() == 2
     jtrees.fit(recipe, x, y, key=KEY)
     assert len(calls) >= 7
 

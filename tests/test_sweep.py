@@ -75,7 +75,7 @@ def test_each_run_is_the_fit_alone(way):
         same(result.fits[c, s, 0], alone)
         assert result.losses[c, s, 0] == result.fits[c, s, 0].loss
         assert result.sizes[c, s, 0] == alone.model.num_parameters
-        assert result.fits[c, s, 0].report["recipe"]["learning_rate"] == pytest.approx(options["learning_rate"])
+        assert result.fits[c, s, 0].report.recipe["learning_rate"] == pytest.approx(options["learning_rate"])
     assert len({float(fit.loss) for fit in result.fits.ravel()}) == 8  # no two runs are one
 
 
@@ -87,7 +87,7 @@ def test_each_seed_has_its_own_bootstrap_samples():
     for c, s in np.ndindex(2, 2):
         recipe = bagged.replace(base=DGT.replace(learning_rate=(0.01, 0.1)[c]))
         alone = jtrees.fit(recipe, X, Y, key=jax.random.fold_in(KEY, s))
-        np.testing.assert_array_equal(result.fits[c, s, 0].report["in_bag"], alone.report["in_bag"])
+        np.testing.assert_array_equal(result.fits[c, s, 0].report.search.in_bag, alone.report.search.in_bag)
         np.testing.assert_array_equal(result.fits[c, s, 0].model.predict(X), alone.model.predict(X))
 
 
@@ -138,7 +138,7 @@ def test_reports_count_the_rows_that_were_trained_on():
     fits = single(DGT.replace(depth=10), validation=3).fits[0, 0]
     nodes = lambda fit, x: len(np.unique(fit.tree.decision_path(x)[:-1]))
     trained_on = [X[np.setdiff1d(np.arange(96), rows)] for rows in FOLDS]
-    reached = [fit.report["reached"] for fit in fits]
+    reached = [fit.report.search.reached for fit in fits]
     assert reached == list(map(nodes, fits, trained_on)) != [nodes(fit, X) for fit in fits]
 
 
@@ -146,9 +146,9 @@ def test_reports_count_the_rows_that_were_trained_on():
 def test_bags_of_a_fold_hold_rows_that_were_trained_on():
     for fit in single(jtrees.Bagged(DGT, trees=2), validation=3).fits[0, 0]:
         report = fit.report
-        assert report["in_bag"].shape == (2, 64) and len(report["out_of_bag"]) == 64
-        np.testing.assert_array_equal(report["in_bag"].sum(1), 64)
-        np.testing.assert_array_equal(np.isnan(report["out_of_bag"]), report["in_bag"].all(0))
+        assert report.search.in_bag.shape == (2, 64) and len(report.search.out_of_bag) == 64
+        np.testing.assert_array_equal(report.search.in_bag.sum(1), 64)
+        np.testing.assert_array_equal(np.isnan(report.search.out_of_bag), report.search.in_bag.all(0))
 
 
 # --- Results ---------------------------------------------------------------------------------------------------------

@@ -365,7 +365,7 @@ def test_validation_and_sweeps_use_the_loss(name):
     of_rows = task.host_losses(np.asarray(fit.predict(X[240:]), np.float64), y[240:], np.float64(1))
     assert fit.loss == pytest.approx(of_rows.mean(), rel=1e-4)
     sweep = jtrees.sweep(RECIPES["GET"], X, y, grid={"l1": (0.0, 1e-3)}, validation=0.25, **options)
-    assert np.isfinite(sweep.losses).all() and sweep.fit.report["recipe"]["name"] == "GET"
+    assert np.isfinite(sweep.losses).all() and sweep.fit.report.recipe["name"] == "GET"
     assert sweep.losses.min() < task.host_losses(np.asarray(_constant(task, y)), y, np.float64(1)).mean()
 
 

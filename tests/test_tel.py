@@ -184,7 +184,7 @@ def test_products_of_features_are_learnt(lazy):
     predictions = result.predict(X)
     assert 1 - np.var(Y - predictions) / np.var(Y) > 0.9
     assert result.loss == pytest.approx(np.mean((Y - predictions) ** 2), rel=1e-5)
-    assert 1 <= result.report["reachable_leaves"] < 8 and not result.report["overflows"]
+    assert 1 <= result.report.search.reachable_leaves < 8 and not result.report.search.overflows
     assert result.tree is None
     assert repr(result.model) == (
         "EnsembleModel(trees=5, depth=3, features=4, step='smooth', Regression(), parameters=215)"
@@ -194,9 +194,9 @@ def test_products_of_features_are_learnt(lazy):
 @pytest.mark.slow
 def test_gamma_is_what_reaches_leaves_and_the_logistic_twin_reaches_all():
     logistic = jtrees.fit(SMALL.replace(step="logistic", epochs=5), X, Y, key=KEY)
-    assert logistic.report["reachable_leaves"] == 8 and not logistic.report["overflows"]
+    assert logistic.report.search.reachable_leaves == 8 and not logistic.report.search.overflows
     fits = [jtrees.fit(SMALL.replace(gamma=gamma), X, Y, key=KEY) for gamma in (0.01, 0.3, 3.0)]
-    reached = [result.report["reachable_leaves"] for result in fits]
+    reached = [result.report.search.reachable_leaves for result in fits]
     assert 1 <= reached[0] < 1.2 < reached[1] < reached[2]
 
 

@@ -37,7 +37,7 @@ def tune(table, grid, recipe=None, **options):
 
 def trials(result) -> dict:
     """By the values of their options, in the order in which they were made."""
-    return {tuple(trial.options.values()): trial for trial in result.report["tuning"]}
+    return {tuple(trial.options.values()): trial for trial in result.report.tuning.trials}
 
 
 def depths(result) -> list[int]:
@@ -58,10 +58,10 @@ def evaluated(monkeypatch, combinations, losses):
 def test_the_degree_is_found_and_deeper_ones_are_not_tried(table, tried):
     """In the order of their depths, whatever that of the grid."""
     result = tune(table, {"depth": tried})
-    assert result.report["chosen_options"] == {"depth": 3}
+    assert result.report.tuning.options == {"depth": 3}
     assert result.model.num_parameters == 4
     assert depths(result) == [1, 2, 3, 4, 5]
-    assert result.report["ended"] == "finished"
+    assert result.report.ended == "finished"
     assert result.loss < 0.12  # the noise: 0.09
 
 
@@ -69,7 +69,7 @@ def test_the_degree_is_found_and_deeper_ones_are_not_tried(table, tried):
 def test_tuned_options_stand_beside_the_start_that_get_chose(table):
     recipe = jtrees.GET(depth=1, starts=1, epochs=2)
     report = tune(table, {"depth": (1, 2)}, recipe).report
-    assert report["chosen_options"]["depth"] in (1, 2) and report["chosen"] in (-1, 0)
+    assert report.tuning.options["depth"] in (1, 2) and report.search.chosen in (-1, 0)
 
 
 def test_without_depth_everything_is_tried(monkeypatch):
@@ -122,7 +122,7 @@ def test_an_improvement_within_the_error_is_none(gains, tried, monkeypatch):
 
 def test_a_combination_that_diverges_is_not_chosen(table):
     result = tune(table, {"learning_rate": (0.5, 1e30)}, Polynomials(depth=3))
-    assert result.report["chosen_options"] == {"learning_rate": 0.5}
+    assert result.report.tuning.options == {"learning_rate": 0.5}
     assert trials(result)[(1e30,)].loss == np.inf
     with pytest.raises(FloatingPointError, match="no combination of the grid found anything finite"):
         tune(table, {"learning_rate": (1e29, 1e30)}, Polynomials(depth=3))
@@ -193,16 +193,16 @@ def test_time_is_for_all_fits_together(table, monkeypatch):
         monkeypatch.setattr(where, "time", types.SimpleNamespace(monotonic=read))
     watched(monkeypatch, lambda number, runs: began.append(ticks[0]))
     result = tune(table, {"depth": (1, 3)}, max_seconds=1e6)
-    assert result.report["ended"] == "finished" and depths(result) == [1, 3]
+    assert result.report.ended == "finished" and depths(result) == [1, 3]
     # Three quarters of the time end amid the updates of the second depth, which is no trial then.
     assert len(began) == 3 and began[2] - began[1] > 103
     in_second = (began[1] + began[2]) / 2
     result = tune(table, {"depth": (1, 3)}, max_seconds=in_second / 0.75)
-    assert result.report["ended"] == "max_seconds" and depths(result) == [1]
+    assert result.report.ended == "max_seconds" and depths(result) == [1]
     assert result.step > 1  # time was kept for the fit to all rows
     # A trial that was interrupted is chosen from where it is all there is.
     result = tune(table, {"depth": (1, 3)}, max_seconds=3)
-    assert result.report["ended"] == "max_seconds" and depths(result) == [1]
+    assert result.report.ended == "max_seconds" and depths(result) == [1]
 
 
 def test_interrupted_trials_are_not_compared(table, monkeypatch):
@@ -210,7 +210,7 @@ def test_interrupted_trials_are_not_compared(table, monkeypatch):
     watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 2 else None)
     result = tune(table, {"depth": (1, 3)})
     assert depths(result) == [1]
-    assert result.report["ended"] == "interrupted"
+    assert result.report.ended == "interrupted"
     assert result.step == 103
 
 
@@ -225,8 +225,8 @@ def test_combinations_that_time_did_not_reach_are_no_trials(table, monkeypatch):
     monkeypatch.setattr(Monitor, "has_time", no_time)
     rates = (0.1, 0.2, 0.3, 0.4, 0.5)
     result = tune(table, {"learning_rate": rates}, Polynomials(depth=2), validation=2)
-    assert 0 < len(result.report["tuning"]) < 5 and result.report["chosen_options"]["learning_rate"] in rates
-    assert all(np.isfinite(trial.loss) for trial in result.report["tuning"])
+    assert 0 < len(result.report.tuning.trials) < 5 and result.report.tuning.options["learning_rate"] in rates
+    assert all(np.isfinite(trial.loss) for trial in result.report.tuning.trials)
 
 
 # --- Recipes of the library ------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def _fit(options: argparse.Namespace) -> int:
     if len(y) >= _FEWEST:
         first = _held_out(options, recipe, frame, y, task)
     model = None if first is None else first.model
-    if model is None or model.report_.get("ended") != "interrupted":
+    if model is None or model.report_.ended != "interrupted":
         left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
         model = _estimator(options, recipe, task, left)
         with warnings.catch_warnings():
@@ -175,7 +175,7 @@ def _fit(options: argparse.Namespace) -> int:
         print(model.model_.to_text(x=frame.x, class_names=classes, max_terms=MAX_TERMS))
     io.save(model, options.out)
     print(f"written to {options.out}")
-    if model.report_.get("ended") == "interrupted":
+    if model.report_.ended == "interrupted":
         print("jtrees: interrupted; the model is the best until then", file=sys.stderr)
         return 130
     return 0

@@ -228,7 +228,7 @@ class _Page:
         return links
 
     def made(self, command: str, seed: int) -> str:
-        options = [f"{name}: {value}" for name, value in self.model.report_.get("recipe", {}).items()]
+        options = [f"{name}: {value}" for name, value in self.model.report_.recipe.items()]
         machine = f"{platform.machine()}, {jax.devices()[0].device_kind}"
         versions = f"jtrees {jtrees.__version__}, jax {jax.__version__}, Python {platform.python_version()}"
         return _paragraph(f"{versions}, on {machine}; seed {seed}.") + (

@@ -246,7 +246,7 @@ def regressors(loss: losses.Loss, depth: int, seed: int, rows: int) -> dict[str,
 
 def kind_of_model(model: Any) -> str:
     """Returns what kind of model an estimator has, and how it was found, as text."""
-    return repr(model.model_) if model.tree_ is None else kind_of(model.tree_, model.report_.get("chosen"))
+    return repr(model.model_) if model.tree_ is None else kind_of(model.tree_, model.report_.chosen)
 
 
 def quiet(function: Callable[[], Any]) -> Any:

@@ -1,7 +1,8 @@
 """Bagging of any recipe: models of bootstrap samples, trained side by side."""
 
+from dataclasses import dataclass
 import time
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jaxtyping import Array
@@ -10,11 +11,44 @@ import numpy as np
 from jtrees import pytree, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.forest import Forest, votes
-from jtrees.search import Finished, HeldOut, Recipe, Runs, SearchResult, options
+from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Classification, Task
 
 _DRAWN = 4  # what random numbers are for: see ``Runs.rng``
+
+
+class Bag(NamedTuple):
+    """The tree of a bootstrap sample.
+
+    Attributes:
+      result: the result of the base.
+      rows: numbers of the rows of the sample among those of positive weight.
+    """
+
+    result: SearchResult
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BaggedReport(Report):
+    """The report of :class:`jtrees.Bagged`, for the n rows of positive weight.
+
+    Attributes:
+      out_of_bag_score: weighted R^2 (of several targets the mean) or accuracy of ``out_of_bag``; NaN for fewer than two
+        rows or constant targets.
+      out_of_bag: the prediction for each row by the trees not trained on it, ``(n,)`` or ``(n, k)``; NaN if there is
+        none.
+      in_bag: how often each tree's sample contains each row, ``(trees, n)``.
+      losses: the base's loss of each tree, ``(trees,)``.
+      bases: the report of each tree.
+    """
+
+    out_of_bag_score: float
+    out_of_bag: np.ndarray
+    in_bag: np.ndarray
+    losses: np.ndarray
+    bases: list[Any]
 
 
 @pytree.dataclass(kw_only=True)
@@ -22,11 +56,8 @@ class Bagged(Recipe):
     """Bagging (Breiman 1996): many models of one recipe, each fitted to a bootstrap sample, as in DGT-Forest.
 
     Rows are drawn uniformly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The
-    report has, for the n rows of positive weight, ``in_bag``, how often each tree's sample contains each row,
-    ``(trees, n)``, and ``out_of_bag``, the prediction for each row by the trees not trained on it, ``(n,)`` or
-    ``(n, k)``, NaN if there is none; ``out_of_bag_score``, weighted R^2 (of several targets the mean) or accuracy of
-    these, NaN for fewer than two rows or constant targets; ``scores``, the base's loss of each tree; ``fits``, the
-    report of each tree. After a deadline the forest has as many of the trees as there is time to finish.
+    report is a :class:`jtrees.ensembles.BaggedReport`. After a deadline the forest has as many of the trees as there is
+    time to finish.
 
     Attributes:
       base: any recipe.
@@ -39,7 +70,7 @@ class Bagged(Recipe):
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> recipe = jtrees.Bagged(jtrees.DGT(depth=1, epochs=20, widths=()), trees=3)
       >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))
-      >>> len(fit.model), fit.report["out_of_bag"].shape
+      >>> len(fit.model), fit.report.search.out_of_bag.shape
       (3, (40,))
     """
 
@@ -75,10 +106,11 @@ class Bagged(Recipe):
         for first in range(0, len(results), self.trees):
             some = results[first : first + self.trees]
             numbers = [own[own >= 0] for _, own in bags[first : first + len(some)]]
+            model = [Bag(*of_tree) for of_tree in zip(some, numbers, strict=True)]
             score, finite = np.mean([one.score for one in some]), all(one.finite for one in some)
             history = joined([one.history for one in some])
             step = max(int(one.step) for one in some)
-            forests.append(SearchResult(some, score, finite, step, numbers, history=history))
+            forests.append(SearchResult(model, score, finite, step, history=history))
         return forests
 
     def _drawn(self, runs: Runs, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -92,7 +124,7 @@ class Bagged(Recipe):
     def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
         combine: Any = self.combine or ("vote" if isinstance(data.table.task, Classification) else "mean")
         fitted, bags, began = [], [], time.monotonic()
-        for i, (of_tree, rows) in enumerate(zip(result.model, result.extra, strict=True)):
+        for i, (of_tree, rows) in enumerate(result.model):
             if i and not monitor.may_be_late(time.monotonic() - began):  # what follows takes as long again
                 break
             bags.append(rows)
@@ -104,11 +136,16 @@ class Bagged(Recipe):
         in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
         predictions = _predictions(models, combine, data.table)
         out_of_bag = _out_of_bag(predictions, in_bag)
-        report = {"in_bag": in_bag, "out_of_bag": out_of_bag, "out_of_bag_score": _score(out_of_bag, data.table)}
-        report |= {"scores": np.array([one.loss for one in fitted]), "fits": [one.report for one in fitted]}
+        report = BaggedReport(
+            out_of_bag_score=_score(out_of_bag, data.table),
+            out_of_bag=out_of_bag,
+            in_bag=in_bag,
+            losses=np.array([one.loss for one in fitted]),
+            bases=[one.report for one in fitted],
+        )
         lost = _out_of_bag_loss(predictions, out_of_bag, in_bag, data, combine == "vote")
         held_out = None if lost is None else HeldOut(lost)
-        return Finished(forest, None, data.loss(forest), report | (result.report or {}), held_out)
+        return Finished(forest, None, data.loss(forest), report, held_out)
 
 
 def joined(histories: list[np.ndarray]) -> np.ndarray:

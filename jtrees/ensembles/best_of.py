@@ -1,5 +1,6 @@
 """The best of several runs of a recipe that differ only in their keys."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,24 @@ import numpy as np
 from jtrees import pytree
 from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.bagged import joined
-from jtrees.search import Finished, Recipe, Runs, SearchResult, options
+from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
 from jtrees.tasks import Task
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BestOfReport(Report):
+    """The report of :class:`jtrees.BestOf`.
+
+    Attributes:
+      run: the index of the chosen run.
+      scores: the loss of each run on scaled data, ``(runs,)``; infinite if not finite, and where CART beats all starts
+        of GET or RADDT on rows left out.
+      base: the report of the chosen run.
+    """
+
+    run: int
+    scores: np.ndarray
+    base: Any
 
 
 @pytree.dataclass(kw_only=True)
@@ -18,9 +35,7 @@ class BestOf(Recipe):
     The loss is that on ``validation``, or else the training loss. For recipes whose results depend strongly on the key.
     The runs share what depends on the data alone, such as the tree of CART.
 
-    The report is that of the chosen run, with ``run_scores``, the loss of each run on scaled data, ``(runs,)``,
-    infinite if not finite (and where CART beats all starts of GET or RADDT on rows left out), and ``run``, the index of
-    the chosen run.
+    The report is a :class:`jtrees.ensembles.BestOfReport`.
 
     Attributes:
       base: any recipe.
@@ -30,7 +45,7 @@ class BestOf(Recipe):
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> recipe = jtrees.BestOf(jtrees.GET(depth=1, starts=1, epochs=20), runs=2)
       >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))
-      >>> fit.report["run_scores"].shape
+      >>> fit.report.search.scores.shape
       (2,)
     """
 
@@ -56,9 +71,11 @@ class BestOf(Recipe):
             some = results[first : first + self.runs]
             scores = np.array([one.score if one.finite and np.isfinite(one.score) else np.inf for one in some])
             run = int(np.argmin(scores))
-            report = (some[run].report or {}) | {"run_scores": scores, "run": run}
+            report = BestOfReport(run=run, scores=scores, base=some[run].report)
             chosen.append(some[run]._replace(report=report, history=joined([one.history for one in some])))
         return chosen
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        return self.base.finish(result, data, **of_run)
+        report = result.report
+        finished = self.base.finish(result._replace(report=report.base), data, **of_run)
+        return finished._replace(report=report.replace(base=finished.report))

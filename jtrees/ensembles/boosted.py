@@ -9,6 +9,7 @@ With several outputs a row has one weight, the mean of their curvatures. Leaf va
 output, -sum w g / (sum w h + l2), or best constants of the residuals for losses without a curvature (Friedman 2001).
 """
 
+from dataclasses import dataclass
 import math
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jtrees import leaves as kinds, losses, ops, pytree
 from jtrees.data import Data, Scaling, Table
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Finished, HeldOut, Recipe, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.precondition import held_out_rows
 from jtrees.search.recipe import loss_of
 from jtrees.tasks import Policy, Regression, Task, check_log_loss
@@ -32,6 +33,22 @@ _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
 _DRAWN = 1000  # plus the number of the round: what random numbers are for, see ``Runs.rng``
 
 _WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BoostedReport(Report):
+    """The report of :class:`jtrees.Boosted`.
+
+    Attributes:
+      rounds: the number of trees.
+      dropped: the number of rounds whose tree was not finite and was left out.
+      losses: the loss after each round on the rows that chose the number, on scaled targets, ``(rounds,)``; infinite
+        for rounds not taken.
+    """
+
+    rounds: int
+    dropped: int
+    losses: np.ndarray
 
 
 @pytree.dataclass(kw_only=True)
@@ -48,9 +65,7 @@ class Boosted(Recipe):
     rounds, and then as many rounds are fitted to all rows; if that is ended by a deadline or Ctrl-C, the model is the
     first one. Fewer than 50 rows need ``patience=None``.
 
-    The report has ``rounds``, the number of trees; ``losses``, the loss after each round on the rows that chose the
-    number, on scaled targets, ``(rounds,)``, infinite for rounds not taken; ``dropped``, the number of rounds whose
-    tree was not finite and was left out.
+    The report is a :class:`jtrees.ensembles.BoostedReport`.
 
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves; by default GET of depth 5 from CART over
@@ -178,11 +193,11 @@ class Boosted(Recipe):
         dropped = sum(not ok for ok in chosen.finite)
         score = float((chosen.losses if validates else chosen.after)[count - 1])
         finite = np.isfinite(score) and dropped < len(chosen.trees)
-        report, held_out = {"rounds": count, "dropped": dropped, "losses": lost}, None
+        report, held_out = BoostedReport(rounds=count, dropped=dropped, losses=lost), None
         if boosting.held_out is not None and np.isfinite(lost).any():
             held_out = HeldOut(float(lost.min()), boosting.held_out)
         model = trees, chosen.initial
-        return SearchResult(model, score, finite, count, None, report, np.array(chosen.before), held_out)
+        return SearchResult(model, score, finite, count, report, np.array(chosen.before), held_out)
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
@@ -191,7 +206,7 @@ class Boosted(Recipe):
         # The initial outputs are part of the first tree.
         leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
         forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
-        return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), {})
+        return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), result.report)
 
 
 class Sum(NamedTuple):

@@ -4,6 +4,7 @@ Subtrees rooted at one level share no sample, so they are polished side by side,
 with weight 0.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padd
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import Start, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
-from jtrees.search import Finished, Recipe, Runs, SearchResult, options
+from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Task
@@ -25,6 +26,21 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _LEVELS = 5  # roots of polished subtrees are on the first five levels, as in the authors' code
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PolishedReport(Report):
+    """The report of :class:`jtrees.Polished`.
+
+    Attributes:
+      losses: the hard training loss before the polish and after each level, ``(levels + 1,)``.
+      accepted: the number of subtrees replaced on each level, ``(levels,)``.
+      base: the report of the base.
+    """
+
+    losses: np.ndarray
+    accepted: np.ndarray
+    base: Any
 
 
 @pytree.dataclass(kw_only=True)
@@ -38,8 +54,7 @@ class Polished(Recipe):
     ancestors', which raises the training loss. The polish is part of ``finish``, as sizes of subtrees depend on the
     data.
 
-    The report is the base's, with ``polish``, the hard training loss before the polish and after each level,
-    ``(levels + 1,)``, and ``accepted``, the number of subtrees replaced on each level, ``(levels,)``.
+    The report is a :class:`jtrees.ensembles.PolishedReport`.
 
     Attributes:
       base: a recipe whose model is a tree.
@@ -53,7 +68,7 @@ class Polished(Recipe):
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> recipe = jtrees.Polished(jtrees.GET(depth=1, starts=1, epochs=20), epochs=5)
       >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))
-      >>> print(fit.report["polish"], fit.report["accepted"])  # nothing was left to polish
+      >>> print(fit.report.search.losses, fit.report.search.accepted)  # nothing was left to polish
       [0. 0.] [0]
     """
 
@@ -88,7 +103,7 @@ class Polished(Recipe):
             tree = data.refit(tree, "constant", shrink=True)[0]
         tree = tree.merged()
         loss = losses[-1] if data.validation is None and not self.shrink else data.loss(tree)
-        report = finished.report | {"polish": losses, "accepted": accepted}
+        report = PolishedReport(losses=losses, accepted=accepted, base=finished.report)
         return Finished(tree, tree, float(loss), report)
 
     def _polish(

@@ -1,5 +1,6 @@
 """All trees of a boosted sum trained together, by gradients of soft routing."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,8 +12,8 @@ import optax
 
 from jtrees import io, losses, ops, pytree, routing, topology, training
 from jtrees.data import Data, Scaling, Table
-from jtrees.ensembles.boosted import Boosted, mean_loss
-from jtrees.search import Finished, HeldOut, Recipe, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.ensembles.boosted import Boosted, BoostedReport, mean_loss
+from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.runs import MOST
@@ -87,6 +88,23 @@ def _expected(tree: ObliqueTree, x: Array, sharpness: Any) -> Array:
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class RefinedReport(Report):
+    """The report of :class:`jtrees.Refined`. Losses are on the validation rows, on scaled targets.
+
+    Attributes:
+      refined: whether training together lowered the loss.
+      boosted_loss: the loss of boosting.
+      losses: the loss at every evaluation of training together, ``(evaluations,)``.
+      base: the report of boosting.
+    """
+
+    refined: bool
+    boosted_loss: float
+    losses: np.ndarray
+    base: BoostedReport
+
+
 @pytree.dataclass(kw_only=True)
 class Refined(Recipe):
     """Trains all trees of a boosted sum together, where boosting fitted each to what the others had left.
@@ -98,9 +116,8 @@ class Refined(Recipe):
     about 50. Where a fifth was held out, the trees of all rows are then trained on all rows for as many updates. The
     trees are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
 
-    The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is the base's, with ``refined``, whether
-    training together lowered the loss; ``boosted_loss``, the loss of boosting on the validation rows, on scaled
-    targets; ``refined_losses``, the loss there at every evaluation.
+    The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a
+    :class:`jtrees.ensembles.RefinedReport`.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``, by default of 100 trees of depth 4 with linear leaves.
@@ -116,7 +133,7 @@ class Refined(Recipe):
       >>> base = jtrees.GET(depth=1, starts=1, epochs=10, cart="binned", halving=False)
       >>> recipe = jtrees.Refined(jtrees.Boosted(base, rounds=5, patience=5), epochs=100)
       >>> fit = jtrees.fit(recipe, x, np.sin(3 * x[:, 0]), key=jax.random.key(0))
-      >>> fit.model.predict(x).shape, bool(fit.report["refined_losses"].min() < fit.report["boosted_loss"])
+      >>> fit.model.predict(x).shape, bool(fit.report.search.losses.min() < fit.report.search.boosted_loss)
       ((60,), True)
     """
 
@@ -177,8 +194,9 @@ class Refined(Recipe):
         """Returns the result of a run: the trees trained together, or those of boosting."""
         base: Any = self.base
         result, refined = base.result(boosting, validates), is_better and (validates or last.complete)
-        report = {"refined": refined, "boosted_loss": float(min(first.losses)), "refined_losses": tried.losses}
-        result = result._replace(report=result.report | report, extra=refined)
+        loss = float(min(first.losses))
+        report = RefinedReport(refined=refined, boosted_loss=loss, losses=tried.losses, base=result.report)
+        result = result._replace(report=report)
         if is_better:
             result = result._replace(history=np.append(result.history, last.history))
         if not refined:
@@ -222,15 +240,15 @@ class Refined(Recipe):
         return together
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        model, refined = result.model, result.extra
-        if not refined:
+        model, report = result.model, result.report
+        if not report.refined:
             trees, initial = model
             lower = np.full(initial.shape, -np.inf, initial.dtype)
             unit = _of_unit_length(jax.tree.map(np.asarray, trees))
             model = SoftTrees(unit, initial, np.asarray(_HARD, initial.dtype), lower, -lower)  # type: ignore[arg-type]
         check_finite(result)
         soft = data.scaling.restore(SoftForest(on_device(model), None, data.table.task.of_models))
-        return Finished.of(result, data, soft, None, loss_of(result, soft, data, data.table.task), {})
+        return Finished.of(result, data, soft, None, loss_of(result, soft, data, data.table.task), report)
 
 
 class _Together(NamedTuple):

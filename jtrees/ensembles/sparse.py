@@ -1,5 +1,6 @@
 """Trees whose splits have few terms, so that the tree that is read is the tree that was scored."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import optax
 from jtrees import blocking, leaves as kinds, pytree, topology, training
 from jtrees.data import Data, Scaling, Table
 from jtrees.methods.annealed.get import get
-from jtrees.search import Finished, Recipe, Runs, SearchResult, options
+from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.minibatch import prediction_loss
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Task
@@ -27,6 +28,21 @@ _EVALUATIONS = 20  # of a score that costs as much as an update
 _FEATURES_OF_AN_ELEMENT = 32  # so many cost as much as the rest of an update of a score
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SparseReport(Report):
+    """The report of :class:`jtrees.Sparse`.
+
+    Attributes:
+      terms: the numbers of columns that were tried, decreasing, ``(tries,)``.
+      losses: the loss of the tree with each, on ``validation`` if given, else on the training data, ``(tries,)``.
+      base: the report of the base.
+    """
+
+    terms: np.ndarray
+    losses: np.ndarray
+    base: Any
+
+
 @pytree.dataclass(kw_only=True)
 class Sparse(Recipe):
     """The tree of another recipe with at most so many columns in a split.
@@ -38,8 +54,7 @@ class Sparse(Recipe):
     levels, a date has month and weekday, a column with gaps has an indicator. After a deadline or Ctrl-C the other
     terms are removed at once, without training.
 
-    The report is the base's, with ``terms``, the numbers of columns that were tried, decreasing, and ``term_losses``,
-    the loss of the tree with each, on ``validation`` if given, else on the training data.
+    The report is a :class:`jtrees.ensembles.SparseReport`.
 
     Attributes:
       base: a recipe whose model is a tree.
@@ -86,8 +101,8 @@ class Sparse(Recipe):
         assert finished.tree is not None and leaves is not None
         trees = self._thinned(finished.tree, leaves, data, monitor)
         tree = trees[min(trees)].merged()
-        report = finished.report | {"terms": np.array(list(trees))}
-        report["term_losses"] = np.array([data.loss(one) for one in trees.values()])
+        losses = np.array([data.loss(one) for one in trees.values()])
+        report = SparseReport(terms=np.array(list(trees)), losses=losses, base=finished.report)
         return Finished(tree, tree, data.loss(tree), report)
 
     def _thinned(self, tree: ObliqueTree, leaves: str, data: Data, monitor: Monitor) -> dict[int, ObliqueTree]:

@@ -1,5 +1,6 @@
 """One module or package for each paper, with its method for :func:`jtrees.train` and its recipe."""
 
+from jtrees.methods.annealed.algorithm import AnnealedReport as AnnealedReport
 from jtrees.methods.annealed.get import GET as GET, get as get
 from jtrees.methods.annealed.raddt import RADDT as RADDT, raddt as raddt
 from jtrees.methods.bandit import (
@@ -13,9 +14,20 @@ from jtrees.methods.bandit import (
 )
 from jtrees.methods.clustering import LatentClustering as LatentClustering, dendrogram_purity as dendrogram_purity
 from jtrees.methods.dgt import DGT as DGT, ChainedTree as ChainedTree, dgt as dgt
-from jtrees.methods.latent_tree.latent import LatentModel as LatentModel, LatentTree as LatentTree, latent as latent
+from jtrees.methods.latent_tree.latent import (
+    LatentModel as LatentModel,
+    LatentReport as LatentReport,
+    LatentTree as LatentTree,
+    latent as latent,
+)
 from jtrees.methods.latent_tree.network import Architecture as Architecture
 from jtrees.methods.nongreedy_tree.co2 import CO2 as CO2
+from jtrees.methods.nongreedy_tree.greedy import GreedyReport as GreedyReport
 from jtrees.methods.nongreedy_tree.nongreedy import NonGreedy as NonGreedy, nongreedy as nongreedy
 from jtrees.methods.tree_ensemble.ensemble import Ensemble as Ensemble
-from jtrees.methods.tree_ensemble.tel import TEL as TEL, EnsembleModel as EnsembleModel, tel as tel
+from jtrees.methods.tree_ensemble.tel import (
+    TEL as TEL,
+    EnsembleModel as EnsembleModel,
+    TELReport as TELReport,
+    tel as tel,
+)

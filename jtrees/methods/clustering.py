@@ -28,8 +28,8 @@ class LatentClustering(LatentTree):
 
     The fit's tree takes all features (weights of the target features are 0); inactive nodes do not split. Its leaves
     are the clusters, with the means of the target features, ``(leaves, targets)``. ``tree.leaf_index(x)`` returns the
-    cluster of each sample, ``tree.decision_path(x)`` also the larger clusters that contain it. The report has
-    ``active``, the activity of all nodes, ``(2**(depth + 1) - 1,)``; 0: pruned.
+    cluster of each sample, ``tree.decision_path(x)`` also the larger clusters that contain it. The report is a
+    :class:`jtrees.methods.LatentReport`.
 
     Attributes:
       target_features: columns to predict from the others: at least one, and not all.

@@ -154,8 +154,7 @@ class DGT(Recipe):
     mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is
     also the loss of the fit.
 
-    The report has ``reached``, the number of internal nodes that at least one training sample reaches (paper, appendix
-    C.2); ``tree.prune(x)`` removes the others.
+    The report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.

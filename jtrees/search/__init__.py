@@ -8,6 +8,14 @@ from jtrees.search.recipe import (
     check_finite as check_finite,
     finished_tree as finished_tree,
 )
+from jtrees.search.report import (
+    FitReport as FitReport,
+    Preconditioning as Preconditioning,
+    Report as Report,
+    TreeReport as TreeReport,
+    Trial as Trial,
+    Tuning as Tuning,
+)
 from jtrees.search.runs import Run as Run, Runs as Runs, Stacked as Stacked, Trained as Trained
 
 from jtrees.search import options as options  # isort: skip

@@ -20,6 +20,7 @@ from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Recipe
+from jtrees.search.report import FitReport
 from jtrees.search.runs import Runs
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -47,14 +48,7 @@ class FitResult:
       step: number of updates before the model was evaluated.
       history: training loss before each update, on scaled data, steps last, up to the last that any run took; NaN
         where a run did not take it.
-      report: further results by name: see the recipe. Always present: ``recipe``, its name and options as plain data;
-        ``ended``: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``; ``ended_at``: the last search and its number
-        of updates, in words; ``seconds``: what the fit took, with all that ran beside it in a sweep; ``updates``, the
-        number of updates that each run in the history took before it ended, was dropped or became non-finite. Where the
-        search left rows out: ``held_out_loss``, the loss on these rows of a model that was not trained on them, and
-        ``held_out_rows``, their numbers among the rows of positive weight, unless they are all rows. From :func:`fit`,
-        unless the loss is a function of the user's: ``baselines``, the losses of the model, of a linear model and of a
-        constant (see :func:`jtrees.data.baselines.compared`), and ``verdict``, one sentence on which is better.
+      report: how the fit went; ``report.search`` is the report of the recipe.
     """
 
     model: Any
@@ -62,7 +56,7 @@ class FitResult:
     loss: float
     step: int
     history: np.ndarray
-    report: dict[str, Any] = pytree.field(pytree_node=False)
+    report: FitReport = pytree.field(pytree_node=False)
 
     def predict(self, x: Any) -> Any:
         """Predictions of the model: short for ``fit.model.predict(x)``."""
@@ -85,25 +79,26 @@ class FitResult:
         """What kind of tree the model is, and how it was found, as text; of another model, its own description."""
         if self.tree is None:
             return repr(self.model)
-        return kind_of(self.tree, self.report.get("chosen"))
+        return kind_of(self.tree, self.report.chosen)
 
     def to_save(self) -> "FitResult":
         """Returns the fit with its tuned options in a form that can be saved: functions by their names."""
-        if "tuning" not in self.report:
+        if (tuning := self.report.tuning) is None:
             return self
-        trials = [trial._replace(options=_plain_options(trial.options)) for trial in self.report["tuning"]]
-        return self.replace(
-            report=self.report | {"tuning": trials, "chosen_options": _plain_options(self.report["chosen_options"])}
-        )
+        trials = [trial._replace(options=_plain_options(trial.options)) for trial in tuning.trials]
+        tuning = tuning.replace(options=_plain_options(tuning.options), trials=trials)
+        return self.replace(report=self.report.replace(tuning=tuning))
 
     def __str__(self) -> str:
         lines = [f"model: {self.model!r}", f"tree: {self.kind}" if self.tree is not None else None]
-        lines += [self.report.get("verdict"), f"loss={self.loss}, step={self.step}, report: {', '.join(self.report)}"]
+        lines += [self.report.verdict, self._numbers()]
         return "\n".join(line for line in lines if line is not None)
 
     def __repr__(self) -> str:
-        parts = f"model={self.model!r}, loss={self.loss}, step={self.step}, report: {', '.join(self.report)}"
-        return f"FitResult({parts})"
+        return f"FitResult(model={self.model!r}, {self._numbers()})"
+
+    def _numbers(self) -> str:
+        return f"loss={self.loss}, step={self.step}, report: {', '.join(self.report.names())}"
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +126,7 @@ def fit(
     The model is compared with a linear model and a constant: on ``validation``, on the rows that ``held_out`` sets
     aside, or on the rows that the search itself left out (those out of bag, or those that chose the number of rounds or
     of updates). Without such rows the comparison is on the training rows, where each model is charged for its
-    parameters; it then says so, and is less sure. ``report["verdict"]`` says which model is better.
+    parameters; it then says so, and is less sure. ``report.verdict`` says which model is better.
 
     The search runs in compiled calls of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current call
     (in the short stages of GET and RADDT, after one more) with the best result so far. A second Ctrl-C raises
@@ -186,14 +181,13 @@ def fit(
         table.columns.warn_left_out()
     if recipe.targets(table.x, y) is y and scaled_task.has_baselines:
         where, left_out = HELD_OUT if chosen_by is None else VALIDATION, None
-        if "held_out_loss" in result.report:
-            left_out = result.report["held_out_loss"], result.report.get("held_out_rows")
+        if result.report.held_out_loss is not None:
+            left_out = result.report.held_out_loss, result.report.held_out_rows
         evaluated = chosen_by if evaluated is None else evaluated
         found = compared(result.model, table, data.scaling, held_out=evaluated, where=where, left_out=left_out)
         found.warn_if_behind(name := type(recipe).__name__)
-        verdict = {"baselines": found.losses, "verdict": found.verdict(name)}
-        result = result.replace(report=result.report | verdict)
-    result = result.replace(report=result.report | {"seconds": time.monotonic() - started})
+        result = result.replace(report=result.report.replace(baselines=found.losses, verdict=found.verdict(name)))
+    result = result.replace(report=result.report.replace(seconds=time.monotonic() - started))
     return of_raw_table(result, table)
 
 
@@ -330,16 +324,20 @@ def fits_of(
             except FloatingPointError as error:
                 yield error, data[fold], task
                 continue
-            report = finished.report | {"recipe": described(unchecked[i]), "ended": monitor.ended}
-            report |= {"ended_at": monitor.where, "seconds": time.monotonic() - began}
             history = np.asarray(result.history)
             taken = np.isfinite(history)
             history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
-            report["updates"] = taken.sum(-1)
-            if finished.held_out is not None:
-                report["held_out_loss"] = finished.held_out.loss
-                if finished.held_out.rows is not None and weights is None:
-                    report["held_out_rows"] = np.flatnonzero(finished.held_out.rows[: len(table.x)])
+            loss, rows = (None, None) if finished.held_out is None else finished.held_out
+            report = FitReport(
+                ended=monitor.ended,
+                ended_at=monitor.where,
+                seconds=time.monotonic() - began,
+                updates=taken.sum(-1),
+                held_out_loss=loss,
+                held_out_rows=None if rows is None or weights is not None else np.flatnonzero(rows[: len(table.x)]),
+                recipe=described(unchecked[i]),
+                search=finished.report,
+            )
             fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
             yield fitted, data[fold], task
 

@@ -23,8 +23,8 @@ class FromMethod(Recipe):
     """Trains a :class:`jtrees.Method` on mini-batches, so that it can be fitted to tables, tuned, swept and bagged.
 
     Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The model is the hardened tree of the last
-    update or, with ``validation``, of the epoch with the lowest ``score`` there. The report has ``reached``, the number
-    of internal nodes that at least one training sample reaches.
+    update or, with ``validation``, of the epoch with the lowest ``score`` there. The report is a
+    :class:`jtrees.search.TreeReport`.
 
     Attributes:
       make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. Every function

@@ -63,7 +63,7 @@ class Training(NamedTuple):
       loss: ``(params, batch, by) -> scalar``: the loss on ``by`` of the model that the parameters and the batch make;
         None: that of ``method.harden``.
       model: ``(params, batch) -> model`` of scaled data; None: ``method.harden``.
-      extra: ``(params, batch) ->`` further values for the recipe's ``finish``.
+      report: ``(params, batch) ->`` what the recipe's ``finish`` needs for the report.
       patience: updates without a lower loss on other rows after which the run is over; None: it is not.
       vanished: ``opt_state -> (whether updates have become zero for good, number of updates before)``, where the run
         is over; None: they do not.
@@ -74,7 +74,7 @@ class Training(NamedTuple):
     schedule: Schedule
     loss: Callable[[Any, Batch, Batch], Array] | None = None
     model: Callable[[Any, Batch], Any] | None = None
-    extra: Callable[[Any, Batch], Any] = lambda params, batch: None
+    report: Callable[[Any, Batch], Any] = lambda params, batch: None
     patience: int | None = None
     vanished: Callable[[Any], tuple[Array, Array]] | None = None
 
@@ -142,8 +142,8 @@ def result_of(run: Run, state: TrainState) -> SearchResult:
         state = state.replace(params=jax.tree.map(partial(jnp.where, over), state.best.params, last))
     best = training.best(of.method, state, run.batch, score=partial(of.loss_on, run))
     model = (of.method.harden if of.model is None else of.model)(best.params, run.batch)
-    extra, step = of.extra(best.params, run.batch), jnp.minimum(best.step, of.length(state))
-    return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), step, run.on_x(extra))
+    report, step = of.report(best.params, run.batch), jnp.minimum(best.step, of.length(state))
+    return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), step, report)
 
 
 # --- The procedure ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 
 from jtrees.data import without_padding
 from jtrees.search.recipe import HeldOut, SearchResult
+from jtrees.search.report import Preconditioning
 from jtrees.search.runs import Runs
 from jtrees.training import Batch
 
@@ -103,8 +104,7 @@ def preconditioned(
     time is up before it, the results are those of the trials.
     Strengths above 0 are not tried where the smallest eigenvalue of the correlations is large.
 
-    The reports have ``precondition``, the strength, and ``trials``, the loss of each trial (infinite if not run), on
-    scaled data.
+    The results have ``preconditioning``.
 
     Args:
       runs: the runs.
@@ -156,8 +156,8 @@ def preconditioned(
     for i, result in enumerate(results):
         lost = losses[i].min()
         held_out = HeldOut(float(lost), out[i]) if alike and np.isfinite(lost) else None
-        report = {"precondition": float(strengths[best[i]]), "trials": losses[i].astype(np.float32)}
-        finished.append(result._replace(report=(result.report or {}) | report, held_out=held_out))
+        how = Preconditioning(strength=float(strengths[best[i]]), losses=losses[i].astype(np.float32))
+        finished.append(result._replace(preconditioning=how, held_out=held_out))
     return finished
 
 

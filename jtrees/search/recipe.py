@@ -9,6 +9,7 @@ import numpy as np
 from jtrees import io, sharding
 from jtrees.data import Data, Scaling, Table
 from jtrees.search.monitor import Monitor
+from jtrees.search.report import Preconditioning, Report, TreeReport
 from jtrees.search.runs import Runs
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
@@ -22,20 +23,20 @@ class SearchResult(NamedTuple):
       score: the score it was chosen by (lower is better); infinite if the search was not finite.
       finite: whether the search was finite.
       step: number of updates before the model was evaluated.
-      extra: further values for ``finish``.
-      report: further results by name.
+      report: what ``finish`` needs for the report, of a class of the recipe's own; or None.
       history: loss before each update on scaled data, ``(..., updates)``, NaN for updates not made.
       held_out: the loss on scaled rows that the search left out, or None.
+      preconditioning: how features were preconditioned, or None.
     """
 
     model: Any
     score: Any
     finite: Any
     step: Any
-    extra: Any = None
     report: Any = None
     history: Any = None
     held_out: Any = None
+    preconditioning: Preconditioning | None = None
 
 
 class HeldOut(NamedTuple):
@@ -59,25 +60,25 @@ class Finished(NamedTuple):
       model: the model, with ``predict(x)``.
       tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
       loss: the loss it was chosen by.
-      report: further results by name.
+      report: the recipe's report.
       held_out: the loss on rows that the search left out, or None; None, too, if the model was changed since.
     """
 
     model: Any
     tree: ObliqueTree | None
     loss: float
-    report: dict[str, Any]
+    report: Any = Report()
     held_out: HeldOut | None = None
 
     @classmethod
     def of(
-        cls, result: SearchResult, data: Data, model: Any, tree: ObliqueTree | None, loss: float, report: dict[str, Any]
+        cls, result: SearchResult, data: Data, model: Any, tree: ObliqueTree | None, loss: float, report: Report
     ) -> "Finished":
-        """Returns the model of a result, with the report and the held-out loss of the search."""
+        """Returns the model of a result, with a report and the held-out loss of the search."""
         held_out = result.held_out
         if held_out is not None:
             held_out = held_out._replace(loss=held_out.loss * data.loss_unit)
-        return cls(model, tree, loss, report | (result.report or {}), held_out)
+        return cls(model, tree, loss, report, held_out)
 
 
 def check_finite(result: SearchResult) -> None:
@@ -158,7 +159,7 @@ def finished_tree(
         None: not known; those that equal the fitted ones up to rounding are.
       **shrinkage: how they were fitted: options of :meth:`jtrees.data.Data.refit`.
 
-    The report has ``reached``, the number of internal nodes that at least one training row reaches.
+    The report is a :class:`TreeReport`.
     """
     check_finite(result)
     tree = data.scaling.restore_splits(result.model)
@@ -169,4 +170,5 @@ def finished_tree(
         tree = data.refit(tree, "constant", **shrinkage)[0]
     tree = tree.merged()
     path = np.asarray(tree.decision_path(data.table.x))[:-1]
-    return Finished.of(result, data, tree, tree, loss_of(result, tree, data, task), {"reached": len(np.unique(path))})
+    report = TreeReport(reached=len(np.unique(path)), preconditioning=result.preconditioning)
+    return Finished.of(result, data, tree, tree, loss_of(result, tree, data, task), report)

@@ -10,8 +10,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, io, processes, validation as checks
-from jtrees.search import Recipe
+from jtrees import compilation, processes, validation as checks
+from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, fit, table_of
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import checked_grid, groups_of, with_options
@@ -20,23 +20,6 @@ from jtrees.tasks import Task
 
 _PATIENCE = 2  # consecutive depths without an improvement after which deeper trees are not tried
 _KEPT = 0.25  # fraction of max_seconds for the fit to all rows
-
-
-@io.part
-class Trial(NamedTuple):
-    """One combination of options.
-
-    Attributes:
-      options: the options by name.
-      loss: mean loss on held-out rows (as in :class:`jtrees.FitResult`); infinite if the search was not finite.
-      error: standard error of the paired difference between its losses and those of the best.
-      size: number of parameters of its models (mean over folds).
-    """
-
-    options: dict[str, Any]
-    loss: float
-    error: float
-    size: float
 
 
 def tune(
@@ -77,8 +60,7 @@ def tune(
       max_seconds: deadline of all fits together; the last quarter is for the fit to all rows.
 
     Returns:
-      The fit to all rows with the chosen options. Its report has ``tuning``, a list of :class:`Trial`, and
-      ``chosen_options``, the options of the fit.
+      The fit to all rows with the chosen options. ``report.tuning`` is a :class:`jtrees.search.Tuning`.
 
     Raises:
       ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
@@ -88,7 +70,7 @@ def tune(
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> recipe = jtrees.DGT(depth=1, epochs=20, widths=(), precondition=0)
       >>> tuned = jtrees.tune(recipe, x, x[:, 0] > 0, grid={"learning_rate": (1e-5, 0.03)}, key=jax.random.key(0))
-      >>> len(tuned.report["tuning"])
+      >>> len(tuned.report.tuning.trials)
       2
     """
     started = time.monotonic()
@@ -112,14 +94,9 @@ def tune(
     if isinstance(validation, (tuple, list)):
         options["validation"] = validation
     result = fit(with_options(recipe, chosen), x, y, key=fit_key, **options)
-    ended = result.report["ended"] if monitor.ended == "finished" else monitor.ended
-    report: dict[str, Any] = {
-        "tuning": trials,
-        "chosen_options": chosen,
-        "ended": ended,
-        "seconds": time.monotonic() - started,
-    }
-    return result.replace(report=result.report | report)
+    ended = result.report.ended if monitor.ended == "finished" else monitor.ended
+    tuning, seconds = Tuning(options=chosen, trials=trials), time.monotonic() - started
+    return result.replace(report=result.report.replace(tuning=tuning, ended=ended, seconds=seconds))
 
 
 # --- The trials ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 :class:`jtrees.GET` and :class:`jtrees.RADDT` are this algorithm; each adds its soft routing and its sharpnesses.
 """
 
+from dataclasses import dataclass
 import itertools
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from jtrees.methods.annealed.starts import (
     initial_starts,
     strengths_of,
 )
-from jtrees.search import Finished, Recipe, Run, Runs, SearchResult
+from jtrees.search import Finished, Recipe, Report, Run, Runs, SearchResult
 from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Task
@@ -44,15 +45,50 @@ class _Found(NamedTuple):
       start: number of the best start.
       grown: CART's trees of all rows.
       beaten_by: number of the one of these that no start is better than on held-out rows, or -1.
-      losses: score of each start in each stage, ``(starts, stages)``.
+      sharpness: sharpness of each start in each stage, ``(starts, stages)``.
+      scores: its score, likewise.
+      steps: the update of that score, likewise.
+      strengths: strength of the preconditioner of each start, ``(starts,)``, or None.
       dropped: number of starts that became non-finite.
     """
 
     start: int
     grown: list[ObliqueTree]
     beaten_by: int
-    losses: np.ndarray
+    sharpness: np.ndarray
+    scores: np.ndarray
+    steps: np.ndarray
+    strengths: np.ndarray | None
     dropped: int
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class AnnealedReport(Report):
+    """The report of :class:`jtrees.GET` and :class:`jtrees.RADDT`.
+
+    With halving the short stages come first. In the others, the losses of starts that did not go on are infinite, and
+    their history is NaN.
+
+    Attributes:
+      chosen: the index of the best start; -1 or -2 if none beats CART on the features, or on the outputs of the ridge
+        regression.
+      dropped: the number of starts that became non-finite.
+      cart_loss: the loss of CART on the features, or NaN.
+      ridge_loss: the loss of CART on the outputs of the ridge regression, or NaN.
+      sharpness: the sharpness of each start in each stage, ``(starts, stages)``.
+      losses: the loss of the best hard tree of each start in each stage, ``(starts, stages)``.
+      steps: the epoch of that tree, ``(starts, stages)``.
+      strengths: the strength of the preconditioner of each start, ``(starts,)``; None without preconditioning.
+    """
+
+    chosen: int
+    dropped: int
+    cart_loss: float
+    ridge_loss: float
+    sharpness: np.ndarray
+    losses: np.ndarray
+    steps: np.ndarray
+    strengths: np.ndarray | None = None
 
 
 class Annealed(Recipe):
@@ -207,25 +243,24 @@ class Annealed(Recipe):
         """Returns the result of a run, from the stages of each start and those that count."""
         lowest = [min((end.score for end in some), default=np.inf) for some in counted]
         start = int(np.argmin(lowest))
-        losses = _table([[end.scores for end in some] for some in stages], np.inf)
+        scores = _table([[end.scores for end in some] for some in stages], np.inf)
         steps = _table([[end.steps for end in some] for some in stages], 0)
         history = _table([[end.losses for end in some] for some in stages], np.nan)
         dropped = sum(not all(end.finite for end in some) for some in stages)
-        report = {"sharpness": np.array([one.sharpness for one in starts])[:, -losses.shape[1] :], "steps": steps}
-        if starts[0].matrix is not None:
-            report["precondition"] = strengths_of(self, len(trees) > 1)
-        found = _Found(start, trees, beaten_by, losses, dropped)
+        sharpness = np.array([one.sharpness for one in starts])[:, -scores.shape[1] :]
+        strengths = None if starts[0].matrix is None else strengths_of(self, len(trees) > 1)
+        found = _Found(start, trees, beaten_by, sharpness, scores, steps, strengths, dropped)
         if not np.isfinite(lowest[start]):
             splits = trees[0] if trees else starts[0].splits
-            return SearchResult(splits, np.inf, bool(trees), 0, found, report, history)
+            return SearchResult(splits, np.inf, bool(trees), 0, found, history)
         best = min(counted[start], key=lambda end: end.score)
         splits = composed(best.splits, starts[start].matrix)
-        return SearchResult(splits, best.score, True, best.step, found, report, history)
+        return SearchResult(splits, best.score, True, best.step, found, history)
 
     # --- The result ---
 
     def finish(self, result: SearchResult, data: Data, *, key: Any = None, monitor: Monitor | None = None) -> Finished:
-        found: _Found = result.extra
+        found: _Found = result.report
         if not result.finite:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         carts = self._carts(found.grown, data, Monitor() if monitor is None else monitor)
@@ -237,8 +272,16 @@ class Annealed(Recipe):
             splits = data.scaling.restore_splits(result.model)
             candidates.append((*self._refitted(splits, data), found.start))
         tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART, if as good
-        report = {"losses": found.losses.astype(np.float64) * data.loss_unit, "dropped": found.dropped}
-        report |= {"cart_loss": float(cart_loss), "ridge_loss": float(ridge_loss), "chosen": chosen}
+        report = AnnealedReport(
+            chosen=chosen,
+            dropped=found.dropped,
+            cart_loss=float(cart_loss),
+            ridge_loss=float(ridge_loss),
+            sharpness=found.sharpness,
+            losses=found.scores.astype(np.float64) * data.loss_unit,
+            steps=found.steps,
+            strengths=found.strengths,
+        )
         if self.shrink and self.leaves == "constant":
             tree = data.refit(tree, "constant", shrink=True)[0]
             loss = data.loss(tree)

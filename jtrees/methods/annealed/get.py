@@ -82,11 +82,7 @@ class GET(Annealed):
     loss on the training data. The paper has none of these: ``epochs=3000``, ``halving=False``, ``ridge=False``,
     ``precondition=0`` and ``shrink=False`` are its procedure, at three times the work, of linear leaves ten.
 
-    The report has ``sharpness``, ``losses`` and ``steps``, ``(starts, stages)``: the sharpnesses of each start, the
-    loss of the best hard tree under each, and its epoch. With halving the short stages come first; in the others, the
-    losses of starts that did not go on are infinite, and their history is NaN. Further ``cart_loss`` and
-    ``ridge_loss``, the losses of CART on the features and on the outputs of the ridge regression, or NaN; ``chosen``,
-    the index of the best start, -1 or -2 if none beats these; ``dropped``, the number of starts that became non-finite.
+    The report is a :class:`jtrees.methods.AnnealedReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.

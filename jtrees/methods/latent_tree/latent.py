@@ -5,7 +5,8 @@ Binary Decision Trees by Argmin Differentiation", ICML 2021, Algorithm 2).
 :class:`jtrees.nn.LatentTree`.
 """
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from flax import nnx
 import jax
@@ -32,7 +33,7 @@ from jtrees.methods.latent_tree.network import (
     network_of,
 )
 from jtrees.nn.latent_tree import MAX_DEPTH, Split
-from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, check_finite, options
+from jtrees.search import Finished, Preconditioning, Recipe, Report, Run, Runs, SearchResult, check_finite, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
 from jtrees.search.recipe import loss_of, on_device
@@ -109,6 +110,26 @@ class LatentModel(SoftModel):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
+class _Hardened(NamedTuple):
+    """The network of a run, and its tree, or None if it is not one."""
+
+    network: LatentNetwork
+    tree: ObliqueTree | None
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LatentReport(Report):
+    """The report of :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering`.
+
+    Attributes:
+      active: the activity of all nodes, ``(2**(depth + 1) - 1,)``; 0: pruned.
+      preconditioning: how features were preconditioned; None: no strength was tried or given.
+    """
+
+    active: np.ndarray
+    preconditioning: Preconditioning | None = None
+
+
 @pytree.dataclass(kw_only=True)
 class LatentTree(Recipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
@@ -122,8 +143,8 @@ class LatentTree(Recipe):
 
     The fit's ``tree`` is an :class:`ObliqueTree` for linear splits and a linear predictor on z alone; its leaves are
     constants or class frequencies fitted to the training data. Otherwise it is None, as predictions need the predictor.
-    A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report has
-    ``active``, the activity of all nodes; 0: pruned.
+    A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report is a
+    :class:`jtrees.methods.LatentReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 10.
@@ -209,13 +230,16 @@ class LatentTree(Recipe):
             outputs = model(params, batch).outputs(by.x)
             return evaluated(task, near_targets(outputs) if self._bounded(task) else outputs, by)
 
+        def hardened(params: Any, batch: Batch) -> _Hardened:
+            network = model(params, batch)
+            return _Hardened(network, network.hard_tree(batch))
+
         return Training(
             latent(architecture, self.penalty, task=task),
             optax.chain(optax.adamw(self.learning_rate, weight_decay=self.weight_decay), plateau),
             schedule,
             loss=loss,
-            model=model,
-            extra=lambda params, batch: model(params, batch).hard_tree(batch),
+            model=hardened,
             patience=schedule.steps // _PATIENCE if self.early_stopping else None,
             vanished=(lambda state: (state[1].vanished, state[1].updates)) if self.early_stopping else None,
         )
@@ -223,8 +247,9 @@ class LatentTree(Recipe):
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
         task = data.table.task
-        network = on_device(result.model).replace(task=task.of_models)
+        found: _Hardened = result.model
+        network = on_device(found.network).replace(task=task.of_models)
         model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
-        tree = None if result.extra is None else data.scaling.restore(result.extra)
-        report = {"active": np.asarray(network.active)}
+        tree = None if found.tree is None else data.scaling.restore(found.tree)
+        report = LatentReport(active=np.asarray(network.active), preconditioning=result.preconditioning)
         return Finished.of(result, data, model, tree, loss_of(result, model, data, task), report)

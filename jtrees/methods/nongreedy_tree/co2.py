@@ -26,8 +26,7 @@ class CO2(GreedyRecipe):
     neither preconditioning nor shrinkage.
 
     Features and targets are scaled to mean 0 and deviation 1, so that nu is comparable between data sets. The report
-    has ``reached``, the number of internal nodes that at least one training sample reaches, ``active_leaves``, that of
-    leaves, and ``shrinkage``, the strength that was the best for rows left out or the validation set, else NaN.
+    is a :class:`jtrees.methods.GreedyReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 20.
@@ -50,7 +49,7 @@ class CO2(GreedyRecipe):
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> fit = jtrees.fit(jtrees.CO2(depth=1, epochs=5), x, np.sign(x[:, 0]), key=jax.random.key(0))
-      >>> fit.report["active_leaves"]
+      >>> fit.report.search.active_leaves
       2
     """
 

@@ -5,7 +5,7 @@ the first part of that of non-greedy trees.
 from collections.abc import Callable
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jtrees import ops, pytree, routing, splitting, topology, training
 from jtrees.data import Data, without_padding
 from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
-from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree
+from jtrees.search import Finished, Preconditioning, Recipe, Report, Run, Runs, SearchResult, finished_tree
 from jtrees.search.cart import ridge_directions
 from jtrees.search.first_step import by_first_step, is_direct
 from jtrees.search.minibatch import Schedule, evaluated
@@ -221,8 +221,7 @@ class Greedy:
 
         Leaves are shrunk by as much as is best for the validation set, or for the held-out rows of a trial, or else by
         ``strength``; if that is negative, by as much as is best by generalised cross-validation, in which a split of m
-        features, as preconditioned, costs 1 + sqrt(m). The extra holds the strength, negative in the last case and
-        without shrinkage, and the strength that was used.
+        features, as preconditioned, costs 1 + sqrt(m).
         """
         batch, by = run.batch, run.by
         leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, by))
@@ -243,12 +242,40 @@ class Greedy:
 
             score, strength = jax.lax.cond(run.separate, best, lambda: (score, strength))
             leaves, used = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))
-        extra = jnp.stack([strength, used])
         tree = run.on_x(tree.replace(leaves=leaves))
-        return SearchResult(tree, score, finite & jnp.isfinite(score), step, extra)
+        return SearchResult(tree, score, finite & jnp.isfinite(score), step, Shrunk(strength, used))
 
 
 # --- The recipes -----------------------------------------------------------------------------------------------------
+
+
+class Shrunk(NamedTuple):
+    """How the leaves of a run were shrunk.
+
+    Attributes:
+      found: the strength that was the best for other rows; negative if there were none, and without shrinkage.
+      used: the strength that was used.
+    """
+
+    found: Array
+    used: Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GreedyReport(Report):
+    """The report of :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`.
+
+    Attributes:
+      reached: the number of internal nodes that at least one training row reaches.
+      active_leaves: the number of leaves that at least one training row reaches.
+      shrinkage: the strength of the shrinkage that was the best for rows left out or the validation set, else NaN.
+      preconditioning: how features were preconditioned; None: no strength was tried or given.
+    """
+
+    reached: int
+    active_leaves: int
+    shrinkage: float
+    preconditioning: Preconditioning | None = None
 
 
 class GreedyRecipe(Recipe):
@@ -291,13 +318,18 @@ class GreedyRecipe(Recipe):
         raise NotImplementedError
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        found, used = np.asarray(result.extra).tolist()
+        found, used = map(float, result.report)
         task = data.table.task
         shrink = self.shrink and is_direct(task)
         finished = finished_tree(result, data, task, fitted=True, shrink=shrink, strength=used)
         active = len(np.unique(finished.model.leaf_index(data.table.x)))
-        report = {"active_leaves": active, "shrinkage": found if found >= 0 else np.nan}
-        return finished._replace(report=finished.report | report)
+        report = GreedyReport(
+            reached=finished.report.reached,
+            active_leaves=active,
+            shrinkage=found if found >= 0 else np.nan,
+            preconditioning=result.preconditioning,
+        )
+        return finished._replace(report=report)
 
 
 def grow(runs: Runs) -> tuple[Stacked, list[list[np.ndarray]]]:
@@ -323,7 +355,7 @@ def grow(runs: Runs) -> tuple[Stacked, list[list[np.ndarray]]]:
 def strengths_of(runs: Runs, trials: list[SearchResult | None]) -> list[np.float32]:
     """Returns the strength of the shrinkage that the trial of each run found; negative without one."""
     is_known = lambda one: one is not None and np.isfinite(one.score)
-    return [np.float32(one.extra[0] if is_known(one) else -1) for one in trials]  # type: ignore[union-attr]
+    return [np.float32(one.report.found if is_known(one) else -1) for one in trials]  # type: ignore[union-attr]
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------

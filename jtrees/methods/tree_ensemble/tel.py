@@ -5,8 +5,9 @@ Ensemble Layer: Differentiability meets Conditional Computation", ICML 2020).
 :class:`jtrees.nn.TreeEnsemble`.
 """
 
+from dataclasses import dataclass
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -18,7 +19,7 @@ from jtrees.data import Data
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
-from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, check_finite, options
+from jtrees.search import Finished, Preconditioning, Recipe, Report, Run, Runs, SearchResult, check_finite, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
 from jtrees.search.recipe import loss_of, on_device
@@ -148,16 +149,37 @@ class EnsembleModel(SoftModel):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
+class _Reached(NamedTuple):
+    """The mean number of leaves that a sample reaches in a tree, and whether ``width`` overflows."""
+
+    leaves: Array
+    overflows: Array
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TELReport(Report):
+    """The report of :class:`jtrees.TEL`.
+
+    Attributes:
+      reachable_leaves: the mean number of leaves that a training sample reaches in a tree.
+      overflows: whether the training samples together exceed ``width``.
+      preconditioning: how features were preconditioned; None: no strength was tried or given.
+    """
+
+    reachable_leaves: float
+    overflows: bool
+    preconditioning: Preconditioning | None = None
+
+
 @pytree.dataclass(kw_only=True)
 class TEL(Recipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 
     Trains on mini-batches with Adam, by default for as many updates as are best for rows held out, as the ensemble
     soon learns the rows by heart. The model is that of the last update or, with ``validation``, of the epoch with the
-    lowest loss there. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report has
-    ``reachable_leaves``, the mean number of leaves that a training sample reaches in a tree, and ``overflows``, whether
-    the training samples together exceed ``width``. A user-defined loss of the task, on scaled targets or on logits, is
-    also the loss of the fit.
+    lowest loss there. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined
+    loss of the task, on scaled targets or on logits, is also the loss of the fit. The report is a
+    :class:`jtrees.methods.TELReport`.
 
     Attributes:
       depth: depth of the trees, 1 to 16.
@@ -182,7 +204,7 @@ class TEL(Recipe):
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> fit = jtrees.fit(jtrees.TEL(depth=1, trees=2, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
-      >>> fit.model.predict(x).shape, fit.report["overflows"]
+      >>> fit.model.predict(x).shape, fit.report.search.overflows
       ((40,), False)
     """
 
@@ -240,24 +262,28 @@ class TEL(Recipe):
             schedule,
             loss=loss,
             model=model,
-            extra=self._reached,
+            report=self._reached,
             patience=schedule.steps // _PATIENCE if self.early_stopping else None,
         )
 
-    def _reached(self, params: Ensemble, batch: Batch) -> tuple[Array, Array]:
-        """Returns the mean number of leaves that a sample reaches in a tree, and whether ``width`` overflows."""
+    def _reached(self, params: Ensemble, batch: Batch) -> _Reached:
+        """Returns how much the training samples reach."""
         if self.step != "smooth":
-            return jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool)
+            return _Reached(jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool))
         splits = params.weights, params.bias
         count, overflows = routing.reachable_leaves(batch.x, *splits, self.gamma, width=self.width)
         real = jnp.ones(len(batch.x)) if batch.weight is None else batch.weight > 0
-        return jnp.average(count.mean(0), weights=real.astype(batch.x.dtype)), overflows
+        return _Reached(jnp.average(count.mean(0), weights=real.astype(batch.x.dtype)), overflows)
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
         task = data.table.task
         model = result.model if self.hard else EnsembleModel(on_device(result.model), None, task.of_models)
-        model, (leaves, overflows) = data.scaling.restore(model), result.extra
-        report = {"reachable_leaves": float(leaves), "overflows": bool(overflows)}
+        model, reached = data.scaling.restore(model), result.report
+        report = TELReport(
+            reachable_leaves=float(reached.leaves),
+            overflows=bool(reached.overflows),
+            preconditioning=result.preconditioning,
+        )
         loss = data.loss(model) if self.hard else loss_of(result, model, data, task)
         return Finished.of(result, data, model, None, loss, report)
