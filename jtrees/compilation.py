@@ -69,15 +69,17 @@ def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
-        level = {} if "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", "") else {_LEVEL: 1}
-        as_usual, on_cpu = jax.jit(fn, **options), jax.jit(fn, compiler_options=level, **options)
+        as_usual = on_cpu = jax.jit(fn, **options)
+        if _LEVEL not in os.environ.get("XLA_FLAGS", ""):
+            on_cpu = jax.jit(fn, compiler_options={_LEVEL: 1}, **options)
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
             return (on_cpu if jax.default_backend() == "cpu" else as_usual)(*args)
 
-        _OURS.extend((as_usual, on_cpu))
-        call.programs = lambda: _count((as_usual, on_cpu))  # type: ignore[attr-defined]
+        both = {as_usual, on_cpu}
+        _OURS.extend(both)
+        call.programs = lambda: _count(both)  # type: ignore[attr-defined]
         return call
 
     return compiled
