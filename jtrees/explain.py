@@ -520,49 +520,6 @@ def permutation_importance(
     return _falls(model, x, y, score, [shuffled] * repeats, feature_names)
 
 
-def negation_importance(
-    model: Any,
-    x: Any,
-    y: ArrayLike,
-    score: Callable[[Any, Any], float],
-    *,
-    feature_names: Sequence[str] | None = None,
-) -> dict[str, float]:
-    """Returns by how much a score falls when a column is turned round about its mean, without a refit.
-
-    In a tree that is the change of sign of its coefficients, in splits and leaves, with features relative to their
-    means. It tells apart columns whose direction matters from those that are noise, without random numbers.
-
-    Args:
-      model: any fitted model.
-      x: samples, ``(n, p)``, best ones that the model was not trained on.
-      y: their targets.
-      score: as for :func:`permutation_importance`.
-      feature_names: likewise.
-
-    Returns:
-      The fall by column name.
-
-    Raises:
-      ValueError: for rows that do not fit the model.
-
-    Example:
-      >>> leaves = jtrees.leaves.Constant(jnp.array([0.0, 10.0]))
-      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
-      >>> x = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
-      >>> score = lambda y, predictions: -np.abs(y - predictions).mean()
-      >>> jtrees.explain.negation_importance(tree, x, np.asarray(tree.predict(x)), score)
-      {'x0': 2.5, 'x1': 7.5}
-    """
-
-    def turned(features: np.ndarray, own: np.ndarray) -> np.ndarray:
-        out = features.copy()
-        out[:, own] = 2 * features[:, own].mean(0) - features[:, own]
-        return out
-
-    return {name: float(fall[0]) for name, fall in _falls(model, x, y, score, [turned], feature_names).items()}
-
-
 def _falls(
     model: Any, x: Any, y: Any, score: Any, changes: list[Any], feature_names: Sequence[str] | None
 ) -> dict[str, np.ndarray]:

@@ -338,14 +338,10 @@ def test_importances():
     y = tree.predict(x).argmax(-1)
     score = lambda y, found: accuracy_score(y, found.argmax(-1))
     shuffled = explain.permutation_importance(tree, x, y, score, repeats=3)
-    turned = explain.negation_importance(tree, x - x.mean(0), y, score)
-    assert list(shuffled) == list(turned) == ["x0", "x1", "x2", "x3"]
-    assert np.all(shuffled["x3"] == 0) and turned["x3"] == 0
+    assert list(shuffled) == ["x0", "x1", "x2", "x3"]
+    assert np.all(shuffled["x3"] == 0)
     for i in range(3):
         assert shuffled[f"x{i}"].shape == (3,) and np.all(shuffled[f"x{i}"] > 0)
-        negated = tree.replace(weights=tree.weights.at[:, i].multiply(-1))
-        expected = score(y, tree.predict(x - x.mean(0))) - score(y, negated.predict(x - x.mean(0)))
-        assert turned[f"x{i}"] == pytest.approx(expected)
 
 
 def test_models_of_raw_tables(raw):

@@ -202,6 +202,6 @@ def _grafted(tree: ObliqueTree, subtrees: list[_Subtree], candidates: list[Obliq
     weights, bias = np.array(tree.weights), np.array(tree.bias)
     for one, splits in zip(subtrees, candidates, strict=True):
         if splits is not None:
-            restored = one.scaling.restore_splits(splits, tree.origin)
+            restored = one.scaling.replace(origin=tree.origin).restore_splits(splits)
             weights[one.nodes], bias[one.nodes] = restored.weights, restored.bias
     return tree.replace(weights=jnp.asarray(weights), bias=jnp.asarray(bias))

@@ -1,7 +1,6 @@
 """Plots of trees and of fits, as matplotlib axes (needs ``pip install "jtrees[plots]"``)."""
 
 from jtrees.plotting.charts import (
-    plot_calibration as plot_calibration,
     plot_importances as plot_importances,
     plot_learning_curve as plot_learning_curve,
     plot_leaves as plot_leaves,
