@@ -41,7 +41,7 @@ def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any,
     def init(key: jax.Array) -> jtrees.training.TrainState:
         weights = jax.random.normal(key, (2**depth - 1, p)) / np.sqrt(p)
         tree = jtrees.ObliqueTree(weights, jnp.zeros(len(weights)), kinds.Logit(jnp.zeros((2**depth, CLASSES))))
-        return jtrees.training.init_state(tree, data, key=key, optimizer=optimizer)
+        return jtrees.training.loop.init_state(tree, data, key=key, optimizer=optimizer)
 
     return method, optimizer, data, init(jax.random.key(0))
 

@@ -18,7 +18,6 @@ from jtrees import (
     tasks as tasks,
     topology as topology,
     training as training,
-    validation as validation,
     warmstart as warmstart,
 )
 from jtrees._public import list_public_names as _list_public_names

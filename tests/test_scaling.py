@@ -9,7 +9,8 @@ import sweeps
 
 import jtrees
 from jtrees import ObliqueTree
-from jtrees.data import Data, Scaling, Table, losses_of, mean_loss
+from jtrees.data import Data, Scaling, Table
+from jtrees.data.scaling import losses_of, mean_loss
 from jtrees.leaves import Constant, Frequency, Linear
 from jtrees.tasks import Classification, Regression
 

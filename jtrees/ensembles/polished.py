@@ -12,7 +12,9 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, topology
-from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
+from jtrees.data import Data, Scaling, Table
+from jtrees.data.scaling import losses_of, mean_loss
+from jtrees.data.table import without_padding
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import Start, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS

@@ -7,4 +7,4 @@ from jtrees.plotting.charts import (
     plot_regions as plot_regions,
     plot_splits as plot_splits,
 )
-from jtrees.plotting.trees import inches as inches, plot_tree as plot_tree
+from jtrees.plotting.trees import plot_tree as plot_tree

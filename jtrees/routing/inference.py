@@ -31,9 +31,9 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
 
     Example:
       >>> losses = jnp.array([[1.0], [0.0]])  # the left leaf is worse
-      >>> print(jtrees.routing.augmented_leaf(jnp.array([[0.1]]), losses), "where the score is small")
+      >>> print(jtrees.routing.inference.augmented_leaf(jnp.array([[0.1]]), losses), "where the score is small")
       [0] where the score is small
-      >>> print(jtrees.routing.augmented_leaf(jnp.array([[2.0]]), losses), "where it is large")
+      >>> print(jtrees.routing.inference.augmented_leaf(jnp.array([[2.0]]), losses), "where it is large")
       [1] where it is large
     """
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
@@ -52,7 +52,8 @@ def scores_at(
 
     Example:
       >>> weights, bias, x = jnp.array([[1.0], [0.0], [2.0]]), jnp.array([0.0, -2.0, 0.5]), jnp.array([[1.0], [3.0]])
-      >>> print(jtrees.routing.scores_at(weights, bias, x, jnp.array([[0, 2]])))  # the root's, and the right child's
+      >>> nodes = jnp.array([[0, 2]])  # the root, and its right child
+      >>> print(jtrees.routing.inference.scores_at(weights, bias, x, nodes))
       [[1.  6.5]]
     """
     return jnp.einsum("rnp,np->rn", weights[at], x, precision="highest") + bias[at]
@@ -89,7 +90,8 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
 
     Example:
       >>> weights, bias = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([0.0, -2.0, 0.5])
-      >>> print(jtrees.routing.flips(weights, bias, jnp.array([[1.0]])).leaf.T)  # reached, root flipped, child flipped
+      >>> flips = jtrees.routing.inference.flips(weights, bias, jnp.array([[1.0]]))
+      >>> print(flips.leaf.T)  # reached, root flipped, child flipped
       [[3 0 2]]
     """
     # Row 0 is the sample's own path; each level adds the path that leaves it there.
@@ -108,7 +110,7 @@ def flips_of(scores: Float[Array, "nodes n"]) -> Flips:
     """Returns the flips from the scores of all splits: O(nodes) per sample, without gathering weights.
 
     Example:
-      >>> print(jtrees.routing.flips_of(jnp.array([[1.0], [-2.0], [0.5]])).leaf.T)
+      >>> print(jtrees.routing.inference.flips_of(jnp.array([[1.0], [-2.0], [0.5]])).leaf.T)
       [[3 0 2]]
     """
     nodes, depth = len(scores), topology.depth_of(len(scores))

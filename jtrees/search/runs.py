@@ -19,7 +19,8 @@ from jtrees import sharding
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.run import Form, Own, Run as Run, often as often_compiled, rarely as rarely_compiled
 from jtrees.tasks import Task
-from jtrees.training import NOT_TAKEN, Batch
+from jtrees.training import Batch
+from jtrees.training.loop import NOT_TAKEN
 
 MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
 

@@ -11,7 +11,8 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, processes, validation as checks
-from jtrees.data import Scaling, Table, losses_of
+from jtrees.data import Scaling, Table
+from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
 from jtrees.search.fit import FitResult, fits_of, of_raw_table, table_of, validation_of
 from jtrees.search.monitor import Monitor

@@ -1,34 +1,24 @@
 """The training loop: methods, resumable runs, many runs at once, and optimisers that optax lacks."""
 
 from jtrees.training.loop import (
-    NOT_TAKEN as NOT_TAKEN,
     Batch as Batch,
     Best as Best,
     History as History,
     Method as Method,
     Number as Number,
-    Params as Params,
     TrainState as TrainState,
     advance as advance,
-    advance_up_to as advance_up_to,
-    apply_in_place_if as apply_in_place_if,
     at_step as at_step,
     best as best,
-    init_state as init_state,
-    is_over as is_over,
-    normalised as normalised,
-    one_step as one_step,
     start as start,
     train as train,
 )
 from jtrees.training.optimizers import (
     LazyAdamState as LazyAdamState,
     LazyMomentumState as LazyMomentumState,
-    adam_step as adam_step,
     cosine_cycles as cosine_cycles,
     lazy_adam as lazy_adam,
     lazy_momentum as lazy_momentum,
-    momentum_step as momentum_step,
     reduce_until_vanished as reduce_until_vanished,
     rmsprop as rmsprop,
 )

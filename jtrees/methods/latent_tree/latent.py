@@ -203,7 +203,7 @@ class LatentTree(Recipe):
         )
 
         def model(params: Any, batch: Batch) -> LatentNetwork:
-            return active_on(training.normalised(batch), params, architecture, task, self.penalty)
+            return active_on(training.loop.normalised(batch), params, architecture, task, self.penalty)
 
         def loss(params: Any, batch: Batch, by: Batch) -> Array:
             outputs = model(params, batch).outputs(by.x)
