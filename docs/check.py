@@ -114,6 +114,8 @@ def failing_examples() -> list[str]:
     runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
     jax.config.update("jax_compilation_cache_dir", str(DOCS.parent / "build" / "docs-programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    for module in MODULES:
+        importlib.import_module(f"jtrees.{module}".rstrip("."))
     modules = [name for name in sorted(sys.modules) if name.startswith("jtrees")]
     for module in modules:
         for test in finder.find(sys.modules[module], module):

@@ -1,5 +1,6 @@
 """Plots of trees and of fits, as matplotlib axes (needs ``pip install "jtrees[plots]"``)."""
 
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.plotting.charts import (
     plot_importances as plot_importances,
     plot_learning_curve as plot_learning_curve,
@@ -8,3 +9,5 @@ from jtrees.plotting.charts import (
     plot_splits as plot_splits,
 )
 from jtrees.plotting.trees import plot_tree as plot_tree
+
+_list_public_names()
