@@ -13,11 +13,12 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 import optax
 
-from jtrees import ops, pytree, routing, splitting, topology, training
+from jtrees import ops, pytree, splitting, topology, training
 from jtrees.data import Data
 from jtrees.data.table import without_padding
 from jtrees.leaves.hierarchical import STRENGTHS, refit_and_strength
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
+from jtrees.routing import inference
 from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree
 from jtrees.search.cart import ridge_directions
 from jtrees.search.first_step import by_first_step, is_direct
@@ -147,7 +148,7 @@ class Greedy:
 
     def _stump_surrogate(self, tree: ObliqueTree, x: Array, y: Array, node: Array, level: Array) -> Surrogate:
         """Returns the surrogate loss of samples at nodes of a level, each of which is a tree of depth one."""
-        scores = routing.inference.scores_at(tree.weights, tree.bias, x, node[None])
+        scores = inference.scores_at(tree.weights, tree.bias, x, node[None])
         right = (scores[0] > 0).astype(jnp.int32)
         own_leaf, other_leaf = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, self.depth)
         reached, flipped = (self.task.loss(tree.leaves.values[leaf], y) for leaf in (own_leaf, other_leaf))
@@ -187,7 +188,7 @@ class Greedy:
         """
         tree, place = state.run.params, state.place
         half, local = topology.num_leaves(self.depth) // 2, place - _first(state.level)
-        scores = routing.inference.scores_at(tree.weights, tree.bias, batch.x, place[None])[0]
+        scores = inference.scores_at(tree.weights, tree.bias, batch.x, place[None])[0]
         trained = (scores > 0).astype(jnp.int32)
         initial = _goes_right(state.initial, self.candidates(state, batch.x), local)
         statistics, impurity = self._statistics(batch)
