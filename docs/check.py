@@ -33,7 +33,7 @@ DOCS = Path(__file__).parent
 MODULES = (
     *("", "data", "estimators", "explain", "export", "io", "isotonic", "leaves", "losses", "methods", "nn", "ops"),
     *("plotting", "pytree", "routing", "search", "search.options", "selection", "sharding", "tasks", "topology"),
-    *("training", "validation", "warmstart"),
+    *("training", "warmstart"),
 )
 # What examples need not import; the reference says so.
 GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jtrees": jtrees}
@@ -44,12 +44,19 @@ WITHOUT_EXAMPLE: set[str] = set()
 
 
 def public(module: str) -> Iterator[tuple[str, Any]]:
-    """Yields the public names of a module of jtrees, and what they stand for: of a module in one file its own."""
+    """Yields the public names of a module of jtrees, and what they stand for.
+
+    Public are the names that a package imports. Of a module in one file, those in its ``__all__`` are public, or all
+    names that it defines.
+    """
     full = f"jtrees.{module}".rstrip(".")
     found = importlib.import_module(full)
-    for name, thing in vars(found).items():
+    package = hasattr(found, "__path__")
+    listed = vars(found) if package else getattr(found, "__all__", vars(found))
+    for name in list(listed):
+        thing = getattr(found, name)
         home = getattr(thing, "__module__", None) or ""
-        own = home.startswith("jtrees.") if hasattr(found, "__path__") else home == full
+        own = home.startswith("jtrees.") if package else home == full
         own &= module != "leaves" or home.startswith(full)  # what leaves imports is public elsewhere
         if not name.startswith("_") and not isinstance(thing, (types.ModuleType, TypeVar)) and own:
             yield f"{full}.{name}", thing
@@ -107,6 +114,8 @@ def failing_examples() -> list[str]:
     runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
     jax.config.update("jax_compilation_cache_dir", str(DOCS.parent / "build" / "docs-programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    for module in MODULES:
+        importlib.import_module(f"jtrees.{module}".rstrip("."))
     modules = [name for name in sorted(sys.modules) if name.startswith("jtrees")]
     for module in modules:
         for test in finder.find(sys.modules[module], module):

@@ -42,8 +42,8 @@ def fits(name: str, table: str) -> dict[str, Any]:
     from jtrees import estimators
 
     load = {"diabetes": datasets.load_diabetes, "breast cancer": datasets.load_breast_cancer}[table]
-    x, y = load(return_X_y=True)
-    x, x_test, y, y_test = train_test_split(x, y, random_state=0)
+    split: Any = train_test_split(*load(return_X_y=True), random_state=0)
+    x, x_test, y, y_test = split
     task = "classification" if table == "breast cancer" else "regression"
     classes = task == "classification"
     estimator = estimators.TreeClassifier if classes else estimators.TreeRegressor

@@ -42,7 +42,7 @@ def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any,
         weights = jax.random.normal(key, (2**depth - 1, p)) / np.sqrt(p)
         leaves = kinds.Values(jnp.zeros((2**depth, CLASSES)), jtrees.losses.LogLoss())
         tree = jtrees.ObliqueTree(weights, jnp.zeros(len(weights)), leaves)
-        return jtrees.training.init_state(tree, data, key=key, optimizer=optimizer)
+        return jtrees.training.loop.init_state(tree, data, key=key, optimizer=optimizer)
 
     return method, optimizer, data, init(jax.random.key(0))
 

@@ -50,9 +50,9 @@ def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtr
     """The initial state of a run, and a compiled function that makes some of its steps."""
     of, optimizer = method(depth, gamma, kind)
     state = jtrees.training.start(of, data, key=jax.random.key(0), optimizer=optimizer)
-    once = jtrees.training.one_step(of, data, optimizer, batch_size=BATCH)
+    once = jtrees.training.step.one_step(of, data, optimizer, batch_size=BATCH)
     most = ROWS // BATCH * EPOCHS
-    return state, jax.jit(lambda state, steps: jtrees.training.advance_up_to(once, state, steps, most))
+    return state, jax.jit(lambda state, steps: jtrees.training.loop.advance_up_to(once, state, steps, most))
 
 
 @cache

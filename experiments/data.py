@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jtrees.cli.tables import (
+from jtrees.cli.files import (
     DataError as DataError,
-    Frame as Frame,
     Rules as Rules,
-    Task as Task,
     add_rules as add_rules,
+    one_line as one_line,
+    rules_of as rules_of,
+)
+from jtrees.cli.tables import (
+    Frame as Frame,
+    Task as Task,
     beyond_float32 as beyond_float32,
     check_rows as check_rows,
     drop as drop,
     guess as guess,
-    one_line as one_line,
     read_labelled as read_labelled,
-    rules_of as rules_of,
     usable as usable,
 )
 

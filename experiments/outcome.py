@@ -266,7 +266,7 @@ def _figure(file: Path, rows: list[Row], drawn: Any, title: str, shown: dict[str
     axes[0].grid(alpha=0.3)
     if drawn:
         row, tree = drawn
-        width, height = plotting.inches(plotting.plot_tree(tree, axes[1], **shown))
+        width, height = plotting.trees.inches(plotting.plot_tree(tree, axes[1], **shown))
         figure.set_size_inches(6.5 + width, max(6, height + 0.5))
         axes[0].get_gridspec().set_width_ratios([6.5, width])
         axes[1].set_title(f"{row.name.replace('_depth', ', depth ')}: {score} {row.test:.3f}, {row.numbers} numbers")

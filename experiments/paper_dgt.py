@@ -29,7 +29,8 @@ from experiments import benchmark, data, pieces
 from experiments.pieces import spread
 import jtrees
 from jtrees import losses, ops, routing, training, validation as checks
-from jtrees.data import Scaling, Table, bucket
+from jtrees.data import Scaling, Table
+from jtrees.data.table import bucket
 from jtrees.search import Schedule
 from jtrees.tasks import Regression, Task
 

@@ -1,24 +1,22 @@
 """Decision trees trained by gradient descent: a small set of pure functions that compose, compile and vmap."""
 
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from jtrees import (
     data as data,
-    explain as explain,
-    export as export,
     io as io,
     isotonic as isotonic,
     leaves as leaves,
     losses as losses,
     methods as methods,
-    nn as nn,
     ops as ops,
-    plotting as plotting,
     routing as routing,
     search as search,
     sharding as sharding,
     tasks as tasks,
     topology as topology,
     training as training,
-    validation as validation,
     warmstart as warmstart,
 )
 from jtrees._public import list_public_names as _list_public_names
@@ -51,5 +49,19 @@ from jtrees.tasks import Classification as Classification, Policy as Policy, Reg
 from jtrees.training import Batch as Batch, Method as Method, train as train
 from jtrees.tree import ObliqueTree as ObliqueTree, Origin as Origin
 
+if _TYPE_CHECKING:
+    from jtrees import explain as explain, export as export, nn as nn, plotting as plotting
+
 __version__ = "0.1.0"
+_LATER = ("estimators", "explain", "export", "nn", "plotting")  # packages that are imported when first used
 _list_public_names()
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return _importlib.import_module(f"jtrees.{name}")
+    raise AttributeError(f"module 'jtrees' has no attribute {name!r:.80}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

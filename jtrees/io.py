@@ -25,6 +25,8 @@ import numpy as np
 from jtrees import processes, sharding
 from jtrees.validation import quoted, quoted_list
 
+__all__ = ["family", "header", "load", "model", "part", "save", "state"]
+
 FORMAT = 1
 _CLASSES: dict[str, type] = {}  # by name: classes that may be part of a file
 _FAMILIES: list[type] = []  # classes whose dataclasses may be part of a file

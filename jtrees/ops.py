@@ -39,6 +39,8 @@ _FOLDED_LEVELS = 6
 # features no difference, with 100 it is slower. Each feature is an operation to compile.
 _BY_FEATURE = 32
 
+__all__ = ["ensemble", "expected_loss", "hard", "path_sum", "scores", "soft"]
+
 
 def scores(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]

@@ -16,6 +16,8 @@ import numpy as np
 from jtrees import processes
 from jtrees.validation import check_count, quoted, quoted_list
 
+__all__ = ["join_rows", "mesh", "put_rows"]
+
 STARTS, DATA = "starts", "data"
 
 

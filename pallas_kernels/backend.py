@@ -12,10 +12,6 @@ from typing import Any, NamedTuple
 import warnings
 
 import jax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 import jax.numpy as jnp
 
 from pallas_kernels.layout import Layout
@@ -173,6 +169,10 @@ def launch(
     Raises:
       NotImplementedError: when it is lowered for a platform that cannot run it.
     """
+    from jax.experimental import pallas as pl  # a tenth of a second, so with the first kernel
+
+    from pallas_kernels.refusal import refused
+
     kernel = lambda *refs: body(SimpleNamespace(**dict(zip((*ins, *outs), refs, strict=True))))
     spec = lambda one: pl.BlockSpec(one.block, one.index)
     call = pl.pallas_call(
@@ -193,8 +193,8 @@ def launch(
     if config.implementation == "interpret":
         found = run(*arrays)
     else:
-        refused = partial(_refused, [(one.shape, one.dtype) for one in outs.values()], config.implementation)
-        found = jax.lax.platform_dependent(*arrays, default=refused, **{config.platform: run})
+        default = partial(refused, [(one.shape, one.dtype) for one in outs.values()], config.implementation)
+        found = jax.lax.platform_dependent(*arrays, default=default, **{config.platform: run})
     return dict(zip(outs, found, strict=True))
 
 
@@ -202,6 +202,8 @@ def _parameters(config: Config, dimensions: int) -> dict[str, Any]:
     if config.implementation == "interpret":
         return {"interpret": True}
     if config.implementation == "tpu":
+        from jax.experimental.pallas import tpu as pltpu
+
         # A leaf's number is written by the last dimension's programs in turn, the others are independent.
         semantics = ("parallel",) * (dimensions - 1) + ("arbitrary",)
         return {"compiler_params": pltpu.CompilerParams(dimension_semantics=semantics)}
@@ -231,30 +233,3 @@ def store_where(config: Config, ref: Any, samples: Any, value: jax.Array, mask: 
         triton().store(ref.at[:, samples], value, mask=mask)
     else:
         ref[:, samples] = jnp.where(mask, value, ref[:, samples])
-
-
-# --- What a platform cannot run --------------------------------------------------------------------------------------
-
-# In a branch of jax.lax.platform_dependent only what is lowered counts: so refusing is something that is lowered.
-_refuse = Primitive("not_on_this_platform")
-_refuse.multiple_results = True
-
-
-@_refuse.def_abstract_eval
-def _(*, shapes: tuple, message: str) -> list[Any]:
-    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in shapes]
-
-
-def _lower_refusal(ctx: Any, *, shapes: tuple, message: str) -> Any:
-    raise NotImplementedError(message)
-
-
-mlir.register_lowering(_refuse, _lower_refusal)
-_refuse.def_impl(partial(_lower_refusal, None))  # outside of jit nothing is lowered
-
-
-def _refused(shapes: list[Any], implementation: str, *_: Any) -> tuple[jax.Array, ...]:
-    runs = "a TPU" if implementation == "tpu" else "a CUDA GPU"
-    message = f"implementation={implementation!r:.80} runs on {runs} only; here there are 'xla' and 'interpret'"
-    shapes = [(tuple(shape), jnp.dtype(dtype)) for shape, dtype in shapes]
-    return tuple(_refuse.bind(shapes=tuple(shapes), message=message))

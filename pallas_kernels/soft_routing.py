@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from pallas_kernels import tiles
@@ -247,6 +246,8 @@ def gradient(
 
 
 def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: tiles.Loss, refs: SimpleNamespace) -> None:
+    from jax.experimental import pallas as pl  # see backend.launch
+
     t = pl.program_id(1)
     right, left, bias, values = refs.right[...], refs.left[...], refs.b[0], refs.values[0]
     blocks, in_dtype = layout.blocks_of_features, lambda d_z: d_z.astype(refs.x.dtype)

@@ -170,7 +170,8 @@ def product(a: Any, b: Any, over: tuple[Axis, Axis] = (1, 0)) -> jax.Array:
     """Returns the product of two arrays, of which either may be given by its parts."""
     if not (isinstance(a, tuple) or isinstance(b, tuple)):
         return dot(a, b, over)
-    return dot_of_parts(*(one if isinstance(one, tuple) else parts(one) for one in (a, b)), over)
+    a, b = (one if isinstance(one, tuple) else parts(one) for one in (a, b))
+    return dot_of_parts(a, b, over)
 
 
 def log_weights(route: Route, z: jax.Array, right: jax.Array, left: jax.Array, leaves: int) -> jax.Array:

@@ -11,7 +11,7 @@ from jtrees import pytree, validation as checks
 from jtrees.data import Scaling
 from jtrees.search import Finished, Recipe, Run, SearchResult, check_finite, options as kinds
 from jtrees.search.runs import MOST
-from jtrees.training import NOT_TAKEN
+from jtrees.training.state import NOT_TAKEN
 
 
 @pytree.dataclass

@@ -11,7 +11,8 @@ import sweeps
 
 import jtrees
 from jtrees import Batch, pytree, training
-from jtrees.data import Data, checked_table, without_padding
+from jtrees.data import Data, checked_table
+from jtrees.data.table import without_padding
 from jtrees.search import Finished, Run, Runs, SearchResult, options
 from jtrees.search.monitor import Monitor
 from jtrees.search.runs import derived
@@ -57,7 +58,7 @@ class OneSplit(jtrees.Recipe):
 
 def stump(run: Run):
     """The split of a run with the leaves of its sample, the weights of the sample, and the key."""
-    x, y, weight = training.normalised(run.batch)
+    x, y, weight = training.state.normalised(run.batch)
     leaves = jtrees.leaves.kind_of("constant", run.task).empty(2, 0, run.task.shape)
     tree = jtrees.ObliqueTree(jnp.zeros((1, x.shape[1])).at[0, 0].set(1), jnp.zeros(1), leaves)
     return tree.refit(x, y, weight), run.batch.weight, jax.random.key_data(run.key)

@@ -10,8 +10,9 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 import jtrees
-from jtrees.data import Scaling, checked_table, held_out_table
+from jtrees.data import Scaling, checked_table
 from jtrees.data.baselines import BehindBaselineWarning, Comparison, compared, least_squares
+from jtrees.data.table import held_out_table
 from jtrees.description import count_free
 from jtrees.estimators import TreeClassifier
 

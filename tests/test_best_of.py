@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import jtrees
-from jtrees.data import Data, Scaling, checked_table, held_out_table
+from jtrees.data import Data, Scaling, checked_table
+from jtrees.data.table import held_out_table
 from jtrees.methods.annealed import starts
 from jtrees.search import Runs, options
 from jtrees.search.monitor import Monitor

@@ -36,7 +36,7 @@ class Corner(jtrees.Recipe):
 
 def corner(run: Run):
     """The tree of a run."""
-    x, y, weight = training.normalised(run.batch)
+    x, y, weight = training.state.normalised(run.batch)
     flat = y.reshape(len(y), -1)
     centred = flat - (weight[:, None] * flat).mean(0)
     column = jnp.abs(jnp.einsum("np,n,nk->pk", x, weight, centred)).sum(1).argmax()

@@ -18,7 +18,7 @@ import sweeps
 
 import jtrees
 from jtrees import cli
-from jtrees.cli import commands, rivals
+from jtrees.cli import arguments, commands, rivals
 from jtrees.estimators import TreeRegressor
 from jtrees.losses.names import measure, named
 
@@ -339,31 +339,36 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
 
 
 def test_recipes_by_name():
-    made = commands._named("Bagged(BestOf(LatentTree))")
+    made = arguments.recipe_named("Bagged(BestOf(LatentTree))")
     assert made == jtrees.Bagged(jtrees.BestOf(jtrees.LatentTree()))
     recipe = ["--recipe", "Bagged(GET)", "--set", "trees=3", "base.leaves=linear"]
     options = commands._parser().parse_args(["fit", "t.csv", "--target", "y", "--out", "m", *recipe])
-    assert commands._recipe(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
-    assert commands._named("Boosted") == jtrees.Boosted() and commands._named("Boosted(GET)").base == jtrees.GET()
+    assert arguments.recipe_of(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
+    assert (
+        arguments.recipe_named("Boosted") == jtrees.Boosted()
+        and arguments.recipe_named("Boosted(GET)").base == jtrees.GET()
+    )
 
 
-@pytest.mark.parametrize("loss", commands.LOSSES)
+@pytest.mark.parametrize("loss", arguments.LOSSES)
 def test_losses_by_name(loss):
     given = ["fit", "t.csv", "--target", "y", "--out", "m", "--loss", loss]
     options = commands._parser().parse_args(given)
-    recipe = commands._recipe(options, "regression")
+    recipe = arguments.recipe_of(options, "regression")
     assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
-    estimator = commands._estimator(options, recipe, "regression")
-    assert commands._loss(options) == named(loss) == estimator._task(np.zeros(3)).loss_function
-    assert measure(commands._loss(options)).split()[-1] in ("error", "loss", "deviance")
+    estimator = arguments.estimator_of(options, recipe, "regression")
+    assert arguments.loss_of(options) == named(loss) == estimator._task(np.zeros(3)).loss_function
+    assert measure(arguments.loss_of(options)).split()[-1] in ("error", "loss", "deviance")
     if loss == "quantile":
         options = commands._parser().parse_args([*given, "--quantile", "0.9"])
-        task = commands._estimator(options, recipe, "regression")._task(np.zeros(3))
-        assert commands._loss(options) == jtrees.losses.Quantile(0.9) == task.loss_function
+        task = arguments.estimator_of(options, recipe, "regression")._task(np.zeros(3))
+        assert arguments.loss_of(options) == jtrees.losses.Quantile(0.9) == task.loss_function
 
 
 @pytest.mark.parametrize(
-    "loss", sweeps.slow([named(name) for name in commands.LOSSES], [named("poisson"), named("absolute_error")]), ids=str
+    "loss",
+    sweeps.slow([named(name) for name in arguments.LOSSES], [named("poisson"), named("absolute_error")]),
+    ids=str,
 )
 def test_rivals_of_a_report_minimise_its_loss(loss):
     rng = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from sklearn.tree import DecisionTreeRegressor
 import sweeps
 
 import jtrees
-from jtrees import estimators, warmstart
+from jtrees import _estimator, warmstart
 from jtrees.estimators import TreeClassifier, TreeRegressor
 
 GET = jtrees.GET(depth=2, starts=1, epochs=30)
@@ -293,7 +293,7 @@ def test_validation_fraction(classes, monkeypatch):
         given.update(options, x=x, y=y)
         return jtrees.fit(recipe, x, y, **options)
 
-    monkeypatch.setattr(estimators, "fit", fit)
+    monkeypatch.setattr(_estimator, "fit", fit)
     x, y = classes
     TreeClassifier(SHORT, random_state=0, validation_fraction=0.2, max_seconds=100).fit(x, y)
     held, labels = given["validation"]
@@ -316,7 +316,7 @@ def test_interrupted(data, monkeypatch):
         result = jtrees.fit(*args, **options)
         return result.replace(report=result.report.replace(ended="interrupted"))
 
-    monkeypatch.setattr(estimators, "fit", fit)
+    monkeypatch.setattr(_estimator, "fit", fit)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = TreeRegressor(SHORT).fit(*data)
     assert np.isfinite(model.predict(data[0])).all()

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import itertools
 import os
 import re
 import runpy
@@ -23,7 +22,6 @@ import sweeps
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, export, losses
 from jtrees.export import c_header, encoding
-from jtrees.export.c_soft import SoftProgram, soft_program_of
 from jtrees.export.program import program_of
 from jtrees.leaves import Linear, Values
 
@@ -204,112 +202,6 @@ def compiled_rows(path, row="double", real="double"):
         return both[0]
 
     return predictions
-
-
-def soft_program(weights, bias, leaves, gamma, logistic):
-    """The program of soft trees on scaled data."""
-    p, k = weights.shape[-1], leaves.shape[-1]
-    scaling = np.zeros(p), np.zeros(p), np.ones(p), 1e30, np.ones(k), np.zeros(k)
-    return SoftProgram(weights, bias, leaves, gamma, logistic, *scaling, "identity", False, None)
-
-
-def soft_model(outputs, step, gamma=0.5):
-    """A random model of soft trees in the user's units, with a constant column, and samples."""
-    rng = np.random.default_rng(0)
-    x = np.column_stack([rng.normal(size=(300, 3)) * [1, 50, 1e-3] + [0, 1e4, 2], np.ones(300)])
-    y, task = {
-        None: (x[:, 0] * 1e3 - 7e3, jtrees.Regression()),
-        2: (x[:, :2] * [1, 1e4], jtrees.Regression(2)),
-        "classes": (np.arange(300) % 3, jtrees.Classification(3)),
-        "counts": (50 * rng.poisson(np.exp(x[:, 0])), jtrees.Regression(loss_function="poisson")),
-        "quantiles": (x[:, 0] * 1e3 - 7e3, jtrees.Regression(loss_function=losses.Quantile((0.1, 0.5, 0.9)))),
-        "actions": (x[:, :2] * [1, 1e-2], jtrees.Policy(2)),
-    }[outputs]
-    fitted = jtrees.fit(jtrees.TEL(trees=3, depth=4, epochs=1, step=step), x, y, task=task, key=jax.random.key(0)).model
-    f32 = lambda like: jnp.asarray(rng.normal(size=like.shape) / 2, jnp.float32)
-    network = fitted.network.replace(params=jax.tree.map(f32, fitted.network.params), gamma=jnp.float32(gamma))
-    return fitted.replace(network=network), x
-
-
-def test_soft_trees_in_double_precision_are_sums_over_leaves():
-    """The reach of a leaf is the product of the steps on its path (Hazimeh et al. 2020, section 2)."""
-    rng = np.random.default_rng(0)
-    weights, bias, leaves = (rng.normal(size=shape) for shape in ((2, 7, 3), (2, 7), (2, 8, 2)))
-    for logistic in (False, True):
-        of = soft_program(weights, bias, leaves, gamma=1.5, logistic=logistic)
-        x = rng.normal(size=(5, 3)).astype(np.float32).astype(np.float64)
-        expected = np.zeros((5, 2))
-        for n, tree, leaf in itertools.product(range(5), range(2), range(8)):
-            reach, place = 1.0, leaf + 8
-            while place > 1:
-                side, place = place % 2, place // 2
-                score = weights[tree, place - 1] @ x[n] + bias[tree, place - 1]
-                u = np.clip(score / 1.5, -0.5, 0.5)
-                right = 1 / (1 + np.exp(-4 * score)) if logistic else -2 * u**3 + 1.5 * u + 0.5
-                reach *= right if side else 1 - right
-            expected[n] += reach * leaves[tree, leaf]
-        np.testing.assert_allclose(of.predict(x), expected, rtol=1e-12, atol=1e-12)
-
-
-@needs_compiler
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize(
-    ("outputs", "step", "precision"),
-    [
-        (None, "smooth", "double"),
-        ("classes", "logistic", "float"),
-        pytest.param(2, "smooth", "float", marks=pytest.mark.wide),
-        pytest.param("classes", "smooth", "double", marks=pytest.mark.wide),
-        pytest.param(None, "logistic", "double", marks=pytest.mark.wide),
-        pytest.param("counts", "smooth", "double", marks=pytest.mark.slow),
-        pytest.param("quantiles", "smooth", "float", marks=pytest.mark.wide),
-        pytest.param("actions", "smooth", "double", marks=pytest.mark.wide),
-    ],
-)
-def test_c_of_soft_trees(outputs, step, precision, tmp_path):
-    model, x = soft_model(outputs, step)
-    if precision == "float":
-        x = x.astype(np.float32)
-    export.to_c(model, tmp_path / "model.h", precision=precision)
-    text = (tmp_path / "model.h").read_text()
-    assert f"3 soft trees of depth 4 with 4 features, {step} steps" in text and "#include" not in text
-    expected = soft_program_of(model).predict(x)
-    predictions = compiled_rows(tmp_path / "model.h", precision, precision)
-    out = predictions(np.ascontiguousarray(x), expected.shape[1], REALS[precision])
-    close = 1e-12 if precision == "double" else 1e-6
-    np.testing.assert_allclose(out, expected, rtol=close, atol=close * np.ptp(expected))
-    # The library adds in single precision, in units of the range of the targets.
-    predicted = model.predict(x.astype(np.float64)).reshape(expected.shape)
-    np.testing.assert_allclose(out, predicted, rtol=1e-5, atol=1e-5 * np.ptp(expected))
-    assert outputs != "quantiles" or (np.any(out[:, 1:] > out[:, :-1]) and np.all(out[:, 1:] >= out[:, :-1]))
-    hard = soft_model(outputs, step, gamma=1e-4)[0]
-    assert np.all(np.isfinite(soft_program_of(hard).predict(x)))
-
-
-@pytest.mark.slow
-@needs_compiler
-@pytest.mark.usefixtures("standard_promotion")
-def test_c_of_fitted_soft_trees_of_a_raw_table(tmp_path):
-    frame, y = raw_table()
-    frame, other = frame.drop(columns="same"), raw_table(seed=1)[0]
-    model = jtrees.fit(jtrees.TEL(trees=3, depth=3, epochs=20), frame, y, key=jax.random.key(0)).model
-    export.to_c(model, tmp_path / "model.h")
-    predictions = compiled_rows(tmp_path / "model.h", "jtrees_row")
-    out = predictions(rows_in_c(model, other, tmp_path / "model.h"), 1)[:, 0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", jtrees.data.ColumnsWarning)  # gaps in columns that had none
-        predicted = model.predict(other)
-    np.testing.assert_allclose(out, predicted, rtol=1e-5, atol=1e-5 * np.ptp(y))
-
-
-@pytest.mark.usefixtures("standard_promotion")
-def test_soft_trees_that_cannot_be_exported(tmp_path):
-    model, _ = soft_model(None, "smooth")
-    scaled = model.without_scaling()
-    x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    np.testing.assert_allclose(soft_program_of(scaled).predict(x)[:, 0], scaled.predict(x), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match=r"float32 weights \(trees, nodes, p\), got float32, of shape \(1, 3, 15, 4\)"):
-        export.to_c(jax.tree.map(lambda a: jnp.asarray(a)[None], scaled), tmp_path / "model.h")
 
 
 @needs_compiler
@@ -549,11 +441,8 @@ def test_what_cannot_be_exported(tmp_path):
     soft, latent = made(jtrees.TEL(trees=2, depth=2, epochs=1)), made(jtrees.LatentTree(depth=2, epochs=1))
     many = jax.tree.map(lambda a: jnp.stack([a, a]), tree)
     raw = jtrees.data.FrameModel(tree, jtrees.data.Columns.fit(x)[0])
-    trees_alone = (
-        "model must be an ObliqueTree or a Forest of them "
-        r"\(to_c takes an EnsembleModel, too, and to_stablehlo all others\), got"
-    )
-    others = {export.to_c: [latent], export.to_stablehlo: []}
+    trees_alone = r"model must be an ObliqueTree or a Forest of them \(to_stablehlo takes all others\), got"
+    others = {export.to_stablehlo: []}
     for write in (export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo):
         for model, message in (
             *((other, f"{trees_alone} {type(other).__name__}") for other in others.get(write, [soft, latent])),

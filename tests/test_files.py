@@ -10,7 +10,8 @@ import pytest
 
 import jtrees
 from jtrees import cli
-from jtrees.cli.tables import DataError, Rules, read_labelled, read_rows, read_table, usable
+from jtrees.cli.files import DataError, Rules, read_rows, read_table
+from jtrees.cli.tables import read_labelled, usable
 from jtrees.data import Columns, ColumnsWarning, FrameModel
 from jtrees.estimators import TreeRegressor
 

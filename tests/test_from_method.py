@@ -63,6 +63,7 @@ def no_tree(**_):
         ({"make": no_method}, "make must give a jtrees.Method, got int"),
         ({"make": no_tree}, "make must give a method that hardens to an ObliqueTree, got NoneType"),
         ({"rule": None}, "rule must be a function, got None"),
+        ({"options": 0.1}, "options must be numbers by name, got 0.1"),
         ({"options": {"alpha": "steep"}}, "options__alpha must be a number, got 'steep'"),
         ({"options": {"alpha": jnp.nan}}, "options__alpha must be finite"),
         ({"options": {"alpha": np.ones(2)}}, "options__alpha must be one number"),

@@ -13,6 +13,7 @@ from sklearn.metrics import r2_score
 from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
+from jtrees.search import options
 from jtrees.tasks import Classification
 from jtrees.training import Batch
 
@@ -147,6 +148,12 @@ def test_bad_arguments_are_refused_by_the_method(name, values):
     for value in values:
         with pytest.raises(ValueError, match=f"{name} must be"):
             jtrees.methods.get(**{"depth": 2, "alpha": 1.0, name: value})
+
+
+def test_other_kinds_of_cart_are_refused():
+    for cart in ("False", None, 1):
+        with pytest.raises(ValueError, match=r'^cart must be True, False or "binned", got '):
+            options.checked(jtrees.GET(cart=cart))
 
 
 @pytest.mark.parametrize("leaves", ["constant", "linear"])

@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 
-from jtrees.routing import augmented_leaf, flips, flips_of
+from jtrees.routing.inference import augmented_leaf, flips, flips_of
 
 
 def best_decisions(scores, losses, radius=None):

@@ -19,7 +19,9 @@ from sklearn.metrics import r2_score
 import jtrees
 from jtrees import Batch, LatentTree, isotonic, prediction, routing
 from jtrees.data import Scaling, checked_table
-from jtrees.methods.latent_tree.network import Architecture, LatentNetwork, Network, active_on
+from jtrees.methods.latent_tree.architecture import Architecture
+from jtrees.methods.latent_tree.modules import Network
+from jtrees.methods.latent_tree.network import LatentNetwork, active_on
 from jtrees.search import Runs, options
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Classification, Regression

@@ -9,7 +9,8 @@ import sweeps
 
 import jtrees
 from jtrees import Classification, Regression
-from jtrees.data import Scaling, checked_table, held_out_table, without_padding
+from jtrees.data import Scaling, checked_table
+from jtrees.data.table import held_out_table, without_padding
 from jtrees.search import Runs, options
 from jtrees.search.minibatch import Schedule, advanced, initial
 from jtrees.search.monitor import Monitor, Pace

@@ -2,7 +2,6 @@
 
 import re
 
-from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +26,6 @@ KINDS = {
     "optional_count": options.optional_count(None),
     "counts": options.counts(240, 240),
     "flag": options.flag(True),
-    "flag_or": options.flag_or(True, "binned"),
     "choice": options.choice(FAST, (FAST, SLOW)),
     "implementation": options.implementation(),
     "optional choice": options.choice(None, (FAST, SLOW), optional=True),
@@ -37,7 +35,6 @@ KINDS = {
     "optional_positive": options.optional_positive(),
     "not_negative": options.not_negative(0.0),
     "part": options.part(0.9),
-    "numbers": options.numbers(),
     "ranges": options.ranges((5.0, 25.0)),
     "precondition": options.precondition(),
     "base": pytree.field(metadata={"check": options.checked_base}),
@@ -63,14 +60,12 @@ def test_the_table_of_kinds_is_complete():
         ("optional_count", [(None, None), (7, 7)]),
         ("counts", [((), ()), ([8, np.int32(4)], (8, 4))]),
         ("flag", [(False, False), (np.True_, True)]),
-        ("flag_or", [(False, False), ("binned", "binned")]),
         ("choice", [(SLOW, SLOW)]),
         ("implementation", [(None, None), ("xla", "xla")]),
         ("optional choice", [(None, None), (SLOW, SLOW)]),
         ("function", [(huber, huber)]),
         ("share", [(0.5, 0.5), (1, 1.0), (np.float32(0.25), 0.25)]),
         ("optional_positive", [(None, None)]),
-        ("numbers", [({}, FrozenDict())]),
         ("base", [(jtrees.CO2(nu=2), jtrees.CO2(nu=np.float32(2)))]),
     ],
 )
@@ -97,12 +92,6 @@ def test_numbers_become_float32_arrays(kind, values):
         np.testing.assert_array_equal(number, np.asarray(value, np.float32))
 
 
-def test_numbers_by_name():
-    numbers = check("numbers", {"alpha": -3, "l1": 0.1})
-    assert dict(numbers) == {"alpha": -3, "l1": np.float32(0.1)}
-    assert {number.dtype for number in numbers.values()} == {jnp.dtype(jnp.float32)}
-
-
 # A kind, the message after the name of the option, and values.
 @pytest.mark.parametrize(
     ("kind", "message", "values"),
@@ -118,7 +107,6 @@ def test_numbers_by_name():
         ("counts", "must be at least 1, got 0", ((8, 0),)),
         ("counts", "must be a whole number, got ", ((8, 2.5), "ab")),
         ("flag", "must be True or False, got ", ("False", None, 1)),
-        ("flag_or", 'must be True, False or "binned", got ', ("False", None, 1)),
         ("choice", "must be one of 'fast', 'slow', got ", ("medium", None, 3)),
         ("implementation", "must be one of 'xla', 'tpu', 'triton', 'interpret', got ", ("cuda", 3)),
         ("optional choice", "must be one of 'fast', 'slow', got 'medium'", ("medium",)),
@@ -134,10 +122,6 @@ def test_numbers_by_name():
         ("not_negative", "must be one number, got shape ", ([0.0, 0.1], [])),
         ("not_negative", "must be a number, got 'much'", ("much",)),
         ("part", "must be a number from 0 up to but not including 1, got ", (1, -0.1, NAN)),
-        ("numbers", "must be numbers by name, got 0.1", (0.1,)),
-        ("numbers", "__l1 must be a number, got 'a'", ({"l1": "a"},)),
-        ("numbers", "__l1 must be finite, got ", ({"l1": NAN},)),
-        ("numbers", "__l1 must be one number, got shape (2,)", ({"l1": [1.0, 2.0]},)),
         ("ranges", "must be pairs (low, high), at least one, got ", ((5, 25), ((5, 25), (50,)), (), None, {})),
         ("ranges", "must be pairs (low, high), at least one, got ", ("steep", huber, ((1j, 2),), np.array([[1j, 2]]))),
         ("ranges", "must be finite and above 0, got ", (((0.0, 5.0),),)),

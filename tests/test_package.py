@@ -35,6 +35,15 @@ def test_import_needs_no_extra():
     assert not loaded & {"sklearn", "matplotlib", "pandas"}
 
 
+def test_import_leaves_slow_modules_to_their_first_use():
+    code = "import jtrees, sys; print(*sys.modules); jtrees.nn.LatentTree, jtrees.explain.path, jtrees.export.to_c"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {"flax.nnx", "treescope", "jax.experimental.pallas", "scipy", "jtrees.nn", "jtrees.explain"}
+    assert not set(done.stdout.split()) & slow
+    assert {"nn", "explain", "export", "plotting", "estimators", "GET"} <= set(dir(jtrees))
+    assert not hasattr(jtrees, "no_such_name")
+
+
 def test_version_is_that_of_the_installed_distribution():
     try:
         installed = metadata.version("jtrees")
@@ -84,6 +93,7 @@ def test_help_of_every_package_lists_its_public_names():
         imports = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
         public = {alias.name for alias in imports if alias.asname == alias.name}
         defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        defined = {one for one in defined if not one.startswith("_")}
         modules = {one for one in public if isinstance(getattr(module, one), types.ModuleType)}
         assert set(module.__all__) >= (public | defined) - modules, name
         assert not {"Any", "NamedTuple", "np", "jax"} & set(module.__all__)

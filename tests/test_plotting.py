@@ -312,22 +312,6 @@ def test_a_learning_curve_has_a_line_for_each_run():
         plotting.plot_learning_curve(fit.replace(history=history[2:]))
 
 
-def test_calibration_is_the_share_of_a_class_at_each_probability():
-    rng = np.random.default_rng(0)
-    chance = rng.uniform(size=4000)
-    y = (rng.random(4000) < chance).astype(int)
-    ax = plotting.plot_calibration(y, np.stack([1 - chance, chance], 1), class_names=["no", "yes"], bins=2)
-    [_, line] = ax.lines
-    high = chance > np.median(chance)
-    np.testing.assert_allclose(line.get_xdata(), [chance[~high].mean(), chance[high].mean()])
-    np.testing.assert_allclose(line.get_ydata(), [y[~high].mean(), y[high].mean()])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["yes"]
-    three = rng.dirichlet(np.ones(3), 300)
-    assert len(plotting.plot_calibration(np.arange(300) % 3, three).lines) == 4
-    with pytest.raises(ValueError, match=r"probabilities must have shape \(4000, K\) with K >= 2, got \(4000,\)"):
-        plotting.plot_calibration(y, chance)
-
-
 def test_regions_are_predictions_at_the_medians_of_the_other_features():
     model, frame, x = _raw()
     ax = plotting.plot_regions(model, frame, ("area", "[heating = gas]"), resolution=11)

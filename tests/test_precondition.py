@@ -8,7 +8,8 @@ import sweeps
 
 import jtrees
 from jtrees import leaves, topology
-from jtrees.data import Scaling, bucket, checked_table
+from jtrees.data import Scaling, checked_table
+from jtrees.data.table import bucket
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
 from jtrees.search import Runs, SearchResult, options
 from jtrees.search.minibatch import trained

@@ -461,7 +461,7 @@ def scaled(seed: int, classes: int) -> training.Batch:
     """A table scaled and padded to 32 rows, the weights of mean 1."""
     t = nasty.table(seed, classes=classes)
     table = checked_table(t.x, t.y, t.weight, t.task)
-    return training.normalised(jax.tree.map(jnp.asarray, Scaling.fit(table).batch(table)))
+    return training.state.normalised(jax.tree.map(jnp.asarray, Scaling.fit(table).batch(table)))
 
 
 def otherwise(b: training.Batch) -> Any:

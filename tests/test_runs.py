@@ -38,7 +38,9 @@ def start(run: Run) -> jax.Array:
 def move(run: Run, state: jax.Array, before: jax.Array, count: jax.Array, evaluates: jax.Array):
     """Moves by the rate in each update; a run whose rate is above 100 becomes NaN and is over."""
     lost = jnp.where(
-        jnp.arange(MOST) < count, state + run.recipe.rate * jnp.arange(MOST, dtype=jnp.float32), training.NOT_TAKEN
+        jnp.arange(MOST) < count,
+        state + run.recipe.rate * jnp.arange(MOST, dtype=jnp.float32),
+        training.state.NOT_TAKEN,
     )
     after = state + run.recipe.rate * count.astype(jnp.float32)
     after = jnp.where(run.recipe.rate > 100, jnp.nan, after)

@@ -9,7 +9,8 @@ import sweeps
 
 import jtrees
 from jtrees import ObliqueTree, losses
-from jtrees.data import Data, Scaling, Table, losses_of, mean_loss
+from jtrees.data import Data, Scaling, Table
+from jtrees.data.scaling import losses_of, mean_loss
 from jtrees.leaves import Linear, Values
 from jtrees.tasks import Classification, Regression
 
@@ -225,7 +226,7 @@ def test_a_split_on_another_trees_origin_is_the_same_split():
     scaling, tree = Scaling.fit(rows), random_tree("constant")
     part = Scaling.fit(rows.rows(X[:, 0] > 0.5))  # another centre
     assert part.origin.x[0] != scaling.origin.x[0]
-    raw = part.restore_splits(tree, scaling.origin)
+    raw = part.replace(origin=scaling.origin).restore_splits(tree)
     assert raw.origin is scaling.origin
     x_scaled = part.transform(rows.x)
     clear = margin(tree, x_scaled) > 1e-3

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees.data import Scaling, Table, bucket, checked_table, held_out_table, without_padding
+from jtrees.data import Scaling, Table, checked_table
+from jtrees.data.table import bucket, held_out_table, without_padding
 from jtrees.tasks import Classification, Regression
 
 N = 200

@@ -177,7 +177,7 @@ def test_of_equal_scores_the_first_is_kept(plane):
 def test_a_run_is_over_after_more_steps_than_its_patience(plane):
     state = training.start(PLANE, plane, key=KEY, optimizer=optax.sgd(0.1))
     scored = lambda score: state.replace(best=state.best.replace(step=jnp.int32(2), score=jnp.float32(score)))
-    over = lambda step, score: bool(training.is_over(scored(score).replace(step=jnp.int32(step)), 3))
+    over = lambda step, score: bool(training.state.is_over(scored(score).replace(step=jnp.int32(step)), 3))
     assert [over(5, 1.0), over(6, 1.0), over(6, np.inf)] == [False, True, False]
 
 
@@ -289,8 +289,8 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
         return jtrees.training.advance(PLANE, state, plane, optimizer=optimizer, steps=steps, **options)
 
     def advance_up_to(state, count):
-        once = training.one_step(PLANE, plane, optimizer, **options)
-        return training.advance_up_to(once, state, count, 2 * K + 2)
+        once = training.step.one_step(PLANE, plane, optimizer, **options)
+        return training.loop.advance_up_to(once, state, count, 2 * K + 2)
 
     def initialised(key):
         return jtrees.training.start(PLANE, plane, key=key, optimizer=optimizer)
@@ -322,7 +322,7 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
     counted, padded = up_to(states, jnp.int32(2 * K))
     assert_equal(counted, at_once)
     assert_equal(jax.tree.map(lambda a: a[..., : 2 * K], padded), history)
-    assert (padded.losses[..., 2 * K :] == training.NOT_TAKEN).all()
+    assert (padded.losses[..., 2 * K :] == training.state.NOT_TAKEN).all()
     assert np.isposinf(padded.scores[..., 2 * K :]).all()
     assert_equal(up_to(states, jnp.int32(K))[0], half)
     if not vmapped:

@@ -1,12 +1,10 @@
 """The five commands, and their arguments."""
 
 import argparse
-import ast
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 from pathlib import Path
-import re
 import shlex
 import sys
 import time
@@ -18,38 +16,17 @@ import numpy as np
 import pandas as pd
 
 import jtrees
-from jtrees import cli, explain, export, io, losses, validation
+from jtrees import cli, explain, export, io, validation
+from jtrees.cli.arguments import add_recipe, add_table, estimator_of, loss_of, recipe_of
+from jtrees.cli.files import DataError, numbers_of, one_line, read_rows, rules_of
 from jtrees.cli.report import write_report
 from jtrees.cli.rivals import HeldOut, divided, kind_of_model
-from jtrees.cli.tables import (
-    DataError,
-    Frame,
-    Task,
-    add_rules,
-    check_rows,
-    drop,
-    guess,
-    numbers_of,
-    one_line,
-    read_labelled,
-    read_rows,
-    rules_of,
-    targets_of,
-    usable,
-)
+from jtrees.cli.tables import Frame, Task, check_rows, drop, guess, read_labelled, targets_of, usable
 from jtrees.data import Columns, FrameModel
 from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.data.columns import LeftOut
 from jtrees.estimators import TreeClassifier, TreeRegressor
-from jtrees.losses.names import named
-from jtrees.selection.grid import with_options
 
-# One tree, which can be drawn, read and exported.
-DEFAULTS = {
-    "regression": jtrees.GET(depth=4, leaves="linear", starts=4, epochs=1000),
-    "classification": jtrees.GET(depth=4, starts=4, epochs=1000),
-}
-LOSSES = ("squared_error", "absolute_error", "huber", "quantile", "poisson", "gamma", "tweedie")
 MAX_TERMS = 5  # of a condition in rules
 _HELD_OUT = 0.1  # part of the rows that a verdict is on
 _FEWEST = 30  # rows of a table with a verdict
@@ -92,19 +69,19 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     fit = command("fit", "Fits a model to a table and saves it.", _fit)
-    _add_table(fit)
-    _add_recipe(fit)
+    add_table(fit)
+    add_recipe(fit)
     fit.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the file to write, such as model.jtrees")
 
     predict = command("predict", "Predicts for the rows of a table, as CSV.", _predict)
     predict.add_argument("model", type=Path, metavar="MODEL")
-    _add_table(predict, target=False)
+    add_table(predict, target=False)
     predict.add_argument("--out", type=Path, metavar="FILE", help="the file to write (default: standard output)")
     predict.add_argument("--probabilities", action="store_true", help="of each class, too")
 
     explained = command("explain", "Explains the prediction for a row of a table.", _explain)
     explained.add_argument("model", type=Path, metavar="MODEL")
-    _add_table(explained, target=False)
+    add_table(explained, target=False)
     explained.add_argument(
         "--row", type=int, default=0, help="its number, from 0 (default: 0); others are for comparison"
     )
@@ -118,32 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     exported.add_argument("--prefix", default="jtrees", help="what names in C begin with (default: jtrees)")
 
     report = command("report", "Fits, compares and explains a model; one HTML page.", _report)
-    _add_table(report)
-    _add_recipe(report)
+    add_table(report)
+    add_recipe(report)
     report.add_argument(
         "--out", type=Path, required=True, metavar="PAGE", help="the file to write, such as report.html"
     )
     return parser
-
-
-def _add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
-    add = parser.add_argument
-    add("table", type=Path, metavar="TABLE", help="a file: CSV with a header, or .parquet")
-    add_rules(parser, training=target)
-    if target:
-        add("--target", required=True, metavar="COLUMN", help="the column to predict")
-        add("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
-        add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
-
-
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--recipe", help=f"such as TEL or Bagged(LatentTree) (default: {DEFAULTS['regression'].__class__.__name__})")
-    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="its options, such as depth=3 or base.depth=3")
-    add("--loss", metavar="NAME", help=f"of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
-    add("--quantile", type=float, metavar="LEVEL", help="with --loss quantile: its level (default: 0.5)")
-    add("--seed", type=int, default=0)
-    add("--max-seconds", type=float, help="ends the fit with the best model so far")
 
 
 # --- Commands --------------------------------------------------------------------------------------------------------
@@ -151,14 +108,14 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def _fit(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
-    recipe, y = _recipe(options, task), targets_of(frame.y)
+    recipe, y = recipe_of(options, task), targets_of(frame.y)
     first, started = None, time.perf_counter()
     if len(y) >= _FEWEST:
         first = _held_out(options, recipe, frame, y, task)
     model = None if first is None else first.model
     if model is None or model.report_.ended != "interrupted":
         left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
-        model = _estimator(options, recipe, task, left)
+        model = estimator_of(options, recipe, task, left)
         with warnings.catch_warnings():
             # The verdict on held-out rows has said so.
             warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
@@ -184,14 +141,14 @@ def _fit(options: argparse.Namespace) -> int:
 def _held_out(options: argparse.Namespace, recipe: jtrees.Recipe, frame: Frame, y: np.ndarray, task: Task) -> HeldOut:
     """Returns a model of nine tenths of the rows beside its rivals on the others, in half of the time."""
     train, test = divided(y, task, _HELD_OUT, options.seed)
-    model = _estimator(options, recipe, task, options.max_seconds and options.max_seconds / 2)
+    model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2)
     started = time.perf_counter()
     with warnings.catch_warnings():  # which the model of all rows has, too
         warnings.simplefilter("ignore")
         model.fit(frame.x.iloc[train], y[train])
     rows = [(frame.x.iloc[part], y[part]) for part in (train, test)]
     seconds = time.perf_counter() - started
-    return HeldOut(model, _loss(options), *rows, seconds=seconds, seed=options.seed, forests=False)
+    return HeldOut(model, loss_of(options), *rows, seconds=seconds, seed=options.seed, forests=False)
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -272,13 +229,13 @@ def _export(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
-    model = _estimator(options, _recipe(options, task), task, options.max_seconds)
+    model = estimator_of(options, recipe_of(options, task), task, options.max_seconds)
     command = ["jtrees", "report", str(options.table), "--target", options.target]
     for name in ("loss", "quantile"):
         if (value := getattr(options, name)) is not None:
             command += [f"--{name}", str(value)]
     how: Any = {"seed": options.seed, "command": shlex.join(command)}
-    write_report(options.out, frame, task, model, _loss(options), **how)
+    write_report(options.out, frame, task, model, loss_of(options), **how)
     print(f"written to {options.out}")
     return 0
 
@@ -292,7 +249,7 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
     Raises:
       DataError: for data that cannot be used, and targets that the loss cannot take.
     """
-    loss = _loss(options)
+    loss = loss_of(options)
     whole = read_labelled(options.table, options.target, rules_of(options))
     check_rows(whole := drop(whole, options.drop))
     task, why = guess(whole.y) if options.loss is None else ("regression", f"--loss {options.loss} is for numbers")
@@ -309,73 +266,6 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
     for line in left_out:
         print(line)
     return frame, options.task or task
-
-
-def _estimator(options: argparse.Namespace, recipe: jtrees.Recipe, task: Task, max_seconds: float | None = None) -> Any:
-    common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
-    if task == "classification":
-        return TreeClassifier(recipe, **common)
-    return TreeRegressor(recipe, loss=options.loss or LOSSES[0], quantile=options.quantile, **common)
-
-
-def _loss(options: argparse.Namespace) -> losses.Loss:
-    """Returns the loss of regression.
-
-    Raises:
-      DataError: for an unknown name, in classification, and for a level without quantiles or that is none.
-    """
-    if options.loss is not None and options.loss not in LOSSES:
-        raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {validation.quoted(options.loss)}")
-    if options.loss is not None and options.task == "classification":
-        raise DataError("--loss is for regression, and --task is classification")
-    if options.quantile is None:
-        return named(options.loss or LOSSES[0])
-    if options.loss != "quantile":
-        raise DataError("--quantile goes with --loss quantile")
-    if not 0 < options.quantile < 1:
-        raise DataError(f"--quantile must be above 0 and below 1, got {options.quantile:g}")
-    return losses.Quantile(options.quantile)
-
-
-def _recipe(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
-    """Returns the recipe that the arguments describe.
-
-    Raises:
-      DataError: for an unknown name, and for options that are not ``name=value``.
-      ValueError: for an unknown option.
-    """
-    recipe = DEFAULTS[task] if options.recipe is None else _named(options.recipe)
-    if options.recipe is None and task == "regression" and options.loss not in (None, LOSSES[0]):
-        recipe = recipe.replace(leaves="constant")  # linear ones are of least squares
-    for given in options.set:
-        name, equals, value = given.partition("=")
-        if not name or not equals:
-            raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {validation.quoted(given)}")
-        with contextlib.suppress(ValueError, SyntaxError):  # a word stays text
-            value = ast.literal_eval(value)
-        recipe = with_options(recipe, {name.replace(".", "__"): value})
-    return recipe
-
-
-def _named(text: str) -> jtrees.Recipe:
-    """Returns the recipe ``Name`` or ``Name(Base)``."""
-    found = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
-    recipes = {name: one for name, one in vars(jtrees).items() if _is_recipe(one)}
-    if found is None or found[1] not in recipes:
-        known = ", ".join(recipes)
-        raise DataError(f"--recipe must be one of {known}, such as Bagged(LatentTree), got {validation.quoted(text)}")
-    base = [] if found[2] is None else [_named(found[2])]
-    try:
-        return recipes[found[1]](*base)
-    except TypeError:
-        takes = "needs a base, such as Bagged(LatentTree)" if not base else "takes no base"
-        raise DataError(f"--recipe: {found[1]} {takes}") from None
-
-
-def _is_recipe(thing: Any) -> bool:
-    """Whether a recipe can be made from its name: those of clustering and of own methods need more."""
-    others = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
-    return isinstance(thing, type) and issubclass(thing, jtrees.Recipe) and thing not in others
 
 
 def _loaded(path: Path) -> Any:

@@ -14,6 +14,7 @@ import warnings
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+from sklearn.calibration import CalibrationDisplay
 
 import jtrees
 from jtrees import explain, export, io, losses, plotting
@@ -171,13 +172,22 @@ class _Page:
     def errors(self) -> str:
         predicted = self.held_out.predictions[self.held_out.name]
         if not self.regression:
-            ax = plotting.plot_calibration(self.held_out.codes(self.y_test), predicted, class_names=self.classes)
-            return _section("Calibration", _figure(ax, "calibration"))
+            return _section("Calibration", _figure(self._calibration(predicted), "calibration"))
         ax = plt.subplots(figsize=(5, 4.5), layout="tight")[1]
         ax.scatter(predicted, self.y_test - predicted, s=6, alpha=0.4)
         ax.axhline(0, color="0.3", lw=0.8)
         ax.set(xlabel="prediction", ylabel=f"{self.target} - prediction")
         return _section("Residuals", _figure(ax, "residuals on held-out rows"))
+
+    def _calibration(self, predicted: np.ndarray) -> Any:
+        """Returns a plot with a line for each class; of two classes, a line for the second."""
+        ax = plt.subplots(figsize=(4.5, 4.5), layout="tight")[1]
+        codes = self.held_out.codes(self.y_test)
+        for k in range(1 if len(self.classes) == 2 else 0, len(self.classes)):
+            of_class: Any = {"name": str(self.classes[k]), "n_bins": 10, "strategy": "quantile"}
+            CalibrationDisplay.from_predictions(codes == k, predicted[:, k].clip(0, 1), ax=ax, **of_class)
+        ax.set(xlabel="predicted probability", ylabel="share of the rows")
+        return ax
 
     def one_prediction(self) -> str:
         row = self.x_test.iloc[[0]]

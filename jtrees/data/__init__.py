@@ -6,13 +6,8 @@ from jtrees.data.frame_model import FrameModel as FrameModel
 from jtrees.data.scaling import (
     Data as Data,
     Scaling as Scaling,
-    losses_of as losses_of,
-    mean_loss as mean_loss,
 )
 from jtrees.data.table import (
     Table as Table,
-    bucket as bucket,
     checked_table as checked_table,
-    held_out_table as held_out_table,
-    without_padding as without_padding,
 )

@@ -7,7 +7,7 @@ kinds of columns.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 import warnings
 
 from jax.typing import ArrayLike
@@ -17,16 +17,15 @@ from jtrees import io, tasks, validation as checks
 from jtrees.data.cells import MISSING, OFFSETS, PLAIN, Reading, find_reading
 from jtrees.data.frame import Frame, RawColumn, check_numbers, read_frame
 from jtrees.data.kinds import (
-    FOLDS,
     Column,
     Date,
     LeftOut as LeftOut,
     Numeric as Numeric,
     OneHot as OneHot,
     TargetMeans as TargetMeans,
-    Targets,
     fitted,
 )
+from jtrees.data.means import FOLDS, Targets
 from jtrees.data.parse import level_of
 
 MAX_LEVELS = 10
@@ -351,45 +350,6 @@ def _check(name: str, right: np.ndarray, expected: str, values: np.ndarray) -> N
         value = values[row] if isinstance(values[row], str) else float(values[row])
         got = f"got {checks.quoted(value)} in row {row}"
         raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, {got}")
-
-
-class FileColumns(NamedTuple):
-    """The columns of a file of text.
-
-    Attributes:
-      columns: the columns, by name.
-      readings: how the text of each column of numbers or dates is read.
-      notes: what is open about a column, and the option that decides.
-    """
-
-    columns: dict[str, RawColumn]
-    readings: dict[str, Reading]
-    notes: dict[str, str]
-
-
-def read_cells(
-    cells: Mapping[str, np.ndarray], *, decimal: str = ".", order: str | None = None, text: Sequence[str] = ()
-) -> FileColumns:
-    """Returns the columns of a file whose cells are text: what each column holds is inferred from all its cells.
-
-    Args:
-      cells: the cells of each column, ``(n,)`` str, None where missing.
-      decimal: the separator of decimals.
-      order: the order of day and month in dates, ``"dmy"`` or ``"mdy"``, where a column leaves it open.
-      text: names of columns that stay text.
-    """
-    found = FileColumns({}, {}, {})
-    for name, values in cells.items():
-        raw = RawColumn("text", values, of="levels" if name in text else "text")
-        if raw.of == "text":
-            reading, note = find_reading(values.tolist(), plain=True, decimal=decimal, order=order)
-            found.notes.update({name: note} if note else {})
-            if reading is not None:
-                numbers, _ = reading.read(values.tolist())
-                raw = RawColumn(reading.kind, numbers, OFFSETS if reading.zoned else None)
-                found.readings.update({} if reading == PLAIN[reading.kind] else {name: reading})
-        found.columns[name] = raw
-    return found
 
 
 def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targets:

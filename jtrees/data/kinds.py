@@ -5,34 +5,18 @@ data, so that a saved model holds the columns it was fitted to.
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from jtrees import io, validation as checks
 from jtrees.data.cells import OFFSETS
 from jtrees.data.frame import RawColumn, Wanted
+from jtrees.data.means import FOLDS, Targets, shrunk_means, variances
 
 _RARE = 5  # rows: levels with fewer are put together
-FOLDS = 5
 _IDENTIFIES = 20  # distinct values from which a column may identify rows
 _HELPS = 0.01  # part of the variance that months or weekdays must explain beyond a trend
-
-
-class Targets(NamedTuple):
-    """What target means are of.
-
-    Attributes:
-      names: name of each output.
-      values: targets, or class indicators, of which those of two classes have one: ``(n, k)``.
-      weight: weights of the rows, ``(n,)``.
-      fold: fold of each row, ``(n,)``.
-    """
-
-    names: tuple[str, ...]
-    values: np.ndarray
-    weight: np.ndarray
-    fold: np.ndarray
 
 
 # --- Kinds of columns ------------------------------------------------------------------------------------------------
@@ -176,11 +160,11 @@ class TargetMeans:
         missing = int(raw.missing.sum())
         code = np.where(raw.missing, len(levels), _codes(raw, tuple(levels)))
         shares = np.append(counts, [missing] * bool(missing)) / len(code)
-        prior, means = _shrunk_means(code, len(shares), targets, np.ones(len(code), bool))
+        prior, means = shrunk_means(code, len(shares), targets, np.ones(len(code), bool))
         own = np.empty((len(code), means.shape[1]))
         for fold in range(FOLDS):
             held_out = targets.fold == fold
-            own[held_out] = _shrunk_means(code, len(shares), targets, ~held_out)[1][code[held_out]]
+            own[held_out] = shrunk_means(code, len(shares), targets, ~held_out)[1][code[held_out]]
         rows = lambda array: tuple(tuple(row) for row in array.tolist())
         described = cls(
             tuple(levels), targets.names, rows(means), tuple(shares.tolist()), rows(prior[None])[0], missing
@@ -325,7 +309,7 @@ def _numbers_rows(values: np.ndarray) -> bool:
     return bool(dense and (values == np.floor(values)).all() and len(np.unique(values)) == len(values))
 
 
-# --- Levels and means ------------------------------------------------------------------------------------------------
+# --- Levels and dates ------------------------------------------------------------------------------------------------
 
 
 def _levels(raw: RawColumn) -> tuple[np.ndarray, np.ndarray]:
@@ -337,48 +321,6 @@ def _codes(raw: RawColumn, levels: tuple[str, ...]) -> np.ndarray:
     """Returns the place of each value among the levels, -1 for others, ``(n,)``."""
     places = {level: i for i, level in enumerate(levels)}
     return np.array([places.get(value, -1) for value in raw.values], int)
-
-
-def _shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean of the targets over some rows, ``(k,)``, and those of each level shrunk towards it.
-
-    With targets of variance s2 around the mean of their level, and means of levels of variance t2 around the common
-    one, the posterior mean of a level of n rows is (sum + m mean) / (n + m) with m = s2 / t2 (empirical Bayes).
-    """
-    weight = targets.weight * rows
-    count = np.bincount(code, weight, levels)
-    mean = weight @ targets.values / weight.sum()
-    means = np.empty((levels, len(mean)))
-    for j, y in enumerate(targets.values.T):
-        total = np.bincount(code, weight * y, levels)
-        within, between, _ = _variances(total, count, weight @ np.square(y))
-        prior = within / between if between > 0 else np.inf
-        share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
-        means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
-    return mean, means
-
-
-def _variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
-    """Returns variances by the method of moments (one-way ANOVA).
-
-    Args:
-      total: sum of the targets at each level.
-      count: number of rows at each level.
-      squares: sum of all squared targets.
-
-    Returns:
-      The variance within levels, that between their means, and the number of rows of a level by which the mean square
-      between levels is expected to be ``within + size * between``.
-    """
-    total, count = total[count > 0], count[count > 0]
-    n, levels = count.sum(), len(count)
-    if levels < 2 or n <= levels:
-        return 1.0, 0.0, 1.0
-    explained = float(np.sum(np.square(total) / count))
-    within = max(squares - explained, 0.0) / (n - levels)
-    between = (explained - total.sum() ** 2 / n) / (levels - 1)
-    size = (n - np.square(count).sum() / n) / (levels - 1)
-    return within, max((between - within) / size, 0.0), size
 
 
 def _part_of_date(part: str, raw: RawColumn) -> RawColumn:
@@ -414,7 +356,7 @@ def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
     for y in targets.values[rows].T:
         y = y - trend @ np.linalg.lstsq(trend * root[:, None], y * root, rcond=None)[0]
         total, count = np.bincount(code, weight * y, len(levels)), np.bincount(code, weight, len(levels))
-        within, between, size = _variances(total, count, weight @ np.square(y))
+        within, between, size = variances(total, count, weight @ np.square(y))
         surprising = size * between > 3 * np.sqrt(2 / (len(levels) - 1)) * within
         if surprising and between > _HELPS * (within + between):
             return True

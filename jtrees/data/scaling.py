@@ -107,18 +107,17 @@ class Scaling:
         arrays: Any = pad(self.transform(table.x)), pad(self.transform_y(table.y)), weight
         return Batch(*arrays)
 
-    def restore_splits(self, tree: ObliqueTree, origin: Any = "own") -> ObliqueTree:
-        """Returns the splits in the user's units, relative to the scaling's or another origin; leaves unchanged."""
-        origin = self.origin if isinstance(origin, str) else origin
+    def restore_splits(self, tree: ObliqueTree) -> ObliqueTree:
+        """Returns the splits in the user's units, relative to the origin; leaves unchanged."""
         # A column that is 0 in scaled data might dominate the score in raw data.
         weights = np.where(self.constant, 0, np.asarray(tree.weights, np.float64) / self.x_unit)
-        zero = 0 if origin is None else np.asarray(origin.x, np.float64)
+        zero = 0 if self.origin is None else np.asarray(self.origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) - weights @ (self.x_center - zero)
         size = np.abs(weights).max(-1)
         # The scale of a split is free: choose one within the range of float32.
         unit = np.where((size > 0) & ((size > 1 / _TINY) | (size < _TINY)), size, 1)
         weights, bias = (sharding.from_host(a, np.float32) for a in (weights / unit[..., None], bias / unit))
-        return ObliqueTree(weights, bias, tree.leaves, origin)
+        return ObliqueTree(weights, bias, tree.leaves, self.origin)
 
     def transform_splits(self, tree: ObliqueTree) -> ObliqueTree:
         """Returns the same splits on scaled features; leaves unchanged."""

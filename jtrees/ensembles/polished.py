@@ -13,7 +13,9 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, topology
-from jtrees.data import Data, Scaling, Table, losses_of, mean_loss, without_padding
+from jtrees.data import Data, Scaling, Table
+from jtrees.data.scaling import losses_of, mean_loss
+from jtrees.data.table import without_padding
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import Start, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
@@ -217,6 +219,6 @@ def _grafted(tree: ObliqueTree, subtrees: list[_Subtree], candidates: list[Obliq
     weights, bias = np.array(tree.weights), np.array(tree.bias)
     for one, splits in zip(subtrees, candidates, strict=True):
         if splits is not None:
-            restored = one.scaling.restore_splits(splits, tree.origin)
+            restored = one.scaling.replace(origin=tree.origin).restore_splits(splits)
             weights[one.nodes], bias[one.nodes] = restored.weights, restored.bias
     return tree.replace(weights=jnp.asarray(weights), bias=jnp.asarray(bias))

@@ -310,7 +310,7 @@ def _begun(run: Run, trees: ObliqueTree, initial: Array, count: Array) -> _State
     unit = _deviation(jax.lax.fori_loop(0, count, add, zero), run.batch.weight)
     scaled = lambda a: jnp.where(some.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
     params = _of_unit_length(trees).replace(leaves=jax.tree.map(scaled, trees.leaves.trainable()))
-    state = training.init_state(params, run.batch, key=run.key, optimizer=_optimizer(run))
+    state = training.loop.init_state(params, run.batch, key=run.key, optimizer=_optimizer(run))
     return _State(state, initial, count, unit)
 
 
@@ -341,8 +341,8 @@ def _advanced(run: Run, state: _State, before: Array, count: Array, evaluates: A
 
     method = training.Method(lambda batch, *, key: None, loss, lambda params, batch: None)
     size = run.recipe._schedule(len(run.batch.x)).batch_size
-    once = training.one_step(method, run.batch, _optimizer(run), batch_size=size)
-    after, history = training.advance_up_to(once, state.training, count, MOST, step=before)
+    once = training.step.one_step(method, run.batch, _optimizer(run), batch_size=size)
+    after, history = training.loop.advance_up_to(once, state.training, count, MOST, step=before)
     return state._replace(training=after), history.losses, ~after.finite
 
 

@@ -128,7 +128,7 @@ class Sparse(Recipe):
                     show(done + 1, [np.asarray(loss)[None]])
                     weights, bias = np.array(weights, np.float64), np.array(bias, np.float64)
                 thin = ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), None)
-                restored = data.scaling.restore_splits(thin, tree.origin)
+                restored = data.scaling.replace(origin=tree.origin).restore_splits(thin)
                 trees[terms] = data.refit(restored, leaves, shrink=self.shrink and leaves == "constant")[0]
         return trees
 

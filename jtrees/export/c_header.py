@@ -1,4 +1,4 @@
-"""A tree, a forest or soft trees as one C99 header."""
+"""A tree or a forest as one C99 header."""
 
 import os
 import re
@@ -7,9 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jtrees import io, validation
-from jtrees.export import c_soft
 from jtrees.export.c_columns import Columns
-from jtrees.export.c_soft import SoftProgram
 from jtrees.export.c_text import released, table
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
@@ -27,18 +25,13 @@ def to_c(
     predictions differ from those recorded in the file. With ``-DJTREES_MAIN`` it is a program whose exit status is that
     number.
 
-    Soft trees have no leaf of a row, and no ``jtrees_leaf``. Their predictions are computed in double precision from
-    features in single precision, and those of ``predict`` in single precision: its scores have errors of some 1e-7,
-    which steps of width gamma magnify. For a gamma of 0.5 they agree to 1e-5 of the range of the targets.
-
     For a model of DataFrames a row is a struct ``jtrees_row`` with a member for each column that is used: doubles for
     numbers, booleans (0 and 1) and dates (days since 1970-01-01), in which NaN is a missing value; and for text an int,
     a level of an enum, which ``jtrees_COLUMN_of(text)`` returns. Of arrays with missing values it is a ``const double
     *`` with NaN.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, a
-        :class:`jtrees.methods.EnsembleModel` (of TEL), or any of these of a raw table
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
         (:class:`jtrees.data.FrameModel`).
       path: path of the file, which is written whole or not at all.
       prefix: what all names in the file begin with.
@@ -56,7 +49,7 @@ def to_c(
       >>> "int tree_leaf(const double *x)" in open("tree.h").read()
       True
     """
-    program = c_soft.soft_program_of(model) or program_of(model)
+    program = program_of(model)
     validation.check_choice("precision", precision, ("double", "float"))
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", prefix):
         raise ValueError(f"prefix must be a name in C, got {validation.quoted(prefix)}")
@@ -64,7 +57,7 @@ def to_c(
         file.write(_header(program, prefix, precision).encode())
 
 
-def _header(of: Program | SoftProgram, prefix: str, precision: str) -> str:
+def _header(of: Program, prefix: str, precision: str) -> str:
     trees, nodes, p = of.weights.shape
     given, rows = of.test_rows()
     padded = -(-p // 4) * 4
@@ -77,8 +70,7 @@ def _header(of: Program | SoftProgram, prefix: str, precision: str) -> str:
         encode, row = columns.text, columns.row
         tests, test_row = columns.test_rows(given)
         address = "&x" if of.columns.named else "x"
-    parts = c_soft.parts_of(of, tables) if isinstance(of, SoftProgram) else _parts_of_trees(of, tables, padded, rows)
-    parts |= {
+    parts = _parts_of_leaves(of, tables, padded, rows) | {
         "COLUMNS": ""
         if row == "$_row"
         else f"  $$_COLUMNS = {p if of.columns is None else len(of.columns.columns)},\n",
@@ -93,7 +85,7 @@ def _header(of: Program | SoftProgram, prefix: str, precision: str) -> str:
         "TEST_ROW": test_row,
         "ADDRESS": address,
         "LINK": _LINKS[of.link],
-        "EXP": _EXP if of.link in ("softmax", "exp") or (isinstance(of, SoftProgram) and of.logistic) else "",
+        "EXP": _EXP if of.link in ("softmax", "exp") else "",
         "TOLERANCE": "1e-12" if precision == "double" else "1e-6",
         "WHAT": of.described(),
         "FEATURES": p,
@@ -110,8 +102,8 @@ def _header(of: Program | SoftProgram, prefix: str, precision: str) -> str:
     return released(text.replace("$$", prefix.upper()).replace("$", prefix))
 
 
-def _parts_of_trees(of: Program, tables: list[Any], padded: int, rows: np.ndarray) -> dict[str, Any]:
-    """Returns what the template has for hard trees, and adds their tables."""
+def _parts_of_leaves(of: Program, tables: list[Any], padded: int, rows: np.ndarray) -> dict[str, Any]:
+    """Returns the parts of the template that depend on the kind of leaves, and adds tables."""
     linear, bounded = of.coefficients is not None, of.lower is not None
     reach, reached = _reach(of, padded)
     tables += [("float", "reach", reach), ("double", "intercept", of.intercept)]
@@ -119,9 +111,6 @@ def _parts_of_trees(of: Program, tables: list[Any], padded: int, rows: np.ndarra
     tables += [("double", "lower", of.lower), ("double", "upper", of.upper)] if bounded else []
     tables += [("int", "test_leaf", of.leaf(rows))]
     return {
-        "SAYS": _SAYS,
-        "BODY": _BODY,
-        "TEST_LEAVES": _TEST_LEAVES,
         "REACHED": "" if reached else "0 && ",
         "BLOCK": min(16, max(1, 2**14 // padded)),
         "LEAF": "tree, " if not of.single else "0, ",
@@ -151,7 +140,10 @@ def _reach(of: Program, padded: int) -> tuple[np.ndarray, bool]:
 _TEMPLATE = """\
 /* @WHAT@, written by jtrees.
  *
-@SAYS@ */
+ * $_leaf: the leaf of a row, from 0. $_predict: its predictions. $_predict_rows: those of n rows, in less
+ * time. $_selftest: 0 if they are what jtrees computed for ten rows. With -D$$_MAIN a program whose exit
+ * status is that of the self-test.
+ */
 #ifndef $$_H
 #define $$_H
 
@@ -186,42 +178,6 @@ static inline void $_finish(double *sum, @REAL@ *out) {
 @LINK@  for (int k = 0; k < $$_OUTPUTS; k++) out[k] = (@REAL@)sum[k];
 }
 
-@BODY@
-@TESTS@
-static inline int $_differs(double value, double expected) {
-  const double error = value - expected, most = @TOLERANCE@ * (1 + (expected < 0 ? -expected : expected));
-  return !(error <= most && error >= -most);
-}
-
-static inline int $_selftest(void) {
-  int wrong = 0;
-  for (int i = 0; i < @TESTED@; i++) {
-@TEST_ROW@
-    @REAL@ out[$$_OUTPUTS], again[$$_OUTPUTS];
-    int differs = 0;
-@TEST_LEAVES@    $_predict(@ADDRESS@, out);
-    $_predict_rows(@ADDRESS@, 1, again);
-    for (int k = 0; k < $$_OUTPUTS; k++)
-      differs |= $_differs(out[k], $_test_out[i][k]) | $_differs(again[k], $_test_out[i][k]);
-    wrong += differs;
-  }
-  return wrong;
-}
-
-#ifdef $$_MAIN
-int main(void) { return $_selftest(); }
-#endif
-
-#endif
-"""
-
-_SAYS = """\
- * $_leaf: the leaf of a row, from 0. $_predict: its predictions. $_predict_rows: those of n rows, in less
- * time. $_selftest: 0 if they are what jtrees computed for ten rows. With -D$$_MAIN a program whose exit
- * status is that of the self-test.
-"""
-
-_BODY = """\
 /* first + w z, in single precision, in any order. */
 static inline float $_dot(const float *w, const float *z, float first) {
 #ifdef __GNUC__
@@ -313,10 +269,33 @@ static inline void $_predict_rows(const @ROW@ *x, long n, @REAL@ *out) {
     for (int i = 0; i < rows; i++, out += $$_OUTPUTS) $_finish(sum[i], out);
   }
 }
-"""
+@TESTS@
+static inline int $_differs(double value, double expected) {
+  const double error = value - expected, most = @TOLERANCE@ * (1 + (expected < 0 ? -expected : expected));
+  return !(error <= most && error >= -most);
+}
 
-_TEST_LEAVES = """\
+static inline int $_selftest(void) {
+  int wrong = 0;
+  for (int i = 0; i < @TESTED@; i++) {
+@TEST_ROW@
+    @REAL@ out[$$_OUTPUTS], again[$$_OUTPUTS];
+    int differs = 0;
     for (int t = 0; t < $$_TREES; t++) differs |= $_leaf(@TEST_TREE@@ADDRESS@) != $_test_leaf[i][t];
+    $_predict(@ADDRESS@, out);
+    $_predict_rows(@ADDRESS@, 1, again);
+    for (int k = 0; k < $$_OUTPUTS; k++)
+      differs |= $_differs(out[k], $_test_out[i][k]) | $_differs(again[k], $_test_out[i][k]);
+    wrong += differs;
+  }
+  return wrong;
+}
+
+#ifdef $$_MAIN
+int main(void) { return $_selftest(); }
+#endif
+
+#endif
 """
 
 _TEST_ROW = "    const @REAL@ *x = $_test_x[i];"

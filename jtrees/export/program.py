@@ -78,26 +78,21 @@ class Program(NamedTuple):
         return linked(self.link, out.sum(1) / self.divisor + self.offset)
 
     def test_rows(self) -> tuple[Any, np.ndarray]:
-        """Returns rows for the self-test of a file, and their features: see :func:`rows_about`."""
-        return rows_about(self.zero, 1.0, self.columns)
+        """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates in float32, or a
+        raw table, and its features.
+        """
+        if self.columns is not None:
+            table = encoding.test_table(self.columns, _TESTED)
+            return table, encoding.encoded(self.columns, table)
+        rows = np.random.default_rng(0).normal(size=(_TESTED, len(self.zero)))
+        rows = (self.zero + rows).astype(np.float32).astype(np.float64)
+        return rows, rows
 
     def described(self) -> str:
         """Returns a line that says what the model is."""
         what = f"{len(self.bias)} trees" if not self.single else "a tree"
         kind = "constant" if self.coefficients is None else "linear"
         return f"{what} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
-
-
-def rows_about(center: np.ndarray, unit: Any, columns: Columns | None) -> tuple[Any, np.ndarray]:
-    """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates in float32, or a raw
-    table, and its features.
-    """
-    if columns is not None:
-        table = encoding.test_table(columns, _TESTED)
-        return table, encoding.encoded(columns, table)
-    rows = np.random.default_rng(0).normal(size=(_TESTED, len(center)))
-    rows = (center + unit * rows).astype(np.float32).astype(np.float64)
-    return rows, rows
 
 
 def program_of(model: Any) -> Program:
@@ -117,7 +112,7 @@ def program_of(model: Any) -> Program:
         of = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
         came = f"{type(model).__name__}{of}"
-        others = "to_c takes an EnsembleModel, too, and to_stablehlo all others"
+        others = "to_stablehlo takes all others"
         raise ValueError(f"model must be an ObliqueTree or a Forest of them ({others}), got {came}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")

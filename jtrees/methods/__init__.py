@@ -14,13 +14,13 @@ from jtrees.methods.bandit import (
 )
 from jtrees.methods.clustering import LatentClustering as LatentClustering, dendrogram_purity as dendrogram_purity
 from jtrees.methods.dgt import DGT as DGT, ChainedTree as ChainedTree, dgt as dgt
+from jtrees.methods.latent_tree.architecture import Architecture as Architecture
 from jtrees.methods.latent_tree.latent import (
     LatentModel as LatentModel,
     LatentReport as LatentReport,
     LatentTree as LatentTree,
     latent as latent,
 )
-from jtrees.methods.latent_tree.network import Architecture as Architecture
 from jtrees.methods.nongreedy_tree.co2 import CO2 as CO2
 from jtrees.methods.nongreedy_tree.greedy import GreedyReport as GreedyReport
 from jtrees.methods.nongreedy_tree.nongreedy import NonGreedy as NonGreedy, nongreedy as nongreedy

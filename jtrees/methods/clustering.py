@@ -9,9 +9,8 @@ import numpy as np
 
 from jtrees import pytree, validation as checks
 from jtrees.data import Scaling, Table
+from jtrees.methods.latent_tree.architecture import INPUTS, MAX_DEPTH
 from jtrees.methods.latent_tree.latent import LatentTree
-from jtrees.methods.latent_tree.network import INPUTS
-from jtrees.nn.latent_tree import MAX_DEPTH
 from jtrees.search import Runs, SearchResult, options
 from jtrees.search.minibatch import trained
 from jtrees.tasks import Task

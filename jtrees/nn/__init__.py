@@ -1,4 +1,7 @@
 """Trees as layers of flax (nnx) models, trained end to end."""
 
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.nn.latent_tree import LatentTree as LatentTree
 from jtrees.nn.tree_ensemble import TreeEnsemble as TreeEnsemble
+
+_list_public_names()

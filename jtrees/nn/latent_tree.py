@@ -1,10 +1,8 @@
-"""LatentTree's split functions, and its tree as a layer (Zantedeschi et al., "Learning Binary Decision Trees by Argmin
+"""LatentTree's tree as a layer (Zantedeschi et al., "Learning Binary Decision Trees by Argmin
 Differentiation", ICML 2021).
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from flax import nnx
 import jax
@@ -12,48 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import routing, topology, validation
-
-MAX_DEPTH = 10
-SPLITS = ("linear", "elu", "mlp")
-# (features, nodes, rngs) -> a module from (n, features) to scores (n, nodes) whose only state is parameters.
-MakeSplit = Callable[[int, int, nnx.Rngs], Callable[[Array], Array]]
-Split = Literal["linear", "elu", "mlp"] | MakeSplit
-
-
-def check_split(split: Any) -> None:
-    """Raises ``ValueError`` unless a split is a known name or a function."""
-    if not callable(split):
-        validation.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
-
-
-def split_scores(
-    split: Callable[[Array], Array], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
-) -> Float[Array, "nodes n"]:
-    """Returns the scores of all splits: right iff above 0.
-
-    Raises:
-      ValueError: if a user-defined module returns another shape.
-    """
-    raw, nodes = split(x), len(bias)
-    if raw.shape != (x.shape[0], nodes):
-        raise ValueError(f"split must map x of shape {x.shape} to ({x.shape[0]}, {nodes}), got {raw.shape}")
-    return raw.T + bias[:, None]
-
-
-def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: Any, rngs: nnx.Rngs) -> Any:
-    """Returns a module of all split functions: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"``, or user-defined.
-
-    Raises:
-      ValueError: for an unknown name.
-    """
-    linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
-    if callable(kind):
-        return kind(features, nodes, rngs)
-    check_split(kind)
-    if kind == "mlp":
-        return nnx.Sequential(linear(features, hidden), nnx.elu, linear(hidden, nodes))
-    one = linear(features, nodes, use_bias=False)
-    return one if kind == "linear" else nnx.Sequential(one, nnx.elu)
+from jtrees.methods.latent_tree.architecture import MAX_DEPTH, Split
+from jtrees.methods.latent_tree.modules import make_split, split_scores
 
 
 class LatentTree(nnx.Module):

@@ -9,17 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import ops, routing, topology, validation
+from jtrees.methods.tree_ensemble.ensemble import small_uniform
 from jtrees.routing import conditional
 
 COMBINATIONS = ("sum", "concatenate")
-_START = 0.01  # bound of the uniform initialisation of splits and leaves (paper, appendix)
 Initializer = Callable[..., Array]
 zeros = nnx.initializers.zeros_init()
-
-
-def small_uniform(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Draws from U(-0.01, 0.01), the paper's initialisation."""
-    return jax.random.uniform(key, shape, dtype, -_START, _START)
 
 
 class TreeEnsemble(nnx.Module):

@@ -1,4 +1,4 @@
-"""Plots of what a model does: its splits, its leaves, importances, calibration, regions, and how it was trained."""
+"""Plots of what a model does: its splits, its leaves, importances, regions, and how it was trained."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -132,8 +132,7 @@ def plot_importances(falls: Mapping[str, Any], ax: Any = None, *, most: int = 15
     """Plots importances by column, the largest first: means, and the standard deviation of several values.
 
     Args:
-      falls: what :func:`jtrees.explain.permutation_importance` or ``negation_importance`` returns: a number, or
-        several, by column name.
+      falls: what :func:`jtrees.explain.permutation_importance` returns, or other numbers by column name.
       ax: matplotlib axes, by default new ones.
       most: maximum number of columns.
 
@@ -183,52 +182,6 @@ def plot_learning_curve(fit: Any, ax: Any = None) -> Any:
         ax.set_yscale("log")
     ax.set_xlabel("update")
     ax.set_ylabel("training loss")
-    return ax
-
-
-def plot_calibration(
-    y: ArrayLike,
-    probabilities: ArrayLike,
-    ax: Any = None,
-    *,
-    class_names: Sequence[str] | None = None,
-    bins: int = 10,
-) -> Any:
-    """Plots how often a class occurs among rows of similar predicted probability, scikit-learn's ``calibration_curve``.
-
-    Args:
-      y: classes 0..K-1, ``(n,)``.
-      probabilities: predicted ones, ``(n, K)``.
-      ax: matplotlib axes, by default new ones.
-      class_names: names of the classes.
-      bins: number of bins, of about equally many rows.
-
-    Returns:
-      The axes, with a line for each class, of two classes for the second.
-
-    Raises:
-      ImportError: without matplotlib or scikit-learn.
-      ValueError: for shapes that do not fit.
-    """
-    validation.check_count("bins", bins, 2)
-    y, probabilities = np.asarray(y), np.asarray(probabilities, np.float64)
-    if probabilities.ndim != 2 or probabilities.shape[0] != len(y) or probabilities.shape[1] < 2:
-        raise ValueError(f"probabilities must have shape ({len(y)}, K) with K >= 2, got {probabilities.shape}")
-    names = range(probabilities.shape[1]) if class_names is None else class_names
-    ax = new_axes(ax, figsize=(4.5, 4.5), layout="tight")
-    try:
-        from sklearn.calibration import calibration_curve
-    except ImportError as error:
-        raise ImportError('calibration needs scikit-learn: pip install "jtrees[sklearn]"') from error
-    ax.plot([0, 1], [0, 1], color="0.6", ls="--")
-    for k, name in enumerate(names):
-        if probabilities.shape[1] == 2 and k == 0:
-            continue
-        chance = probabilities[:, k].clip(0, 1)
-        happened, predicted = calibration_curve(y == k, chance, n_bins=bins, strategy="quantile")
-        ax.plot(predicted, happened, "o-", ms=4, label=str(name))
-    ax.set(xlabel="predicted probability", ylabel="share of the rows", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    ax.legend(fontsize=9)
     return ax
 
 

@@ -5,13 +5,6 @@ from jtrees.routing.conditional import (
     reachable_leaves as reachable_leaves,
 )
 from jtrees.routing.hard import leaf_index as leaf_index
-from jtrees.routing.inference import (
-    Flips as Flips,
-    augmented_leaf as augmented_leaf,
-    flips as flips,
-    flips_of as flips_of,
-    scores_at as scores_at,
-)
 from jtrees.routing.path_sum import mean_size as mean_size, path_sum as path_sum
 from jtrees.routing.soft import (
     expected_value as expected_value,

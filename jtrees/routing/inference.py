@@ -30,10 +30,11 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
       Leaf indices from 0, at ties the first, int32.
 
     Example:
+      >>> from jtrees.routing import inference
       >>> losses = jnp.array([[1.0], [0.0]])  # the left leaf is worse
-      >>> print(jtrees.routing.augmented_leaf(jnp.array([[0.1]]), losses), "where the score is small")
+      >>> print(inference.augmented_leaf(jnp.array([[0.1]]), losses), "where the score is small")
       [0] where the score is small
-      >>> print(jtrees.routing.augmented_leaf(jnp.array([[2.0]]), losses), "where it is large")
+      >>> print(inference.augmented_leaf(jnp.array([[2.0]]), losses), "where it is large")
       [1] where it is large
     """
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
@@ -51,8 +52,10 @@ def scores_at(
       at: indices of the splits.
 
     Example:
+      >>> from jtrees.routing import inference
       >>> weights, bias, x = jnp.array([[1.0], [0.0], [2.0]]), jnp.array([0.0, -2.0, 0.5]), jnp.array([[1.0], [3.0]])
-      >>> print(jtrees.routing.scores_at(weights, bias, x, jnp.array([[0, 2]])))  # the root's, and the right child's
+      >>> nodes = jnp.array([[0, 2]])  # the root, and its right child
+      >>> print(inference.scores_at(weights, bias, x, nodes))
       [[1.  6.5]]
     """
     return jnp.einsum("rnp,np->rn", weights[at], x, precision="highest") + bias[at]
@@ -88,8 +91,10 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
       x: samples.
 
     Example:
+      >>> from jtrees.routing import inference
       >>> weights, bias = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([0.0, -2.0, 0.5])
-      >>> print(jtrees.routing.flips(weights, bias, jnp.array([[1.0]])).leaf.T)  # reached, root flipped, child flipped
+      >>> flips = inference.flips(weights, bias, jnp.array([[1.0]]))
+      >>> print(flips.leaf.T)  # reached, root flipped, child flipped
       [[3 0 2]]
     """
     # Row 0 is the sample's own path; each level adds the path that leaves it there.
@@ -108,7 +113,8 @@ def flips_of(scores: Float[Array, "nodes n"]) -> Flips:
     """Returns the flips from the scores of all splits: O(nodes) per sample, without gathering weights.
 
     Example:
-      >>> print(jtrees.routing.flips_of(jnp.array([[1.0], [-2.0], [0.5]])).leaf.T)
+      >>> from jtrees.routing import inference
+      >>> print(inference.flips_of(jnp.array([[1.0], [-2.0], [0.5]])).leaf.T)
       [[3 0 2]]
     """
     nodes, depth = len(scores), topology.depth_of(len(scores))

@@ -28,4 +28,3 @@ from jtrees.search.minibatch import (  # isort: skip
     trained as trained,
 )
 from jtrees.search.precondition import held_out_rows as held_out_rows, preconditioned as preconditioned  # isort: skip
-from jtrees.search.first_step import by_first_step as by_first_step  # isort: skip

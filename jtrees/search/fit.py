@@ -13,8 +13,9 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, io, processes, pytree, validation as checks
-from jtrees.data import Data, FrameModel, Table, bucket, checked_table, held_out_table
+from jtrees.data import Data, FrameModel, Table, checked_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
+from jtrees.data.table import bucket, held_out_table
 from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options

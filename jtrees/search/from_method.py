@@ -1,14 +1,15 @@
 """A recipe for any method that hardens to a tree, user-defined methods above all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import optax
 
-from jtrees import pytree, training
+from jtrees import pytree, training, validation
 from jtrees.search import options as kinds
 from jtrees.search.minibatch import Schedule, Training, trained
 from jtrees.search.recipe import Recipe, SearchResult
@@ -16,6 +17,14 @@ from jtrees.search.runs import Run, Runs
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
+
+
+def _checked_numbers(name: str, value: Any) -> FrozenDict:
+    """Returns finite numbers by name as float32 arrays."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be numbers by name, got {validation.quoted(value)}")
+    finite = lambda name, value: validation.check_finite(name, jnp.atleast_1d(value))
+    return FrozenDict({key: kinds.as_scalar(f"{name}__{key}", number, finite) for key, number in value.items()})
 
 
 @pytree.dataclass(kw_only=True)
@@ -44,7 +53,7 @@ class FromMethod(Recipe):
     """
 
     make: Callable[..., training.Method] = pytree.field(pytree_node=False, metadata={"check": kinds.check_function})
-    options: Any = kinds.numbers()
+    options: Any = kinds.traced(FrozenDict(), _checked_numbers)
     rule: Callable[..., optax.GradientTransformation] = kinds.static(optax.adam, kinds.check_function)
     epochs: int | None = kinds.optional_count(100)
     batch_size: int = kinds.count(128)
@@ -77,7 +86,7 @@ class FromMethod(Recipe):
 
         def loss(params: Any, batch: Batch, by: Batch) -> Array:
             step = jnp.asarray(schedule.steps, jnp.int32)
-            return method.loss(params, training.normalised(by), key=jax.random.key(0), step=step)[1]
+            return method.loss(params, training.state.normalised(by), key=jax.random.key(0), step=step)[1]
 
         optimizer = self.rule(optax.cosine_decay_schedule(self.learning_rate, schedule.steps))
         return Training(method, optimizer, schedule, loss=loss)

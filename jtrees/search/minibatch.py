@@ -14,7 +14,8 @@ from jtrees import losses, training, validation as checks
 from jtrees.search.recipe import SearchResult
 from jtrees.search.runs import MOST, Run, Runs
 from jtrees.tasks import Task
-from jtrees.training import NOT_TAKEN, Batch, TrainState
+from jtrees.training import Batch, TrainState
+from jtrees.training.state import NOT_TAKEN
 
 _UPDATES, _PASSES = 2000, 12  # at least, unless epochs are given
 
@@ -88,7 +89,7 @@ class Training(NamedTuple):
         """Returns the number of updates of the run, less than all if it is over early."""
         count = jnp.int32(self.schedule.steps)
         if self.patience is not None:
-            over = training.is_over(state, self.patience)
+            over = training.state.is_over(state, self.patience)
             count = jnp.where(over, state.best.step + self.patience + 1, count)
         if self.vanished is not None:
             has_vanished, updates = self.vanished(state.opt_state)
@@ -98,12 +99,12 @@ class Training(NamedTuple):
 
 def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
     """Returns the mean loss of a model's outputs on a scaled batch."""
-    return losses.weighted_mean(task.loss(outputs, by.y), training.normalised(by).weight)
+    return losses.weighted_mean(task.loss(outputs, by.y), training.state.normalised(by).weight)
 
 
 def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
     """Returns the mean squared error or log loss of a model's predictions on a scaled batch."""
-    return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.normalised(by).weight)
+    return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.state.normalised(by).weight)
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------
@@ -126,8 +127,8 @@ def advanced(
     every = jnp.where(evaluates, of.schedule.steps_per_epoch, 0) if run.evaluates else 0
     score = partial(of.loss_on, run) if run.evaluates else None
     options: Any = {"batch_size": of.schedule.batch_size, "patience": of.patience}
-    once = training.one_step(of.method, run.batch, of.optimizer, score_every=every, score=score, **options)
-    state, history = training.advance_up_to(once, state, count, MOST, step=before)
+    once = training.step.one_step(of.method, run.batch, of.optimizer, score_every=every, score=score, **options)
+    state, history = training.loop.advance_up_to(once, state, count, MOST, step=before)
     length = of.length(state)
     # The updates after the end of a run are as if they were not made, however long a call is.
     lost = jnp.where(before + jnp.arange(MOST) < length, history.losses, NOT_TAKEN)
@@ -138,7 +139,7 @@ def result_of(run: Run, state: TrainState) -> SearchResult:
     """Returns the result of a run: the parameters with the lowest loss on other rows, else the last."""
     of = run.recipe.training(run)
     if of.patience is not None:
-        over, last = training.is_over(state, of.patience), state.params
+        over, last = training.state.is_over(state, of.patience), state.params
         state = state.replace(params=jax.tree.map(partial(jnp.where, over), state.best.params, last))
     best = training.best(of.method, state, run.batch, score=partial(of.loss_on, run))
     model = (of.method.harden if of.model is None else of.model)(best.params, run.batch)

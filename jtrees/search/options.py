@@ -7,12 +7,11 @@ Static options are part of the compiled program. Numeric options are its argumen
 ``vmap`` maps over them. :func:`checked` checks all options of a recipe.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from functools import partial
 from typing import Any
 
-from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -131,21 +130,6 @@ def flag(default: bool) -> Any:
     return static(default, checks.check_flag)
 
 
-def flag_or(default: bool | str, *others: str) -> Any:
-    """True, False, or one of other names."""
-
-    def check(name: str, value: Any) -> bool | str:
-        if isinstance(value, str) and value in others:
-            return value
-        try:
-            return checks.check_flag(name, value)
-        except ValueError:
-            named = " or ".join(f'"{other}"' for other in others)
-            raise ValueError(f"{name} must be True, False or {named}, got {checks.quoted(value)}") from None
-
-    return static(default, check)
-
-
 def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
     """One of several names, or None if ``optional``."""
 
@@ -211,18 +195,6 @@ def not_negative(default: float) -> Any:
 def part(default: float) -> Any:
     """A number in [0, 1)."""
     return traced(default, partial(as_scalar, check=checks.check_part))
-
-
-def numbers() -> Any:
-    """Finite numbers by name."""
-
-    def check(name: str, value: Any) -> FrozenDict:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{name} must be numbers by name, got {checks.quoted(value)}")
-        finite = lambda name, value: checks.check_finite(name, jnp.atleast_1d(value))
-        return FrozenDict({key: as_scalar(f"{name}__{key}", number, finite) for key, number in value.items()})
-
-    return traced(FrozenDict(), check)
 
 
 def ranges(*default: tuple[float, float]) -> Any:

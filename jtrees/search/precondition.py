@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees.data import without_padding
+from jtrees.data.table import without_padding
 from jtrees.search.recipe import HeldOut, SearchResult
 from jtrees.search.report import Preconditioning
 from jtrees.search.runs import Runs

@@ -19,7 +19,8 @@ from jtrees import sharding
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.run import Form, Own, Run as Run, often as often_compiled, rarely as rarely_compiled
 from jtrees.tasks import Task
-from jtrees.training import NOT_TAKEN, Batch
+from jtrees.training import Batch
+from jtrees.training.state import NOT_TAKEN
 
 MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
 
@@ -357,7 +358,7 @@ class _Course:
       ended: the last states of runs that ended before the other runs of their group.
     """
 
-    def __init__(self, groups: Sequence[Sequence[int]], steps: np.ndarray):
+    def __init__(self, groups: np.ndarray, steps: np.ndarray):
         self.groups, self.steps = groups, steps
         self.active = [g for g, group in enumerate(groups) if steps[group].max() > 0]
         self.losses: list[list[np.ndarray]] = [[] for _ in steps]

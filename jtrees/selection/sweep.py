@@ -11,7 +11,8 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, processes, validation as checks
-from jtrees.data import Scaling, Table, losses_of
+from jtrees.data import Scaling, Table
+from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
 from jtrees.search.fit import FitResult, fits_of, of_raw_table, table_of, validation_of
 from jtrees.search.monitor import Monitor
@@ -135,12 +136,7 @@ def sweep(
     if table.columns is not None:
         table.columns.warn_left_out()
     split = split_of(recipe, table, validation, jax.random.fold_in(key, 2**31 - 1))
-    if grid is not None and samples is not None:
-        raise ValueError("grid and samples exclude each other, got both")
-    if grid is None:
-        combinations = checked_samples(recipe, [{}] if samples is None else samples)
-    else:
-        combinations = checked_grid(recipe, grid)
+    combinations = _combinations(recipe, grid, samples)
     shape = len(combinations), len(seeds), len(split.left_out)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
     keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
@@ -153,11 +149,35 @@ def sweep(
             for cell, run in zip(cells, runs_of(recipes, keys, split, monitor, batch), strict=False):
                 fits[cell] = None if run.fit is None else of_raw_table(run.fit, table)
                 losses[cell], sizes[cell] = run.loss, run.size
-    mean, size = _mean_over_folds(losses, monitor.ended), sizes.mean(2)
+    best = _best(_mean_over_folds(losses, monitor.ended), sizes.mean(2))
+    return SweepResult(combinations, seeds, fits, losses, sizes, best)
+
+
+def _combinations(
+    recipe: Recipe, grid: Mapping[str, Sequence[Any]] | None, samples: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """Returns the combinations of options to fit, checked.
+
+    Raises:
+      ValueError: for a grid beside samples, and for unknown names.
+    """
+    if grid is None:
+        return checked_samples(recipe, [{}] if samples is None else samples)
+    if samples is not None:
+        raise ValueError("grid and samples exclude each other, got both")
+    return checked_grid(recipe, grid)
+
+
+def _best(mean: np.ndarray, size: np.ndarray) -> tuple[int, int]:
+    """Returns the combination and the seed of the lowest mean loss; ties go to the smallest model.
+
+    Raises:
+      FloatingPointError: if no loss is finite.
+    """
     if not np.isfinite(mean).any():
         raise FloatingPointError("no run found anything finite: try a smaller learning_rate")
-    best = min(np.ndindex(*mean.shape), key=lambda cell: (mean[cell], size[cell]))
-    return SweepResult(combinations, seeds, fits, losses, sizes, best)
+    combination, seed = min(np.ndindex(*mean.shape), key=lambda cell: (mean[cell], size[cell]))
+    return combination, seed
 
 
 def _mean_over_folds(losses: np.ndarray, ended: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import pytree, training
+from jtrees import pytree, training, validation
 from jtrees.methods.annealed.algorithm import Annealed
 from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.search import options
@@ -52,6 +52,16 @@ def get(
     """
     options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
     return soft_method(depth, alpha, name="alpha", route="sigmoid", **options)
+
+
+def _checked_cart(name: str, value: Any) -> bool | str:
+    """Returns a checked option: True, False or ``"binned"``."""
+    if isinstance(value, str) and value == "binned":
+        return value
+    try:
+        return validation.check_flag(name, value)
+    except ValueError:
+        raise ValueError(f'{name} must be True, False or "binned", got {validation.quoted(value)}') from None
 
 
 @pytree.dataclass(kw_only=True)
@@ -119,7 +129,7 @@ class GET(Annealed):
     learning_rate: float = options.positive(0.01)
     alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
     l1: float = options.not_negative(0.0)
-    cart: bool | Literal["binned"] = options.flag_or(True, "binned")
+    cart: bool | Literal["binned"] = options.static(True, _checked_cart)
     ridge: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)

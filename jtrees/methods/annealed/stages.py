@@ -112,7 +112,7 @@ def _begun(run: Run, splits: ObliqueTree, matrix: Array | None, sharpness: Array
     hard = with_leaves(run, on_x(splits, matrix)).refit(*run.batch)
     params = splits.replace(leaves=hard.leaves.trainable())
     # Any key: the batch is full, and the loss not random.
-    state = training.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
+    state = training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
     return state.replace(order=state.order[:1])  # unused, as there is one batch
 
 
@@ -130,8 +130,8 @@ def _advanced(
     plain = run.recipe.method(sharpness, run.task)
     method = plain._replace(loss=lambda params, *data, **options: plain.loss(on_x(params, matrix), *data, **options))
     free = not run.validates and run.recipe.leaves == "constant"
-    once = training.one_step(method, run.batch, _optimizer(run, steps), score_every=int(free))
-    state, history = training.advance_up_to(once, state, count, MOST, step=before)
+    once = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(free))
+    state, history = training.loop.advance_up_to(once, state, count, MOST, step=before)
     return state, history.losses, ~state.finite
 
 

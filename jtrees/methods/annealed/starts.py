@@ -6,7 +6,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import splitting, topology
-from jtrees.data import without_padding
+from jtrees.data.table import without_padding
 from jtrees.methods.annealed.stages import Start
 from jtrees.search import Run, Runs
 from jtrees.search.cart import grown_cart, grown_in_bins, grown_on_ridge

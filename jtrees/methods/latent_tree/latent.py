@@ -6,9 +6,9 @@ Binary Decision Trees by Argmin Differentiation", ICML 2021, Algorithm 2).
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -18,21 +18,17 @@ import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
 from jtrees.data import Data
-from jtrees.methods.latent_tree.network import (
+from jtrees.methods.latent_tree.architecture import (
     INPUTS,
+    MAX_DEPTH,
     PREDICTORS,
     WIDEST,
     Architecture,
-    LatentNetwork,
-    Network,
-    active_on,
-    centered,
+    Split,
     checked_architecture,
-    graph_of,
     is_tree,
-    network_of,
 )
-from jtrees.nn.latent_tree import MAX_DEPTH, Split
+from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
 from jtrees.search import Finished, Preconditioning, Recipe, Report, Run, Runs, SearchResult, check_finite, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
@@ -65,17 +61,17 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
     Raises:
       ValueError: for an option out of range, or an unknown one.
     """
+    from jtrees.methods.latent_tree import modules  # loads flax.nnx, which takes a fifth of a second
+
     of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
     checks.check_number("penalty", penalty)
 
     def init(batch: Batch, *, key: Array) -> Any:
         task.check(batch.y)
-        network = Network(batch.x.shape[1], of, task, dtype=batch.x.dtype, rngs=nnx.Rngs(key))
-        network.bias[...] = centered(network.scores(batch.x), batch.weight)
-        return nnx.to_pure_dict(nnx.state(network, nnx.Param))
+        return modules.initial(key, batch.x, of, task, partial(centered, weight=batch.weight))
 
     def total(params: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        network = network_of(params, batch.x, of, task)
+        network = modules.network_of(params, batch.x, of, task)
         scores = network.scores(batch.x)
         active = routing.activity(scores, penalty, batch.weight)
         lost = task.loss(network.outputs(batch.x, scores, active, key), batch.y)
@@ -191,7 +187,9 @@ class LatentTree(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        graph_of(shape[1], self._architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
+        from jtrees.methods.latent_tree import modules
+
+        modules.graph_of(shape[1], self._architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
         self._schedule(shape[0])
 
     @property
@@ -224,7 +222,7 @@ class LatentTree(Recipe):
         )
 
         def model(params: Any, batch: Batch) -> LatentNetwork:
-            return active_on(training.normalised(batch), params, architecture, task, self.penalty)
+            return active_on(training.state.normalised(batch), params, architecture, task, self.penalty)
 
         def loss(params: Any, batch: Batch, by: Batch) -> Array:
             outputs = model(params, batch).outputs(by.x)

@@ -13,10 +13,12 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 import optax
 
-from jtrees import ops, pytree, routing, splitting, topology, training
-from jtrees.data import Data, without_padding
+from jtrees import ops, pytree, splitting, topology, training
+from jtrees.data import Data
+from jtrees.data.table import without_padding
 from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
+from jtrees.routing import inference
 from jtrees.search import Finished, Preconditioning, Recipe, Report, Run, Runs, SearchResult, finished_tree
 from jtrees.search.cart import ridge_directions
 from jtrees.search.first_step import by_first_step, is_direct
@@ -115,7 +117,7 @@ class Greedy:
         splits = ObliqueTree(jnp.zeros((nodes, p), batch.x.dtype), jnp.full(nodes, -1, batch.x.dtype), None)
         data = self.standardised(batch)
         tree = with_leaves(splits, root, data, self.task)
-        run = training.init_state(tree, data, key=key, optimizer=self.optimizer)
+        run = training.loop.init_state(tree, data, key=key, optimizer=self.optimizer)
         edges, directions = jnp.asarray(edges), jnp.zeros((p, 0), batch.x.dtype)
         if self.ridge and p <= _WIDEST:
             directions = ridge_directions(data, self.task)
@@ -131,7 +133,7 @@ class Greedy:
         return jnp.concatenate([x, jnp.matmul(x, state.directions, precision="highest")], axis=1)
 
     def one_step(self, state: Growing, batch: Batch) -> Callable[..., Any]:
-        """Returns an update of the tree on the level, as :func:`jtrees.training.one_step` does."""
+        """Returns an update of the tree on the level, as :func:`jtrees.training.step.one_step` does."""
         rate, data = self.rate(self.level.steps), self.standardised(batch)
 
         def update(
@@ -143,11 +145,11 @@ class Greedy:
             return surrogate_step(tree, velocity, batch._replace(y=y), surrogate, **options)
 
         data = data._replace(y=(data.y, state.place))
-        return training.one_step(update, data, self.optimizer, batch_size=self.level.batch_size)
+        return training.step.one_step(update, data, self.optimizer, batch_size=self.level.batch_size)
 
     def _stump_surrogate(self, tree: ObliqueTree, x: Array, y: Array, node: Array, level: Array) -> Surrogate:
         """Returns the surrogate loss of samples at nodes of a level, each of which is a tree of depth one."""
-        scores = routing.scores_at(tree.weights, tree.bias, x, node[None])
+        scores = inference.scores_at(tree.weights, tree.bias, x, node[None])
         right = (scores[0] > 0).astype(jnp.int32)
         own_leaf, other_leaf = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, self.depth)
         reached, flipped = (self.task.loss(tree.leaves.values[leaf], y) for leaf in (own_leaf, other_leaf))
@@ -187,7 +189,7 @@ class Greedy:
         """
         tree, place = state.run.params, state.place
         half, local = topology.num_leaves(self.depth) // 2, place - _first(state.level)
-        scores = routing.scores_at(tree.weights, tree.bias, batch.x, place[None])[0]
+        scores = inference.scores_at(tree.weights, tree.bias, batch.x, place[None])[0]
         trained = (scores > 0).astype(jnp.int32)
         initial = _goes_right(state.initial, self.candidates(state, batch.x), local)
         statistics, impurity = self._statistics(batch)
@@ -373,7 +375,7 @@ def _next_level(run: Run, state: Growing) -> Growing:
 def _grown(run: Run, state: Growing, before: Array, count: Array, evaluates: Array) -> tuple[Growing, Array, Array]:
     """Returns the state after ``count`` updates on the level, their losses, and False."""
     once = run.recipe.greedy(run).one_step(state, run.batch)
-    of_run, history = training.advance_up_to(once, state.run, count, MOST, step=before)
+    of_run, history = training.loop.advance_up_to(once, state.run, count, MOST, step=before)
     return state.replace(run=of_run), history.losses, jnp.array(False)
 
 

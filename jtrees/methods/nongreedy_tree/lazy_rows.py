@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jtrees.training import momentum_step
+from jtrees.training.optimizers import momentum_step
 
 
 def touched(

@@ -221,7 +221,7 @@ def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Arr
             place, sums = jax.lax.cond(ended, assign, lambda: (place, sums))
             state = Joint(state.growing.replace(place=place), sums)
         growing = state.growing
-        one_step = training.one_step(
+        one_step = training.step.one_step(
             method,
             data._replace(y=(data.y, growing.place)) if recipe.stable else data,
             greedy.optimizer,
@@ -233,7 +233,7 @@ def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Arr
         joint = Joint(growing.replace(run=of_run), state.surrogate.at[0].add(lost))
         return joint, losses.at[j].set(lost)
 
-    state, losses = jax.lax.fori_loop(0, count, once, (state, jnp.full(MOST, training.NOT_TAKEN, batch.x.dtype)))
+    state, losses = jax.lax.fori_loop(0, count, once, (state, jnp.full(MOST, training.state.NOT_TAKEN, batch.x.dtype)))
     return state, losses, jnp.array(False)
 
 

@@ -10,8 +10,10 @@ from jaxtyping import Array, Float, Int
 
 from jtrees import blocking, leaves as kinds, ops, routing, topology
 from jtrees.methods.nongreedy_tree.lazy_rows import move_rows, touched
+from jtrees.routing import inference as loss_augmented
 from jtrees.tasks import Task
-from jtrees.training import Batch, LazyMomentumState, momentum_step
+from jtrees.training import Batch, LazyMomentumState
+from jtrees.training.optimizers import momentum_step
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
@@ -84,7 +86,9 @@ def surrogate_loss(
     (y, assigned), values = split(batch.y), params.leaves.values
     leaf_loss = lambda leaf: task.loss(values[leaf], y)
     splits = params.weights, params.bias
-    scores_at = lambda nodes: routing.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
+    scores_at = lambda nodes: (
+        loss_augmented.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
+    )
 
     def against_path(leaf: Array) -> tuple[Array, Array, Array]:
         """Returns the nodes on the path to a leaf, their scores, and slopes of minus twice the violation."""
@@ -95,11 +99,11 @@ def surrogate_loss(
 
     if inference == "exact":
         assert scores is not None
-        leaf = routing.augmented_leaf(scores, params.leaves.losses(batch.x, y))
+        leaf = loss_augmented.augmented_leaf(scores, params.leaves.losses(batch.x, y))
         nodes, own, slopes = against_path(leaf)
         reached = leaf_loss(routing.leaf_index(scores))
     else:
-        alternatives = routing.flips(*splits, batch.x) if scores is None else routing.flips_of(scores)
+        alternatives = loss_augmented.flips(*splits, batch.x) if scores is None else loss_augmented.flips_of(scores)
         leaf_losses = jax.vmap(leaf_loss)(alternatives.leaf)
         best = jnp.argmax(leaf_losses - 2 * alternatives.violations(), axis=0)[None]
         leaf, flipped = _rows_of(alternatives.leaf, best)[0], jnp.maximum(best - 1, 0)

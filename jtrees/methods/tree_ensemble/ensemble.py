@@ -10,13 +10,13 @@ import optax
 
 from jtrees import io, leaves as kinds, ops, pytree, topology
 from jtrees.forest import Forest
-from jtrees.nn.tree_ensemble import small_uniform
 from jtrees.segments import effective, ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _REFIT_STEPS = 100  # iterations of conjugate gradients or L-BFGS that refit the leaves
+_START = 0.01  # bound of the uniform initialisation of splits and leaves (paper, appendix)
 _RIDGE = 1.0  # strength of the ridge penalty on changes of a leaf, in samples
 
 
@@ -55,6 +55,11 @@ class Ensemble:
     def hard_leaves(self, x: Float[Array, "n p"]) -> Array:
         """Returns the leaf of each sample in each tree as gamma goes to 0, ``(trees, n)``."""
         return jax.vmap(lambda weights, bias: ops.hard(weights, bias, x))(self.weights, self.bias)
+
+
+def small_uniform(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    """Draws from U(-0.01, 0.01), the paper's initialisation."""
+    return jax.random.uniform(key, shape, dtype, -_START, _START)
 
 
 def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[int, ...], dtype: Any) -> Ensemble:

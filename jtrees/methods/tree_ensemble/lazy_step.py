@@ -9,7 +9,9 @@ from jaxtyping import Array, Float
 from jtrees.methods.tree_ensemble.ensemble import Ensemble
 from jtrees.routing import by_level, conditional, frontier as paths
 from jtrees.routing.by_level import Asked
-from jtrees.training import LazyAdamState, adam_step, apply_in_place_if, lazy_adam
+from jtrees.training import LazyAdamState, lazy_adam
+from jtrees.training.optimizers import adam_step
+from jtrees.training.step import apply_in_place_if
 
 
 def lazy_step(

@@ -1,0 +1,221 @@
+"""What the estimators of scikit-learn have in common (needs scikit-learn)."""
+
+from typing import Any, Self
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import sparse
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+
+from jtrees import processes, topology, validation as checks
+from jtrees.data import Columns, Frame, FrameModel, read_frame
+from jtrees.search import FitReport, Recipe
+from jtrees.search.fit import fit
+from jtrees.selection.grid import options_of, with_options
+from jtrees.tree import ObliqueTree
+
+
+class TreeEstimator(BaseEstimator):
+    """The common base of the two estimators."""
+
+    default_recipe: Recipe
+    _TASK: Any
+
+    def __init__(
+        self,
+        recipe: Any = None,
+        *,
+        random_state: Any = None,
+        validation_fraction: float | None = None,
+        max_seconds: float | None = None,
+        progress: bool = False,
+    ):
+        self.recipe = recipe
+        self.random_state = random_state
+        self.validation_fraction = validation_fraction
+        self.max_seconds = max_seconds
+        self.progress = progress
+
+    # --- Parameters: those of the recipe are nested ------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Returns parameters by name; if ``deep`` with options of the recipe, as ``recipe__depth``, and its bases."""
+        return super().get_params(deep=False) | (_options("recipe", self._recipe()) if deep else {})
+
+    def set_params(self, **params: Any) -> Self:
+        """Sets parameters by name; options of the recipe as ``recipe__depth``.
+
+        Raises:
+          ValueError: for an unknown name.
+        """
+        options = {name: value for name, value in params.items() if name.startswith("recipe__")}
+        super().set_params(**{name: value for name, value in params.items() if name not in options})
+        if options:
+            self.recipe = with_options(self._recipe(), {k.removeprefix("recipe__"): v for k, v in options.items()})
+        return self
+
+    def _recipe(self) -> Any:
+        return self.default_recipe if self.recipe is None else self.recipe
+
+    def _task(self, y: np.ndarray) -> Any:
+        return self._TASK
+
+    # --- Fitting -----------------------------------------------------------------------------------------------------
+
+    def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray) -> None:
+        """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
+        processes.require_xla("the fit of an estimator")
+        recipe = self._recipe()
+        numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
+        if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
+            raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
+        rng = check_random_state(self.random_state)
+        options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
+        if self.validation_fraction is not None:
+            from sklearn.model_selection import train_test_split  # here, as it takes long to import
+
+            by_class = y if self._TASK == "classification" else None
+            drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
+            training, held_out = train_test_split(np.arange(len(x)), **drawn)
+            options["validation"] = x[held_out], y[held_out]
+            x, y, weight = x[training], y[training], weight[training]
+        if (weight != weight[0]).any():
+            options["sample_weight"] = weight
+        fitted = fit(recipe, x, y, key=jax.random.key(int(rng.randint(np.iinfo(np.int32).max))), **options)
+        self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
+        self.columns_ = fitted.model.columns if isinstance(fitted.model, FrameModel) else None
+        if fitted.report.ended == "interrupted":
+            warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
+
+    def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
+        """Fits to constant targets a tree with a single leaf."""
+        self.columns_ = Columns.fit(x)[0] if isinstance(x, Frame) else None
+        features = x.shape[1] if isinstance(x, np.ndarray) else len(self.get_feature_names_out())
+        self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
+        if self.columns_ is not None:
+            self.model_ = FrameModel(self.tree_, self.columns_)
+        self.loss_, self.report_ = 0.0, FitReport()
+
+    def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
+        """Returns X, or X and y, checked by scikit-learn; a DataFrame, or an array with NaN, as a raw table."""
+        for name, array in zip("Xy", (X, *y), strict=False):
+            checks.check_unmasked(name, array)
+        raw = bool(y) or self.columns_ is not None  # else the model is of numbers alone
+        # scikit-learn converts dates to numbers, and does not name an invalid column.
+        if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
+            checks.as_numeric("X", X)
+        if hasattr(X, "columns") and raw:
+            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1 if y else 0)
+            targets = [validate_data(self, y=given, **options) for given in y]
+            validate_data(self, X, skip_check_array=True, reset=bool(y))  # its columns
+            check_consistent_length(frame, *targets)
+            if len(X) < least:
+                raise ValueError(f"X must have at least {least} rows, got {len(X)}")
+            return (frame, *targets) if y else frame
+        options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan" if raw else True}
+        if not y:
+            return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
+        x, targets = validate_data(self, X, *y, **options)
+        return read_frame(x) or x, targets
+
+    def _features(self, X: Any) -> np.ndarray:
+        """Returns the features of new rows, ``(n, p)``."""
+        check_is_fitted(self)
+        x = self._checked(X)
+        return x if self.columns_ is None else self.columns_.transform(x)
+
+    def _answers(self, X: Any) -> np.ndarray:
+        x = self._features(X)
+        model = self.model_ if self.columns_ is None else self.model_.model
+        answers = np.asarray(model.predict(x), np.float64)
+        return answers if answers.ndim == 2 else answers[:, None]
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Returns the names of the features of the model: of a raw table, such as ``[heating = gas]``.
+
+        Args:
+          input_features: names of the columns of X, if it came without; else not used.
+        """
+        check_is_fitted(self, "n_features_in_")
+        if self.columns_ is not None:
+            return np.asarray(self.columns_.feature_names, object)
+        names = getattr(self, "feature_names_in_", input_features)
+        return np.asarray([f"x{j}" for j in range(self.n_features_in_)] if names is None else names, object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    # --- The tree ----------------------------------------------------------------------------------------------------
+
+    def _single(self) -> ObliqueTree:
+        check_is_fitted(self)
+        if self.tree_ is None:
+            raise AttributeError(f"this needs a single tree; this model is a {self.model_}")
+        return self.tree_
+
+    def _path(self, X: Any) -> np.ndarray:
+        """Returns the nodes on each sample's path, root first, ``(n, depth + 1)``."""
+        tree = self._single()
+        return np.asarray(tree.decision_path(self._features(X)), np.int64).T
+
+    def apply(self, X: Any) -> np.ndarray:
+        """Returns the leaf of each sample, ``(n,)``: breadth-first indices of nodes, with gaps, root 0.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        return self._path(X)[:, -1]
+
+    def decision_path(self, X: Any) -> Any:
+        """Returns the nodes on each sample's path: a sparse 0/1 matrix, samples by nodes, numbered as in :meth:`apply`.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        path = self._path(X)
+        n, levels = path.shape
+        ones, ends = np.ones(path.size, np.int64), np.arange(n + 1) * levels
+        return sparse.csr_matrix((ones, path.ravel(), ends), shape=(n, topology.num_nodes(levels)))
+
+    def get_depth(self) -> int:
+        """Returns the largest number of splits on a path.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        splits = self._single().splits
+        passed = np.zeros(2 * len(splits) + 1, int)
+        for node in range(len(splits)):
+            passed[2 * node + 1 : 2 * node + 3] = passed[node] + splits[node]
+        return int(passed.max())
+
+    def get_n_leaves(self) -> int:
+        """Returns the number of reachable leaves.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        return self._single().num_leaves
+
+
+def _options(name: str, value: Any) -> dict[str, Any]:
+    """Returns the options of a recipe and of its bases by name."""
+    found = {}
+    for option, setting in options_of(value).items():
+        found |= {f"{name}__{option}": setting} | _options(f"{name}__{option}", setting)
+    return found
+
+
+def weighed(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Returns the rows of positive weight, and their weights."""
+    if sample_weight is None:
+        return x, y, np.ones(len(x))
+    weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)
+    return x[weight > 0], y[weight > 0], weight[weight > 0]

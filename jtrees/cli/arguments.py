@@ -1,0 +1,113 @@
+"""What the arguments of a command describe: a recipe, its options, and the loss."""
+
+import argparse
+import ast
+import contextlib
+from pathlib import Path
+import re
+import sys
+from typing import Any
+
+import jtrees
+from jtrees import losses, validation
+from jtrees.cli.files import DataError, add_rules
+from jtrees.cli.tables import Task
+from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.losses.names import named
+from jtrees.selection.grid import with_options
+
+# One tree, which can be drawn, read and exported.
+DEFAULTS = {
+    "regression": jtrees.GET(depth=4, leaves="linear", starts=4, epochs=1000),
+    "classification": jtrees.GET(depth=4, starts=4, epochs=1000),
+}
+LOSSES = ("squared_error", "absolute_error", "huber", "quantile", "poisson", "gamma", "tweedie")
+
+
+def add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
+    add = parser.add_argument
+    add("table", type=Path, metavar="TABLE", help="a file: CSV with a header, or .parquet")
+    add_rules(parser, training=target)
+    if target:
+        add("--target", required=True, metavar="COLUMN", help="the column to predict")
+        add("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
+        add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--recipe", help=f"such as TEL or Bagged(LatentTree) (default: {DEFAULTS['regression'].__class__.__name__})")
+    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="its options, such as depth=3 or base.depth=3")
+    add("--loss", metavar="NAME", help=f"of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
+    add("--quantile", type=float, metavar="LEVEL", help="with --loss quantile: its level (default: 0.5)")
+    add("--seed", type=int, default=0)
+    add("--max-seconds", type=float, help="ends the fit with the best model so far")
+
+
+def estimator_of(
+    options: argparse.Namespace, recipe: jtrees.Recipe, task: Task, max_seconds: float | None = None
+) -> Any:
+    common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
+    if task == "classification":
+        return TreeClassifier(recipe, **common)
+    return TreeRegressor(recipe, loss=options.loss or LOSSES[0], quantile=options.quantile, **common)
+
+
+def loss_of(options: argparse.Namespace) -> losses.Loss:
+    """Returns the loss of regression.
+
+    Raises:
+      DataError: for an unknown name, in classification, and for a level without quantiles or that is none.
+    """
+    if options.loss is not None and options.loss not in LOSSES:
+        raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {validation.quoted(options.loss)}")
+    if options.loss is not None and options.task == "classification":
+        raise DataError("--loss is for regression, and --task is classification")
+    if options.quantile is None:
+        return named(options.loss or LOSSES[0])
+    if options.loss != "quantile":
+        raise DataError("--quantile goes with --loss quantile")
+    if not 0 < options.quantile < 1:
+        raise DataError(f"--quantile must be above 0 and below 1, got {options.quantile:g}")
+    return losses.Quantile(options.quantile)
+
+
+def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
+    """Returns the recipe that the arguments describe.
+
+    Raises:
+      DataError: for an unknown name, and for options that are not ``name=value``.
+      ValueError: for an unknown option.
+    """
+    recipe = DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
+    if options.recipe is None and task == "regression" and options.loss not in (None, LOSSES[0]):
+        recipe = recipe.replace(leaves="constant")  # linear ones are of least squares
+    for given in options.set:
+        name, equals, value = given.partition("=")
+        if not name or not equals:
+            raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {validation.quoted(given)}")
+        with contextlib.suppress(ValueError, SyntaxError):  # a word stays text
+            value = ast.literal_eval(value)
+        recipe = with_options(recipe, {name.replace(".", "__"): value})
+    return recipe
+
+
+def recipe_named(text: str) -> jtrees.Recipe:
+    """Returns the recipe ``Name`` or ``Name(Base)``."""
+    found = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
+    recipes = {name: one for name, one in vars(jtrees).items() if _is_recipe(one)}
+    if found is None or found[1] not in recipes:
+        known = ", ".join(recipes)
+        raise DataError(f"--recipe must be one of {known}, such as Bagged(LatentTree), got {validation.quoted(text)}")
+    base = [] if found[2] is None else [recipe_named(found[2])]
+    try:
+        return recipes[found[1]](*base)
+    except TypeError:
+        takes = "needs a base, such as Bagged(LatentTree)" if not base else "takes no base"
+        raise DataError(f"--recipe: {found[1]} {takes}") from None
+
+
+def _is_recipe(thing: Any) -> bool:
+    """Whether a recipe can be made from its name: those of clustering and of own methods need more."""
+    others = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
+    return isinstance(thing, type) and issubclass(thing, jtrees.Recipe) and thing not in others

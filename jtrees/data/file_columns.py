@@ -1,0 +1,48 @@
+"""The columns of a file whose cells are text."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jtrees.data.cells import OFFSETS, PLAIN, Reading, find_reading
+from jtrees.data.frame import RawColumn
+
+
+class FileColumns(NamedTuple):
+    """The columns of a file of text.
+
+    Attributes:
+      columns: the columns, by name.
+      readings: how the text of each column of numbers or dates is read.
+      notes: what is open about a column, and the option that decides.
+    """
+
+    columns: dict[str, RawColumn]
+    readings: dict[str, Reading]
+    notes: dict[str, str]
+
+
+def read_cells(
+    cells: Mapping[str, np.ndarray], *, decimal: str = ".", order: str | None = None, text: Sequence[str] = ()
+) -> FileColumns:
+    """Returns the columns of a file whose cells are text: what each column holds is inferred from all its cells.
+
+    Args:
+      cells: the cells of each column, ``(n,)`` str, None where missing.
+      decimal: the separator of decimals.
+      order: the order of day and month in dates, ``"dmy"`` or ``"mdy"``, where a column leaves it open.
+      text: names of columns that stay text.
+    """
+    found = FileColumns({}, {}, {})
+    for name, values in cells.items():
+        raw = RawColumn("text", values, of="levels" if name in text else "text")
+        if raw.of == "text":
+            reading, note = find_reading(values.tolist(), plain=True, decimal=decimal, order=order)
+            found.notes.update({name: note} if note else {})
+            if reading is not None:
+                numbers, _ = reading.read(values.tolist())
+                raw = RawColumn(reading.kind, numbers, OFFSETS if reading.zoned else None)
+                found.readings.update({} if reading == PLAIN[reading.kind] else {name: reading})
+        found.columns[name] = raw
+    return found

@@ -1,0 +1,65 @@
+"""Means of targets at the levels of a column, shrunk towards the common mean."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+FOLDS = 5
+
+
+class Targets(NamedTuple):
+    """What target means are of.
+
+    Attributes:
+      names: name of each output.
+      values: targets, or class indicators, of which those of two classes have one: ``(n, k)``.
+      weight: weights of the rows, ``(n,)``.
+      fold: fold of each row, ``(n,)``.
+    """
+
+    names: tuple[str, ...]
+    values: np.ndarray
+    weight: np.ndarray
+    fold: np.ndarray
+
+
+def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean of the targets over some rows, ``(k,)``, and those of each level shrunk towards it.
+
+    With targets of variance s2 around the mean of their level, and means of levels of variance t2 around the common
+    one, the posterior mean of a level of n rows is (sum + m mean) / (n + m) with m = s2 / t2 (empirical Bayes).
+    """
+    weight = targets.weight * rows
+    count = np.bincount(code, weight, levels)
+    mean = weight @ targets.values / weight.sum()
+    means = np.empty((levels, len(mean)))
+    for j, y in enumerate(targets.values.T):
+        total = np.bincount(code, weight * y, levels)
+        within, between, _ = variances(total, count, weight @ np.square(y))
+        prior = within / between if between > 0 else np.inf
+        share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
+        means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
+    return mean, means
+
+
+def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
+    """Returns variances by the method of moments (one-way ANOVA).
+
+    Args:
+      total: sum of the targets at each level.
+      count: number of rows at each level.
+      squares: sum of all squared targets.
+
+    Returns:
+      The variance within levels, that between their means, and the number of rows of a level by which the mean square
+      between levels is expected to be ``within + size * between``.
+    """
+    total, count = total[count > 0], count[count > 0]
+    n, levels = count.sum(), len(count)
+    if levels < 2 or n <= levels:
+        return 1.0, 0.0, 1.0
+    explained = float(np.sum(np.square(total) / count))
+    within = max(squares - explained, 0.0) / (n - levels)
+    between = (explained - total.sum() ** 2 / n) / (levels - 1)
+    size = (n - np.square(count).sum() / n) / (levels - 1)
+    return within, max((between - within) / size, 0.0), size

@@ -1,0 +1,93 @@
+"""The columns that a model is explained by, and its tree."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jtrees import prediction, validation
+from jtrees.data.columns import Numeric
+from jtrees.data.frame_model import FrameModel
+from jtrees.tree import ObliqueTree
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedColumns:
+    """The columns that a model is explained by.
+
+    Attributes:
+      names: their names.
+      owner: the column of each feature, ``(p,)``.
+      model: the model.
+    """
+
+    names: list[str]
+    owner: np.ndarray
+    model: Any
+
+    @classmethod
+    def of(cls, model: Any, feature_names: Sequence[str] | None) -> "ExplainedColumns":
+        if isinstance(model, FrameModel):
+            if feature_names is not None:
+                raise ValueError("feature_names must be None: the columns of this model have names")
+            sizes = {name: len(column.features(name)) for name, column in model.columns.columns.items()}
+            names = [name for name, size in sizes.items() if size]
+            return cls(names, np.repeat(np.arange(len(names)), [sizes[name] for name in names]), model)
+        names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
+        if len(names) != model.features:
+            raise ValueError(f"feature_names must hold {model.features} names, one a column, got {len(names)}")
+        return cls(names, np.arange(model.features), model)
+
+    def features(self, x: Any) -> np.ndarray:
+        """Returns rows as features, ``(n, p)`` in float64."""
+        if isinstance(self.model, FrameModel):
+            return self.model.columns.transform(x)
+        return np.asarray(validation.check_x(x, features=self.model.features), np.float64)
+
+    def row(self, name: str, row: Any) -> np.ndarray:
+        """Returns one row as features, ``(1, p)``."""
+        row = np.asarray(row)[None] if not hasattr(row, "columns") and np.ndim(row) == 1 else row
+        x = self.features(row)
+        if len(x) != 1:
+            raise ValueError(f"{name} must be one row, got {len(x)}")
+        return x
+
+    def summed(self, terms: np.ndarray) -> np.ndarray:
+        """Returns the sums over each column's features, ``(columns, ...)``."""
+        out = np.zeros((len(self.names), *terms.shape[1:]))
+        np.add.at(out, self.owner, terms)
+        return out
+
+    def free(self, columns: Sequence[str] | None, row: Any) -> np.ndarray:
+        """Returns which features may change, ``(p,)`` bool: the first of each chosen column.
+
+        Raises:
+          ValueError: for a name that is none of a column with numbers.
+        """
+        possible = self.names
+        if isinstance(self.model, FrameModel):
+            kinds = self.model.columns.columns
+            possible = [
+                name for name in self.names if isinstance(kinds[name], Numeric) and kinds[name].kind == "numeric"
+            ]
+        for name in columns or ():
+            if name not in possible:
+                named = validation.quoted_list(possible)
+                raise ValueError(f"columns must be among {named}, got {validation.quoted(name)}")
+        chosen = [name in (possible if columns is None else columns) for name in self.names]
+        first = np.append(True, self.owner[1:] != self.owner[:-1])
+        missing = np.append((self.row("row", row)[0, 1:] != 0) & ~first[1:], False)  # the mask follows the value
+        return first & np.array(chosen)[self.owner] & ~missing
+
+
+def tree_of(model: Any) -> ObliqueTree:
+    tree = model.model if isinstance(model, FrameModel) else model
+    if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 2:
+        raise ValueError(f"model must be a single tree, got {model}")
+    return tree
+
+
+def relative(tree: ObliqueTree, x: np.ndarray) -> np.ndarray:
+    """Returns samples as the tree sees them: relative to its origin, in float32."""
+    return np.asarray(prediction.scaled(tree.origin, x, tree.features), np.float32)

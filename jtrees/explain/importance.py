@@ -1,0 +1,69 @@
+"""What columns are worth to a score."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.typing import ArrayLike
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import validation
+from jtrees.data.frame_model import FrameModel
+from jtrees.explain.explained import ExplainedColumns
+
+
+def permutation_importance(
+    model: Any,
+    x: Any,
+    y: ArrayLike,
+    score: Callable[[Any, Any], float],
+    *,
+    repeats: int = 5,
+    key: Array | None = None,
+    feature_names: Sequence[str] | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns by how much a score falls when the values of a column are shuffled (Breiman, 2001).
+
+    Estimators have scikit-learn's, :func:`sklearn.inspection.permutation_importance`; this is the same of a model, in
+    which the features of a column are shuffled together.
+
+    Args:
+      model: any fitted model.
+      x: samples, ``(n, p)``, best ones that the model was not trained on.
+      y: their targets.
+      score: ``(y, predictions) -> score``, greater is better, such as :func:`sklearn.metrics.r2_score`.
+      repeats: number of shuffles.
+      key: random key of the shuffles; None: ``jax.random.key(0)``.
+      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
+
+    Returns:
+      The falls by column name, ``(repeats,)`` each.
+
+    Raises:
+      ValueError: for rows that do not fit the model, and for repeats that are not a positive number.
+
+    Example:
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> x = np.tile([[0.0, 7.0], [2.0, 7.0]], (5, 1))  # the second column is constant
+      >>> score = lambda y, predictions: -np.square(y - predictions).mean()
+      >>> falls = jtrees.explain.permutation_importance(tree, x, tree.predict(x), score)
+      >>> {name: fall.shape for name, fall in falls.items()}, float(falls["x1"].max())
+      ({'x0': (5,), 'x1': (5,)}, 0.0)
+    """
+    validation.check_count("repeats", repeats)
+    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
+
+    columns, inner = ExplainedColumns.of(model, feature_names), model.model if isinstance(model, FrameModel) else model
+    features, y = columns.features(x), np.asarray(y)
+    validation.check_rows(y, len(features))
+    whole = float(score(y, inner.predict(features)))
+
+    def fall(own: np.ndarray) -> float:
+        shuffled = features.copy()
+        shuffled[:, own] = features[rng.permutation(len(features))][:, own]
+        return whole - float(score(y, inner.predict(shuffled)))
+
+    owners = {name: columns.owner == i for i, name in enumerate(columns.names)}
+    return {name: np.array([fall(own) for _ in range(repeats)]) for name, own in owners.items()}

@@ -1,0 +1,98 @@
+"""The nearest point of a polyhedron, such as a leaf: least distance programming."""
+
+from collections.abc import Iterator
+import functools
+import heapq
+
+import numpy as np
+
+
+def nearest_leaves(
+    weights: np.ndarray, margins: np.ndarray, deviation: np.ndarray, others: np.ndarray, bounds: np.ndarray
+) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
+    """Yields the shortest step to the closure of each leaf, in deviations, and its constraints ``g step >= h``, with
+    unit vectors g; the shortest first.
+
+    Args:
+      weights: weights of all nodes, ``(nodes, p)``.
+      margins: the scores of the sample, ``(nodes,)``.
+      deviation: units of the steps, ``(p,)``.
+      others: which leaves may be reached, ``(leaves,)`` bool.
+      bounds: the lowest and the highest step of each feature, in deviations, ``(2, p)``.
+    """
+    directions = weights * deviation
+    length = np.sqrt(np.square(directions).sum(1))
+    moves = length > 0  # other nodes send the sample one way, wherever it goes
+    scale = np.where(moves, length, 1)
+    directions, away = directions / scale[:, None], margins / scale
+    nodes, sides = _paths(len(others))
+    fixed = np.where((margins[nodes] > 0) == (sides > 0), -np.inf, np.inf)
+    needed = np.where(moves[nodes], -sides * away[nodes], fixed)
+    least = np.where(others, needed.max(1).clip(0), np.inf)
+    solved: list[tuple[float, int, np.ndarray, tuple[np.ndarray, np.ndarray]]] = []
+    for leaf in [*np.argsort(least, kind="stable").tolist(), -1]:
+        bound = np.inf if leaf < 0 else least[leaf]
+        while solved and solved[0][0] <= bound:
+            yield heapq.heappop(solved)[2:]
+        if not np.isfinite(bound):
+            break
+        kept = moves[nodes[leaf]]
+        path, side = nodes[leaf][kept], sides[leaf][kept]
+        constraints = side[:, None] * directions[path], needed[leaf][kept]
+        step = least_distance_within(*constraints, bounds)
+        if step is not None:
+            heapq.heappush(solved, (float(np.linalg.norm(step)), leaf, step, constraints))
+
+
+@functools.cache
+def _paths(leaves: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the nodes on the path to each leaf, ``(leaves, depth)``, and the sides that it takes, 1 for right."""
+    depth = leaves.bit_length() - 1
+    places = (np.arange(leaves)[:, None] + leaves) >> np.arange(depth, -1, -1)
+    return places[:, :-1] - 1, np.where(places[:, 1:] % 2 == 1, 1.0, -1.0)
+
+
+def least_distance_within(g: np.ndarray, h: np.ndarray, bounds: np.ndarray) -> np.ndarray | None:
+    """Returns the shortest d with ``g d >= h`` within bounds, ``(2, p)``, around 0, or None if there is none.
+
+    Bounds become constraints where a solution without them leaves them, as most never matter.
+    """
+    low, high = bounds
+    below, above = np.zeros(len(low), bool), np.zeros(len(low), bool)
+    while True:
+        at_low, at_high = np.flatnonzero(below), np.flatnonzero(above)
+        sides = np.zeros((len(at_low) + len(at_high), len(low)))
+        sides[np.arange(len(at_low)), at_low] = 1
+        sides[len(at_low) + np.arange(len(at_high)), at_high] = -1
+        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[at_low], -high[at_high]]))
+        if step is None:
+            return None
+        lower, higher = (step < low) & ~below, (step > high) & ~above
+        if not (lower | higher).any():
+            return step.clip(low, high)
+        below, above = below | lower, above | higher
+
+
+def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
+    """Returns the shortest d with ``g d >= h`` for unit vectors g, or None if there is none.
+
+    If the nearest point of the farthest half-space is in all others, it is that. Else for r, the residual of the least
+    squares problem ``min ||[g^T; h^T] u - e||, u >= 0`` with e the last unit vector, ``d = -r[:-1] / r[-1]``; there is
+    none if r is 0.
+    """
+    unit = float(h.max(initial=0))
+    if unit <= 0:
+        return np.zeros(g.shape[1])
+    step = unit * g[h.argmax()]
+    if (g @ step - h).min() >= -1e-12 * unit:
+        return step
+    from scipy.optimize import nnls  # jax needs SciPy, but does not import this slow part of it
+
+    unit = np.abs(h).max()  # the problem is homogeneous: distances of 1 are the best conditioned
+    both, last = np.vstack([g.T, h / unit]), np.zeros(g.shape[1] + 1)
+    last[-1] = 1
+    residual = both @ nnls(both, last)[0] - last
+    if np.linalg.norm(residual) < 1e-9:
+        return None
+    step = -unit * residual[:-1] / residual[-1]
+    return step if (g @ step - h).min() >= -1e-6 * unit else None

@@ -1,0 +1,117 @@
+"""The path of a sample through a tree, and what each column adds to the scores on it."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from jax.typing import ArrayLike
+import numpy as np
+
+from jtrees import exact
+from jtrees.explain.explained import ExplainedColumns, relative, tree_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A split on the path of a sample.
+
+    Attributes:
+      node: its number, breadth first.
+      margin: the score, ``weights @ x + bias``; the sample goes right iff it is positive.
+      reference: the score of the reference.
+      parts: what each column adds to it: ``margin = reference + sum(parts.values())``, but for rounding.
+    """
+
+    node: int
+    margin: float
+    reference: float
+    parts: dict[str, float]
+
+    def __str__(self) -> str:
+        side = "right" if self.margin > 0 else "left"
+        return f"node {self.node}: {_sum_text(self.margin, self.reference, self.parts)}, {side}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """How a tree comes to its prediction for one sample.
+
+    Attributes:
+      splits: the splits from the root on; nodes that do not split are left out.
+      leaf: number of the leaf.
+      prediction: the prediction, ``()``, or ``(k,)`` for k outputs or classes.
+      parts: of linear leaves, what each column adds to the leaf's answer at the reference (of k outputs, ``(k,)``);
+        bounds of the leaf are not in them. None for other leaves.
+    """
+
+    splits: list[Split]
+    leaf: int
+    prediction: np.ndarray
+    parts: dict[str, Any] | None
+
+    def __str__(self) -> str:
+        """A line for each split and one for the leaf, with the largest parts first."""
+        answer = np.array2string(self.prediction, precision=4, separator=", ")
+        last = f"leaf {self.leaf}: {answer}"
+        if self.parts is not None and self.prediction.ndim == 0:
+            last += f" with {_parts_text(self.parts)}"
+        return "\n".join([*map(str, self.splits), last])
+
+
+def path(
+    model: Any, row: Any, *, reference: ArrayLike | None = None, feature_names: Sequence[str] | None = None
+) -> Path:
+    """Returns the path of one sample through a tree, and what each column adds to the score of every split on it.
+
+    Args:
+      model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
+      row: the sample, ``(p,)`` or a table of one row.
+      reference: the sample to compare with, likewise, such as the means of the training rows; by default, zero in the
+        model's own coordinates (``tree.origin``).
+      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
+
+    Raises:
+      ValueError: for a model that is not one tree, and for rows that do not fit it or are several.
+
+    Example:
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> print(jtrees.explain.path(tree, np.array([2.0, 1.0])))
+      node 0: 3 = -1 + 2 (x0) + 2 (x1), right
+      leaf 1: 10.
+    """
+    tree, columns = tree_of(model), ExplainedColumns.of(model, feature_names)
+    x = columns.row("row", row)
+    zero = np.zeros(tree.features, np.float32)
+    z = relative(tree, x)[0]
+    base = zero if reference is None else relative(tree, columns.row("reference", reference))[0]
+    weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
+    place, nodes, margins = 0, [], []
+    while place < len(bias):
+        margin = float(exact.row_scores(weights[place, None], bias[place, None], z)[0])
+        if weights[place].any():
+            nodes.append(place)
+            margins.append(margin)
+        place = 2 * place + 1 + (margin > 0)
+    leaf, taken = place - len(bias), weights[nodes]
+    references = exact.row_scores(taken, bias[nodes], base).tolist()
+    by_column = columns.summed((taken * (z.astype(np.float64) - base)).T).T.tolist()
+    splits = [
+        Split(node, margin, reference, dict(zip(columns.names, terms, strict=True)))
+        for node, margin, reference, terms in zip(nodes, margins, references, by_column, strict=True)
+    ]
+    parts = None
+    if not tree.leaves.is_constant:
+        slopes = np.asarray(tree.leaves.coefficients, np.float64)[leaf]
+        terms = columns.summed((slopes.T * (z.astype(np.float64) - base)).T)
+        parts = dict(zip(columns.names, terms.tolist() if terms.ndim == 1 else list(terms), strict=True))
+    return Path(splits, leaf, np.asarray(tree.predict(x))[0], parts)
+
+
+def _sum_text(total: float, base: float, parts: dict[str, float]) -> str:
+    return f"{total:.4g} = {base:.4g} {_parts_text(parts)}"
+
+
+def _parts_text(parts: dict[str, float]) -> str:
+    order = sorted((name for name in parts if parts[name]), key=lambda name: -abs(parts[name]))
+    return " ".join(f"{'-' if parts[name] < 0 else '+'} {abs(parts[name]):.4g} ({name})" for name in order)

@@ -1,0 +1,135 @@
+"""Shapley values: what each column adds to the prediction of a sample."""
+
+from collections.abc import Sequence
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+from jtrees import compilation, prediction, processes, validation
+from jtrees.data.frame_model import FrameModel
+from jtrees.explain.explained import ExplainedColumns
+from jtrees.forest import Forest
+
+_EXACT = 12  # largest number of columns with all 2^p coalitions
+_BLOCK = 8192  # samples evaluated at once
+
+
+class Shapley(NamedTuple):
+    """Shapley values: ``shap.Explanation(*values)`` takes them in this order.
+
+    Attributes:
+      values: what each column adds to the prediction of each sample, ``(n, p)``, or ``(n, p, k)`` for k outputs.
+      base_values: mean prediction of the background, ``(n,)`` or ``(n, k)``; with the values of a sample it adds up to
+        its prediction.
+      data: the samples as numbers, ``(n, p)``; of raw tables None, as a column may have several.
+      feature_names: names of the columns.
+    """
+
+    values: np.ndarray
+    base_values: np.ndarray
+    data: np.ndarray | None
+    feature_names: list[str]
+
+
+def shapley_values(
+    model: Any,
+    x: Any,
+    background: Any,
+    *,
+    permutations: int = 20,
+    key: Array | None = None,
+    feature_names: Sequence[str] | None = None,
+) -> Shapley:
+    """Returns interventional Shapley values (Lundberg and Lee, 2017): the worth of a set of columns is the mean
+    prediction when these are the sample's and all others those of a background row.
+
+    Up to 12 columns they are exact, from all sets of columns. Above, they are means over random orders of the columns,
+    each with its reverse (antithetic); they add up exactly there, too.
+
+    Args:
+      model: any fitted model.
+      x: samples to explain, ``(n, p)``, as for ``predict``.
+      background: samples that stand for "not known", likewise; some 100 rows of the training table.
+      permutations: number of orders, each with its reverse, of more than 12 columns.
+      key: random key of the orders; None: ``jax.random.key(0)``.
+      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
+
+    Raises:
+      ValueError: for rows that do not fit the model, and for permutations that are not a positive number.
+
+    Example:
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> background = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+      >>> shapley = jtrees.explain.shapley_values(tree, np.array([[2.0, 0.0]]), background)
+      >>> print(shapley.base_values, shapley.values)  # which add up to the prediction, 10
+      [5.] [[ 6.25 -1.25]]
+    """
+    processes.require_xla("jtrees.explain.shapley_values")
+    columns, inner = ExplainedColumns.of(model, feature_names), model.model if isinstance(model, FrameModel) else model
+    samples, behind = columns.features(x), columns.features(background)
+    validation.check_count("permutations", permutations)
+    players = len(columns.names)
+    if players <= _EXACT:
+        sets, weights = _all_sets(players)
+    else:
+        seed = jax.random.bits(jax.random.key(0) if key is None else key, (4,))
+        sets, weights = _random_sets(players, permutations, np.random.default_rng(np.asarray(seed)))
+    trees = 1
+    if isinstance(inner, Forest) and inner.combine == "sum" and inner.link in ("identity", "sorted"):
+        trees, inner = len(inner), inner.replace(combine="mean")  # the scaling is that of one tree
+    scaling, unscaled = inner.scaling, inner.without_scaling()
+    scaled = lambda rows: np.asarray(prediction.scaled(scaling, rows, inner.features), np.float32)
+    with compilation.promoting_ranks():
+        worth = np.asarray(_worth(unscaled, scaled(samples), scaled(behind), sets[:, columns.owner]))
+    if scaling is not None:
+        worth = scaling.inverse(worth.reshape(-1, *worth.shape[2:]).astype(np.float64)).reshape(worth.shape)
+    worth = trees * np.asarray(worth, np.float64)
+    values = np.einsum("ps,ns...->np...", weights, worth)
+    none = int(np.flatnonzero(~sets.any(1))[0])
+    data = None if isinstance(model, FrameModel) else samples
+    return Shapley(values, worth[:, none], data, columns.names)
+
+
+@jax.jit
+def _worth(model: Any, x: Float[Array, "n p"], background: Float[Array, "b p"], sets: Array) -> Float[Array, "n s *k"]:
+    """Returns the mean prediction over the background with each set of features from the sample."""
+
+    def of_row(row: Array) -> Array:
+        of_one = lambda behind: model.apply(jnp.where(sets, row, behind))
+        return jax.lax.map(of_one, background, batch_size=max(1, _BLOCK // len(sets))).mean(0)
+
+    return jax.lax.map(of_row, x)
+
+
+def _all_sets(players: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all sets of players, ``(2^p, p)`` bool, and the weight of each one's worth in each value, ``(p, 2^p)``.
+
+    A set of s players without i counts ``s! (p - s - 1)! / p!``, against i, and with i that of the set without it.
+    """
+    sets = (np.arange(2**players)[:, None] >> np.arange(players)) % 2 == 1
+    size = sets.sum(1)
+    weight = np.array([1 / (players * math.comb(players - 1, s)) for s in range(players)])
+    return sets, np.where(sets, weight[np.maximum(size - 1, 0)][:, None], -weight[size.clip(0, players - 1)][:, None]).T
+
+
+def _random_sets(players: int, pairs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sets that orders of the players and their reverses pass through, and weights likewise."""
+    forward = np.stack([rng.permutation(players) for _ in range(pairs)])
+    orders = np.concatenate([forward, forward[:, ::-1]])
+    sets, weights = [np.zeros(players, bool), np.ones(players, bool)], np.zeros((players, 2 + len(orders) * players))
+    for order in orders:
+        last = 0
+        for place, player in enumerate(order):
+            with_it = 1 if place == players - 1 else len(sets)
+            if with_it != 1:
+                sets.append(sets[last].copy())
+                sets[-1][player] = True
+            weights[player, with_it] += 1 / len(orders)
+            weights[player, last] -= 1 / len(orders)
+            last = with_it
+    return np.stack(sets), weights[:, : len(sets)]

@@ -1,0 +1,49 @@
+"""LatentTree's static options, which need no flax."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Array
+
+from jtrees import io, validation as checks
+
+MAX_DEPTH = 10
+SPLITS = ("linear", "elu", "mlp")
+# (features, nodes, rngs of flax) -> a module from (n, features) to scores (n, nodes) whose only state is parameters.
+MakeSplit = Callable[[int, int, Any], Callable[[Array], Array]]
+Split = Literal["linear", "elu", "mlp"] | MakeSplit
+WIDEST = 2**15  # hidden layers: the matrix between two of them has 2**30 numbers
+PREDICTORS, INPUTS = ("linear", "mlp"), ("z", "xz")
+
+
+@io.part
+class Architecture(NamedTuple):
+    """Static options of a network: fields of :class:`LatentTree`."""
+
+    depth: int
+    split: Any = "linear"
+    predictor: str = "linear"
+    inputs: str = "xz"
+    hidden: int = 64
+    dropout: float = 0.0
+
+
+def check_split(split: Any) -> None:
+    """Raises ``ValueError`` unless a split is a known name or a function."""
+    if not callable(split):
+        checks.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
+
+
+def is_tree(of: Architecture) -> bool:
+    """Whether the tree alone determines the prediction."""
+    return (of.split, of.predictor, of.inputs) == ("linear", "linear", "z")
+
+
+def checked_architecture(of: Architecture) -> Architecture:
+    """Returns the checked architecture; raises ``ValueError`` if it is invalid."""
+    check_split(of.split)
+    checks.check_choice("predictor", of.predictor, PREDICTORS)
+    checks.check_choice("inputs", of.inputs, INPUTS)
+    checks.check_part("dropout", of.dropout)
+    depth, hidden = checks.check_depth(of.depth, MAX_DEPTH), checks.check_count("hidden", of.hidden, most=WIDEST)
+    return of._replace(depth=depth, hidden=hidden, dropout=float(of.dropout))

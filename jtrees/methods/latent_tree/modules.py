@@ -1,0 +1,113 @@
+"""LatentTree's network as modules of flax, which are loaded with the first network."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+import itertools
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrees import routing, topology
+from jtrees.methods.latent_tree.architecture import Architecture, Split, check_split
+from jtrees.tasks import Task
+
+
+def split_scores(
+    split: Callable[[Array], Array], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
+) -> Float[Array, "nodes n"]:
+    """Returns the scores of all splits: right iff above 0.
+
+    Raises:
+      ValueError: if a user-defined module returns another shape.
+    """
+    raw, nodes = split(x), len(bias)
+    if raw.shape != (x.shape[0], nodes):
+        raise ValueError(f"split must map x of shape {x.shape} to ({x.shape[0]}, {nodes}), got {raw.shape}")
+    return raw.T + bias[:, None]
+
+
+def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: Any, rngs: nnx.Rngs) -> Any:
+    """Returns a module of all split functions: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"``, or user-defined.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
+    if callable(kind):
+        return kind(features, nodes, rngs)
+    check_split(kind)
+    if kind == "mlp":
+        return nnx.Sequential(linear(features, hidden), nnx.elu, linear(hidden, nodes))
+    one = linear(features, nodes, use_bias=False)
+    return one if kind == "linear" else nnx.Sequential(one, nnx.elu)
+
+
+class Network(nnx.Module):
+    """Split functions, their biases, and the predictor on the traversal of a sample."""
+
+    def __init__(self, features: int, of: Architecture, task: Task, *, dtype: Any, rngs: nnx.Rngs):
+        nodes = topology.num_nodes(of.depth)
+        self.split = make_split(of.split, features, nodes, hidden=of.hidden, dtype=dtype, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(nodes, dtype))
+        width = 2 * nodes + 1 + (features if of.inputs == "xz" else 0)
+        linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
+        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), math.prod(task.shape)]
+        self.layers = nnx.List([linear(*pair) for pair in itertools.pairwise(sizes)])
+        self.of, self.task = of, task
+
+    def scores(self, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
+        """Returns the scores of all splits: right iff above 0."""
+        return split_scores(self.split, self.bias[...], x)
+
+    def outputs(
+        self, x: Float[Array, "n p"], scores: Float[Array, "nodes n"], active: Array, key: Array | None = None
+    ) -> Float[Array, "n *k"]:
+        """Returns the outputs of the predictor for scores, and nodes of this activity; a key enables dropout."""
+        z = routing.position(routing.rewards(scores), active)
+        out = z.T if self.of.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
+        *hidden, last = self.layers
+        for i, layer in enumerate(hidden):
+            out = nnx.elu(layer(out))
+            if key is not None and self.of.dropout > 0:
+                kept = jax.random.bernoulli(jax.random.fold_in(key, i), 1 - self.of.dropout, out.shape)
+                out = jnp.where(kept, out / (1 - self.of.dropout), 0)
+        return last(out).reshape(-1, *self.task.shape)
+
+
+@lru_cache(maxsize=128)
+def graph_of(features: int, of: Architecture, task: Task, dtype: Any) -> tuple[nnx.GraphDef, Any]:
+    """Returns the graph of the network, and the tree structure of its parameters."""
+    abstract = nnx.eval_shape(lambda: Network(features, of, task, dtype=dtype, rngs=nnx.Rngs(0)))
+    graph, state, others = nnx.split(abstract, nnx.Param, ...)
+    if jax.tree.leaves(others):
+        raise ValueError("split must have parameters as its only state, got a module with other variables")
+    return graph, jax.tree.structure(state)
+
+
+def network_of(params: Any, x: Array, of: Architecture, task: Task) -> Network:
+    """Returns the network of these parameters, for samples such as x."""
+    graph, structure = graph_of(x.shape[1], of, task, x.dtype)
+    return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
+
+
+def initial(key: Array, x: Array, of: Architecture, task: Task, centered: Callable[[Array], Array]) -> Any:
+    """Returns random parameters, for samples such as x; ``centered`` gives the biases for the scores without them."""
+    network = Network(x.shape[1], of, task, dtype=x.dtype, rngs=nnx.Rngs(key))
+    network.bias[...] = centered(network.scores(x))
+    return nnx.to_pure_dict(nnx.state(network, nnx.Param))
+
+
+def composed(params: Any, matrix: Array, of: Architecture, task: Task) -> Any:
+    """Returns the parameters of the network as a function of x instead of ``x @ matrix``."""
+    graph, structure = graph_of(matrix.shape[1], of, task, matrix.dtype)
+    network = nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
+    first = network.split if of.split == "linear" else network.split.layers[0]
+    first.kernel[...] = jnp.matmul(matrix, first.kernel[...], precision="highest")
+    if of.inputs == "xz":
+        kernel, p = network.layers[0].kernel, matrix.shape[1]
+        kernel[...] = kernel[...].at[:p].set(jnp.matmul(matrix, kernel[:p], precision="highest"))
+    return nnx.to_pure_dict(nnx.state(network, nnx.Param))
