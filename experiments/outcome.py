@@ -10,6 +10,7 @@ import tempfile
 import time
 from typing import Any, Self
 
+import jax
 import joblib
 from matplotlib.figure import Figure
 import numpy as np
@@ -224,7 +225,8 @@ def arrays(tree: jtrees.ObliqueTree) -> dict[str, Any]:
     zeros = {"x_zero": np.zeros(tree.features, np.float32), "y_zero": np.float32(0)}
     if origin is not None:
         zeros = {"x_zero": origin.x, "y_zero": zeros["y_zero"] if origin.y is None else origin.y}
-    of_leaves = {f"leaf_{name}": array for name, array in vars(tree.leaves).items()}
+    is_array = lambda value: isinstance(value, (np.ndarray, jax.Array))
+    of_leaves = {f"leaf_{name}": value for name, value in vars(tree.leaves).items() if is_array(value)}
     return {k: np.asarray(a) for k, a in {"weights": tree.weights, "bias": tree.bias, **of_leaves, **zeros}.items()}
 
 

@@ -84,6 +84,7 @@ in_main_thread = pytest.mark.skipif(
 
 @in_main_thread
 def test_ctrl_c_ends_a_fit_with_the_best_so_far(table):
+    fit(table, ENDLESS, max_seconds=0.01)  # compiles, so that the key is pressed while the run is training
     with handler_of_ours() as (ours, got):
 
         def press():

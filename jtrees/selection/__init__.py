@@ -1,5 +1,4 @@
 """Choice of options: sweeps over many runs, and tuning on held-out rows."""
 
-from jtrees.search.report import Trial as Trial, Tuning as Tuning
 from jtrees.selection.sweep import SweepResult as SweepResult, sweep as sweep
 from jtrees.selection.tune import tune as tune
