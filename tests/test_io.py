@@ -101,7 +101,7 @@ def everything():
     arrays += [np.array([np.inf, -0.0, np.nan]), jnp.asarray([1, 2], jnp.int8), jax.random.key(3)]
     plain = ["text", 1, 2**70, 1.5, float("nan"), True, None, 1j, b"bytes", {1}, range(3), slice(1), np.float32]
     nested = [[[(1, [np.str_("a")])]], {"a": {1: (np.array(["b"]),)}}, [np.array([None])], {"a": [{1}]}]
-    nested += [{np.str_("a"): 1}, {True: 1}, {1.5: 1}, jtrees.selection.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5)]
+    nested += [{np.str_("a"): 1}, {True: 1}, {1.5: 1}, jtrees.search.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5)]
     nested += [TREE, jtrees.GET(depth=2)]
     return [*scalars, *arrays, *plain, *nested]
 
@@ -144,8 +144,8 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     """A function by its name, a recipe as it is, or described where it holds functions."""
     own = jtrees.FromMethod(make=huber)
     grid = [{"loss": huber, "base": jtrees.GET(depth=2), "options": {"loss": huber, "alpha": 1.0}}, {"base": own}]
-    trials = [jtrees.selection.Trial(options, 0.5, 0.1, 3.0) for options in grid]
-    fit = FIT.replace(report=FitReport(tuning=jtrees.selection.Tuning(options=grid[0], trials=trials)))
+    trials = [jtrees.search.Trial(options, 0.5, 0.1, 3.0) for options in grid]
+    fit = FIT.replace(report=FitReport(tuning=jtrees.search.Tuning(options=grid[0], trials=trials)))
     read = jtrees.load(saved(fit, tmp_path)).report.tuning
     kept = {"loss": "test_io.huber", "base": jtrees.GET(depth=2), "options": {"loss": "test_io.huber", "alpha": 1.0}}
     assert read.options == read.trials[0].options == kept
