@@ -11,65 +11,13 @@ from jaxtyping import Array, Float, Int, Num
 import numpy as np
 
 from jtrees import io, losses, validation as checks
-from jtrees.losses.base import linked
+from jtrees._task import TaskOfLoss
 from jtrees.losses.names import named
-
-
-class _OfLoss:
-    """The common part of the tasks whose losses are a :class:`jtrees.losses.Loss`."""
-
-    loss_function: losses.Loss
-
-    def __repr__(self) -> str:
-        # Fields that differ from their defaults, as messages name tasks.
-        fields = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
-        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields)})"
-
-    @property
-    def link_name(self) -> losses.Link:
-        """Name of the link, as in :class:`jtrees.Forest`."""
-        return self.loss_function.link
-
-    @property
-    def leaf_loss(self) -> losses.Loss:
-        """The loss of trainable leaves of values: see :class:`jtrees.leaves.Values`."""
-        return self.loss_function
-
-    @property
-    def in_units(self) -> bool:
-        """Whether the loss can be computed from predictions in the user's units."""
-        return self.loss_function.in_units
-
-    @property
-    def of_models(self) -> Any:
-        """The task as a fitted model holds it: a function of the user's, which no file can hold, is left out."""
-        return self if self.in_units else dataclasses.replace(self, loss_function=type(self).loss_function)  # type: ignore[type-var]
-
-    def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Loss of each sample, of several outputs the mean."""
-        return self.loss_function.samples(outputs, y)
-
-    def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """Predictions of outputs."""
-        return linked(self.link_name, outputs)
-
-    def units(self, y: np.ndarray) -> tuple[Any, Any]:
-        """Returns offset and unit of the targets of a table: scaled targets are ``(y - offset) / unit``."""
-        return self.loss_function.units(y)
-
-    @property
-    def has_baselines(self) -> bool:
-        """Whether a constant has a loss to compare with: see :mod:`jtrees.data.baselines`."""
-        return self.in_units and not isinstance(self.loss_function, losses.Rewards)
-
-    def row_weights(self, y: np.ndarray) -> np.ndarray | None:
-        """Returns factors of the weights of samples, or None."""
-        return None
 
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Regression(_OfLoss):
+class Regression(TaskOfLoss):
     """Regression, by default with squared error.
 
     Args:
@@ -180,7 +128,7 @@ class Regression(_OfLoss):
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Classification(_OfLoss):
+class Classification(TaskOfLoss):
     """Classification, by default with log loss.
 
     Args:
@@ -297,7 +245,7 @@ class Classification(_OfLoss):
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Policy(_OfLoss):
+class Policy(TaskOfLoss):
     """Choice of an action for each sample: the mean reward is maximised.
 
     The targets are the rewards of all actions, ``(n, actions)``. Where only the rewards of the actions taken are known,

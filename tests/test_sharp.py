@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sweeps
 
-from jtrees import blocking, leaves as kinds, losses, ops, topology
+from jtrees import _expected_loss, blocking, leaves as kinds, losses, ops, topology
 from jtrees.routing import sharp
 
 slow = pytest.mark.slow
@@ -42,7 +42,7 @@ def losses_of(leaves, x, y):
 
 
 def dense(*operands):
-    return ops._visit_in_blocks(None, "sigmoid", *operands)
+    return _expected_loss._visit_in_blocks(None, "sigmoid", *operands)
 
 
 def refuses(*operands):

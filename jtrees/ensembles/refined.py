@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import io, losses, ops, pytree, routing, topology, training
+from jtrees import losses, ops, pytree, training
 from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.boosted import Boosted, BoostedReport, mean_loss
+from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.runs import MOST
-from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
@@ -27,62 +27,6 @@ _PART = 50  # updates from one evaluation to the next
 _UPDATES = 2000  # at least, unless epochs are given
 _MARGIN = 0.1  # of bounds: part of the range of the outputs for the training rows by which they are beyond it
 _HARD = 1e6  # sharpness under which soft trees are as good as hard ones
-
-
-# --- The model -------------------------------------------------------------------------------------------------------
-
-
-@io.part
-@pytree.dataclass
-class SoftTrees:
-    """A sum of soft trees on scaled data, clipped to little more than the range of its outputs for the training rows.
-
-    Attributes:
-      trees: splits of unit length and the trees' outputs in their leaves, with a leading axis over the trees.
-      initial: what the sum starts from, ``(*k,)``.
-      sharpness: factor of the scores, whose sigmoid is the probability of going right.
-      lower: lower bound of the outputs, ``(*k,)``.
-      upper: upper bound, likewise.
-    """
-
-    trees: ObliqueTree
-    initial: Array
-    sharpness: Array
-    lower: Array
-    upper: Array
-
-    @property
-    def params(self) -> ObliqueTree:
-        """What is trained."""
-        return self.trees.replace(leaves=self.trees.leaves.trainable())
-
-    @property
-    def features(self) -> int:
-        """Number of features, p."""
-        return self.trees.weights.shape[-1]
-
-    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns the sum of the trees' expected outputs, within the bounds."""
-        add = lambda total, tree: (total + _expected(tree, x, self.sharpness), None)
-        start = jnp.broadcast_to(self.initial, (len(x), *self.initial.shape))
-        return jnp.clip(jax.lax.scan(add, start, self.trees)[0], self.lower, self.upper)
-
-    def __str__(self) -> str:
-        trees, nodes = self.trees.bias.shape
-        return f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}"
-
-
-@io.model
-@pytree.dataclass(repr=False)
-class SoftForest(SoftModel):
-    """Fitted soft trees whose outputs add up, with constant or linear leaves: its network is :class:`SoftTrees`."""
-
-
-def _expected(tree: ObliqueTree, x: Array, sharpness: Any) -> Array:
-    """Returns the expected output of a soft tree for each row, ``(n, *k)``."""
-    right = jax.nn.sigmoid(sharpness * ops.scores(tree.weights, tree.bias, x))
-    outputs = tree.leaves.outputs(x)
-    return routing.expected_value(right.reshape(*right.shape, *[1] * (outputs.ndim - 2)), outputs)
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -332,7 +276,7 @@ def _advanced(run: Run, state: _State, before: Array, count: Array, evaluates: A
     """Returns the state after ``count`` updates, their losses, and whether it is non-finite."""
 
     def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        each = jax.vmap(lambda tree: _expected(tree, batch.x, _sharpness(run, step)))(params)
+        each = jax.vmap(lambda tree: expected(tree, batch.x, _sharpness(run, step)))(params)
         some = jnp.arange(len(each)) < state.count
         outputs = jnp.tensordot(state.unit * some.astype(each.dtype), each, 1, precision="highest")
         lost = run.task.loss_function.samples(state.initial + outputs, batch.y)

@@ -5,13 +5,12 @@ from jtrees.methods.annealed.get import GET as GET, get as get
 from jtrees.methods.annealed.raddt import RADDT as RADDT, raddt as raddt
 from jtrees.methods.bandit import (
     Bandit as Bandit,
-    BanditRun as BanditRun,
     BanditState as BanditState,
     bandit_classifier as bandit_classifier,
     bandit_regressor as bandit_regressor,
-    run_bandit as run_bandit,
     two_rates as two_rates,
 )
+from jtrees.methods.bandit_stream import BanditRun as BanditRun, run_bandit as run_bandit
 from jtrees.methods.clustering import LatentClustering as LatentClustering, dendrogram_purity as dendrogram_purity
 from jtrees.methods.dgt import DGT as DGT, ChainedTree as ChainedTree, dgt as dgt
 from jtrees.methods.latent_tree.architecture import Architecture as Architecture
@@ -22,7 +21,7 @@ from jtrees.methods.latent_tree.latent import (
     latent as latent,
 )
 from jtrees.methods.nongreedy_tree.co2 import CO2 as CO2
-from jtrees.methods.nongreedy_tree.greedy import GreedyReport as GreedyReport
+from jtrees.methods.nongreedy_tree.greedy_recipe import GreedyReport as GreedyReport
 from jtrees.methods.nongreedy_tree.nongreedy import NonGreedy as NonGreedy, nongreedy as nongreedy
 from jtrees.methods.tree_ensemble.ensemble import Ensemble as Ensemble
 from jtrees.methods.tree_ensemble.tel import (

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 import numpy as np
 import optax
 
@@ -103,7 +103,7 @@ def bandit_classifier(
         x = learner.context(state, x)
         _check_action(action, actions)
         _check_probability("propensity", propensity)
-        action, loss = jnp.asarray(action), _losses(loss, (), x.dtype)
+        action, loss = jnp.asarray(action), point_losses(loss, (), x.dtype)
 
         def slope(scores: Array) -> Array:
             s = jax.nn.sigmoid(scores[action])
@@ -158,7 +158,11 @@ def bandit_regressor(
         shape = () if one_point else (2,)
         if action is None or np.shape(action) != shape:
             raise ValueError(f"action must have shape {shape} with {feedback} feedback, got {checks.quoted(action)}")
-        action, loss, width = jnp.asarray(action, x.dtype), _losses(loss, shape, x.dtype), jnp.asarray(delta, x.dtype)
+        action, loss, width = (
+            jnp.asarray(action, x.dtype),
+            point_losses(loss, shape, x.dtype),
+            jnp.asarray(delta, x.dtype),
+        )
         lost = loss / width if one_point else (loss[0] - loss[1]) / (2 * width)
         slope = lambda prediction: lost * jnp.sign(action - prediction) if one_point else lost
         if not checks.is_traced((state, x, action, width)):
@@ -220,7 +224,7 @@ class _Learner:
 
     def context(self, state: BanditState, x: Any) -> Array:
         """Returns the checked context, in the precision of the state."""
-        _check_state(state, self.init)
+        check_state(state, self.init)
         weights = jax.tree.leaves(state.params)[0]
         if np.shape(x) != weights.shape[-1:]:
             raise ValueError(f"x must be one context of shape {weights.shape[-1:]}, got shape {np.shape(x)}")
@@ -255,7 +259,7 @@ def _answer(params: Any, x: Array) -> Array:
     return ops.path_sum(params.weights, params.bias, params.leaves.values, x[None], routing.mean_size)[0]
 
 
-def _check_state(state: Any, init: Callable[..., BanditState]) -> None:
+def check_state(state: Any, init: Callable[..., BanditState]) -> None:
     """Raises ``ValueError`` for a state from another learner than the one with this ``init``."""
     if not isinstance(state, BanditState):
         raise ValueError(f"state must be a BanditState, from the learner's init, got {type(state).__name__}")
@@ -267,121 +271,7 @@ def _check_state(state: Any, init: Callable[..., BanditState]) -> None:
             raise ValueError(f"state must be one of this learner, with {name} of shapes {wanted}, got {came}")
 
 
-# --- A whole stream ---------------------------------------------------------------------------------------------------
-
-
-@pytree.dataclass
-class BanditRun:
-    """The result of a run over a stream.
-
-    Attributes:
-      state: state after the last round; ``state.skipped`` counts the rounds whose loss was not finite.
-      actions: the actions, ``(n,)`` or ``(n, 2)``.
-      propensities: their probabilities, ``(n,)``.
-      losses: their losses, ``(n,)``, with two-point feedback the mean; NaN in skipped rounds.
-      cumulative_loss: sum of losses up to each round, without skipped rounds.
-      regret: cumulative loss minus the sum of ``best_losses`` over the same rounds.
-      skipped: which rounds were skipped, ``(n,)``.
-      queries: rounds of this run after which ``score`` was evaluated, ``(looks,)``.
-      scores: scores after these rounds, ``(looks,)``.
-    """
-
-    state: BanditState
-    actions: Array
-    propensities: Float[Array, " n"]
-    losses: Float[Array, " n"]
-    cumulative_loss: Float[Array, " n"]
-    regret: Float[Array, " n"]
-    skipped: Bool[Array, " n"]
-    queries: Int[Array, " looks"]
-    scores: Float[Array, " looks"]
-
-
-def run_bandit(
-    learner: Bandit,
-    contexts: Float[Array, "n p"],
-    loss_fn: Callable[[Array, Array], Array],
-    *,
-    key: Array,
-    state: BanditState | None = None,
-    best_losses: Float[Array, " n"] | None = None,
-    score: Callable[[Any], Array] | None = None,
-    score_every: int = 1000,
-) -> BanditRun:
-    """Runs a learner over a stream, as one scan over rounds.
-
-    Pure: compile it, ``vmap`` it over keys and over numeric options of the learner. The randomness of a round depends
-    on the key and on ``state.rounds``, so a stream split in two, the second part run from the state of the first with
-    the same key, has exactly the result of the whole stream.
-
-    Args:
-      learner: the learner.
-      contexts: one context per round.
-      loss_fn: ``(round, action) -> loss``: the loss of an action in a round, numbered from 0 in ``contexts``; called
-        once for each of two points. No other loss is observed.
-      key: key for exploration, and for the initial state.
-      state: state to continue from; by default a new one.
-      best_losses: smallest possible loss of each round, for the regret; by default 0.
-      score: ``params -> scalar`` to evaluate during the run, such as a held-out score.
-      score_every: rounds between evaluations of the score.
-
-    Raises:
-      ValueError: for contexts that are not finite numbers (n, p), a state of another learner, or counts out of range.
-    """
-    contexts = _checked_stream(learner, contexts, loss_fn, best_losses)
-    checks.check_count("score_every", score_every)
-    checks.check_key(key)
-    (n, p), dtype, (init_key, play_key) = contexts.shape, contexts.dtype, jax.random.split(key)
-    state = learner.init(p, key=init_key) if state is None else state
-    _check_state(state, learner.init)
-
-    def play(state: BanditState, inputs: tuple[Array, Array]) -> tuple[BanditState, Any]:
-        i, x = inputs
-        action, propensity = learner.act(state, x, key=jax.random.fold_in(play_key, state.rounds))
-        loss = jnp.stack([_losses(loss_fn(i, point), (), dtype) for point in action.reshape(-1)]).reshape(action.shape)
-        after, score_value = learner.update(state, x, action, propensity, loss), jnp.zeros((), dtype)
-        if score is not None:
-            evaluate = lambda params, score_fn=score: jnp.asarray(score_fn(params)).astype(dtype)
-            score_value = jax.lax.cond((i + 1) % score_every == 0, evaluate, lambda _: score_value, after.params)
-        return after, (action, propensity, loss.mean(), after.skipped > state.skipped, score_value)
-
-    state, (actions, propensities, losses, skipped, scores) = jax.lax.scan(play, state, (jnp.arange(n), contexts))
-    queries = score_every * jnp.arange(1, 1 if score is None else n // score_every + 1)
-    best = jnp.zeros(n, dtype) if best_losses is None else jnp.asarray(best_losses, dtype)
-    summed = jnp.float32 if dtype.itemsize < 4 else dtype
-    return BanditRun(
-        state=state,
-        actions=actions,
-        propensities=propensities,
-        losses=jnp.where(skipped, jnp.nan, losses),
-        cumulative_loss=jnp.cumsum(jnp.where(skipped, 0, losses), dtype=summed),
-        regret=jnp.cumsum(jnp.where(skipped, 0, losses - best), dtype=summed),
-        skipped=skipped,
-        queries=queries,
-        scores=scores[queries - 1],
-    )
-
-
 # --- Checks -----------------------------------------------------------------------------------------------------------
-
-
-def _checked_stream(learner: Any, contexts: Any, loss_fn: Any, best_losses: Any) -> Array:
-    """Returns the contexts of a checked stream."""
-    if not isinstance(learner, Bandit):
-        raise ValueError(
-            f"learner must be a jtrees.methods.Bandit, such as jtrees.methods.bandit_regressor(4), "
-            f"got {checks.quoted(learner)}"
-        )
-    if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function (round, action) -> loss, got {checks.quoted(loss_fn)}")
-    contexts = jnp.asarray(checks.as_numeric("contexts", contexts))
-    shape, dtype = contexts.shape, contexts.dtype
-    if len(shape) != 2 or 0 in shape or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"contexts must be floating numbers (n, p), at least one round, got {dtype} of shape {shape}")
-    checks.check_finite("contexts", contexts)
-    if best_losses is not None and jnp.shape(best_losses) != shape[:1]:
-        raise ValueError(f"best_losses must have shape {shape[:1]}, got {jnp.shape(best_losses)}")
-    return contexts
 
 
 def _check_probability(name: str, value: Any) -> None:
@@ -398,7 +288,7 @@ def _kind(value: Any) -> str:
     return np.asarray(value).dtype.kind
 
 
-def _losses(loss: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+def point_losses(loss: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     if loss is None or np.shape(loss) != shape:
         raise ValueError(f"loss must have shape {shape}, as the action has, got {checks.quoted(loss)}")
     return jnp.asarray(loss, dtype)

@@ -20,7 +20,7 @@ from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.monitor import Monitor
-from jtrees.search.recipe import Recipe
+from jtrees.search.recipe import Finished, Recipe, SearchResult
 from jtrees.search.report import FitReport
 from jtrees.search.runs import Runs
 from jtrees.tasks import Regression, Task
@@ -319,28 +319,36 @@ def fits_of(
         some = range(low, min(low + at_once, len(cells)))
         results = first.search(searched.select(some).afresh())
         for n, ((i, _, fold), result) in enumerate(zip(cells[low:], results, strict=False)):
+            own: Any = {"key": searched.keyed(_FINISH).key(low + n), "monitor": monitor}
             try:
-                own: Any = {"key": searched.keyed(_FINISH).key(low + n), "monitor": monitor}
                 finished = recipes[i].finish(result, data[fold], **own)
             except FloatingPointError as error:
                 yield error, data[fold], task
                 continue
-            history = np.asarray(result.history)
-            taken = np.isfinite(history)
-            history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
-            loss, rows = (None, None) if finished.held_out is None else finished.held_out
-            report = FitReport(
-                ended=monitor.ended,
-                ended_at=monitor.where,
-                seconds=time.monotonic() - began,
-                updates=taken.sum(-1),
-                held_out_loss=loss,
-                held_out_rows=None if rows is None or weights is not None else np.flatnonzero(rows[: len(table.x)]),
-                recipe=described(unchecked[i]),
-                search=finished.report,
-            )
-            fitted = FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
+            rows = len(table.x) if weights is None else None
+            fitted = _fitted(finished, result, unchecked[i], monitor, rows, seconds=time.monotonic() - began)
             yield fitted, data[fold], task
+
+
+def _fitted(
+    finished: Finished, result: SearchResult, recipe: Recipe, monitor: Monitor, rows: int | None, *, seconds: float
+) -> FitResult:
+    """Returns the fit of a finished search; its report names the rows held out of the ``rows`` of a table, if any."""
+    history = np.asarray(result.history)
+    taken = np.isfinite(history)
+    history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
+    loss, held_out = (None, None) if finished.held_out is None else finished.held_out
+    report = FitReport(
+        ended=monitor.ended,
+        ended_at=monitor.where,
+        seconds=seconds,
+        updates=taken.sum(-1),
+        held_out_loss=loss,
+        held_out_rows=None if held_out is None or rows is None else np.flatnonzero(held_out[:rows]),
+        recipe=described(recipe),
+        search=finished.report,
+    )
+    return FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
 
 
 def check_link(task: Task, table: Table) -> None:

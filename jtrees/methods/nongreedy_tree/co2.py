@@ -8,7 +8,8 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree
-from jtrees.methods.nongreedy_tree.greedy import GreedyRecipe, Growing, grow, strengths_of
+from jtrees.methods.nongreedy_tree.greedy import Growing
+from jtrees.methods.nongreedy_tree.greedy_recipe import GreedyRecipe, grow, strengths_of
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
 from jtrees.search import Run, Runs, SearchResult, options
 

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import losses, ops, pytree, topology, training, validation as checks
-from jtrees.methods.nongreedy_tree.greedy import GreedyRecipe, Growing, grow, strengths_of
+from jtrees.methods.nongreedy_tree.greedy import Growing
+from jtrees.methods.nongreedy_tree.greedy_recipe import GreedyRecipe, grow, strengths_of
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,

@@ -1,0 +1,64 @@
+"""A sum of soft trees: the model of :class:`jtrees.Refined`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jtrees import io, ops, pytree, routing, topology
+from jtrees.soft_model import SoftModel
+from jtrees.tree import ObliqueTree
+
+
+@io.part
+@pytree.dataclass
+class SoftTrees:
+    """A sum of soft trees on scaled data, clipped to little more than the range of its outputs for the training rows.
+
+    Attributes:
+      trees: splits of unit length and the trees' outputs in their leaves, with a leading axis over the trees.
+      initial: what the sum starts from, ``(*k,)``.
+      sharpness: factor of the scores, whose sigmoid is the probability of going right.
+      lower: lower bound of the outputs, ``(*k,)``.
+      upper: upper bound, likewise.
+    """
+
+    trees: ObliqueTree
+    initial: Array
+    sharpness: Array
+    lower: Array
+    upper: Array
+
+    @property
+    def params(self) -> ObliqueTree:
+        """What is trained."""
+        return self.trees.replace(leaves=self.trees.leaves.trainable())
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.trees.weights.shape[-1]
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """Returns the sum of the trees' expected outputs, within the bounds."""
+        add = lambda total, tree: (total + expected(tree, x, self.sharpness), None)
+        start = jnp.broadcast_to(self.initial, (len(x), *self.initial.shape))
+        return jnp.clip(jax.lax.scan(add, start, self.trees)[0], self.lower, self.upper)
+
+    def __str__(self) -> str:
+        trees, nodes = self.trees.bias.shape
+        return f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}"
+
+
+@io.model
+@pytree.dataclass(repr=False)
+class SoftForest(SoftModel):
+    """Fitted soft trees whose outputs add up, with constant or linear leaves: its network is :class:`SoftTrees`."""
+
+
+def expected(tree: ObliqueTree, x: Array, sharpness: Any) -> Array:
+    """Returns the expected output of a soft tree for each row, ``(n, *k)``."""
+    right = jax.nn.sigmoid(sharpness * ops.scores(tree.weights, tree.bias, x))
+    outputs = tree.leaves.outputs(x)
+    return routing.expected_value(right.reshape(*right.shape, *[1] * (outputs.ndim - 2)), outputs)
