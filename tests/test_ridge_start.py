@@ -248,6 +248,9 @@ def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe, stages):
     assert report.search.ridge_loss < report.search.cart_loss and fit.loss == pytest.approx(
         report.search.ridge_loss, rel=0.05
     )
+    # The short stages alone were taken: the report has their sharpnesses.
+    going = jtrees.fit(recipe, x[0], y[0], key=KEY, validation=(x[1], y[1])).report.search
+    np.testing.assert_array_equal(report.search.sharpness, going.sharpness[:, : report.search.losses.shape[1]])
     without = jtrees.fit(recipe.replace(ridge=False), x[0], y[0], key=KEY)
     assert np.isnan(without.report.search.ridge_loss) and without.report.search.chosen != -2
     assert r2(fit, x[1], y[1]) > 0.1 + r2(without, x[1], y[1])

@@ -30,7 +30,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
-_DRAWN = 1000  # plus the number of the round: what random numbers are for, see ``Runs.rng``
+_DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
 
 _WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False)
 
@@ -41,9 +41,9 @@ class BoostedReport(Report):
 
     Attributes:
       rounds: the number of trees.
-      dropped: the number of rounds whose tree was not finite and was left out.
+      dropped: the number of rounds whose tree was not finite; the outputs of such a tree are 0.
       losses: the loss after each round on the rows that chose the number, on scaled targets, ``(rounds,)``; infinite
-        for rounds not taken.
+        for rounds not taken, and without ``patience``.
     """
 
     rounds: int
@@ -53,17 +53,21 @@ class BoostedReport(Report):
 
 @pytree.dataclass(kw_only=True)
 class Boosted(Recipe):
-    """Gradient boosting with Newton steps (Friedman 2001; Friedman, Hastie & Tibshirani 2000).
+    """Gradient boosting with Newton steps (Friedman 2001 and 2002; Friedman, Hastie & Tibshirani 2000).
 
-    Round by round, a tree of the base is fitted by weighted least squares to the negative gradient of the loss divided
-    by its curvature, on rows drawn anew, and added with a learning rate. It takes every loss of regression and
-    classification, and refuses a :class:`jtrees.Policy`. The model is a :class:`jtrees.Forest` of summed outputs with
-    the task's link; ``tree`` is None.
+    In each round, the base finds the splits of a tree by weighted least squares: targets are the negative gradients
+    divided by the curvatures, weights are the curvatures, rows are drawn anew. Constant leaves then take Newton steps
+    on all rows; Friedman (2002) takes the drawn rows for the leaves, too. A tree has all outputs in its leaves;
+    Friedman grows a tree for each class. The curvature has a lower bound and a Newton step an upper one
+    (``jtrees/losses/base.py``); a loss without curvature has curvature 1. The tree is added with the learning rate.
 
-    With ``patience``, boosting ends after as many rounds without a lower loss on ``validation``, and the model has the
-    rounds up to the lowest one. Without ``validation``, a fifth of the rows is held out at first to find the number of
-    rounds, and then as many rounds are fitted to all rows; if that is ended by a deadline or Ctrl-C, the model is the
-    first one. Fewer than 50 rows need ``patience=None``.
+    It takes every loss of regression and classification, and refuses a :class:`jtrees.Policy`. The model is a
+    :class:`jtrees.Forest` of summed outputs with the task's link; ``tree`` is None.
+
+    With ``patience``, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model keeps
+    the rounds up to the lowest loss. Without ``validation``, a fifth of the rows is held out at first to find the
+    number of rounds. Then that many rounds are fitted to all rows. If the second fit is interrupted, the first model is
+    returned. Fewer than 50 rows need ``patience=None``.
 
     The report is a :class:`jtrees.ensembles.BoostedReport`.
 
@@ -72,10 +76,12 @@ class Boosted(Recipe):
         bins, 2 x 50 epochs.
       rounds: largest number of trees.
       learning_rate: factor of each tree's outputs.
-      subsample: part of the rows that each tree is fitted to, above 0 and up to 1; drawn without replacement.
+      subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without
+        replacement.
       columns: part of the features that each tree is fitted to, likewise.
-      l2: number of samples without a gradient that are added to each constant leaf.
-      patience: rounds without a lower loss before boosting ends; None: it has all rounds.
+      l2: shrinkage of constant leaves: each has this many more samples, of mean curvature and zero gradient.
+      patience: rounds without a lower loss before boosting ends; None: all rounds are taken, and the model keeps the
+        rounds up to the lowest loss on ``validation``, or else on the training rows.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -156,7 +162,7 @@ class Boosted(Recipe):
         rows, features = ([one[k] for one in drawn] for k in (0, 1))
         targets = runs.map(_target, states, rows, often=True)
         y, weight = (targets.map(lambda both, k=k: both[k]) for k in (0, 1))
-        # The leaves of the base are replaced, so it need not find out how far to shrink them.
+        # Only the splits of the base are used: its leaves are replaced. So it need not choose a shrinkage.
         bases = [recipe.base for recipe in runs.recipes]
         bases = [base.replace(shrink=False) if hasattr(base, "shrink") else base for base in bases]
         of_round: Any = {"task": _steps_of(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
@@ -237,12 +243,12 @@ class Sum(NamedTuple):
     @property
     def best(self) -> int:
         """The number of rounds with the lowest loss; all if no loss is finite."""
-        return 1 + int(np.argmin(self.losses)) if np.isfinite(self.losses).any() else len(self.trees)
+        return 1 + int(np.nanargmin(self.losses)) if np.isfinite(self.losses).any() else len(self.trees)
 
     @property
     def stalled(self) -> int:
         """Number of rounds since the lowest loss."""
-        return len(self.losses) - 1 - int(np.argmin(self.losses)) if self.losses else 0
+        return len(self.losses) - 1 - int(np.argmin(np.nan_to_num(self.losses, nan=np.inf))) if self.losses else 0
 
 
 class Boosting(NamedTuple):
@@ -344,4 +350,5 @@ def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple
 def mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
     """Returns the weighted mean loss of outputs."""
     each = loss.samples(outputs, y)
-    return each.mean() if weight is None else (weight * each).sum() / weight.sum()
+    # A row without weight does not count, even if its loss is infinite.
+    return each.mean() if weight is None else jnp.where(weight > 0, weight * each, 0).sum() / weight.sum()

@@ -1,6 +1,15 @@
 """Algorithm 1 of GET with successive halving: many starts under increasingly sharp routings, the first from CART.
 
 :class:`jtrees.GET` and :class:`jtrees.RADDT` are this algorithm; each adds its soft routing and its sharpnesses.
+
+1. ``initial_starts`` (starts.py) draws the sharpnesses and the random splits of all starts, and grows CART (lines 3-5).
+2. ``train_stages`` (stages.py) trains all starts under each sharpness in turn (lines 7-15). It refits the leaves by
+   hard routing, takes the updates, evaluates hard trees on the way, and passes the best splits to the next sharpness.
+3. :meth:`Annealed.search` calls it twice with halving: briefly for all starts, then with all updates for the best.
+4. :meth:`Annealed.finish` refits the best tree in the user's units and compares it with CART (lines 16-18).
+
+A run is a fit with a recipe, a key and rows of its own. Start k of run i is number ``i * starts + k``. A start has two
+sharpnesses for each stage: the first half is for its short stages, the second half for the long ones.
 """
 
 from dataclasses import dataclass
@@ -33,8 +42,8 @@ from jtrees.tree import ObliqueTree
 # Slopes of linear leaves in the user's units for which products with fractions of a deviation stay in float32's range.
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# With halving, starts first have this part of the epochs, and this part of them goes on, but at least so many, which on
-# one CPU take as long as one.
+# With halving, starts first have a tenth of the epochs. A fifth of the starts goes on, and at least two: on one CPU,
+# two starts take as long as one.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
 
 
@@ -170,7 +179,7 @@ class Annealed(Recipe):
             scores, beaten_by = self._compared(short, starts, ended, grown, folds, kept)
         chosen = _lowest(scores.reshape(len(runs), -1), kept, beaten_by)
         going = [starts[k].in_stages(last)._replace(splits=ended[k].splits) for k in chosen]
-        none = None if out is None else [np.zeros_like(out[k]) for k in chosen]  # for the same programs
+        none = None if out is None else [np.zeros_like(out[k]) for k in chosen]  # no program for no held-out rows
         longer = train_stages(each.select(chosen).on(held_out=none), going, self.updates) if chosen else []
         return self._results(starts, grown, ended, dict(zip(chosen, longer, strict=True)), beaten_by, folds is None)
 
@@ -220,7 +229,7 @@ class Annealed(Recipe):
           short: the short stages of all starts, or none.
           long: the other stages of those that went on, by number.
           beaten_by: which tree of CART beats all starts of a run, or -1.
-          alike: whether the short stages were trained on the same rows, so that their trees count.
+          alike: whether no rows were held out of the short stages. Only then can a short stage's tree be returned.
         """
         results = []
         for i, of_run in enumerate(grown):
@@ -247,7 +256,9 @@ class Annealed(Recipe):
         steps = _table([[end.steps for end in some] for some in stages], 0)
         history = _table([[end.losses for end in some] for some in stages], np.nan)
         dropped = sum(not all(end.finite for end in some) for some in stages)
-        sharpness = np.array([one.sharpness for one in starts])[:, -scores.shape[1] :]
+        # Without halving the long stages alone were trained, and where CART beats all starts the short ones alone.
+        drawn, width = np.array([one.sharpness for one in starts]), scores.shape[1]
+        sharpness = drawn[:, :width] if self.halving and beaten_by >= 0 else drawn[:, -width:]
         strengths = None if starts[0].matrix is None else strengths_of(self, len(trees) > 1)
         found = _Found(start, trees, beaten_by, sharpness, scores, steps, strengths, dropped)
         if not np.isfinite(lowest[start]):
@@ -301,8 +312,8 @@ class Annealed(Recipe):
     def _carts(self, grown: list[ObliqueTree], data: Data, monitor: Monitor) -> list[list[ObliqueTree]]:
         """Returns, for each of the grown trees, its splits in the user's units.
 
-        CART's tolerances are absolute and its thresholds exact on raw features only, so of it there are two, grown on
-        scaled features and (where float32 represents them) on raw ones.
+        CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
+        scaled features, and on raw features where float32 represents them.
         """
         carts = [[data.scaling.restore_splits(tree)] for tree in grown]
         if carts and data.scaling.origin is None and monitor.has_time():
@@ -317,9 +328,8 @@ def beside_cart(own: np.ndarray, grown: np.ndarray, share: np.ndarray, kept: int
     """Returns the scores of the starts of a run, and the number of the tree of CART that beats all of them, or -1.
 
     If CART, grown without the held-out rows, predicts them as well as the best start, no start goes on: splits of many
-    features follow noise. With several folds the starts that would go on must be better on average. Folds differ in how
-    hard they are to predict, so that a score is the loss beyond CART's; and the lowest of losses on different rows is
-    lucky.
+    features follow noise. With several folds, the starts that would go on must be better on average. Folds differ in
+    difficulty, so a score is a start's loss minus CART's. The mean over several starts guards against a lucky loss.
 
     Args:
       own: loss of each start on the rows that it leaves out, infinite if it is not finite, ``(starts,)``.

@@ -15,9 +15,9 @@ from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.search import options
 from jtrees.tasks import Regression, Task
 
-# Under each sharpness. 3000 is the paper's number. Trees with linear leaves are as accurate with a third of it
-# (experiments.defaults, mean test R^2 of ten sets: 77.9 per cent with 3000, 78.1 with 1000), deep ones with a twelfth
-# (experiments.epochs).
+# Updates under each sharpness. 3000 is the paper's number. Linear leaves are as accurate with 1000
+# (experiments.defaults, mean test R^2 of ten sets: 77.9 per cent with 3000, 78.1 with 1000). Deep trees with linear
+# leaves need 250 (experiments.epochs).
 _EPOCHS, _EPOCHS_LINEAR, _EPOCHS_LINEAR_DEEP = 3000, 1000, 250
 _DEEP = 6  # depth beyond which trees are deep
 
@@ -31,7 +31,8 @@ def get(
     l1: float | Array = 0.0,
     implementation: str | None = None,
 ) -> training.Method:
-    """Returns the GET method, which minimises the expected loss of a tree with scaled sigmoids (eq. 7).
+    """Returns the GET method, which minimises the expected loss of a tree with scaled sigmoids (eq. 3
+    to 5; the mean over samples instead of the sum).
 
     Parameters are an :class:`ObliqueTree`; hardening refits its leaves by hard routing. The ``score`` is that of the
     hard tree: mean squared error for constant leaves, its expectation on new samples
@@ -68,8 +69,9 @@ def _checked_cart(name: str, value: Any) -> bool | str:
 class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
-    Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay); a stage
-    is initialised with the hard tree of the previous one. Hard trees are evaluated during training and chosen by
+    Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay). A stage
+    starts from the best hard tree of the previous stage, with refitted leaves; the paper starts it from the last one.
+    Hard trees are evaluated during training and chosen by
 
     - the mean squared error on the training data, for constant leaves;
     - the mean squared error expected on new data, for linear leaves, by generalised cross-validation, which also
@@ -80,17 +82,20 @@ class GET(Annealed):
 
     Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression). With constant
     leaves, start 1 is another, whose features are the outputs of a ridge regression (of indicators of the classes): it
-    divides the outputs of a linear model into intervals. If no start beats CART, CART is returned. Features are scaled
-    to mean 0 and deviation 1/3, in the paper to the range [0, 1].
+    divides the outputs of a linear model into intervals. If no start beats CART, CART is returned, unless ``cart`` is
+    ``"binned"`` or False. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
 
-    All starts first have a tenth of the epochs; the best fifth of them go on with all epochs (successive halving). The
-    best are those by ``validation``; without it, by a fifth of the rows, which all, CART included, are trained without
-    at first, or for linear leaves by the criterion. If one of the two CART trees predicts that fifth as well as the
-    best start does, none goes on, and that tree is grown on all rows and returned. In a table of at most 1000 rows the
-    starts leave out each fifth in turn, and those that would go on must predict better than CART on average. Half of
-    the random starts are preconditioned; constant leaves are finally drawn towards their ancestors', which raises the
-    loss on the training data. The paper has none of these: ``epochs=3000``, ``halving=False``, ``ridge=False``,
-    ``precondition=0`` and ``shrink=False`` are its procedure, at three times the work, of linear leaves ten.
+    All starts first have a tenth of the epochs. The best fifth of them then trains with all epochs, under sharpnesses
+    drawn anew, from the best splits of the short stages (successive halving). ``validation`` says which are the best.
+    Without it, a fifth of the rows is held out: all starts and CART first train without it. Linear leaves hold out no
+    rows and use the expected error. If CART predicts the held-out rows as well as the best start, no start continues.
+    CART, grown on all rows, is returned. In a table of at most 1000 rows the starts hold out each fifth in turn, and
+    the starts that would continue must predict better than CART on average. Half of the random starts are
+    preconditioned. Constant leaves are finally drawn towards their ancestors' values, which raises the training loss.
+
+    The paper has none of these. ``epochs=3000``, ``halving=False``, ``ridge=False``, ``precondition=0`` and
+    ``shrink=False`` are close to its procedure. They take three times as long, or ten times with linear leaves. The
+    paper's subtree polish is :class:`jtrees.Polished`.
 
     The report is a :class:`jtrees.methods.AnnealedReport`.
 
