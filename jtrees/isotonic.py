@@ -9,6 +9,7 @@ the tangents of the inputs, and forward mode, reverse mode and second derivative
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,11 @@ from jtrees import blocking, topology, validation
 
 
 def prune(
-    q: Float[Array, "nodes n"], penalty: float | Array, weight: Float[Array, " n"] | None = None
+    q: Float[Array, "nodes n"],
+    penalty: float | Array,
+    weight: Float[Array, " n"] | None = None,
+    *,
+    nested: bool = False,
 ) -> Float[Array, " nodes"]:
     """Returns the activity of each node of a tree: LatentTree's pruning layer.
 
@@ -38,6 +43,8 @@ def prune(
         ``2**(depth + 1) - 1``. Of any floating dtype; computed in at least 32 bits.
       penalty: penalty of an active node, above 0; may be traced.
       weight: weight of each sample, at least 0; by default 1.
+      nested: whether no reward is above that of the node's parent, as in a traversal (:func:`jtrees.routing.rewards`);
+        not checked. Then no nodes are merged, and the program is half as large.
 
     Raises:
       ValueError: for a shape that is not that of a tree, values that are not finite, a penalty that is not above 0, or
@@ -49,7 +56,7 @@ def prune(
       [1.   0.   0.76]
     """
     dtype, *given = _checked(q, penalty, weight)
-    return _prune(*given)[0].astype(dtype)
+    return _prune(*given, nested)[0].astype(dtype)
 
 
 def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Array | None]:
@@ -145,19 +152,19 @@ def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
 # keep shapes fixed. Where q + 1/2 is small it is exact: it is formed first, so that roots are right relative to them.
 
 
-@jax.custom_jvp
-def _prune(q: Array, penalty: Array, weight: Array | None) -> tuple[Array, Array]:
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _prune(q: Array, penalty: Array, weight: Array | None, nested: bool) -> tuple[Array, Array]:
     """Returns the activity, and the topmost node of each node's group."""
-    values, group, _ = _solve(q, penalty, weight)
+    values, group, _ = _solve(q, penalty, weight, nested=nested)
     return jnp.minimum(values, 1), group
 
 
 # Inside a group G with support S the value is a = sum_S w (q + 1/2) / (penalty |G| + sum_S w). Hence
 #     da = (sum_S (w dq + (q + 1/2 - a) dw) - |G| a dpenalty) / (penalty |G| + sum_S w).
 @_prune.defjvp
-def _prune_jvp(primals, tangents) -> Any:
+def _prune_jvp(nested, primals, tangents) -> Any:
     (q, penalty, weight), (dq, dpenalty, dweight) = primals, tangents
-    values, group = _prune(q, penalty, weight)
+    values, group = _prune(q, penalty, weight, nested)
     above = (q + 0.5) - values[:, None]
     pulls, change = above > 0, dq if weight is None else weight * dq + above * dweight
     pull = pulls.sum(1, dtype=q.dtype) if weight is None else jnp.where(pulls, weight, 0).sum(1)
@@ -223,8 +230,10 @@ class _Merged(NamedTuple):
     rows: Array  # number of rows of q read
 
 
-@jax.jit
-def _solve(q: Array, penalty: Array, weight: Array | None = None) -> tuple[Array, Array, Array]:
+@partial(jax.jit, static_argnames="nested")
+def _solve(
+    q: Array, penalty: Array, weight: Array | None = None, *, nested: bool = False
+) -> tuple[Array, Array, Array]:
     """Returns values (not clipped to 1), groups, and the number of passes over q."""
     nodes, one, zero = q.shape[0], jnp.ones((), q.dtype), jnp.zeros(q.shape[0], q.dtype)
     each = lambda height, busy: (*_excess(q, height, weight), one, nodes * one)
@@ -238,7 +247,8 @@ def _solve(q: Array, penalty: Array, weight: Array | None = None) -> tuple[Array
     fall = lambda _, lowest: jnp.minimum(lowest, lowest[parent])
     keep = lambda state: state._replace(lowest=jax.lax.fori_loop(0, depth, fall, state.lowest))
     alone = _Merged(level, jnp.arange(nodes, dtype=jnp.int32), slope, rows)
-    solution = jax.lax.cond((level > _just_above(level[parent])).any(), merge, keep, alone)
+    # Of nested rows the roots are nested, too, but for rounding.
+    solution = keep(alone) if nested else jax.lax.cond((level > _just_above(level[parent])).any(), merge, keep, alone)
     return solution.lowest, solution.leads, solution.rows / nodes
 
 

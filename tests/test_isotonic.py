@@ -11,6 +11,7 @@ import pytest
 from scipy.optimize import approx_fprime
 from sklearn.isotonic import IsotonicRegression
 
+import jtrees
 from jtrees import isotonic
 from jtrees.isotonic import prune, prune_pav, tree_isotonic
 from jtrees.routing.traversal import rewards
@@ -66,7 +67,7 @@ SIZES = [(4, 1), (1, 10), (2, 4), (300, 3), (17, 6), (4096, 2)]
 QUICK = {*itertools.product((4, 6), KINDS), (10, "traversed")}  # depths and kinds
 PENALTIES = [1e-3, 1.0, 1.4837, 40.0, 1e4]
 # Compiling is what takes time here: tests share programs, and sizes where these do not matter.
-SOLVE = jax.jit(isotonic._prune)  # called by solved
+SOLVE = jax.jit(lambda q, penalty, weight: isotonic._prune(q, penalty, weight, False))  # called by solved
 PUSH = jax.jit(lambda point, tangent: jax.jvp(prune, point, tangent)[1])
 PULL = jax.jit(lambda point, cotangent: jax.vjp(prune, *point)[1](cotangent))
 # Rounding: of sums, whose noise is a few units in the last place of each value, however small the value.
@@ -373,6 +374,22 @@ def test_derivatives_at_kinks_are_the_papers(x64):
     # At the ends of [0, 1] nothing moves; 5/4 for each of four is the value 1 exactly.
     for q in (np.full((3, 4), -0.5), np.full((3, 4), 9.0), np.full((3, 4), 0.75)):
         assert not any(by_q.any() or by_penalty for by_q, by_penalty in jacobian(q))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_nested_rewards_have_the_same_activity_and_derivatives(weighted):
+    rng = np.random.default_rng(0)
+    weight = jnp.asarray(rng.exponential(size=200), jnp.float32) if weighted else None
+    for depth in (1, 3, 5):
+        scores = jnp.asarray(0.6 * rng.normal(size=(2**depth - 1, 200)), jnp.float32)
+        along = jnp.asarray(rng.normal(size=2 ** (depth + 1) - 1), jnp.float32)
+
+        def total(scores, penalty, nested, along=along):
+            return prune(jtrees.routing.rewards(scores), penalty, weight, nested=nested) @ along
+
+        of = jax.jit(jax.value_and_grad(total, (0, 1)), static_argnums=2)
+        for a, b in zip(jax.tree.leaves(of(scores, 20.0, True)), jax.tree.leaves(of(scores, 20.0, False)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_prune_under_vmap_and_jit(x64):

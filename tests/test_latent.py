@@ -355,8 +355,8 @@ def test_a_padded_fit_is_the_search_without_padding(table):
     [found] = recipe.search(Runs([recipe], [numbers], Regression(), batch, None, Monitor(), impl=impl))
     # float32, thirty updates
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
-    jax.tree.map(close, result.model.network.params, found.model.params)
-    close(result.model.network.active, found.model.active)
+    jax.tree.map(close, result.model.network.params, found.model.network.params)
+    close(result.model.network.active, found.model.network.active)
     np.testing.assert_allclose(result.loss / jtrees.Regression().loss_unit(scaling.y_unit), found.score, rtol=1e-3)
 
 

@@ -182,7 +182,7 @@ class Linear:
         short: bool = False,
         **_: Any,
     ) -> str:
-        """Returns the model of a leaf plus ``y_zero`` as text: see :func:`jtrees.text.model_text`."""
+        """Returns the model of a leaf plus ``y_zero`` as text: see ``jtrees.text.model_text``."""
         wide = lambda a: np.asarray(a, np.float64)[leaf]
         slopes, intercepts = np.atleast_2d(wide(self.coefficients).T), np.atleast_1d(wide(self.intercept))
         bounds: Any = [None] * len(slopes)

@@ -62,7 +62,7 @@ def traverse(
        [0.25  0.75 ]]
     """
     q = rewards(scores)
-    active = isotonic.prune(q, penalty, weight)
+    active = isotonic.prune(q, penalty, weight, nested=True)
     return position(q, active), active
 
 
@@ -93,4 +93,4 @@ def activity(
     price = jnp.asarray(penalty, scores.dtype) * samples
     if weight is not None:  # a batch of zero weight still needs a positive penalty
         price = jnp.maximum(price, jnp.finfo(scores.dtype).eps)
-    return isotonic.prune(rewards(scores), price, weight)
+    return isotonic.prune(rewards(scores), price, weight, nested=True)
