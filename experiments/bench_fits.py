@@ -15,20 +15,20 @@ from typing import Any
 from experiments import benchmark
 
 TABLES = ("diabetes", "breast cancer")
-RECIPES = {
-    "CO2": "CO2()",
-    "NonGreedy": "NonGreedy()",
-    "GET": "GET()",
-    "GET, linear leaves": "GET(leaves='linear')",
-    "RADDT": "RADDT()",
-    "DGT": "DGT()",
-    "TEL": "TEL()",
-    "LatentTree": "LatentTree()",
-    "Bagged DGT": "Bagged(base=jtrees.DGT())",
-    "Boosted, 60 rounds": "Boosted(rounds=60)",
-    "Polished CO2": "Polished(base=jtrees.CO2())",
-    "BestOf": "BestOf(jtrees.CO2())",
-    "estimator": "",
+RECIPES: dict[str, Any] = {  # functions of the package, which a child process alone imports; None: the estimator
+    "CO2": lambda jtrees: jtrees.CO2(),
+    "NonGreedy": lambda jtrees: jtrees.NonGreedy(),
+    "GET": lambda jtrees: jtrees.GET(),
+    "GET, linear leaves": lambda jtrees: jtrees.GET(leaves="linear"),
+    "RADDT": lambda jtrees: jtrees.RADDT(),
+    "DGT": lambda jtrees: jtrees.DGT(),
+    "TEL": lambda jtrees: jtrees.TEL(),
+    "LatentTree": lambda jtrees: jtrees.LatentTree(),
+    "Bagged DGT": lambda jtrees: jtrees.Bagged(base=jtrees.DGT()),
+    "Boosted, 60 rounds": lambda jtrees: jtrees.Boosted(rounds=60),
+    "Polished CO2": lambda jtrees: jtrees.Polished(base=jtrees.CO2()),
+    "BestOf": lambda jtrees: jtrees.BestOf(jtrees.CO2()),
+    "estimator": None,
 }
 
 
@@ -45,15 +45,14 @@ def fits(name: str, table: str) -> dict[str, Any]:
     split: Any = train_test_split(*load(return_X_y=True), random_state=0)
     x, x_test, y, y_test = split
     task = "classification" if table == "breast cancer" else "regression"
-    classes = task == "classification"
+    classes, make = task == "classification", RECIPES[name]
     estimator = estimators.TreeClassifier if classes else estimators.TreeRegressor
     metric = metrics.accuracy_score if classes else metrics.r2_score
 
     def fit(seed: int) -> float:
-        if not RECIPES[name]:
+        if make is None:
             return estimator(random_state=seed).fit(x, y).score(x_test, y_test)
-        recipe = eval(f"jtrees.{RECIPES[name]}", {"jtrees": jtrees})
-        found = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task=task)
+        found = jtrees.fit(make(jtrees), x, y, key=jax.random.key(seed), task=task)
         answers = found.predict(x_test)
         return float(metric(y_test, answers.argmax(1) if classes else answers))
 

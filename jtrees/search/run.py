@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jtrees import compilation, sharding
+from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
 
@@ -40,7 +41,7 @@ class Run(NamedTuple):
     @property
     def weight(self) -> Array:
         """Weights of the training rows, ``(n,)``; ones if they have none."""
-        return jnp.ones(len(self.batch.x), self.batch.x.dtype) if self.batch.weight is None else self.batch.weight
+        return ones_or(self.batch.weight, self.batch.x)
 
     def on_x(self, model: Any) -> Any:
         """Returns the models within a pytree as functions of the features before they were mapped."""
@@ -113,7 +114,7 @@ def _run_of(recipe: Any, form: Form, key: Array, batch: Batch, validation: Batch
     batch = batch if own.weight is None else batch._replace(weight=own.weight)
     batch, by = _mapped_features(batch, own), batch if validation is None else _mapped_features(validation, own)
     if own.held_out is not None:
-        weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
+        weight = ones_or(batch.weight, batch.x)
         outside = jnp.where(own.held_out.any(), jnp.where(own.held_out, weight, 0), weight)
         by = batch._replace(weight=outside) if validation is None else by
         batch = batch._replace(weight=jnp.where(own.held_out, 0, weight))
