@@ -1,7 +1,6 @@
 """What the estimators of scikit-learn have in common (needs scikit-learn)."""
 
 from typing import Any, Self
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import processes, topology, validation as checks
+from jtrees import distributed, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
@@ -90,7 +89,7 @@ class TreeEstimator(BaseEstimator):
         self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
         self.columns_ = fitted.model.columns if isinstance(fitted.model, FrameModel) else None
         if fitted.report.ended == "interrupted":
-            warnings.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
+            distributed.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
 
     def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
         """Fits to constant targets a tree with a single leaf."""

@@ -4,12 +4,11 @@ Shapes, labels and weights follow scikit-learn; everything else is as in :func:`
 """
 
 from typing import Any, Self
-import warnings
 
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import leaves, losses, validation as checks
+from jtrees import distributed, leaves, losses, validation as checks
 from jtrees.ensembles import Bagged
 from jtrees.losses.names import named
 from jtrees.methods import GET, LatentTree
@@ -226,4 +225,4 @@ def _warn_of_spaces(classes: np.ndarray) -> None:
     for label in classes.tolist():
         alike.setdefault(label.strip() if isinstance(label, str) else label, []).append(label)
     if pairs := [labels for labels in alike.values() if len(labels) > 1]:
-        warnings.warn(f"y has labels that differ in spaces alone: {checks.quoted_list(pairs[0])}", stacklevel=3)
+        distributed.warn(f"y has labels that differ in spaces alone: {checks.quoted_list(pairs[0])}", stacklevel=3)

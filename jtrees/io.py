@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import processes, sharding
+from jtrees import distributed, processes, sharding
 from jtrees.validation import quoted, quoted_list
 
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
@@ -101,7 +101,8 @@ def _class_of(name: str) -> type | None:
 def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
     """Writes a model, a :class:`jtrees.FitResult`, a fitted estimator, or the state of a learner or a run to one file.
 
-    The file is written atomically, and replaces a file of the same name. Tuned options (``report.tuning``)
+    The file is written atomically, and replaces a file of the same name. An object whose arrays are spread over
+    processes is gathered, so all of them must call, and the first alone writes. Tuned options (``report.tuning``)
     that cannot be saved, such as functions, are stored by name.
 
     Args:
@@ -123,6 +124,8 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
         raise ValueError(
             f"what must not hold itself, or lists and dicts too deeply nested, got such a {kind}"
         ) from None
+    if distributed.spans(what) and not distributed.is_first():
+        return
     with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.writestr("header.json", header)
         for i, (_, _, array) in enumerate(arrays):
@@ -293,9 +296,9 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
 def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
     kind = "jax" if isinstance(value, jax.Array) else "numpy" if isinstance(value, np.ndarray) else "scalar"
     if kind == "jax" and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind, dtype, array = "key", str(jax.random.key_impl(value)), np.asarray(jax.random.key_data(value))
+        kind, dtype, array = "key", str(jax.random.key_impl(value)), distributed.to_host(jax.random.key_data(value))
     else:
-        array = np.asarray(value)
+        array = distributed.to_host(value)
         dtype = array.dtype.name
     dtype_kind, instead = array.dtype.kind, None
     if np.ma.is_masked(value):

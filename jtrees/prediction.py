@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import blocking, compilation, processes, sharding, validation
+from jtrees import blocking, compilation, distributed, processes, sharding, validation
 
 _CHUNK = 2**16
 
@@ -110,35 +110,42 @@ def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | Non
         if validation.is_traced(finite):
             return out
     else:
-        chunks, finite = _chunks(given, dtype), True
-        if exactly is None or dtype != jnp.float32:
-            ended = lambda part, chunk, x: (then(np.asarray(part[0])[: len(chunk)], x[: len(chunk)]), part[1])
-            parts = _evaluated(_compiled, fn, model, chunks, dtype, ended)
-            out, finite = np.concatenate([part for part, _ in parts]), all(np.asarray(ok) for _, ok in parts)
-        else:
-            prepared = _prepared(exactly.prepare, model)
-
-            def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-                out = np.asarray(part)[: len(chunk)]
-                uncertain = np.flatnonzero((out if out.ndim == 1 else out[:, 0]) < 0)
-                if len(uncertain):
-                    out = np.maximum(out, 0)
-                return then(out, x[: len(chunk)]), uncertain
-
-            parts = _evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype, certain)
-            starts = np.cumsum([0, *map(len, chunks[:-1])])
-            uncertain = np.concatenate([i + rows for i, (_, rows) in zip(starts, parts, strict=True)])
-            out = np.concatenate([part for part, _ in parts])
-            if len(uncertain):
-                with np.errstate(over="ignore"):
-                    some = given[uncertain].astype(dtype)
-                if finite := np.isfinite(some).all():
-                    out[uncertain] = then(exactly.again(model, some), some)
+        with distributed.apart():
+            out, finite = _on_host(fn, model, given, dtype, exactly, then)
     if not finite:  # or a sum of finite numbers overflowed, which is harmless
         validation.check_finite("x", given)
         with np.errstate(over="ignore"):
             validation.check_finite(f"x, in {jnp.dtype(dtype).name},", given.astype(dtype))
     return out
+
+
+def _on_host(fn: Any, model: Any, given: np.ndarray, dtype: Any, exactly: Exactly | None, then: Any) -> tuple[Any, Any]:
+    """Returns the outputs for a NumPy array, and whether all of it is finite."""
+    chunks, finite = _chunks(given, dtype), True
+    if exactly is None or dtype != jnp.float32:
+        ended = lambda part, chunk, x: (then(np.asarray(part[0])[: len(chunk)], x[: len(chunk)]), part[1])
+        parts = _evaluated(_compiled, fn, model, chunks, dtype, ended)
+        out, finite = np.concatenate([part for part, _ in parts]), all(np.asarray(ok) for _, ok in parts)
+    else:
+        prepared = _prepared(exactly.prepare, model)
+
+        def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            out = np.asarray(part)[: len(chunk)]
+            uncertain = np.flatnonzero((out if out.ndim == 1 else out[:, 0]) < 0)
+            if len(uncertain):
+                out = np.maximum(out, 0)
+            return then(out, x[: len(chunk)]), uncertain
+
+        parts = _evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype, certain)
+        starts = np.cumsum([0, *map(len, chunks[:-1])])
+        uncertain = np.concatenate([i + rows for i, (_, rows) in zip(starts, parts, strict=True)])
+        out = np.concatenate([part for part, _ in parts])
+        if len(uncertain):
+            with np.errstate(over="ignore"):
+                some = given[uncertain].astype(dtype)
+            if finite := np.isfinite(some).all():
+                out[uncertain] = then(exactly.again(model, some), some)
+    return out, finite
 
 
 def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None, then: Any) -> Any:

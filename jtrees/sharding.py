@@ -6,7 +6,7 @@ this module: a loop over blocks of sharded rows must take a block of each shard 
 partition a kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jtrees.validation import check_count, quoted, quoted_list
 __all__ = ["join_rows", "mesh", "put_rows"]
 
 STARTS, DATA = "starts", "data"
+_AUTOMATIC = AxisType.Auto, AxisType.Auto
 
 
 def mesh(starts: int = 1, data: int | None = None) -> Mesh:
@@ -38,7 +39,12 @@ def mesh(starts: int = 1, data: int | None = None) -> Mesh:
     if starts * data != count:
         got = f"starts={quoted(starts)}, data={quoted(data)}"
         raise ValueError(f"starts x data must be the number of devices, {count}, got {got}")
-    return jax.make_mesh((starts, data), (STARTS, DATA), axis_types=(AxisType.Auto, AxisType.Auto))
+    return jax.make_mesh((starts, data), (STARTS, DATA), axis_types=_AUTOMATIC)
+
+
+def of_devices(devices: Sequence[jax.Device]) -> Mesh:
+    """Returns a mesh of some devices, all along ``data``."""
+    return Mesh(np.array(devices)[None], (STARTS, DATA), axis_types=_AUTOMATIC)
 
 
 def put_rows(tree: Any) -> Any:
@@ -71,22 +77,20 @@ def from_host(array: Any, dtype: Any = None) -> Any:
 def join_rows(tree: Any) -> Any:
     """Joins the rows ``(m, ...)`` of each process into one array ``(processes x m, ...)`` sharded over ``data``.
 
+    The rows are in the order of the devices of the mesh. If ``starts`` spans processes, rows move between them.
+
     Raises:
-      ValueError: without a mesh in context; if processes share parts of ``data``, as they do if ``starts`` spans
-        processes; and if the rows cannot be sharded evenly over the devices of the process.
+      ValueError: without a mesh in context; and if the rows cannot be sharded evenly over the devices of the process.
     """
     if _without_data():
         raise ValueError("a mesh with the axis data must be in context: with jax.set_mesh(sharding.mesh()), got none")
+    _check_rows(tree, jax.local_device_count(), "the devices of a process")
     mesh = jax.sharding.get_mesh()
-    along = mesh.axis_names.index(DATA)
-    mine = {at[along] for at, device in np.ndenumerate(mesh.devices) if device.process_index == jax.process_index()}
-    if len(mine) * jax.process_count() != mesh.shape[DATA]:
-        raise ValueError(
-            f"each process must have parts of data of its own: {len(mine)} of {mesh.shape[DATA]} are this one's, of "
-            f"{jax.process_count()} processes; give a mesh with starts=1"
-        )
-    _check_rows(tree, len(mine), "the devices along data of a process")
-    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(_over_data(), np.asarray(a)), tree)
+    by_device = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    spans = mesh.shape[DATA] < mesh.size
+    each = by_device if spans else _over_data()
+    joined = jax.tree.map(lambda a: jax.make_array_from_process_local_data(each, np.asarray(a)), tree)
+    return jax.jit(lambda rows: rows, out_shardings=_over_data())(joined) if spans else joined
 
 
 def parts(n: int | None = None) -> int:

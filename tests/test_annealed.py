@@ -232,6 +232,17 @@ def test_a_deadline_falls_through_to_a_result(data, cart):
         assert result.loss <= result.report.search.cart_loss * 1.1  # its leaves are shrunk
 
 
+@pytest.mark.parametrize("leaves", ["constant", "linear"])
+def test_after_a_deadline_further_stages_leave_the_splits_as_they_are(data, leaves):
+    recipe = jtrees.GET(depth=2, starts=6, epochs=3000, leaves=leaves, cart=False)
+    fit = jtrees.fit(recipe, *data, key=jax.random.key(0), max_seconds=1e-3)
+    search = fit.report.search
+    assert search.losses.shape == search.sharpness.shape == search.steps.shape
+    assert search.losses.shape[1] == (2 if leaves == "linear" else 4)  # short stages alone leave rows out
+    np.testing.assert_array_equal(search.losses[:, 1], search.losses[:, 0])
+    assert np.all(search.steps[:, 0] <= 1) and np.all(search.steps[:, 1:] == 0)
+
+
 @pytest.mark.wide
 def test_a_validation_set_decides_in_place_of_rows_left_out():
     x = np.random.default_rng(0).normal(size=(200, 60))

@@ -6,10 +6,10 @@ The loss is the task's own. The rows are held-out rows wherever there are any.
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
-import warnings
 
 import numpy as np
 
+from jtrees import distributed
 from jtrees.data.scaling import Scaling
 from jtrees.data.table import Table
 from jtrees.description import count_free
@@ -114,7 +114,7 @@ class Comparison:
         """Warns with :class:`BehindBaselineWarning` if a simpler model is better."""
         if self.better:
             advice = "other options or another recipe may do better"
-            warnings.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
+            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
 
 
 def compared(

@@ -8,12 +8,11 @@ kinds of columns.
 from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, Literal
-import warnings
 
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import io, tasks, validation as checks
+from jtrees import distributed, io, tasks, validation as checks
 from jtrees.data.cells import MISSING, OFFSETS, PLAIN, Reading, find_reading
 from jtrees.data.frame import Frame, RawColumn, check_numbers, read_frame
 from jtrees.data.kinds import (
@@ -176,7 +175,7 @@ class Columns:
         counts = {name: int(raw.missing.sum()) for name, raw in frame.columns.items() if not self.columns[name].missing}
         if which := _counted({name: count for name, count in counts.items() if count}):
             message = f"x has missing values where the training rows had none, taken for typical ones: {which}"
-            warnings.warn(message, ColumnsWarning, stacklevel=3)
+            distributed.warn(message, ColumnsWarning, stacklevel=3)
 
     def _warn_of_levels(self, frame: Frame) -> None:
         """Warns of levels that the training rows did not have.
@@ -197,7 +196,7 @@ class Columns:
                     came = _NAMES.get(raw.of, "text")
                     raise ValueError(f"{expected} in column {checks.quoted(name)}, got {came} without any: {cell}")
         if which := _counted({name: count for name, count in counts.items() if count}):
-            warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
+            distributed.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
     @property
     def _used(self) -> dict[str, Column]:
@@ -265,10 +264,12 @@ class Columns:
     def warn_left_out(self) -> None:
         """Warns with :class:`ColumnsWarning` of columns that are left out or may mean something else."""
         if left_out := self._left_out():
-            warnings.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
+            distributed.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
         notes = [f"{checks.quoted(name)} ({note})" for name, note in self.notes.items() if name not in self.readings]
         if notes:
-            warnings.warn(f"columns of x may mean something else: {checks.listed(notes)}", ColumnsWarning, stacklevel=3)
+            distributed.warn(
+                f"columns of x may mean something else: {checks.listed(notes)}", ColumnsWarning, stacklevel=3
+            )
 
     def _left_out(self) -> str:
         """Returns the names of the columns that are left out, with the reasons."""

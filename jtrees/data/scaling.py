@@ -2,13 +2,12 @@
 
 from functools import partial
 from typing import Any, NamedTuple
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import compilation, io, pytree, sharding, tasks
+from jtrees import compilation, distributed, io, pytree, sharding, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import kind_of, refit_hierarchical
 from jtrees.segments import ones_or
@@ -254,7 +253,7 @@ def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
         message = (
             f"x varies too little in {which}, by less than {_TINY:g}, and is taken for constant there: multiply it"
         )
-        warnings.warn(message, stacklevel=3)
+        distributed.warn(message, stacklevel=3)
 
 
 def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, losses, ops, pytree
+from jtrees import leaves as kinds, losses, ops, pytree, sharding
 from jtrees.data import Data, Scaling, Table
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
@@ -302,8 +302,9 @@ def _begun(run: Run) -> _State:
 
 def _target(run: Run, state: _State, rows: Array) -> tuple[Array, Array]:
     """Returns the targets and weights of the rows of a round."""
-    y, outputs = jax.tree.map(lambda a: a[rows], (run.batch.y, state.outputs))
-    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, run.weight[rows]))
+    of_all = sharding.keep_rows((run.batch.y, state.outputs, run.weight))
+    y, outputs, weight = jax.tree.map(lambda a: a[rows], of_all)
+    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
     inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, io, processes, pytree, validation as checks
+from jtrees import compilation, distributed, io, processes, pytree, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
 from jtrees.data.table import bucket, held_out_table
@@ -174,7 +174,7 @@ def fit(
             raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
         table, evaluated = table.divided(held_out, key)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
-    with compilation.promoting_ranks(), monitor.listening():
+    with compilation.promoting_ranks(), distributed.together("jtrees.fit"), monitor.listening():
         [(result, data, scaled_task)] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
     if isinstance(result, FloatingPointError):
         raise result
@@ -321,7 +321,8 @@ def fits_of(
         for n, ((i, _, fold), result) in enumerate(zip(cells[low:], results, strict=False)):
             own: Any = {"key": searched.keyed(_FINISH).key(low + n), "monitor": monitor}
             try:
-                finished = recipes[i].finish(result, data[fold], **own)
+                with distributed.apart():
+                    finished = recipes[i].finish(result, data[fold], **own)
             except FloatingPointError as error:
                 yield error, data[fold], task
                 continue

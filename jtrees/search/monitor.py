@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jtrees import distributed
+
 _CHUNK = 0.5  # seconds of a compiled call; the clock is read between two calls
 _GROWTH = 8  # times as many steps in a call as in the call before, at most
 _LATE = 0.1  # part of the seconds by which the end of a fit may be late
@@ -17,6 +19,9 @@ _SAMPLE, _FEWEST = 2**18, 200  # numbers, and rows, of a sample that shows how l
 
 class Monitor:
     """Shows the progress of a search between rounds, and stops it at a deadline or on Ctrl-C.
+
+    Of several processes the first alone shows the progress. The earliest deadline and a Ctrl-C of any process stop all
+    of them: what depends on a clock or a signal is agreed on, so all processes must ask in the same order.
 
     Attributes:
       ended: the reason for the end: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
@@ -32,9 +37,14 @@ class Monitor:
         within: "Monitor | None" = None,
     ):
         """``seconds`` is the time before the deadline; ``within`` is the monitor of a search that this is part of."""
-        self.progress, self.deadline, self.ended, self.where = progress, deadline, "finished", ""
+        self.progress, self.deadline, self.ended, self.where = (
+            progress and distributed.is_first(),
+            deadline,
+            "finished",
+            "",
+        )
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
-        self._is_shown = False
+        self._is_shown = self._was_asked = False
         self._whole = within._whole if within is not None else self
 
     @contextlib.contextmanager
@@ -71,16 +81,18 @@ class Monitor:
             self._is_shown = False
 
     def _interrupt(self, *_: Any) -> None:
-        if self.ended == "interrupted":
+        if self._was_asked:
             raise KeyboardInterrupt
-        self.ended = "interrupted"
+        self._was_asked = True
 
     def left(self) -> float:
         """Returns the seconds before the deadline; infinite without one."""
-        return np.inf if self.deadline is None else self.deadline - time.monotonic()
+        return np.inf if self.deadline is None else distributed.least(self.deadline - time.monotonic())
 
     def has_time(self, seconds: float = 0.0) -> bool:
         """Whether there is time for something that takes so many seconds; if there is not, the search has ended."""
+        if distributed.least(-self._whole._was_asked):
+            self._whole.ended = "interrupted"
         if self._whole.ended != "finished":
             self.ended = self._whole.ended
         if self.ended == "finished" and self.left() < seconds:
@@ -89,7 +101,7 @@ class Monitor:
 
     def may_be_late(self, seconds: float = 0.0) -> bool:
         """Whether the end of a fit, which brings results into their form, may take so many seconds more."""
-        return self._latest is None or time.monotonic() + seconds < self._latest
+        return self._latest is None or distributed.least(self._latest - time.monotonic() - seconds) > 0
 
     def keep(self, seconds: float) -> None:
         """Moves the deadline forward, by at most half of the time left, as the end of a fit takes some seconds."""
@@ -117,7 +129,7 @@ class Monitor:
             return fn(rows)
         order, began = np.random.default_rng(0).permutation(n), time.monotonic()
         found = fn(_some(rows, order[:few]))
-        in_time = few * self.left() / (time.monotonic() - began)
+        in_time = distributed.least(few * self.left() / (time.monotonic() - began))
         if in_time >= n:
             return fn(rows)
         return fn(_some(rows, order[: int(in_time)])) if in_time >= 2 * few else found
@@ -140,6 +152,7 @@ class Pace:
 
     def took(self, steps: int, seconds: float, compiled: bool) -> None:
         """Notes the seconds of a call, which predict nothing if they include a compilation."""
+        seconds, compiled = -distributed.least(-seconds), bool(distributed.least(-compiled))
         self._most = 1 if compiled else _GROWTH * steps
         self.one = 0.0 if compiled else seconds / steps
 

@@ -15,7 +15,7 @@ import jax
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import sharding
+from jtrees import distributed, sharding
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.run import Form, Own, Run as Run, often as often_compiled, rarely as rarely_compiled
 from jtrees.tasks import Task
@@ -238,7 +238,7 @@ class Runs:
     def _own_of(self, i: int) -> Own:
         g, j = divmod(i, self._size)
         at = lambda values: values.groups[g][j] if isinstance(values, Stacked) else values[i]
-        return Own(*(None if values is None else np.asarray(at(values)) for values in self._own))
+        return distributed.to_host(Own(*(None if values is None else at(values) for values in self._own)))
 
     def _listed(self, values: Any) -> list[Any]:
         return self.fetch(values) if isinstance(values, Stacked) else values
@@ -262,7 +262,7 @@ class Runs:
 
     def fetch(self, stacked: Stacked) -> list[Any]:
         """Returns stacked values as a list over the runs, on the host."""
-        groups = jax.device_get(stacked.groups)
+        groups = distributed.to_host(stacked.groups)
         return [jax.tree.map(lambda a, j=j: a[j], group) for group in groups for j in range(self._size)][: len(self)]
 
     # --- Compiled calls ---
@@ -289,10 +289,11 @@ class Runs:
     def _of_group(self, g: int) -> tuple[Any, Any, Own]:
         """Returns the recipes, the keys and the own data of the runs of a group, stacked, on the device."""
         if g not in self._placed:
-            group = self._groups[g]
-            at = lambda v: v.groups[g] if isinstance(v, Stacked) else _stack([v[i] for i in group])
-            own = Own(*(None if values is None else at(values) for values in self._own))
-            self._placed[g] = jax.device_put((at(self.recipes), at(self._keys), own))
+            at = lambda values: _stack([values[i] for i in self._groups[g]])
+            of_lists = Own(*(None if v is None or isinstance(v, Stacked) else at(v) for v in self._own))
+            recipes, keys, placed = jax.device_put((at(self.recipes), at(self._keys), of_lists))
+            there = (v.groups[g] if isinstance(v, Stacked) else p for v, p in zip(self._own, placed, strict=True))
+            self._placed[g] = recipes, keys, Own(*there)
         return self._placed[g]
 
     def train(
@@ -338,7 +339,7 @@ class Runs:
                 shared, told = (np.int32(begins + done), np.int32(count), np.bool_(self.watches)), {}
                 for g in course.active:
                     now[g], *told[g] = self._call(fn, g, [Stacked(tuple(now)), *placed], shared, True)
-                told = jax.device_get(told)
+                told = distributed.to_host(told)
                 pace.took(count, time.monotonic() - began, often_compiled.programs() > programs)
                 done += count
                 course.take(told, now, done, count)

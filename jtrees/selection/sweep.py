@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, processes, validation as checks
+from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.data import Scaling, Table
 from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
@@ -140,7 +140,7 @@ def sweep(
     shape = len(combinations), len(seeds), len(split.left_out)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
     keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
-    with compilation.promoting_ranks(), monitor.listening():
+    with compilation.promoting_ranks(), distributed.together("jtrees.selection.sweep"), monitor.listening():
         for group in groups_of(recipe, combinations):
             if fits.any() and not monitor.has_time():
                 break

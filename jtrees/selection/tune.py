@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, processes, validation as checks
+from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, fit, table_of
 from jtrees.search.monitor import Monitor
@@ -85,7 +85,7 @@ def tune(
     split_key, search_key, fit_key = jax.random.split(key, 3)
     split = split_of(recipe, table, validation, split_key)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
-    with compilation.promoting_ranks(), monitor.listening():
+    with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
         evaluated = _evaluated(recipe, combinations, split, search_key, monitor)
     trials, chosen = _chosen(evaluated)
     options: Any = {"task": task, "sample_weight": sample_weight, "progress": progress}

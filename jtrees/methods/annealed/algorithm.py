@@ -168,7 +168,8 @@ class Annealed(Recipe):
         starts, each = initial_starts(self, runs, grown), runs.repeat(self.starts, paired=True)
         first, last = slice(0, self.stages), slice(self.stages, None)  # of the sharpnesses of a start
         if not halves:
-            ended = train_stages(each, [one.in_stages(last) for one in starts], self.updates)
+            starts = [one.in_stages(last) for one in starts]
+            ended = train_stages(each, starts, self.updates)
             return self._results(starts, grown, [], dict(enumerate(ended)), [-1] * len(runs))
 
         out = None if folds is None else [rows for fold in folds for rows in held_out_rows(fold, self.starts)]
@@ -180,8 +181,10 @@ class Annealed(Recipe):
         chosen = _lowest(scores.reshape(len(runs), -1), kept, beaten_by)
         going = [starts[k].in_stages(last)._replace(splits=ended[k].splits) for k in chosen]
         none = None if out is None else [np.zeros_like(out[k]) for k in chosen]  # no program for no held-out rows
-        longer = train_stages(each.select(chosen).on(held_out=none), going, self.updates) if chosen else []
-        return self._results(starts, grown, ended, dict(zip(chosen, longer, strict=True)), beaten_by, folds is None)
+        alike = folds is None
+        goes_on = chosen and (not alike or runs.monitor.has_time())
+        longer = train_stages(each.select(chosen).on(held_out=none), going, self.updates) if goes_on else []
+        return self._results(starts, grown, ended, dict(zip(chosen, longer, strict=False)), beaten_by, alike)
 
     def _compared(
         self,
@@ -256,9 +259,7 @@ class Annealed(Recipe):
         steps = _table([[end.steps for end in some] for some in stages], 0)
         history = _table([[end.losses for end in some] for some in stages], np.nan)
         dropped = sum(not all(end.finite for end in some) for some in stages)
-        # Without halving the long stages alone were trained, and where CART beats all starts the short ones alone.
-        drawn, width = np.array([one.sharpness for one in starts]), scores.shape[1]
-        sharpness = drawn[:, :width] if self.halving and beaten_by >= 0 else drawn[:, -width:]
+        sharpness = np.array([one.sharpness for one in starts])[:, : scores.shape[1]]
         strengths = None if starts[0].matrix is None else strengths_of(self, len(trees) > 1)
         found = _Found(start, trees, beaten_by, sharpness, scores, steps, strengths, dropped)
         if not np.isfinite(lowest[start]):

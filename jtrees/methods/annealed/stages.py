@@ -70,7 +70,8 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
     """Trains every start under each of its sharpnesses in turn.
 
     A stage begins with the hard tree of the splits of the previous stage. Hard trees are evaluated during training, and
-    the best is kept: after every update where the evaluation is a by-product, else about 20 times in a stage.
+    the best is kept: after every update where the evaluation is a by-product, else about 20 times in a stage. When the
+    time is up, further stages leave the splits as they are.
 
     Args:
       runs: a run for each start, of a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
@@ -84,6 +85,10 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
     splits, matrices = [one.splits for one in starts], [one.matrix for one in starts]
     steps, best, stages = [np.float32(epochs)] * len(starts), [], []
     for stage, sharpness in enumerate(np.transpose([one.sharpness for one in starts])):
+        if stages and not runs.monitor.has_time():
+            left = [end.replace(step=np.zeros_like(end.step)) for end in stages[-1][0]]
+            stages.append((left, [np.zeros(0)] * len(starts)))
+            continue
         states = runs.map(_begun, splits, matrices, list(sharpness), often=often)
         keep = lambda states, done=0: runs.map(_evaluated, states, matrices, often=often or not free)
         states = states if free else keep(states)

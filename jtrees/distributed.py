@@ -1,0 +1,142 @@
+"""Several processes (``jax.distributed``): what comes to each host, what they agree on, and who speaks.
+
+All processes run the same Python on the same arguments. Compiled programs span the devices of all of them, and their
+results come to every host by :func:`to_host`. Then every process decides from the same numbers. Numbers that differ,
+such as those of a clock, are agreed on by :func:`least`. With one process these functions do nothing.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import contextvars
+import itertools
+from typing import Any
+import warnings
+
+import jax
+from jax._src import distributed as coordinator
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+
+from jtrees import sharding
+
+__all__ = ["alone", "to_host"]
+
+_WAIT = 300  # seconds for which a process waits for the others to begin the same work
+_MEETINGS = itertools.count()
+_APART = contextvars.ContextVar("apart", default=False)  # whether a part of shared work is done by each process
+
+
+def is_shared() -> bool:
+    """Returns whether other processes take part in the work: there are some, and the mesh in context has their devices.
+
+    Without a mesh in context they do.
+    """
+    if jax.process_count() == 1:
+        return False
+    mesh = jax.sharding.get_mesh()
+    return _APART.get() or mesh.empty or any(d.process_index != jax.process_index() for d in mesh.devices.flat)
+
+
+def is_first() -> bool:
+    """Returns whether this process shows progress, warns and writes, as the first one of those that share the work."""
+    return jax.process_index() == 0 or not is_shared()
+
+
+def to_host(tree: Any) -> Any:
+    """Returns a pytree in NumPy, also where its arrays are spread over processes; then all processes must call."""
+    far = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array) and not _is_here(a)]
+    if far:
+        copies = iter(jax.jit(_same, out_shardings=NamedSharding(far[0].sharding.mesh, PartitionSpec()))(far))
+        tree = jax.tree.map(lambda a: a if not isinstance(a, jax.Array) or _is_here(a) else next(copies), tree)
+    return jax.tree.map(np.asarray, jax.device_get(tree))
+
+
+def _same(tree: Any) -> Any:
+    return tree
+
+
+def _is_here(array: jax.Array) -> bool:
+    return array.is_fully_addressable or array.is_fully_replicated
+
+
+def spans(tree: Any) -> bool:
+    """Returns whether an array of a pytree is spread over processes, so that none of them has all of it."""
+    return any(isinstance(a, jax.Array) and not _is_here(a) for a in jax.tree.leaves(tree))
+
+
+def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:
+    """Warns, of several processes in the first alone; ``stacklevel`` is that of ``warnings.warn``."""
+    if is_first():
+        warnings.warn(message, category, stacklevel + 1)
+
+
+def least(number: float) -> float:
+    """Returns the least of the numbers of all processes that share the work, all of which must call."""
+    if not is_shared():
+        return number
+    return float(np.min(multihost_utils.process_allgather(np.float32(number))))
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Context in which this process works without the others, on its own devices.
+
+    Example:
+      >>> with jtrees.distributed.alone():
+      ...     fit = jtrees.fit(jtrees.DGT(depth=1, epochs=1), np.eye(4), np.arange(4), key=jax.random.key(0))
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    with jax.set_mesh(sharding.of_devices(jax.local_devices())):
+        yield
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Context in which each of the processes that share the work does the same on its own devices.
+
+    So they evaluate what each of them has, such as a NumPy array.
+    """
+    if not is_shared() or sharding.share_of_starts() is None:
+        yield
+        return
+    token = _APART.set(True)
+    try:
+        with alone():
+            yield
+    finally:
+        _APART.reset(token)
+
+
+@contextlib.contextmanager
+def together(what: str) -> Iterator[None]:
+    """Context of work that all processes share; without a mesh in context their devices share its runs.
+
+    Raises:
+      RuntimeError: if the others do not begin the same work within five minutes.
+    """
+    if not is_shared():
+        yield
+        return
+    _meet(what)
+    if sharding.share_of_starts() is not None:
+        yield
+        return
+    with jax.set_mesh(sharding.mesh(jax.device_count())):
+        yield
+
+
+def _meet(what: str) -> None:
+    """Waits until all processes come here."""
+    client = coordinator.global_state.client  # JAX has no public function with a timeout
+    if client is None:
+        return
+    try:
+        client.wait_at_barrier(f"jtrees {next(_MEETINGS)}", 1000 * _WAIT)
+    except jax.errors.JaxRuntimeError as error:
+        raise RuntimeError(
+            f"{what} must be called by all {jax.process_count()} processes, got no call of one of them in {_WAIT} s; "
+            "a process can work alone in the context jtrees.distributed.alone()"
+        ) from error

@@ -1,0 +1,252 @@
+"""One of several processes with four devices among them: what each case finds, as lines of JSON.
+
+python several.py WHERE COUNT I FOLDER CASE...: process I of COUNT, WHERE is the first one's address and port. Run by
+test_distributed.py.
+"""
+
+from functools import partial
+import json
+import os
+from pathlib import Path
+import sys
+import time
+import warnings
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+import optax
+
+import jtrees
+from jtrees import distributed, sharding
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(256, 3)).astype(np.float32)
+Y = (np.abs(X[:, 0]) + X[:, 1]).astype(np.float32)
+CLASSES = np.digitize(Y, (0.5, 1.0)).astype(np.int32)
+
+GET = jtrees.GET(depth=2, starts=4, epochs=10)
+DGT = jtrees.DGT(depth=2, epochs=4, cycles=1, batch_size=64, widths=())
+WEAK = jtrees.GET(depth=1, starts=1, epochs=3, cart="binned", halving=False, precondition=0, shrink=False)
+RECIPES = {
+    "GET": GET,
+    "GET, linear leaves": GET.replace(leaves="linear"),
+    "RADDT": jtrees.RADDT(depth=2, starts=4, epochs=5),
+    "DGT": DGT,
+    "LatentTree": jtrees.LatentTree(depth=2, epochs=4, batch_size=64),
+    "TEL": jtrees.TEL(depth=2, trees=4, epochs=4, batch_size=64),
+    "CO2": jtrees.CO2(depth=2, epochs=4),
+    "NonGreedy": jtrees.NonGreedy(depth=2, epochs=4),
+    "LatentClustering": jtrees.LatentClustering(depth=2, epochs=4, batch_size=64, target_features=(2,)),
+    "FromMethod": jtrees.FromMethod(make=partial(jtrees.methods.get, 2), options={"alpha": 15.0}, epochs=4),
+    "Bagged": jtrees.Bagged(DGT, trees=3),
+    "BestOf": jtrees.BestOf(DGT, runs=3),
+    "Boosted": jtrees.Boosted(WEAK, rounds=3, patience=None),
+    "Polished": jtrees.Polished(GET.replace(starts=1), epochs=5),
+    "Sparse": jtrees.Sparse(DGT, terms=1, epochs=5),
+    "Refined": jtrees.Refined(jtrees.Boosted(WEAK, rounds=3, patience=2), epochs=4),
+}
+
+
+def key():
+    return jax.random.key(0)
+
+
+def mesh(starts):
+    return jax.set_mesh(sharding.mesh(starts))
+
+
+def numbers(fit):
+    """What a fit found: its loss, its step, its losses of updates, and predictions of its model."""
+    history = np.asarray(fit.history, float)
+    return [float(fit.loss), int(fit.step), float(np.nansum(history)), *np.ravel(fit.predict(X[:4])).tolist()]
+
+
+def fitted(recipe, **options):
+    return numbers(jtrees.fit(recipe, X, Y, key=key(), **options))
+
+
+def of_mesh(starts, recipe, **options):
+    with mesh(starts):
+        return fitted(recipe, **options)
+
+
+def swept(**options):
+    grid = {"learning_rate": (0.01, 0.1)}
+    result = jtrees.selection.sweep(DGT, X, Y, key=key(), grid=grid, seeds=2, **options)
+    return [*np.ravel(result.losses).tolist(), *result.best]
+
+
+def tuned():
+    with mesh(2):
+        fit = jtrees.tune(DGT, X, Y, key=key(), grid={"depth": (1, 2)}, validation=2)
+    return [*numbers(fit), *(float(trial.loss) for trial in fit.report.tuning.trials)]
+
+
+def with_classes():
+    with mesh(2):
+        return numbers(jtrees.fit(GET, X, CLASSES, key=key(), task="classification"))
+
+
+def saved_model():
+    """Every process saves the model that it has, and loads it."""
+    with mesh(2):
+        fit = jtrees.fit(DGT, X, Y, key=key())
+    jtrees.save(fit, path := folder / f"fit-{count}-{i}.jtrees")
+    return numbers(jtrees.load(path))
+
+
+def saved_state():
+    """The first process alone writes a state that no process has as a whole."""
+    method = jtrees.methods.dgt(2)
+    path = folder / f"state-{count}.jtrees"
+    with mesh(1):
+        data = sharding.put_rows(jtrees.Batch(X, Y))
+        begin = jax.jit(lambda data, key: jtrees.training.start(method, data, key=key, optimizer=optax.sgd(0.1)))
+        state = begin(data, key())
+        state = state.replace(params=jax.tree.map(lambda a: a + 1, state.params))
+        spread = {"rows": data.x, "order": state.order}
+        jtrees.save(state, path)
+    told = distributed.to_host(spread)
+    if count > 1:
+        multihost_utils.sync_global_devices("saved")
+    again = jtrees.load(path, like=state)
+    return [
+        float(told["rows"].sum()),
+        float(np.sum(jax.tree.leaves(again.params)[0])),
+        len(list(folder.glob(path.name))),
+    ]
+
+
+def joined():
+    """Rows of each process, over meshes whose ``starts`` are within a process and over several."""
+    mine = slice(i * 256 // count, (i + 1) * 256 // count)
+    found = []
+    for starts in (1, 2, 4):
+        with mesh(starts):
+            rows = sharding.join_rows({"x": X[mine], "y": Y[mine]})
+            assert rows["x"].shape == X.shape and rows["x"].sharding.spec == jax.sharding.PartitionSpec("data")
+            rows = distributed.to_host(rows)
+        found += [float(np.abs(rows["x"] - X).max()), float(np.abs(rows["y"] - Y).max())]
+    return found
+
+
+def predicted():
+    """Predictions of an array that is sharded over all processes, and of one that each of them has."""
+    tree = jtrees.fit(DGT, X, Y, key=key()).tree
+    with mesh(1):
+        spread = tree.predict(sharding.put_rows(X))
+        found = distributed.to_host(spread)
+        np.testing.assert_allclose(found, tree.predict(X), rtol=1e-6)
+    return np.ravel(found[:4]).tolist()
+
+
+def started():
+    """Many starts in a program of the user's own."""
+    method, keys = jtrees.methods.get(depth=2, alpha=15.0), jax.random.split(key(), 4)
+    options = {"optimizer": optax.adam(0.02), "steps": 20, "score_every": 1}
+    run = lambda data: lambda key: jtrees.train(method, data, key=key, **options)
+    best = jax.jit(lambda data, keys: jtrees.training.multi_start(run(data), keys).best)
+    found = []
+    for starts in (1, 2, 4):
+        with mesh(starts):
+            found.append(float(best(sharding.put_rows(jtrees.Batch(X, Y)), keys).score))
+    return found
+
+
+def alone():
+    """The second process fits by itself, as the first one does something else."""
+    with distributed.alone():
+        return fitted(GET) if i == count - 1 else []
+
+
+def warned():
+    """Which processes warn of a model that is no better than a constant."""
+    noise = RNG.normal(size=256)
+    with warnings.catch_warnings(record=True) as caught, mesh(2):
+        warnings.simplefilter("always")
+        jtrees.fit(DGT, X, noise, key=key(), held_out=0.5)
+    return [sum("better than DGT" in str(one.message) for one in caught)]
+
+
+def shown():
+    """Which processes show progress."""
+    with mesh(2):
+        jtrees.fit(DGT, X, Y, key=key(), progress=True)
+    return []
+
+
+def late():
+    """The processes have different deadlines."""
+    long = GET.replace(depth=4, epochs=10**6, halving=False, cart=False, ridge=False, precondition=0)
+    with mesh(2):
+        fit = jtrees.fit(long, X, Y, key=key(), max_seconds=600 if i else 6)
+    assert fit.report.ended == "max_seconds", fit.report.ended
+    return numbers(fit)
+
+
+def interrupted():
+    """The last process alone has a Ctrl-C, or ends, when it has said that it goes on."""
+    long = GET.replace(depth=4, epochs=10**6, halving=False, cart=False, ridge=False, precondition=0)
+    print("begins", flush=True)
+    with mesh(2):
+        fit = jtrees.fit(long, X, Y, key=key())
+    assert fit.report.ended == "interrupted", fit.report.ended
+    return numbers(fit)
+
+
+def missing():
+    """The last process does not take part."""
+    distributed._WAIT = 3
+    if i < count - 1:
+        try:
+            jtrees.fit(DGT, X, Y, key=key())
+        except RuntimeError as error:
+            assert "jtrees.fit must be called by all" in str(error), error
+            return [1]
+    else:
+        time.sleep(8)
+    return [0]
+
+
+CASES = {
+    **{f"{name}, mesh of 2 x 2": lambda recipe=recipe: of_mesh(2, recipe) for name, recipe in RECIPES.items()},
+    "classes": with_classes,
+    "GET, rows alone are shared": lambda: of_mesh(1, GET),
+    "DGT, rows alone are shared": lambda: of_mesh(1, DGT),
+    "GET, starts alone are shared": lambda: of_mesh(4, GET),
+    "DGT, starts alone are shared": lambda: of_mesh(4, DGT),
+    "GET without a mesh": lambda: fitted(GET),
+    "DGT with a validation set": lambda: of_mesh(2, DGT, validation=(X[:64], Y[:64])),
+    "sweep": swept,
+    "tune": tuned,
+    "saved model": saved_model,
+    "saved state": saved_state,
+    "joined rows": joined,
+    "predictions": predicted,
+    "starts": started,
+    "alone": alone,
+    "warnings": warned,
+    "progress": shown,
+    "deadline": late,
+    "interruption": interrupted,
+    "missing": missing,
+}
+
+
+def begin():
+    """Starts JAX in one of several processes with four devices among them."""
+    jax.config.update("jax_num_cpu_devices", 4 // count)
+    if os.environ.get("JTREES_TEST_CACHE") != "off":
+        jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    if count > 1:
+        jax.distributed.initialize(where, count, i, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20)
+
+
+if __name__ == "__main__":
+    where, count, i, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    begin()
+    warnings.filterwarnings("ignore", ".* better than")
+    for case in sys.argv[5:] or CASES:
+        print(json.dumps({case: CASES[case]()}), flush=True)

@@ -1,0 +1,99 @@
+"""Several processes: they find what one process with as many devices finds, stop together, and none waits for ever."""
+
+import json
+from pathlib import Path
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from several import CASES
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+APART = ("alone", "warnings", "progress", "deadline", "interruption", "missing")  # processes differ
+SHARED = [case for case in CASES if case not in APART]
+SECONDS = 500
+DEATH = 60  # seconds within which the others end when a process dies
+
+
+def started(count, folder, cases):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        where = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, str(HERE / "several.py"), where, str(count)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen([*command, str(i), str(folder), *cases], **pipes) for i in range(count)]
+
+
+def told(processes, seconds=SECONDS):
+    """What each process printed: its lines, and the numbers of each case."""
+    try:
+        outputs = [process.communicate(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return [(out, numbers_of(out)) for out, _ in outputs]
+
+
+def numbers_of(output):
+    cases = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return {name: numbers for case in cases for name, numbers in case.items()}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The numbers of one process with four devices, and of two processes with two each."""
+    folder = tmp_path_factory.mktemp("several")
+    [(_, one)] = told(started(1, folder, SHARED))
+    return one, *(numbers for _, numbers in told(started(2, folder, SHARED)))
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_two_processes_find_what_one_finds(found, case):
+    one, *two = (numbers[case] for numbers in found)
+    assert two[0] == two[1]
+    np.testing.assert_allclose(two[0], one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_process_alone_and_who_speaks(tmp_path):
+    first, second = told(started(2, tmp_path, ["alone", "warnings", "progress", "missing"]))
+    assert not first[1]["alone"] and np.isfinite(second[1]["alone"]).all()
+    assert first[1]["warnings"] == [1] and second[1]["warnings"] == [0]
+    assert "loss" in first[0] and "loss" not in second[0]
+    assert first[1]["missing"] == [1]
+
+
+def test_the_earliest_deadline_ends_all(tmp_path):
+    began = time.monotonic()
+    first, second = told(started(2, tmp_path, ["deadline"]), 200)
+    assert first[1] == second[1] and time.monotonic() - began < 150
+
+
+def begun(process):
+    """Waits until a process has begun to train, and some seconds more."""
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(20)
+
+
+def test_ctrl_c_in_one_process_ends_all_with_one_result(tmp_path):
+    processes = started(2, tmp_path, ["interruption"])
+    begun(processes[1])
+    processes[1].send_signal(signal.SIGINT)
+    first, second = told(processes, 100)
+    assert first[1] == second[1]
+
+
+def test_no_process_waits_for_one_that_died(tmp_path):
+    processes = started(2, tmp_path, ["interruption"])
+    begun(processes[1])
+    processes[1].kill()
+    died = time.monotonic()
+    _, errors = processes[0].communicate(timeout=2 * DEATH)
+    assert processes[0].returncode != 0 and time.monotonic() - died < DEATH, errors[-2000:]
