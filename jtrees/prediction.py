@@ -165,8 +165,8 @@ def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None, the
 def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns ``fn(model, x)``, evaluated block by block, and whether all of x is finite."""
     out = blocking.map_over_blocks(partial(fn, model), x, blocking.prediction_block(x.shape[0]))
-    # A sum is NaN or infinite if a summand is, so one dot product suffices.
-    finite = jnp.isfinite(x @ jnp.ones(x.shape[1], x.dtype)).all()
+    # A sum is NaN or infinite if a summand is, so one dot product suffices, of any precision.
+    finite = jnp.isfinite(jnp.matmul(x, jnp.ones(x.shape[1], x.dtype), precision="default")).all()
     return out, finite
 
 

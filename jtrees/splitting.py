@@ -82,7 +82,7 @@ def entropy(statistics: Float[Array, "*nodes k"]) -> Float[Array, "*nodes"]:
 def target_statistics(y: Float[Array, "n *k"], weight: Float[Array, " n"]) -> Float[Array, "n q"]:
     """Returns the contributions of samples to their node: weight times one, centred targets, and their squared norm."""
     y = y.reshape(len(y), -1)
-    y = y - weight @ y / weight.sum()
+    y = y - jnp.matmul(weight, y, precision="highest") / weight.sum()
     square = jnp.square(y).sum(1, keepdims=True)
     return weight[:, None] * jnp.concatenate([jnp.ones_like(square), y, square], axis=1)
 

@@ -36,14 +36,21 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
     Raises:
       ValueError: for an unknown name.
     """
-    linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
     if callable(kind):
         return kind(features, nodes, rngs)
+    linear = _linear(dtype, rngs)
     check_split(kind)
     if kind == "mlp":
         return nnx.Sequential(linear(features, hidden), nnx.elu, linear(hidden, nodes))
     one = linear(features, nodes, use_bias=False)
     return one if kind == "linear" else nnx.Sequential(one, nnx.elu)
+
+
+def _linear(dtype: Any, rngs: nnx.Rngs) -> Callable[..., Any]:
+    """Returns the function that makes linear layers. By default a TPU would round their factors to bfloat16, and some
+    samples would reach another leaf.
+    """
+    return partial(nnx.Linear, dtype=dtype, param_dtype=dtype, precision="highest", rngs=rngs)
 
 
 class Network(nnx.Module):
@@ -54,7 +61,7 @@ class Network(nnx.Module):
         self.split = make_split(of.split, features, nodes, hidden=of.hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
         width = 2 * nodes + 1 + (features if of.inputs == "xz" else 0)
-        linear = partial(nnx.Linear, dtype=dtype, param_dtype=dtype, rngs=rngs)
+        linear = _linear(dtype, rngs)
         sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), math.prod(task.shape)]
         self.layers = nnx.List([linear(*pair) for pair in itertools.pairwise(sizes)])
         self.of, self.task = of, task

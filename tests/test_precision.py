@@ -1,0 +1,103 @@
+"""Products of float32 numbers name their precision: on a TPU a product without one rounds its factors to bfloat16."""
+
+import traceback
+
+import jax
+from jax._src.lax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from several import RECIPES
+import sweeps
+
+import jtrees
+
+OURS = ("/jtrees/", "/pallas_kernels/", "/tests/")
+
+
+@pytest.fixture
+def unnamed(monkeypatch):
+    """The places of products of float32 numbers without a precision, traced from here on."""
+    jax.clear_caches()
+    product, bind, places = lax.dot_general_p, lax.dot_general_p.bind, set()
+
+    def noting(*args, precision=None, **options):
+        if precision is None and all(a.dtype == jnp.float32 for a in args[:2]):
+            frames = [f for f in traceback.extract_stack() if f.name != "noting" and any(o in f.filename for o in OURS)]
+            places.add(f"{frames[-1].filename}:{frames[-1].lineno}")
+        return bind(*args, precision=precision, **options)
+
+    monkeypatch.setattr(product, "bind", noting)
+    return places
+
+
+def test_a_product_without_a_precision_is_found(unnamed):
+    one = jnp.ones((2, 2), jnp.float32)
+    jax.jit(lambda a: jnp.matmul(a, a, precision="highest"))(one)
+    assert not unnamed
+    jax.jit(lambda a: a @ a)(one)
+    assert len(unnamed) == 1 and __file__ in unnamed.pop()
+
+
+MORE = {
+    "GET, binned CART": RECIPES["GET"].replace(cart="binned"),
+    "GET, preconditioned": RECIPES["GET"].replace(precondition=0.5),
+    "TEL, hard": RECIPES["TEL"].replace(hard=True),
+}
+
+
+@pytest.mark.parametrize("name", sweeps.slow([*RECIPES, *MORE], ["DGT"]))
+@pytest.mark.usefixtures("standard_promotion")
+def test_every_product_of_a_fit_names_its_precision(unnamed, name):
+    recipe = {**RECIPES, **MORE}[name]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)).astype(np.float32)
+    y = (np.abs(x[:, 0]) + x[:, 1]).astype(np.float32)
+    classes = {} if "linear" in name or "Clustering" in name else {"classification": (y > 0.5).astype(np.int32)}
+    for task, targets in {"regression": y, **classes}.items():
+        fit = jtrees.fit(recipe, x, targets, key=jax.random.key(0), task=task)
+        fit.predict(x), fit.predict(jnp.asarray(x))
+    assert not unnamed, sorted(unnamed)
+
+
+@pytest.fixture
+def as_on_a_tpu(monkeypatch):
+    """Products without a precision, or of the default one, have factors of bfloat16, in what is traced from here on."""
+    jax.clear_caches()
+    product, bind = lax.dot_general_p, lax.dot_general_p.bind
+    fewest = {None, jax.lax.Precision.DEFAULT, (jax.lax.Precision.DEFAULT,) * 2}
+
+    def rounding(*args, precision=None, **options):
+        if precision in fewest and args[0].dtype == jnp.float32:
+            args = [jax.lax.reduce_precision(a, 8, 7) for a in args]
+        return bind(*args, precision=precision, **options)
+
+    yield lambda: monkeypatch.setattr(product, "bind", rounding)
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def test_the_emulation_moves_rows_of_a_product_without_a_precision(as_on_a_tpu):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(10_000, 8)).astype(np.float32), rng.normal(size=8).astype(np.float32)
+    right = lambda: np.asarray(jax.jit(lambda x: x @ w > 0)(x))
+    before = right()
+    as_on_a_tpu()
+    jax.clear_caches()
+    assert 5 < (right() != before).sum() < 100
+
+
+@pytest.mark.parametrize("name", sweeps.slow(RECIPES, ["GET", "LatentTree", "TEL"]))
+@pytest.mark.usefixtures("standard_promotion")
+def test_no_row_reaches_another_leaf_where_products_are_of_bfloat16(as_on_a_tpu, name):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20_000, 5)).astype(np.float32)
+    y = (np.abs(x[:, 0]) + x[:, 1]).astype(np.float32)
+    fit = jtrees.fit(RECIPES[name], x[:256], y[:256], key=jax.random.key(0))
+    rows = jnp.asarray(x)
+    leaf = lambda: np.asarray(fit.tree.leaf_index(rows)) if fit.tree is not None else np.zeros(1)
+    before, reached = np.asarray(fit.predict(rows)), leaf()
+    as_on_a_tpu()
+    jax.clear_caches()
+    np.testing.assert_array_equal(leaf(), reached)
+    np.testing.assert_array_equal(fit.predict(rows), before)
