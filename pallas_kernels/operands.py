@@ -29,7 +29,5 @@ def checked(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def scores(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
-    """Returns scores ``(nodes, n)`` by plain definition, with weights in the dtype of the samples."""
-    precision = None if x.dtype == jnp.bfloat16 else "highest"
-    z = jnp.matmul(weights.astype(x.dtype), x.T, precision=precision, preferred_element_type=jnp.float32)
-    return z + bias[:, None]
+    """Returns scores ``(nodes, n)`` by plain definition, in float32."""
+    return jnp.matmul(weights, x.astype(jnp.float32).T, precision="highest") + bias[:, None]

@@ -35,7 +35,7 @@ def soft_routing(
     Differentiable by reverse mode in all arrays and in the scale; batched by ``vmap``, which adds an axis to the grid.
 
     Args:
-      x: samples ``(n, p)``, float32 or bfloat16, which is also the dtype of products with the weights.
+      x: samples ``(n, p)``, float32 or bfloat16.
       weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
       leaves: ``(leaves, k)``.
@@ -250,7 +250,7 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
 
     t = pl.program_id(1)
     right, left, bias, values = refs.right[...], refs.left[...], refs.b[0], refs.values[0]
-    blocks, in_dtype = layout.blocks_of_features, lambda d_z: d_z.astype(refs.x.dtype)
+    blocks = layout.blocks_of_features
     if layout.top:
         # In the top only the ancestors of this subtree receive a gradient from it: a row of the path matrices.
         to_right, to_left = tiles.row_as_column(refs.top_right[...], t), tiles.row_as_column(refs.top_left[...], t)
@@ -280,7 +280,7 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
             if hasattr(refs, "leaf"):
                 store_where(config, refs.leaf, samples, tiles.number(layout, at, t), at.sum(0, keepdims=True) > 0)
         new = {
-            "d_w": [tiles.product(in_dtype(d_z), x, (1, 1)) for x in xs],
+            "d_w": [tiles.product(d_z, x, (1, 1)) for x in xs],
             "d_b": d_z.sum(1, keepdims=True),
             "d_values": tiles.pull(loss, refs, values, takes, samples),
             "loss": total,
@@ -288,7 +288,7 @@ def _gradient_of_a_chunk(layout: Layout, config: Config, route: Route, loss: til
         if layout.top:
             slope_right, slope_left = tiles.slopes(route, z_top, refs, samples)
             d_top = change.sum(0, keepdims=True) * (to_right * slope_right + to_left * slope_left)
-            new["d_top_w"] = [tiles.product(in_dtype(d_top), x, (1, 1)) for x in xs]
+            new["d_top_w"] = [tiles.product(d_top, x, (1, 1)) for x in xs]
             new["d_top_b"] = d_top.sum(1, keepdims=True)
         return jax.tree.map(jnp.add, sums, new)
 
@@ -349,8 +349,7 @@ def _samples_of_a_tile(layout: Layout, route: Route, refs: SimpleNamespace) -> N
 def _add_back(
     layout: Layout, d_xs: list, refs: SimpleNamespace, name: str, *index: Any, d_z: jax.Array
 ) -> list[jax.Array]:
-    whole = lambda w: w if isinstance(w, tuple) else w.astype(jnp.float32)
     return [
-        d_x + tiles.product(whole(tiles.weights(refs, name, *index, slice(None), f)), d_z, (0, 0))
+        d_x + tiles.product(tiles.weights(refs, name, *index, slice(None), f), d_z, (0, 0))
         for f, d_x in zip(layout.blocks_of_features, d_xs, strict=True)
     ]

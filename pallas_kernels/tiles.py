@@ -22,11 +22,11 @@ Axis = Literal[0, 1]
 
 
 def splits(layout: Layout, x: jax.Array, weights: jax.Array, bias: jax.Array, *, each: bool = False) -> dict[str, In]:
-    """Returns the operands of splits, with weights in the dtype of the samples, and path matrices.
+    """Returns the operands of splits and path matrices.
 
     Those of all subtrees, or (``each``) of the subtree given by the grid's second axis.
     """
-    padded = jnp.pad(weights.astype(x.dtype), ((0, 0), (0, layout.p_rows - layout.p)))
+    padded = jnp.pad(weights, ((0, 0), (0, layout.p_rows - layout.p)))
     (top_w, w), (top_b, b) = layout.cut(padded), layout.cut(bias.astype(jnp.float32)[:, None])
     below = one_subtree if each else whole
     operands = {"b": below(b)} | {name: below(part) for name, part in _named("w", w, layout.split)}
@@ -167,8 +167,11 @@ def scores(layout: Layout, refs: SimpleNamespace, name: str, *index: Any, bias: 
 
 
 def product(a: Any, b: Any, over: tuple[Axis, Axis] = (1, 0)) -> jax.Array:
-    """Returns the product of two arrays, of which either may be given by its parts."""
-    if not (isinstance(a, tuple) or isinstance(b, tuple)):
+    """Returns the product of two arrays, of which either may be given by its parts.
+
+    A bfloat16 array meets the parts of a float32 array, so that nothing is rounded before the sum.
+    """
+    if not (isinstance(a, tuple) or isinstance(b, tuple)) and a.dtype == b.dtype:
         return dot(a, b, over)
     a, b = (one if isinstance(one, tuple) else parts(one) for one in (a, b))
     return dot_of_parts(a, b, over)
