@@ -31,7 +31,21 @@ import jtrees
 
 DOCS = Path(__file__).parent
 MODULES = (
-    *("", "data", "estimators", "explain", "export", "io", "isotonic", "leaves", "losses", "methods", "nn", "ops"),
+    *(
+        "",
+        "data",
+        "distributed",
+        "estimators",
+        "explain",
+        "export",
+        "io",
+        "isotonic",
+        "leaves",
+        "losses",
+        "methods",
+        "nn",
+        "ops",
+    ),
     *("plotting", "pytree", "routing", "search", "search.options", "selection", "sharding", "tasks", "topology"),
     *("training", "warmstart"),
 )

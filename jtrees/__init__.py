@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from jtrees import (
     data as data,
+    distributed as distributed,
     io as io,
     isotonic as isotonic,
     leaves as leaves,

@@ -42,7 +42,7 @@ def mesh(starts: int = 1, data: int | None = None) -> Mesh:
     return jax.make_mesh((starts, data), (STARTS, DATA), axis_types=_AUTOMATIC)
 
 
-def of_devices(devices: Sequence[jax.Device]) -> Mesh:
+def of_devices(devices: Sequence[Any]) -> Mesh:
     """Returns a mesh of some devices, all along ``data``."""
     return Mesh(np.array(devices)[None], (STARTS, DATA), axis_types=_AUTOMATIC)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -211,12 +210,11 @@ def _parameters(config: Config, dimensions: int) -> dict[str, Any]:
 
 
 def triton() -> Any:
-    """Pallas's Triton, while jax has it: deprecated from 0.11 on, which it says at every lowering.
+    """Pallas's Triton, while jax has it: from 0.11 on each lowering gives a DeprecationWarning.
 
     Raises:
       NotImplementedError: if it is gone.
     """
-    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated")
     try:
         from jax.experimental.pallas import triton
     except ImportError as error:

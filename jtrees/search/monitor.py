@@ -37,12 +37,8 @@ class Monitor:
         within: "Monitor | None" = None,
     ):
         """``seconds`` is the time before the deadline; ``within`` is the monitor of a search that this is part of."""
-        self.progress, self.deadline, self.ended, self.where = (
-            progress and distributed.is_first(),
-            deadline,
-            "finished",
-            "",
-        )
+        self.progress, self.deadline = progress and distributed.is_first(), deadline
+        self.ended, self.where = "finished", ""
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
         self._is_shown = self._was_asked = False
         self._whole = within._whole if within is not None else self
@@ -83,7 +79,7 @@ class Monitor:
     def _interrupt(self, *_: Any) -> None:
         if self._was_asked:
             raise KeyboardInterrupt
-        self._was_asked = True
+        self._was_asked, self.ended = True, "interrupted"
 
     def left(self) -> float:
         """Returns the seconds before the deadline; infinite without one."""
@@ -91,7 +87,7 @@ class Monitor:
 
     def has_time(self, seconds: float = 0.0) -> bool:
         """Whether there is time for something that takes so many seconds; if there is not, the search has ended."""
-        if distributed.least(-self._whole._was_asked):
+        if distributed.least(-(self._whole.ended == "interrupted")):
             self._whole.ended = "interrupted"
         if self._whole.ended != "finished":
             self.ended = self._whole.ended
