@@ -16,7 +16,10 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 APART = ("alone", "warnings", "progress", "deadline", "interruption", "missing")  # processes differ
-SHARED = [case for case in CASES if case not in APART]
+SOME = [f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "TEL", "Boosted", "Polished")]
+SOME += ["GET, rows alone are shared", "GET without a mesh"]
+SOME += ["sweep", "tune", "saved model", "saved state", "joined rows", "predictions", "starts"]
+OTHERS = [case for case in CASES if case not in (*APART, *SOME)]
 SECONDS = 500
 DEATH = 60  # seconds within which the others end when a process dies
 
@@ -47,19 +50,37 @@ def numbers_of(output):
     return {name: numbers for case in cases for name, numbers in case.items()}
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def compared(folder, cases):
     """The numbers of one process with four devices, and of two processes with two each."""
-    folder = tmp_path_factory.mktemp("several")
-    [(_, one)] = told(started(1, folder, SHARED))
-    return one, *(numbers for _, numbers in told(started(2, folder, SHARED)))
+    [(_, one)] = told(started(1, folder, cases))
+    return one, *(numbers for _, numbers in told(started(2, folder, cases)))
 
 
-@pytest.mark.parametrize("case", SHARED)
-def test_two_processes_find_what_one_finds(found, case):
+def assert_equal(found, case):
     one, *two = (numbers[case] for numbers in found)
     assert two[0] == two[1]
     np.testing.assert_allclose(two[0], one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    return compared(tmp_path_factory.mktemp("several"), SOME)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    return compared(tmp_path_factory.mktemp("several"), OTHERS)
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_two_processes_find_what_one_finds(some, case):
+    assert_equal(some, case)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("case", OTHERS)
+def test_two_processes_find_what_one_finds_for_every_recipe(others, case):
+    assert_equal(others, case)
 
 
 def test_a_process_alone_and_who_speaks(tmp_path):
