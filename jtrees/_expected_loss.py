@@ -95,7 +95,7 @@ def _visit(leaf_losses, route, *operands):
     """Visits the leaves that samples reach, on a CPU where these are few, else all."""
     dense = partial(_visit_in_blocks, leaf_losses, route)
     width = sharp.width_of(topology.depth_of(len(operands[0])))
-    if width is None or route != "sigmoid" or leaf_losses is not None or jax.default_backend() != "cpu":
+    if width is None or route != "sigmoid" or leaf_losses is not None or blocking.platform() != "cpu":
         return dense(*operands)
     block, losses = blocking.samples_on_paths(1), lambda leaves, x, y: leaves.losses(x, y)
 

@@ -21,12 +21,21 @@ _ELEMENTS_ACCELERATOR = 2**24
 _GATHERED_CPU = 2**16
 
 
+def platform() -> str:
+    """Returns the platform that a program is compiled for: that of the mesh in context, else that of JAX here.
+
+    So a program for the devices of another machine has the sizes of these devices.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def block_size(nodes: int, n: int) -> int:
     """Returns the samples in a block, for the fewest blocks of equal size within the limit.
 
     If rows are sharded over devices, each device loops over its own in blocks of this size.
     """
-    limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
+    limit = _ELEMENTS_CPU if platform() == "cpu" else _ELEMENTS_ACCELERATOR
     n //= sharding.parts(n)
     blocks = -(-n * nodes // limit)
     return -(-n // blocks)
@@ -34,13 +43,13 @@ def block_size(nodes: int, n: int) -> int:
 
 def chunk_of_rows(rows: int, n: int) -> int:
     """Returns how many of ``rows`` rows of ``n`` entries to gather at once."""
-    limit = _GATHERED_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
+    limit = _GATHERED_CPU if platform() == "cpu" else _ELEMENTS_ACCELERATOR
     return max(1, min(rows, limit // n))
 
 
 def trees_at_once(trees: int, elements: int) -> int:
     """Returns the trees of an ensemble in each of equally large groups, for arrays of ``elements`` per tree."""
-    limit = _ELEMENTS_CPU if jax.default_backend() == "cpu" else _ELEMENTS_ACCELERATOR
+    limit = _ELEMENTS_CPU if platform() == "cpu" else _ELEMENTS_ACCELERATOR
     groups = -(-trees // max(1, limit // elements))
     return -(-trees // groups)
 
@@ -51,7 +60,7 @@ def paths_at_once(paths: int) -> tuple[int, int]:
     Few of the moved paths add another. CPU: tried on two cores at depth 6 to 14, where half as many, or twice as many
     appended, are about as fast. Elsewhere not measured.
     """
-    many, few = (1024, 128) if jax.default_backend() == "cpu" else (2**18, 2**14)
+    many, few = (1024, 128) if platform() == "cpu" else (2**18, 2**14)
     return min(many, paths), min(few, paths)
 
 
@@ -66,7 +75,7 @@ def prediction_block(n: int) -> int:
     Constant on a CPU (measured on two cores with 10^6 x 21 rows: 256 to 1024 are equally fast): blocks of one size, the
     last padded, evaluate a row by the same program, in the same order of additions, for every n.
     """
-    return 256 if jax.default_backend() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
+    return 256 if platform() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
 
 
 def seconds_of_step(elements: int) -> float:
@@ -76,7 +85,7 @@ def seconds_of_step(elements: int) -> float:
 
 def _rate() -> int:
     """Returns the elements of a step that are computed in a second."""
-    return 2**26 if jax.default_backend() == "cpu" else 2**32
+    return 2**26 if platform() == "cpu" else 2**32
 
 
 def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:

@@ -110,7 +110,9 @@ MEASURED: dict[str, dict[str, Winner]] = {
 
 
 def winner(kernel: str, *, depth: int, n: int, p: int, k: int) -> Config | None:
-    """What won for a kernel on the device that jax works on, at such a size; None where nothing was measured."""
+    """What won for a kernel at such a size, on the devices of the mesh in context, else on the one that jax works on;
+    None where nothing was measured.
+    """
     found = _measured(kernel)
     if found is None or depth > found.depth or p > found.p or k > found.k or n < found.n:
         return None
@@ -118,7 +120,10 @@ def winner(kernel: str, *, depth: int, n: int, p: int, k: int) -> Config | None:
 
 
 def _measured(kernel: str) -> Winner | None:
-    return MEASURED.get(jax.devices()[0].device_kind, {}).get(kernel) if MEASURED else None
+    if not MEASURED:
+        return None
+    of_mesh = jax.sharding.get_abstract_mesh().abstract_device  # may be a device of another machine
+    return MEASURED.get((of_mesh or jax.devices()[0]).device_kind, {}).get(kernel)
 
 
 def config_of(kernel: str, implementation: str | Config | None) -> Config | None:

@@ -21,6 +21,16 @@ def test_blocks_cover_the_samples_within_the_limit(nodes, n):
         assert -(-n // block) <= -(-n * nodes // limit)  # no more blocks than memory asks for
 
 
+def test_a_mesh_of_another_machine_decides_the_sizes_of_its_programs():
+    of_pod = jax.sharding.AbstractDevice("TPU v5 lite", None, platform="tpu")
+    pod = jax.sharding.AbstractMesh((2,), ("data",), (jax.sharding.AxisType.Auto,), abstract_device=of_pod)
+    here = blocking.block_size(63, 10**6)
+    with jax.sharding.use_abstract_mesh(pod):
+        assert blocking.platform() == "tpu"
+        assert blocking.block_size(63, 10**6) == 250_000 != here  # two blocks on each of two devices
+    assert blocking.platform() == jax.default_backend() and blocking.block_size(63, 10**6) == here
+
+
 @pytest.mark.parametrize("mode", ["edge", "constant"])
 def test_into_blocks_pads_the_last(mode):
     cases = {

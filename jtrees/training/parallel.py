@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 import numpy as np
 
-from jtrees import sharding, validation as checks
+from jtrees import blocking, sharding, validation as checks
 
 
 class MultiStart(NamedTuple):
@@ -59,7 +59,7 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
     shares = min(len(devices), total) if mesh_shares is None else mesh_shares
     share = -(-total // shares)
     if batch_size is None:
-        batch_size = share if devices[0].platform != "cpu" else 2 if shares == 1 else 1
+        batch_size = share if blocking.platform() != "cpu" else 2 if shares == 1 else 1
     side_by_side = min(batch_size, share)
     # Padded with repeats of the last start to full batches: a smaller last batch would compile a second program.
     padded = total + -total % (shares * side_by_side)
