@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help compare test test-slow test-wide lint docs docs-examples docs-site wheel peers bench bench-kernels clean
+.PHONY: help accelerators compare test test-slow test-wide lint docs docs-examples docs-site wheel peers bench bench-kernels clean
 
 help:                      ## this list
 	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -60,6 +60,10 @@ bench: .venv/ready         ## speed: training, prediction, ...; ARGS=--write for
 
 bench-kernels: .venv/ready ## the fused kernels on the device that is here, tuned, within 8 minutes; ARGS=--write likewise
 	$(BIN)/python -m experiments.bench_kernels --tune $(ARGS)
+
+accelerators: .venv/ready  ## all kernels, and a training step of each method, compiled for TPUs without one; weekly
+	$(BIN)/python -m pip install --quiet libtpu
+	$(BIN)/python -m experiments.accelerators $(ARGS)
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -188,8 +188,8 @@ def test_the_table_of_recipes_is_complete():
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_option_is_documented_in_the_class_of_the_recipe(name):
     kind = type(RECIPES[name][0])
-    _, _, attributes = kind.__doc__.partition("Attributes:\n")
-    described = re.findall(r"^ {6}(\w+): \S", attributes, re.MULTILINE)
+    _, _, attributes = inspect.getdoc(kind).partition("Attributes:\n")
+    described = re.findall(r"^ {2}(\w+): \S", attributes, re.MULTILINE)
     assert sorted(described) == sorted(field.name for field in dataclasses.fields(kind))
 
 

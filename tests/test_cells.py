@@ -155,7 +155,7 @@ def test_levels_are_exact_in_their_own_precision():
     assert level_of(np.float32(0.1)) == level_of(0.1) == level_of(Decimal("0.10")) == "0.1"
     assert level_of(np.float64(0.1) + 1e-18) == "0.1" and level_of(0.1 + 2e-17) == "0.10000000000000002"
     assert level_of(np.True_) == level_of(True) == "True" and level_of(1) == "1"
-    for missing in (None, np.nan, np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT")):
+    for missing in (None, np.nan, np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT", "ms")):
         assert level_of(missing) is None
 
 

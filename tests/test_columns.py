@@ -641,7 +641,7 @@ def test_numbers_of_many_kinds():
                 None,
                 None,
             ],
-            "nat": [np.datetime64("NaT"), np.datetime64("2020-01-01"), None],
+            "nat": [np.datetime64("NaT", "ms"), np.datetime64("2020-01-01"), None],
         }
     )
     columns = read_frame(frame).columns

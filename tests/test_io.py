@@ -80,7 +80,7 @@ def everything():
     ]
     scalars += [
         np.datetime64("2020-01-01"),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "ms"),
         np.timedelta64(3, "s"),
         np.void(b"abc"),
         structured[0],
@@ -88,7 +88,10 @@ def everything():
     scalars += [np.longdouble(1) / 3, np.clongdouble(1j) / 3, np.array(0.1, jnp.bfloat16)[()]]
     scalars += [np.dtype(code).type(3) for code in np.typecodes["All"] if code not in "SUVOMm?"]
     arrays = [np.array([value, value]) for value in scalars] + [np.array(value) for value in scalars]
-    arrays += [np.array([], code) for code in np.typecodes["All"]] + [structured, structured.view(np.recarray)]
+    arrays += [np.array([], code) for code in (*np.typecodes["All"].translate({77: "", 109: ""}), "M8[s]", "m8[s]")] + [
+        structured,
+        structured.view(np.recarray),
+    ]
     arrays += [np.array(["a", "longer"]), np.array(["a", "b"], object), np.array(["a\0"], object)]
     arrays += [np.array(["a", None], object), np.array([[1], "a"], object), np.array(["a"], np.dtypes.StringDType())]
     arrays += [

@@ -217,7 +217,7 @@ def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
         return pd.Series(cells, dtype=object)
     if raw.kind == "date":  # local ones: the columns of a model know of offsets
         days = np.where(raw.missing, 0, np.round(raw.values * _DAY)).astype("datetime64[ms]")
-        local = pd.Series(np.where(raw.missing, np.datetime64("NaT"), days))
+        local = pd.Series(np.where(raw.missing, np.datetime64("NaT", "ms"), days))
         return local if raw.zone is None else local.dt.tz_localize("UTC")  # which keeps the local clock
     whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in cells)
     return raw.values.astype(np.int64) if whole else raw.values
