@@ -148,19 +148,14 @@ def main(arguments: list[str] | None = None) -> None:
 def _write(found: dict[str, dict[str, Any]]) -> None:
     benchmark.write_whole(Path(TABLE), json.dumps(found, indent=1) + "\n")
     megabytes = lambda one, name: f"{one[name] / 1e6:.2f}" if name in one else "-"
-    rows = [
-        [
-            name,
-            *(megabytes(one, of) for of in ("temporary", "moved", "exchanged")),
-            one.get("collectives") or one.get("error", ""),
-        ]
-        for name, one in found.items()
-    ]
+    said = lambda one: one.get("collectives") or one.get("error", "")
+    row = lambda name, one: [name, *(megabytes(one, of) for of in ("temporary", "moved", "exchanged")), said(one)]
+    rows = [row(name, one) for name, one in found.items()]
     header = ["program", "temporary MB", "MB read and written", "MB exchanged", "collectives, or the error"]
     notes = (
         "Compiled by libtpu on a CPU; nothing ran. Numbers are those of one chip. Bytes read and written are the "
-        f"compiler's estimate. Of pods: one update, {ROWS} rows of {FEATURES} features a chip, by Adam; mini-batches of "
-        f"{MINI_BATCH} rows a chip, GET and RADDT take all rows.\n"
+        f"compiler's estimate. Of pods: one update, {ROWS} rows of {FEATURES} features a chip, by Adam; mini-batches "
+        f"of {MINI_BATCH} rows a chip, GET and RADDT take all rows.\n"
     )
     benchmark.write("accelerators", "--write", header, rows, notes, committed=True)
 
