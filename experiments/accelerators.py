@@ -50,7 +50,9 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "
 
 def collectives(text: str) -> tuple[str, int]:
     """The kinds of collectives in a compiled program, and the bytes of their results."""
-    found = re.findall(r"= (.*?) (all-\w+|collective-\w+|reduce-scatter|ragged-\S+?)(?:-start)?\(", text)
+    found = re.findall(
+        r"= (.*?) (all-(?:reduce|gather|to-all)|collective-\w+|reduce-scatter|ragged-all-to-all)(?:-start)?\(", text
+    )
     shapes = [shape for out, _ in found for shape in re.findall(r"(\w+)\[([\d,]*)\]", out)]
     size = sum(BYTES.get(kind, 0) * math.prod(map(int, dims.split(","))) if dims else 0 for kind, dims in shapes)
     return ", ".join(sorted({kind for _, kind in found})), size

@@ -74,6 +74,8 @@ class TreeEstimator(BaseEstimator):
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
+        if self.random_state is None and distributed.is_shared():  # each process has a generator of its own
+            rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # here, as it takes long to import

@@ -30,30 +30,30 @@ _APART = contextvars.ContextVar("apart", default=False)  # whether a part of sha
 def is_shared() -> bool:
     """Returns whether other processes take part in the work: there are some, and the mesh in context has their devices.
 
-    Without a mesh in context they do.
+    Without a mesh in context they do. Within a traced function nothing is shared.
     """
-    if jax.process_count() == 1:
+    # Asked first, as to count the processes starts XLA, which must not be before jax.distributed.initialize().
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return False
-    mesh = jax.sharding.get_mesh()
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:
+        return False
     return _APART.get() or mesh.empty or any(d.process_index != jax.process_index() for d in mesh.devices.flat)
 
 
 def is_first() -> bool:
     """Returns whether this process shows progress, warns and writes, as the first one of those that share the work."""
-    return jax.process_index() == 0 or not is_shared()
+    return not is_shared() or jax.process_index() == 0
 
 
 def to_host(tree: Any) -> Any:
     """Returns a pytree in NumPy, also where its arrays are spread over processes; then all processes must call."""
     far = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array) and not _is_here(a)]
     if far:
-        copies = iter(jax.jit(_same, out_shardings=NamedSharding(far[0].sharding.mesh, PartitionSpec()))(far))
+        copies = iter(jax.jit(sharding.same, out_shardings=NamedSharding(far[0].sharding.mesh, PartitionSpec()))(far))
         tree = jax.tree.map(lambda a: a if not isinstance(a, jax.Array) or _is_here(a) else next(copies), tree)
     return jax.tree.map(np.asarray, jax.device_get(tree))
-
-
-def _same(tree: Any) -> Any:
-    return tree
 
 
 def _is_here(array: jax.Array) -> bool:
@@ -78,9 +78,14 @@ def least(number: float) -> float:
     return float(np.min(multihost_utils.process_allgather(np.float32(number))))
 
 
+def of_first(number: int) -> int:
+    """Returns the number of the first process that shares the work; all must call."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number))) if is_shared() else number
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Context in which this process works without the others, on its own devices.
+    """Context in which this process works without the others, with rows sharded over its own devices.
 
     Example:
       >>> with jtrees.distributed.alone():
@@ -95,9 +100,9 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context in which each of the processes that share the work does the same on its own devices.
+    """Context in which each of the processes that share the work computes the same on its own devices.
 
-    So they evaluate what each of them has, such as a NumPy array.
+    A NumPy array is on every host, so no process needs the others to evaluate it.
     """
     if not is_shared() or sharding.share_of_starts() is None:
         yield
@@ -134,8 +139,10 @@ def _meet(what: str) -> None:
     if client is None:
         return
     try:
-        client.wait_at_barrier(f"jtrees {next(_MEETINGS)}", 1000 * _WAIT)
+        client.wait_at_barrier(f"{what}, {next(_MEETINGS)}", 1000 * _WAIT)
     except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
         raise RuntimeError(
             f"{what} must be called by all {jax.process_count()} processes, got no call of one of them in {_WAIT} s; "
             "a process can work alone in the context jtrees.distributed.alone()"

@@ -86,11 +86,18 @@ def join_rows(tree: Any) -> Any:
         raise ValueError("a mesh with the axis data must be in context: with jax.set_mesh(sharding.mesh()), got none")
     _check_rows(tree, jax.local_device_count(), "the devices of a process")
     mesh = jax.sharding.get_mesh()
-    by_device = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    spans = mesh.shape[DATA] < mesh.size
-    each = by_device if spans else _over_data()
-    joined = jax.tree.map(lambda a: jax.make_array_from_process_local_data(each, np.asarray(a)), tree)
-    return jax.jit(lambda rows: rows, out_shardings=_over_data())(joined) if spans else joined
+    along = mesh.axis_names.index(DATA)
+    mine = {at[along] for at, device in np.ndenumerate(mesh.devices) if device.process_index == jax.process_index()}
+    joined = lambda each: jax.tree.map(lambda a: jax.make_array_from_process_local_data(each, np.asarray(a)), tree)
+    if len(mine) * jax.process_count() == mesh.shape[DATA]:
+        return joined(_over_data())
+    # Several processes need the same rows: each device first has rows of its own.
+    return jax.jit(same, out_shardings=_over_data())(joined(NamedSharding(mesh, PartitionSpec(mesh.axis_names))))
+
+
+def same(tree: Any) -> Any:
+    """Returns its argument: a program of this function moves arrays to another sharding."""
+    return tree
 
 
 def parts(n: int | None = None) -> int:

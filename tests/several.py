@@ -141,6 +141,14 @@ def predicted():
     return np.ravel(found[:4]).tolist()
 
 
+def estimated():
+    """An estimator without a seed has the same one in all processes."""
+    from jtrees.estimators import TreeRegressor
+
+    fitted = TreeRegressor(DGT, validation_fraction=0.2).fit(X, Y)
+    return fitted.predict(X[:4]).tolist()
+
+
 def started():
     """Many starts in a program of the user's own."""
     method, keys = jtrees.methods.get(depth=2, alpha=15.0), jax.random.split(key(), 4)
@@ -225,6 +233,7 @@ CASES = {
     "joined rows": joined,
     "predictions": predicted,
     "starts": started,
+    "without a seed": estimated,
     "alone": alone,
     "warnings": warned,
     "progress": shown,

@@ -8,6 +8,7 @@ kinds of columns.
 from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, Literal
+import warnings
 
 from jax.typing import ArrayLike
 import numpy as np
@@ -175,7 +176,7 @@ class Columns:
         counts = {name: int(raw.missing.sum()) for name, raw in frame.columns.items() if not self.columns[name].missing}
         if which := _counted({name: count for name, count in counts.items() if count}):
             message = f"x has missing values where the training rows had none, taken for typical ones: {which}"
-            distributed.warn(message, ColumnsWarning, stacklevel=3)
+            warnings.warn(message, ColumnsWarning, stacklevel=3)
 
     def _warn_of_levels(self, frame: Frame) -> None:
         """Warns of levels that the training rows did not have.
@@ -196,7 +197,7 @@ class Columns:
                     came = _NAMES.get(raw.of, "text")
                     raise ValueError(f"{expected} in column {checks.quoted(name)}, got {came} without any: {cell}")
         if which := _counted({name: count for name, count in counts.items() if count}):
-            distributed.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
+            warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
     @property
     def _used(self) -> dict[str, Column]:

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, distributed, io, processes, pytree, validation as checks
+from jtrees import compilation, distributed, io, processes, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
 from jtrees.data.table import bucket, held_out_table
@@ -307,7 +307,7 @@ def fits_of(
         None if validation is None else scaling.batch(validation),
         monitor,
         impl=str(jax.random.key_impl(keys[0])),
-        at_once=_AT_ONCE if batch == "auto" else batch,
+        at_once=max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch,
     )
     if weights is not None:
         of_folds = list(weights)
@@ -371,7 +371,7 @@ def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tu
 
 def _at_once(count: int, batch: int | Literal["auto"]) -> int:
     """Returns the number of concurrent runs of ``count``, in batches of equal size."""
-    devices = jax.local_devices()
-    of_cpus = _AT_ONCE_CPU * len(devices)
-    most = batch if batch != "auto" else of_cpus if devices[0].platform == "cpu" else _AT_ONCE
+    devices, shares = jax.local_devices(), sharding.share_of_starts()
+    of_cpus = _AT_ONCE_CPU * (len(devices) if shares is None else shares)
+    most = batch if batch != "auto" else of_cpus if devices[0].platform == "cpu" else max(_AT_ONCE, shares or 1)
     return -(-count // -(-count // min(most, count)))

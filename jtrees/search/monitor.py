@@ -20,8 +20,8 @@ _SAMPLE, _FEWEST = 2**18, 200  # numbers, and rows, of a sample that shows how l
 class Monitor:
     """Shows the progress of a search between rounds, and stops it at a deadline or on Ctrl-C.
 
-    Of several processes the first alone shows the progress. The earliest deadline and a Ctrl-C of any process stop all
-    of them: what depends on a clock or a signal is agreed on, so all processes must ask in the same order.
+    Of several processes the first alone shows the progress. The earliest deadline stops all of them, as does a Ctrl-C
+    of any. What depends on a clock or a signal is agreed on, so all processes must ask in the same order.
 
     Attributes:
       ended: the reason for the end: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
@@ -41,6 +41,7 @@ class Monitor:
         self.ended, self.where = "finished", ""
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
         self._is_shown = self._was_asked = False
+        self._is_shared = distributed.is_shared()
         self._whole = within._whole if within is not None else self
 
     @contextlib.contextmanager
@@ -79,7 +80,9 @@ class Monitor:
     def _interrupt(self, *_: Any) -> None:
         if self._was_asked:
             raise KeyboardInterrupt
-        self._was_asked, self.ended = True, "interrupted"
+        self._was_asked = True
+        if not self._is_shared:  # else all processes end together, when they have agreed
+            self.ended = "interrupted"
 
     def left(self) -> float:
         """Returns the seconds before the deadline; infinite without one."""
@@ -87,7 +90,7 @@ class Monitor:
 
     def has_time(self, seconds: float = 0.0) -> bool:
         """Whether there is time for something that takes so many seconds; if there is not, the search has ended."""
-        if distributed.least(-(self._whole.ended == "interrupted")):
+        if distributed.least(-self._whole._was_asked):
             self._whole.ended = "interrupted"
         if self._whole.ended != "finished":
             self.ended = self._whole.ended

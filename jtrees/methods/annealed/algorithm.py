@@ -184,7 +184,8 @@ class Annealed(Recipe):
         alike = folds is None
         goes_on = chosen and (not alike or runs.monitor.has_time())
         longer = train_stages(each.select(chosen).on(held_out=none), going, self.updates) if goes_on else []
-        return self._results(starts, grown, ended, dict(zip(chosen, longer, strict=False)), beaten_by, alike)
+        of_chosen = dict(zip(chosen, longer, strict=True)) if goes_on else {}
+        return self._results(starts, grown, ended, of_chosen, beaten_by, alike)
 
     def _compared(
         self,

@@ -87,7 +87,7 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
     for stage, sharpness in enumerate(np.transpose([one.sharpness for one in starts])):
         if stages and not runs.monitor.has_time():
             left = [end.replace(step=np.zeros_like(end.step)) for end in stages[-1][0]]
-            stages.append((left, [np.zeros(0)] * len(starts)))
+            stages.append((left, [np.zeros(0, np.float32)] * len(starts)))
             continue
         states = runs.map(_begun, splits, matrices, list(sharpness), often=often)
         keep = lambda states, done=0: runs.map(_evaluated, states, matrices, often=often or not free)
