@@ -49,20 +49,20 @@ def is_first() -> bool:
 
 def to_host(tree: Any) -> Any:
     """Returns a pytree in NumPy, also where its arrays are spread over processes; then all processes must call."""
-    far = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array) and not _is_here(a)]
+    far = [a for a in jax.tree.leaves(tree) if _is_far(a)]
     if far:
         copies = iter(jax.jit(sharding.same, out_shardings=NamedSharding(far[0].sharding.mesh, PartitionSpec()))(far))
-        tree = jax.tree.map(lambda a: a if not isinstance(a, jax.Array) or _is_here(a) else next(copies), tree)
+        tree = jax.tree.map(lambda a: next(copies) if _is_far(a) else a, tree)
     return jax.tree.map(np.asarray, jax.device_get(tree))
 
 
-def _is_here(array: jax.Array) -> bool:
-    return array.is_fully_addressable or array.is_fully_replicated
+def _is_far(a: Any) -> bool:
+    return isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated)
 
 
 def spans(tree: Any) -> bool:
     """Returns whether an array of a pytree is spread over processes, so that none of them has all of it."""
-    return any(isinstance(a, jax.Array) and not _is_here(a) for a in jax.tree.leaves(tree))
+    return any(map(_is_far, jax.tree.leaves(tree)))
 
 
 def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:
