@@ -61,9 +61,14 @@ bench: .venv/ready         ## speed: training, prediction, ...; ARGS=--write for
 bench-kernels: .venv/ready ## the fused kernels on the device that is here, tuned, within 8 minutes; ARGS=--write likewise
 	$(BIN)/python -m experiments.bench_kernels --tune $(ARGS)
 
-accelerators: .venv/ready  ## all kernels, and a training step of each method, compiled for TPUs without one; weekly
-	$(BIN)/python -m pip install --quiet libtpu
-	$(BIN)/python -m experiments.accelerators $(ARGS)
+# The compilers lie beside the environment: a plugin for GPUs would complain in each process of it that there is none.
+COMPILERS := build/accelerators
+accelerators: .venv/ready  ## all kernels, and a training step of each method, compiled for TPUs and an H100; weekly
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(COMPILERS) libtpu
+	version=$$($(BIN)/python -c "import jax; print(jax.__version__)"); \
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(COMPILERS) jax-cuda12-plugin==$$version \
+	  jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12 || echo "No compiler for an H100: no wheels for this Python."
+	PYTHONPATH=$(COMPILERS) $(BIN)/python -m experiments.accelerators $(ARGS)
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -1,22 +1,24 @@
-"""Programs compiled for TPUs on a machine without one: kernels for a chip, a training step of each method for pods.
+"""Programs compiled for accelerators on a machine without one: kernels for a chip, a training step for pods of TPUs.
 
 python -m experiments.accelerators [--write] [--only kernels pods]
 
-Needs ``pip install libtpu``, whose compilers run on a CPU. An exit status of 1 says that a program does not compile,
-or that it needs more temporary memory or moves more bytes between chips than the committed table has, by 5 %.
+``make accelerators`` installs the compilers beside the environment: libtpu for v5e and v6e; a plugin of JAX and ptxas
+for an H100, where there are wheels for this Python. They run on a CPU. The exit status is 1 if a program does not
+compile, if registers are spilled, or if a program needs more temporary memory or moves more bytes than the committed
+table has, by 5 %. A kernel that refuses a size by name is listed as refused.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
+import contextlib
 from functools import partial
+import importlib.util
 import json
-import math
 import os
 from pathlib import Path
-import re
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_MIN_LOG_LEVEL="4", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
 
@@ -26,66 +28,143 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 import optax
 
-from experiments import benchmark
+from experiments import benchmark, programs
 import jtrees
 from jtrees import Batch, sharding, training
 import pallas_kernels as kernels
 
 TABLE = benchmark.RESULTS / "accelerators.json"
 MORE = 1.05
-CHIPS = ("v5e:2x2", "v6e:2x2")
-SIZES = [(65_536, 32, 8, 1), (4096, 64, 8, 26), (4096, 784, 9, 10), (4096, 784, 10, 10)]  # n, p, depth, outputs
+SIZES = [(65_536, 32, 8, 1), (4096, 64, 8, 26), (4096, 784, 9, 10), (4096, 784, 10, 10), (4096, 2048, 10, 26)]
 PODS = {"v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
 ROWS, FEATURES, MINI_BATCH = 4096, 64, 256  # rows of a chip, and those of them in a mini-batch
-METHODS = {
-    "GET, depth 6": (jtrees.methods.get(6, 15.0), None),
-    "RADDT, depth 6": (jtrees.methods.raddt(6, 15.0), None),
-    "DGT, depth 10": (jtrees.methods.dgt(10), MINI_BATCH),
-    "LatentTree, depth 6": (jtrees.methods.latent(6, 1e-3), MINI_BATCH),
-    "TEL, 10 trees, depth 6": (jtrees.methods.tel(6, 10), MINI_BATCH),
-    "NonGreedy, depth 6": (jtrees.methods.nongreedy(6), MINI_BATCH),
-}
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "s64": 8, "u64": 8, "f64": 8}
 
 
-def collectives(text: str) -> tuple[str, int]:
-    """The kinds of collectives in a compiled program, and the bytes of their results."""
-    found = re.findall(
-        r"= (.*?) (all-(?:reduce|gather|to-all)|collective-\w+|reduce-scatter|ragged-all-to-all)(?:-start)?\(", text
-    )
-    shapes = [shape for out, _ in found for shape in re.findall(r"(\w+)\[([\d,]*)\]", out)]
-    size = sum(BYTES.get(kind, 0) * math.prod(map(int, dims.split(","))) if dims else 0 for kind, dims in shapes)
-    return ", ".join(sorted({kind for _, kind in found})), size
-
-
-def of_kernels() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The kernels and XLA's programs in their place, by names, with functions that lower them."""
-    soft = lambda how, x, w, b, v: kernels.soft_routing(x, w, b, v, implementation=how).sum()
-    sums = lambda how, x, w, b, v: kernels.path_sum(x, w, b, v, implementation=how).sum()
-    slope = lambda fn: lambda how: jax.grad(partial(fn, how), (0, 1, 2, 3))
-    programs = {
-        "hard_routing": lambda how: lambda x, w, b, v: kernels.hard_routing(x, w, b, implementation=how),
-        "soft_routing": lambda how: partial(soft, how),
-        "gradient of soft_routing": slope(soft),
-        "gradient of path_sum": slope(sums),
+def methods() -> dict[str, tuple[jtrees.Method, int | None]]:
+    """Methods, and the rows of their mini-batches on a chip; None takes all rows."""
+    return {
+        "GET, depth 6": (jtrees.methods.get(6, 15.0), None),
+        "RADDT, depth 6": (jtrees.methods.raddt(6, 15.0), None),
+        "DGT, depth 10": (jtrees.methods.dgt(10), MINI_BATCH),
+        "LatentTree, depth 6": (jtrees.methods.latent(6, 1e-3), MINI_BATCH),
+        "TEL, 10 trees, depth 6": (jtrees.methods.tel(6, 10), MINI_BATCH),
+        "NonGreedy, depth 6": (jtrees.methods.nongreedy(6), MINI_BATCH),
     }
-    for chip in CHIPS:
-        device = topologies.get_topology_desc(chip, platform="tpu").devices[0]
+
+
+class Chip(NamedTuple):
+    """A chip to compile for.
+
+    Attributes:
+      backend: of the kernels.
+      options: of its topology.
+      matrix: products of bfloat16 numbers, operations a second at best.
+      vector: other operations a second.
+      memory: bytes a second.
+    """
+
+    backend: str
+    options: dict[str, Any]
+    matrix: float
+    vector: float
+    memory: float
+
+
+# What XLA knows of an H100 with 80 GB, as it reports it itself.
+_H100 = """gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 patch: 0 }
+runtime_version { major: 12 minor: 9 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+# The makers' figures. Those of vector operations on TPUs are an estimate: four a lane, 1024 lanes, 1.5 GHz.
+CHIPS = {
+    "v5e": Chip("mosaic_tpu", {"platform": "tpu", "topology_name": "v5e:2x2"}, 197e12, 6e12, 819e9),
+    "v6e": Chip("mosaic_tpu", {"platform": "tpu", "topology_name": "v6e:2x2"}, 918e12, 6e12, 1640e9),
+    "H100": Chip(
+        "triton",
+        {"platform": "cuda", "topology_name": "h100", "topology": "1x1x1", "target_config": _H100},
+        989e12,
+        33e12,
+        3350e9,
+    ),
+}
+
+
+def use_cuda_compiler() -> bool:
+    """Makes the compiler for NVIDIA GPUs known to XLA, before its first use; returns whether there is one."""
+    found = importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
+    if found is None:
+        return False
+    folder = next(iter(found.submodule_search_locations or ()))
+    flags = f"--xla_gpu_cuda_data_dir={folder} --xla_gpu_fail_ptx_compilation_on_register_spilling=true"
+    os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    return True
+
+
+def kernel_programs(how: str) -> dict[str, Callable[..., Any]]:
+    """The kernels or XLA's programs in their place, as functions of samples, targets and a tree."""
+    soft = lambda x, *tree: kernels.soft_routing(x, *tree, implementation=how).sum()
+    sums = lambda x, *tree: kernels.path_sum(x, *tree, implementation=how).sum()
+    loss = lambda x, y, *tree: kernels.expected_loss(x, y, *tree, implementation=how)
+    tree = (1, 2, 3)
+    return {
+        "hard_routing": lambda x, y, w, b, v: kernels.hard_routing(x, w, b, implementation=how),
+        "soft_routing": lambda x, y, *tree: soft(x, *tree),
+        "gradient of soft_routing": lambda x, y, *of: jax.grad(soft, tree)(x, *of),
+        "gradient of path_sum": lambda x, y, *of: jax.grad(sums, tree)(x, *of),
+        "step of expected_loss": jax.value_and_grad(loss, (2, 3, 4), has_aux=True),
+    }
+
+
+def of_kernels() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """The kernels and XLA's programs in their place, by names, with functions that compile them."""
+    has_cuda = use_cuda_compiler()
+    for chip, about in CHIPS.items():
+        if about.backend == "triton" and not has_cuda:
+            print("No compiler for an H100 here.")
+            continue
+        device = topologies.get_topology_desc(**about.options).devices[0]
         array = lambda *shape, on=device: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=SingleDeviceSharding(on))
         for n, p, depth, k in SIZES:
-            tree = array(n, p), array(2**depth - 1, p), array(2**depth - 1), array(2**depth, k)
-            for name, make in programs.items():
-                for how in ("xla", "tpu"):
+            operands = array(n, p), array(n, k), array(2**depth - 1, p), array(2**depth - 1), array(2**depth, k)
+            for how in ("xla", about.backend):
+                for name, fn in kernel_programs(how).items():
                     size = f"{chip}, {name}, n = {n}, p = {p}, depth {depth}, k = {k}, {how}"
-                    yield size, lambda make=make, how=how, tree=tree: jax.jit(make(how)).lower(*tree)
+                    yield size, partial(of_kernel, fn, operands, about)
 
 
-def of_pods() -> Iterator[tuple[str, Callable[[], Any]]]:
+def of_kernel(fn: Callable[..., Any], operands: tuple, chip: Chip) -> dict[str, Any]:
+    """Compiles a kernel, and counts its operations."""
+    platform = chip.options["platform"]
+    # Newer versions of JAX want to know for which GPU they lower to Triton.
+    gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H100", num_cores=132, platform="gpu")
+    of_gpu = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu))
+    try:
+        with of_gpu if platform == "cuda" else contextlib.nullcontext():
+            trace = jax.jit(fn).trace(*operands)
+            found = compiled(lambda: trace.lower(lowering_platforms=(platform,)))
+    except kernels.Unsupported as error:
+        return {"refused": str(error)}
+    matrix, vector = programs.operations(trace)
+    return found | {"matrix": matrix, "vector": vector}
+
+
+def of_pods() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """A training step of each method on each pod."""
     for pod, chips in PODS.items():
         devices = topologies.get_topology_desc(pod, platform="tpu").devices
-        for name, (method, mini_batch) in METHODS.items():
-            yield f"{pod}, {name}", partial(step, sharding.of_devices(devices), chips, method, mini_batch)
+        for name, (method, mini_batch) in methods().items():
+            lower = partial(step, sharding.of_devices(devices), chips, method, mini_batch)
+            yield f"{pod}, {name}", partial(compiled, lower)
 
 
 def step(mesh: jax.sharding.Mesh, chips: int, method: jtrees.Method, mini_batch: int | None) -> Any:
@@ -105,28 +184,37 @@ def step(mesh: jax.sharding.Mesh, chips: int, method: jtrees.Method, mini_batch:
 
 
 def compiled(lower: Callable[[], Any]) -> dict[str, Any]:
-    """What a compiled program needs: temporary bytes, those that it reads and writes, those that chips exchange."""
+    """What a compiled program needs: temporary bytes, those that it reads and writes, those that chips exchange.
+
+    Raises:
+      Unsupported: where a kernel refuses the size.
+    """
     begun = time.monotonic()
     try:
         program = lower().compile()
+    except kernels.Unsupported:
+        raise
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}".replace("\n", " ")[:200]}
     try:
-        kinds, exchanged = collectives(program.as_text())
+        text = program.as_text()
     except jax.errors.JaxRuntimeError:  # a few programs for a single chip cannot be printed
-        kinds, exchanged = "", 0
+        text = ""
+    kinds, exchanged = programs.collectives(text)
+    moved = int((program.cost_analysis() or {}).get("bytes accessed", 0)) or programs.traffic(text)
     found = {"temporary": program.memory_analysis().temp_size_in_bytes, "exchanged": exchanged, "collectives": kinds}
-    moved = int(program.cost_analysis().get("bytes accessed", 0))
     return found | {"moved": moved, "seconds": round(time.monotonic() - begun, 1)}
 
 
 def worse(found: dict[str, Any], before: dict[str, Any] | None) -> str:
     """What a program needs more of than the committed table has, if anything."""
     if "error" in found:
-        return "" if before is not None and "error" in before else found["error"]
-    if before is None or "error" in before:
+        return found["error"]
+    if before is None or "temporary" not in before:
         return ""
-    more = [name for name in ("temporary", "exchanged") if found[name] > MORE * before[name]]
+    if "refused" in found:
+        return found["refused"]
+    more = [name for name in ("temporary", "exchanged", "moved") if found[name] > MORE * before[name]]
     return ", ".join(f"{found[name]} {name} bytes, {before[name]} before" for name in more)
 
 
@@ -137,32 +225,79 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="make this the committed table")
     options = parser.parse_args(arguments)
     before = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    programs = [*(of_kernels() if "kernels" in options.only else ()), *(of_pods() if "pods" in options.only else ())]
+    everything = [*(of_kernels() if "kernels" in options.only else ()), *(of_pods() if "pods" in options.only else ())]
     found, failed = {}, []
-    for name, lower in programs:
-        found[name] = compiled(lower)
+    for name, compile_it in everything:
+        found[name] = compile_it()
         if said := worse(found[name], before.get(name)):
             failed.append(f"{name}: {said}")
         print(name, found[name], flush=True)
     if options.write:
-        _write(before | found)
-    elif failed:
+        kept = {name: one for name, one in before.items() if (", n = " in name) != ("kernels" in options.only)}
+        _write(kept | found)
+    if failed and not options.write:
         sys.exit("\n".join(failed))
 
 
 def _write(found: dict[str, dict[str, Any]]) -> None:
     benchmark.write_whole(Path(TABLE), json.dumps(found, indent=1) + "\n")
-    megabytes = lambda one, name: f"{one[name] / 1e6:.2f}" if name in one else "-"
-    said = lambda one: one.get("collectives") or one.get("error", "")
-    row = lambda name, one: [name, *(megabytes(one, of) for of in ("temporary", "moved", "exchanged")), said(one)]
-    rows = [row(name, one) for name, one in found.items()]
-    header = ["program", "temporary MB", "MB read and written", "MB exchanged", "collectives, or the error"]
+    benchmark.write("accelerators", "--write", *_pods(found), committed=True, to="accelerators_pods")
+    benchmark.write("accelerators", "--write", *_kernels(found), committed=True)
+
+
+def _pods(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]], str]:
+    """The table of training steps."""
+    names = [name for name in found if ", n = " not in name]
+    cells = lambda one: [
+        *(_megabytes(one, of) for of in ("temporary", "moved", "exchanged")),
+        one.get("collectives", ""),
+    ]
+    rows = [[name, *(cells(found[name]) if "error" not in found[name] else [found[name]["error"]])] for name in names]
     notes = (
-        "Compiled by libtpu on a CPU; nothing ran. Numbers are those of one chip. Bytes read and written are the "
-        f"compiler's estimate. Of pods: one update, {ROWS} rows of {FEATURES} features a chip, by Adam; mini-batches "
-        f"of {MINI_BATCH} rows a chip, GET and RADDT take all rows.\n"
+        "Compiled by libtpu on a CPU; nothing ran. Numbers are those of one chip: temporary memory, bytes read and "
+        f"written as the compiler estimates them, bytes exchanged. One update, {ROWS} rows of {FEATURES} features a "
+        f"chip, by Adam. Mini-batches have {MINI_BATCH} rows a chip. GET and RADDT take all rows.\n"
     )
-    benchmark.write("accelerators", "--write", header, rows, notes, committed=True)
+    return ["step", "temporary MB", "MB read and written", "MB exchanged", "collectives"], rows, notes
+
+
+def _kernels(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]], str]:
+    """The table of kernels, beside XLA's programs."""
+    rows = []
+    for name, plain in found.items():
+        if not name.endswith(", xla"):
+            continue
+        chip = CHIPS[name.split(",")[0]]
+        fused, row = found[name.replace(", xla", f", {chip.backend}")], [name.removesuffix(", xla")]
+        row += [_megabytes(plain, "moved"), _megabytes(plain, "temporary")]
+        if "moved" not in fused:
+            rows.append([*row, "refused" if "refused" in fused else fused["error"], "", "", "", ""])
+            continue
+        n = int(name.split("n = ")[1].split(",")[0])
+        # A product of float32 numbers is six of bfloat16 numbers. For a GPU these are in the kernel.
+        passes = 6 if chip.backend == "mosaic_tpu" else 1
+        seconds = {
+            "products": passes * fused["matrix"] / chip.matrix,
+            "routing": fused["vector"] / chip.vector,
+            "memory": fused["moved"] / chip.memory,
+        }
+        bound = max(seconds, key=lambda name: seconds[name])
+        per_row = [f"{fused[of] / n / 1e3:.1f}" for of in ("matrix", "vector")]
+        fewer = "yes" if fused["moved"] < plain["moved"] else "no"
+        rows.append([*row, _megabytes(fused, "moved"), _megabytes(fused, "temporary"), *per_row, f"{bound}, {fewer}"])
+    header = ["kernel", "XLA: MB moved", "temporary MB", "kernel: MB moved", "temporary MB"]
+    header += ["products, kflop a row", "routing, kflop a row", "bound by; fewer bytes than XLA"]
+    notes = (
+        "Compiled by libtpu, and by XLA, Triton and ptxas, on a CPU; nothing ran. Bytes read and written are the "
+        "compiler's estimate for TPUs, which pads rows to 128 features, and the operands and results of all kernels of "
+        "a program for an H100. Operations are counted in the body of the kernel. What bounds a kernel follows from "
+        "the makers' figures for the chip and is an estimate. A kernel that refuses a size is left to XLA.\n"
+    )
+    return header, rows, notes
+
+
+def _megabytes(one: dict[str, Any], name: str) -> str:
+    return f"{one[name] / 1e6:.2f}" if name in one else "-"
 
 
 if __name__ == "__main__":

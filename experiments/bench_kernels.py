@@ -3,8 +3,8 @@
 python -m experiments.bench_kernels [--minutes 8] [--tune] [--write]
 
 On a GPU or a TPU each kernel is tuned first (--tune) on one case, checked against XLA, and then timed beside it over
-sizes, depths and numbers of trees; the lines to paste into ``pallas_kernels/backend.py`` are printed at the end. On a
-CPU, which has no kernel, XLA is timed by itself, at small sizes. What the time does not suffice for is named.
+sizes, depths and numbers of trees. With --write the sizes that won go to ``pallas_kernels/winners.json``. On a CPU,
+which has no kernel, XLA is timed by itself, at small sizes. What the time does not suffice for is named.
 
 Operations and bytes are counted by hand: the products with the weights (two with gradients: of samples none is asked
 for), and one read of the samples and targets, one write of the answers. The roofline is the larger of operations over
@@ -31,9 +31,11 @@ from experiments import benchmark
 from jtrees import ops
 from jtrees.leaves import Values
 import pallas_kernels as kernels
-from pallas_kernels import Config, backend
+from pallas_kernels import Config
+from pallas_kernels.config import HEURISTIC
 
-IMPLEMENTATION = {"gpu": "triton", "tpu": "tpu"}
+IMPLEMENTATION = {"gpu": "triton", "tpu": "mosaic_tpu"}
+WINNERS = Path(kernels.__file__).with_name("winners.json")
 _WINS = 1.05  # times as fast as XLA: then it becomes the default
 TOLERANCE = 1e-4  # of the largest number: sums over many samples in another order
 
@@ -138,7 +140,7 @@ def operands(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
     return rounded(x, 32), y, rounded(w / np.float32(np.sqrt(case.p)), 256), rounded(b, 2**14) + 2.0**-14, v
 
 
-def program(kernel: Kernel, how: str, case: Case) -> Callable[..., Any]:
+def program(kernel: Kernel, how: str | Config, case: Case) -> Callable[..., Any]:
     """The compiled function."""
     run = lambda x, y, *tree: kernel.run(how, x, y, *tree)
     return jax.jit(jax.vmap(run, (None, None, 0, 0, 0)) if case.trees > 1 else run)
@@ -207,34 +209,25 @@ def _said(error: Exception) -> str:
 
 def candidates(implementation: str) -> Iterator[Config]:
     """Sizes to try, the heuristic's first."""
-    start = backend.HEURISTIC[implementation]
-    changes: list[dict[str, Any]] = [{"tile": 256}, {"tile": 1024}, {"subtree": 6}, {"subtree": 5}]
+    start = HEURISTIC[implementation]
+    changes: list[dict[str, Any]] = [{"tile": 256}, {"tile": 1024}, {"elements": 2**16}, {"elements": 2**18}]
     if implementation == "triton":
-        changes = [{"tile": 32}, {"warps": 8}, {"subtree": 4}, {"stages": 2}, {"split": False}]
-        changes += [{"tile": 32, "warps": 2}, {"tile": 128, "warps": 8}, {"tile": 32, "subtree": 4, "warps": 2}]
+        changes = [{"tile": 32}, {"warps": 4}, {"subtree": 4}, {"stages": 2}, {"programs": 128}]
+        changes += [{"tile": 32, "warps": 4}, {"tile": 128, "warps": 8}, {"tile": 32, "subtree": 4, "warps": 4}]
     yield from (replace(start, **change) for change in [{}, *changes])
-
-
-def _won(config: Config) -> kernels.Winner:
-    """As far as it was measured: for the depth, features and outputs of the case, and a tenth of its samples."""
-    return kernels.Winner(config, TUNED.depth, TUNED.p, TUNED.k, TUNED.n // 10)
 
 
 def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
     """Returns the fastest sizes of each kernel and the factor by which they beat XLA, on one case."""
     best: dict[str, tuple[Config, float]] = {}
-    arrays, device = operands(TUNED), jax.devices()[0].device_kind
-    winners = backend.MEASURED.setdefault(device, {})
+    arrays = operands(TUNED)
     by_kernel = {one.name: one for one in KERNELS.values()}  # of two the last: with gradients
     for name, kernel in by_kernel.items():
         if time.monotonic() > until:
             print(f"{name}: not tuned for want of time", flush=True)
             continue
-        configs, calls = list(candidates(implementation)), [lowered(program(kernel, "xla", TUNED), arrays)]
-        for config in configs:  # sizes are chosen while the function is lowered
-            winners[name] = _won(config)
-            calls.append(lowered(program(kernel, implementation, TUNED), arrays))
-        del winners[name]
+        configs = list(candidates(implementation))
+        calls = [lowered(program(kernel, how, TUNED), arrays) for how in ("xla", *configs)]
         (plain, _), *programs = compiled(calls)
         expected, plain_seconds = plain(*arrays), float(np.median(timed(plain, arrays, 0.1)))
         for config, (call, _) in zip(configs, programs, strict=True):
@@ -245,17 +238,36 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
             print(f"{name}: {config}: {1e3 * seconds:.3f} ms{'' if right else ', WRONG'}", flush=True)
             if right and (name not in best or plain_seconds / seconds > best[name][1]):
                 best[name] = config, plain_seconds / seconds
-    winners |= {name: _won(config) for name, (config, _) in best.items()}
     return best
 
 
-def compare(jobs: Sequence[tuple[Case, str]], implementation: str | None, rate: tuple[float, float]) -> Iterator[dict]:
-    """XLA and the kernel on some cases, compiled together and timed one after the other."""
-    ways = {"xla": "xla"} | ({} if implementation is None else {"fused": implementation})
+def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
+    """Replaces what won on this kind of device.
+
+    An entry counts as far as it was measured: for the depth, features and outputs of the case, and a tenth of its
+    samples.
+    """
+    others = [one for one in json.loads(WINNERS.read_text()) if one["device"] != device]
+    size = {"depth": TUNED.depth, "p": TUNED.p, "k": TUNED.k, "n": TUNED.n // 10}
+    won = [
+        {"device": device, "kernel": name, **size, "config": asdict(config)}
+        for name, (config, factor) in best.items()
+        if factor > _WINS
+    ]
+    benchmark.write_whole(WINNERS, json.dumps(others + won, indent=1) + "\n")
+
+
+def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple[float, float]) -> Iterator[dict]:
+    """XLA and the kernel on some cases, compiled together and timed one after the other.
+
+    ``fused`` has the implementation of each kernel, and is empty where there is none.
+    """
+    ways = ("xla", "fused") if fused else ("xla",)
+    how = lambda way, name: fused[KERNELS[name].name] if way == "fused" else way
     calls = [
-        lowered(program(KERNELS[name], how, case), jax.eval_shape(partial(operands, case)))
+        lowered(program(KERNELS[name], how(way, name), case), jax.eval_shape(partial(operands, case)))
         for case, name in jobs
-        for how in ways.values()
+        for way in ways
     ]
     programs = iter(compiled(calls))
     for case, name in jobs:
@@ -308,6 +320,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = jax.devices()[0].device_kind
     rate = rates(platform)
     best = tune(implementation, start + 30 * options.minutes) if implementation and options.tune else {}
+    names = {one.name for one in KERNELS.values()} if implementation else ()
+    fused = {name: best[name][0] if name in best else implementation for name in names}
     kept = (benchmark.RESULTS if options.write else Path("results")) / f"kernels/{device.lower().replace(' ', '-')}"
     kept.parent.mkdir(parents=True, exist_ok=True)
     found, left = [], []
@@ -315,7 +329,7 @@ def main(arguments: list[str] | None = None) -> None:
         if time.monotonic() > end - 30:
             left.append(str(case))
             continue
-        for one in compare([(case, name) for name in KERNELS], implementation, rate):
+        for one in compare([(case, name) for name in KERNELS], fused, rate):
             found.append(one)
             print(" ".join(row(one)), flush=True)
             record = {"device": device, "rates": rate, "cases": found}
@@ -327,12 +341,12 @@ def main(arguments: list[str] | None = None) -> None:
     )
     if best:
         size = f"depth {TUNED.depth}, p {TUNED.p}, n {TUNED.n:,}"
-        notes += f"\nThe fastest sizes at {size}; behind a # what did not win:\n\n"
-        notes += f'```\n    "{device}": {{\n'
-        for name, (config, factor) in best.items():
-            mark = "" if factor > _WINS else "# "
-            notes += f'        {mark}"{name}": {_won(config)!r},  # {factor:.2f} times as fast as XLA\n'
-        notes += "    }\n```\n"
+        notes += f"\nThe fastest sizes at {size}:\n\n"
+        notes += "".join(
+            f"- {name}: `{one}`, {factor:.2f} times as fast as XLA\n" for name, (one, factor) in best.items()
+        )
+        if options.write:
+            write_winners(device, best)
     if implementation is None:
         notes += "\nThere is no kernel for this device: XLA by itself.\n"
     if left:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jtrees import blocking, routing, sharding, topology
-from jtrees._implementations import branched
 from jtrees.routing import sharp
 from jtrees.routing.by_level import with_one
 from jtrees.routing.soft import leaf_weights
@@ -51,7 +50,7 @@ def _visited(leaf_losses, route, how, *operands):
     """Returns the loss, its gradient for splits and leaves, and the leaf that each sample reaches."""
     visit = partial(_visit, leaf_losses, route)
     fused = lambda how, *operands: sharding.each_part(partial(_visit_fused, route, how), *operands, rows=(3, 4, 5))
-    return branched(how, fused, visit, *operands)
+    return kernels.run(how, fused, visit, *operands)
 
 
 # Of a sample the loss is w sum_l P_l loss_l, whose derivative for z is as above, so that the one for x is a product

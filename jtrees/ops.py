@@ -4,9 +4,8 @@ Splits come as ``weights (nodes, p)`` and ``bias (nodes,)``; the score of node j
 Scores are computed in full precision also where matrix units would round to fewer bits: one near 0 decides where a
 sample goes.
 
-And the one place that chooses between XLA and a fused kernel (:mod:`pallas_kernels`). ``implementation=None``, the
-default everywhere, is the kernel where a measurement on such a device says that it wins, else XLA; ``"xla"`` is XLA;
-and ``"tpu"``, ``"triton"`` or ``"interpret"`` the kernel, whose platform it must be lowered for.
+This is also the one place that chooses between XLA and a fused kernel. ``implementation``, None by default, is as
+:mod:`pallas_kernels.config` says: None is the kernel where a measurement on such a device found it faster, else XLA.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrees import routing, topology, validation
 from jtrees._expected_loss import expected, leaf_probabilities
-from jtrees._implementations import branched, by_rows, choose, on_platforms
+from jtrees._implementations import by_rows, choose
 import pallas_kernels as kernels
+from pallas_kernels import Implementation
 
 LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]  # (leaves, x, y) -> (leaves, n)
 # A soft routing: by a name, for which there are kernels; or any function, scores (nodes, n) -> probabilities of the
@@ -53,7 +53,7 @@ def soft(
     x: Float[Array, "n p"],
     route: Route = "sigmoid",
     *,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> Float[Array, "n *k"]:
     """The mean of what the leaves hold, by the probabilities of a soft routing.
 
@@ -63,7 +63,7 @@ def soft(
       leaf_values: what the leaves hold.
       x: samples.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores.
-      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
+      implementation: see :mod:`pallas_kernels.config`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
@@ -79,7 +79,7 @@ def soft(
     _check_route(route)
     able = leaf_values.ndim <= 2 and isinstance(route, str)
     how = choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
-    return on_platforms(how, fused, plain, weights, bias, leaf_values, x, rows=3)
+    return kernels.differentiable(how, by_rows(fused, 3), plain, weights, bias, leaf_values, x)
 
 
 def path_sum(
@@ -89,7 +89,7 @@ def path_sum(
     x: Float[Array, "n p"],
     window: float | Array | Callable[[Array], Array] = 1.0,
     *,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> Float[Array, "n *k"]:
     """What the leaf reached holds, with DGT's dense gradient (:func:`jtrees.routing.path_sum`).
 
@@ -100,7 +100,7 @@ def path_sum(
       x: samples.
       window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`, for which all scores are
         computed and kept, so that a kernel is used only if it is asked for.
-      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
+      implementation: see :mod:`pallas_kernels.config`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, *fixed: Array) -> Array:
@@ -113,10 +113,11 @@ def path_sum(
         return out.reshape(-1, *leaf_values.shape[1:])
 
     how = choose("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
-    if how is None or (callable(window) and implementation is None):
+    if not how.configs or (callable(window) and implementation is None):
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
-    return on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype), rows=3)
+    operands = weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype)
+    return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
 
 
 def hard(
@@ -124,7 +125,7 @@ def hard(
     bias: Float[Array, " nodes"],
     x: Float[Array, "n p"],
     *,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> Int[Array, " n"]:
     """The leaf reached, computing only scores that can matter: the top levels, and those on the path below them.
 
@@ -135,7 +136,7 @@ def hard(
       weights: split weights.
       bias: split biases.
       x: samples.
-      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
+      implementation: see :mod:`pallas_kernels.config`.
         A kernel scores all nodes.
 
     Returns:
@@ -143,7 +144,7 @@ def hard(
     """
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
     how = choose("hard_routing", implementation, True, x, weights, bias)
-    return branched(how, by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
+    return kernels.run(how, by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
 
 
 def hard_and_uncertain(
@@ -209,7 +210,7 @@ def ensemble(
     gamma: Any,
     *,
     width: int | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> Float[Array, "n k"]:
     """The sum of trees under smooth-step routing: see :func:`jtrees.routing.conditional_ensemble`.
 
@@ -220,17 +221,20 @@ def ensemble(
       x: samples.
       gamma: width of the uncertain region of a score.
       width: room for paths, where XLA does it.
-      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
+      implementation: see :mod:`pallas_kernels.config`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
         return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma, width=width)
 
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
-        return kernels.conditional(x, weights, bias, leaf_values, gamma=gamma, implementation=how)
+        options = {"route": "smooth_step", "scale": 1 / gamma, "implementation": how}
+        of_tree = lambda weights, bias, values: kernels.soft_routing(x, weights, bias, values, **options)
+        return jax.vmap(of_tree)(weights, bias, leaf_values).sum(0)
 
-    how = choose("conditional", implementation, True, x, weights[0], bias[0], leaf_values[0])
-    return on_platforms(how, fused, plain, weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype), rows=3)
+    how = choose("soft_routing", implementation, True, x, weights[0], bias[0], leaf_values[0])
+    operands = weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype)
+    return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
 
 
 def _check_route(route: Any) -> None:
@@ -249,7 +253,7 @@ def expected_loss(
     weight: Float[Array, " n"] | None = None,
     leaf_losses: LeafLosses | None = None,
     route: Route = "sigmoid",
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
     """Loss that a soft tree expects, and the leaf that each sample reaches when the routing is hard.
 
@@ -275,7 +279,7 @@ def expected_loss(
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. But for
         sigmoids its gradient is found by automatic differentiation, block by block too.
-      implementation: ``"xla"``, ``"tpu"`` or ``"triton"``; None: the fastest that was measured (:mod:`jtrees.ops`).
+      implementation: see :mod:`pallas_kernels.config`.
         There are kernels for both names, and for leaves that hold values or
         logits and have losses of their own.
 

@@ -1,21 +1,18 @@
-"""Fused hard routing: the leaf that each sample reaches, and its values.
+"""Hard routing: the leaf that each sample reaches, and its values.
 
-Products are of full float32 precision: a rounded score would flip decisions of samples near a split. Decisions and leaf
-indices are small integers, exact in products. All nodes are scored, as matrix backends cannot follow a path; for deep
-trees following it (``jtrees.ops.hard``) is cheaper.
+A decision is a factor of 0 or 1, so that it is soft routing with other factors. All nodes are scored. For deep trees
+following the path (``jtrees.ops.hard``) takes fewer operations.
 """
 
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import tiles
-from pallas_kernels.backend import Config, config_of, launch
-from pallas_kernels.layout import Layout
+from pallas_kernels.config import Config, Implementation, choose, run
 from pallas_kernels.operands import checked, scores
+from pallas_kernels.routes import HARD
+from pallas_kernels.routing import Tree, value
 
 NAME = "hard_routing"
 
@@ -26,77 +23,50 @@ def hard_routing(
     bias: jax.Array,
     leaves: jax.Array | None = None,
     *,
-    implementation: str | Config | None = None,
+    implementation: Implementation = "xla",
 ) -> Any:
-    """Returns the leaf that each sample reaches, right iff the score ``w x + b`` is above 0, and its values.
+    """The leaf that each sample reaches, right where the score ``w x + b`` is above 0, and its values.
 
-    Batched by ``vmap`` (a forest), which adds an axis to the grid. Not differentiable.
+    ``vmap`` (a forest) adds an axis to the grid. Not differentiable.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
-      weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
+      weights: split weights ``(nodes, p)``, breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
-      leaves: ``(leaves, k)``, finite; by default only leaf indices are returned.
-      implementation: as for :func:`pallas_kernels.soft_routing`.
+      leaves: ``(leaves, k)``, finite; by default only leaf numbers are returned.
+      implementation: see :mod:`pallas_kernels.config`.
 
     Returns:
-      Leaf indices ``(n,)`` in int32; and values ``(n, k)``, float32, if ``leaves`` are given.
+      Leaf numbers ``(n,)`` in int32; and values ``(n, k)``, float32, if ``leaves`` are given.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
-      NotImplementedError: for an implementation that does not exist, or that the platform cannot run.
+      Unsupported: where no implementation that was asked for can run this.
     """
-    values = jnp.zeros((weights.shape[0] + 1, 1)) if leaves is None else leaves
-    x, weights, bias, values = checked(x, weights, bias, values)
-    if (config := config_of(NAME, implementation)) is None:
-        results = reference(x, weights, bias, values)
-    else:
-        results = route_hard(config, x, weights, bias, values, numbers_only=leaves is None)
-    return results[0] if leaves is None else results
+    numbers = jnp.arange(weights.shape[0] + 1, dtype=jnp.float32)[:, None]
+    tree = checked(x, weights, bias, numbers if leaves is None else leaves)
+    if leaves is not None:
+        tree = tree._replace(leaves=jnp.concatenate([numbers, tree.leaves], axis=1))
+    choice = choose(NAME, implementation, tree.sizes)
+    found = run(choice, of_leaf_reached, reference, *tree)
+    leaf = found[:, 0].astype(jnp.int32)
+    return leaf if leaves is None else (leaf, found[:, 1:])
 
 
-def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The plain definition, node by node from the root."""
+def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> jax.Array:
+    """The plain definition: the values of the leaf reached, node by node from the root."""
+    return leaves[walk(x, weights, bias)]
+
+
+def walk(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
+    """The numbers of the leaves reached, likewise."""
     right = scores(x, weights, bias) > 0
     node = jnp.zeros(x.shape[0], jnp.int32)
     for _ in range(weights.shape[0].bit_length()):
         node = 2 * node + 1 + jnp.take_along_axis(right, node[None], 0)[0].astype(jnp.int32)
-    leaf = node - weights.shape[0]
-    return leaf, leaves[leaf]
+    return node - weights.shape[0]
 
 
-def route_hard(
-    config: Config, x: Any, weights: Any, bias: Any, leaves: Any, *, numbers_only: bool = False
-) -> tuple[jax.Array, jax.Array | None]:
-    """Runs the kernel; without values if ``numbers_only``."""
-    layout = config.layout(x, leaves)
-    ins = tiles.samples(layout, layout.tile, x=x) | tiles.splits(layout, x, weights, bias)
-    if not numbers_only:
-        ins["values"] = tiles.whole(layout.leaves(leaves))
-    outs = {"leaf": tiles.answers(layout, 1, jnp.int32)}
-    if not numbers_only:
-        outs["out"] = tiles.answers(layout, layout.k_rows)
-    results = launch(NAME, partial(_tile, layout), config, (layout.columns // layout.tile,), ins, outs)
-    return results["leaf"][0, : layout.n], None if numbers_only else layout.answers(results["out"])
-
-
-def _tile(layout: Layout, refs: SimpleNamespace) -> None:
-    xs = tiles.features(layout, refs.x, slice(None))
-    right, left = refs.right[...], refs.left[...]
-    if layout.top:
-        z = tiles.scores(layout, refs, "top_w", bias=refs.top_b[...], xs=xs)
-        top = tiles.reached(z, refs.top_right[...], refs.top_left[...], layout.top)
-
-    def visit(t: Any, sums: dict) -> dict:
-        z = tiles.scores(layout, refs, "w", t, bias=refs.b[t], xs=xs)
-        at = tiles.reached(z, right, left, layout.sub)
-        if layout.top:
-            at = at * tiles.row(top, t)
-        new = {"leaf": tiles.number(layout, at, t)}
-        if hasattr(refs, "out"):
-            new["out"] = tiles.of_leaves(refs.values[t], at)
-        return jax.tree.map(jnp.add, sums, new)
-
-    zeros = {name: jnp.zeros(ref.shape, ref.dtype) for name, ref in vars(refs).items() if name in ("leaf", "out")}
-    for name, total in jax.lax.fori_loop(0, layout.subtrees, visit, zeros).items():
-        getattr(refs, name)[...] = total
+def of_leaf_reached(config: Config, *tree: Any) -> jax.Array:
+    """The values of the leaf reached, by a kernel."""
+    return value(HARD, config, Tree(*tree))[0]

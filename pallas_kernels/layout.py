@@ -1,13 +1,17 @@
-"""The memory layout of a tree and its samples for kernels: a top and equal subtrees, samples last, all padded.
+"""Rows of a tree for kernels. Levels are whole blocks, so that routing is additions and products of blocks.
 
-A tree of depth D is split into a top of depth T and ``2**T`` subtrees of depth D - T, so that the memory of a kernel
-grows with a subtree and not with the tree: the weight of a leaf is that of its subtree's root times that within the
-subtree. Rows are padded to sizes of products; padded leaves have no weight, padded features and samples are zeros, and
-are removed from results.
+A kernel works on arrays ``(rows, tile)`` with a column for each sample. Blocks have R rows, 8 on a TPU. A level of at
+least R nodes is whole blocks. A level of fewer nodes is repeated until it fills one block, and each copy receives the
+gradient of its own leaves.
+
+Within a level the nodes stand in the order of reversed bits: row j has turned right at level i where bit i of j is set.
+So the children of the rows of a level are two copies of these rows: first all left children, then all right ones.
+
+A tree that is too deep for the registers of a program is cut into ``2**path`` equal subtrees. The rows of each subtree
+begin with a block that holds the ancestors of its root. No subtree needs another one.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -20,139 +24,135 @@ class Layout:
 
     Attributes:
       depth: depth of the tree, at least 1.
-      top: depth of the top, 0 to ``depth - 1``.
+      path: levels above the subtrees.
       n: number of samples.
       p: number of features.
       k: number of outputs.
-      tile: number of samples of a tile, which are processed at once.
-      tiles: number of tiles that one program of a gradient loops over.
-      rows: multiple that rows of a product are padded to, a power of two.
-      features: number of features of one product.
-      split: whether products of float32 numbers are products of their bfloat16 parts.
+      block: rows of a block, a power of two.
+      tile: samples of a tile, which are processed at once.
+      steps: tiles that one program of a gradient visits.
+      features: features of one product.
+      columns: features, padded to what a product needs.
+      outputs: outputs, likewise.
+      joined: whether each level is one array, not one array for each block.
     """
 
     depth: int
-    top: int
+    path: int
     n: int
     p: int
     k: int
+    block: int
     tile: int
-    tiles: int
-    rows: int
+    steps: int
     features: int
-    split: bool = False
+    columns: int
+    outputs: int
+    joined: bool
 
     @property
-    def sub(self) -> int:
+    def below(self) -> int:
         """Depth of a subtree."""
-        return self.depth - self.top
+        return self.depth - self.path
 
     @property
     def subtrees(self) -> int:
         """Number of subtrees."""
-        return 2**self.top
+        return 2**self.path
 
     @property
-    def top_rows(self) -> int:
-        """Rows of the top: its nodes, and its leaves, which are the subtrees."""
-        return max(2**self.top, self.rows)
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return -(-self.n // self.tile)
 
     @property
-    def sub_rows(self) -> int:
-        """Rows of a subtree."""
-        return max(2**self.sub, self.rows)
-
-    @property
-    def p_rows(self) -> int:
-        """Rows of the features."""
-        return _up(self.p, self.features) if self.p > self.features else max(self.rows, _power(self.p))
-
-    @property
-    def k_rows(self) -> int:
-        """Rows of the outputs; a single one needs no products."""
-        return 1 if self.k == 1 else max(self.rows, _power(self.k))
-
-    @property
-    def chunk(self) -> int:
-        """Number of samples of one program of a gradient."""
-        return self.tile * self.tiles
-
-    @property
-    def chunks(self) -> int:
+    def programs(self) -> int:
         """Number of programs of a gradient for each subtree."""
-        return -(-self.n // self.chunk)
+        return -(-self.tiles // self.steps)
 
     @property
-    def columns(self) -> int:
-        """Padded number of samples."""
-        return self.chunks * self.chunk
+    def sizes(self) -> list[int]:
+        """Rows of each level of a subtree."""
+        return [max(self.block, 2**level) for level in range(self.below)]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the splits of a subtree, with those of its path."""
+        return sum(self.sizes) + (self.block if self.path else 0)
+
+    @property
+    def leaves(self) -> int:
+        """Rows of the leaves of a subtree."""
+        return max(self.block, 2**self.below)
 
     @property
     def blocks_of_features(self) -> list[slice]:
         """The features in slices of one product."""
-        width = min(self.features, self.p_rows)
-        return [slice(i, i + width) for i in range(0, self.p_rows, width)]
+        return [slice(i, min(i + self.features, self.columns)) for i in range(0, self.columns, self.features)]
 
-    @cached_property
-    def of_top(self) -> tuple[np.ndarray, np.ndarray]:
-        """Path matrices of the top."""
-        return path_matrices(self.top, self.top_rows)
+    @property
+    def blocks_of_splits(self) -> list[slice]:
+        """The rows of the splits in slices of one array each."""
+        return [slice(0, self.rows)] if self.joined else self._blocks(self.rows)
 
-    @cached_property
-    def of_subtree(self) -> tuple[np.ndarray, np.ndarray]:
-        """Path matrices of a subtree."""
-        return path_matrices(self.sub, self.sub_rows)
+    @property
+    def blocks_of_leaves(self) -> list[slice]:
+        """The rows of the leaves, likewise."""
+        return [slice(0, self.leaves)] if self.joined else self._blocks(self.leaves)
 
-    def samples(self, a: jax.Array, rows: int) -> jax.Array:
-        """``(n, m)`` -> ``(rows, columns)``."""
-        return jnp.pad(a.T, ((0, rows - a.shape[1]), (0, self.columns - self.n)))
+    def _blocks(self, rows: int) -> list[slice]:
+        return [slice(i, i + self.block) for i in range(0, rows, self.block)]
 
-    def answers(self, a: jax.Array) -> jax.Array:
-        """The inverse for results: ``(rows, columns)`` -> ``(n, k)``."""
-        return a[: self.k, : self.n].T
+    def places(self, name: str) -> list[tuple[slice, slice]]:
+        """Rows and columns of the arrays that make up a sum of a gradient."""
+        whole = slice(None)
+        if name == "weights":
+            return [(rows, f) for rows in self.blocks_of_splits for f in self.blocks_of_features]
+        blocks = {"bias": self.blocks_of_splits, "leaves": self.blocks_of_leaves}.get(name, [slice(0, 1)])
+        return [(rows, whole) for rows in blocks]
 
-    def cut(self, per_node: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """``(nodes, m)`` -> the top ``(top_rows, m)`` and the subtrees ``(subtrees, sub_rows, m)``."""
-        m = per_node.shape[1]
-        levels = [
-            per_node[2**i - 1 : 2 ** (i + 1) - 1].reshape(self.subtrees, -1, m) for i in range(self.top, self.depth)
-        ]
-        top, below = per_node[: self.subtrees - 1], jnp.concatenate(levels, axis=1)
-        pad = lambda a, rows: jnp.pad(a, [*[(0, 0)] * (a.ndim - 2), (0, rows - a.shape[-2]), (0, 0)])
-        return pad(top, self.top_rows), pad(below, self.sub_rows)
+    def cut(self, nodes: jax.Array) -> jax.Array:
+        """``(nodes, m)``, breadth first -> the rows of each subtree, ``(subtrees, rows, m)``."""
+        m, parts = nodes.shape[1], []
+        level = lambda i: nodes[2**i - 1 : 2 ** (i + 1) - 1]
+        if self.path:
+            ancestors = [jnp.repeat(level(i), 2 ** (self.path - i), axis=0)[:, None] for i in range(self.path)]
+            unused = jnp.zeros((self.subtrees, self.block - self.path, m), nodes.dtype)
+            parts = [*ancestors, unused]
+        for i, rows in enumerate(self.sizes):
+            of_subtree = level(self.path + i).reshape(self.subtrees, 2**i, m)[:, reversed_bits(i)]
+            parts.append(jnp.tile(of_subtree, (1, rows // 2**i, 1)))
+        return jnp.concatenate(parts, axis=1)
 
-    def join(self, top: jax.Array, below: jax.Array) -> jax.Array:
-        """The inverse of :meth:`cut`."""
-        m, levels = top.shape[1], [top[: self.subtrees - 1]]
-        for i in range(self.sub):
-            levels.append(below[:, 2**i - 1 : 2 ** (i + 1) - 1].reshape(-1, m))
+    def join(self, rows: jax.Array) -> jax.Array:
+        """The transpose of :meth:`cut`: sums over the copies of a node."""
+        m, levels, start = rows.shape[-1], [], 0
+        for i in range(self.path):
+            levels.append(rows[:, i].reshape(2**i, -1, m).sum(1))
+        start = self.block if self.path else 0
+        for i, size in enumerate(self.sizes):
+            copies = rows[:, start : start + size].reshape(self.subtrees, size // 2**i, 2**i, m)
+            levels.append(copies.sum(1)[:, reversed_bits(i)].reshape(-1, m))
+            start += size
         return jnp.concatenate(levels)
 
-    def leaves(self, values: jax.Array) -> jax.Array:
-        """``(leaves, k)`` -> ``(subtrees, sub_rows, k_rows)``."""
-        values = values.reshape(self.subtrees, 2**self.sub, self.k)
-        return jnp.pad(values, ((0, 0), (0, self.sub_rows - values.shape[1]), (0, self.k_rows - self.k)))
+    def cut_leaves(self, values: jax.Array) -> jax.Array:
+        """``(leaves, k)`` -> ``(subtrees, leaves of a subtree, outputs)``."""
+        k = values.shape[1]
+        values = values.reshape(self.subtrees, 2**self.below, k)[:, reversed_bits(self.below)]
+        padding = self.leaves - 2**self.below, (1 if k == 1 else self.outputs) - k
+        return jnp.pad(values, ((0, 0), (0, padding[0]), (0, padding[1])))
 
     def join_leaves(self, values: jax.Array) -> jax.Array:
-        """The inverse of :meth:`leaves`."""
-        return values[:, : 2**self.sub, : self.k].reshape(-1, self.k)
+        """The inverse of :meth:`cut_leaves`."""
+        return values[:, reversed_bits(self.below), : self.k].reshape(-1, self.k)
+
+    def columns_of(self, a: jax.Array) -> jax.Array:
+        """``(n, k)`` -> ``(outputs, n)``."""
+        return jnp.pad(a.T, ((0, (1 if a.shape[1] == 1 else self.outputs) - a.shape[1]), (0, 0)))
 
 
-def path_matrices(depth: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """0/1 matrices of whether a leaf is right, or left, of a node, float32, ``(leaves, nodes)`` padded to ``rows``."""
-    right, left = (np.zeros((rows, rows), np.float32) for _ in range(2))
-    for leaf in range(2**depth):
-        node = 0
-        for level in reversed(range(depth)):
-            turn = leaf >> level & 1
-            (right if turn else left)[leaf, node] = 1
-            node = 2 * node + 1 + turn
-    return right, left
-
-
-def _power(value: int) -> int:
-    return 1 << (value - 1).bit_length()
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def reversed_bits(bits: int) -> np.ndarray:
+    """Numbers below ``2**bits`` with their bits in reversed order; a permutation that is its own inverse."""
+    numbers = np.arange(2**bits)
+    return np.sum([(numbers >> i & 1) << (bits - 1 - i) for i in range(bits)], axis=0, dtype=int) if bits else numbers

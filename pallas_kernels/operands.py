@@ -1,13 +1,15 @@
-"""Checked operands of kernels, and the plain definition of scores."""
+"""Checked operands of kernels, and the plain definitions of scores and of the weights of leaves."""
 
 import jax
 import jax.numpy as jnp
 
-DEEPEST = 10
+from pallas_kernels.config import DEEPEST
+from pallas_kernels.routes import ROUTES, cubic
+from pallas_kernels.routing import Tree
 
 
-def checked(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns ``x, weights, bias, leaves`` as arrays of checked shapes and dtypes.
+def checked(*arrays: jax.Array) -> Tree:
+    """``x, weights, bias, leaves`` with checked shapes and dtypes.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit.
@@ -25,9 +27,30 @@ def checked(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         raise ValueError(f"bias must be ({weights.shape[0]},), got shape {bias.shape}")
     if leaves.ndim != 2 or leaves.shape[0] != 2**depth or leaves.shape[1] == 0:
         raise ValueError(f"leaves must be ({2**depth}, k), got shape {leaves.shape}")
-    return x, weights.astype(jnp.float32), bias.astype(jnp.float32), leaves.astype(jnp.float32)
+    return Tree(x, *(a.astype(jnp.float32) for a in (weights, bias, leaves)))
+
+
+def check_route(route: str) -> None:
+    """Raises ``ValueError`` for an unknown route."""
+    if route not in ROUTES:
+        raise ValueError(f"route must be one of {', '.join(map(repr, ROUTES))}, got {route!r:.80}")
 
 
 def scores(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
-    """Returns scores ``(nodes, n)`` by plain definition, in float32."""
+    """Scores ``(nodes, n)`` by plain definition, in float32."""
     return jnp.matmul(weights, x.astype(jnp.float32).T, precision="highest") + bias[:, None]
+
+
+def leaf_weights(z: jax.Array, route: str) -> jax.Array:
+    """The probabilities of the leaves ``(leaves, n)`` from scores ``(nodes, n)``, by textbook formulas."""
+    depth, weight = z.shape[0].bit_length(), jnp.zeros_like(z[:1])
+    if route == "violation":
+        join = lambda total, z: (total + jax.nn.relu(z), total + jax.nn.relu(-z))
+    else:
+        right = jax.nn.sigmoid(z) if route == "sigmoid" else cubic(jnp.clip(0.5 + z, 0, 1))
+        z, weight = right, weight + 1
+        join = lambda total, right: (total * (1 - right), total * right)
+    for level in range(depth):
+        left, right = join(weight, z[2**level - 1 : 2 ** (level + 1) - 1])
+        weight = jnp.stack([left, right], 1).reshape(-1, z.shape[1])
+    return jax.nn.softmax(-weight, axis=0) if route == "violation" else weight

@@ -1,4 +1,4 @@
-"""DGT's fused path function: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm 2).
+"""DGT's path function: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm 2).
 
 The gradient is that of soft routing by fixed probabilities: the softmax over leaves of the number of decisions that
 agree with their paths, minus those that do not, is a product over each path of ``sigmoid(2)`` for a decision that
@@ -6,16 +6,16 @@ agrees and ``sigmoid(-2)`` for one that does not. See ``jtrees.routing.path_sum`
 """
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.backend import Config, config_of
-from pallas_kernels.hard_routing import route_hard
+from pallas_kernels.config import Config, Implementation, choose, differentiable
+from pallas_kernels.hard_routing import of_leaf_reached
 from pallas_kernels.operands import checked, scores
 from pallas_kernels.routes import VOTE, ones
-from pallas_kernels.soft_routing import gradient, gradient_of_samples, value
+from pallas_kernels.routing import Tree, gradient
 
 NAME = "path_sum"
 
@@ -27,34 +27,31 @@ def path_sum(
     leaves: jax.Array,
     *,
     window: float | jax.Array = 1.0,
-    implementation: str | Config | None = None,
+    implementation: Implementation = "xla",
 ) -> jax.Array:
-    """Returns the values of the leaf reached, with DGT's gradient for splits and samples, and that of the hard tree for
-    leaves.
+    """The values of the leaf reached, with DGT's gradient for splits and samples, and that of the hard tree for leaves.
 
-    Reverse mode only; batched by ``vmap``, which adds an axis to the grid.
+    Reverse mode only. ``vmap`` adds an axis to the grid.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
-      weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
+      weights: split weights ``(nodes, p)``, breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
       leaves: ``(leaves, k)``, finite.
       window: half-width of the window in which a score passes gradients, above 0: the derivative of a decision is
         ``1[|z| <= window] / window``. No gradient flows to it.
-      implementation: as for :func:`pallas_kernels.soft_routing`.
+      implementation: see :mod:`pallas_kernels.config`.
 
     Returns:
       ``(n, k)``, float32.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
-      NotImplementedError: for an implementation that does not exist, or that the platform cannot run.
+      Unsupported: where no implementation that was asked for can run this.
     """
-    x, weights, bias, leaves = checked(x, weights, bias, leaves)
+    tree = checked(x, weights, bias, leaves)
     window = jax.lax.stop_gradient(jnp.asarray(window, jnp.float32))
-    if (config := config_of(NAME, implementation)) is None:
-        return reference(x, weights, bias, leaves, window)
-    return _path_sum(config, x, weights, bias, leaves, window)
+    return differentiable(choose(NAME, implementation, tree.sizes), _path_sum, reference, *tree, window)
 
 
 def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
@@ -73,7 +70,7 @@ def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _path_sum(config: Config, x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
-    return cast(jax.Array, route_hard(config, x, weights, bias, leaves)[1])
+    return of_leaf_reached(config, x, weights, bias, leaves)
 
 
 def _forward(config: Config, *operands: Any) -> tuple[jax.Array, Any]:
@@ -81,14 +78,11 @@ def _forward(config: Config, *operands: Any) -> tuple[jax.Array, Any]:
 
 
 def _backward(config: Config, operands: Any, cotangent: jax.Array) -> tuple[Any, ...]:
-    x, weights, bias, leaves, window = operands
-    splits = x, weights, bias, leaves
-    soft, _ = value(VOTE, config, *splits)
-    known: Any = {"mean": (cotangent * soft).sum(1, keepdims=True), "window": jnp.full((len(x), 1), window)}
+    *tree, window = operands
+    run = partial(gradient, VOTE, config, Tree(*tree), cotangent, window=window.reshape(1, 1))
+    sums, d_x = run(), run(samples=True)["x"]
     # The slope in the window is one over its half-width, divided by at the end, as all gradients are linear in it.
-    sums = gradient(VOTE, config, *splits, cotangent, **known)
-    d_x = gradient_of_samples(VOTE, config, *splits, cotangent, **known)
-    d_splits = (d_x / window).astype(x.dtype), sums["weights"] / window, sums["bias"] / window
+    d_splits = (d_x / window).astype(tree[0].dtype), sums["weights"] / window, sums["bias"] / window
     return *d_splits, sums["leaves"], jnp.zeros_like(window)
 
 

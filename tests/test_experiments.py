@@ -46,7 +46,7 @@ from experiments import (
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
-from pallas_kernels import backend
+from pallas_kernels.config import HEURISTIC
 
 # optax's schedules divide an integer step by an integer, and its Adam raises a float to one.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -196,12 +196,16 @@ def test_benchmarks_write_to_the_committed_tables_only_if_told(tmp_path, monkeyp
 def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implementation):
     """The whole benchmark, the interpreter standing in for a device; and on one that has no kernel."""
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    monkeypatch.setattr(backend, "MEASURED", {})
+    winners = tmp_path / "winners.json"
+    others = [{"device": "another", "kernel": "path_sum"}]
+    winners.write_text(json.dumps([*others, {"device": jax.devices()[0].device_kind, "kernel": "old"}]))
+    monkeypatch.setattr(bench_kernels, "WINNERS", winners)
+    monkeypatch.setattr(bench_kernels, "_WINS", 0)
     monkeypatch.setattr(bench_kernels, "IMPLEMENTATION", {"cpu": implementation})
     case = bench_kernels.Case(50, 3, 2, trees=2)
     monkeypatch.setattr(bench_kernels, "cases", lambda platform: [case])
     monkeypatch.setattr(bench_kernels, "TUNED", bench_kernels.Case(50, 3, 2))
-    small = backend.HEURISTIC["interpret"]
+    small = HEURISTIC["interpret"]
     monkeypatch.setattr(bench_kernels, "candidates", lambda _: [small, dataclasses.replace(small, tile=64)])
     monkeypatch.setattr(bench_kernels, "rates", lambda platform: (1e9, 1e9))
     monkeypatch.setattr(bench_kernels, "timed", lambda call, arrays, *_: (call(*arrays), [1.0, 2.0])[1])
@@ -213,7 +217,10 @@ def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implement
         assert "XLA by itself" in lines and "fused" not in cases[0]
         return
     assert all(one["agree"] for one in cases) and lines.count("| yes |") == len(cases)
-    assert "Config(implementation='interpret'" in lines and "WRONG" not in capsys.readouterr().out
+    assert "Config(backend='mosaic_tpu'" in lines and "WRONG" not in capsys.readouterr().out
+    written = json.loads(winners.read_text())
+    assert written[0] == others[0] and len(written) == 5  # and nothing else of this device
+    assert {one["kernel"] for one in written[1:]} == {one.name for one in bench_kernels.KERNELS.values()}
 
 
 def test_all_cores_are_asked_for_unless_the_user_says_how_many(monkeypatch):

@@ -12,9 +12,9 @@ import jtrees
 from jtrees import losses, ops, routing
 from jtrees.leaves import Linear, Values
 import pallas_kernels as kernels
-from pallas_kernels import Config, backend
+from pallas_kernels import Config, Unsupported, config
 
-SMALL = Config("interpret", tile=16, tiles=1, subtree=2, rows=8, features=16)
+SMALL = Config("triton", tile=16, block=8, features=16, subtree=2, steps=2, programs=1, interpret=True)
 
 
 @pytest.fixture
@@ -75,10 +75,11 @@ def test_a_kernel_that_is_asked_for(operands, name):
 def won(monkeypatch):
     """Says that kernels won on a device of the kind here, by these sizes."""
 
-    def say(config):
-        names = ("soft_routing", "path_sum", "expected_loss", "hard_routing", "conditional")
-        found = kernels.Winner(config, depth=3, p=5, k=2, n=30)
-        monkeypatch.setitem(backend.MEASURED, jax.devices()[0].device_kind, dict.fromkeys(names, found))
+    def say(won):
+        names = ("soft_routing", "path_sum", "expected_loss", "hard_routing")
+        found = kernels.Winner(won, depth=3, p=5, k=2, n=30)
+        kind = jax.devices()[0].device_kind
+        monkeypatch.setattr(config, "winners", lambda: {(kind, name): found for name in names})
 
     return say
 
@@ -92,7 +93,7 @@ def test_a_kernel_that_won(operands, name, won):
     expected = with_gradients(OPS[name], operands)
     won(SMALL)  # on the CPU, by the interpreter
     assert_same(with_gradients(OPS[name], operands), expected)
-    by_itself = "platform_index" in str(jax.make_jaxpr(OPS[name])(*operands))
+    by_itself = "pallas_call" in str(jax.make_jaxpr(OPS[name])(*operands))
     assert by_itself == (name != "path_sum, a window of the scores")  # for which all scores are computed anyway
 
 
@@ -100,7 +101,7 @@ def test_a_kernel_that_won(operands, name, won):
 def test_what_won_elsewhere_is_not_in_a_program_for_a_cpu(operands, name, won):
     call = lambda *operands: with_gradients(OPS[name], operands)
     assert "custom_call @" not in lowered(call, operands, "tpu")  # nothing was measured: XLA
-    won(backend.HEURISTIC["tpu"])
+    won(config.HEURISTIC["mosaic_tpu"])
     by_itself = name != "path_sum, a window of the scores"
     assert ("tpu_custom_call" in lowered(call, operands, "tpu")) == by_itself
     assert "custom_call @" not in lowered(call, operands, "cpu")
@@ -114,7 +115,7 @@ def test_leaves_reached(operands, won):
     np.testing.assert_array_equal(ops.hard(w, b, x, implementation="interpret"), leaf)
     won(SMALL)
     np.testing.assert_array_equal(jax.jit(ops.hard)(w, b, x), leaf)
-    assert "platform_index" in str(jax.make_jaxpr(ops.hard)(w, b, x))
+    assert "pallas_call" in str(jax.make_jaxpr(ops.hard)(w, b, x))
     gradient = jax.grad(lambda w: (w[0, 0] * ops.hard(w, b, x).astype(jnp.float32)).sum())(w)
     assert float(gradient[0, 0]) == int(leaf.sum()) and (gradient[1:] == 0).all()
     forest = jax.vmap(lambda w: ops.hard(w, b, x))(jnp.stack([w, -w]))
@@ -161,12 +162,12 @@ def test_refused(operands):
     w, b, values, x = operands
     with pytest.raises(ValueError, match=r"implementation must be one of 'xla', .*got 'gpu'"):
         ops.hard(w, b, x, implementation="gpu")
-    with pytest.raises(ValueError, match=r"the kernel soft_routing is for float32.*got \(37, 5\) in float32, depth 3"):
+    with pytest.raises(Unsupported, match=r"the kernel soft_routing is for float32.*got \(37, 5\) in float32, depth 3"):
         ops.soft(w, b, values, x, routing.leaf_probabilities, implementation="interpret")
-    with pytest.raises(ValueError, match="the kernel expected_loss is for"):
+    with pytest.raises(Unsupported, match="the kernel expected_loss is for"):
         leaves = Linear(jnp.ones((8, 5)), jnp.ones(8))
         ops.expected_loss(w, b, leaves, x, x[:, 0], implementation="interpret")
-    with jax.enable_x64(True), pytest.raises(ValueError, match="in float64"):
+    with jax.enable_x64(True), pytest.raises(Unsupported, match="in float64"):
         ops.hard(w, b, x.astype(jnp.float64), implementation="interpret")
 
 

@@ -10,6 +10,7 @@ import pytest
 import jtrees
 from jtrees import pytree
 from jtrees.search import Recipe, options
+from pallas_kernels import Config
 
 NAN, INF = float("nan"), float("inf")
 FAST, SLOW = "fast", "slow"
@@ -19,6 +20,7 @@ def huber(outputs, y):
     return jnp.abs(outputs - y)
 
 
+TPU = Config("mosaic_tpu", tile=128, block=8, features=512)
 KINDS = {
     "depth": options.depth(4, 10),
     "count": options.count(10, minimum=2, most=50),
@@ -61,7 +63,7 @@ def test_the_table_of_kinds_is_complete():
         ("counts", [((), ()), ([8, np.int32(4)], (8, 4))]),
         ("flag", [(False, False), (np.True_, True)]),
         ("choice", [(SLOW, SLOW)]),
-        ("implementation", [(None, None), ("xla", "xla")]),
+        ("implementation", [(None, None), ("xla", "xla"), (["triton", "xla"], ("triton", "xla")), (TPU, TPU)]),
         ("optional choice", [(None, None), (SLOW, SLOW)]),
         ("function", [(huber, huber)]),
         ("share", [(0.5, 0.5), (1, 1.0), (np.float32(0.25), 0.25)]),
@@ -108,7 +110,11 @@ def test_numbers_become_float32_arrays(kind, values):
         ("counts", "must be a whole number, got ", ((8, 2.5), "ab")),
         ("flag", "must be True or False, got ", ("False", None, 1)),
         ("choice", "must be one of 'fast', 'slow', got ", ("medium", None, 3)),
-        ("implementation", "must be one of 'xla', 'tpu', 'triton', 'interpret', got ", ("cuda", 3)),
+        (
+            "implementation",
+            "must be one of 'xla', 'mosaic_tpu', 'triton', 'interpret', or a Config, or a tuple of these, got ",
+            ("cuda", 3),
+        ),
         ("optional choice", "must be one of 'fast', 'slow', got 'medium'", ("medium",)),
         ("function", "must be a function, got ", (None, 3, "huber")),
         ("share", "must be above 0 and at most 1, got ", (0, 1.5, -1, NAN)),

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import pytree, validation as checks
+from jtrees import _implementations, pytree, validation as checks
 from jtrees.search.recipe import Recipe
-import pallas_kernels
+from pallas_kernels import Config
 
 Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueError naming the option
 
@@ -141,8 +141,13 @@ def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
 
 
 def implementation() -> Any:
-    """The name of an implementation of a step, or None for the fastest: see :mod:`jtrees.ops`."""
-    return choice(None, pallas_kernels.IMPLEMENTATIONS, optional=True)
+    """An implementation of a step, or None for the fastest: see :mod:`pallas_kernels.config`."""
+
+    def check(name: str, value: Any) -> Any:
+        several = _implementations.named(value, name)
+        return value if value is None or isinstance(value, str | Config) else several
+
+    return static(None, check)
 
 
 def share(default: float) -> Any:

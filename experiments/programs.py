@@ -1,0 +1,84 @@
+"""What a program does, from its text or its trace: bytes that it moves, collectives, operations of its kernels."""
+
+import math
+import re
+from typing import Any
+
+import jax
+from jax.interpreters import partial_eval
+
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "s64": 8, "u64": 8, "f64": 8}
+# Of a compiled program: a name, the types of its results, an operation, its operands.
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*?)\)(?:,|$)")
+_NOTHING = ("parameter", "bitcast", "tuple", "get-tuple-element", "constant")
+# Operations of a kernel that only move numbers, or that the compiler does while it compiles.
+_MOVES = ("get", "swap", "reshape", "broadcast_in_dim", "iota", "slice", "concatenate", "convert_element_type", "copy")
+_MOVES += ("squeeze", "transpose", "program_id", "masked_load", "masked_swap", "load", "multiple_of", "pad")
+
+
+def size(types: str) -> int:
+    """Bytes of arrays, from their types in the text of a program, such as ``f32[8,128]``."""
+    arrays = re.findall(r"(\w+)\[([\d,]*)\]", types)
+    return sum(BYTES.get(kind, 0) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays)
+
+
+def collectives(text: str) -> tuple[str, int]:
+    """The kinds of collectives in a compiled program, and the bytes of their results."""
+    found = re.findall(
+        r"= (.*?) (all-(?:reduce|gather|to-all)|collective-\w+|reduce-scatter|ragged-all-to-all)(?:-start)?\(", text
+    )
+    return ", ".join(sorted({kind for _, kind in found})), sum(size(types) for types, _ in found)
+
+
+def traffic(text: str) -> int:
+    """Bytes that a compiled program moves: operands and results of each of its kernels."""
+    sizes, moved = {}, 0
+    for line in text[text.find("ENTRY") :].splitlines():
+        if (match := _INSTRUCTION.match(line)) is None:
+            continue
+        name, types, operation, operands = match.groups()
+        sizes[name] = size(types)
+        if operation not in _NOTHING:
+            moved += sizes[name] + sum(sizes.get(one, 0) for one in re.findall(r"%([\w.\-]+)", operands))
+    return moved
+
+
+def operations(trace: Any) -> tuple[int, int]:
+    """Operations of the kernels of a traced program that its results depend on: those of products, and all others."""
+    jaxpr = trace.jaxpr.jaxpr
+    return _counted(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0], 1, inside=False)
+
+
+def _counted(jaxpr: Any, times: int, inside: bool) -> tuple[int, int]:
+    """Operations of a program that runs some times, or of one inside of a kernel."""
+    products = others = 0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "pallas_call":
+            grid = math.prod(params["grid_mapping"].grid)
+            found = _counted(params["jaxpr"], times * grid, inside=True)
+        elif name == "dot_general" and inside:
+            (over, _), _ = params["dimension_numbers"]
+            a, (out,) = equation.invars[0].aval, equation.outvars
+            found = 2 * times * out.aval.size * math.prod(a.shape[i] for i in over), 0
+        else:
+            length = params.get("length", 1) if name == "scan" else 1
+            parts = [_counted(_open(one), times * length, inside) for one in _jaxprs(params)]
+            found = sum(one[0] for one in parts), sum(one[1] for one in parts)
+            if inside and not parts and name not in _MOVES:
+                sizes = [one.aval.size for one in (*equation.outvars, *equation.invars) if hasattr(one.aval, "size")]
+                found = 0, times * max(sizes, default=0)  # a sum takes as many as it adds
+        products, others = products + found[0], others + found[1]
+    return products, others
+
+
+def _jaxprs(params: dict[str, Any]) -> list[Any]:
+    return [one for one in jax.tree.leaves(params, is_leaf=_is_jaxpr) if _is_jaxpr(one)]
+
+
+def _is_jaxpr(one: Any) -> bool:
+    return hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns")
+
+
+def _open(one: Any) -> Any:
+    return getattr(one, "jaxpr", one)

@@ -1,0 +1,76 @@
+"""A kernel from its body: operands and results by names, in the blocks of a backend."""
+
+from collections.abc import Callable, Mapping
+from types import ModuleType, SimpleNamespace
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+
+from pallas_kernels import mosaic_tpu, triton
+from pallas_kernels.config import Config
+from pallas_kernels.layout import Layout
+
+Kind = Literal["samples", "columns", "tree", "scalar", "sums"]
+_SHELLS = {"mosaic_tpu": mosaic_tpu, "triton": triton}
+
+
+class Operand(NamedTuple):
+    """An operand or a result.
+
+    Attributes:
+      kind: ``"samples"``: ``(n, p)``. ``"columns"``: ``(rows, n)``. ``"tree"``: ``(subtrees, rows, m)``. ``"scalar"``:
+        ``(1, 1)``. ``"sums"``: ``(programs, subtrees, rows, m)``, a result that is summed over tiles.
+      array: the array, or the shape and dtype of a result.
+    """
+
+    kind: Kind
+    array: Any
+
+
+def shell_of(config: Config) -> ModuleType:
+    """The module that knows how a backend reads, writes and sums."""
+    return _SHELLS[config.backend]
+
+
+def result(kind: Kind, dtype: Any, *shape: int) -> Operand:
+    """A result."""
+    return Operand(kind, jax.ShapeDtypeStruct(shape, dtype))
+
+
+def launch(
+    name: str,
+    body: Callable[[SimpleNamespace], None],
+    config: Config,
+    layout: Layout,
+    ins: Mapping[str, Operand],
+    outs: Mapping[str, Operand],
+    *,
+    sums: bool,
+) -> dict[str, jax.Array]:
+    """Runs ``body`` on references by names, for every tile.
+
+    Args:
+      name: of the kernel.
+      body: what a program does.
+      config: sizes of blocks.
+      layout: sizes of the call.
+      ins: operands.
+      outs: results.
+      sums: whether it sums over tiles, so that a program visits several.
+    """
+    shell = shell_of(config)
+    spec = lambda one, is_result: shell.block(layout, one.kind, one.array.shape, sums=sums, is_result=is_result)
+    call = pl.pallas_call(
+        lambda *refs: body(SimpleNamespace(**dict(zip((*ins, *outs), refs, strict=True)))),
+        grid=shell.grid(layout, sums=sums),
+        in_specs=[spec(one, False) for one in ins.values()],
+        out_specs=[spec(one, True) for one in outs.values()],
+        out_shape=[one.array for one in outs.values()],
+        name=name,
+        interpret=config.interpret,
+        compiler_params=None if config.interpret is True else shell.parameters(config, layout, sums=sums),
+    )
+    with jax.enable_x64(False):  # a loop that counts in 64 bits is not lowered for TPUs
+        found = call(*(one.array for one in ins.values()))
+    return dict(zip(outs, found, strict=True))

@@ -1,0 +1,120 @@
+"""Mosaic for TPUs: one tile of samples after another in fast memory, while the next one is on its way.
+
+The splits of the whole tree stay in fast memory. So do the sums of a gradient, in the block of their result.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+from pallas_kernels.config import device_kind
+from pallas_kernels.layout import Layout
+from pallas_kernels.unsupported import Unsupported
+
+# Fast memory that a kernel may take: of 64 MB a core on v5p and v7x and 128 MB on v5e and v6e, of 16 MB on older chips.
+_FAST, _FAST_BEFORE = 56 * 2**20, 14 * 2**20
+_BEFORE = ("TPU v2", "TPU v3", "TPU v4")
+_DEFAULT = 16 * 2**20  # what a kernel gets without asking
+
+
+def check(kernel: str, layout: Layout) -> None:
+    """Refuses sizes that do not fit into fast memory.
+
+    Raises:
+      Unsupported: naming the sizes.
+    """
+    limit = _FAST_BEFORE if device_kind() in _BEFORE else _FAST
+    if (needed := _bytes(layout)) > limit:
+        sizes = f"p = {layout.p}, depth = {layout.depth}, k = {layout.k}"
+        raise Unsupported(
+            f"implementation 'mosaic_tpu' of {kernel} needs {needed >> 20} MB of fast memory for {sizes}, "
+            f"it may take {limit >> 20} MB"
+        )
+
+
+def _bytes(layout: Layout) -> int:
+    """Fast memory of a gradient: splits and their sums, products, samples twice, and what is worked on."""
+    lanes = lambda m: -(-m // 128) * 128
+    splits = 2 * layout.rows * (lanes(layout.p) + 128)
+    leaves = 4 * layout.leaves * lanes(layout.outputs)
+    samples = layout.tile * (3 * lanes(layout.p) + 2 * layout.outputs)
+    product = (layout.rows + layout.tile) * min(layout.features, lanes(layout.p))
+    return 4 * (splits + leaves + samples + product + 12 * layout.rows * layout.tile)
+
+
+def grid(layout: Layout, *, sums: bool) -> tuple[int, ...]:
+    """Tiles, or programs and the tiles of each."""
+    return (layout.programs, layout.steps) if sums else (layout.tiles,)
+
+
+def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_result: bool) -> pl.BlockSpec:
+    """The part of an operand or a result that a program sees."""
+
+    def tile(*ids: Any) -> Any:
+        at = ids[0] * layout.steps + ids[1] if sums else ids[0]
+        # The last program may have tiles beyond the end. Operands are masked there, results have room for them.
+        return at if is_result or not sums else jnp.minimum(at, layout.tiles - 1)
+
+    if kind == "samples":
+        return pl.BlockSpec((layout.tile, shape[1]), lambda *ids: (tile(*ids), 0))
+    if kind == "columns":
+        return pl.BlockSpec((shape[0], layout.tile), lambda *ids: (0, tile(*ids)))
+    if kind == "sums":
+        return pl.BlockSpec((1, *shape[1:]), lambda i, _: (i, 0, 0, 0))
+    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
+
+
+def parameters(config: Any, layout: Layout, *, sums: bool) -> Any:
+    """Parameters of the compiler: programs are independent, the tiles of one come in turn."""
+    semantics = ("parallel", "arbitrary") if sums else ("parallel",)
+    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=max(_DEFAULT, 2 * _bytes(layout)))
+
+
+class Tile:
+    """A tile of samples, of which those beyond the end are zeros."""
+
+    def __init__(self, layout: Layout, refs: SimpleNamespace, index: Any) -> None:
+        self._layout, self._refs, self._left = layout, refs, layout.n - index * layout.tile
+
+    def features(self) -> list[Any]:
+        """The samples in blocks of features, ``(tile, features)``."""
+        inside = jax.lax.broadcasted_iota(jnp.int32, (self._layout.tile, 1), 0) < self._left
+        return [jnp.where(inside, self._refs.x[:, f], 0) for f in self._layout.blocks_of_features]
+
+    def column(self, name: str) -> jax.Array:
+        """An operand, ``(rows, tile)``."""
+        inside = jax.lax.broadcasted_iota(jnp.int32, (1, self._layout.tile), 1) < self._left
+        return jnp.where(inside, getattr(self._refs, name)[...], 0)
+
+    def write(self, name: str, value: jax.Array, _: Any = None) -> None:
+        """Writes a result of the tile."""
+        getattr(self._refs, name)[...] = value
+
+    def write_features(self, name: str, blocks: list[jax.Array]) -> None:
+        """Writes a result ``(tile, features)``, given in blocks."""
+        for f, value in zip(self._layout.blocks_of_features, blocks, strict=True):
+            getattr(self._refs, name)[:, f] = value
+
+
+def weights(ref: Any, *index: Any) -> Any:
+    """A block of split weights."""
+    return ref[index]
+
+
+def sum_over_tiles(layout: Layout, refs: SimpleNamespace, names: list[str], visit: Any) -> None:
+    """Adds ``visit(tile, subtree)``, blocks of sums by name, to the results of these names."""
+    i, j = pl.program_id(0), pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _() -> None:
+        for name in names:
+            ref = getattr(refs, name)
+            ref[...] = jnp.zeros(ref.shape, ref.dtype)
+
+    for name, parts in visit(Tile(layout, refs, i * layout.steps + j), 0).items():
+        for place, part in zip(layout.places(name), parts, strict=True):
+            getattr(refs, name)[0, 0, *place] += part

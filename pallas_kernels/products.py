@@ -1,0 +1,43 @@
+"""Products of blocks in full float32 precision, on matrix units that have it and on those that do not."""
+
+import jax
+import jax.numpy as jnp
+
+Axes = tuple[int, int]
+Parts = tuple[jax.Array, ...]  # bfloat16 numbers, largest first, whose sum is a float32 number
+
+
+def product(a: jax.Array | Parts, b: jax.Array | Parts, over: Axes = (1, 0)) -> jax.Array:
+    """The product that contracts axis ``over[0]`` of a with ``over[1]`` of b, in float32.
+
+    Either may be given by its parts. A bfloat16 array meets the parts of a float32 array, so that nothing is rounded
+    before the sum. The precision is full: the sign of a score is a decision.
+    """
+    if not (isinstance(a, tuple) or isinstance(b, tuple)) and a.dtype == b.dtype:
+        return _dot(a, b, over)
+    a, b = (one if isinstance(one, tuple) else parts(one) for one in (a, b))
+    # Products of parts below 2**-24 of the largest are left out. The smallest are added first.
+    pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < 3]
+    return sum(_dot(a[i], b[j], over) for i, j in sorted(pairs, key=sum, reverse=True))  # type: ignore[return-value]
+
+
+def parts(a: jax.Array) -> Parts:
+    """The three bfloat16 numbers whose sum is ``a`` exactly, for finite numbers; a bfloat16 array as it is.
+
+    The bits are cut by a mask: compilers remove a conversion to a shorter type and back.
+    """
+    if a.dtype == jnp.bfloat16:
+        return (a,)
+    found, rest = [], a
+    for _ in range(3):
+        bits = jax.lax.bitcast_convert_type(rest, jnp.int32) & jnp.int32(-(2**16))
+        high = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        found.append(high.astype(jnp.bfloat16))
+        rest = rest - high
+    return tuple(found)
+
+
+def _dot(a: jax.Array, b: jax.Array, over: Axes) -> jax.Array:
+    precision = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
+    dimensions = (((over[0],), (over[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

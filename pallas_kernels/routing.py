@@ -1,0 +1,281 @@
+"""The two kernels that all others are made of: the expected value of the leaves, and the gradient of a loss of leaves.
+
+Both route a tile of samples down the tree (fold.py). No array of size nodes x n is in the memory of the device. Sums
+over samples are written by program and added outside of the kernel, so that they are the same in every run.
+"""
+
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import fold
+from pallas_kernels.config import Config, Sizes
+from pallas_kernels.layout import Layout
+from pallas_kernels.losses import Loss, expected, losses, pull
+from pallas_kernels.products import product
+from pallas_kernels.routes import HARD, Route
+
+
+class Tree(NamedTuple):
+    """Operands that are checked: samples ``(n, p)``, splits ``(nodes, p)``, ``(nodes,)``, leaves ``(leaves, k)``."""
+
+    x: jax.Array
+    weights: jax.Array
+    bias: jax.Array
+    leaves: jax.Array
+
+    @property
+    def sizes(self) -> Sizes:
+        """Samples, features, depth and outputs."""
+        (n, p), (leaves, k) = self.x.shape, self.leaves.shape
+        return Sizes(n, p, leaves.bit_length() - 1, k)
+
+
+def _operands(layout: Layout, tree: Tree, columns: dict[str, Any]) -> dict[str, Any]:
+    from pallas_kernels.launch import Operand  # Pallas takes a tenth of a second to import, so with the first kernel
+
+    padded = jnp.pad(tree.weights, ((0, 0), (0, layout.columns - layout.p)))
+    found = {
+        "x": Operand("samples", tree.x),
+        "w": Operand("tree", layout.cut(padded)),
+        "b": Operand("tree", layout.cut(tree.bias[:, None])),
+        "values": Operand("tree", layout.cut_leaves(tree.leaves)),
+    }
+    return found | {
+        name: Operand("scalar" if a.shape == (1, 1) else "columns", layout.columns_of(a) if a.shape != (1, 1) else a)
+        for name, a in columns.items()
+    }
+
+
+# --- The expected value ----------------------------------------------------------------------------------------------
+
+
+def value(
+    route: Route, config: Config, tree: Tree, *, loss: Loss | None = None, **columns: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Expected values of the leaves ``(n, k)``, or expected losses ``(n, 1)``; and the sums of leaf weights ``(n, 1)``.
+
+    Args:
+      route: the routing.
+      config: sizes of blocks.
+      tree: samples, splits and leaves.
+      loss: None: values; else as for :func:`gradient`.
+      **columns: ``y (n, k)`` and ``share (n, 1)`` of a loss.
+    """
+    from pallas_kernels.launch import launch, result, shell_of
+
+    layout = config.layout(tree.sizes)
+    rows = 1 if loss is not None or layout.k == 1 else layout.outputs
+    outs = {"out": result("columns", jnp.float32, rows, layout.n), "total": result("columns", jnp.float32, 1, layout.n)}
+    body = partial(_value_of_a_tile, layout, route, loss, shell_of(config))
+    found = launch("routing_value", body, config, layout, _operands(layout, tree, columns), outs, sums=False)
+    return found["out"][: 1 if loss is not None else layout.k].T, found["total"].T
+
+
+def _value_of_a_tile(layout: Layout, route: Route, loss: Loss | None, shell: ModuleType, refs: SimpleNamespace) -> None:
+    from jax.experimental import pallas as pl
+
+    tile = shell.Tile(layout, refs, pl.program_id(0))
+    routed = partial(_Routed, layout, route, shell, refs, tile.features())
+    column: Any = lambda name: tile.column(name) if hasattr(refs, name) else None
+    y, share = column("y"), column("share")
+
+    def visit(t: Any, sums: Any) -> Any:
+        here = routed(t, at=t)
+        if loss is None:
+            part = expected(here.values, here.weight)
+        else:
+            lost = fold.each(partial(losses, loss, y=y, share=share), here.values)
+            part = fold.total(fold.each(jnp.multiply, here.weight, lost))
+        return sums[0] + part, sums[1] + fold.total(here.weight)
+
+    zeros = jnp.zeros((refs.out.shape[0], layout.tile), jnp.float32), jnp.zeros((1, layout.tile), jnp.float32)
+    out, total = visit(0, zeros) if layout.subtrees == 1 else jax.lax.fori_loop(0, layout.subtrees, visit, zeros)
+    tile.write("out", out if route.normalised else out / total)
+    tile.write("total", total)
+
+
+class _Routed:
+    """Scores, factors and weights of the leaves of one subtree, for a tile of samples."""
+
+    def __init__(
+        self, layout: Layout, route: Route, shell: ModuleType, refs: SimpleNamespace, xs: list[Any], t: Any, at: Any
+    ) -> None:
+        """Routes down subtree ``t``, whose operands are at index ``at``."""
+        self.layout, self.route, self.t, self.refs, self.at = layout, route, t, refs, at
+        block = lambda rows, f: shell.weights(refs.w, at, rows, f)
+        self.above, self.levels = fold.scores(layout, block, lambda rows: refs.b[at, rows], xs)
+        self.factors = fold.factors(route, self.levels)
+        self.weight = self._weight(route, self.factors)
+        self.values = self.of_leaves("values")
+
+    def _weight(self, route: Route, factors: fold.Factors) -> fold.Level:
+        start = None
+        if self.above is not None:
+            start = fold.path_weight(self.layout, route.factors(self.above[0]), self.t)
+        return fold.leaf_weights(self.layout, factors, start)
+
+    def of_leaves(self, name: str) -> fold.Level:
+        """An operand of the leaves, in the arrays of a level."""
+        return tuple(getattr(self.refs, name)[self.at, rows] for rows in self.layout.blocks_of_leaves)
+
+    def reached(self) -> fold.Level:
+        """1 for the leaf of hard routing, else 0."""
+        return self._weight(HARD, fold.factors(HARD, self.levels))
+
+    def score_gradients(self, change: fold.Level) -> list[jax.Array]:
+        """The gradient for the scores, by blocks of splits."""
+        window = self.refs.window[...] if hasattr(self.refs, "window") else None
+        slope = lambda z, right, left: self.route.slopes(z if window is None else z / window, (right, left))
+        slopes = [
+            tuple(zip(*map(slope, z, *factors), strict=True))
+            for z, factors in zip(self.levels, self.factors, strict=True)
+        ]
+        levels = fold.score_gradients(self.layout, slopes, change)  # type: ignore[arg-type]
+        if self.above is not None:
+            z = self.above[0]
+            of_path = slope(z, *self.route.factors(z))
+            levels = [(fold.path_gradient(self.layout, of_path, fold.total(change), self.t),), *levels]
+        blocks = [a for level in levels for a in level]
+        return [jnp.concatenate(blocks)] if self.layout.joined and len(blocks) > 1 else blocks
+
+
+class _Lost(NamedTuple):
+    """Weights of leaves that sum to 1, the losses of leaves, and the gradient for relative changes of the weights."""
+
+    weight: fold.Level
+    losses: fold.Level
+    change: fold.Level
+
+
+def _lost(routed: _Routed, loss: Loss, tile: Any) -> _Lost:
+    refs, route = routed.refs, routed.route
+    column: Any = lambda name: tile.column(name) if hasattr(refs, name) else None
+    y, share = column("y"), column("share")
+    weight = routed.weight
+    if not route.normalised:
+        total = fold.total(weight) if (known := column("total")) is None else jnp.maximum(known, 1)
+        weight = fold.each(lambda a: a / total, weight)
+    lost = fold.each(lambda v: losses(loss, v, y, share), routed.values)
+    if not route.centred:
+        return _Lost(weight, lost, fold.each(jnp.multiply, weight, lost))
+    mean = fold.total(fold.each(jnp.multiply, weight, lost)) if (known := column("mean")) is None else known
+    return _Lost(weight, lost, fold.each(lambda w, a: w * (a - mean), weight, lost))
+
+
+# --- The gradient ----------------------------------------------------------------------------------------------------
+
+
+def gradient(
+    route: Route,
+    config: Config,
+    tree: Tree,
+    y: jax.Array,
+    *,
+    loss: Loss = "linear",
+    numbered: bool = False,
+    samples: bool = False,
+    **columns: jax.Array,
+) -> dict[str, jax.Array]:
+    """The loss ``sum_i sum_l P_il loss_l(i)`` and its gradients, in one visit of the samples.
+
+    Args:
+      route: the routing.
+      config: sizes of blocks.
+      tree: samples, splits and leaves.
+      y: targets or cotangents of the losses, ``(n, k)``.
+      loss: ``"linear"``: ``leaves_l . y_i``; ``"squared"``: ``share_i |leaves_l - y_i|^2``.
+      numbered: whether to return the leaf that each sample reaches.
+      samples: whether to return the gradient of the samples, and nothing else.
+      **columns: ``share (n, 1)``; ``window (1, 1)``, the unit of scores for slopes.
+
+    Returns:
+      ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)``, ``leaves (leaves, k)``, and ``leaf (n,)`` if ``numbered``;
+      or ``x (n, p)``.
+    """
+    from pallas_kernels.launch import Operand, launch, result, shell_of
+
+    layout = config.layout(tree.sizes)
+    columns |= {"y": y}
+    if layout.path and (route.centred or not route.normalised):  # sums over all subtrees need a visit of their own
+        known = {name: columns[name] for name in ("y", "share") if name in columns}
+        mean, total = value(route, config, tree, loss=loss, **known)
+        columns |= {"mean": mean, "total": total}
+    ins = _operands(layout, tree, columns)
+    run = partial(_gradient, layout, route, loss, shell_of(config))
+    if samples:
+        outs = {"d_x": result("samples", jnp.float32, layout.n, layout.p)}
+        found = launch("routing_samples", run, config, layout, ins, outs, sums=False)
+        return {"x": found["d_x"]}
+    part = lambda *shape: result("sums", jnp.float32, layout.programs, layout.subtrees, *shape)
+    outputs = 1 if layout.k == 1 else layout.outputs
+    outs = {"weights": part(layout.rows, layout.columns), "bias": part(layout.rows, 1)}
+    outs |= {"leaves": part(layout.leaves, outputs), "loss": part(1, 1)}
+    if numbered:
+        ins["numbers"] = Operand("tree", layout.cut_leaves(jnp.arange(2.0**layout.depth, dtype=jnp.float32)[:, None]))
+        room = layout.programs * layout.steps * layout.tile
+        outs["leaf"] = result("columns", jnp.int32, 1, room)
+    found = launch("routing_gradient", run, config, layout, ins, outs, sums=True)
+    sums = {name: found[name].sum(0) for name in ("weights", "bias", "leaves", "loss")}
+    joined = {
+        "weights": layout.join(sums["weights"])[:, : layout.p],
+        "bias": layout.join(sums["bias"])[:, 0],
+        "leaves": layout.join_leaves(sums["leaves"]),
+        "loss": sums["loss"].sum(),
+    }
+    return joined | ({"leaf": found["leaf"][0, : layout.n]} if numbered else {})
+
+
+def _gradient(layout: Layout, route: Route, loss: Loss, shell: ModuleType, refs: SimpleNamespace) -> None:
+    """Visits the tiles of a program for its sums; or one tile for the gradient of its samples."""
+    from jax.experimental import pallas as pl
+
+    if hasattr(refs, "d_x"):
+        _samples_of_a_tile(layout, route, shell, refs, shell.Tile(layout, refs, pl.program_id(0)))
+    else:
+        visit = partial(_sums_of_a_tile, layout, route, loss, shell, refs)
+        shell.sum_over_tiles(layout, refs, ["weights", "bias", "leaves", "loss"], visit)
+
+
+def _sums_of_a_tile(
+    layout: Layout, route: Route, loss: Loss, shell: ModuleType, refs: SimpleNamespace, tile: Any, t: Any
+) -> dict[str, list[jax.Array]]:
+    """The sums of a tile for a subtree, in the arrays of ``layout.places``."""
+    xs = tile.features()
+    routed = _Routed(layout, route, shell, refs, xs, t, at=0)  # a program sees the operands of its subtree
+    lost = _lost(routed, loss, tile)
+    d_z = routed.score_gradients(lost.change)
+    takes = lost.weight  # the share of each sample in the gradient of each leaf
+    if route.hard_leaves or hasattr(refs, "leaf"):
+        reached = routed.reached()
+        takes = reached if route.hard_leaves else takes
+        if hasattr(refs, "leaf"):
+            number = fold.total(fold.each(jnp.multiply, reached, routed.of_leaves("numbers")))
+            tile.write("leaf", number.astype(jnp.int32), fold.total(reached) > 0)
+    y, share = tile.column("y"), tile.column("share") if hasattr(refs, "share") else None
+    total = fold.total(fold.each(jnp.multiply, lost.weight, lost.losses))
+    return {
+        "weights": [product(d, x) for d in d_z for x in xs],
+        "bias": [d.sum(1, keepdims=True) for d in d_z],
+        "leaves": [pull(loss, v, y, share, w) for v, w in zip(routed.values, takes, strict=True)],
+        "loss": [total.sum(1, keepdims=True)],
+    }
+
+
+def _samples_of_a_tile(layout: Layout, route: Route, shell: ModuleType, refs: SimpleNamespace, tile: Any) -> None:
+    xs, blocks = tile.features(), layout.blocks_of_features
+
+    def visit(t: Any, sums: list[jax.Array]) -> list[jax.Array]:
+        routed = _Routed(layout, route, shell, refs, xs, t, at=t)
+        d_z = list(
+            zip(layout.blocks_of_splits, routed.score_gradients(_lost(routed, "linear", tile).change), strict=True)
+        )
+        of_block = lambda f: sum(product(d, shell.weights(refs.w, t, rows, f), (0, 0)) for rows, d in d_z)
+        return [total + of_block(f) for total, f in zip(sums, blocks, strict=True)]
+
+    zeros = [jnp.zeros((layout.tile, f.stop - f.start), jnp.float32) for f in blocks]
+    sums = visit(0, zeros) if layout.subtrees == 1 else jax.lax.fori_loop(0, layout.subtrees, visit, zeros)
+    tile.write_features("d_x", sums)

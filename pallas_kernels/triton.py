@@ -1,0 +1,122 @@
+"""Triton for CUDA GPUs, through Pallas while JAX has it: from 0.11 on each lowering gives a DeprecationWarning.
+
+Everything of a tile and a subtree is in registers, in blocks of 16 rows. Reads and writes are masked, as blocks beyond
+the end of an array are not cut. The matrix units do not multiply float32 numbers, so that products are of parts.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from pallas_kernels.layout import Layout
+from pallas_kernels.products import parts
+from pallas_kernels.unsupported import Unsupported
+
+# Features and outputs up to which nothing spills from registers of sm_90a (experiments/accelerators.py).
+_FEATURES, _OUTPUTS = 64, 16
+
+
+def check(kernel: str, layout: Layout) -> None:
+    """Refuses sizes whose sums do not fit into registers, and what was seen to fail.
+
+    Raises:
+      Unsupported: naming the sizes.
+    """
+    _triton()
+    if layout.p > _FEATURES or layout.k > _OUTPUTS:
+        limits = f"up to {_FEATURES} features and {_OUTPUTS} outputs"
+        raise Unsupported(f"implementation 'triton' of {kernel} takes {limits}, got p = {layout.p}, k = {layout.k}")
+
+
+def _triton() -> Any:
+    try:
+        from jax.experimental.pallas import triton
+    except ImportError as error:
+        raise Unsupported("implementation 'triton': this jax has no Pallas-Triton, 'xla' runs everywhere") from error
+    return triton
+
+
+def grid(layout: Layout, *, sums: bool) -> tuple[int, ...]:
+    """Tiles, or programs for each subtree."""
+    return (layout.programs, layout.subtrees) if sums else (layout.tiles,)
+
+
+def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_result: bool) -> pl.BlockSpec:
+    """The part of an operand or a result that a program sees: all samples, and a subtree where it works on one."""
+    if kind == "sums":
+        return pl.BlockSpec((1, 1, *shape[2:]), lambda i, t: (i, t, 0, 0))
+    if kind == "tree" and sums:
+        return pl.BlockSpec((1, *shape[1:]), lambda i, t: (t, 0, 0))
+    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
+
+
+def parameters(config: Any, layout: Layout, *, sums: bool) -> Any:
+    """Parameters of the compiler."""
+    return _triton().CompilerParams(num_warps=config.warps, num_stages=config.stages)
+
+
+class Tile:
+    """A tile of samples, of which those beyond the end are zeros."""
+
+    def __init__(self, layout: Layout, refs: SimpleNamespace, index: Any) -> None:
+        self._layout, self._refs, self._start = layout, refs, index * layout.tile
+
+    def features(self) -> list[Any]:
+        """The parts of the samples in blocks of features, ``(tile, features)``."""
+        return [
+            parts(_triton().load(self._refs.x.at[self._features(f)], mask=self._mask(f), other=0.0))
+            for f in self._layout.blocks_of_features
+        ]
+
+    def column(self, name: str) -> jax.Array:
+        """An operand, ``(rows, tile)``."""
+        rows = getattr(self._refs, name).shape[0]
+        return _triton().load(self._columns(name, rows), mask=self._inside(rows), other=0.0)
+
+    def write(self, name: str, value: jax.Array, where: Any = True) -> None:
+        """Writes a result of the tile, of some samples."""
+        rows = value.shape[0]
+        _triton().store(self._columns(name, rows), value, mask=self._inside(rows) & where)
+
+    def write_features(self, name: str, blocks: list[jax.Array]) -> None:
+        """Writes a result ``(tile, features)``, given in blocks."""
+        for f, value in zip(self._layout.blocks_of_features, blocks, strict=True):
+            _triton().store(getattr(self._refs, name).at[self._features(f)], value, mask=self._mask(f))
+
+    def _inside(self, rows: int) -> jax.Array:
+        shape = (rows, self._layout.tile)
+        return jax.lax.broadcasted_iota(jnp.int32, shape, 1) + self._start < self._layout.n
+
+    # No start is static, or an index beyond the end, which is masked, would be refused.
+    def _columns(self, name: str, rows: int) -> Any:
+        return getattr(self._refs, name).at[pl.ds(self._start * 0, rows), pl.ds(self._start, self._layout.tile)]
+
+    def _features(self, f: slice) -> tuple[Any, Any]:
+        return pl.ds(self._start, self._layout.tile), pl.ds(self._start * 0 + f.start, f.stop - f.start)
+
+    def _mask(self, f: slice) -> jax.Array:
+        shape = (self._layout.tile, f.stop - f.start)
+        sample = jax.lax.broadcasted_iota(jnp.int32, shape, 0) + self._start < self._layout.n
+        return sample & (jax.lax.broadcasted_iota(jnp.int32, shape, 1) + f.start < self._layout.p)
+
+
+def weights(ref: Any, *index: Any) -> Any:
+    """A block of split weights, by its parts."""
+    return parts(ref[index])
+
+
+def sum_over_tiles(layout: Layout, refs: SimpleNamespace, names: list[str], visit: Any) -> None:
+    """Writes the sums of ``visit(tile, subtree)`` over the tiles of this program to the results of these names."""
+    i, t = pl.program_id(0), pl.program_id(1)
+
+    def zeros(name: str) -> list[jax.Array]:
+        width = getattr(refs, name).shape[3]
+        return [jnp.zeros((r.stop - r.start, len(range(width)[f])), jnp.float32) for r, f in layout.places(name)]
+
+    add = lambda j, sums: jax.tree.map(jnp.add, sums, visit(Tile(layout, refs, i * layout.steps + j), t))
+    for name, sums in jax.lax.fori_loop(0, layout.steps, add, {name: zeros(name) for name in names}).items():
+        for place, part in zip(layout.places(name), sums, strict=True):
+            getattr(refs, name)[0, 0, *place] = part
