@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import contextlib
 import contextvars
 import itertools
+import os
+import secrets
+import time
 from typing import Any
 import warnings
 
@@ -20,11 +23,71 @@ import numpy as np
 
 from jtrees import sharding
 
-__all__ = ["alone", "to_host"]
+__all__ = ["alone", "check_folder", "initialize", "to_host"]
 
 _WAIT = 300  # seconds for which a process waits for the others to begin the same work
 _MEETINGS = itertools.count()
 _APART = contextvars.ContextVar("apart", default=False)  # whether a part of shared work is done by each process
+
+
+def initialize(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
+    """Joins the other processes, if there are any; call it before anything else of JAX.
+
+    JAX recognises TPU pods, Slurm and Open MPI by itself. Elsewhere the processes need an address, from the arguments
+    or the environment. Without a cluster and an address this process is alone.
+
+    Args:
+      coordinator: host and port of the first process; None: ``JAX_COORDINATOR_ADDRESS``, or that of the cluster.
+      processes: how many there are; None: ``JAX_NUM_PROCESSES``, or those of the cluster.
+      process: number of this one, from 0; None: ``JAX_PROCESS_ID``, or that of the cluster.
+
+    Raises:
+      ValueError: for an address without the numbers that belong to it.
+      RuntimeError: if JAX has begun to compute, or the others do not come within five minutes.
+    """
+    number = lambda given, name: int(os.environ[name]) if given is None and name in os.environ else given
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    address = coordinator, number(processes, "JAX_NUM_PROCESSES"), number(process, "JAX_PROCESS_ID")
+    try:
+        jax.distributed.initialize(*address)
+    except ValueError as error:  # also where JAX finds no cluster
+        if coordinator is not None:
+            raise ValueError(f"coordinator, processes and process go together, got {address}") from error
+
+
+def check_folder(folder: Any, seconds: float = 30) -> None:
+    """Makes a folder, and raises an error in all processes unless they all see the same one. All must call.
+
+    Args:
+      folder: a ``pathlib.Path``, or an ``etils.epath.Path`` for a bucket.
+      seconds: how long a file of the first process may take to reach the others.
+
+    Raises:
+      OSError: if the folder cannot be written, or processes have folders of their own, within ``seconds``.
+    """
+    if jax.process_count() == 1:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    mine, wrong = secrets.randbits(31), None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if jax.process_index() == 0:
+            (folder / f".seen-{mine}").write_text("")
+    except OSError as error:  # told below, as the others wait
+        wrong = error
+    # No process looks before the file is there: a network disk would remember for a while that it is not.
+    file = folder / f".seen-{int(multihost_utils.broadcast_one_to_all(np.int32(mine)))}"
+    end = time.monotonic() + seconds
+    while wrong is None and not (found := file.exists()) and time.monotonic() < end:
+        time.sleep(0.2)
+    seen = multihost_utils.process_allgather(np.array(wrong is None and found)).ravel()
+    if jax.process_index() == 0:
+        with contextlib.suppress(OSError):
+            file.unlink()
+    if not seen.all():
+        blind = ", ".join(map(str, np.flatnonzero(~seen)))
+        said = f"folder must be one that all processes see, such as a shared disk or a bucket, got {folder}"
+        raise OSError(f"{said}: a file of process 0 did not come to process {blind} in {seconds:g} s") from wrong
 
 
 def is_shared() -> bool:

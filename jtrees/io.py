@@ -109,7 +109,8 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
       what: a tree, a forest, another model, a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
         ``TreeClassifier``, with its parameters; a :class:`jtrees.methods.BanditState` or a
         :class:`jtrees.training.TrainState`.
-      path: path of the file, usually with the extension ``.jtrees``.
+      path: path of the file, usually with the extension ``.jtrees``; or of an object in a bucket, ``gs://bucket/name``,
+        which takes ``etils`` and the file system's own package, such as ``gcsfs``.
       feature_names: names of the columns, stored in the header; None: those of an estimator, if it has some.
 
     Raises:
@@ -140,7 +141,11 @@ def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     Raises:
       OSError: if the file cannot be written.
     """
-    path = Path(path)
+    path = _where(path)
+    if not isinstance(path, Path):  # an object in a bucket appears when it is complete
+        yield (whole := io.BytesIO())
+        path.write_bytes(whole.getvalue())
+        return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as file:
@@ -150,6 +155,16 @@ def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _where(path: str | os.PathLike) -> Path:
+    """Returns a path on a disk, or of a bucket, whose double slash ``pathlib`` would drop."""
+    if "://" not in os.fspath(path):
+        return Path(path)
+    from etils import epath
+
+    of_bucket: Any = epath.Path(path)
+    return of_bucket
 
 
 def _kinds() -> list[str]:
@@ -187,7 +202,7 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
     """Loads an object from a file written by :func:`save`.
 
     Args:
-      path: path of the file.
+      path: path of the file, as for :func:`save`.
       like: for a state, one of the same learner or run with the same structure, such as ``bandit.init(p, key=key)``.
 
     Raises:
@@ -196,7 +211,7 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
       ImportError: for an estimator without scikit-learn.
       OSError: if the file cannot be read.
     """
-    contents = _header(path := Path(path))
+    contents = _header(path := _where(path))
     kind, arrays = contents["kind"], _arrays(path, contents)
     if "state" not in contents:
         if like is not None:
@@ -226,7 +241,7 @@ def header(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       ValueError, OSError: as :func:`jtrees.load`.
     """
-    contents = _header(Path(path))
+    contents = _header(_where(path))
     return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays")}
 
 
@@ -349,7 +364,7 @@ def _refusing(path: Path) -> Any:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
+    with path.open("rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
         contents = json.loads(archive.read("header.json"))
         version, kind = contents["format"], contents["kind"]
     if version != FORMAT:
@@ -365,7 +380,7 @@ def _arrays(path: Path, contents: dict[str, Any]) -> list[Any]:
     double = [dtype for kind, dtype in entries if kind == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype]
     if double:
         raise ValueError(f"{path} has {double[0]}: set the option jax_enable_x64 to load it")
-    with open(path, "rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
+    with path.open("rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
         members = (io.BytesIO(archive.read(f"{i}.npy")) for i in range(len(entries)))
         loaded = [np.lib.format.read_array(member, allow_pickle=False) for member in members]
         return [_as_it_was(array, *description) for array, description in zip(loaded, entries, strict=True)]
