@@ -55,7 +55,7 @@ def compile_only(pod):
     try:
         devices = topologies.get_topology_desc(pod, platform="tpu").devices
     except Exception as error:
-        raise SystemExit(f"--compile-only needs libtpu (pip install libtpu) and a pod such as v5e:8x8, got {pod}: {error}")
+        raise SystemExit(f"--compile-only needs libtpu, and a pod such as v5e:8x8, got {pod!r}: {error}") from error
     program, _ = compiled(jax.make_mesh((1, len(devices)), ("starts", "data"), (AxisType.Auto,) * 2, devices=devices))
     print(len(devices), "chips, each with", program.memory_analysis())
     for shapes, kind in re.findall(r"= (\S+|\(.*?\)) ([a-z-]+)\(.*?replica_groups", str(program.as_text())):

@@ -103,6 +103,8 @@ class Shards:
     ):
         """Looks at the shards, and not at their rows; ``batch`` divides the blocks that a note may recommend.
 
+        The folder may be an ``etils.epath.Path`` of a bucket, with shards of Parquet.
+
         Raises:
           DataError: for a folder without shards, one that cannot be read, shards of different columns, a target for
             shards without names.
@@ -210,6 +212,8 @@ class _Npy:
 
     def __init__(self, file: Path, target: str | None):
         self.file = file
+        if "://" in str(file):
+            raise DataError(f"{file} cannot be read in parts where it is: copy it to a disk, or write Parquet")
         try:
             shape, kind = (rows := np.load(file, mmap_mode="r")).shape, rows.dtype.kind
         except Exception as error:  # of many kinds: whatever a file that is no array leads to
@@ -231,16 +235,22 @@ class _Npy:
         return rows[:, :-1], rows[:, -1]
 
 
+def _parquet(file: Path, **options: Any) -> Any:
+    """Opens a file on a disk or in a bucket."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(file.open("rb") if "://" in str(file) else file, **options)
+
+
 class _Parquet:
     """A shard of Parquet: of its row groups those are read that a block touches."""
 
     def __init__(self, file: Path, target: str | None):
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         self.file, self.target = file, target
         try:
-            with pq.ParquetFile(file) as parquet:
+            with _parquet(file) as parquet:
                 schema, meta = parquet.schema_arrow, parquet.metadata
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"the shard {file} cannot be read: {error}") from error
@@ -264,10 +274,8 @@ class _Parquet:
 
     def group(self, i: int) -> np.ndarray:
         """A row group, the target last; gaps are NaN."""
-        import pyarrow.parquet as pq
-
         names = [*self.names, self.target]
-        with pq.ParquetFile(self.file, metadata=self._meta) as parquet:
+        with _parquet(self.file, metadata=self._meta) as parquet:
             table = parquet.read_row_group(i, columns=names, use_threads=False)
         columns = [table[name].to_numpy() for name in names]
         rows = np.empty((len(names), table.num_rows), _precision(*(column.dtype for column in columns)))

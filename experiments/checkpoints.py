@@ -1,14 +1,31 @@
-"""Checkpoints: the one module that knows Orbax."""
+"""Files of a run, on a disk or in a bucket. Checkpoints: the one module that knows Orbax."""
 
-from pathlib import Path
+import os
 from typing import Any
 
+from etils import epath
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jtrees import io
+
 KEPT = 3
+
+
+def place(text: str) -> epath.Path:
+    """Returns the path of a folder: ``gs://bucket/...``, whose double slash ``pathlib`` would drop, or absolute.
+
+    Orbax takes no other, and ``epath.Path.resolve`` takes a bucket for a folder on a disk.
+    """
+    return epath.Path(text if "://" in text else os.path.abspath(text))
+
+
+def write_whole(file: os.PathLike, text: str) -> None:
+    """Writes a file so that it is whole or not there."""
+    with io.written_whole(file) as out:
+        out.write(text.encode())
 
 
 class CheckpointError(RuntimeError):
@@ -18,38 +35,46 @@ class CheckpointError(RuntimeError):
 class Checkpoints:
     """The last checkpoints of a run in a folder. One that is written is there as a whole, or not at all."""
 
-    def __init__(self, folder: Path):
-        """Makes the folder."""
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEPT, cleanup_tmp_directories=True, enable_async_checkpointing=False
-        )
+    def __init__(self, folder: epath.Path):
+        """Makes the folder, given by an absolute path or that of a bucket."""
+        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, cleanup_tmp_directories=True)
         self._folder = folder
         try:
-            self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+            self._manager = ocp.CheckpointManager(folder, options=options)
         except OSError as error:
             raise CheckpointError(f"cannot write to {folder}: {error}") from error
 
     def save(self, step: int, tree: Any, told: dict[str, Any]) -> None:
-        """Writes a pytree of arrays and keys, and plain data.
+        """Begins to write a pytree of arrays and keys, and plain data: the arrays may be donated when this returns.
 
         Raises:
-          CheckpointError: if it cannot be written; those before are as they were.
+          CheckpointError: if it cannot be written, or the one before could not; earlier ones are as they were.
         """
+        items = ocp.args.Composite(tree=ocp.args.StandardSave(_arrays(tree)), told=ocp.args.JsonSave(told))
+        self._tried(f"the checkpoint of step {step}", lambda: self._manager.save(step, args=items, force=True))
+
+    def wait(self) -> None:
+        """Waits for what is being written.
+
+        Raises:
+          CheckpointError: if it could not be written; earlier checkpoints are as they were.
+        """
+        self._tried("a checkpoint", self._manager.wait_until_finished)
+
+    def _tried(self, what: str, write: Any) -> None:
         try:
-            items = ocp.args.Composite(tree=ocp.args.StandardSave(_arrays(tree)), told=ocp.args.JsonSave(told))
-            self._manager.save(step, args=items, force=True)
+            write()
         except Exception as error:  # Orbax wraps what the system says in errors of many kinds
-            raise CheckpointError(
-                f"cannot write the checkpoint of step {step} to {self._folder}: {_line(error)}"
-            ) from error
+            raise CheckpointError(f"cannot write {what} to {self._folder}: {_line(error)}") from error
 
     def newest(self, like: Any) -> tuple[int, Any, dict[str, Any], list[str]] | None:
         """The newest checkpoint that can be read: its step, a pytree like this one, the plain data, and what was wrong
         with newer ones, which are deleted. None if there are none at all.
 
         Raises:
-          CheckpointError: if there are some, and none can be read.
+          CheckpointError: if there are some, and none can be read; and as :meth:`wait`.
         """
+        self.wait()
         wrong = []
         for step in sorted(self._manager.all_steps(), reverse=True):
             items = ocp.args.Composite(tree=ocp.args.StandardRestore(_arrays(like)), told=ocp.args.JsonRestore())
@@ -67,8 +92,8 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        """Waits for what is being written."""
-        self._manager.close()
+        """Waits for what is being written, and raises as :meth:`wait`."""
+        self._tried("a checkpoint", self._manager.close)
 
 
 def _line(error: Exception) -> str:

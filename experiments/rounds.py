@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+import dataclasses
 from functools import partial
 import itertools
 import json
@@ -16,7 +17,7 @@ import numpy as np
 
 from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
 import jtrees
-from jtrees import training
+from jtrees import distributed, sharding, training
 from jtrees.data import Data, Scaling, Table
 from jtrees.search import FitReport, Run, SearchResult, Training, options as kinds
 from jtrees.search.monitor import Monitor
@@ -260,11 +261,20 @@ def first_state(job: Job, key: jax.Array) -> training.TrainState:
     of = job.training
     state = jax.jit(lambda data, key: training.start(of.method, data, key=key, optimizer=of.optimizer))(data, key)
     # Rounds take the place of the state before, in which nothing may be held twice.
-    return jax.device_put(jax.tree.map(jnp.copy, state), _everywhere())
+    return jax.device_put(jax.tree.map(jnp.copy, state), _places())
 
 
 def _everywhere() -> NamedSharding:
     return NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
+
+
+def _places() -> Any:
+    """Where the state of a run lies: each device has the order of its own rows, which else would be gathered."""
+    fields = dataclasses.fields(training.TrainState)
+    places: Any = {field.name: _everywhere() for field in fields}
+    return training.TrainState(
+        **places | {"order": NamedSharding(jax.sharding.get_mesh(), PartitionSpec(sharding.DATA))}
+    )
 
 
 def round_of(job: Job) -> Any:
@@ -277,7 +287,7 @@ def round_of(job: Job) -> Any:
         state, history = training.advance(of.method, state, data, **options)
         return state, history.losses.mean()
 
-    return jax.jit(run, donate_argnums=0, out_shardings=_everywhere())
+    return jax.jit(run, donate_argnums=0, out_shardings=(_places(), _everywhere()))
 
 
 class Evaluator:
@@ -297,7 +307,7 @@ class Evaluator:
           FloatingPointError: if the state is not finite.
         """
         job, key = self._job, state.key
-        held = jax.device_get(state.replace(key=jax.random.key_data(key)))
+        held = distributed.to_host(state.replace(key=jax.random.key_data(key)))
         held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
         result = jax.device_get(self._result(held, *self._batches))
         data = Data(job.sample, job.validation, job.scaling, self._scaled)

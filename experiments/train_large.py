@@ -4,7 +4,8 @@ It runs from a checkout of the repository, whose folder ``experiments`` the whee
 
 python -m experiments.train_large --out RUN --data FOLDER --target price          # shards, Parquet or .npy
 python -m experiments.train_large --out RUN --synthetic rows=1e8,p=64 --method tel --set depth=4 trees=20
-python -m experiments.train_large ... --coordinator host:1234 --processes 2 --process 0      # each of two processes
+python -m experiments.train_large --out gs://bucket/run ...             # on every host of a TPU pod; or srun, Slurm
+python -m experiments.train_large ... --coordinator host:1234 --processes 2 --process 0          # elsewhere, each
 
 A round reads a block of rows for each device, in an order that depends on --seed, and trains on mini-batches of them.
 Validation blocks, on which the hardened model is evaluated, are drawn by --seed from all parts of the table. RUN
@@ -26,60 +27,26 @@ allow the run, which stderr explains; 2 when the command line cannot be parsed.
 """
 
 import argparse
-import datetime
 import json
 import os
 from pathlib import Path
-import signal
 import sys
 import time
 from typing import Any
-import zlib
 
+from etils import epath
 import jax
-from jax.experimental import multihost_utils
-import numpy as np
 
-from experiments import benchmark
-from experiments.blocks import Blocks, DataError
-from experiments.checkpoints import CheckpointError, Checkpoints
+from experiments.blocks import DataError
+from experiments.checkpoints import CheckpointError, Checkpoints, place, write_whole
+from experiments.identity import check_same, compared, mark_of
+from experiments.logs import NAMES, Lines, Log
 from experiments.rounds import METHODS, Evaluator, Job, first_state, prepared, round_of, source, stream
+from experiments.together import Agreement, Stop, Stopped
 import jtrees
-from jtrees import sharding, training
+from jtrees import distributed, sharding, training
 
 ENDING = 0.8  # seconds that a process takes to come to its end, measured
-NAMES = {  # what is printed and written: the training loss, penalties included; the validation loss; a validation score
-    "regression": (
-        "training loss (scaled targets)",
-        "validation mean squared error (target units squared)",
-        "validation R2",
-    ),
-    "classification": ("training loss (nats)", "validation log loss (nats)", "validation accuracy"),
-}
-SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a resumed run keeps
-
-
-class Stopped(Exception):
-    """SIGTERM came."""
-
-
-class Stop:
-    """Remembers SIGTERM and Ctrl-C until :meth:`check`: between rounds, and after whatever takes long."""
-
-    def __init__(self) -> None:
-        """Installs the handlers; a second Ctrl-C raises KeyboardInterrupt."""
-        self.asked = False
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGINT, self._ask)
-
-    def _ask(self, *_: Any) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def check(self) -> None:
-        """Raises :class:`Stopped` if any process was asked to stop: all of them must call this."""
-        if agreed(self.asked)[0]:
-            raise Stopped
 
 
 # --- The run ---------------------------------------------------------------------------------------------------------
@@ -97,12 +64,13 @@ class Run:
         """
         self.began, loaded = time.monotonic() - _age(), time.monotonic()
         self.options, self.stop, self.out, self.lead = options, stop, options.out, jax.process_index() == 0
+        distributed.check_folder(self.out)
         blocks = source(options)
-        config = _compared(self.out, options, blocks)
+        config = compared(self.out, options, blocks)
         self.job = prepared(options, blocks)
-        _same_everywhere(options, config)
+        check_same(options, config)
         if self.lead:
-            benchmark.write_whole(self.out / "config.json", json.dumps(config, indent=1))
+            write_whole(self.out / "config.json", json.dumps(config, indent=1))
         for text in [*blocks.notes, *_notes(self.job)]:
             self.say(text)
         stop.check()
@@ -111,7 +79,7 @@ class Run:
         self.last = min(self.job.rounds, -(-(options.max_steps or sys.maxsize) // self.job.updates))
         with jax.set_mesh(self.mesh):
             self.state = first_state(self.job, jax.random.key(options.seed))
-        self.mark = _mark(self.job)
+        self.mark = mark_of(self.job)
         self.checkpoints, self.data = Checkpoints(self.out / "checkpoints"), stream(self.job)
         self.done, self.saved, self.position = 0, -1, self.data.get_state()
         found, before = self.checkpoints.newest(self.state), None
@@ -159,13 +127,13 @@ class Run:
         try:
             if not self.done or self.options.max_seconds is not None:
                 self.evaluate()  # compiled, and timed, before time is short
-                self.save()
+                self.save(wait=True)
                 self.stop.check()
             self._rounds()
             self.save()
             self.evaluate()
         except Stopped:
-            self.save()
+            self.save(wait=True)
             where = self.out / "checkpoints" / str(self.step)
             self.say(f"stopped at step {self.step}: the same command resumes from {where}")
             return False
@@ -189,19 +157,22 @@ class Run:
     def _rounds(self) -> None:
         updates, options = self.job.updates, self.options
         a_save, an_evaluation = (max(1, every // updates) for every in (options.save_every, options.evaluate_every))
+        agreement, following = Agreement(self.mesh), self._next(self.done)
+        agreement.say(*self._flags(following))
         began, lines, before = time.monotonic(), Lines(self), None  # the loss of the round before
         while self.done < self.last:
-            start = time.monotonic()
-            rows, error = self._next()
-            waited = time.monotonic() - start
-            wrong, asked, late = agreed(error is not None, self.stop.asked, self._is_late())
+            wrong, asked, late = agreement.hear(*self._flags(following))
+            (rows, error, position), start = following, time.monotonic()
             if wrong:
-                self.save()  # the same command resumes from here once the data are corrected
+                self.save(wait=True)  # the same command resumes from here once the data are corrected
                 raise error or DataError("another process cannot read its data")
             if asked:
                 raise Stopped
             if late:
                 break
+            following = self._next(self.done + 1)
+            waited = time.monotonic() - start
+            agreement.say(*self._flags(following))
             with jax.set_mesh(self.mesh):
                 x, y = sharding.join_rows(rows)
                 if self.program is None:
@@ -209,7 +180,7 @@ class Run:
                     self.stop.check()  # a barrier, too: collectives give up on a process that is still compiling
                     began, lines = time.monotonic() - waited, Lines(self)
                 self.state, loss = self.program(self.state, x, y)
-            self.done, self.position = self.done + 1, self.data.get_state()
+            self.done, self.position = self.done + 1, position
             # The round before is waited for, and not this one, which computes while rows are fetched.
             waits = self.done % an_evaluation == 0 or self.done % a_save == 0 or self.done == self.last
             shown = loss if waits else before
@@ -223,31 +194,40 @@ class Run:
                 self.save()
             began = time.monotonic() if waits else now
 
-    def _next(self) -> tuple[Any, DataError | None]:
-        """The rows of the next round, or what is wrong with them."""
+    def _next(self, number: int) -> tuple[Any, DataError | None, Any]:
+        """The rows of a round, if there is one, or what is wrong with them, and the position behind them."""
+        if number >= self.last:
+            return None, None, None
         try:
-            return next(self.data), None
+            return next(self.data), None, self.data.get_state()
         except DataError as error:
-            return None, error
+            return None, error, None
+
+    def _flags(self, following: tuple[Any, DataError | None, Any]) -> tuple[bool, bool, bool]:
+        """Whether this process has rows that will not do, was asked to stop, has no time for another round."""
+        return following[1] is not None, self.stop.asked, self._is_late()
 
     def _check_finite(self) -> None:
         if not bool(self.state.finite):
             said = f"training became non-finite before step {self.step}: try a smaller learning_rate in another --out"
             raise DataError(said)
 
-    def save(self) -> None:
-        """Writes a checkpoint, if there is none of this step.
+    def save(self, wait: bool = False) -> None:
+        """Begins to write a checkpoint, if there is none of this step; or waits until it is written.
 
         Raises:
           DataError: for a state that is not finite, which should not push out those that are.
+          CheckpointError: for what cannot be written, or could not since the last call.
         """
-        if self.saved == self.done:
-            return
-        self._check_finite()
         start = time.monotonic()
-        told = {"data": self.position, "devices": jax.device_count(), "mark": self.mark, "log": self.log.sums()}
-        self.checkpoints.save(self.step, self.state, told)
-        self.saved, self.takes["save"] = self.done, time.monotonic() - start
+        if self.saved != self.done:
+            self._check_finite()
+            told = {"data": self.position, "devices": jax.device_count(), "mark": self.mark, "log": self.log.sums()}
+            self.checkpoints.save(self.step, self.state, told)
+            self.saved = self.done
+        if wait:
+            self.checkpoints.wait()
+            self.takes["save"] = time.monotonic() - start
 
     def evaluate(self) -> None:
         """Evaluates the model on the validation set, if there was a round since the last evaluation."""
@@ -263,14 +243,8 @@ class Run:
         if self.options.max_seconds is None:
             return False
         left = self.options.max_seconds - (time.monotonic() - self.began)
-        return left < self.takes["save"] + self.takes["evaluate"] + self.takes["round"] / 2 + ENDING
-
-
-def agreed(*flags: bool) -> tuple[bool, ...]:
-    """Which of them are set in any process: all of them must call this."""
-    if jax.process_count() == 1:
-        return flags
-    return tuple(map(bool, multihost_utils.process_allgather(np.array(flags)).any(0)))
+        rounds = 0.5 if jax.process_count() == 1 else 1.5  # several processes agree a round later
+        return left < self.takes["save"] + self.takes["evaluate"] + self.takes["round"] * rounds + ENDING
 
 
 def _age() -> float:
@@ -280,44 +254,6 @@ def _age() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return 0.0
-
-
-def _compared(out: Path, options: argparse.Namespace, blocks: Blocks) -> dict[str, Any]:
-    """What the run is, compared with what is there of it; blocks in a round are as many as they were.
-
-    Raises:
-      DataError: if it was another, saying in what; and for a file that cannot be read.
-    """
-    file, was = out / "config.json", {}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            was = json.loads(file.read_text())
-            options.blocks = was["blocks"] if options.blocks is None else options.blocks
-    except OSError as error:
-        raise DataError(f"cannot write to {out}: {error.strerror}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{file} is not what a run wrote: {error}") from error
-    options.blocks = options.blocks or jax.device_count()
-    config = {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}
-    config = json.loads(json.dumps(config))
-    for name in was:
-        if was[name] != config.get(name):
-            said = f"{out} holds a run of another {name}: {was[name]}, not {config.get(name)}"
-            if name == "table":
-                said = f"{out} holds a run on other data: {_changed(was[name], config[name])}"
-            raise DataError(f"{said}; give another --out")
-    return config
-
-
-def _changed(was: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first difference between two descriptions of a table."""
-    rows, rows_now = was.get("shards", {}), now.get("shards", {})
-    for file in sorted(rows.keys() | rows_now.keys()):
-        if rows.get(file) != rows_now.get(file):
-            return f"{file} had {rows.get(file, 'no')} rows, and has {rows_now.get(file, 'no')} rows now"
-    name = next(name for name in [*was, *now] if was.get(name) != now.get(name))
-    return f"{name} was {was.get(name)}, and is {now.get(name)} now"
 
 
 def _notes(job: Job) -> list[str]:
@@ -331,113 +267,6 @@ def _notes(job: Job) -> list[str]:
     return notes
 
 
-def _mark(job: Job) -> int:
-    """A number that tells these data from others: of the rows in memory."""
-    mark = 0
-    for rows in (part for a in (job.sample, job.validation) for b in (a.x, a.y) for part in np.array_split(b, 16)):
-        mark = zlib.crc32(rows.astype(np.float64).tobytes(), mark)
-    return mark
-
-
-def _same_everywhere(options: argparse.Namespace, config: dict[str, Any]) -> None:
-    """Raises :class:`DataError` unless all processes were started alike: they would wait for each other for ever."""
-    told = {name: str(value) for name, value in vars(options).items() if name != "process"}
-    mark = np.array(zlib.crc32(json.dumps([told, config], sort_keys=True).encode()), np.uint32)
-    if jax.process_count() > 1 and len(set(multihost_utils.process_allgather(mark).ravel().tolist())) > 1:
-        raise DataError("the processes must be started with the same options and see the same data")
-
-
-class Log:
-    """``metrics.jsonl``: a line for each evaluation, of the rounds since the last."""
-
-    def __init__(
-        self, file: Path, step: int, lead: bool, names: tuple[str, str, str], before: list[float] | None = None
-    ):
-        """Lines of steps beyond ``step``, which a resumed run makes again, are removed.
-
-        Args:
-          file: where lines go.
-          step: that the run is at.
-          lead: whether it is this process that writes.
-          names: of the values, as in ``NAMES``.
-          before: :meth:`sums` of the rounds that no line tells of.
-
-        Raises:
-          DataError: for a file of other lines.
-        """
-        self._file, self._lead, self._names, self._last, self._rounds = file, lead, names, -1, []
-        self._before = np.zeros(5) if before is None else np.array(before)
-        self.score = float("nan")  # of the last evaluation
-        if lead and file.exists():
-            whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            try:
-                steps = [json.loads(line)["step"] for line in whole]
-            except (ValueError, LookupError, TypeError) as error:
-                raise DataError(f"{file} is not what a run wrote: {error}") from error
-            kept = [line for line, of in zip(whole, steps, strict=True) if of <= step]
-            benchmark.write_whole(file, "".join(kept))
-            self._last = max((of for of in steps if of <= step), default=-1)
-
-    @property
-    def pending(self) -> bool:
-        """Whether there were rounds since the last line."""
-        return bool(self._rounds)
-
-    def round(self, *of_round: Any) -> None:
-        """A round: its loss, which may be computed yet, rows, seconds, and seconds that it waited for data."""
-        self._rounds.append((1, *of_round))
-
-    def sums(self) -> list[float]:
-        """Of the rounds since the last line: their number, losses, rows, seconds, and seconds spent waiting."""
-        return (self._before + np.array(self._rounds, float).reshape(-1, 5).sum(0)).tolist()
-
-    def write(self, step: int, loss: float, score: float) -> None:
-        """A line, except where the last is of the same step."""
-        training, *validation = self._names
-        self.score = score
-        if step == self._last:
-            return
-        rounds, losses, rows, seconds, waited = self.sums()
-        line = {"step": step, "rows": int(rows), "seconds": seconds, "waited": waited}
-        if rounds:
-            line |= {training: losses / rounds, "rows_per_second": rows / seconds}
-        values = loss, None if np.isnan(score) else score
-        line |= dict(zip(validation, values, strict=True)) | {"peak_gb": benchmark.peak_memory()}
-        if self._lead:
-            with self._file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        self._rounds, self._before, self._last = [], np.zeros(5), step
-
-
-class Lines:
-    """Lines on standard error that say how far training is: one a second, after an hour one a minute."""
-
-    def __init__(self, run: Run):
-        """Training starts now."""
-        self._run, self._start, self._last = run, (time.monotonic(), run.done), (time.monotonic(), run.done)
-
-    def show(self, loss: float | None) -> None:
-        """Prints a line if it is time for one, or the last round is done.
-
-        Args:
-          loss: training loss of the latest round that is computed; None if there is none.
-        """
-        run, now, (start, first), (last, before) = self._run, time.monotonic(), self._start, self._last
-        due = now - last > min(max(1.0, (now - start) / 60), 60.0) or run.done == run.last
-        if not run.lead or loss is None or not due:
-            return
-        left = (run.last - run.done) * (now - start) / (run.done - first)
-        if run.options.max_seconds is not None:
-            left = min(left, run.began + run.options.max_seconds - now)
-        rows = run.job.updates * run.options.batch  # in a round
-        parts = [f"step {run.step} of {run.last * run.job.updates}", f"{run.done * rows} rows"]
-        parts += [f"{run.names[0]} {loss:.4g}", f"{(run.done - before) * rows / (now - last):.0f} rows/s"]
-        print(
-            ", ".join([*parts, f"{datetime.timedelta(seconds=round(max(0, left)))} left"]), file=sys.stderr, flush=True
-        )
-        self._last = now, run.done
-
-
 # --- The command line ------------------------------------------------------------------------------------------------
 
 
@@ -445,8 +274,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = out.add_argument
-    add("--out", type=Path, required=True, help="Folder of the run. Required.")
-    add("--data", type=Path, help="Folder of .parquet or .npy shards. Default: none; --synthetic is needed instead.")
+    add("--out", type=place, required=True, help="Folder of the run, on a disk or gs://bucket/folder. Required.")
+    add(
+        "--data",
+        type=epath.Path,
+        help="Folder of .parquet shards, also gs://, or .npy. Default: none; --synthetic is needed instead.",
+    )
     add("--target", help="Column of the Parquet shards to predict. Default: none; .npy shards have it last.")
     add("--synthetic", help="Table to generate instead of --data, such as rows=1e8,p=64,seed=1. Default: none.")
     add(
@@ -490,9 +323,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help="Seconds after which this command ends, compilation included. Default: no limit.",
     )
-    add("--coordinator", metavar="HOST:PORT", help="Address of the first of several processes. Default: one process.")
-    add("--processes", type=_positive, help="Number of processes. Default: one process.")
-    add("--process", type=_natural, help="Number of this process, from 0. Default: one process.")
+    found = "Default: those of a TPU pod, of Slurm or of JAX_COORDINATOR_ADDRESS; or one process."
+    add("--coordinator", metavar="HOST:PORT", help=f"Address of the first of several processes. {found}")
+    add("--processes", type=_positive, help="Number of processes. Default: as for --coordinator.")
+    add("--process", type=_natural, help="Number of this process, from 0. Default: as for --coordinator.")
     options = out.parse_args(arguments)
     together = [options.coordinator, options.processes, options.process]
     if any(one is None for one in together) and together != [None] * 3:
@@ -528,9 +362,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0, 1, or 75 (``EX_TEMPFAIL``) for a run that the same command resumes."""
     stop, options = Stop(), parse(arguments)
     try:
-        if options.coordinator is not None:
+        if arguments is None:  # else the caller has begun JAX
             jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-            jax.distributed.initialize(options.coordinator, options.processes, options.process)
+            distributed.initialize(options.coordinator, options.processes, options.process)
         return 0 if Run(options, stop).train() else os.EX_TEMPFAIL
     except Stopped:
         if jax.process_index() == 0:

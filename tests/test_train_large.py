@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import sweeps
 
-from experiments import blocks, rounds, scaling, train_large
+from experiments import blocks, logs, rounds, scaling, train_large
 from experiments.blocks import DataError, Shards, Synthetic
 from experiments.checkpoints import CheckpointError, Checkpoints
 import jtrees
@@ -198,6 +198,7 @@ def test_checkpoints_hold_keys_and_go_back_to_one_that_is_whole(tmp_path):
     assert kept.newest(tree) is None
     for step in (1, 2, 3, 4):
         kept.save(step, tree | {"a": tree["a"] + step}, {"data": {"next": step}})
+    kept.wait()
     assert sorted(path.name for path in (tmp_path / "kept").iterdir() if path.name.isdigit()) == ["2", "3", "4"]
     for file in (tmp_path / "kept" / "4").rglob("*"):
         if file.is_file():
@@ -240,12 +241,12 @@ def test_a_run(uninterrupted, tmp_path):
 
 def test_lines_while_it_trains(monkeypatch, capsys):
     """At most one a second, with what a user wants to know; one more when the last round is done."""
-    now, names = [100.0], train_large.NAMES["regression"]
-    monkeypatch.setattr(train_large.time, "monotonic", lambda: now[0])
+    now, names = [100.0], logs.NAMES["regression"]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     options = SimpleNamespace(batch=50, max_seconds=None)
     run = SimpleNamespace(done=4, last=44, lead=True, began=90.0, names=names, options=options)
     run.job, run.step = SimpleNamespace(updates=10), 0
-    lines = train_large.Lines(run)
+    lines = logs.Lines(run)
     for run.done in range(5, 45):
         now[0], run.step = now[0] + 0.3, 10 * run.done
         lines.show(None if run.done == 5 else 0.25)
@@ -256,7 +257,7 @@ def test_lines_while_it_trains(monkeypatch, capsys):
     assert len(said) == 10
     # The time left is at most what --max-seconds leaves; after hours there is a line a minute.
     run.done, run.began, options.max_seconds = 4, now[0], 50_000
-    lines = train_large.Lines(run)
+    lines = logs.Lines(run)
     for run.done, passed in ((5, 36_000), (6, 50), (7, 50)):
         now[0] += passed
         lines.show(0.25)
@@ -459,7 +460,7 @@ def test_the_loss_of_a_constant_in_classification(tmp_path):
 
 
 def test_sums_of_the_log_outlive_the_process(tmp_path):
-    file, names = tmp_path / "metrics.jsonl", train_large.NAMES["classification"]
+    file, names = tmp_path / "metrics.jsonl", logs.NAMES["classification"]
     log = train_large.Log(file, 0, True, names)
     log.round(np.float32(2.0), 100, 1.0, 0.25)
     log.write(10, 0.5, 0.9)

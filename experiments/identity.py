@@ -1,0 +1,70 @@
+"""Which run it is: compared with what its folder holds, and among the processes that make it."""
+
+import argparse
+import json
+from typing import Any
+import zlib
+
+from etils import epath
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from experiments.blocks import Blocks, DataError
+from experiments.rounds import Job
+
+SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a resumed run keeps
+OWN = ("out", "process")  # options in which processes may differ: hosts may mount the same folder elsewhere
+
+
+def compared(out: epath.Path, options: argparse.Namespace, blocks: Blocks) -> dict[str, Any]:
+    """What the run is, compared with what is there of it; blocks in a round are as many as they were.
+
+    Raises:
+      DataError: if it was another, saying in what; and for a file that cannot be read.
+    """
+    file, was = out / "config.json", {}
+    try:
+        if file.exists():
+            was = json.loads(file.read_text())
+            options.blocks = was["blocks"] if options.blocks is None else options.blocks
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{file} is not what a run wrote: {error}") from error
+    options.blocks = options.blocks or jax.device_count()
+    config = {name: getattr(options, name) for name in SETTINGS} | {"table": blocks.described}
+    config = json.loads(json.dumps(config))
+    for name in was:
+        if was[name] != config.get(name):
+            said = f"{out} holds a run of another {name}: {was[name]}, not {config.get(name)}"
+            if name == "table":
+                said = f"{out} holds a run on other data: {_changed(was[name], config[name])}"
+            raise DataError(f"{said}; give another --out")
+    return config
+
+
+def _changed(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first difference between two descriptions of a table."""
+    rows, rows_now = was.get("shards", {}), now.get("shards", {})
+    for file in sorted(rows.keys() | rows_now.keys()):
+        if rows.get(file) != rows_now.get(file):
+            return f"{file} had {rows.get(file, 'no')} rows, and has {rows_now.get(file, 'no')} rows now"
+    name = next(name for name in [*was, *now] if was.get(name) != now.get(name))
+    return f"{name} was {was.get(name)}, and is {now.get(name)} now"
+
+
+def mark_of(job: Job) -> int:
+    """A number that tells these data from others: of the rows in memory."""
+    mark = 0
+    for rows in (part for a in (job.sample, job.validation) for b in (a.x, a.y) for part in np.array_split(b, 16)):
+        mark = zlib.crc32(rows.astype(np.float64).tobytes(), mark)
+    return mark
+
+
+def check_same(options: argparse.Namespace, config: dict[str, Any]) -> None:
+    """Raises :class:`DataError` unless all processes were started alike: they would wait for each other for ever."""
+    told = {name: str(value) for name, value in vars(options).items() if name not in OWN}
+    mark = np.array(zlib.crc32(json.dumps([told, config], sort_keys=True).encode()), np.uint32)
+    if jax.process_count() > 1 and len(set(multihost_utils.process_allgather(mark).ravel().tolist())) > 1:
+        raise DataError("the processes must be started with the same options and see the same data")
