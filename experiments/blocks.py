@@ -1,6 +1,7 @@
 """Tables that no memory holds, as blocks of rows that can be had in any order: made, or read from shards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -235,11 +236,13 @@ class _Npy:
         return rows[:, :-1], rows[:, -1]
 
 
-def _parquet(file: Path, **options: Any) -> Any:
+@contextlib.contextmanager
+def _parquet(file: Path, **options: Any) -> Iterator[Any]:
     """Opens a file on a disk or in a bucket."""
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(file.open("rb") if "://" in str(file) else file, **options)
+    with file.open("rb") as source, pq.ParquetFile(source, **options) as parquet:
+        yield parquet
 
 
 class _Parquet:

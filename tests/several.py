@@ -203,6 +203,19 @@ def interrupted():
     return numbers(fit)
 
 
+def folders():
+    """Which process is told of folders that are not one; of one folder nothing is left."""
+    distributed.check_folder(shared := folder / f"shared-{count}" / "run", seconds=20)
+    multihost_utils.sync_global_devices("looked")
+    assert not list(shared.iterdir())
+    try:
+        distributed.check_folder(folder / f"own-{i}", seconds=1)
+    except OSError as error:
+        assert "a file of process 0 did not come to process 1 in 1 s" in str(error), error
+        return [i]
+    return []
+
+
 def missing():
     """The last process does not take part."""
     distributed._WAIT = 3
@@ -239,6 +252,7 @@ CASES = {
     "progress": shown,
     "deadline": late,
     "interruption": interrupted,
+    "folders": folders,
     "missing": missing,
 }
 

@@ -15,7 +15,8 @@ from several import CASES
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-APART = ("without a seed", "alone", "warnings", "progress", "deadline", "interruption", "missing")  # processes differ
+# Cases in which processes differ.
+APART = ("without a seed", "alone", "warnings", "progress", "deadline", "interruption", "folders", "missing")
 SOME = [f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "TEL", "Boosted", "Polished")]
 SOME += ["GET, rows alone are shared", "GET without a mesh"]
 SOME += ["sweep", "tune", "saved model", "saved state", "joined rows", "predictions", "starts"]
@@ -84,11 +85,14 @@ def test_two_processes_find_what_one_finds_for_every_recipe(others, case):
 
 
 def test_a_process_alone_and_who_speaks(tmp_path):
-    first, second = told(started(2, tmp_path, ["without a seed", "alone", "warnings", "progress", "missing"]))
+    first, second = told(
+        started(2, tmp_path, ["without a seed", "alone", "warnings", "progress", "folders", "missing"])
+    )
     assert first[1]["without a seed"] == second[1]["without a seed"]
     assert not first[1]["alone"] and np.isfinite(second[1]["alone"]).all()
     assert first[1]["warnings"] == [1] and second[1]["warnings"] == [0]
     assert "loss" in first[0] and "loss" not in second[0]
+    assert first[1]["folders"] == [0] and second[1]["folders"] == [1]
     assert first[1]["missing"] == [1]
 
 

@@ -1,0 +1,246 @@
+"""A run on a pod: examples/pod.py on one and two processes, how processes find each other, folders in buckets."""
+
+import json
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+
+from etils import epath
+from etils.epath import testing
+import grain
+import jax
+from large_runs import ROOT, SMALL, ended, free_address, script
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from examples import pod
+from experiments import checkpoints, logs, train_large
+from experiments.blocks import DataError, Shards
+import jtrees
+from jtrees import distributed
+
+ROUNDS = 40
+
+
+# --- The example -----------------------------------------------------------------------------------------------------
+
+
+def started(out, *more, where=None, process=0, devices=1):
+    """The example in a process of its own, one of two if it has an address."""
+    told = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    if where is not None:
+        told |= {"JAX_COORDINATOR_ADDRESS": where, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "pod.py"), "--out", str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, *map(str, more)], **pipes, env=told)
+
+
+def pair(out, *more):
+    """Two processes of one device."""
+    where = free_address()
+    return [started(out, *more, where=where, process=i) for i in range(2)]
+
+
+def by_hand(devices):
+    """The plain definition: the parameters after ``ROUNDS`` rounds, one after the other, on this device."""
+    order = grain.MapDataset.range(pod.BLOCKS).shuffle(seed=0).repeat(ROUNDS)
+    join = lambda k: [pod.block(order[k * devices + j]) for j in range(devices)]
+    rounds = [jax.tree.map(lambda *parts: np.concatenate(parts), *join(k)) for k in range(ROUNDS)]
+    state, advance = pod.begin(rounds[0]), jax.jit(pod.advance)
+    for data in rounds:
+        state, _ = advance(state, data)
+    return pod.METHOD.harden(state.params, jtrees.Batch(**rounds[0]))
+
+
+def same(out, other):
+    """The same tree, bit for bit."""
+    trees = [jtrees.load(folder / "tree.jtrees") for folder in (out, other)]
+    for a, b in zip(*map(jax.tree.leaves, trees), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def interrupted(processes, told):
+    """Sends SIGTERM to a process once the first shows that it trains; all of them end."""
+    assert any(line.startswith("round 10: loss") for line in processes[0].stdout)
+    told.send_signal(signal.SIGTERM)
+    for process in processes:
+        ended(process, status=os.EX_TEMPFAIL)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
+def test_one_process_trains_as_a_plain_loop_and_resumes_to_the_same_bits(tmp_path):
+    said = ended(started(tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))
+    assert [line.split(":")[0] for line in said.splitlines()] == [f"round {i}" for i in range(10, ROUNDS + 1, 10)]
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    expected, found = by_hand(1), jtrees.load(tmp_path / "whole" / "tree.jtrees")
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    process = started(out := tmp_path / "run", "--rounds", ROUNDS)
+    interrupted([process], process)
+    [step] = [int(path.name) for path in (out / "checkpoints").iterdir()]
+    assert 10 <= step < ROUNDS and not (out / "tree.jtrees").exists()
+    ended(started(out, "--rounds", ROUNDS))
+    same(out, tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(tmp_path):
+    processes = pair(out := tmp_path / "run", "--rounds", 400)
+    interrupted(processes, processes[1])
+    steps = [int(path.name) for path in (out / "checkpoints").iterdir()]
+    assert 10 <= max(steps) < 400
+    rounds = max(steps) + 20
+    first, second = (ended(process) for process in pair(out, "--rounds", rounds))
+    assert "round" in first and "round" not in second
+    ended(started(tmp_path / "one", "--rounds", rounds, devices=2))
+    same(out, tmp_path / "one")
+
+
+def compiled_for(pod):
+    """The example compiles a round for a pod, in a process of its own."""
+    told = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    command = [sys.executable, str(ROOT / "examples" / "pod.py"), "--compile-only", pod]
+    return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+
+
+def test_compiling_for_a_pod_needs_a_compiler_and_a_pod():
+    run = compiled_for("v5e:1x999")
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "--compile-only needs libtpu, and a pod such as v5e:8x8, got 'v5e:1x999': " in run.stderr
+
+
+@pytest.mark.slow
+def test_a_round_compiled_for_a_pod_reduces_sums_alone():
+    pytest.importorskip("libtpu", reason="without libtpu nothing can be compiled for a TPU")
+    run = compiled_for("v5e:8x8")
+    first, *others = run.stdout.splitlines()
+    assert first.startswith("64 chips, each with ") and "temp_size_in_bytes=" in first
+    assert others == ["all-reduce f32[]", "all-reduce (f32[63,64], f32[63,1], f32[64], f32[])"]
+
+
+def test_it_is_short_enough_to_be_copied():
+    assert len(Path(pod.__file__).read_text().splitlines()) <= 100
+
+
+# --- Finding each other ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """What ``jax.distributed.initialize`` is called with; it finds no cluster."""
+    calls = []
+
+    def initialize(*address):
+        calls.append(address)
+        if None in address:
+            raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"):
+        monkeypatch.delenv(f"JAX_{name}", raising=False)
+    return calls
+
+
+def test_without_a_cluster_and_an_address_a_process_is_alone(joined):
+    distributed.initialize()
+    assert joined == [(None, None, None)]
+
+
+def test_an_address_comes_from_arguments_or_the_environment(joined, monkeypatch):
+    distributed.initialize("a:1", 2, 0)
+    for name, value in {"COORDINATOR_ADDRESS": "b:2", "NUM_PROCESSES": "3", "PROCESS_ID": "2"}.items():
+        monkeypatch.setenv(f"JAX_{name}", value)
+    distributed.initialize()
+    distributed.initialize(process=1)
+    assert joined == [("a:1", 2, 0), ("b:2", 3, 2), ("b:2", 3, 1)]
+
+
+def test_an_address_without_numbers_is_refused(joined):
+    with pytest.raises(ValueError, match=r"coordinator, processes and process go together, got \('a:1', None, 0\)"):
+        distributed.initialize("a:1", process=0)
+
+
+@pytest.mark.slow
+def test_processes_with_folders_of_their_own_end_within_a_minute(tmp_path):
+    where, processes = free_address(), []
+    for i in range(2):
+        (own := tmp_path / f"host-{i}").mkdir()
+        processes.append(script(own / "run", *SMALL, "--coordinator", where, "--processes", 2, "--process", i))
+    began = time.monotonic()
+    for i, process in enumerate(processes):
+        said = ended(process, status=1)
+        assert "train_large: folder must be one that all processes see, such as a shared disk or a bucket, got" in said
+        assert f"host-{i}/run: a file of process 0 did not come to process 1 in 30 s" in said
+    assert time.monotonic() - began < 60
+
+
+# --- Buckets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """A folder that stands for ``gs://bucket``; the current folder must stay empty."""
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    (held := tmp_path / "held").mkdir()
+
+    local = lambda path: str(path).replace("gs://bucket", str(held))
+    on_path = lambda original, path, *args, **options: original(local(path), *args, **options)
+    names = ("exists", "isdir", "listdir", "makedirs", "mkdir", "open", "remove", "stat")
+    with testing.mock_epath(**dict.fromkeys(names, on_path)):
+        yield held
+    assert not list(here.iterdir())
+
+
+def test_paths_of_buckets_keep_their_double_slash(monkeypatch):
+    assert os.fspath(checkpoints.place("gs://bucket/run") / "checkpoints") == "gs://bucket/run/checkpoints"
+    assert os.fspath(checkpoints.place("run")) == os.path.abspath("run")
+    options = train_large.parse(["--out", "gs://bucket/run", "--data", "gs://bucket/data"])
+    assert os.fspath(options.out / "a") == "gs://bucket/run/a" and os.fspath(options.data / "b") == "gs://bucket/data/b"
+    opened = []
+    monkeypatch.setattr(checkpoints.ocp, "CheckpointManager", lambda folder, options: opened.append(folder))
+    checkpoints.Checkpoints(options.out / "checkpoints")
+    assert list(map(os.fspath, opened)) == ["gs://bucket/run/checkpoints"]
+
+
+def test_files_in_a_bucket_are_written_and_read(bucket):
+    out = checkpoints.place("gs://bucket/run")
+    distributed.check_folder(out)
+    checkpoints.write_whole(out / "config.json", "{}")
+    assert (bucket / "run" / "config.json").read_text() == (out / "config.json").read_text() == "{}"
+    fit = jtrees.fit(jtrees.DGT(depth=1, epochs=1), np.eye(4), np.arange(4), key=jax.random.key(0))
+    for name in (out / "model.jtrees", "gs://bucket/run/other.jtrees"):
+        jtrees.save(fit, name)
+        np.testing.assert_array_equal(jtrees.load(name).predict(np.eye(4)), fit.predict(np.eye(4)))
+        assert jtrees.io.header(name)["kind"] == "FitResult"
+    assert sorted(path.name for path in (bucket / "run").iterdir()) == ["config.json", "model.jtrees", "other.jtrees"]
+
+
+def test_metrics_in_a_bucket_go_on_where_a_run_resumes(bucket):
+    file, names = checkpoints.place("gs://bucket") / "metrics.jsonl", logs.NAMES["regression"]
+    log = logs.Log(file, 0, True, names)
+    for step in (0, 10, 20):
+        log.round(0.5, 100, 1.0, 0.1)
+        log.write(step, 0.25, 0.5)
+    again = logs.Log(file, 10, True, names)
+    again.round(0.5, 100, 1.0, 0.1)
+    again.write(30, 0.25, 0.5)
+    assert [json.loads(line)["step"] for line in (bucket / "metrics.jsonl").read_text().splitlines()] == [0, 10, 30]
+
+
+def test_shards_in_a_bucket_are_parquet(bucket):
+    table = pa.table({"a": np.arange(20.0), "price": np.arange(20.0) + 1})
+    pq.write_table(table, bucket / "0.parquet", row_group_size=10)
+    x, y = Shards(epath.Path("gs://bucket"), 5, target="price")[1]
+    np.testing.assert_array_equal(x[:, 0], np.arange(5.0, 10.0))
+    np.testing.assert_array_equal(y, np.arange(6.0, 11.0))
+    np.save(bucket / "0.npy", np.zeros((4, 2)))
+    (bucket / "0.parquet").unlink()
+    with pytest.raises(DataError, match=r"gs://bucket/0.npy cannot be read in parts where it is: copy it to a disk"):
+        Shards(epath.Path("gs://bucket"), 2)
