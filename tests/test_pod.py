@@ -105,6 +105,7 @@ def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(
 def compiled_for(pod):
     """The example compiles a round for a pod, in a process of its own."""
     told = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    told["XLA_FLAGS"] = ""  # those of the tests are for CPUs
     command = [sys.executable, str(ROOT / "examples" / "pod.py"), "--compile-only", pod]
     return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
 
@@ -126,6 +127,17 @@ def test_a_round_compiled_for_a_pod_reduces_sums_alone():
 
 def test_it_is_short_enough_to_be_copied():
     assert len(Path(pod.__file__).read_text().splitlines()) <= 100
+
+
+def test_the_page_has_the_figures_of_the_committed_table():
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    found = json.loads((ROOT / "experiments" / "results" / "accelerators.json").read_text())
+    names = [name.partition(", ")[2] for name in found if name.startswith("v5e:8x8, ")]
+    assert len(names) >= 6
+    for name in names:
+        small, middle, large = (found[f"{chips}, {name}"] for chips in ("v5e:2x4", "v5e:8x8", "v5e:16x16"))
+        bytes_ = " | ".join(f"{one['exchanged'] / 1e3:.1f}" for one in (small, middle, large))
+        assert f"| {name} | {small['collectives']} | {bytes_} | {small['temporary'] / 1e3:.0f} |" in page
 
 
 # --- Finding each other ----------------------------------------------------------------------------------------------
