@@ -24,7 +24,7 @@ import jtrees
 
 METHOD, OPTIMIZER = jtrees.methods.dgt(depth=6), optax.adam(0.01)
 BLOCKS, ROWS, FEATURES, BATCH = 1000, 4096, 64, 256  # in a round each device takes a block, in mini-batches
-LOG_EVERY, SAVE_EVERY, PROFILED = 10, 100, (3, 6)  # rounds
+LOG_EVERY, SAVE_EVERY, PROFILED = 10, 100, (3, 6)  # rounds; --profile FOLDER traces the last
 begin = lambda data: jtrees.training.start(METHOD, jtrees.Batch(**data), key=jax.random.key(0), optimizer=OPTIMIZER)
 
 

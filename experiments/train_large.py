@@ -370,7 +370,7 @@ def main(arguments: list[str] | None = None) -> int:
         if jax.process_index() == 0:
             print("stopped before a step was made: nothing is lost", flush=True)
         return os.EX_TEMPFAIL
-    except (DataError, CheckpointError, OSError, FloatingPointError) as error:
+    except (DataError, CheckpointError, OSError, ImportError, FloatingPointError) as error:
         print(f"train_large: {error}", file=sys.stderr)
         return 1
 

@@ -63,7 +63,7 @@ def check_folder(folder: Any, seconds: float = 30) -> None:
       seconds: how long a file of the first process may take to reach the others.
 
     Raises:
-      OSError: if the folder cannot be written, or processes have folders of their own, within ``seconds``.
+      OSError: if the folder cannot be written, or processes have folders of their own.
     """
     if jax.process_count() == 1:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,8 @@ def check_folder(folder: Any, seconds: float = 30) -> None:
     if not seen.all():
         blind = ", ".join(map(str, np.flatnonzero(~seen)))
         said = f"folder must be one that all processes see, such as a shared disk or a bucket, got {folder}"
-        raise OSError(f"{said}: a file of process 0 did not come to process {blind} in {seconds:g} s") from wrong
+        why = f" ({wrong})" if wrong else ""
+        raise OSError(f"{said}: a file of process 0 did not come to process {blind} in {seconds:g} s{why}") from wrong
 
 
 def is_shared() -> bool:

@@ -206,6 +206,32 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
 
 
 @pytest.mark.wide
+def test_a_row_of_one_of_two_processes_ends_both_and_loses_no_step(tmp_path):
+    """The second has a row that will not do: both end before its round, and go on when it is mended."""
+    (data := tmp_path / "data").mkdir()
+    np.save(data / "0.npy", whole := table(40 * 4096))
+    command = ["--data", data, "--block", 4096, "--batch", 512, *OPTIONS[4:]]
+    options = train_large.parse(["--out", "x", *map(str, command), "--blocks", "2"])
+    later = rounds.SAMPLE // 4096 // 2 + 2  # a round of rows that are not read before training
+    at = 4096 * rounds.prepared(options, rounds.source(options)).order[2 * later + 1] + 7
+
+    def both(status):
+        of = ["--coordinator", free_address(), "--processes", 2]
+        processes = [script(tmp_path / "run", *command, *of, "--process", i) for i in range(2)]
+        return [ended(process, status) for process in processes]
+
+    whole[at, 3], kept = np.nan, whole[at, 3]
+    replaced(data / "0.npy", whole)
+    first, second = both(1)
+    assert "another process cannot read its data" in first and f"0.npy, row {at} (from 0)" in second
+    assert parameters(tmp_path / "run")[0] == 16 * later
+    whole[at, 3] = kept
+    replaced(data / "0.npy", whole)
+    first, second = both(0)
+    assert f"resumes at step {16 * later}," in first and "resumes" not in second
+
+
+@pytest.mark.wide
 def test_training_that_diverges(folder, tmp_path):
     """Not finite: an error, and no checkpoint of it. Finite, and worse than a constant: a line that says so."""
     command = ["--data", folder, "--evaluate-every", 50, *OPTIONS]
