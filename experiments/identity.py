@@ -11,13 +11,38 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from experiments.blocks import Blocks, DataError
-from experiments.rounds import Job
+from experiments.rounds import Job, prepared, source
 
 SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a resumed run keeps
 OWN = ("out", "process")  # options in which processes may differ: hosts may mount the same folder elsewhere
 
 
-def compared(out: epath.Path, options: argparse.Namespace, blocks: Blocks) -> dict[str, Any]:
+def begun(options: argparse.Namespace) -> tuple[dict[str, Any], Job]:
+    """Returns what the run is, and its job, once all processes have found the same.
+
+    Raises:
+      DataError, OSError, ImportError: in all processes if one of them cannot begin, or was started unlike the others:
+        else some would wait for ever.
+    """
+    found: Any = None
+    wrong = None
+    try:
+        blocks = source(options)
+        config = _compared(options.out, options, blocks)
+        found = config, prepared(options, blocks)
+    except (DataError, OSError, ImportError) as error:  # raised when the others know
+        wrong = error
+    told = {name: str(value) for name, value in vars(options).items() if name not in OWN}
+    mark = zlib.crc32(json.dumps([told, found and found[0]], sort_keys=True).encode())
+    same = jax.process_count() == 1 or np.ptp(multihost_utils.process_allgather(np.uint32(mark))) == 0
+    if wrong is not None:
+        raise wrong
+    if not same:
+        raise DataError("the processes must be started with the same options and see the same data")
+    return found
+
+
+def _compared(out: epath.Path, options: argparse.Namespace, blocks: Blocks) -> dict[str, Any]:
     """What the run is, compared with what is there of it; blocks in a round are as many as they were.
 
     Raises:
@@ -60,11 +85,3 @@ def mark_of(job: Job) -> int:
     for rows in (part for a in (job.sample, job.validation) for b in (a.x, a.y) for part in np.array_split(b, 16)):
         mark = zlib.crc32(rows.astype(np.float64).tobytes(), mark)
     return mark
-
-
-def check_same(options: argparse.Namespace, config: dict[str, Any]) -> None:
-    """Raises :class:`DataError` unless all processes were started alike: they would wait for each other for ever."""
-    told = {name: str(value) for name, value in vars(options).items() if name not in OWN}
-    mark = np.array(zlib.crc32(json.dumps([told, config], sort_keys=True).encode()), np.uint32)
-    if jax.process_count() > 1 and len(set(multihost_utils.process_allgather(mark).ravel().tolist())) > 1:
-        raise DataError("the processes must be started with the same options and see the same data")

@@ -39,9 +39,9 @@ import jax
 
 from experiments.blocks import DataError
 from experiments.checkpoints import CheckpointError, Checkpoints, place, write_whole
-from experiments.identity import check_same, compared, mark_of
+from experiments.identity import begun, mark_of
 from experiments.logs import NAMES, Lines, Log
-from experiments.rounds import METHODS, Evaluator, Job, first_state, prepared, round_of, source, stream
+from experiments.rounds import METHODS, Evaluator, Job, first_state, round_of, stream
 from experiments.together import Agreement, Stop, Stopped
 import jtrees
 from jtrees import distributed, sharding, training
@@ -65,13 +65,10 @@ class Run:
         self.began, loaded = time.monotonic() - _age(), time.monotonic()
         self.options, self.stop, self.out, self.lead = options, stop, options.out, jax.process_index() == 0
         distributed.check_folder(self.out)
-        blocks = source(options)
-        config = compared(self.out, options, blocks)
-        self.job = prepared(options, blocks)
-        check_same(options, config)
+        config, self.job = begun(options)
         if self.lead:
             write_whole(self.out / "config.json", json.dumps(config, indent=1))
-        for text in [*blocks.notes, *_notes(self.job)]:
+        for text in [*self.job.blocks.notes, *_notes(self.job)]:
             self.say(text)
         stop.check()
         self.mesh, self.program = sharding.mesh(), None

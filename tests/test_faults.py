@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sweeps
 
-from experiments import rounds, train_large
+from experiments import identity, rounds, train_large
 from experiments.checkpoints import Checkpoints
 
 
@@ -43,7 +43,7 @@ def test_four_kills(uninterrupted, tmp_path):
 
 
 PHASES = {
-    "before": (train_large, "source"),
+    "before": (identity, "source"),
     "reading": (rounds, "scaling_of"),
     "compiling": (train_large, "round_of"),
     "evaluating": (train_large.Evaluator, "fit"),
@@ -129,6 +129,8 @@ def test_one_of_two_processes_is_told_to_stop(tmp_path):
     assert parameters(tmp_path / "run")[0] > 0
     for process in both("other", "--max-steps", 100):
         assert "must be started with the same options" in ended(process, status=1)
+    first, second = (ended(process, status=1) for process in both("blind", "--data", tmp_path / "nowhere"))
+    assert "see the same data" in first and "give either --data FOLDER or --synthetic" in second
 
 
 # --- Data that change, and data that will not do ---------------------------------------------------------------------
