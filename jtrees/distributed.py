@@ -30,7 +30,9 @@ _MEETINGS = itertools.count()
 _APART = contextvars.ContextVar("apart", default=False)  # whether a part of shared work is done by each process
 
 
-def initialize(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
+def initialize(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None, **options: Any
+) -> None:
     """Joins the other processes, if there are any; call it before anything else of JAX.
 
     JAX recognises TPU pods, Slurm and Open MPI by itself. Elsewhere the processes need an address, from the arguments
@@ -40,6 +42,7 @@ def initialize(coordinator: str | None = None, processes: int | None = None, pro
       coordinator: host and port of the first process; None: ``JAX_COORDINATOR_ADDRESS``, or that of the cluster.
       processes: how many there are; None: ``JAX_NUM_PROCESSES``, or those of the cluster.
       process: number of this one, from 0; None: ``JAX_PROCESS_ID``, or that of the cluster.
+      **options: others of ``jax.distributed.initialize``, such as ``heartbeat_timeout_seconds``.
 
     Raises:
       ValueError: for an address without the numbers that belong to it.
@@ -49,7 +52,7 @@ def initialize(coordinator: str | None = None, processes: int | None = None, pro
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     address = coordinator, number(processes, "JAX_NUM_PROCESSES"), number(process, "JAX_PROCESS_ID")
     try:
-        jax.distributed.initialize(*address)
+        jax.distributed.initialize(*address, **options)
     except ValueError as error:  # also where JAX finds no cluster
         if coordinator is not None:
             raise ValueError(f"coordinator, processes and process go together, got {address}") from error

@@ -148,8 +148,8 @@ def joined(monkeypatch):
     """What ``jax.distributed.initialize`` is called with; it finds no cluster."""
     calls = []
 
-    def initialize(*address):
-        calls.append(address)
+    def initialize(*address, **options):
+        calls.append((*address, *options.items()))
         if None in address:
             raise ValueError("coordinator_address should be defined.")
 
@@ -165,12 +165,12 @@ def test_without_a_cluster_and_an_address_a_process_is_alone(joined):
 
 
 def test_an_address_comes_from_arguments_or_the_environment(joined, monkeypatch):
-    distributed.initialize("a:1", 2, 0)
+    distributed.initialize("a:1", 2, 0, heartbeat_timeout_seconds=10)
     for name, value in {"COORDINATOR_ADDRESS": "b:2", "NUM_PROCESSES": "3", "PROCESS_ID": "2"}.items():
         monkeypatch.setenv(f"JAX_{name}", value)
     distributed.initialize()
     distributed.initialize(process=1)
-    assert joined == [("a:1", 2, 0), ("b:2", 3, 2), ("b:2", 3, 1)]
+    assert joined == [("a:1", 2, 0, ("heartbeat_timeout_seconds", 10)), ("b:2", 3, 2), ("b:2", 3, 1)]
 
 
 def test_an_address_without_numbers_is_refused(joined):
