@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 import jax
-from jax.interpreters import partial_eval
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "s64": 8, "u64": 8, "f64": 8}
 # Of a compiled program: a name, the types of its results, an operation, its operands.
@@ -45,14 +44,13 @@ def traffic(text: str) -> int:
 
 def operations(trace: Any) -> tuple[int, int]:
     """Operations of the kernels of a traced program that its results depend on: those of products, and all others."""
-    jaxpr = trace.jaxpr.jaxpr
-    return _counted(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0], 1, inside=False)
+    return _counted(trace.jaxpr.jaxpr, 1, inside=False)
 
 
 def _counted(jaxpr: Any, times: int, inside: bool) -> tuple[int, int]:
     """Operations of a program that runs some times, or of one inside of a kernel."""
     products = others = 0
-    for equation in jaxpr.eqns:
+    for equation in jaxpr.eqns if inside else _needed(jaxpr):
         name, params = equation.primitive.name, equation.params
         if name == "pallas_call":
             grid = math.prod(params["grid_mapping"].grid)
@@ -70,6 +68,16 @@ def _counted(jaxpr: Any, times: int, inside: bool) -> tuple[int, int]:
                 found = 0, times * max(sizes, default=0)  # a sum takes as many as it adds
         products, others = products + found[0], others + found[1]
     return products, others
+
+
+def _needed(jaxpr: Any) -> list[Any]:
+    """The equations that the results depend on."""
+    needed, found = {id(one) for one in jaxpr.outvars}, []
+    for equation in reversed(jaxpr.eqns):
+        if any(id(one) in needed for one in equation.outvars):
+            found.append(equation)
+            needed |= {id(one) for one in equation.invars}
+    return found
 
 
 def _jaxprs(params: dict[str, Any]) -> list[Any]:

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jtrees import sharding
 
 # Elements of a (nodes, block) array. CPU: measured with experiments/bench_training.py on two cores at depth 4 to 10;
-# 2 MB arrays leave cache for others and amortise the overhead of a loop. Elsewhere only memory matters, and many runs
-# may be vmapped: 64 MB arrays per run (not measured).
+# 2 MB arrays leave cache for others and amortise the overhead of a loop. Elsewhere 8 MB arrays: of the programs that
+# compilers make of GET's step, the largest for which an H100 has all temporary arrays (36 MB) in its L2 cache (50 MB).
+# A TPU has almost all of them in its fast memory. With 64 MB arrays both have 200 to 280 MB elsewhere. Not timed.
 _ELEMENTS_CPU = 2**19
-_ELEMENTS_ACCELERATOR = 2**24
+_ELEMENTS_ACCELERATOR = 2**21
 # Elements gathered at once on a CPU: experiments/bench_isotonic.py is no faster with two or four times as many.
 _GATHERED_CPU = 2**16
 

@@ -89,8 +89,14 @@ def _few_mappings():
 
 
 @pytest.fixture
-def count_compilations():
-    """A function that calls ``fn(*args)`` and says how many programs were compiled meanwhile."""
+def count_compilations(monkeypatch):
+    """A function that calls ``fn(*args)`` and says how many programs were compiled meanwhile.
+
+    Programs of earlier tests do not make a fit drop those of this one.
+    """
+    from jtrees import compilation  # after the hook that checks shapes
+
+    monkeypatch.setattr(compilation, "_KEPT", 10**6)
 
     def count(fn, *args) -> int:
         before = len(_compilations)
