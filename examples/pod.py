@@ -64,8 +64,8 @@ def compile_only(pod):
 
 def train(out, rounds, profile):
     out, asked = epath.Path(out if "://" in out else os.path.abspath(out)), []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))  # for several processes JAX has its own handler
-    jtrees.distributed.initialize()
+    jtrees.distributed.initialize()  # of several processes JAX has a handler of its own, as all must agree
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True)) if jax.process_count() == 1 else None
     jtrees.distributed.check_folder(out)
     jax.set_mesh(mesh := jtrees.sharding.mesh())
     program, places = compiled(mesh)

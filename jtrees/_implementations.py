@@ -6,31 +6,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrees import sharding, topology, validation
+from jtrees import sharding, topology
 import pallas_kernels as kernels
 from pallas_kernels import Choice, Unsupported
-
-XLA = Choice((), True)
+from pallas_kernels.choice import XLA
 
 
 def choose(
-    kernel: str, implementation: Any, able: bool, x: jax.Array, weights: jax.Array, *others: Any
-) -> kernels.Choice:
-    """How a call is run: by XLA, or by the kernels of some platforms.
+    kernel: str,
+    implementation: Any,
+    able: bool,
+    x: jax.Array,
+    weights: jax.Array,
+    *others: Any,
+    not_by: tuple[str, ...] = (),
+) -> Choice:
+    """How a call is run: by XLA or by the kernels of some platforms.
 
     Args:
       kernel: its name.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
       able: whether there is a kernel for this call at all.
       x: samples.
       weights: split weights.
       *others: further operands, whose widths are numbers of outputs.
+      not_by: backends that cannot run it at any size.
 
     Raises:
       ValueError: for an unknown implementation.
       Unsupported: if only such were asked for that cannot do this.
     """
-    asked = named(implementation)
+    asked = kernels.named(implementation)
     depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in others if a.ndim == 2], default=1)
     arrays = [a for a in (x, weights, *others) if jnp.issubdtype(a.dtype, jnp.floating)]
     able = able and depth <= kernels.DEEPEST and 0 not in x.shape and x.dtype in (jnp.float32, jnp.bfloat16)
@@ -41,26 +47,11 @@ def choose(
         if "xla" in (asked or ()):
             return XLA
         raise Unsupported(
-            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32, depths to {kernels.DEEPEST}, "
-            f"sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
+            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32 or bfloat16, depths to "
+            f"{kernels.DEEPEST}, sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
             "None takes XLA wherever there is no kernel"
         )
-    return kernels.choose(kernel, asked, kernels.Sizes(x.shape[0], x.shape[1], depth, k))
-
-
-def named(implementation: Any, name: str = "implementation") -> Any:
-    """An implementation that is known: None, or a tuple of names and configurations.
-
-    Raises:
-      ValueError: naming what was expected.
-    """
-    if implementation is None:
-        return None
-    given = implementation if isinstance(implementation, tuple | list) else (implementation,)
-    for one in given:
-        if not isinstance(one, kernels.Config):
-            validation.check_choice(name, one, kernels.IMPLEMENTATIONS, "a Config, or a tuple of these")
-    return tuple(given)
+    return kernels.choose(kernel, asked, kernels.Sizes(x.shape[0], x.shape[1], depth, k), not_by=not_by)
 
 
 def by_rows(fused: Callable[..., Any], rows: int) -> Callable[..., Any]:

@@ -45,17 +45,25 @@ def initialize(
       **options: others of ``jax.distributed.initialize``, such as ``heartbeat_timeout_seconds``.
 
     Raises:
-      ValueError: for an address without the numbers that belong to it.
+      ValueError: for some of the three arguments without the others.
       RuntimeError: if JAX has begun to compute, or the others do not come within five minutes.
     """
-    number = lambda given, name: int(os.environ[name]) if given is None and name in os.environ else given
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    address = coordinator, number(processes, "JAX_NUM_PROCESSES"), number(process, "JAX_PROCESS_ID")
+    address = coordinator, _number(processes, "JAX_NUM_PROCESSES"), _number(process, "JAX_PROCESS_ID")
     try:
         jax.distributed.initialize(*address, **options)
     except ValueError as error:  # also where JAX finds no cluster
-        if coordinator is not None:
-            raise ValueError(f"coordinator, processes and process go together, got {address}") from error
+        if address != (None, None, None):
+            raise ValueError(f"coordinator, processes and process go together, got {address!s:.80}") from error
+
+
+def _number(given: int | None, name: str) -> int | None:
+    """Returns a number that is given, or that of an environment variable."""
+    if given is not None or name not in os.environ:
+        return given
+    if not (text := os.environ[name]).isdecimal():
+        raise ValueError(f"{name} must be a number, got {text!r:.80}")
+    return int(text)
 
 
 def check_folder(folder: Any, seconds: float = 30) -> None:

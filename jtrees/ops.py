@@ -5,7 +5,7 @@ Scores are computed in full precision also where matrix units would round to few
 sample goes.
 
 This is also the one place that chooses between XLA and a fused kernel. ``implementation``, None by default, is as
-:mod:`pallas_kernels.config` says: None is the kernel where a measurement on such a device found it faster, else XLA.
+:mod:`pallas_kernels.choice` says: None is the kernel where a measurement on such a device found it faster, else XLA.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def soft(
       leaf_values: what the leaves hold.
       x: samples.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
@@ -100,12 +100,14 @@ def path_sum(
       x: samples.
       window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`, for which all scores are
         computed and kept, so that a kernel is used only if it is asked for.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, *fixed: Array) -> Array:
         z = scores(weights, bias, x)
-        return routing.path_sum(z, leaf_values, *(fixed or [window(z) if callable(window) else window]))
+        if fixed:
+            return routing.path_sum(z, leaf_values, fixed[0].astype(z.dtype))
+        return routing.path_sum(z, leaf_values, window(z) if callable(window) else window)
 
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, fixed: Array) -> Array:
         values = leaf_values.reshape(len(leaf_values), -1)
@@ -116,7 +118,7 @@ def path_sum(
     if not how.configs or (callable(window) and implementation is None):
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
-    operands = weights, bias, leaf_values, x, jnp.asarray(fixed, x.dtype)
+    operands = weights, bias, leaf_values, x, jnp.asarray(fixed, _at_least_float32(x))
     return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
 
 
@@ -136,7 +138,7 @@ def hard(
       weights: split weights.
       bias: split biases.
       x: samples.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
         A kernel scores all nodes.
 
     Returns:
@@ -221,20 +223,27 @@ def ensemble(
       x: samples.
       gamma: width of the uncertain region of a score.
       width: room for paths, where XLA does it.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
-        return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma, width=width)
+        return routing.conditional_ensemble(x, weights, bias, leaf_values, gamma.astype(x.dtype), width=width)
 
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
         options = {"route": "smooth_step", "scale": 1 / gamma, "implementation": how}
         of_tree = lambda weights, bias, values: kernels.soft_routing(x, weights, bias, values, **options)
         return jax.vmap(of_tree)(weights, bias, leaf_values).sum(0)
 
-    how = choose("soft_routing", implementation, True, x, weights[0], bias[0], leaf_values[0])
-    operands = weights, bias, leaf_values, x, jnp.asarray(gamma, x.dtype)
+    # The benchmark of soft_routing is not one of smooth steps, and XLA's program here is another one.
+    of_tree = x, weights[0], bias[0], leaf_values[0]
+    how = choose("ensemble", implementation, True, *of_tree, not_by=("triton",))
+    operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
     return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
+
+
+def _at_least_float32(x: Array) -> Any:
+    """The dtype of numbers beside samples, which may be of a shorter one."""
+    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
 
 
 def _check_route(route: Any) -> None:
@@ -279,7 +288,7 @@ def expected_loss(
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. But for
         sigmoids its gradient is found by automatic differentiation, block by block too.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
         There are kernels for both names, and for leaves that hold values or
         logits and have losses of their own.
 

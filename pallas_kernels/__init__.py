@@ -7,18 +7,8 @@ A reader begins with ``routing.py``, which holds the body. ``layout.py`` says ho
 samples go down it, ``routes.py`` by which factors. ``mosaic_tpu.py`` and ``triton.py`` read, write and sum.
 """
 
-from pallas_kernels.config import (
-    DEEPEST,
-    IMPLEMENTATIONS,
-    Choice,
-    Config,
-    Implementation,
-    Sizes,
-    Winner,
-    choose,
-    differentiable,
-    run,
-)
+from pallas_kernels.choice import IMPLEMENTATIONS, Choice, Implementation, choose, differentiable, named, run
+from pallas_kernels.config import DEEPEST, Config, Sizes, Winner
 from pallas_kernels.expected_loss import expected_loss
 from pallas_kernels.hard_routing import hard_routing
 from pallas_kernels.path_sum import path_sum
@@ -38,6 +28,7 @@ __all__ = [
     "differentiable",
     "expected_loss",
     "hard_routing",
+    "named",
     "path_sum",
     "run",
     "soft_routing",

@@ -1,7 +1,7 @@
 """GET's fused objective: the expected loss of a soft tree, its gradients and the hard routing in one pass.
 
-A step needs one pass over samples and targets (for each subtree). It also returns the leaf that each sample reaches, by
-which the hard tree can be evaluated at little cost.
+A step needs one pass over samples and targets; on a GPU one for each subtree. It also returns the leaf that each sample
+reaches, by which the hard tree can be evaluated at little cost.
 """
 
 from functools import partial
@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.config import Choice, Config, Implementation, choose, run
+from pallas_kernels.choice import Choice, Implementation, choose, run
+from pallas_kernels.config import Config
 from pallas_kernels.hard_routing import walk
 from pallas_kernels.losses import Loss
 from pallas_kernels.operands import check_route, checked, leaf_weights, scores
@@ -47,7 +48,7 @@ def expected_loss(
       share: weights of the samples ``(n,)``, by default ``1 / n`` each.
       loss: ``"squared"``, of several outputs the mean; or ``"log"``, of the classes y.
       route: as for :func:`pallas_kernels.soft_routing`, with scale 1.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
 
     Returns:
       The loss, and leaf indices ``(n,)`` in int32.
@@ -78,7 +79,9 @@ def expected_loss(
         return _expected_loss("linear", route, choice, *tree, y, share)
     # Squares are expanded for several outputs: centring avoids cancellation.
     y = y.astype(jnp.float32)
-    centre = jax.lax.stop_gradient(y.mean(0))  # on which the loss does not depend
+    # The loss does not depend on the centre.
+    centre = (share[:, None] * y).sum(0) / jnp.maximum(share.sum(), jnp.finfo(jnp.float32).tiny)
+    centre = jax.lax.stop_gradient(centre)
     tree = tree._replace(leaves=tree.leaves - centre)
     return _expected_loss("squared", route, choice, *tree, y - centre, share / k)
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.config import Config, Implementation, choose, run
+from pallas_kernels.choice import Implementation, choose, run
+from pallas_kernels.config import Config
 from pallas_kernels.operands import checked, scores
 from pallas_kernels.routes import HARD
 from pallas_kernels.routing import Tree, value
@@ -27,14 +28,14 @@ def hard_routing(
 ) -> Any:
     """The leaf that each sample reaches, right where the score ``w x + b`` is above 0, and its values.
 
-    ``vmap`` (a forest) adds an axis to the grid. Not differentiable.
+    ``vmap`` (a forest) adds an axis to the grid. No gradient flows through it.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
       weights: split weights ``(nodes, p)``, breadth first; ``2**depth - 1`` of them, depth 1 to 10.
       bias: ``(nodes,)``.
       leaves: ``(leaves, k)``, finite; by default only leaf numbers are returned.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
 
     Returns:
       Leaf numbers ``(n,)`` in int32; and values ``(n, k)``, float32, if ``leaves`` are given.
@@ -43,10 +44,10 @@ def hard_routing(
       ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
       Unsupported: where no implementation that was asked for can run this.
     """
-    numbers = jnp.arange(weights.shape[0] + 1, dtype=jnp.float32)[:, None]
-    tree = checked(x, weights, bias, numbers if leaves is None else leaves)
-    if leaves is not None:
-        tree = tree._replace(leaves=jnp.concatenate([numbers, tree.leaves], axis=1))
+    several = jnp.zeros((len(jnp.atleast_1d(weights)) + 1, 1)) if leaves is None else leaves
+    tree = jax.lax.stop_gradient(checked(x, weights, bias, several))
+    numbers = jnp.arange(len(tree.leaves), dtype=jnp.float32)[:, None]
+    tree = tree._replace(leaves=numbers if leaves is None else jnp.concatenate([numbers, tree.leaves], axis=1))
     choice = choose(NAME, implementation, tree.sizes)
     found = run(choice, of_leaf_reached, reference, *tree)
     leaf = found[:, 0].astype(jnp.int32)

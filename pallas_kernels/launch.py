@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels import mosaic_tpu, triton
 from pallas_kernels.config import Config
 from pallas_kernels.layout import Layout
+from pallas_kernels.unsupported import Unsupported
 
 Kind = Literal["samples", "columns", "tree", "scalar", "sums"]
 _SHELLS = {"mosaic_tpu": mosaic_tpu, "triton": triton}
@@ -71,6 +72,14 @@ def launch(
         interpret=config.interpret,
         compiler_params=None if config.interpret is True else shell.parameters(config, layout, sums=sums),
     )
-    with jax.enable_x64(False):  # a loop that counts in 64 bits is not lowered for TPUs
-        found = call(*(one.array for one in ins.values()))
-    return dict(zip(outs, found, strict=True))
+
+    @jax.custom_jvp
+    def once(*arrays: jax.Array) -> Any:
+        with jax.enable_x64(False):  # a loop that counts in 64 bits is not lowered for TPUs
+            return call(*arrays)
+
+    @once.defjvp
+    def _(*_: Any) -> Any:
+        raise Unsupported(f"{name} has a derivative of first order, by reverse mode; 'xla' has others")
+
+    return dict(zip(outs, once(*(one.array for one in ins.values())), strict=True))

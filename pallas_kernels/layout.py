@@ -126,7 +126,7 @@ class Layout:
 
     def join(self, rows: jax.Array) -> jax.Array:
         """The transpose of :meth:`cut`: sums over the copies of a node."""
-        m, levels, start = rows.shape[-1], [], 0
+        m, levels = rows.shape[-1], []
         for i in range(self.path):
             levels.append(rows[:, i].reshape(2**i, -1, m).sum(1))
         start = self.block if self.path else 0
@@ -140,7 +140,7 @@ class Layout:
         """``(leaves, k)`` -> ``(subtrees, leaves of a subtree, outputs)``."""
         k = values.shape[1]
         values = values.reshape(self.subtrees, 2**self.below, k)[:, reversed_bits(self.below)]
-        padding = self.leaves - 2**self.below, (1 if k == 1 else self.outputs) - k
+        padding = self.leaves - 2**self.below, 0 if k == 1 else self.outputs - k
         return jnp.pad(values, ((0, 0), (0, padding[0]), (0, padding[1])))
 
     def join_leaves(self, values: jax.Array) -> jax.Array:
@@ -149,7 +149,7 @@ class Layout:
 
     def columns_of(self, a: jax.Array) -> jax.Array:
         """``(n, k)`` -> ``(outputs, n)``."""
-        return jnp.pad(a.T, ((0, (1 if a.shape[1] == 1 else self.outputs) - a.shape[1]), (0, 0)))
+        return jnp.pad(a.T, ((0, 0 if a.shape[1] == 1 else self.outputs - a.shape[1]), (0, 0)))
 
 
 def reversed_bits(bits: int) -> np.ndarray:

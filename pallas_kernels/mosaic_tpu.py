@@ -16,9 +16,10 @@ from pallas_kernels.layout import Layout
 from pallas_kernels.unsupported import Unsupported
 
 # Fast memory that a kernel may take: of 64 MB a core on v5p and v7x and 128 MB on v5e and v6e, of 16 MB on older chips.
+# The compiler may take up to twice of what is counted here.
 _FAST, _FAST_BEFORE = 56 * 2**20, 14 * 2**20
 _BEFORE = ("TPU v2", "TPU v3", "TPU v4")
-_DEFAULT = 16 * 2**20  # what a kernel gets without asking
+_DEFAULT, _MOST = 16 * 2**20, 60 * 2**20  # what a kernel gets without asking, and what it asks for at most
 
 
 def check(kernel: str, layout: Layout) -> None:
@@ -71,7 +72,8 @@ def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_r
 def parameters(config: Any, layout: Layout, *, sums: bool) -> Any:
     """Parameters of the compiler: programs are independent, the tiles of one come in turn."""
     semantics = ("parallel", "arbitrary") if sums else ("parallel",)
-    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=max(_DEFAULT, 2 * _bytes(layout)))
+    limit = max(_DEFAULT, min(2 * _bytes(layout), _MOST))
+    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
 
 
 class Tile:

@@ -30,9 +30,21 @@ def checked(*arrays: jax.Array) -> Tree:
     return Tree(x, *(a.astype(jnp.float32) for a in (weights, bias, leaves)))
 
 
+def one_number(name: str, value: jax.Array | float) -> jax.Array:
+    """A number in float32.
+
+    Raises:
+      ValueError: for an array of several.
+    """
+    value = jnp.asarray(value, jnp.float32)
+    if value.size != 1:
+        raise ValueError(f"{name} must be one number, got shape {value.shape}")
+    return value.reshape(())
+
+
 def check_route(route: str) -> None:
     """Raises ``ValueError`` for an unknown route."""
-    if route not in ROUTES:
+    if not isinstance(route, str) or route not in ROUTES:
         raise ValueError(f"route must be one of {', '.join(map(repr, ROUTES))}, got {route!r:.80}")
 
 

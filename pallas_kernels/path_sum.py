@@ -1,8 +1,8 @@
 """DGT's path function: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm 2).
 
-The gradient is that of soft routing by fixed probabilities: the softmax over leaves of the number of decisions that
-agree with their paths, minus those that do not, is a product over each path of ``sigmoid(2)`` for a decision that
-agrees and ``sigmoid(-2)`` for one that does not. See ``jtrees.routing.path_sum`` for the derivation.
+The gradient is that of soft routing by fixed probabilities. A leaf weighs the softmax of the number of decisions that
+agree with its path, minus those that do not. This is a product over the path: ``sigmoid(2)`` for a decision that
+agrees, ``sigmoid(-2)`` for one that does not. See ``jtrees.routing.path_sum`` for the derivation.
 """
 
 from functools import partial
@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.config import Config, Implementation, choose, differentiable
+from pallas_kernels.choice import Implementation, choose, differentiable
+from pallas_kernels.config import Config
 from pallas_kernels.hard_routing import of_leaf_reached
-from pallas_kernels.operands import checked, scores
+from pallas_kernels.operands import checked, one_number, scores
 from pallas_kernels.routes import VOTE, ones
 from pallas_kernels.routing import Tree, gradient
 
@@ -40,7 +41,7 @@ def path_sum(
       leaves: ``(leaves, k)``, finite.
       window: half-width of the window in which a score passes gradients, above 0: the derivative of a decision is
         ``1[|z| <= window] / window``. No gradient flows to it.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
 
     Returns:
       ``(n, k)``, float32.
@@ -50,7 +51,7 @@ def path_sum(
       Unsupported: where no implementation that was asked for can run this.
     """
     tree = checked(x, weights, bias, leaves)
-    window = jax.lax.stop_gradient(jnp.asarray(window, jnp.float32))
+    window = jax.lax.stop_gradient(one_number("window", window))
     return differentiable(choose(NAME, implementation, tree.sizes), _path_sum, reference, *tree, window)
 
 

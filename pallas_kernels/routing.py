@@ -68,7 +68,7 @@ def value(
     from pallas_kernels.launch import launch, result, shell_of
 
     layout = config.layout(tree.sizes)
-    rows = 1 if loss is not None or layout.k == 1 else layout.outputs
+    rows = 1 if loss is not None else layout.outputs
     outs = {"out": result("columns", jnp.float32, rows, layout.n), "total": result("columns", jnp.float32, 1, layout.n)}
     body = partial(_value_of_a_tile, layout, route, loss, shell_of(config))
     found = launch("routing_value", body, config, layout, _operands(layout, tree, columns), outs, sums=False)
@@ -211,9 +211,8 @@ def gradient(
         found = launch("routing_samples", run, config, layout, ins, outs, sums=False)
         return {"x": found["d_x"]}
     part = lambda *shape: result("sums", jnp.float32, layout.programs, layout.subtrees, *shape)
-    outputs = 1 if layout.k == 1 else layout.outputs
     outs = {"weights": part(layout.rows, layout.columns), "bias": part(layout.rows, 1)}
-    outs |= {"leaves": part(layout.leaves, outputs), "loss": part(1, 1)}
+    outs |= {"leaves": part(layout.leaves, layout.outputs), "loss": part(1, 1)}
     if numbered:
         ins["numbers"] = Operand("tree", layout.cut_leaves(jnp.arange(2.0**layout.depth, dtype=jnp.float32)[:, None]))
         room = layout.programs * layout.steps * layout.tile

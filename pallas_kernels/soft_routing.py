@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.config import Config, Implementation, choose, differentiable
-from pallas_kernels.operands import check_route, checked, leaf_weights, scores
+from pallas_kernels.choice import Implementation, choose, differentiable
+from pallas_kernels.config import Config
+from pallas_kernels.operands import check_route, checked, leaf_weights, one_number, scores
 from pallas_kernels.routes import ROUTES
 from pallas_kernels.routing import Tree, gradient, value
 
@@ -37,7 +38,7 @@ def soft_routing(
         ``"smooth_step"``: TEL's cubic step of width ``1 / scale``. ``"violation"``: RADDT's softmin over the leaves of
         ``scale`` times the violation of their paths.
       scale: sharpness, above 0.
-      implementation: see :mod:`pallas_kernels.config`.
+      implementation: see :mod:`pallas_kernels.choice`.
 
     Returns:
       ``(n, k)``, float32.
@@ -48,6 +49,7 @@ def soft_routing(
     """
     tree = checked(x, weights, bias, leaves)
     check_route(route)
+    scale = one_number("scale", scale)
     tree = tree._replace(weights=scale * tree.weights, bias=scale * tree.bias)
     # Smooth steps made illegal memory accesses by Triton on an H200, with an earlier body and jax 0.11.2. The cause was
     # not found.

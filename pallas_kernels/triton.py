@@ -27,7 +27,7 @@ def check(kernel: str, layout: Layout) -> None:
     """
     _triton()
     if layout.p > _FEATURES or layout.k > _OUTPUTS:
-        limits = f"up to {_FEATURES} features and {_OUTPUTS} outputs"
+        limits = f"up to {_FEATURES} features and {_OUTPUTS} outputs, of which leaf numbers are one"
         raise Unsupported(f"implementation 'triton' of {kernel} takes {limits}, got p = {layout.p}, k = {layout.k}")
 
 

@@ -76,7 +76,7 @@ def won(monkeypatch):
     """Says that kernels won on a device of the kind here, by these sizes."""
 
     def say(won):
-        names = ("soft_routing", "path_sum", "expected_loss", "hard_routing")
+        names = ("soft_routing", "path_sum", "expected_loss", "hard_routing", "ensemble")
         found = kernels.Winner(won, depth=3, p=5, k=2, n=30)
         kind = jax.devices()[0].device_kind
         monkeypatch.setattr(config, "winners", lambda: {(kind, name): found for name in names})
@@ -187,3 +187,21 @@ def test_a_kernel_is_taken_only_for_what_was_measured(operands, won, x64, change
             "k": (w, b, jnp.tile(values, 2), x),
         }[change]
     assert "pallas" not in str(jax.make_jaxpr(ops.path_sum)(*changed))
+
+
+def test_the_window_of_short_samples_is_not_rounded(operands):
+    w, b, values, x = operands
+    x, gradients = x.astype(jnp.bfloat16), []
+    for fn in (ops.path_sum, lambda w, b, v, x, window, **how: kernels.path_sum(x, w, b, v, window=window, **how)):
+        total = lambda w, fn=fn: fn(w, b, values, x, 0.7, implementation="interpret").sum()
+        gradients.append(jax.grad(total)(w))
+    np.testing.assert_allclose(*gradients, rtol=1e-6)
+
+
+def test_an_ensemble_is_left_to_others_by_triton(operands):
+    w, b, values, x = (a[None] for a in operands)
+    call = lambda how: jax.jit(lambda *trees: ops.ensemble(*trees, x[0], 1.0, implementation=how))(w, b, values)
+    np.testing.assert_allclose(call(("triton", "interpret")), call("xla"), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(call(("triton", "xla")), call("xla"))
+    with pytest.raises(Unsupported, match="'triton' does not run this ensemble, 'xla' runs everywhere"):
+        call("triton")

@@ -22,6 +22,7 @@ from jtrees.search.precondition import preconditioned
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
+from pallas_kernels import Implementation
 
 _CYCLES = 3
 _TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
@@ -69,7 +70,7 @@ def dgt(
     refit: bool = False,
     l1: float | Array = 0.0,
     l2: float | Array = 0.0,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> training.Method:
     """Returns the DGT method, which trains the hard tree by the dense gradient of :func:`jtrees.routing.path_sum`.
 
@@ -195,7 +196,7 @@ class DGT(Recipe):
     clip: float = options.positive(0.01)
     l1: float = options.not_negative(0.0)
     l2: float = options.not_negative(0.0)
-    implementation: str | None = options.implementation()
+    implementation: Implementation = options.implementation()
     early_stopping: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jtrees import ops, routing, topology, validation
 from jtrees.methods.tree_ensemble.ensemble import small_uniform
 from jtrees.routing import conditional
+from pallas_kernels import Implementation
 
 COMBINATIONS = ("sum", "concatenate")
 Initializer = Callable[..., Array]
@@ -45,7 +46,7 @@ class TreeEnsemble(nnx.Module):
         bias_init: Initializer = zeros,
         leaf_init: Initializer = small_uniform,
         dtype: Any = jnp.float32,
-        implementation: str | None = None,
+        implementation: Implementation = None,
         rngs: nnx.Rngs,
     ):
         """Initialises a layer with random trees.

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import _implementations, pytree, validation as checks
+from jtrees import pytree, validation as checks
 from jtrees.search.recipe import Recipe
+import pallas_kernels
 from pallas_kernels import Config
 
 Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueError naming the option
@@ -95,6 +96,17 @@ def optional_count(default: int | None) -> Any:
     return static(default, _or_none(_checked_count))
 
 
+def rows() -> Any:
+    """Rows that splits are trained on: an integer of at least 1, ``"auto"``, or None for all rows."""
+
+    def check(name: str, value: Any) -> int | str:
+        if isinstance(value, str) and value != "auto":
+            raise ValueError(f'{name} must be a number of rows, "auto" or None, got {checks.quoted(value)}')
+        return value if isinstance(value, str) else _checked_count(name, value)
+
+    return static("auto", _or_none(check))
+
+
 def _checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
     """Returns a checked integer, which is less than the largest 32-bit counter."""
     number = checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1)
@@ -141,10 +153,10 @@ def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
 
 
 def implementation() -> Any:
-    """An implementation of a step, or None for the fastest: see :mod:`pallas_kernels.config`."""
+    """An implementation of a step, or None for the fastest: see :mod:`pallas_kernels.choice`."""
 
     def check(name: str, value: Any) -> Any:
-        several = _implementations.named(value, name)
+        several = pallas_kernels.named(value, name)
         return value if value is None or isinstance(value, str | Config) else several
 
     return static(None, check)

@@ -9,6 +9,7 @@ from jtrees import leaves as kinds, ops, topology, training, validation as check
 from jtrees.tasks import Task, check_log_loss
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
+from pallas_kernels import Implementation
 
 
 def soft_method(
@@ -20,7 +21,7 @@ def soft_method(
     leaves: str,
     task: Task,
     l1: float | Array,
-    implementation: str | None,
+    implementation: Implementation,
 ) -> training.Method:
     """A tree trained on the loss that a soft routing of sharpened scores expects.
 

@@ -1,0 +1,151 @@
+"""Which implementation runs a call.
+
+``implementation`` is, everywhere, one of these:
+
+- ``"xla"``: the plain definition.
+- ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a :class:`pallas_kernels.Config`: a kernel, or the error
+  :class:`Unsupported`.
+- A tuple or list of these: the first one that the platform and the sizes allow.
+- None: the kernel that a benchmark found faster on this kind of device (``winners.json``), else XLA.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from pallas_kernels.config import HEURISTIC, Config, Sizes, Winner, measured
+from pallas_kernels.unsupported import Unsupported, refuse
+
+IMPLEMENTATIONS = ("xla", "mosaic_tpu", "triton", "interpret")
+
+
+class Choice(NamedTuple):
+    """How a call runs.
+
+    Attributes:
+      configs: kernels, of different platforms.
+      plain: whether XLA runs everywhere else.
+    """
+
+    configs: tuple[Config, ...]
+    plain: bool
+
+
+XLA = Choice((), True)
+Implementation = str | Config | Sequence[str | Config] | Choice | None
+
+
+def named(implementation: Any, name: str = "implementation") -> tuple[str | Config, ...] | None:
+    """The implementations that are asked for, in their order; None for the fastest.
+
+    Raises:
+      ValueError: naming what was expected and what came.
+    """
+    if implementation is None:
+        return None
+    several = tuple(implementation) if isinstance(implementation, tuple | list) else (implementation,)
+    if not several:
+        raise ValueError(f"{name} must name at least one, got an empty sequence")
+    for one in several:
+        if not isinstance(one, Config) and not (isinstance(one, str) and one in IMPLEMENTATIONS):
+            names = ", ".join(map(repr, IMPLEMENTATIONS))
+            raise ValueError(
+                f"{name} must be one of {names}, a Config, a tuple of these, or None, got {_shown(one):.80}"
+            )
+    return several
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python does not print integers of thousands of digits
+        return type(value).__name__
+
+
+def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by: Sequence[str] = ()) -> Choice:
+    """Decides how a call of these sizes runs.
+
+    Args:
+      kernel: its name.
+      implementation: see :mod:`pallas_kernels.choice`.
+      sizes: of the call.
+      not_by: backends that cannot run it at any size.
+
+    Raises:
+      ValueError: for an unknown implementation, or an empty sequence.
+      Unsupported: where no implementation that was asked for can do it.
+    """
+    if isinstance(implementation, Choice):
+        return implementation
+    wanted, found = named(implementation), measured(kernel)
+    if wanted is None:
+        won = (
+            found is not None and found.holds(sizes) and (found.config.interpret or found.config.backend not in not_by)
+        )
+        return Choice((found.config,), True) if won else XLA  # type: ignore[union-attr]
+    configs: dict[str, Config] = {}
+    reasons = []
+    for one in wanted:
+        if one == "xla":
+            return Choice(tuple(configs.values()), True)
+        config = _config_of(one, found)
+        try:
+            _check(kernel, config, sizes, not_by)
+        except Unsupported as error:
+            reasons.append(error)
+            continue
+        configs.setdefault("anywhere" if config.interpret else config.platform, config)
+        if config.interpret:
+            break
+    if not configs:
+        raise reasons[0]
+    return Choice(tuple(configs.values()), False)
+
+
+def run(choice: Choice, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
+    """Calls ``fused(config, *arrays)`` or ``plain(*arrays)``, by the platform that the call is lowered for."""
+    by_platform = {one.platform: partial(fused, one) for one in choice.configs if not one.interpret}
+    anywhere = next((partial(fused, one) for one in choice.configs if one.interpret), plain if choice.plain else None)
+    if not by_platform:
+        return anywhere(*arrays)  # type: ignore[misc]
+    default = anywhere or partial(refuse, tuple(by_platform), next(iter(by_platform.values())))
+    return jax.lax.platform_dependent(*arrays, default=default, **by_platform)
+
+
+def differentiable(choice: Choice, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
+    """:func:`run`, for one floating-point result that is differentiated by reverse mode.
+
+    Each branch is differentiated by itself. Else residuals of a branch that is not taken would be kept as zeros, and a
+    gradient whose value nobody needs would be zeros on a platform that refuses.
+    """
+    if all(one.interpret for one in choice.configs):
+        return run(choice, fused, plain, *arrays)
+    call = jax.custom_vjp(lambda *arrays: run(choice, fused, plain, *arrays))
+
+    def pull_back(fn: Callable[..., Any], cotangent: jax.Array, *arrays: jax.Array) -> Any:
+        return jax.vjp(fn, *arrays)[1](cotangent)
+
+    def backward(arrays: Any, cotangent: jax.Array) -> Any:
+        of_fused = lambda config, *operands: pull_back(partial(fused, config), *operands)
+        return run(choice, of_fused, partial(pull_back, plain), cotangent, *arrays)
+
+    call.defvjp(lambda *arrays: (call(*arrays), arrays), backward)
+    return call(*arrays)
+
+
+def _config_of(implementation: str | Config, found: Winner | None) -> Config:
+    if isinstance(implementation, Config):
+        return implementation
+    return found.config if found is not None and found.config.backend == implementation else HEURISTIC[implementation]
+
+
+def _check(kernel: str, config: Config, sizes: Sizes, not_by: Sequence[str]) -> None:
+    if config.interpret:  # in any memory
+        return
+    if config.backend in not_by:
+        raise Unsupported(f"implementation '{config.backend}' does not run this {kernel}, 'xla' runs everywhere")
+    from pallas_kernels.launch import shell_of  # imports Pallas: a tenth of a second, so with the first kernel
+
+    shell_of(config).check(kernel, config.layout(sizes))
