@@ -28,9 +28,12 @@ import jtrees
 ROWS = 6000  # to train on, and to test on, at most
 FEATURES = 100  # of a table, at most, for linear leaves
 # Of the recipes of a part, that with the lowest loss on the rows that it holds out is taken; so of the ways of each.
-_OF = jtrees.Boosted().base
+_OF = jtrees.Boosted().base.replace(rows=None)
 _CONSTANT = jtrees.Boosted(_OF.replace(depth=4), rounds=100, subsample=0.5)
-REFINED: Any = (in_ways(jtrees.Refined().base), in_ways(_CONSTANT))
+REFINED: Any = (
+    in_ways(jtrees.Boosted(_OF.replace(depth=4, leaves="linear"), rounds=100, subsample=0.5)),
+    in_ways(_CONSTANT),
+)
 # Trees of half of the rows and features: shallow ones in short steps, deeper ones in longer steps.
 _HALF: Any = {"rounds": 400, "subsample": 0.5, "columns": 0.5}
 BOOSTED: Any = (

@@ -33,12 +33,20 @@ UPDATES = 2000  # of a tree of DGT
 BOOSTED_SECONDS = 150  # for each recipe
 GET_FOREST: Any = jtrees.Bagged(
     jtrees.GET(
-        depth=5, leaves="linear", starts=1, epochs=1000, ridge=False, precondition=0.0, shrink=False, halving=False
+        rows=None,
+        depth=5,
+        leaves="linear",
+        starts=1,
+        epochs=1000,
+        ridge=False,
+        precondition=0.0,
+        shrink=False,
+        halving=False,
     ),
     trees=30,
 )
 GET_DEPTHS = (4, 6)
-_WEAK = jtrees.Boosted().base
+_WEAK = jtrees.Boosted().base.replace(rows=None)
 _TRIED: Any = (
     ({"depth": 6}, {}),
     ({"depth": 8, "epochs": 20, "alpha_ranges": ((30.0, 60.0),)}, {"learning_rate": 0.05, "patience": 40}),
@@ -56,7 +64,10 @@ def in_ways(base: jtrees.Recipe) -> tuple[Any, ...]:
 
 
 # Two sums, likewise, each with four ways to train all trees together.
-REFINED: Any = (in_ways(jtrees.Refined().base), in_ways(jtrees.Boosted(_WEAK, rounds=100)))
+REFINED: Any = (
+    in_ways(jtrees.Boosted(_WEAK.replace(depth=4, leaves="linear"), rounds=100, subsample=0.5)),
+    in_ways(jtrees.Boosted(_WEAK, rounds=100)),
+)
 ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
 
 

@@ -41,9 +41,9 @@ PAPER = {
 FOREST_DEPTHS, FOREST_TREES = (10, 15, 20, 50), (50, 100, 200, 300, 400, 500)
 # Scale factors to choose from: the paper's; and larger ones, from which the CART start goes further.
 SCALES = (((5.0, 25.0), (50.0, 150.0)), ((25.0, 75.0), (100.0, 300.0)))
-DEFAULT = jtrees.GET()
+DEFAULT = jtrees.GET(rows=None)
 DEFAULT_TUNING, DEFAULT_FINAL = (4, 300), (10, 1000)  # starts and epochs
-PUBLISHED = jtrees.GET(ridge=False, precondition=0.0, shrink=False, halving=False)
+PUBLISHED = jtrees.GET(rows=None, ridge=False, precondition=0.0, shrink=False, halving=False)
 FIXED = {"alpha 1": ((1.0, 1.0),) * 2, "alpha 100": ((100.0, 100.0),) * 2, "annealed": SCALES[0]}  # Table 4
 ABLATION_DEPTHS = (4, 8)
 SWEEP_DEPTHS = tuple(range(1, 13))

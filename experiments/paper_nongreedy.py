@@ -259,10 +259,18 @@ def recipe_of(kind: str, depth: int, name: str) -> Any:
     of = budget(name)
     if kind == "co2":
         return jtrees.CO2(
-            depth=depth, epochs=of["greedy_epochs"], learning_rate=1.0, ridge=False, precondition=0.0, shrink=False
+            depth=depth,
+            rows=None,
+            epochs=of["greedy_epochs"],
+            learning_rate=1.0,
+            ridge=False,
+            precondition=0.0,
+            shrink=False,
         )
     options = {name: of[name] for name in ("greedy_epochs", "epochs", "stable")}
-    return jtrees.NonGreedy(depth=depth, learning_rate=1.0, ridge=False, precondition=0.0, shrink=False, **options)
+    return jtrees.NonGreedy(
+        depth=depth, rows=None, learning_rate=1.0, ridge=False, precondition=0.0, shrink=False, **options
+    )
 
 
 def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:

@@ -114,6 +114,7 @@ LATER = {
     "halving": False,
     "weight_decay": 0.0,
     "ridge": False,
+    "rows": "auto",  # of tables of up to 20,000 rows, which takes all
 }
 
 

@@ -28,6 +28,7 @@ else:
     Array = jax.Array | np.ndarray  # functions of this module take both
 
 _FEW = 2**16  # rows up to which plain sums of float32 are accurate enough, and faster
+_BLOCK, _OF_LEAF = 512, 8  # rows of a block of quick sums, and those for each leaf
 _SPARE = 2  # bits of a word beyond those that the number of rows needs
 _BELOW = 40  # bits of a cumulative weight below the largest weight of the leaf
 
@@ -71,6 +72,20 @@ def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: i
     summed = jax.ops.segment_sum(joined, leaf_index, num_leaves).reshape(*largest.shape, count)
     high, low = _joined([summed[..., i] for i in range(count)], bits)
     return jnp.where(jnp.isfinite(largest), jnp.ldexp(high + low, exponent), largest)
+
+
+def quick_sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
+    """Returns :func:`sums` with an error of about 1e-6 of the sum of the magnitudes in a leaf, a hundred times as fast.
+
+    Blocks of rows are summed, then the sums of the blocks, so that no addend is much smaller than the sum so far.
+    """
+    if module_of(values, leaf_index) is np or len(values) <= _FEW or values.dtype != jnp.float32:
+        return sums(values, leaf_index, num_leaves)
+    block = max(_BLOCK, _OF_LEAF * num_leaves)
+    blocks = -(-len(values) // block)
+    place = leaf_index + num_leaves * (jnp.arange(len(values), dtype=leaf_index.dtype) // block)
+    by_block = jax.ops.segment_sum(values, place, blocks * num_leaves)
+    return by_block.reshape(blocks, num_leaves, *values.shape[1:]).sum(0)
 
 
 def total(values: Num[Array, "n *k"]) -> Float[Array, "*k"]:

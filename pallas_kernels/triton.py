@@ -15,8 +15,9 @@ from pallas_kernels.layout import Layout
 from pallas_kernels.products import parts
 from pallas_kernels.unsupported import Unsupported
 
-# Features and outputs up to which nothing spills from registers of sm_90a (experiments/accelerators.py).
-_FEATURES, _OUTPUTS = 64, 16
+# Features up to which nothing spills from registers of sm_90a, with one output and with several, and outputs likewise
+# (experiments/accelerators.py).
+_FEATURES, _WITH_OUTPUTS, _OUTPUTS = 64, 32, 16
 
 
 def check(kernel: str, layout: Layout) -> None:
@@ -26,9 +27,11 @@ def check(kernel: str, layout: Layout) -> None:
       Unsupported: naming the sizes.
     """
     _triton()
-    if layout.p > _FEATURES or layout.k > _OUTPUTS:
-        limits = f"up to {_FEATURES} features and {_OUTPUTS} outputs, of which leaf numbers are one"
-        raise Unsupported(f"implementation 'triton' of {kernel} takes {limits}, got p = {layout.p}, k = {layout.k}")
+    if layout.p > (_FEATURES if layout.k == 1 else _WITH_OUTPUTS) or layout.k > _OUTPUTS:
+        raise Unsupported(
+            f"implementation 'triton' of {kernel} takes up to {_FEATURES} features and one output, or {_WITH_OUTPUTS} "
+            f"features and {_OUTPUTS} outputs, of which leaf numbers are one; got p = {layout.p}, k = {layout.k}"
+        )
 
 
 def _triton() -> Any:

@@ -199,3 +199,14 @@ def test_moments_of_a_large_leaf_are_those_of_double_precision():
     coefficients, intercept, *_ = fit(leaf, x, y)
     np.testing.assert_allclose(coefficients, [[1, -2], [1, -2]], rtol=1e-5)
     np.testing.assert_allclose(intercept, [3, 3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [3, 70_000, 1_000_003])
+def test_quick_sums_are_those_of_double_precision_but_for_a_few_digits(n):
+    leaf, y, _ = drawn((n, 7))
+    leaf[: n // 2] = 3  # half of the rows in one leaf
+    found = segments.quick_sums(jnp.asarray(y), jnp.asarray(leaf), 7)
+    size = np.maximum(np.bincount(leaf, np.abs(y.astype(np.float64)), 7), 1e-9)
+    np.testing.assert_allclose(found / size, np.bincount(leaf, y.astype(np.float64), 7) / size, rtol=0, atol=3e-6)
+    tenths = segments.quick_sums(jnp.full(2**21, 0.1), jnp.zeros(2**21, jnp.int32), 1)
+    np.testing.assert_allclose(tenths, 2**21 * 0.1, rtol=1e-5)

@@ -25,6 +25,7 @@ from jtrees.methods.annealed.get import GET
 from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.precondition import held_out_rows
 from jtrees.search.recipe import loss_of
+from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Regression, Task, check_log_loss
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
@@ -32,7 +33,9 @@ from jtrees.validation import quoted
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
 _DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
 
-_WEAK = GET(depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False)
+_WEAK = GET(
+    depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False, rows=10_000
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -67,17 +70,18 @@ class Boosted(Recipe):
     With ``patience``, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model keeps
     the rounds up to the lowest loss. Without ``validation``, a fifth of the rows is held out at first to find the
     number of rounds. Then that many rounds are fitted to all rows. If the second fit is interrupted, the first model is
-    returned. Fewer than 50 rows need ``patience=None``.
+    returned. So it is where four fifths of the rows are more than the base takes for its splits. Fewer than 50 rows
+    need ``patience=None``.
 
     The report is a :class:`jtrees.ensembles.BoostedReport`.
 
     Attributes:
-      base: a recipe whose model is a tree, with constant or linear leaves; by default GET of depth 5 from CART over
-        bins, 2 x 50 epochs.
+      base: a recipe whose model is a tree, with constant or linear leaves. By default GET of depth 5 from CART over
+        bins, 2 x 50 epochs on at most 10,000 rows.
       rounds: largest number of trees.
       learning_rate: factor of each tree's outputs.
       subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without
-        replacement.
+        replacement. They are at most as many as the base takes (its option ``rows``). The leaves take all rows.
       columns: part of the features that each tree is fitted to, likewise.
       l2: shrinkage of constant leaves: each has this many more samples, of mean curvature and zero gradient.
       patience: rounds without a lower loss before boosting ends; None: all rounds are taken, and the model keeps the
@@ -132,6 +136,10 @@ class Boosted(Recipe):
             least = 5 * _FEWEST_HELD_OUT
             raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
         tried = self._sums(runs.on(held_out=held_out), all_rounds, self.patience)
+        kept = min(np.count_nonzero(~out) for out in held_out)
+        if self._most_rows is not None and self._most_rows <= self.subsample * kept:
+            # All rows would give splits of as many rows as these have.
+            return [Boosting(one, one, out) for one, out in zip(tried, held_out, strict=True)]
         none = [np.zeros_like(rows) for rows in held_out]
         sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
         return [Boosting(*of_run) for of_run in zip(sums, tried, held_out, strict=True)]
@@ -175,14 +183,20 @@ class Boosted(Recipe):
 
     def _drawn(self, runs: Runs, i: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows of a round, -1 for padding, and the factors of its features, 1 or 0."""
-        (n, p), rng, weight = runs.shape, runs.rng(i, _DRAWN + number), runs.rows(i).weight
+        (n, p), rng, weight = runs.shape, runs.rng(i, _DRAWN + number), runs.targets(i)[1]
         real = np.arange(n) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
-        rows = np.full(rows_of_round(n, self.subsample), -1, np.int32)
-        some = np.sort(rng.permutation(real)[: rows_of_round(len(real), self.subsample)])
+        rows = np.full(rows_of_round(n, self.subsample, self._most_rows), -1, np.int32)
+        count = rows_of_round(len(real), self.subsample, self._most_rows)
+        some = np.sort(rng.choice(real, count, replace=False, shuffle=False))
         rows[: len(some)] = some
         features = np.zeros(p, np.float32)
         features[rng.permutation(p)[: max(1, round(self.columns * p))]] = 1
         return rows, features
+
+    @property
+    def _most_rows(self) -> int | None:
+        """The rows that the base takes for its splits at most."""
+        return most_rows(self.base) if hasattr(self.base, "rows") else None
 
     # --- The result ---
 
@@ -265,9 +279,10 @@ class Boosting(NamedTuple):
     held_out: np.ndarray | None
 
 
-def rows_of_round(n: int, subsample: float) -> int:
-    """Returns the number of rows of a round, of n rows."""
-    return max(1, round(subsample * n))
+def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:
+    """Returns the number of rows of a round, of n rows, and at most so many."""
+    count = max(1, round(subsample * n))
+    return count if most is None else min(count, most)
 
 
 def _steps_of(task: Task) -> Regression:

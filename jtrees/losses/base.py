@@ -155,10 +155,10 @@ class Loss:
             return segments.wide(shrunk, best) * best
         gradient, curvature = self.derivatives(outputs, y)
         weighted = lambda a: segments.wide(weight, a) * a
-        mean = segments.total(weighted(curvature)) / segments.total(weight)
-        summed = lambda a: segments.sums(weighted(a), leaf_index, num_leaves)
-        total = summed(curvature) + l2 * mean
-        step = jnp.where(total > 0, -summed(gradient) / jnp.where(total > 0, total, 1), 0)
+        summed = lambda a: segments.quick_sums(a, leaf_index, num_leaves)
+        curvatures = summed(weighted(curvature))
+        total = curvatures + l2 * curvatures.sum(0) / summed(weight).sum()
+        step = jnp.where(total > 0, -summed(weighted(gradient)) / jnp.where(total > 0, total, 1), 0)
         return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
 
     # --- Leaves, which hold values (leaves, *k): see :class:`jtrees.leaves.Values` ---

@@ -215,17 +215,25 @@ class Runs:
 
     def rows(self, i: int) -> Batch:
         """Returns the rows of run i as a NumPy batch; those held out have weight 0."""
-        own, (x, y, weight) = self._own_of(i), self._host
-        if own.rows is not None:
-            x, y = x[own.rows], y[own.rows]
-            weight = np.ones(len(own.rows), np.float32) if weight is None else np.asarray(weight)[own.rows]
-            weight = np.where(own.rows < 0, 0, weight).astype(np.float32)
-        x, y = x if own.x is None else own.x, y if own.y is None else own.y
-        weight = weight if own.weight is None else own.weight
-        if own.held_out is not None and np.any(own.held_out):
-            weight = np.where(own.held_out, 0, np.ones(len(x), np.float32) if weight is None else weight)
+        own, x = self._own_of(i), self._host.x
+        y, weight = self.targets(i)
+        x = x if own.rows is None else x[own.rows]
+        x = x if own.x is None else own.x
         x = x if own.features is None else x * own.features
         return Batch(x if own.matrix is None else x @ own.matrix, y, weight)  # type: ignore[arg-type]
+
+    def targets(self, i: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns the targets and the weights of the rows of run i."""
+        own, (_, y, weight) = self._own_of(i), self._host
+        if own.rows is not None:
+            y = y[own.rows]
+            weight = np.ones(len(own.rows), np.float32) if weight is None else np.asarray(weight)[own.rows]
+            weight = np.where(own.rows < 0, 0, weight).astype(np.float32)
+        y = y if own.y is None else own.y
+        weight = weight if own.weight is None else own.weight
+        if own.held_out is not None and np.any(own.held_out):
+            weight = np.where(own.held_out, 0, np.ones(len(y), np.float32) if weight is None else weight)
+        return y, weight  # type: ignore[return-value]
 
     def rng(self, i: int, purpose: int = 0) -> np.random.Generator:
         """Returns a generator of random numbers of run i; another for another purpose."""

@@ -35,6 +35,7 @@ from jtrees.methods.annealed.starts import (
 from jtrees.search import Finished, Recipe, Report, Run, Runs, SearchResult
 from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
+from jtrees.search.sample import drawn_rows, most_rows, sampled
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -115,6 +116,7 @@ class Annealed(Recipe):
     precondition: Any
     shrink: Any
     halving: Any
+    rows: Any
 
     def method(self, sharpness: Array, task: Task) -> training.Method:
         """Returns the method under a sharpness."""
@@ -142,6 +144,7 @@ class Annealed(Recipe):
         kinds.kind_of(self.leaves, task)  # raises for linear leaves of classes
         numbers = topology.num_nodes(self.depth) * (shape[1] + 1)  # of a start
         checks.check_count("starts", self.starts, most=checks.MAX_NUMBERS // numbers)
+        most_rows(self)
 
     def tree_leaves(self, task: Task) -> str:
         return self.leaves
@@ -160,6 +163,7 @@ class Annealed(Recipe):
         The short stages leave rows out, by which the starts are compared with each other and with CART. On a validation
         set, and with linear leaves, whose criterion is an expected error, no rows are left out.
         """
+        all_rows, runs = runs, sampled(runs, most_rows(self))
         kept = max(_FEWEST_KEPT, self.starts // _KEPT)
         halves = self.halving and self.starts > kept
         holds_out = halves and self.leaves == "constant" and runs.validation is None
@@ -180,10 +184,13 @@ class Annealed(Recipe):
             scores, beaten_by = self._compared(short, starts, ended, grown, folds, kept)
         chosen = _lowest(scores.reshape(len(runs), -1), kept, beaten_by)
         going = [starts[k].in_stages(last)._replace(splits=ended[k].splits) for k in chosen]
-        none = None if out is None else [np.zeros_like(out[k]) for k in chosen]  # no program for no held-out rows
-        alike = folds is None
+        alike, longer = folds is None, []
         goes_on = chosen and (not alike or runs.monitor.has_time())
-        longer = train_stages(each.select(chosen).on(held_out=none), going, self.updates) if goes_on else []
+        if goes_on:
+            anew = sampled(all_rows, most_rows(self), 1).repeat(self.starts, paired=True).select(chosen)
+            # No program for no held-out rows.
+            none = None if out is None else [np.zeros(anew.shape[0], bool)] * len(chosen)
+            longer = train_stages(anew.on(held_out=none), going, self.updates)
         of_chosen = dict(zip(chosen, longer, strict=True)) if goes_on else {}
         return self._results(starts, grown, ended, of_chosen, beaten_by, alike)
 
@@ -321,6 +328,10 @@ class Annealed(Recipe):
         if carts and data.scaling.origin is None and monitor.has_time():
             table, task = data.table, data.table.task
             rows = Batch(table.x, table.y, table.weight)  # type: ignore[arg-type]
+            most = most_rows(self)
+            if most is not None and most < len(table.x):
+                some, weight = drawn_rows(table.y, table.weight, most, task, np.random.default_rng(0))
+                rows = Batch(table.x[some], table.y[some], weight)  # type: ignore[arg-type]
             of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves)
             carts[0].append(monitor.part(0.5).on_rows(of_cart, rows))
         return carts

@@ -14,6 +14,7 @@ from jtrees.methods.annealed.algorithm import Annealed
 from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.search import options
 from jtrees.tasks import Regression, Task
+from pallas_kernels import Implementation
 
 # Updates under each sharpness. 3000 is the paper's number. Linear leaves are as accurate with 1000
 # (experiments.defaults, mean test R^2 of ten sets: 77.9 per cent with 3000, 78.1 with 1000). Deep trees with linear
@@ -29,7 +30,7 @@ def get(
     leaves: Literal["constant", "linear"] = "constant",
     task: Task = Regression(),
     l1: float | Array = 0.0,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> training.Method:
     """Returns the GET method, which minimises the expected loss of a tree with scaled sigmoids (eq. 3
     to 5; the mean over samples instead of the sum).
@@ -118,6 +119,9 @@ class GET(Annealed):
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
+      rows: rows that a stage is trained on, about; of longer tables a random sample, drawn again for the long stages.
+        The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all
+        rows.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
 
     Example:
@@ -139,7 +143,8 @@ class GET(Annealed):
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)
     halving: bool = options.flag(True)
-    implementation: str | None = options.implementation()
+    rows: int | Literal["auto"] | None = options.rows()
+    implementation: Implementation = options.implementation()
 
     def method(self, sharpness: Array, task: Task) -> training.Method:
         options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}

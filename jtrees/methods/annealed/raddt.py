@@ -19,6 +19,7 @@ from jtrees.methods.annealed.stages import on_x, score_of
 from jtrees.search import Run, options
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
+from pallas_kernels import Implementation
 
 _SHARPNESS = tuple(np.geomspace(2, 100, 5))
 _SHARPNESS_DEEP = (130.0, 170.0, 200.0)  # in addition, for trees deeper than 8
@@ -32,7 +33,7 @@ def raddt(
     leaves: Literal["constant", "linear"] = "constant",
     task: Task = Regression(),
     l1: float | Array = 0.0,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> training.Method:
     """Returns the RADDT method: minimises the expected loss of routing by ``softmin(sharpness * violations)`` of paths.
 
@@ -78,6 +79,9 @@ class RADDT(Annealed):
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
         as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
+      rows: rows that a stage is trained on, about; of longer tables a random sample, drawn again for the long stages.
+        The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all
+        rows.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
 
     Example:
@@ -98,7 +102,8 @@ class RADDT(Annealed):
     precondition: float | Literal["auto"] = options.precondition()
     shrink: bool = options.flag(True)
     halving: bool = options.flag(True)
-    implementation: str | None = options.implementation()
+    rows: int | Literal["auto"] | None = options.rows()
+    implementation: Implementation = options.implementation()
 
     def method(self, sharpness: Array, task: Task) -> training.Method:
         options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}

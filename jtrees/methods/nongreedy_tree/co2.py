@@ -46,6 +46,8 @@ class CO2(GreedyRecipe):
         correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
         are as good as uncorrelated, fewer than 500 rows or more than 512 features. With ``shrink``, a table of 100 to
         1024 rows and at most 512 features has at least one such run. (Rows are counted after padding.)
+      rows: rows that splits are trained on, about: of a longer table a random sample. Leaves are fitted to all rows.
+        ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -64,6 +66,7 @@ class CO2(GreedyRecipe):
     ridge: bool = options.flag(True)
     shrink: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
+    rows: int | Literal["auto"] | None = options.rows()
 
     @property
     def level_epochs(self) -> int | None:

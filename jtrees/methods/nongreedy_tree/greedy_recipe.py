@@ -16,6 +16,7 @@ from jtrees.search.first_step import by_first_step, is_direct
 from jtrees.search.minibatch import Schedule
 from jtrees.search.precondition import preconditioned
 from jtrees.search.runs import MOST, Stacked
+from jtrees.search.sample import most_rows, sampled
 from jtrees.tasks import Task, check_log_loss
 
 # Default learning rate: a step moves the score of a sample by the rate times its squared norm, on average the number of
@@ -62,11 +63,14 @@ class GreedyRecipe(Recipe):
         """Passes over the data for each level; None: enough."""
         raise NotImplementedError
 
+    rows: Any
+
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         check_log_loss(task)
+        most_rows(self)
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        shrinks = self.shrink and is_direct(runs.task)
+        runs, shrinks = sampled(runs, most_rows(self)), self.shrink and is_direct(runs.task)
 
         def direct(runs: Runs) -> list[SearchResult]:
             if not shrinks:

@@ -1,0 +1,102 @@
+"""Samples of the rows of long tables: splits are trained on a sample, leaves are fitted to all rows."""
+
+from typing import Any
+
+import numpy as np
+
+from jtrees.data.table import bucket
+from jtrees.search.runs import Runs
+from jtrees.tasks import Classification, Task
+
+# ``rows="auto"``: so many rows, and at least so many for each leaf. See experiments/results/bench_rows.md.
+_ROWS, _OF_LEAF = 20_000, 16
+_FEWEST = 2  # sampled rows of a class; of a class that would have fewer all rows are taken
+_DRAWN = 7  # what random numbers are for: see ``Runs.rng``
+
+
+def drawn_rows(
+    y: np.ndarray, weight: np.ndarray | None, most: int, task: Task, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """A random sample of rows, the same part of every class, and weights that make up for how they were drawn.
+
+    Uneven weights make a row as much more likely. The sample is a priority sample (Duffield, Lund & Thorup 2007): sums
+    over it are unbiased estimates of sums over all rows. Equal weights stay equal.
+
+    Args:
+      y: targets of all rows.
+      weight: their weights; rows of weight 0 are not drawn. None: equal weights.
+      most: rows to draw, about; a class of which fewer than two rows would be drawn has all its rows in addition.
+      task: what is predicted.
+      rng: random generator.
+
+    Returns:
+      The rows in ascending order, and their weights, of the same sum as all weights, float32.
+    """
+    weight = np.ones(len(y)) if weight is None else np.asarray(weight, np.float64)
+    real = np.flatnonzero(weight > 0)
+    share = most / max(1, len(real))
+    if share >= 1:
+        return real, weight[real].astype(np.float32)
+    labels = np.asarray(y)[real] if isinstance(task, Classification) else np.zeros(len(real), int)
+    parts = []
+    for label in np.unique(labels):
+        rows = real[labels == label]
+        count = round(share * len(rows))
+        parts.append(_priority_sample(rows, weight[rows], len(rows) if count < _FEWEST else count, rng))
+    rows, weights = (np.concatenate(one) for one in zip(*parts, strict=True))
+    order = np.argsort(rows)
+    return rows[order], weights[order].astype(np.float32)
+
+
+def _priority_sample(
+    rows: np.ndarray, weight: np.ndarray, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` rows without replacement, and their weights, of the sum of all."""
+    if count >= len(rows):
+        return rows, weight
+    if np.all(weight == weight[0]):
+        chosen = rng.choice(len(rows), count, replace=False, shuffle=False)
+        return rows[chosen], np.full(count, weight.sum() / count)
+    priority = weight / (1 - rng.random(len(rows)))
+    last = np.argpartition(priority, -count - 1)[-count - 1 :]  # the count highest, and the next one
+    least = last[priority[last].argmin()]
+    chosen = last[last != least]
+    found = np.maximum(weight[chosen], priority[least])
+    return rows[chosen], found * (weight.sum() / found.sum())
+
+
+def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
+    """The runs on samples of their rows; the same runs if none has more than ``most``, or without a limit.
+
+    Args:
+      runs: the runs.
+      most: rows of a sample, about.
+      number: another one for another sample.
+    """
+    if most is None or runs.shape[0] <= most:
+        return runs
+    drawn = [_sample(runs, i, most, number) for i in range(len(runs))]
+    length = bucket(max(len(rows) for rows, _ in drawn))
+    rows, weight = np.full((len(drawn), length), -1, np.int32), np.zeros((len(drawn), length), np.float32)
+    for i, (some, factors) in enumerate(drawn):
+        rows[i, : len(some)], weight[i, : len(some)] = some, factors * (length / factors.sum())
+    return runs.on(rows=list(rows), weight=list(weight))
+
+
+def _sample(runs: Runs, i: int, most: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    y, weight = runs.targets(i)
+    return drawn_rows(y, weight, most, runs.task, runs.rng(i, _DRAWN + number))
+
+
+def most_rows(recipe: Any) -> int | None:
+    """The rows of a sample by the options ``rows`` and ``depth`` of a recipe; None: all rows.
+
+    Raises:
+      ValueError: if a sample has fewer rows than the tree has leaves.
+    """
+    leaves = 2**recipe.depth
+    if recipe.rows == "auto":
+        return max(_ROWS, _OF_LEAF * leaves)
+    if recipe.rows is not None and recipe.rows < leaves:
+        raise ValueError(f"rows must be at least the number of leaves, {leaves}, got {recipe.rows}")
+    return recipe.rows

@@ -1,0 +1,113 @@
+"""Samples of rows: which are drawn, with which weights, and that recipes train on them and fit leaves to all rows."""
+
+import jax
+import numpy as np
+import pytest
+
+import jtrees
+from jtrees.search.sample import drawn_rows
+
+N = 5000
+
+
+def drawn(y=None, weight=None, most=500, task=None, seed=0):
+    y = np.zeros(N, np.float32) if y is None else y
+    task = jtrees.Regression() if task is None else task
+    return drawn_rows(y, weight, most, task, np.random.default_rng(seed))
+
+
+def test_rows_of_equal_weight():
+    rows, weight = drawn()
+    assert len(rows) == 500 == len(np.unique(rows)) and (np.diff(rows) > 0).all()
+    np.testing.assert_allclose(weight, N / 500)
+    everything, ones = drawn(most=N)
+    np.testing.assert_array_equal(everything, np.arange(N))
+    assert (ones == 1).all()
+
+
+def test_rows_of_weight_0_are_not_drawn():
+    weight = np.arange(N) % 2 * 3.0
+    for most in (500, N // 2, N):
+        rows, factors = drawn(weight=weight, most=most)
+        assert (rows % 2 == 1).all() and factors.sum() == pytest.approx(weight.sum(), rel=1e-5)
+
+
+def test_sums_over_a_sample_are_unbiased_for_uneven_weights():
+    """The mean of many weighted sums is that of all rows. A row that outweighs the others is always there."""
+    rng = np.random.default_rng(1)
+    weight, values = rng.exponential(size=N) ** 2, rng.normal(size=N)
+    weight[7] = weight.sum()
+    found = [drawn(weight=weight, seed=seed) for seed in range(200)]
+    assert all(7 in rows for rows, _ in found)
+    sums = [factors @ values[rows] for rows, factors in found]
+    assert np.mean(sums) == pytest.approx(weight @ values, abs=4 * np.std(sums) / np.sqrt(200))
+    # Most of the others stand for as much as each other, and none for less.
+    factors = found[0][1]
+    assert np.median(factors) == pytest.approx(factors.min(), rel=1e-6)
+
+
+def test_classes_keep_their_shares_and_rare_ones_all_their_rows():
+    y = np.repeat(np.arange(4), [3000, 1950, 40, 10]).astype(np.int32)
+    rows, weight = drawn(y, task=jtrees.Classification(4))
+    np.testing.assert_array_equal(np.bincount(y[rows]), [300, 195, 4, 10])
+    np.testing.assert_allclose(np.bincount(y[rows], weight), np.bincount(y))
+
+
+# --- Recipes ---------------------------------------------------------------------------------------------------------
+
+
+def table(n, seed=0):
+    x = np.random.default_rng(seed).normal(size=(n, 3)).astype(np.float32)
+    return x, np.where(x[:, 0] + x[:, 1] > 0, 1 + (x[:, 2] > 0), -1.0).astype(np.float32)
+
+
+RECIPES = {
+    "GET": jtrees.GET(depth=2, starts=3, epochs=30),
+    "RADDT": jtrees.RADDT(depth=2, starts=2, epochs=10, halving=False),
+    "CO2": jtrees.CO2(depth=2, precondition=0),
+    "NonGreedy": jtrees.NonGreedy(depth=2, epochs=10, precondition=0),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
+    x, y = table(4000)
+    recipe = RECIPES[name].replace(rows=400)
+    fit = jtrees.fit(recipe, x, y, key=jax.random.key(0))
+    leaf, predicted = np.asarray(fit.tree.leaf_index(x)), np.asarray(fit.predict(x))
+    for one in np.unique(leaf):  # drawn towards their ancestors a little
+        np.testing.assert_allclose(predicted[leaf == one], y[leaf == one].mean(), atol=2e-2)
+    assert fit.loss < 0.35 * y.var()
+    other = jtrees.fit(recipe.replace(rows=None), x, y, key=jax.random.key(0))
+    assert not np.array_equal(other.tree.weights, fit.tree.weights)
+
+
+def test_no_sample_of_a_short_table():
+    x, y = table(300)
+    trees = [
+        jtrees.fit(RECIPES["GET"].replace(rows=rows), x, y, key=jax.random.key(0)).tree for rows in (None, 400, "auto")
+    ]
+    for one in trees[1:]:
+        np.testing.assert_array_equal(one.weights, trees[0].weights)
+
+
+def test_rounds_of_boosting_draw_at_most_so_many(monkeypatch):
+    x, y = table(3000)
+    base = jtrees.GET(depth=2, starts=1, epochs=5, cart="binned", halving=False, rows=200)
+    fit = jtrees.fit(jtrees.Boosted(base, rounds=3), x, y, key=jax.random.key(0))
+    assert len(fit.model) == 3 and fit.report.held_out_rows is not None
+    sizes = []
+    real = np.random.Generator.choice
+    recipe = jtrees.Boosted(base, rounds=1, patience=None)
+    monkeypatch.setattr("jtrees.ensembles.boosted.rows_of_round", lambda *a: sizes.append(a) or 200)
+    jtrees.fit(recipe, x, y, key=jax.random.key(0))
+    assert real is np.random.Generator.choice and all(a[2] == 200 for a in sizes)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_fewer_rows_than_leaves_are_refused(name):
+    x, y = table(100)
+    with pytest.raises(ValueError, match="rows must be at least the number of leaves, 4, got 3"):
+        jtrees.fit(RECIPES[name].replace(rows=3), x, y, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r'rows must be a number of rows, "auto" or None, got .all.'):
+        jtrees.fit(RECIPES[name].replace(rows="all"), x, y, key=jax.random.key(0))
