@@ -22,6 +22,7 @@ import sweeps
 
 from experiments import (
     bench_kernels,
+    bench_rows,
     benchmark,
     cnn_tel,
     defaults,
@@ -907,3 +908,17 @@ def test_made_counts_and_costs_are_as_stated():
     assert y.var() > 2 * y.mean()  # overdispersed
     x, y = other_losses.claims(0)
     assert x.shape == (4000, 3) and 0.5 < (y == 0).mean() < 0.9 and (y >= 0).all()
+
+
+@pytest.mark.slow
+def test_rows_are_timed_beside_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench_rows, "TEST", 500)
+    real = bench_rows.programs
+    few = ("Boosted()", "linear regression", "HistGradientBoosting")
+    monkeypatch.setattr(bench_rows, "programs", lambda seconds: {name: real(seconds)[name] for name in few})
+    bench_rows.main(["--rows", "200", "2000", "--seconds", "3", "--write"])
+    lines = (tmp_path / "bench_rows.md").read_text()
+    assert (tmp_path / "bench_rows.png").stat().st_size > 10_000
+    scores = {line.split("|")[1].strip(): line for line in lines.splitlines() if line.startswith("| 2")}
+    assert list(scores) == ["200", "2,000"] and float(scores["2,000"].split("|")[2].split(" in ")[0]) > 0.7

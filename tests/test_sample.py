@@ -78,8 +78,9 @@ def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
     for one in np.unique(leaf):  # drawn towards their ancestors a little
         np.testing.assert_allclose(predicted[leaf == one], y[leaf == one].mean(), atol=2e-2)
     assert fit.loss < 0.35 * y.var()
+    assert fit.report.search.rows == 400
     other = jtrees.fit(recipe.replace(rows=None), x, y, key=jax.random.key(0))
-    assert not np.array_equal(other.tree.weights, fit.tree.weights)
+    assert not np.array_equal(other.tree.weights, fit.tree.weights) and other.report.search.rows == 4000
 
 
 def test_no_sample_of_a_short_table():
@@ -95,7 +96,7 @@ def test_rounds_of_boosting_draw_at_most_so_many(monkeypatch):
     x, y = table(3000)
     base = jtrees.GET(depth=2, starts=1, epochs=5, cart="binned", halving=False, rows=200)
     fit = jtrees.fit(jtrees.Boosted(base, rounds=3), x, y, key=jax.random.key(0))
-    assert len(fit.model) == 3 and fit.report.held_out_rows is not None
+    assert len(fit.model) == 3 and fit.report.held_out_rows is not None and fit.report.search.rows == 200
     sizes = []
     real = np.random.Generator.choice
     recipe = jtrees.Boosted(base, rounds=1, patience=None)

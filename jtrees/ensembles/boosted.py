@@ -47,11 +47,13 @@ class BoostedReport(Report):
       dropped: the number of rounds whose tree was not finite; the outputs of such a tree are 0.
       losses: the loss after each round on the rows that chose the number, on scaled targets, ``(rounds,)``; infinite
         for rounds not taken, and without ``patience``.
+      rows: the number of rows that the splits of each round were found on.
     """
 
     rounds: int
     dropped: int
     losses: np.ndarray
+    rows: int | None = None
 
 
 @pytree.dataclass(kw_only=True)
@@ -226,7 +228,9 @@ class Boosted(Recipe):
         # The initial outputs are part of the first tree.
         leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
         forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
-        return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), result.report)
+        rows = rows_of_round(len(data.table.x), self.subsample, self._most_rows)
+        report = result.report.replace(rows=rows)
+        return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), report)
 
 
 class Sum(NamedTuple):

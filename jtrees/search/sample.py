@@ -88,6 +88,12 @@ def _sample(runs: Runs, i: int, most: int, number: int) -> tuple[np.ndarray, np.
     return drawn_rows(y, weight, most, runs.task, runs.rng(i, _DRAWN + number))
 
 
+def rows_used(recipe: Any, n: int) -> int:
+    """The number of rows that a stage of a recipe is trained on, of n rows."""
+    most = most_rows(recipe)
+    return n if most is None else min(n, most)
+
+
 def most_rows(recipe: Any) -> int | None:
     """The rows of a sample by the options ``rows`` and ``depth`` of a recipe; None: all rows.
 

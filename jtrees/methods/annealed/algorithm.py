@@ -35,7 +35,7 @@ from jtrees.methods.annealed.starts import (
 from jtrees.search import Finished, Recipe, Report, Run, Runs, SearchResult
 from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
-from jtrees.search.sample import drawn_rows, most_rows, sampled
+from jtrees.search.sample import drawn_rows, most_rows, rows_used, sampled
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -89,6 +89,7 @@ class AnnealedReport(Report):
       losses: the loss of the best hard tree of each start in each stage, ``(starts, stages)``.
       steps: the epoch of that tree, ``(starts, stages)``.
       strengths: the strength of the preconditioner of each start, ``(starts,)``; None without preconditioning.
+      rows: the number of rows that each stage was trained on.
     """
 
     chosen: int
@@ -99,6 +100,7 @@ class AnnealedReport(Report):
     losses: np.ndarray
     steps: np.ndarray
     strengths: np.ndarray | None = None
+    rows: int | None = None
 
 
 class Annealed(Recipe):
@@ -301,6 +303,7 @@ class Annealed(Recipe):
             losses=found.scores.astype(np.float64) * data.loss_unit,
             steps=found.steps,
             strengths=found.strengths,
+            rows=rows_used(self, len(data.table.x)),
         )
         if self.shrink and self.leaves == "constant":
             tree = data.refit(tree, "constant", shrink=True)[0]

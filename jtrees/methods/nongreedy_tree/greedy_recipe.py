@@ -16,7 +16,7 @@ from jtrees.search.first_step import by_first_step, is_direct
 from jtrees.search.minibatch import Schedule
 from jtrees.search.precondition import preconditioned
 from jtrees.search.runs import MOST, Stacked
-from jtrees.search.sample import most_rows, sampled
+from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task, check_log_loss
 
 # Default learning rate: a step moves the score of a sample by the rate times its squared norm, on average the number of
@@ -34,12 +34,14 @@ class GreedyReport(Report):
       active_leaves: the number of leaves that at least one training row reaches.
       shrinkage: the strength of the shrinkage that was the best for rows left out or the validation set, else NaN.
       preconditioning: how features were preconditioned; None: no strength was tried or given.
+      rows: the number of rows that the splits were trained on.
     """
 
     reached: int
     active_leaves: int
     shrinkage: float
     preconditioning: Preconditioning | None = None
+    rows: int | None = None
 
 
 class GreedyRecipe(Recipe):
@@ -95,6 +97,7 @@ class GreedyRecipe(Recipe):
             active_leaves=active,
             shrinkage=found if found >= 0 else np.nan,
             preconditioning=result.preconditioning,
+            rows=rows_used(self, len(data.table.x)),
         )
         return finished._replace(report=report)
 

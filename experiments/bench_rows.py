@@ -1,0 +1,114 @@
+"""Seconds and scores against the number of rows, beside boosting by others in the same run.
+
+python -m experiments.bench_rows [--rows 1000 10000 100000 1000000] [--features 10] [--seconds 60] [--write]
+
+The made table has a linear part, an interaction, a kink and noise. Each program is fitted once to warm up on a thousand
+rows, then once on each number of rows, with a limit of ``--seconds`` for ours. The score is R^2 on 100,000 other rows.
+Programs of others (scikit-learn, XGBoost, LightGBM) have their defaults, and are left out where they are not installed.
+"""
+
+from collections.abc import Callable
+import importlib.util
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn.metrics import r2_score
+
+from experiments import benchmark
+import jtrees
+
+TEST = 100_000
+
+
+def made(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A table of p features, at least 5, and its targets, of which noise is 1.6 % of the variance with 10 features."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, p)).astype(np.float32)
+    linear = x @ np.random.default_rng(99).normal(size=p).astype(np.float32)
+    bent = np.sin(2 * x[:, 0]) * x[:, 1] + 1.6 * np.abs(x[:, 2]) + 0.7 * x[:, 3] * x[:, 4]
+    return x, (linear + bent + 0.5 * rng.normal(size=n)).astype(np.float32)
+
+
+def ours(recipe: Any, seconds: float) -> Callable[..., Any]:
+    """A fit of a recipe, as a function of the table that returns what predicts."""
+    return lambda x, y: jtrees.fit(recipe, x, y, key=jax.random.key(0), max_seconds=seconds)
+
+
+def programs(seconds: float) -> dict[str, Callable[..., Any]]:
+    """All programs by name."""
+    found: dict[str, Callable[..., Any]] = {
+        "GET()": ours(jtrees.GET(), seconds),
+        "DGT()": ours(jtrees.DGT(), seconds),
+        "Boosted()": ours(jtrees.Boosted(), seconds),
+    }
+
+    def fitted(name: str, regressor: str, **options: Any) -> Callable[..., Any]:
+        module = importlib.import_module(name)
+        return lambda x, y: getattr(module, regressor)(**options).fit(x, y)
+
+    found["linear regression"] = fitted("sklearn.linear_model", "LinearRegression")
+    found["HistGradientBoosting"] = fitted("sklearn.ensemble", "HistGradientBoostingRegressor")
+    if importlib.util.find_spec("xgboost"):
+        found["XGBoost"] = fitted("xgboost", "XGBRegressor")
+    if importlib.util.find_spec("lightgbm"):
+        found["LightGBM"] = fitted("lightgbm", "LGBMRegressor", verbosity=-1)
+    return found
+
+
+def draw(records: list[dict[str, Any]], file: Any) -> None:
+    """Seconds and scores against rows, a line for each program."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for name in dict.fromkeys(one["name"] for one in records):
+        of_name = [one for one in records if one["name"] == name]
+        for axis, what in zip(axes, ("seconds", "score"), strict=True):
+            axis.plot([one["rows"] for one in of_name], [one[what] for one in of_name], marker="o", label=name)
+    axes[0].set(xscale="log", yscale="log", xlabel="rows", ylabel="seconds")
+    axes[1].set(xscale="log", xlabel="rows", ylabel="R$^2$", ylim=(0.5, 1.0))
+    axes[1].legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, and writes the table and the plot."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--features", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=60.0, help="limit of each of our fits")
+    options = parser.parse_args(arguments)
+    test_x, test_y = made(TEST, options.features, seed=1)
+    records: list[dict[str, Any]] = []
+    for name, fit in programs(options.seconds).items():
+        fit(*made(1000, options.features, seed=2))
+        for rows in options.rows:
+            x, y = made(rows, options.features, seed=0)
+            begun = time.perf_counter()
+            model = fit(x, y)
+            seconds = time.perf_counter() - begun
+            score = float(r2_score(test_y, np.asarray(model.predict(test_x))))
+            ended = getattr(getattr(model, "report", None), "ended", "finished")
+            records.append({"name": name, "rows": rows, "seconds": seconds, "score": score, "ended": ended})
+            print(records[-1], flush=True)
+    header = ["rows", *dict.fromkeys(one["name"] for one in records)]
+    shown = lambda one: f"{one['score']:.3f} in {one['seconds']:.1f} s" + ("*" if one["ended"] != "finished" else "")
+    rows = [
+        [f"{rows:,}", *(shown(one) for one in records if one["rows"] == rows)] for rows in dict.fromkeys(options.rows)
+    ]
+    notes = (
+        f"R^2 on {TEST:,} other rows, and seconds of a fit, of {options.features} features; compilation for the shape "
+        f"included. A star: ended by the limit of {options.seconds:g} s.\n"
+    )
+    command = f"--features {options.features} --seconds {options.seconds:g} --rows {' '.join(map(str, options.rows))}"
+    file = benchmark.write("bench_rows", command, header, rows, notes, committed=options.write)
+    draw(records, file.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
