@@ -25,7 +25,7 @@ def choose(
 
     Args:
       kernel: its name.
-      implementation: see :mod:`pallas_kernels.choice`.
+      implementation: see ``pallas_kernels.choice``.
       able: whether there is a kernel for this call at all.
       x: samples.
       weights: split weights.

@@ -4,8 +4,13 @@ Splits come as ``weights (nodes, p)`` and ``bias (nodes,)``; the score of node j
 Scores are computed in full precision also where matrix units would round to fewer bits: one near 0 decides where a
 sample goes.
 
-This is also the one place that chooses between XLA and a fused kernel. ``implementation``, None by default, is as
-:mod:`pallas_kernels.choice` says: None is the kernel where a measurement on such a device found it faster, else XLA.
+This is also the one place that chooses between XLA and a fused kernel, by ``implementation``:
+
+- None, by default: the kernel where a measurement on such a device found it faster, else XLA.
+- ``"xla"``: the plain definition.
+- ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a ``pallas_kernels.Config``: the kernel, or the error
+  ``pallas_kernels.Unsupported``.
+- A tuple or list of these: the first one that the platform and the sizes allow.
 """
 
 from collections.abc import Callable
@@ -63,7 +68,7 @@ def soft(
       leaf_values: what the leaves hold.
       x: samples.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores.
-      implementation: see :mod:`pallas_kernels.choice`.
+      implementation: see :mod:`jtrees.ops`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array) -> Array:
@@ -100,7 +105,7 @@ def path_sum(
       x: samples.
       window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`, for which all scores are
         computed and kept, so that a kernel is used only if it is asked for.
-      implementation: see :mod:`pallas_kernels.choice`.
+      implementation: see :mod:`jtrees.ops`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, *fixed: Array) -> Array:
@@ -138,7 +143,7 @@ def hard(
       weights: split weights.
       bias: split biases.
       x: samples.
-      implementation: see :mod:`pallas_kernels.choice`.
+      implementation: see :mod:`jtrees.ops`.
         A kernel scores all nodes.
 
     Returns:
@@ -223,7 +228,7 @@ def ensemble(
       x: samples.
       gamma: width of the uncertain region of a score.
       width: room for paths, where XLA does it.
-      implementation: see :mod:`pallas_kernels.choice`.
+      implementation: see :mod:`jtrees.ops`.
     """
 
     def plain(weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
@@ -288,7 +293,7 @@ def expected_loss(
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. But for
         sigmoids its gradient is found by automatic differentiation, block by block too.
-      implementation: see :mod:`pallas_kernels.choice`.
+      implementation: see :mod:`jtrees.ops`.
         There are kernels for both names, and for leaves that hold values or
         logits and have losses of their own.
 

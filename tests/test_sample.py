@@ -49,7 +49,7 @@ def test_sums_over_a_sample_are_unbiased_for_uneven_weights():
 def test_classes_keep_their_shares_and_rare_ones_all_their_rows():
     y = np.repeat(np.arange(4), [3000, 1950, 40, 10]).astype(np.int32)
     rows, weight = drawn(y, task=jtrees.Classification(4))
-    np.testing.assert_array_equal(np.bincount(y[rows]), [300, 195, 4, 10])
+    np.testing.assert_array_equal(np.bincount(y[rows]), [300, 195, 20, 10])  # of a larger class no fewer
     np.testing.assert_allclose(np.bincount(y[rows], weight), np.bincount(y))
 
 
@@ -92,17 +92,31 @@ def test_no_sample_of_a_short_table():
         np.testing.assert_array_equal(one.weights, trees[0].weights)
 
 
-def test_rounds_of_boosting_draw_at_most_so_many(monkeypatch):
+def test_rounds_of_boosting_draw_at_most_so_many():
     x, y = table(3000)
     base = jtrees.GET(depth=2, starts=1, epochs=5, cart="binned", halving=False, rows=200)
     fit = jtrees.fit(jtrees.Boosted(base, rounds=3), x, y, key=jax.random.key(0))
     assert len(fit.model) == 3 and fit.report.held_out_rows is not None and fit.report.search.rows == 200
-    sizes = []
-    real = np.random.Generator.choice
-    recipe = jtrees.Boosted(base, rounds=1, patience=None)
-    monkeypatch.setattr("jtrees.ensembles.boosted.rows_of_round", lambda *a: sizes.append(a) or 200)
-    jtrees.fit(recipe, x, y, key=jax.random.key(0))
-    assert real is np.random.Generator.choice and all(a[2] == 200 for a in sizes)
+    wrapped = jtrees.Boosted(jtrees.BestOf(base, runs=2), rounds=2)
+    assert jtrees.fit(wrapped, x, y, key=jax.random.key(0)).report.search.rows == 200
+
+
+def test_short_folds_of_boosting_are_fitted_to_all_their_rows():
+    """Padding and rows of other folds do not count as rows that the rounds could draw."""
+    x, y = table(400)
+    base = jtrees.GET(depth=2, starts=1, epochs=5, cart="binned", halving=False, rows=200)
+    found = jtrees.sweep(jtrees.Boosted(base, rounds=2), x, y, key=jax.random.key(0), validation=2)
+    assert np.isfinite(found.losses).all()
+
+
+def test_rows_held_out_of_a_sample_are_named_as_those_of_the_table():
+    """On correlated features, so that strengths of the preconditioner are tried on rows left out."""
+    x, y = table(6000)
+    x[:, 1] = x[:, 0] + 0.1 * x[:, 1]
+    fit = jtrees.fit(jtrees.CO2(depth=2, rows=2000), x, y, key=jax.random.key(0))
+    out = fit.report.held_out_rows
+    assert out is not None and len(np.unique(out)) == len(out) and 300 < len(out) < 500
+    assert out.max() > 5000  # not places in the sample
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -72,8 +72,8 @@ class Boosted(Recipe):
     With ``patience``, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model keeps
     the rounds up to the lowest loss. Without ``validation``, a fifth of the rows is held out at first to find the
     number of rounds. Then that many rounds are fitted to all rows. If the second fit is interrupted, the first model is
-    returned. So it is where four fifths of the rows are more than the base takes for its splits. Fewer than 50 rows
-    need ``patience=None``.
+    returned. It is also returned where its rounds already drew as many rows as the base takes. Its leaves are of four
+    fifths of the rows. Fewer than 50 rows need ``patience=None``.
 
     The report is a :class:`jtrees.ensembles.BoostedReport`.
 
@@ -83,7 +83,7 @@ class Boosted(Recipe):
       rounds: largest number of trees.
       learning_rate: factor of each tree's outputs.
       subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without
-        replacement. They are at most as many as the base takes (its option ``rows``). The leaves take all rows.
+        replacement. They are at most as many as the base takes (its option ``rows``).
       columns: part of the features that each tree is fitted to, likewise.
       l2: shrinkage of constant leaves: each has this many more samples, of mean curvature and zero gradient.
       patience: rounds without a lower loss before boosting ends; None: all rounds are taken, and the model keeps the
@@ -138,9 +138,11 @@ class Boosted(Recipe):
             least = 5 * _FEWEST_HELD_OUT
             raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
         tried = self._sums(runs.on(held_out=held_out), all_rounds, self.patience)
-        kept = min(np.count_nonzero(~out) for out in held_out)
+        weights = [runs.targets(i)[1] for i in range(len(runs))]
+        real = [~out if weight is None else ~out & (weight > 0) for out, weight in zip(held_out, weights, strict=True)]
+        kept = min(map(np.count_nonzero, real))
         if self._most_rows is not None and self._most_rows <= self.subsample * kept:
-            # All rows would give splits of as many rows as these have.
+            # Splits from all rows would be of as many rows as these are.
             return [Boosting(one, one, out) for one, out in zip(tried, held_out, strict=True)]
         none = [np.zeros_like(rows) for rows in held_out]
         sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
@@ -197,8 +199,11 @@ class Boosted(Recipe):
 
     @property
     def _most_rows(self) -> int | None:
-        """The rows that the base takes for its splits at most."""
-        return most_rows(self.base) if hasattr(self.base, "rows") else None
+        """The rows that the base takes for its splits at most, or the recipe that it is made of."""
+        base: Any = self.base
+        while not hasattr(base, "rows") and hasattr(base, "base"):
+            base = base.base
+        return most_rows(base) if hasattr(base, "rows") else None
 
     # --- The result ---
 
@@ -273,7 +278,7 @@ class Boosting(NamedTuple):
     """The boosting of a run.
 
     Attributes:
-      last: the sum on all rows.
+      last: the sum on all rows, or where more rows would help little, that of ``tried``.
       tried: the sum on the rows that were not held out, or None.
       held_out: the rows that were, ``(n,)`` bool, or None.
     """

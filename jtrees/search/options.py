@@ -153,7 +153,7 @@ def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
 
 
 def implementation() -> Any:
-    """An implementation of a step, or None for the fastest: see :mod:`pallas_kernels.choice`."""
+    """An implementation of a step, or None for the fastest: see :mod:`jtrees.ops`."""
 
     def check(name: str, value: Any) -> Any:
         several = pallas_kernels.named(value, name)

@@ -235,6 +235,15 @@ class Runs:
             weight = np.where(own.held_out, 0, np.ones(len(y), np.float32) if weight is None else weight)
         return y, weight  # type: ignore[return-value]
 
+    def of_table(self, i: int, mask: np.ndarray) -> np.ndarray:
+        """Returns which of the shared rows are those of run i that a mask names, ``(n,)`` bool."""
+        rows = self._own_of(i).rows
+        if rows is None:
+            return mask
+        whole = np.zeros(len(self._host.x), bool)
+        whole[rows[mask & (rows >= 0)]] = True
+        return whole
+
     def rng(self, i: int, purpose: int = 0) -> np.random.Generator:
         """Returns a generator of random numbers of run i; another for another purpose."""
         return np.random.default_rng([*self._keys[i].ravel().tolist(), purpose])

@@ -1,5 +1,6 @@
 """Samples of the rows of long tables: splits are trained on a sample, leaves are fitted to all rows."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,24 +9,25 @@ from jtrees.data.table import bucket
 from jtrees.search.runs import Runs
 from jtrees.tasks import Classification, Task
 
-# ``rows="auto"``: so many rows, and at least so many for each leaf. See experiments/results/bench_rows.md.
+# ``rows="auto"``: so many rows, and at least so many for each leaf. Other numbers were not compared.
 _ROWS, _OF_LEAF = 20_000, 16
-_FEWEST = 2  # sampled rows of a class; of a class that would have fewer all rows are taken
+_FEWEST = 2  # a class of which fewer rows would be drawn has all of its rows, and a larger one no fewer
 _DRAWN = 7  # what random numbers are for: see ``Runs.rng``
 
 
 def drawn_rows(
     y: np.ndarray, weight: np.ndarray | None, most: int, task: Task, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A random sample of rows, the same part of every class, and weights that make up for how they were drawn.
+    """A random sample of rows, and weights that make up for how they were drawn.
 
-    Uneven weights make a row as much more likely. The sample is a priority sample (Duffield, Lund & Thorup 2007): sums
-    over it are unbiased estimates of sums over all rows. Equal weights stay equal.
+    The sample has the same part of every class, and more of rare ones. Rows of larger weight are drawn more often. It
+    is a priority sample (Duffield, Lund & Thorup 2007), whose weights are then scaled to the sum of all weights. Sums
+    over it are nearly unbiased estimates of sums over all rows. Equal weights stay equal.
 
     Args:
       y: targets of all rows.
       weight: their weights; rows of weight 0 are not drawn. None: equal weights.
-      most: rows to draw, about; a class of which fewer than two rows would be drawn has all its rows in addition.
+      most: rows to draw, about. A class of which fewer than two rows would be drawn has all its rows.
       task: what is predicted.
       rng: random generator.
 
@@ -38,11 +40,12 @@ def drawn_rows(
     if share >= 1:
         return real, weight[real].astype(np.float32)
     labels = np.asarray(y)[real] if isinstance(task, Classification) else np.zeros(len(real), int)
-    parts = []
-    for label in np.unique(labels):
+    parts, present = [], np.unique(labels)
+    least = 0 if len(present) == 1 else min(math.ceil(_FEWEST / share), max(_FEWEST, most // len(present)))
+    for label in present:
         rows = real[labels == label]
-        count = round(share * len(rows))
-        parts.append(_priority_sample(rows, weight[rows], len(rows) if count < _FEWEST else count, rng))
+        count = max(round(share * len(rows)), min(len(rows), least))
+        parts.append(_priority_sample(rows, weight[rows], count, rng))
     rows, weights = (np.concatenate(one) for one in zip(*parts, strict=True))
     order = np.argsort(rows)
     return rows[order], weights[order].astype(np.float32)
@@ -66,21 +69,28 @@ def _priority_sample(
 
 
 def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
-    """The runs on samples of their rows; the same runs if none has more than ``most``, or without a limit.
+    """The runs on samples of their rows; the same runs if no table has more than ``most``, or without a limit.
 
     Args:
       runs: the runs.
       most: rows of a sample, about.
       number: another one for another sample.
     """
-    if most is None or runs.shape[0] <= most:
+    if most is None or runs.shape[0] <= bucket(most):
         return runs
-    drawn = [_sample(runs, i, most, number) for i in range(len(runs))]
+    # Runs of the same data and key share their arrays, and what is computed once for each of them.
+    drawn = runs.each_once(lambda i: _sample(runs, i, most, number), keyed=True)
     length = bucket(max(len(rows) for rows, _ in drawn))
-    rows, weight = np.full((len(drawn), length), -1, np.int32), np.zeros((len(drawn), length), np.float32)
-    for i, (some, factors) in enumerate(drawn):
-        rows[i, : len(some)], weight[i, : len(some)] = some, factors * (length / factors.sum())
+    padded = {id(one): _padded(*one, length) for one in drawn}
+    rows, weight = zip(*(padded[id(one)] for one in drawn), strict=True)
     return runs.on(rows=list(rows), weight=list(weight))
+
+
+def _padded(rows: np.ndarray, weight: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows with -1, and weights of mean 1 with 0, up to a length."""
+    more = 0, length - len(rows)
+    scaled = weight * np.float32(length / weight.sum())
+    return np.pad(rows.astype(np.int32), more, constant_values=-1), np.pad(scaled, more)
 
 
 def _sample(runs: Runs, i: int, most: int, number: int) -> tuple[np.ndarray, np.ndarray]:

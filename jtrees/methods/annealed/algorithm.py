@@ -107,7 +107,7 @@ class Annealed(Recipe):
     """A recipe of this algorithm.
 
     It has the options ``depth``, ``leaves``, ``starts``, ``learning_rate``, ``cart``, ``ridge``, ``precondition``,
-    ``shrink`` and ``halving``.
+    ``shrink``, ``halving`` and ``rows``.
     """
 
     depth: Any
@@ -189,7 +189,9 @@ class Annealed(Recipe):
         alike, longer = folds is None, []
         goes_on = chosen and (not alike or runs.monitor.has_time())
         if goes_on:
-            anew = sampled(all_rows, most_rows(self), 1).repeat(self.starts, paired=True).select(chosen)
+            # Where scores of all stages are compared, all are of one sample.
+            number = 0 if alike and runs.validation is None else 1
+            anew = sampled(all_rows, most_rows(self), number).repeat(self.starts, paired=True).select(chosen)
             # No program for no held-out rows.
             none = None if out is None else [np.zeros(anew.shape[0], bool)] * len(chosen)
             longer = train_stages(anew.on(held_out=none), going, self.updates)

@@ -90,8 +90,8 @@ class GET(Annealed):
     drawn anew, from the best splits of the short stages (successive halving). ``validation`` says which are the best.
     Without it, a fifth of the rows is held out: all starts and CART first train without it. Linear leaves hold out no
     rows and use the expected error. If CART predicts the held-out rows as well as the best start, no start continues.
-    CART, grown on all rows, is returned. In a table of at most 1000 rows the starts hold out each fifth in turn, and
-    the starts that would continue must predict better than CART on average. Half of the random starts are
+    CART, grown on the rows of a stage, is returned. In a table of at most 1000 rows the starts hold out each fifth in
+    turn, and the starts that would continue must predict better than CART on average. Half of the random starts are
     preconditioned. Constant leaves are finally drawn towards their ancestors' values, which raises the training loss.
 
     The paper has none of these. ``epochs=3000``, ``halving=False``, ``ridge=False``, ``precondition=0`` and

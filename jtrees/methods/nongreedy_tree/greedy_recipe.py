@@ -48,8 +48,10 @@ class GreedyRecipe(Recipe):
     """A recipe that grows a greedy tree: :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`.
 
     It has the options ``depth``, ``batch_size``, ``learning_rate``, ``nu``, ``momentum``, ``bins``, ``ridge``,
-    ``shrink`` and ``precondition``.
+    ``shrink``, ``precondition`` and ``rows``.
     """
+
+    rows: Any
 
     def greedy(self, run: Run) -> Greedy:
         """Returns the greedy growth of a run."""
@@ -65,8 +67,6 @@ class GreedyRecipe(Recipe):
         """Passes over the data for each level; None: enough."""
         raise NotImplementedError
 
-    rows: Any
-
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         check_log_loss(task)
         most_rows(self)
@@ -80,7 +80,12 @@ class GreedyRecipe(Recipe):
             strength: Any = self.precondition
             return preconditioned(runs, strength, self.trained, tries_few_rows=shrinks)
 
-        return by_first_step(runs, direct)
+        results = by_first_step(runs, direct)
+        for i, result in enumerate(results):
+            if result.held_out is not None and result.held_out.rows is not None:
+                rows = runs.of_table(i, np.asarray(result.held_out.rows))
+                results[i] = result._replace(held_out=result.held_out._replace(rows=rows))
+        return results
 
     def trained(self, runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
         """Returns the trees of all runs; ``trials`` are the results from which they take the shrinkage."""
