@@ -81,7 +81,7 @@ def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
     # Runs of the same data and key share their arrays, and what is computed once for each of them.
     drawn = runs.each_once(lambda i: _sample(runs, i, most, number), keyed=True)
     length = bucket(max(len(rows) for rows, _ in drawn))
-    padded = {id(one): _padded(*one, length) for one in drawn}
+    padded = {id(one): _padded(one[0], one[1], length) for one in drawn}
     rows, weight = zip(*(padded[id(one)] for one in drawn), strict=True)
     return runs.on(rows=list(rows), weight=list(weight))
 
