@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "s64": 8, "u64": 8, "f64": 8}
-# Of a compiled program: a name, the types of its results, an operation, its operands.
+# A line of a compiled program has a name, the types of the results, an operation and its operands.
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*?)\)(?:,|$)")
 _NOTHING = ("parameter", "bitcast", "tuple", "get-tuple-element", "constant")
 # Operations of a kernel that only move numbers, or that the compiler does while it compiles.

@@ -46,7 +46,7 @@ def initialize(
 
     Raises:
       ValueError: for some of the three arguments without the others.
-      RuntimeError: if JAX has begun to compute, or the others do not come within five minutes.
+      RuntimeError: if JAX has begun to compute, or the other processes do not come within five minutes.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     address = coordinator, _number(processes, "JAX_NUM_PROCESSES"), _number(process, "JAX_PROCESS_ID")

@@ -44,10 +44,18 @@ def _operands(layout: Layout, tree: Tree, columns: dict[str, Any]) -> dict[str, 
         "b": Operand("tree", layout.cut(tree.bias[:, None])),
         "values": Operand("tree", layout.cut_leaves(tree.leaves)),
     }
-    return found | {
-        name: Operand("scalar" if a.shape == (1, 1) else "columns", layout.columns_of(a) if a.shape != (1, 1) else a)
-        for name, a in columns.items()
-    }
+    by_name = lambda name, a: Operand("scalar", a) if name == "window" else Operand("columns", layout.columns_of(a))
+    return found | {name: by_name(name, a) for name, a in columns.items()}
+
+
+def _column(refs: SimpleNamespace, tile: Any, name: str) -> Any:
+    """A column operand of a tile, ``(rows, tile)``; None if the kernel has none of this name."""
+    return tile.column(name) if hasattr(refs, name) else None
+
+
+def _over_subtrees(layout: Layout, visit: Any, sums: Any) -> Any:
+    """``visit(subtree, sums)`` of all subtrees in turn, without a loop for a single one."""
+    return visit(0, sums) if layout.subtrees == 1 else jax.lax.fori_loop(0, layout.subtrees, visit, sums)
 
 
 # --- The expected value ----------------------------------------------------------------------------------------------
@@ -80,8 +88,7 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Loss | None, shell: Mod
 
     tile = shell.Tile(layout, refs, pl.program_id(0))
     routed = partial(_Routed, layout, route, shell, refs, tile.features())
-    column: Any = lambda name: tile.column(name) if hasattr(refs, name) else None
-    y, share = column("y"), column("share")
+    y, share = (_column(refs, tile, name) for name in ("y", "share"))
 
     def visit(t: Any, sums: Any) -> Any:
         here = routed(t, at=t)
@@ -93,7 +100,7 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Loss | None, shell: Mod
         return sums[0] + part, sums[1] + fold.total(here.weight)
 
     zeros = jnp.zeros((refs.out.shape[0], layout.tile), jnp.float32), jnp.zeros((1, layout.tile), jnp.float32)
-    out, total = visit(0, zeros) if layout.subtrees == 1 else jax.lax.fori_loop(0, layout.subtrees, visit, zeros)
+    out, total = _over_subtrees(layout, visit, zeros)
     tile.write("out", out if route.normalised else out / total)
     tile.write("total", total)
 
@@ -153,16 +160,15 @@ class _Lost(NamedTuple):
 
 def _lost(routed: _Routed, loss: Loss, tile: Any) -> _Lost:
     refs, route = routed.refs, routed.route
-    column: Any = lambda name: tile.column(name) if hasattr(refs, name) else None
-    y, share = column("y"), column("share")
+    y, share, total, mean = (_column(refs, tile, name) for name in ("y", "share", "total", "mean"))
     weight = routed.weight
     if not route.normalised:
-        total = fold.total(weight) if (known := column("total")) is None else jnp.maximum(known, 1)
+        total = fold.total(weight) if total is None else jnp.maximum(total, 1)
         weight = fold.each(lambda a: a / total, weight)
     lost = fold.each(lambda v: losses(loss, v, y, share), routed.values)
     if not route.centred:
         return _Lost(weight, lost, fold.each(jnp.multiply, weight, lost))
-    mean = fold.total(fold.each(jnp.multiply, weight, lost)) if (known := column("mean")) is None else known
+    mean = fold.total(fold.each(jnp.multiply, weight, lost)) if mean is None else mean
     return _Lost(weight, lost, fold.each(lambda w, a: w * (a - mean), weight, lost))
 
 
@@ -254,7 +260,7 @@ def _sums_of_a_tile(
         if hasattr(refs, "leaf"):
             number = fold.total(fold.each(jnp.multiply, reached, routed.of_leaves("numbers")))
             tile.write("leaf", number.astype(jnp.int32), fold.total(reached) > 0)
-    y, share = tile.column("y"), tile.column("share") if hasattr(refs, "share") else None
+    y, share = (_column(refs, tile, name) for name in ("y", "share"))
     total = fold.total(fold.each(jnp.multiply, lost.weight, lost.losses))
     return {
         "weights": [product(d, x) for d in d_z for x in xs],
@@ -269,12 +275,10 @@ def _samples_of_a_tile(layout: Layout, route: Route, shell: ModuleType, refs: Si
 
     def visit(t: Any, sums: list[jax.Array]) -> list[jax.Array]:
         routed = _Routed(layout, route, shell, refs, xs, t, at=t)
-        d_z = list(
-            zip(layout.blocks_of_splits, routed.score_gradients(_lost(routed, "linear", tile).change), strict=True)
-        )
+        gradients = routed.score_gradients(_lost(routed, "linear", tile).change)
+        d_z = list(zip(layout.blocks_of_splits, gradients, strict=True))
         of_block = lambda f: sum(product(d, shell.weights(refs.w, t, rows, f), (0, 0)) for rows, d in d_z)
         return [total + of_block(f) for total, f in zip(sums, blocks, strict=True)]
 
     zeros = [jnp.zeros((layout.tile, f.stop - f.start), jnp.float32) for f in blocks]
-    sums = visit(0, zeros) if layout.subtrees == 1 else jax.lax.fori_loop(0, layout.subtrees, visit, zeros)
-    tile.write_features("d_x", sums)
+    tile.write_features("d_x", _over_subtrees(layout, visit, zeros))

@@ -83,7 +83,7 @@ class Boosted(Recipe):
       rounds: largest number of trees.
       learning_rate: factor of each tree's outputs.
       subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without
-        replacement. They are at most as many as the base takes (its option ``rows``).
+        replacement. Their number is at most the option ``rows`` of the base.
       columns: part of the features that each tree is fitted to, likewise.
       l2: shrinkage of constant leaves: each has this many more samples, of mean curvature and zero gradient.
       patience: rounds without a lower loss before boosting ends; None: all rounds are taken, and the model keeps the
@@ -199,7 +199,7 @@ class Boosted(Recipe):
 
     @property
     def _most_rows(self) -> int | None:
-        """The rows that the base takes for its splits at most, or the recipe that it is made of."""
+        """The limit of rows for the splits of the base, or of the recipe within it; None: no limit."""
         base: Any = self.base
         while not hasattr(base, "rows") and hasattr(base, "base"):
             base = base.base

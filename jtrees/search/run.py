@@ -51,6 +51,16 @@ class Run(NamedTuple):
         return jax.tree.map(lambda one: one.composed(self.matrix) if is_model(one) else one, model, is_leaf=is_model)
 
 
+class Stacked(NamedTuple):
+    """Values of all runs on the device: pytrees with a leading axis over the runs of a group, one for each group."""
+
+    groups: tuple[Any, ...]
+
+    def map(self, fn: Callable[[Any], Any]) -> "Stacked":
+        """Returns ``fn`` of the pytree of each group."""
+        return Stacked(tuple(fn(group) for group in self.groups))
+
+
 class Own(NamedTuple):
     """What runs have in place of the shared batch: lists over the runs, :class:`Stacked` values, or None.
 

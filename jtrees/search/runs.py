@@ -17,22 +17,19 @@ import numpy as np
 
 from jtrees import distributed, sharding
 from jtrees.search.monitor import Monitor, Pace
-from jtrees.search.run import Form, Own, Run as Run, often as often_compiled, rarely as rarely_compiled
+from jtrees.search.run import (
+    Form,
+    Own,
+    Run as Run,
+    Stacked as Stacked,
+    often as often_compiled,
+    rarely as rarely_compiled,
+)
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.training.state import NOT_TAKEN
 
 MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
-
-
-class Stacked(NamedTuple):
-    """Values of all runs on the device: pytrees with a leading axis over the runs of a group, one for each group."""
-
-    groups: tuple[Any, ...]
-
-    def map(self, fn: Callable[[Any], Any]) -> "Stacked":
-        """Returns ``fn`` of the pytree of each group."""
-        return Stacked(tuple(fn(group) for group in self.groups))
 
 
 class Trained(NamedTuple):

@@ -69,12 +69,12 @@ def _priority_sample(
 
 
 def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
-    """The runs on samples of their rows; the same runs if no table has more than ``most``, or without a limit.
+    """The runs on samples of their rows. The same runs without a limit, or if a sample would be padded as far.
 
     Args:
       runs: the runs.
       most: rows of a sample, about.
-      number: another one for another sample.
+      number: of the sample; another number draws another sample.
     """
     if most is None or runs.shape[0] <= bucket(most):
         return runs
