@@ -1,9 +1,10 @@
-"""Time that people wait: fits by default in a fresh process and again, cross-validation, tuning, bagging.
+"""Time that people wait, and memory: fits by default in a fresh process and again, cross-validation, tuning, bagging.
 
 python -m experiments.bench_time [--data-dir FOLDER] [--repeats 3] [--jobs regressor classifier ...] [--write]
 
 Each job runs in a process of its own, several times; the first time counts from the start of the process, with the
-import of the library and compilation, and no program is kept on disk.
+import of the library and compilation, and no program is kept on disk. The memory is the largest of the process up to
+the end of the first fit, data included.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def _estimator(classifies: bool) -> Callable[[], Score]:
     def fit() -> Score:
         model = (TreeClassifier if classifies else TreeRegressor)(random_state=0).fit(x, y)
         score = model.score(x_test, y_test)
-        seconds.append(time.time())
+        ended()
         peer = (RandomForestClassifier if classifies else RandomForestRegressor)(FORESTS, random_state=0)
         return score, peer.fit(x, y).score(x_test, y_test)
 
@@ -62,7 +63,7 @@ def cross_validation(data_dir: str | None) -> Callable[[], Score]:
 
     def fit() -> Score:
         ours = cross_val_score(TreeRegressor(random_state=0), table.x, table.y, cv=5).mean()
-        seconds.append(time.time())
+        ended()
         return ours, cross_val_score(RandomForestRegressor(FORESTS, random_state=0), table.x, table.y, cv=5).mean()
 
     return fit
@@ -81,7 +82,7 @@ def _recipe(make: Callable[[Any], Any], name: str, data_dir: str | None) -> Call
     def fit() -> Score:
         found = make((x, y))
         outputs = found.predict(x_test)
-        seconds.append(time.time())
+        ended()
         return r2_score(y_test, outputs), RandomForestRegressor(FORESTS, random_state=0).fit(x, y).score(x_test, y_test)
 
     return fit
@@ -110,17 +111,59 @@ def bagging(data_dir: str | None) -> Callable[[], Score]:
     return _recipe(make, "kin8nm", data_dir)
 
 
-JOBS = {one.__name__: one for one in (regressor, classifier, cross_validation, tuning, bagging)}
-seconds: list[float] = []  # when our part of each fit was done
+def _long(recipe: Callable[[], Any]) -> Callable[[], Score]:
+    import jax
+    import numpy as np
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.metrics import r2_score
+
+    from experiments.bench_rows import made
+    import jtrees
+
+    (x, y), (x_test, y_test) = made(1_000_000, 50, seed=0), made(100_000, 50, seed=1)
+
+    def fit() -> Score:
+        outputs = jtrees.fit(recipe(), x, y, key=jax.random.key(0), max_seconds=60).predict(x_test)
+        ended()
+        peer = HistGradientBoostingRegressor(random_state=0).fit(x[:100_000], y[:100_000])
+        return r2_score(y_test, np.asarray(outputs)), r2_score(y_test, peer.predict(x_test))
+
+    return fit
+
+
+def long(data_dir: str | None) -> Callable[[], Score]:
+    """`GET()` on 1 000 000 x 50 made rows, of 200 MB (peer: histogram boosting on 100 000 of them)."""
+    import jtrees
+
+    return _long(jtrees.GET)
+
+
+def long_boosted(data_dir: str | None) -> Callable[[], Score]:
+    """`Boosted()` on the same rows, 60 s at most."""
+    import jtrees
+
+    return _long(jtrees.Boosted)
+
+
+JOBS = {
+    one.__name__: one for one in (regressor, classifier, cross_validation, tuning, bagging, long, long_boosted)
+}
+ends: list[tuple[float, float]] = []  # when our part of each fit was done, and the largest memory up to then, GB
+
+
+def ended() -> None:
+    """Notes that our part of a fit is done."""
+    ends.append((time.time(), benchmark.peak_memory()))
 
 
 def one(job: str, data_dir: str | None, began: float) -> dict[str, Any]:
-    """Seconds from the start of the process, at ``began``, to the end of the first fit, and of a second; scores."""
+    """Seconds from the start of the process, at ``began``, to the end of the first fit, and of a second; and others."""
     fit = JOBS[job](data_dir)
     scores = fit()
     start = time.time()
     fit()
-    return {"first": seconds[0] - began, "second": seconds[1] - start, "scores": scores}
+    (first, memory), (second, _) = ends
+    return {"first": first - began, "second": second - start, "memory": memory, "scores": scores}
 
 
 def main() -> None:
@@ -144,12 +187,14 @@ def main() -> None:
         found = [child() for _ in range(options.repeats)]
         times = [benchmark.spread([each[name] for each in found], 1) for name in ("first", "second")]
         ours, peer = (f"{100 * score:.2f}" for score in found[0]["scores"])
-        rows.append([(JOBS[job].__doc__ or "").rstrip("."), *times, ours, peer])
+        memory = f"{max(each['memory'] for each in found):.2f}"
+        rows.append([(JOBS[job].__doc__ or "").rstrip("."), *times, memory, ours, peer])
         print(*rows[-1], file=sys.stderr, flush=True)
-    header = ["what", "first, s", "again, s", "score, %", "random forest, %"]
+    header = ["what", "first, s", "again, s", "memory, GB", "score, %", "random forest, %"]
     notes = (
         f"Seconds in {options.repeats} processes, median and half the interquartile range: first, from the start of a "
-        "process, imports, compilation and prediction included; again, in the same process. Scores on a quarter of the "
+        "process, imports, compilation and prediction included; again, in the same process. Memory: the largest of the "
+        "process up to the end of the first fit, data included. Scores on a quarter of the "
         f"rows, or of cross-validation: R², or accuracy of classes; the forest has {FORESTS} trees."
     )
     jobs = "" if len(options.jobs) == len(JOBS) else f"--jobs {' '.join(options.jobs)} "

@@ -93,9 +93,9 @@ MODELS = {
     "cart": Model(_cart, (2, 4, 6, 8)),
     "get": Model(lambda depth, options, task: _get(depth, options), (2, 4)),
     "get-linear": Model(lambda depth, options, task: _get(depth, options, leaves="linear"), (2, 4)),
-    "dgt": Model(lambda depth, options, task: jtrees.DGT(depth=depth, epochs=None), (4, 6)),
-    "latent": Model(lambda depth, options, task: jtrees.LatentTree(depth=depth, epochs=None), (4,)),
-    "tel": Model(lambda depth, options, task: jtrees.TEL(depth=depth, epochs=None), (4,)),
+    "dgt": Model(lambda depth, options, task: jtrees.DGT(depth=depth), (4, 6)),
+    "latent": Model(lambda depth, options, task: jtrees.LatentTree(depth=depth), (4,)),
+    "tel": Model(lambda depth, options, task: jtrees.TEL(depth=depth), (4,)),
     "co2": Model(lambda depth, options, task: jtrees.CO2(depth=depth), (8,)),
     "nongreedy": Model(lambda depth, options, task: jtrees.NonGreedy(depth=depth), (8,)),
     "forest": Model(_forest, (None,)),
@@ -103,7 +103,7 @@ MODELS = {
         lambda depth, options, task: jtrees.Polished(_get(depth, options), epochs=options.epochs), (2, 4)
     ),
     "raddt": Model(_raddt, (2, 4)),
-    "dgt-forest": Model(lambda depth, options, task: jtrees.Bagged(jtrees.DGT(depth=depth, epochs=None)), (6,)),
+    "dgt-forest": Model(lambda depth, options, task: jtrees.Bagged(jtrees.DGT(depth=depth)), (6,)),
 }
 BASELINE = "baseline"  # the first row of every table
 DEFAULT_METHODS = ["cart", "get", "get-linear", "dgt", "latent", "tel", "forest"]

@@ -199,6 +199,36 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(ended_in, monkeypatch):
         assert next(rounds) == max(ended_in, taken + 1) + 1 and least > 2 and fit.history.shape == (taken,)
 
 
+@pytest.mark.parametrize("base", [jtrees.GET(depth=2), jtrees.RADDT(depth=2)], ids=["GET", "RADDT"])
+def test_a_tree_of_a_sum_needs_less_than_a_tree_on_its_own(base):
+    """Options that are None depend on the context; what is given stays."""
+    alone, weak = options.checked(base), options.checked(jtrees.Boosted(base)).base
+    assert (alone.starts, alone.cart, alone.halving, alone.rows) == (10, True, True, "auto")
+    assert (weak.starts, weak.cart, weak.halving, weak.precondition) == (1, "binned", False, 0.0)
+    assert weak.updates < alone.updates / 10 and weak.rows >= 60 * 2**weak.depth
+    assert options.checked(jtrees.Boosted(jtrees.GET(depth=9))).base.rows == 60 * 2**9
+    given = {"starts": 3, "cart": True, "rows": None, "epochs": 7}
+    kept = options.checked(jtrees.Boosted(base.replace(**given))).base
+    assert {name: getattr(kept, name) for name in given} == given
+    nested = options.checked(jtrees.Bagged(jtrees.Boosted(base)))
+    assert repr(nested.base.base) == repr(weak) and repr(options.checked(jtrees.Bagged(base)).base) == repr(alone)
+
+
+def test_in_small_tables_each_fifth_says_how_many_rounds(monkeypatch):
+    """The losses are the means of five sums, each of which leaves out another fifth; all rows get as many rounds."""
+    monkeypatch.setattr("jtrees.ensembles.boosted._FEW_ROWS", 0)
+    recipe = jtrees.Boosted(WEAK, rounds=6, learning_rate=0.5, patience=2)
+    one = jtrees.fit(recipe, X, Y, key=KEY).report.search
+    monkeypatch.setattr("jtrees.ensembles.boosted._FEW_ROWS", 1000)
+    fit = jtrees.fit(recipe, X, Y, key=KEY)
+    lost = fit.report.search.losses
+    assert np.isfinite(lost[:2]).all() and (lost[:2] != one.losses[:2]).all()
+    assert fit.report.search.rounds == len(fit.model) == np.argmin(lost) + 1
+    # Rows left out by some sum are all rows, so the held-out loss is beside those of the baselines on all rows.
+    assert fit.report.held_out_loss == pytest.approx(lost.min() * np.ptp(Y) ** 2, rel=1e-4)
+    assert fit.report.baselines["model"] == fit.report.held_out_loss
+
+
 def test_a_base_does_not_try_out_what_its_leaves_are_replaced_for(monkeypatch):
     """A greedy tree of 300 rows by itself has a trial, which finds out how far to shrink its leaves."""
     train, counts = Runs.train, []

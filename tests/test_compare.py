@@ -314,7 +314,7 @@ def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, name, task):
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["plane", "labels"])
 def test_every_method_runs(folder, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("jtrees.search.minibatch._UPDATES", 12)
+    monkeypatch.setattr("jtrees.search.minibatch._MOST", 12)
     # Classes by all recipes: test_battery.
     asked = list(compare.MODELS) if name == "plane" else ["cart", "get", "get-linear", "dgt", "forest"]
     written, table = run(tmp_path, *on(folder, name), "--methods", *asked)

@@ -35,13 +35,14 @@ def mse(model, x, y):
 # --- The schedule ----------------------------------------------------------------------------------------------------
 
 
-def test_without_epochs_there_are_2000_updates_and_at_least_12_epochs(data, monkeypatch):
-    """Whole epochs, the same for all numbers of rows in a bucket."""
-    steps = lambda n, epochs: Schedule.of(n, epochs, 128).steps
-    assert [steps(n, None) for n in (100, 128 * 10, 1000, 10**6)] == [2000, 2000, 2002, 12 * 7812]
-    assert steps(1000, 2) == 14 and Schedule.of(100, 2, 128) == Schedule(2, 1, 100)
-    monkeypatch.setattr("jtrees.search.minibatch._UPDATES", 24)
-    fit = jtrees.fit(jtrees.DGT(depth=2, widths=(), epochs=None), *data, key=KEY)
+def test_without_epochs_there_are_100_passes_within_two_limits(data, monkeypatch):
+    steps = lambda n, epochs, **passes: Schedule.of(n, epochs, 128, **passes).steps
+    assert [steps(n, None) for n in (100, 128 * 10, 128 * 30, 10**6)] == [2000, 2000, 3000, 7500]
+    assert steps(128 * 30, None, passes=80) == 2400
+    assert steps(1000, 2) == 14 and Schedule.of(100, 2, 128) == Schedule(2, 1, 100, every=1)
+    assert Schedule.of(100, None, 128) == Schedule(2000, 1, 100, every=20)
+    monkeypatch.setattr("jtrees.search.minibatch._MOST", 24)
+    fit = jtrees.fit(jtrees.DGT(depth=2, widths=()), *data, key=KEY)
     assert fit.step == len(fit.history) == 24
 
 

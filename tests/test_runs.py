@@ -113,7 +113,7 @@ def test_repeats_have_keys_of_their_own():
 
 
 def test_pairs_give_the_results_of_single_runs():
-    runs, pairs = runs_of(1.0, 2.0).repeat(2), runs_of(1.0, 2.0).repeat(2, paired=True)
+    runs, pairs = runs_of(1.0, 2.0).repeat(2), runs_of(1.0, 2.0).repeat(2, together=2)
     np.testing.assert_array_equal(runs.fetch(train(runs, 7).states), pairs.fetch(train(pairs, 7).states))
 
 

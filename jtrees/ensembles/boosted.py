@@ -23,7 +23,7 @@ from jtrees.data import Data, Scaling, Table
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
-from jtrees.search.precondition import held_out_rows
+from jtrees.search.precondition import fold_rows
 from jtrees.search.recipe import loss_of
 from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Regression, Task, check_log_loss
@@ -31,11 +31,9 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
+# In tables of at most so many rows, one fifth says little of the number of rounds, and each is held out in turn.
+_FEW_ROWS, _FOLDS = 1000, 5
 _DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
-
-_WEAK = GET(
-    depth=5, starts=1, epochs=50, cart="binned", ridge=False, precondition=0, shrink=False, halving=False, rows=10_000
-)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -98,7 +96,7 @@ class Boosted(Recipe):
       5 [-1.  1.]
     """
 
-    base: Recipe = pytree.field(kw_only=False, default=_WEAK, metadata={"check": options.checked_base})
+    base: Recipe = pytree.field(kw_only=False, default=GET(depth=5), metadata={"check": options.checked_base})
     rounds: int = options.count(300)
     learning_rate: float = options.positive(0.1)
     subsample: float = options.share(0.8)
@@ -117,6 +115,9 @@ class Boosted(Recipe):
         if self.base.tree_leaves(_steps_of(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
+    def settled(self, weak: bool = False) -> Any:
+        return self.replace(base=self.base.settled(weak=True))
+
     def scaling(self, table: Table) -> Scaling:
         return self.base.scaling(table)
 
@@ -126,30 +127,42 @@ class Boosted(Recipe):
     # --- The procedure ---
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        return [self.result(one, runs.validation is not None) for one in self.boosted(runs)]
+        folds = _FOLDS if runs.shape[0] <= _FEW_ROWS else 1
+        return [self.result(one, runs.validation is not None) for one in self.boosted(runs, folds)]
 
-    def boosted(self, runs: Runs) -> list["Boosting"]:
-        """Boosts every run; without a validation set first on four fifths of the rows, to find the number of rounds."""
+    def boosted(self, runs: Runs, folds: int = 1) -> list["Boosting"]:
+        """Boosts every run; without a validation set first on four fifths of the rows, to find the number of rounds.
+
+        Args:
+          runs: the runs.
+          folds: number of sums of each run that hold out a fifth, another each; their mean loss chooses the number.
+        """
         all_rounds = [self.rounds] * len(runs)
         if self.patience is None or runs.validation is not None:
             return [Boosting(one, None, None) for one in self._sums(runs, all_rounds, self.patience)]
-        held_out = held_out_rows(runs)
-        if min(rows.sum() for rows in held_out) < _FEWEST_HELD_OUT:
+        of_folds = [rows for i in range(len(runs)) for rows in fold_rows(runs, i, folds)]
+        if min(rows.sum() for rows in of_folds) < _FEWEST_HELD_OUT:
             least = 5 * _FEWEST_HELD_OUT
             raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
-        tried = self._sums(runs.on(held_out=held_out), all_rounds, self.patience)
+        each = runs if folds == 1 else runs.repeat(folds, together=folds)
+        tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds)[::folds]
+        held_out = of_folds[::folds]
         weights = [runs.targets(i)[1] for i in range(len(runs))]
         real = [~out if weight is None else ~out & (weight > 0) for out, weight in zip(held_out, weights, strict=True)]
         kept = min(map(np.count_nonzero, real))
-        if self._most_rows is not None and self._most_rows <= self.subsample * kept:
+        if folds == 1 and self._most_rows is not None and self._most_rows <= self.subsample * kept:
             # Splits from all rows would be of as many rows as these are.
             return [Boosting(one, one, out) for one, out in zip(tried, held_out, strict=True)]
         none = [np.zeros_like(rows) for rows in held_out]
         sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
+        held_out = held_out if folds == 1 else [None] * len(runs)
         return [Boosting(*of_run) for of_run in zip(sums, tried, held_out, strict=True)]
 
-    def _sums(self, runs: Runs, rounds: list[int], patience: int | None) -> list["Sum"]:
-        """Adds trees to every run, up to so many rounds or until the loss has not fallen for ``patience`` rounds."""
+    def _sums(self, runs: Runs, rounds: list[int], patience: int | None, folds: int = 1) -> list["Sum"]:
+        """Adds trees to every run, up to so many rounds or until the loss has not fallen for ``patience`` rounds.
+
+        The loss is the mean of each ``folds`` successive runs.
+        """
         name, states = type(self).__name__, runs.map(_begun)
         sums = [Sum(one, [], [], [], [], []) for one in runs.fetch(states.map(lambda state: state.initial))]
         going = list(range(len(runs)))
@@ -162,8 +175,9 @@ class Boosted(Recipe):
                     listed = dict(zip(going, runs.select(going).fetch(states), strict=True))
                     going, states = still, [listed[i] for i in still]
                 states, added = self._round(runs.select(going), states, number)
-                for i, (tree, *lost) in zip(going, added, strict=True):
-                    sums[i].add(tree, *lost)
+                means = np.reshape([one[1] for one in added], (-1, folds)).mean(1).repeat(folds)
+                for i, mean, (tree, _, *others) in zip(going, means, added, strict=True):
+                    sums[i].add(tree, mean, *others)
                 show(number + 1, [np.array(one.before[-1:]) for one in sums])
             runs.monitor.where = f"{name}: {max(len(one.trees) for one in sums)} of at most {max(rounds)} rounds"
         return sums
@@ -221,7 +235,7 @@ class Boosted(Recipe):
         score = float((chosen.losses if validates else chosen.after)[count - 1])
         finite = np.isfinite(score) and dropped < len(chosen.trees)
         report, held_out = BoostedReport(rounds=count, dropped=dropped, losses=lost), None
-        if boosting.held_out is not None and np.isfinite(lost).any():
+        if tried is not None and np.isfinite(lost).any():
             held_out = HeldOut(float(lost.min()), boosting.held_out)
         model = trees, chosen.initial
         return SearchResult(model, score, finite, count, report, np.array(chosen.before), held_out)
@@ -279,8 +293,8 @@ class Boosting(NamedTuple):
 
     Attributes:
       last: the sum on all rows, or where more rows would help little, that of ``tried``.
-      tried: the sum on the rows that were not held out, or None.
-      held_out: the rows that were, ``(n,)`` bool, or None.
+      tried: the sum on the rows that were not held out, or None; of several folds the first, with their mean losses.
+      held_out: the rows that were, ``(n,)`` bool; None: of several folds all.
     """
 
     last: Sum

@@ -176,7 +176,7 @@ class Polished(Recipe):
             for splits in (one.cart, one.now):
                 sharpness = runs.rng(i, len(starts) % 2).uniform(low, high).astype(np.float32)
                 starts.append(Start(splits, sharpness, None))
-        ended = train_stages(runs.repeat(2, paired=True), starts, self.epochs)
+        ended = train_stages(runs.repeat(2, together=2), starts, self.epochs)
         best = [min(ended[k : k + 2], key=lambda end: end.score) for k in range(0, len(ended), 2)]
         return [one.splits for one in best], [bool(np.isfinite(one.score)) for one in best]
 

@@ -14,6 +14,7 @@ from jtrees import losses, ops, pytree, training
 from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.boosted import Boosted, BoostedReport, mean_loss
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
+from jtrees.methods.annealed.get import GET
 from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
@@ -24,7 +25,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _PART = 50  # updates from one evaluation to the next
-_UPDATES = 2000  # at least, unless epochs are given
+_PASSES = 12  # over the data, unless that is fewer than 2000 updates or more than 7500
 _MARGIN = 0.1  # of bounds: part of the range of the outputs for the training rows by which they are beyond it
 _HARD = 1e6  # sharpness under which soft trees are as good as hard ones
 
@@ -65,7 +66,7 @@ class Refined(Recipe):
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``, by default of 100 trees of depth 4 with linear leaves.
-      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      epochs: passes over the data; None: 12, but at least 2000 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n.
       learning_rate: initial learning rate of Adam. Features have deviation 1/3, outputs of the trees are in units of
         the deviation of the boosted sum.
@@ -83,7 +84,7 @@ class Refined(Recipe):
 
     base: Recipe = pytree.field(
         kw_only=False,
-        default=Boosted(Boosted().base.replace(depth=4, leaves="linear"), rounds=100, subsample=0.5),
+        default=Boosted(GET(depth=4, leaves="linear"), rounds=100, subsample=0.5),
         metadata={"check": options.checked_base},
     )
     epochs: int | None = options.optional_count(None)
@@ -104,7 +105,7 @@ class Refined(Recipe):
         self._schedule(shape[0])
 
     def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size, updates=_UPDATES)
+        return Schedule.of(n, self.epochs, self.batch_size, passes=_PASSES)
 
     def scaling(self, table: Table) -> Scaling:
         return self.base.scaling(table)

@@ -33,7 +33,7 @@ class LatentClustering(LatentTree):
     Attributes:
       target_features: columns to predict from the others: at least one, and not all.
       depth: depth of the tree, 1 to 10.
-      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
@@ -43,7 +43,8 @@ class LatentClustering(LatentTree):
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
       hidden: not used.
       dropout: not used.
-      patience: epochs without a lower loss before the learning rate is reduced.
+      patience: epochs without a lower loss before the learning rate is reduced, or hundredths of the updates if
+        ``epochs`` is None.
       early_stopping: whether training ends once the learning rate is a thousandth of the initial one, or after a
         quarter of the updates without a lower loss on ``validation``.
       precondition: ``"auto"``: clustering is by distance, and never preconditioned.

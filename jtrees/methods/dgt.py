@@ -159,7 +159,7 @@ class DGT(Recipe):
 
     Attributes:
       depth: depth of the tree, 1 to 16.
-      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: peak learning rate.
       widths: hidden widths of the over-parameterised splits; ``()`` for none. The paper has two that grow with depth,
@@ -185,7 +185,7 @@ class DGT(Recipe):
     """
 
     depth: int = options.depth(4)
-    epochs: int | None = options.optional_count(100)
+    epochs: int | None = options.optional_count(None)
     batch_size: int = options.count(128)
     learning_rate: float = options.positive(0.01)
     widths: tuple[int, ...] = options.counts(240, 240)

@@ -40,7 +40,7 @@ class FromMethod(Recipe):
         compiles its own program: reuse one ``partial`` for all fits.
       options: numeric arguments of ``make`` by name; each may be traced. In a grid ``"options__alpha"``.
       rule: ``learning_rate -> optax transformation``; the learning rate follows a cosine decay to zero.
-      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
 
@@ -55,7 +55,7 @@ class FromMethod(Recipe):
     make: Callable[..., training.Method] = pytree.field(pytree_node=False, metadata={"check": kinds.check_function})
     options: Any = kinds.traced(FrozenDict(), _checked_numbers)
     rule: Callable[..., optax.GradientTransformation] = kinds.static(optax.adam, kinds.check_function)
-    epochs: int | None = kinds.optional_count(100)
+    epochs: int | None = kinds.optional_count(None)
     batch_size: int = kinds.count(128)
     learning_rate: float = kinds.positive(0.01)
 

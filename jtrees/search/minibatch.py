@@ -17,31 +17,35 @@ from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.training.state import NOT_TAKEN
 
-_UPDATES, _PASSES = 2000, 12  # at least, unless epochs are given
+# Unless epochs are given: passes over the data, but so many updates at least and at most.
+_PASSES, _FEWEST, _MOST = 100, 2000, 7500
+_EVALUATIONS = 100  # of such a training
 
 
 class Schedule(NamedTuple):
     """The number and size of the mini-batches of a run.
 
     Attributes:
-      steps: total number of updates, in whole epochs.
+      steps: total number of updates.
       steps_per_epoch: updates of one pass over the samples.
       batch_size: samples in a mini-batch.
+      every: updates from one evaluation to the next: a pass, or without a number of passes a hundredth of all.
     """
 
     steps: int
     steps_per_epoch: int
     batch_size: int
+    every: int
 
     @classmethod
-    def of(cls, n: int, epochs: int | None, batch_size: int, updates: int | None = None) -> "Schedule":
+    def of(cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES) -> "Schedule":
         """The schedule for n samples.
 
         Args:
           n: number of samples.
-          epochs: passes over the data; None: enough for ``updates``, and at least 12.
+          epochs: passes over the data; None: ``passes``, but at least 2000 updates and at most 7500.
           batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
-          updates: see ``epochs``; None: 2000.
+          passes: see ``epochs``.
 
         Raises:
           ValueError: for more updates than a counter of 32 bits holds.
@@ -49,9 +53,10 @@ class Schedule(NamedTuple):
         batch_size = min(batch_size, n)
         per_epoch = n // batch_size
         if epochs is None:
-            epochs = max(_PASSES, -(-(updates or _UPDATES) // per_epoch))
+            steps = min(max(_FEWEST, passes * per_epoch), _MOST)
+            return cls(steps, per_epoch, batch_size, -(-steps // _EVALUATIONS))
         checks.check_count("epochs", epochs, most=checks.MAX_NUMBERS // per_epoch)
-        return cls(epochs * per_epoch, per_epoch, batch_size)
+        return cls(epochs * per_epoch, per_epoch, batch_size, per_epoch)
 
 
 class Training(NamedTuple):
@@ -121,10 +126,10 @@ def advanced(
 ) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates, their losses, and whether the run is over.
 
-    The loss on other rows, if there are any, is evaluated once an epoch.
+    The loss on other rows, if there are any, is evaluated once an epoch, or 100 times if no epochs are given.
     """
     of = run.recipe.training(run)
-    every = jnp.where(evaluates, of.schedule.steps_per_epoch, 0) if run.evaluates else 0
+    every = jnp.where(evaluates, of.schedule.every, 0) if run.evaluates else 0
     score = partial(of.loss_on, run) if run.evaluates else None
     options: Any = {"batch_size": of.schedule.batch_size, "patience": of.patience}
     once = training.step.one_step(of.method, run.batch, of.optimizer, score_every=every, score=score, **options)

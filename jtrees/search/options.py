@@ -26,11 +26,15 @@ Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueE
 
 
 def checked(recipe: Any) -> Any:
-    """Returns the recipe with every option checked, and numbers as float32 arrays.
+    """Returns the recipe with every option checked, numbers as float32 arrays, and options by context settled.
 
     Raises:
       ValueError: naming the option, what was expected and what came.
     """
+    return _checked(_checked(recipe).settled())  # the second time for the values of the context
+
+
+def _checked(recipe: Any) -> Any:
     values = {}
     for field in dataclasses.fields(recipe):
         if (check := field.metadata.get("check")) is not None:
@@ -137,9 +141,9 @@ def check_function(name: str, value: Any) -> Any:
     return value
 
 
-def flag(default: bool) -> Any:
-    """True or False."""
-    return static(default, checks.check_flag)
+def flag(default: bool | None) -> Any:
+    """True or False, or None if that is the default."""
+    return static(default, _or_none(checks.check_flag) if default is None else checks.check_flag)
 
 
 def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
@@ -175,8 +179,8 @@ def share(default: float) -> Any:
     return static(default, check)
 
 
-def precondition() -> Any:
-    """Strength of a preconditioner, in [0, 1), or ``"auto"``."""
+def precondition(default: str | None = "auto") -> Any:
+    """Strength of a preconditioner, in [0, 1), or ``"auto"``, or None if that is the default."""
 
     def check(name: str, value: Any) -> float | str:
         if isinstance(value, str) and value == "auto":
@@ -188,7 +192,7 @@ def precondition() -> Any:
             )
         return float(value)
 
-    return static("auto", check)
+    return static(default, _or_none(check) if default is None else check)
 
 
 # --- Numeric options -------------------------------------------------------------------------------------------------
@@ -215,8 +219,8 @@ def part(default: float) -> Any:
 
 
 def ranges(*default: tuple[float, float]) -> Any:
-    """At least one pair (low, high) of positive numbers."""
-    return traced(default, _checked_ranges)
+    """At least one pair (low, high) of positive numbers; or None, the default, if none is given."""
+    return traced(default or None, _checked_ranges if default else _or_none(_checked_ranges))
 
 
 def _checked_ranges(name: str, value: Any) -> Array:
@@ -237,4 +241,4 @@ def checked_base(name: str, value: Any) -> Recipe:
     """Returns the recipe with its options checked."""
     if not isinstance(value, Recipe):
         raise ValueError(f"{name} must be a recipe, such as jtrees.DGT(), got {checks.quoted(value)}")
-    return checked(value)
+    return _checked(value)

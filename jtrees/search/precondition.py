@@ -79,7 +79,13 @@ def drawn_folds(batch: Batch, rng: np.random.Generator, folds: int) -> np.ndarra
 
 def held_out_rows(runs: Runs) -> list[np.ndarray]:
     """Returns which rows of each run to hold out, ``(n,)`` bool: a fifth of those that have weight."""
-    return [drawn_folds(runs.rows(i), runs.rng(i, _DRAWN), 1) == 0 for i in range(len(runs))]
+    return [fold_rows(runs, i, 1)[0] for i in range(len(runs))]
+
+
+def fold_rows(runs: Runs, i: int, folds: int) -> list[np.ndarray]:
+    """Returns the rows of each of at most five folds of run i, ``(n,)`` bool: fifths of those that have weight."""
+    fold = drawn_folds(runs.rows(i), runs.rng(i, _DRAWN), folds)
+    return [fold == number for number in range(folds)]
 
 
 _DRAWN = 1  # what random numbers are for: see ``Runs.rng``

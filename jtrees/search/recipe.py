@@ -1,5 +1,6 @@
 """Recipe: a paper's whole procedure as data, with the search that runs it on scaled data."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -136,6 +137,15 @@ class Recipe:
         Class frequencies are constant leaves.
         """
         return "constant"
+
+    def settled(self, weak: bool = False) -> Any:
+        """Returns the recipe with a value for each option that is None until its context is known.
+
+        Args:
+          weak: whether the recipe fits the trees of a boosted sum, each of which needs less than a tree on its own.
+        """
+        own = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return self.replace(**{name: value.settled(weak) for name, value in own if isinstance(value, Recipe)})
 
     def targets(self, x: Any, y: Any) -> Any:
         """Returns the targets: y, unless the recipe derives them from x."""

@@ -111,17 +111,17 @@ class Runs:
             setattr(other, name, value)
         return other
 
-    def repeat(self, count: int, paired: bool = False) -> "Runs":
+    def repeat(self, count: int, together: int = 1) -> "Runs":
         """Returns the same runs, each ``count`` times side by side, with keys of their own.
 
         Args:
           count: number of repeats.
-          paired: whether two runs share a program on a single CPU, where a step is too small to fill it.
+          together: number of runs that share a program on a single CPU, where a step is too small to fill it.
         """
         numbers = np.repeat(np.arange(len(self)), count)
         other = self.select(numbers)
         keys = [derived(self._keys[i], j % count) for j, i in enumerate(numbers)]
-        side_by_side = 2 if paired and self._side_by_side == 1 and self._size == 1 else self._side_by_side
+        side_by_side = together if self._side_by_side == 1 and self._size == 1 else self._side_by_side
         size = min(self._most, len(other)) if self._most else max(self._size, side_by_side or 1)
         return other._with(_keys=keys, _side_by_side=side_by_side, _size=size)
 

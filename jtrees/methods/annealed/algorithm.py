@@ -21,6 +21,7 @@ import numpy as np
 
 from jtrees import leaves as kinds, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
+from jtrees.methods.annealed import context
 from jtrees.methods.annealed.stages import Ended, Start, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
     DEVIATIONS,
@@ -151,6 +152,9 @@ class Annealed(Recipe):
     def tree_leaves(self, task: Task) -> str:
         return self.leaves
 
+    def settled(self, weak: bool = False) -> Any:
+        return context.settled(self, weak)
+
     def scaling(self, table: Table) -> Scaling:
         fitted = Scaling.fit(table, DEVIATIONS)
         if self.leaves == "linear":
@@ -171,7 +175,7 @@ class Annealed(Recipe):
         holds_out = halves and self.leaves == "constant" and runs.validation is None
         folds = folds_of(self, runs) if holds_out else None
         grown = grown_trees(self, runs, folds)
-        starts, each = initial_starts(self, runs, grown), runs.repeat(self.starts, paired=True)
+        starts, each = initial_starts(self, runs, grown), runs.repeat(self.starts, together=2)
         first, last = slice(0, self.stages), slice(self.stages, None)  # of the sharpnesses of a start
         if not halves:
             starts = [one.in_stages(last) for one in starts]
@@ -191,7 +195,7 @@ class Annealed(Recipe):
         if goes_on:
             # Where scores of all stages are compared, all are of one sample.
             number = 0 if alike and runs.validation is None else 1
-            anew = sampled(all_rows, most_rows(self), number).repeat(self.starts, paired=True).select(chosen)
+            anew = sampled(all_rows, most_rows(self), number).repeat(self.starts, together=2).select(chosen)
             # No program for no held-out rows.
             none = None if out is None else [np.zeros(anew.shape[0], bool)] * len(chosen)
             longer = train_stages(anew.on(held_out=none), going, self.updates)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import pytree, training, validation
+from jtrees import pytree, training
+from jtrees.methods.annealed import context
 from jtrees.methods.annealed.algorithm import Annealed
 from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.search import options
@@ -56,16 +57,6 @@ def get(
     return soft_method(depth, alpha, name="alpha", route="sigmoid", **options)
 
 
-def _checked_cart(name: str, value: Any) -> bool | str:
-    """Returns a checked option: True, False or ``"binned"``."""
-    if isinstance(value, str) and value == "binned":
-        return value
-    try:
-        return validation.check_flag(name, value)
-    except ValueError:
-        raise ValueError(f'{name} must be True, False or "binned", got {validation.quoted(value)}') from None
-
-
 @pytree.dataclass(kw_only=True)
 class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
@@ -98,27 +89,33 @@ class GET(Annealed):
     ``shrink=False`` are close to its procedure. They take three times as long, or ten times with linear leaves. The
     paper's subtree polish is :class:`jtrees.Polished`.
 
+    Options that are None depend on the context: the tree stands alone, or it is a tree of :class:`jtrees.Boosted`.
+
     The report is a :class:`jtrees.methods.AnnealedReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, those from CART included.
-      epochs: updates under each sharpness, with halving of the starts that go on; None: 3000, for linear leaves
-        1000, and 250 if the depth is above 6.
-      learning_rate: peak learning rate.
+      starts: number of starts, those from CART included. None: 10, or 1 in a boosted sum.
+      epochs: updates under each sharpness, with halving of the starts that go on. None: 3000, for linear leaves
+        1000, and 250 if the depth is above 6; 20 in a boosted sum.
+      learning_rate: peak learning rate. None: 0.01, or 0.03 in a boosted sum.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
+        None: the paper's ``((5, 25), (50, 150))``, or ``((20, 60),)`` in a boosted sum.
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART. ``"binned"``: CART
-        over 256 bins of each feature, within the compiled program, for :class:`jtrees.Boosted`.
+        over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
       ridge: whether start 1 is CART on the outputs of a ridge regression. It is only with ``cart=True``, constant
-        leaves and at least two starts, and not if features and samples are both more than 2048.
+        leaves and at least two starts, and not if features and samples are both more than 2048. None: True, or False
+        in a boosted sum.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
         features are correlated; ``"auto"``: none for the starts from CART and every second of the others, 0.9, 0.99 or
-        0.999 for the rest; none for more than 512 features.
+        0.999 for the rest; none for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
-        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
+        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False in a
+        boosted sum.
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
+        None: True, or False in a boosted sum.
       rows: rows that a stage is trained on, about; of longer tables a random sample, drawn again for the long stages.
         The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all
         rows.
@@ -133,16 +130,16 @@ class GET(Annealed):
 
     depth: int = options.depth(4)
     leaves: Literal["constant", "linear"] = options.choice("constant", ("constant", "linear"))
-    starts: int = options.count(10)
+    starts: int | None = options.optional_count(None)
     epochs: int | None = options.optional_count(None)
-    learning_rate: float = options.positive(0.01)
-    alpha_ranges: Any = options.ranges((5.0, 25.0), (50.0, 150.0))
+    learning_rate: float | None = options.optional_positive()
+    alpha_ranges: Any = options.ranges()
     l1: float = options.not_negative(0.0)
-    cart: bool | Literal["binned"] = options.static(True, _checked_cart)
-    ridge: bool = options.flag(True)
-    precondition: float | Literal["auto"] = options.precondition()
-    shrink: bool = options.flag(True)
-    halving: bool = options.flag(True)
+    cart: bool | Literal["binned"] | None = context.cart()
+    ridge: bool | None = options.flag(None)
+    precondition: float | Literal["auto"] | None = options.precondition(None)
+    shrink: bool | None = options.flag(None)
+    halving: bool | None = options.flag(None)
     rows: int | Literal["auto"] | None = options.rows()
     implementation: Implementation = options.implementation()
 

@@ -13,6 +13,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import ops, pytree, topology, training
+from jtrees.methods.annealed import context
 from jtrees.methods.annealed.algorithm import Annealed
 from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.methods.annealed.stages import on_x, score_of
@@ -23,6 +24,7 @@ from pallas_kernels import Implementation
 
 _SHARPNESS = tuple(np.geomspace(2, 100, 5))
 _SHARPNESS_DEEP = (130.0, 170.0, 200.0)  # in addition, for trees deeper than 8
+_EPOCHS = 1000  # updates under each sharpness
 _DEEP = 8
 
 
@@ -66,19 +68,23 @@ class RADDT(Annealed):
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, those from CART included.
-      epochs: updates under each sharpness, with halving of the starts that go on.
-      learning_rate: peak learning rate.
+      starts: number of starts, those from CART included. None: 10, or 1 in a boosted sum.
+      epochs: updates under each sharpness, with halving of the starts that go on. None: 1000, or 20 in a boosted sum.
+      learning_rate: peak learning rate. None: 0.01, or 0.03 in a boosted sum.
       l1: strength of the L1 penalty on split weights (of scaled data).
-      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART.
+      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART. ``"binned"``: CART
+        over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
       ridge: whether start 1 is CART on the outputs of a ridge regression. It is only with ``cart=True``, constant
-        leaves and at least two starts, and not if features and samples are both more than 2048.
+        leaves and at least two starts, and not if features and samples are both more than 2048. None: True, or False
+        in a boosted sum.
       precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
         features are correlated; ``"auto"``: none for the starts from CART and every second of the others, 0.9, 0.99 or
-        0.999 for the rest; none for more than 512 features.
+        0.999 for the rest; none for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
       shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
-        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
+        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False in a
+        boosted sum.
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
+        None: True, or False in a boosted sum.
       rows: rows that a stage is trained on, about; of longer tables a random sample, drawn again for the long stages.
         The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all
         rows.
@@ -93,15 +99,15 @@ class RADDT(Annealed):
 
     depth: int = options.depth(4)
     leaves: Literal["constant", "linear"] = options.choice("constant", ("constant", "linear"))
-    starts: int = options.count(10)
-    epochs: int = options.count(1000)
-    learning_rate: float = options.positive(0.01)
+    starts: int | None = options.optional_count(None)
+    epochs: int | None = options.optional_count(None)
+    learning_rate: float | None = options.optional_positive()
     l1: float = options.not_negative(0.0)
-    cart: bool = options.flag(True)
-    ridge: bool = options.flag(True)
-    precondition: float | Literal["auto"] = options.precondition()
-    shrink: bool = options.flag(True)
-    halving: bool = options.flag(True)
+    cart: bool | Literal["binned"] | None = context.cart()
+    ridge: bool | None = options.flag(None)
+    precondition: float | Literal["auto"] | None = options.precondition(None)
+    shrink: bool | None = options.flag(None)
+    halving: bool | None = options.flag(None)
     rows: int | Literal["auto"] | None = options.rows()
     implementation: Implementation = options.implementation()
 
@@ -122,7 +128,7 @@ class RADDT(Annealed):
 
     @property
     def updates(self) -> int:
-        return self.epochs
+        return _EPOCHS if self.epochs is None else self.epochs
 
     def between(self, run: Run, splits: ObliqueTree, matrix: Array | None, score: Array) -> tuple[ObliqueTree, Array]:
         centred = centre_thresholds(on_x(splits, matrix), run.batch.x, run.batch.weight)

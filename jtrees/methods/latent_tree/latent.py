@@ -131,9 +131,8 @@ class LatentTree(Recipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
     Trains on mini-batches with AdamW (the paper's quasi-hyperbolic Adam was no better on two data sets:
-    ``experiments.paper_latent``); the learning rate is divided by ten when the training loss of an epoch reaches a
-    plateau; split biases are initialised to the means of the samples that reach each node. The model is that of the
-    last update or, with ``validation``, of the epoch with the lowest loss there; its activity is computed on the whole
+    ``experiments.paper_latent``); the learning rate is divided by ten when the training loss reaches a plateau; split biases are initialised to the means of the samples that reach each node. The model is that of the
+    last update or, with ``validation``, of the evaluation with the lowest loss there; its activity is computed on the whole
     training data. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. Defaults suit thousands of rows;
     for half a million the paper has batches of 512, a learning rate of 0.001 and a patience of 2.
 
@@ -144,7 +143,7 @@ class LatentTree(Recipe):
 
     Attributes:
       depth: depth of the tree, 1 to 10.
-      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
@@ -156,7 +155,8 @@ class LatentTree(Recipe):
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
       hidden: width of hidden layers.
       dropout: dropout rate of the predictor's hidden layers, in [0, 1).
-      patience: epochs without a lower loss before the learning rate is reduced.
+      patience: epochs without a lower loss before the learning rate is reduced, or hundredths of the updates if
+        ``epochs`` is None.
       early_stopping: whether training ends once the learning rate is a thousandth of the initial one, or after a
         quarter of the updates without a lower loss on ``validation``.
       precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
@@ -172,7 +172,7 @@ class LatentTree(Recipe):
     """
 
     depth: int = options.depth(4, MAX_DEPTH)
-    epochs: int | None = options.optional_count(100)
+    epochs: int | None = options.optional_count(None)
     batch_size: int = options.count(128)
     learning_rate: float = options.positive(0.01)
     penalty: float = options.positive(0.01)
@@ -218,7 +218,7 @@ class LatentTree(Recipe):
             factor=0.1,
             least=_LEAST if self.early_stopping else 0.0,
             patience=self.patience,
-            accumulation_size=schedule.steps_per_epoch,
+            accumulation_size=schedule.every,
         )
 
         def model(params: Any, batch: Batch) -> LatentNetwork:

@@ -184,7 +184,7 @@ class TEL(Recipe):
     Attributes:
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
-      epochs: passes over the data; None: enough for 2000 updates, and at least 12.
+      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: learning rate of Adam.
       gamma: width of the uncertain region of a split's score, above 0; a smaller one reaches fewer leaves.
@@ -210,7 +210,7 @@ class TEL(Recipe):
 
     depth: int = options.depth(4)
     trees: int = options.count(10)
-    epochs: int | None = options.optional_count(100)
+    epochs: int | None = options.optional_count(None)
     batch_size: int = options.count(128)
     learning_rate: float = options.positive(0.01)
     gamma: float = options.positive(0.5)
