@@ -5,7 +5,8 @@ A round fits the quadratic approximation of the loss at the current outputs F, w
     sum_i w_i (g_i f(x_i) + h_i f(x_i)^2 / 2) = sum_i w_i h_i / 2 (f(x_i) - t_i)^2 + a constant,   t_i = -g_i / h_i,
 
 least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). The base finds the splits that way.
-With several outputs a row has one weight, the mean of their curvatures. Leaf values are then the Newton steps of each
+With several outputs a row has one weight, the mean of their curvatures, and the targets of more than five are five
+random combinations of them (Iosipoi & Vakhrushev 2022), drawn anew in each round. Leaf values are then the Newton steps of each
 output, -sum w g / (sum w h + l2), or best constants of the residuals for losses without a curvature (Friedman 2001).
 """
 
@@ -31,8 +32,9 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
-# In tables of at most so many rows, one fifth says little of the number of rounds, and each is held out in turn.
+# In tables of at most so many rows one fifth says little of the number of rounds. Each is held out in turn.
 _FEW_ROWS, _FOLDS = 1000, 5
+_MOST_OUTPUTS = 5  # that the splits of a tree are found for
 _DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
 
 
@@ -41,7 +43,7 @@ class BoostedReport(Report):
     """The report of :class:`jtrees.Boosted`.
 
     Attributes:
-      rounds: the number of trees.
+      rounds: the number of rounds. A round adds a tree, or five where each fifth is held out in turn.
       dropped: the number of rounds whose tree was not finite; the outputs of such a tree are 0.
       losses: the loss after each round on the rows that chose the number, on scaled targets, ``(rounds,)``; infinite
         for rounds not taken, and without ``patience``.
@@ -71,7 +73,8 @@ class Boosted(Recipe):
     the rounds up to the lowest loss. Without ``validation``, a fifth of the rows is held out at first to find the
     number of rounds. Then that many rounds are fitted to all rows. If the second fit is interrupted, the first model is
     returned. It is also returned where its rounds already drew as many rows as the base takes. Its leaves are of four
-    fifths of the rows. Fewer than 50 rows need ``patience=None``.
+    fifths of the rows. Of at most 1000 rows, each fifth is held out in turn. The model is then the mean of five sums
+    (Krogh & Vedelsby 1995), whose mean loss chooses the number of rounds. Fewer than 50 rows need ``patience=None``.
 
     The report is a :class:`jtrees.ensembles.BoostedReport`.
 
@@ -83,7 +86,8 @@ class Boosted(Recipe):
       subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without
         replacement. Their number is at most the option ``rows`` of the base.
       columns: part of the features that each tree is fitted to, likewise.
-      l2: shrinkage of constant leaves: each has this many more samples, of mean curvature and zero gradient.
+      l2: shrinkage of constant leaves: each has this many more samples, of zero gradient and of the mean curvature at
+        the beginning.
       patience: rounds without a lower loss before boosting ends; None: all rounds are taken, and the model keeps the
         rounds up to the lowest loss on ``validation``, or else on the training rows.
 
@@ -111,8 +115,8 @@ class Boosted(Recipe):
         if isinstance(task, Policy):
             raise ValueError("task must not be a Policy: a sum of trees plays no single action in a leaf")
         check_log_loss(task)
-        self.base.check(_steps_of(task), shape)
-        if self.base.tree_leaves(_steps_of(task)) is None:
+        self.base.check(_of_base(task), shape)
+        if self.base.tree_leaves(_of_base(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
     def settled(self, weak: bool = False) -> Any:
@@ -135,7 +139,8 @@ class Boosted(Recipe):
 
         Args:
           runs: the runs.
-          folds: number of sums of each run that hold out a fifth, another each; their mean loss chooses the number.
+          folds: number of sums of each run, which hold out a fifth each. Their mean loss chooses the number of rounds.
+            The result is their mean.
         """
         all_rounds = [self.rounds] * len(runs)
         if self.patience is None or runs.validation is not None:
@@ -145,17 +150,19 @@ class Boosted(Recipe):
             least = 5 * _FEWEST_HELD_OUT
             raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
         each = runs if folds == 1 else runs.repeat(folds, together=folds)
-        tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds)[::folds]
-        held_out = of_folds[::folds]
+        tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds)
+        if folds > 1:
+            means = [Sum.mean(tried[first : first + folds]) for first in range(0, len(tried), folds)]
+            return [Boosting(one, one, None) for one in means]
+        held_out = of_folds
         weights = [runs.targets(i)[1] for i in range(len(runs))]
         real = [~out if weight is None else ~out & (weight > 0) for out, weight in zip(held_out, weights, strict=True)]
         kept = min(map(np.count_nonzero, real))
-        if folds == 1 and self._most_rows is not None and self._most_rows <= self.subsample * kept:
+        if self._most_rows is not None and self._most_rows <= self.subsample * kept:
             # Splits from all rows would be of as many rows as these are.
             return [Boosting(one, one, out) for one, out in zip(tried, held_out, strict=True)]
         none = [np.zeros_like(rows) for rows in held_out]
         sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
-        held_out = held_out if folds == 1 else [None] * len(runs)
         return [Boosting(*of_run) for of_run in zip(sums, tried, held_out, strict=True)]
 
     def _sums(self, runs: Runs, rounds: list[int], patience: int | None, folds: int = 1) -> list["Sum"]:
@@ -185,13 +192,13 @@ class Boosted(Recipe):
     def _round(self, runs: Runs, states: Any, number: int) -> tuple[Stacked, list[Any]]:
         """Fits a tree of the base to the Newton steps of every run; returns the new states, and what was added."""
         drawn = [self._drawn(runs, i, number) for i in range(len(runs))]
-        rows, features = ([one[k] for one in drawn] for k in (0, 1))
-        targets = runs.map(_target, states, rows, often=True)
+        rows, features, mixes = ([one[k] for one in drawn] for k in (0, 1, 2))
+        targets = runs.map(_target, states, rows, mixes, often=True)
         y, weight = (targets.map(lambda both, k=k: both[k]) for k in (0, 1))
         # Only the splits of the base are used: its leaves are replaced. So it need not choose a shrinkage.
         bases = [recipe.base for recipe in runs.recipes]
         bases = [base.replace(shrink=False) if hasattr(base, "shrink") else base for base in bases]
-        of_round: Any = {"task": _steps_of(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
+        of_round: Any = {"task": _of_base(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
         on_steps = runs.on(**of_round, held_out=None, validation=None).keyed(number).using(bases)
         found = bases[0].search(on_steps)
         splits = [ObliqueTree(np.asarray(one.model.weights), np.asarray(one.model.bias), None) for one in found]
@@ -199,8 +206,10 @@ class Boosted(Recipe):
         added = runs.map(_added, states, splits, features, finite, often=True)
         return added.map(lambda both: both[0]), runs.fetch(added.map(lambda both: both[1]))
 
-    def _drawn(self, runs: Runs, i: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of a round, -1 for padding, and the factors of its features, 1 or 0."""
+    def _drawn(self, runs: Runs, i: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Returns the rows of a round, -1 for padding, the factors of its features, 1 or 0, and its combinations of
+        outputs, ``(outputs, targets)``, or None for all outputs.
+        """
         (n, p), rng, weight = runs.shape, runs.rng(i, _DRAWN + number), runs.targets(i)[1]
         real = np.arange(n) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
         rows = np.full(rows_of_round(n, self.subsample, self._most_rows), -1, np.int32)
@@ -209,7 +218,8 @@ class Boosted(Recipe):
         rows[: len(some)] = some
         features = np.zeros(p, np.float32)
         features[rng.permutation(p)[: max(1, round(self.columns * p))]] = 1
-        return rows, features
+        outputs, few = math.prod(runs.task.shape), math.prod(_of_base(runs.task).shape)
+        return rows, features, None if few == outputs else rng.normal(size=(outputs, few)).astype(np.float32)
 
     @property
     def _most_rows(self) -> int | None:
@@ -226,7 +236,7 @@ class Boosted(Recipe):
         tried, last = boosting.tried, boosting.last
         chosen = last if tried is None or len(last.trees) >= tried.best else tried
         count = last.best if tried is None else min(tried.best, len(chosen.trees))
-        trees = jax.tree.map(lambda *a: np.stack(a), *chosen.trees[:count])
+        trees = jax.tree.map(lambda *a: np.concatenate(a), *chosen.trees[:count])
         judged = last if tried is None else tried
         lost = np.full(self.rounds, np.inf, np.float32)
         if self.patience is not None:
@@ -257,7 +267,7 @@ class Sum(NamedTuple):
 
     Attributes:
       initial: the outputs that boosting starts from, ``(*k,)``.
-      trees: the trees, with their outputs in the leaves.
+      trees: the trees of each round, with their outputs in the leaves, stacked: one, or of a mean of sums several.
       losses: the loss after each round on the rows that choose their number.
       before: training loss before each round.
       after: training loss after each round.
@@ -273,9 +283,19 @@ class Sum(NamedTuple):
 
     def add(self, tree: ObliqueTree, lost: Any, before: Any, after: Any, finite: Any) -> None:
         """Adds the tree of a round."""
-        self.trees.append(tree)
+        self.trees.append(jax.tree.map(lambda a: a[None], tree))
         for numbers, number in zip(self[2:], (lost, before, after, finite), strict=True):
             numbers.append(number.item())
+
+    @classmethod
+    def mean(cls, sums: list["Sum"]) -> "Sum":
+        """Returns the mean of sums that have the same losses."""
+        share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
+        of_round = lambda *trees: jax.tree.map(lambda *a: np.concatenate(a), *map(share, trees))
+        trees = [of_round(*some) for some in zip(*(one.trees for one in sums), strict=True)]
+        initial, before, after = (np.mean([one[k] for one in sums], 0) for k in (0, 3, 4))
+        finite = [all(some) for some in zip(*(one.finite for one in sums), strict=True)]
+        return cls(initial, trees, sums[0].losses, list(before), list(after), finite)
 
     @property
     def best(self) -> int:
@@ -293,8 +313,8 @@ class Boosting(NamedTuple):
 
     Attributes:
       last: the sum on all rows, or where more rows would help little, that of ``tried``.
-      tried: the sum on the rows that were not held out, or None; of several folds the first, with their mean losses.
-      held_out: the rows that were, ``(n,)`` bool; None: of several folds all.
+      tried: the sum on the rows that were not held out, or None; of several folds the mean of theirs.
+      held_out: the rows that were, ``(n,)`` bool; None: each row, by one of the folds.
     """
 
     last: Sum
@@ -309,8 +329,13 @@ def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:
 
 
 def _steps_of(task: Task) -> Regression:
-    """Returns the task of the base: least squares."""
+    """Returns the regression of the Newton steps of all outputs."""
     return Regression(task.shape[0] if task.shape else None)
+
+
+def _of_base(task: Task) -> Regression:
+    """Returns the task of the base: least squares of the steps, or of combinations of many."""
+    return Regression(min(task.shape[0], _MOST_OUTPUTS) if task.shape else None)
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------
@@ -321,11 +346,13 @@ class _State(NamedTuple):
 
     Attributes:
       initial: the outputs that boosting starts from, ``(*k,)``.
+      curvature: the mean curvature there, ``(*k,)``.
       outputs: those of the training rows, ``(n, *k)``.
       validated: those of the validation set, or None.
     """
 
     initial: Array
+    curvature: Array
     outputs: Array
     validated: Any
 
@@ -335,14 +362,18 @@ def _begun(run: Run) -> _State:
     shape = run.task.shape
     initial = run.task.loss_function.initial(run.batch.y, run.weight, math.prod(shape))
     of = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
-    return _State(initial, of(run.batch), of(run.by) if run.validates else None)
+    curvature = run.task.loss_function.newton(of(run.batch), run.batch.y)[1]
+    # A mean of now would vanish as rows are fitted, and with it the shrinkage.
+    curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
+    return _State(initial, curvature, of(run.batch), of(run.by) if run.validates else None)
 
 
-def _target(run: Run, state: _State, rows: Array) -> tuple[Array, Array]:
+def _target(run: Run, state: _State, rows: Array, mixes: Array | None) -> tuple[Array, Array]:
     """Returns the targets and weights of the rows of a round."""
     of_all = sharding.keep_rows((run.batch.y, state.outputs, run.weight))
     y, outputs, weight = jax.tree.map(lambda a: a[rows], of_all)
     step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
+    step = step if mixes is None else jnp.matmul(step, mixes, precision="highest")
     inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
@@ -363,7 +394,7 @@ def _added(run: Run, state: _State, splits: ObliqueTree, features: Array, finite
         validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
     before, after = (mean_loss(loss, one, batch.y, weight) for one in (state.outputs, outputs))
     lost = mean_loss(loss, validated if run.validates else outputs, run.by.y, run.by.weight)
-    return _State(state.initial, outputs, validated), (tree, lost, before, after, finite)
+    return state._replace(outputs=outputs, validated=validated), (tree, lost, before, after, finite)
 
 
 def _leaves(run: Run, state: _State, leaf: Array, leaves: int, features: Array) -> Any:
@@ -375,7 +406,7 @@ def _leaves(run: Run, state: _State, leaf: Array, leaves: int, features: Array) 
         fitted = empty.refit(leaf, batch.x * features, step, share)
     else:
         newton = run.task.loss_function.steps
-        fitted = kinds.Values(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2))
+        fitted = kinds.Values(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2 * state.curvature))
     return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
 
 

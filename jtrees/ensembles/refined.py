@@ -221,7 +221,7 @@ class _Together(NamedTuple):
 def _padded(trees: list[ObliqueTree], count: int) -> ObliqueTree:
     """Returns trees stacked and padded with trees of zeros, so that one program is for all numbers of trees."""
     empty = jax.tree.map(np.zeros_like, trees[0])
-    return jax.tree.map(lambda *a: np.stack(a), *trees, *[empty] * (count - len(trees)))
+    return jax.tree.map(lambda *a: np.concatenate(a), *trees, *[empty] * (count - len(trees)))
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------

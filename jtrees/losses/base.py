@@ -137,7 +137,7 @@ class Loss:
     ) -> Float[Array, "leaves *k"]:
         """Returns what each leaf adds to the outputs of its samples to lower their loss, in boosting.
 
-        A Newton step, ``-sum w g / (sum w h + l2 h_mean)``, or for losses without a curvature the best constant of the
+        A Newton step, ``-sum w g / (sum w h + l2)``, or for losses without a curvature the best constant of the
         residuals, shrunk alike. A leaf without weight adds nothing.
 
         Args:
@@ -146,18 +146,18 @@ class Loss:
           y: targets.
           num_leaves: number of leaves.
           weight: nonnegative weights.
-          l2: number of samples of mean curvature that are added to each leaf without a gradient, at least 0.
+          l2: curvature that is added to each leaf without a gradient, at least 0: a number or ``(*k,)``; a number of
+            samples for losses without a curvature.
         """
         if not self.smooth:
             count = segments.sums(weight, leaf_index, num_leaves)
             best = self.constants(leaf_index, self.aligned(y) - outputs, num_leaves, weight)
-            shrunk = count / jnp.where(count > 0, count + l2, 1)
-            return segments.wide(shrunk, best) * best
+            count = segments.wide(count, best)
+            return count / jnp.where(count > 0, count + l2, 1) * best
         gradient, curvature = self.derivatives(outputs, y)
         weighted = lambda a: segments.wide(weight, a) * a
         summed = lambda a: segments.quick_sums(a, leaf_index, num_leaves)
-        curvatures = summed(weighted(curvature))
-        total = curvatures + l2 * curvatures.sum(0) / summed(weight).sum()
+        total = summed(weighted(curvature)) + l2
         step = jnp.where(total > 0, -summed(weighted(gradient)) / jnp.where(total > 0, total, 1), 0)
         return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
 

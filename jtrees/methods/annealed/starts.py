@@ -22,7 +22,7 @@ DEVIATIONS = 3.0
 # Strengths of the preconditioners of the random starts, in turn. Those from CART, which come first, have none: splits
 # of single features ask for none, and those of a ridge regression know the correlations.
 _STRENGTHS = (0.9, 0.0, 0.99, 0.0, 0.999, 0.0)
-_BINS = 256  # of a feature, for CART within a compiled program
+_BINS, _ROWS_OF_BINS = 256, 200_000  # of a feature, for CART within a compiled program; rows that decide their edges
 _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
 # Short stages leave a fifth of the rows out. In tables of at most so many rows the starts leave out each fifth in turn,
 # as one fifth says little of whether they are better than CART.
@@ -106,7 +106,10 @@ def _has_ridge(recipe: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _edges_of(rows: Batch) -> np.ndarray:
-    return splitting.edges_of(np.asarray(rows.x), _BINS)
+    x = np.asarray(rows.x)
+    if len(x) > _ROWS_OF_BINS:
+        x = x[np.random.default_rng(0).choice(len(x), _ROWS_OF_BINS, replace=False, shuffle=False)]
+    return splitting.edges_of(x, _BINS)
 
 
 def _binned_cart(run: Run, edges: Array) -> ObliqueTree:
