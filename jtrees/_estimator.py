@@ -61,6 +61,10 @@ class TreeEstimator(BaseEstimator):
     def _recipe(self) -> Any:
         return self.default_recipe if self.recipe is None else self.recipe
 
+    def _recipe_for(self, rows: int) -> Any:
+        """Returns the recipe to fit to so many rows."""
+        return self._recipe()
+
     def _task(self, y: np.ndarray) -> Any:
         return self._TASK
 
@@ -69,7 +73,7 @@ class TreeEstimator(BaseEstimator):
     def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
-        recipe = self._recipe()
+        recipe = self._recipe_for(len(x))
         numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")

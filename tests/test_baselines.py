@@ -168,16 +168,32 @@ def rare(n=3000):
 
 
 @pytest.mark.slow
+def test_default_classifier_is_better_than_a_constant_for_a_rare_class():
+    x, y = rare(6000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BehindBaselineWarning)  # behind a linear model, which made the classes
+        model = TreeClassifier(random_state=0).fit(x[:1000], y[:1000])
+    assert log_loss(y[1000:], model.predict_proba(x[1000:])) < log_loss(y[1000:], np.full(5000, y[:1000].mean()))
+
+
+NETWORKS = jtrees.Bagged(
+    jtrees.LatentTree(depth=5, predictor="mlp", dropout=0.2, penalty=0.2, weight_decay=0.0, epochs=250, precondition=0.0),
+    trees=8,
+    combine="mean",
+)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["estimator", "fit"])
-def test_default_classifier_that_is_worse_than_a_constant_warns(how):
+def test_a_classifier_that_is_worse_than_a_constant_warns(how):
     x, y = rare()
     with pytest.warns(BehindBaselineWarning, match="a constant are better than Bagged: log loss .* rows left out"):
         if how == "fit":
-            fit = jtrees.fit(TreeClassifier.default_recipe, x[:1000], y[:1000], key=KEY, task="classification")
+            fit = jtrees.fit(NETWORKS, x[:1000], y[:1000], key=KEY, task="classification")
             report, chances = fit.report, fit.predict(x[1000:])
         else:
             # A row is left out of three of the eight trees, so this loss is a rough estimate of that of all trees.
-            model = TreeClassifier(random_state=4).fit(x[:1000], y[:1000])
+            model = TreeClassifier(NETWORKS, random_state=4).fit(x[:1000], y[:1000])
             report, chances = model.report_, model.predict_proba(x[1000:])
     found, test = report.baselines, log_loss(y[1000:], chances)
     assert test > found["constant"] and found["model"] == pytest.approx(test, rel=0.3)

@@ -295,8 +295,8 @@ def test_far_targets_keep_their_digits():
         (jtrees.Boosted(WEAK), {"task": Policy(2), "y": np.stack([Y, -Y], 1)}, "task must not be a Policy"),
         (
             jtrees.Boosted(WEAK),
-            {"rows": 40},
-            "patience must be None for fewer than 50 rows without a validation set",
+            {"rows": 8},
+            "patience must be None for fewer than 10 rows without a validation set",
         ),
         (jtrees.Boosted(WEAK, rounds=0), {}, "rounds must be at least 1, got 0"),
         (jtrees.Boosted(WEAK, subsample=0), {}, "subsample must be above 0 and at most 1, got 0"),

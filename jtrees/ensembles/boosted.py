@@ -74,7 +74,7 @@ class Boosted(Recipe):
     number of rounds. Then that many rounds are fitted to all rows. If the second fit is interrupted, the first model is
     returned. It is also returned where its rounds already drew as many rows as the base takes. Its leaves are of four
     fifths of the rows. Of at most 1000 rows, each fifth is held out in turn. The model is then the mean of five sums
-    (Krogh & Vedelsby 1995), whose mean loss chooses the number of rounds. Fewer than 50 rows need ``patience=None``.
+    (Krogh & Vedelsby 1995), whose mean loss chooses the number of rounds. Fewer than 10 rows need ``patience=None``.
 
     The report is a :class:`jtrees.ensembles.BoostedReport`.
 
@@ -146,8 +146,8 @@ class Boosted(Recipe):
         if self.patience is None or runs.validation is not None:
             return [Boosting(one, None, None) for one in self._sums(runs, all_rounds, self.patience)]
         of_folds = [rows for i in range(len(runs)) for rows in fold_rows(runs, i, folds)]
-        if min(rows.sum() for rows in of_folds) < _FEWEST_HELD_OUT:
-            least = 5 * _FEWEST_HELD_OUT
+        if min(rows.sum() for rows in of_folds) * folds < _FEWEST_HELD_OUT:
+            least = -(-_FEWEST_HELD_OUT // folds) * 5
             raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
         each = runs if folds == 1 else runs.repeat(folds, together=folds)
         tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds)
