@@ -1,23 +1,33 @@
-"""The estimators with nothing but data, beside CART tuned by depth and a random forest.
+"""The estimators with nothing but data, beside what people would use instead, with its defaults.
 
 python -m experiments.estimators --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts regression classification]
 
 Every (part, set, seed) is a file under --out (by default the committed ones); the report, beside that folder, is made
-of the files that are there. Three quarters of the rows to train, by class; scores are R^2 or accuracy in per cent.
+of the files that are there. Three quarters of the rows to train, by class; scores are R^2 or accuracy in per cent. CART
+is tuned by depth. Rivals that are not installed (``make peers``) are left out. The first split also has the seconds of
+a second fit in the same process.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import time
 from typing import Any
 
 import numpy as np
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data, pieces
+from experiments import benchmark, data, pieces, rivals
+from experiments.outcome import size
 from experiments.paper_get import PAPER
+import jtrees
 from jtrees.estimators import TreeClassifier, TreeRegressor
 
 SETS = {
@@ -28,77 +38,166 @@ SETS = {
     ),
 }
 DEPTHS = {"max_depth": range(1, 16)}
+CALLS = 30  # predictions of one row
+OURS = {"regression": ("TreeRegressor()", "Boosted()", "Refined()"), "classification": ("TreeClassifier()",)}
+Make = Callable[[], Any]
 
 
-def models(task: str, seed: int) -> dict[str, Any]:
+def models(task: str, seed: int) -> dict[str, Make]:
     """By the heads of the columns."""
-    if task == "regression":
-        cart, forest, tree = DecisionTreeRegressor, RandomForestRegressor, TreeRegressor
-    else:
-        cart, forest, tree = DecisionTreeClassifier, RandomForestClassifier, TreeClassifier
-    return {
-        "CART": GridSearchCV(cart(random_state=seed), DEPTHS, cv=5),
-        "random forest": forest(100, random_state=seed, n_jobs=-1),
-        "jtrees": tree(random_state=seed),
-    }
+    numbers = task == "regression"
+    cart, forest, bins = (
+        (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor)
+        if numbers
+        else (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier)
+    )
+    tree, chance = TreeRegressor if numbers else TreeClassifier, {"random_state": seed}
+    found: dict[str, Make] = {f"{tree.__name__}()": lambda: tree(**chance)}
+    if numbers:
+        found["Boosted()"] = lambda: tree(jtrees.Boosted(), **chance)
+        found["Refined()"] = lambda: tree(jtrees.Refined(), **chance)
+    found["CART"] = lambda: GridSearchCV(cart(**chance), DEPTHS, cv=5)
+    found["random forest"] = lambda: forest(100, n_jobs=-1, **chance)
+    found["HistGradientBoosting"] = lambda: bins(**chance)
+    for name, rival in rivals.RIVALS.items():
+        if benchmark.installed(rival.package):
+            found[name] = lambda rival=rival: rival.model(not numbers)(**rival.fixed(seed))
+    return found
+
+
+def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) -> dict[str, Any]:
+    """Scores and costs of a model: seconds, milliseconds of the prediction of a row, numbers."""
+    begun = time.perf_counter()
+    model = make().fit(x, y)
+    found: dict[str, Any] = {"seconds": time.perf_counter() - begun}
+    if again:
+        begun = time.perf_counter()
+        make().fit(x, y)
+        found["again"] = time.perf_counter() - begun
+    classifies = y.dtype.kind != "f"
+    found["score"] = 100 * float(model.score(x_test, y_test))
+    if classifies and hasattr(model, "predict_proba"):
+        found["log_loss"] = float(log_loss(y_test, model.predict_proba(x_test), labels=model.classes_))
+    rows = [x_test[i : i + 1] for i in range(min(CALLS, len(x_test)))]
+    model.predict(rows[0])
+    times = [benchmark.seconds(lambda row=row: model.predict(row), 1)[0] for row in rows]
+    found["row"] = 1e3 * float(np.median(times))
+    inner = getattr(model, "model_", getattr(model, "best_estimator_", model))
+    found["numbers"] = numbers_of(inner, x)
+    return found
+
+
+def numbers_of(model: Any, x: np.ndarray) -> int:
+    """The numbers that a model stores."""
+    if hasattr(model, "_predictors"):  # HistGradientBoosting
+        nodes = [tree.nodes for trees in model._predictors for tree in trees]
+        leaves = sum(int(of["is_leaf"].sum()) for of in nodes)
+        return 2 * (sum(map(len, nodes)) - leaves) + leaves
+    return int(size(model, x)[1])
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
     """One a seed."""
     if name not in SETS[part]:
         return
-    of = models(part, 0)["jtrees"]
-    settings = {"recipe": pieces.recipe_text(of.default_recipe)}
+    kind = TreeRegressor if part == "regression" else TreeClassifier
+    settings = {"recipe": pieces.recipe_text(kind.default_recipe)}
 
     def make(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
         by_class = table.y if part == "classification" else None
-        parted: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed, stratify=by_class)
-        x, x_test, y, y_test = parted
-        found: dict[str, Any] = {"rows": len(x), "features": x.shape[1]}
-        for method, model in models(part, seed).items():
-            start = time.perf_counter()
-            model.fit(x, y)
-            found[f"{method} seconds"] = time.perf_counter() - start
-            found[method] = 100 * float(model.score(x_test, y_test))
-        return found
+        split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed, stratify=by_class)
+        found: dict[str, Any] = {"rows": len(split[0]), "features": table.x.shape[1]}
+        return found | {method: measured(of, seed == 0, *split) for method, of in models(part, seed).items()}
 
     yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
 
 
-def _of_task(found: pieces.Found, task: str) -> str:
-    records = [one for by_seed in found.get(task, {}).values() for one in by_seed.values()]
-    if not records:
+class Results:
+    """What was found of a task."""
+
+    def __init__(self, found: pieces.Found, task: str):
+        self.task = task
+        self.sets = [name for name in SETS[task] if name in found[task]]
+        self.of = {name: list(pieces.of_seeds(found, task, name).values()) for name in self.sets}
+        self.methods = [key for key, value in self.of[self.sets[0]][0].items() if isinstance(value, dict)]
+
+    def values(self, name: str, method: str, what: str) -> list[float]:
+        """A number of a method on the splits of a set that have it."""
+        return [one[method][what] for one in self.of[name] if what in one.get(method, {})]
+
+    def means(self, method: str, what: str) -> np.ndarray:
+        """Its means by set; NaN for sets without it."""
+        each = [self.values(name, method, what) for name in self.sets]
+        return np.array([np.mean(some) if some else np.nan for some in each])
+
+
+def front(results: Results) -> str:
+    """The mean score of each method, and what it costs."""
+    classifies = results.task == "classification"
+    rows = []
+    for method in results.methods:
+        median = lambda what, method=method: f"{np.nanmedian(results.means(method, what)):,.3g}"
+        numbers = f"{np.nanmedian(results.means(method, 'numbers')):,.0f}"
+        loss = [f"{np.nanmean(results.means(method, 'log_loss')):.3f}"] if classifies else []
+        score = f"{results.means(method, 'score').mean():.2f}"
+        rows.append([method, score, *loss, median("seconds"), median("again"), numbers, median("row")])
+    score = ["accuracy, %", "log loss"] if classifies else ["R², %"]
+    header = [f"mean of {len(results.sets)} sets", *score, "fit, s", "second fit, s", "numbers", "one row, ms"]
+    return benchmark.markdown(header, rows)
+
+
+def beside(results: Results) -> str:
+    """How ours compare with each rival, a line for each."""
+    lines = []
+    for ours in OURS[results.task]:
+        for method in results.methods:
+            if method in OURS[results.task]:
+                continue
+            ahead = results.means(ours, "score") - results.means(method, "score")
+            line = f"- {ours} minus {method}: {ahead.mean():+.2f} points, ahead on {(ahead > 0).sum()} of {len(ahead)}"
+            if results.task == "classification":
+                lower = results.means(ours, "log_loss") < results.means(method, "log_loss")
+                line += f"; lower log loss on {lower.sum()}"
+            lines.append(line + ".")
+    return "\n".join(lines) + "\n"
+
+
+def each_set(results: Results, what: str, digits: int) -> str:
+    """A number of every method on every set."""
+    rows = []
+    for name in results.sets:
+        first = results.of[name][0]
+        cells = [pieces.spread(results.values(name, method, what), digits) for method in results.methods]
+        rows.append([name, f"{first['rows']} x {first['features']}", *cells])
+    return benchmark.markdown(["set", "rows x features", *results.methods], rows)
+
+
+def of_task(found: pieces.Found, task: str) -> str:
+    """The tables of a task."""
+    if not found.get(task):
         return ""
-    there = {name: list(pieces.of_seeds(found, task, name).values()) for name in found[task]}
-    methods, rows, means = list(models(task, 0)), [], []
-    for name, ones in there.items():
-        seconds = [one["jtrees seconds"] for one in ones]
-        of = lambda what, ones=ones: [one[what] for one in ones]
-        means.append([np.mean(of(method)) for method in methods])
-        size = f"{ones[0]['rows']} x {ones[0]['features']}"
-        rows.append([name, size, *(pieces.spread(of(method)) for method in methods), f"{max(seconds):.0f}"])
-    scores = np.array(means)
-    rows.append(["**mean**", "", *(f"{mean:.2f}" for mean in scores.mean(0)), ""])
-    header = ["set", "rows x features", "CART, depth tuned", "random forest of 100", "jtrees", "seconds at most"]
-    said = (
-        f"jtrees is ahead of CART on {(scores[:, 2] > scores[:, 0]).sum()} of {len(scores)} sets, and on average "
-        f"{(scores[:, 2] - scores[:, 1]).mean():+.2f} points from the random forest."
-    )
-    estimator, recipe = type(models(task, 0)["jtrees"]).__name__, records[0]["settings"]["recipe"]
-    return (
-        f"## {task.capitalize()}: `{estimator}()`\n\n`{recipe}`\n\n" + benchmark.markdown(header, rows) + f"\n{said}\n"
-    )
+    results = Results(found, task)
+    estimator = TreeRegressor if task == "regression" else TreeClassifier
+    records = [one for by_seed in found[task].values() for one in by_seed.values()]
+    recipe = records[0]["settings"]["recipe"]
+    parts = [f"## {task.capitalize()}: `{estimator.__name__}()`", f"`{recipe}`", front(results), beside(results)]
+    parts.append(each_set(results, "score", 2))
+    if task == "classification":
+        parts += ["Log loss:", each_set(results, "log_loss", 3)]
+    parts += ["Seconds of a fit:", each_set(results, "seconds", 1)]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """Both tables."""
+    """The tables of both tasks."""
     head = (
         f"# The estimators with nothing but data\n\nMade by `{command}` on {pieces.machines(found)}. R² or accuracy in "
-        "per cent on a quarter of the rows, mean and deviation over random splits. CART: depth 1..15 by five folds. "
-        "Seconds: the longest fit of jtrees, compilation included.\n"
+        "per cent on a quarter of the rows, mean and deviation over random splits. All programs have their defaults, "
+        "but CART has a depth of 1 to 15 by five folds, and the forest 100 trees. Seconds, numbers and milliseconds are "
+        "medians over sets. A fit of jtrees compiles for a new shape; a second fit, on the first split, does not.\n"
     )
-    return "\n".join([head, *filter(None, (_of_task(found, task) for task in SETS))])
+    return "\n".join([head, *filter(None, (of_task(found, task) for task in SETS))])
 
 
 NAMES = [name for names in SETS.values() for name in names]

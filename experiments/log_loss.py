@@ -21,14 +21,13 @@ from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, data, estimators, pieces, rivals
 from experiments.outcome import size
-from experiments.paper_forest import best_way, in_ways
+from experiments.paper_forest import WEAK as _OF, best_way, in_ways
 from experiments.rivals import Split
 import jtrees
 
 ROWS = 6000  # to train on, and to test on, at most
 FEATURES = 100  # of a table, at most, for linear leaves
 # Of the recipes of a part, that with the lowest loss on the rows that it holds out is taken; so of the ways of each.
-_OF = jtrees.Boosted().base.replace(rows=None)
 _CONSTANT = jtrees.Boosted(_OF.replace(depth=4), rounds=100, subsample=0.5)
 REFINED: Any = (
     in_ways(jtrees.Boosted(_OF.replace(depth=4, leaves="linear"), rounds=100, subsample=0.5)),

@@ -20,6 +20,7 @@ from sklearn.metrics import accuracy_score, r2_score
 
 from experiments import benchmark
 from jtrees.cli import keep_programs
+from jtrees.search import Recipe
 
 Found = dict[str, dict[str, dict[int, dict[str, Any]]]]  # by part, set and seed, what the files hold
 
@@ -123,11 +124,12 @@ GONE = {"Refined": {"hard": False}}
 
 
 def recipe_text(recipe: Any) -> str:
-    """A recipe as text for settings, without options that are None, and without later ones that are off.
+    """A recipe as text for settings, with options by context settled, without those that are None and later ones that
+    are off.
 
     Of several recipes of one kind, a tuple, the text of one: an option in which they differ is a tuple.
     """
-    several = recipe if isinstance(recipe, tuple) else (recipe,)
+    several = tuple(one.settled() if isinstance(one, Recipe) else one for one in (recipe if isinstance(recipe, tuple) else (recipe,)))
     recipe = several[0]
     options = {field.name: tuple(getattr(one, field.name) for one in several) for field in fields(recipe)}
     options = {k: v[0] if all(one == v[0] for one in v) else v for k, v in options.items()}

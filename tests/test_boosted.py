@@ -217,6 +217,20 @@ def test_a_tree_of_a_sum_needs_less_than_a_tree_on_its_own(base):
     assert repr(nested.base.base) == repr(weak) and repr(options.checked(jtrees.Bagged(base)).base) == repr(alone)
 
 
+def test_splits_of_many_outputs_are_found_for_five_combinations_of_them(monkeypatch):
+    seen, search = [], Corner.search
+    monkeypatch.setattr(Corner, "search", lambda self, runs: (seen.append(runs), search(self, runs))[1])
+    labels = np.digitize(X[:, 0], np.quantile(X[:, 0], np.arange(1, 8) / 8))
+    recipe = jtrees.Boosted(Corner(), rounds=6, learning_rate=0.5, patience=None)
+    fit = jtrees.fit(recipe, X, labels, key=KEY, task="classification")
+    assert len(seen) == 6 and all(runs.task == Regression(5) for runs in seen)
+    first, second = (np.asarray(runs.targets(0)[0]) for runs in seen[:2])
+    assert first.shape[1] == 5 and first.min() == 0 and first.max() == 1 and not np.allclose(first, second)
+    assert fit.predict(X).shape == (256, 8) and (np.diff(fit.history) < 0).all()
+    few = jtrees.fit(recipe, X, CLASSES, key=KEY, task="classification")
+    assert seen[-1].task == Regression(3) and few.predict(X).shape == (256, 3)
+
+
 def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_each(monkeypatch):
     """The losses are the means of the sums, of rows that they left out."""
     monkeypatch.setattr("jtrees.ensembles.boosted._FEW_ROWS", 0)

@@ -472,9 +472,12 @@ def test_every_part_of_a_script_runs(folder, monkeypatch, script):
 def test_every_part_of_the_estimators_runs(folder, monkeypatch):
     for kind in (estimators.TreeRegressor, estimators.TreeClassifier):
         monkeypatch.setattr(kind, "default_recipe", SMALL_DGT)
+    monkeypatch.setattr(estimators.jtrees, "Boosted", lambda: SMALL_DGT)
+    monkeypatch.setattr(estimators.jtrees, "Refined", lambda: SMALL_DGT)
     text = report_of(estimators, folder, "kin8nm", "segmentation", seeds=2)
     assert "| kin8nm | 225 x 5 |" in text and "| segmentation | 225 x 5 |" in text
-    assert text.count("jtrees is ahead of CART on") == 2
+    assert "TreeRegressor() minus CART: " in text and "TreeClassifier() minus random forest: " in text
+    assert text.count("HistGradientBoosting: ") == 4
 
 
 @pytest.mark.slow
@@ -595,15 +598,18 @@ def test_log_losses_are_compared_set_by_set():
     assert "| dna | 0.100 (90.0) | 0.200 (90.0) | - |" in text
 
 
-def test_estimators_are_compared_with_cart_and_a_forest():
-    def of(cart, forest, ours):
-        scores = {"CART": cart, "random forest": forest, "jtrees": ours, "jtrees seconds": 7}
-        return record({"rows": 9, "features": 2} | scores, settings={"recipe": "GET(depth=5)"})
+def test_estimators_are_compared_with_what_people_would_use():
+    def of(forest, ours, lost=0.5):
+        costs = {"seconds": 7.0, "again": 2.0, "row": 0.5, "numbers": 1000, "log_loss": 0.4}
+        scores = {"TreeClassifier()": {"score": ours} | costs, "random forest": costs | {"score": forest}}
+        scores["random forest"]["log_loss"] = lost
+        return record({"rows": 9, "features": 2} | scores, settings={"recipe": "Boosted()"})
 
-    by_name = {"kin8nm": {0: of(40, 70, 80), 1: of(50, 80, 70)}, "abalone": {0: of(60, 50, 55)}}
-    text = estimators.report({"regression": by_name}, "a command")
-    assert "ahead of CART on 1 of 2 sets, and on average +2.50 points from the random forest" in text
-    assert "| kin8nm | 9 x 2 | 45.00 ± 5.00 | 75.00 ± 5.00 | 75.00 ± 5.00 | 7 |" in text
+    by_name = {"glass": {0: of(70, 80), 1: of(80, 70)}, "dna": {0: of(50, 55, lost=0.3)}}
+    text = estimators.report({"classification": by_name}, "a command")
+    assert "TreeClassifier() minus random forest: +2.50 points, ahead on 1 of 2; lower log loss on 1." in text
+    assert "| glass | 9 x 2 | 75.00 ± 5.00 | 75.00 ± 5.00 |" in text
+    assert "| TreeClassifier() | 65.00 | 0.400 | 7 | 2 | 1,000 | 0.5 |" in text
 
 
 # --- Defaults --------------------------------------------------------------------------------------------------------

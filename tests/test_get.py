@@ -151,7 +151,7 @@ def test_bad_arguments_are_refused_by_the_method(name, values):
 
 
 def test_other_kinds_of_cart_are_refused():
-    for cart in ("False", None, 1):
+    for cart in ("False", 2, 1):
         with pytest.raises(ValueError, match=r'^cart must be True, False or "binned", got '):
             options.checked(jtrees.GET(cart=cart))
 

@@ -79,8 +79,8 @@ class Boosted(Recipe):
     The report is a :class:`jtrees.ensembles.BoostedReport`.
 
     Attributes:
-      base: a recipe whose model is a tree, with constant or linear leaves. By default GET of depth 5 from CART over
-        bins, 2 x 50 epochs on at most 10,000 rows.
+      base: a recipe whose model is a tree, with constant or linear leaves. Its options that are None suit a tree of a
+        sum: for :class:`jtrees.GET`, one start from CART over bins and 20 updates on at most 4000 rows.
       rounds: largest number of trees.
       learning_rate: factor of each tree's outputs.
       subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without

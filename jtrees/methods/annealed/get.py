@@ -117,8 +117,8 @@ class GET(Annealed):
       halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
         None: True, or False in a boosted sum.
       rows: rows that a stage is trained on, about; of longer tables a random sample, drawn again for the long stages.
-        The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all
-        rows.
+        The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf; in a
+        boosted sum 4000, and at least 60 for each leaf. None: all rows.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
 
     Example:
