@@ -89,6 +89,8 @@ def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) 
 
 def numbers_of(model: Any, x: np.ndarray) -> int:
     """The numbers that a model stores."""
+    if hasattr(model, "num_parameters"):  # ours
+        return int(model.num_parameters)
     if hasattr(model, "_predictors"):  # HistGradientBoosting
         nodes = [tree.nodes for trees in model._predictors for tree in trees]
         leaves = sum(int(of["is_leaf"].sum()) for of in nodes)

@@ -35,13 +35,13 @@ def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
     Four partial sums, as a processor computes them side by side; exported programs add in the same order.
 
     Args:
-      weights: weights of each sample's split, ``(n, p)`` or ``(p,)``, in float32.
-      bias: its bias, ``(n,)`` or ``()``, in float32.
+      weights: weights of each sample's split, ``(*trees, n, p)`` or ``(p,)``, in float32.
+      bias: its bias, ``(*trees, n)`` or ``()``, in float32.
       x: samples in float32, ``(n, p)``.
     """
-    sums = np.zeros((4, len(x)))
+    sums = np.zeros((4, *np.shape(bias)[:-1], len(x)))
     sums[0] = bias
-    for j, (w, column) in enumerate(zip(weights.T, x.T, strict=True)):
+    for j, (w, column) in enumerate(zip(np.moveaxis(weights, -1, 0), x.T, strict=True)):
         sums[j % 4] += np.multiply(w, column, dtype=np.float64)
     return (sums[0] + sums[1]) + (sums[2] + sums[3])
 
@@ -73,18 +73,20 @@ def row_leaf(scores: np.ndarray) -> int:
 
 
 def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
-    """Returns the leaf reached by scores in double precision; on the host.
+    """Returns the leaf reached by scores in double precision, in one tree or many of one depth; on the host.
 
     Args:
-      weights: split weights in float32, ``(nodes, p)``.
-      bias: split biases in float32, ``(nodes,)``.
+      weights: split weights in float32, ``(*trees, nodes, p)``.
+      bias: split biases in float32, ``(*trees, nodes)``.
       x: samples in float32, ``(n, p)``.
 
     Returns:
-      Leaf numbers from 0, int32, ``(n,)``.
+      Leaf numbers from 0, int32, ``(*trees, n)``.
     """
     weights, bias = np.asarray(weights), np.asarray(bias)
-    node = np.zeros(len(x), np.int32)
-    for _ in range(topology.depth_of(len(bias))):
-        node = 2 * node + 1 + (scores(weights[node], bias[node], x) > 0)
-    return (node - len(bias)).astype(np.int32)
+    *trees, nodes = bias.shape
+    node = np.zeros((*trees, len(x)), np.int32)
+    for _ in range(topology.depth_of(nodes)):
+        of_node = np.take_along_axis(weights, node[..., None], -2), np.take_along_axis(bias, node, -1)
+        node = 2 * node + 1 + (scores(*of_node, x) > 0)
+    return (node - nodes).astype(np.int32)

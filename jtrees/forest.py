@@ -163,7 +163,9 @@ def _certain_leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
 
 def _leaf_index_again(splits: ObliqueTree, x: np.ndarray) -> np.ndarray:
     weights, biases = np.asarray(splits.weights), np.asarray(splits.bias)
-    return np.stack([exact.leaf_index(*one, x) for one in zip(weights, biases, strict=True)], axis=1)
+    size = max(1, _GATHERED // weights[:, 0].size)  # rows at once, of which each tree takes the weights of a split
+    blocks = (x[i : i + size] for i in range(0, len(x), size))
+    return np.concatenate([exact.leaf_index(weights, biases, block).T for block in blocks])
 
 
 _LEAF_INDEX = prediction.Exactly(exact.unit_splits, _certain_leaf_index, _leaf_index_again)
