@@ -129,7 +129,10 @@ def recipe_text(recipe: Any) -> str:
 
     Of several recipes of one kind, a tuple, the text of one: an option in which they differ is a tuple.
     """
-    several = tuple(one.settled() if isinstance(one, Recipe) else one for one in (recipe if isinstance(recipe, tuple) else (recipe,)))
+    several = tuple(
+        one.settled() if isinstance(one, Recipe) else one
+        for one in (recipe if isinstance(recipe, tuple) else (recipe,))
+    )
     recipe = several[0]
     options = {field.name: tuple(getattr(one, field.name) for one in several) for field in fields(recipe)}
     options = {k: v[0] if all(one == v[0] for one in v) else v for k, v in options.items()}

@@ -171,8 +171,8 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
     _TASK = "classification"
 
     def _recipe_for(self, rows: int) -> Any:
-        few = self.recipe is None and self.validation_fraction is None and rows < _FEWEST_FOR_ROUNDS
-        return self.default_recipe.replace(patience=None, rounds=_FEW_ROUNDS) if few else self._recipe()
+        recipe, few = self._recipe(), self.recipe is None and rows < _FEWEST_FOR_ROUNDS
+        return recipe.replace(patience=None, rounds=_FEW_ROUNDS) if few and isinstance(recipe, Boosted) else recipe
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.

@@ -116,7 +116,10 @@ class Forest:
     @property
     def scaling(self) -> Any:
         """The common scaling of the trees: see :func:`jtrees.prediction.predict`."""
-        return jax.tree.map(lambda a: a[0], self.trees.scaling)
+        one = jax.tree.map(lambda a: a[0], self.trees.scaling)
+        if isinstance(self.trees, Forest) and self.trees.combine == "sum" and getattr(one, "y", None) is not None:
+            one = one.replace(y=np.asarray(one.y, np.float64) * len(self[0]))  # as each of its trees predicts a share
+        return one
 
     def without_scaling(self) -> "Forest":
         """Returns the forest of scaled data."""
@@ -138,6 +141,17 @@ class Forest:
         scaling = scaling.replace(y_low=low / trees, y_unit=unit, origin=origin)
         each = [scaling.restore(self[i]) for i in range(trees)]
         return self.replace(trees=jax.tree.map(lambda *arrays: sharding.from_host(np.stack(arrays)), *each))
+
+    def padded(self, count: int) -> "Forest":
+        """Returns a forest of so many trees with the same sum: the outputs of the trees that are added are 0."""
+        more = count - len(self)
+        longer = lambda fill: lambda a: np.concatenate([np.asarray(a), fill((more, *a.shape[1:]), a)])
+        trees = jax.tree.map(longer(lambda shape, a: np.zeros(shape, a.dtype)), self.trees.replace(origin=None))
+        if (origin := self.trees.origin) is not None:
+            origin = jax.tree.map(longer(lambda shape, a: np.broadcast_to(np.asarray(a)[:1], shape)), origin)
+            if origin.y is not None:  # each tree predicts an equal share
+                origin = origin.replace(y=origin.y * np.asarray(len(self) / count, origin.y.dtype))
+        return self.replace(trees=jax.tree.map(sharding.from_host, trees.replace(origin=origin)))
 
     @property
     def num_parameters(self) -> int:

@@ -73,7 +73,8 @@ def by_hand(x, y, loss, rounds, rate, l2):
             g, h = 2 * (np.exp(outputs) - y), 2 * np.exp(outputs)
         else:
             g, h = 2 * (outputs - y), np.full(len(y), 2.0)
-        added = l2 * h.mean(0) if number == 0 else added
+        if number == 0:
+            added = l2 * h.mean(0)
         step, weight = (-g / h).reshape(len(y), -1), h.reshape(len(y), -1).mean(1)
         step = step if loss.link == "identity" else np.clip(step, -4, 4)
         low, high = step.min(0), step.max(0)
@@ -231,6 +232,36 @@ def test_splits_of_many_outputs_are_found_for_five_combinations_of_them(monkeypa
     assert seen[-1].task == Regression(3) and few.predict(X).shape == (256, 3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("far", [0, 1e6])
+def test_bagged_sums_have_rounds_of_their_own(far):
+    """A sum of fewer rounds than the longest is filled up with trees that answer 0."""
+    recipe = jtrees.Boosted(WEAK.replace(leaves="linear"), rounds=20, learning_rate=0.5, patience=2)
+    x, y = X.astype(np.float64) + far, Y + np.random.default_rng(1).normal(size=len(Y)) + far
+    fit = jtrees.fit(jtrees.Bagged(recipe, trees=3), x, y, key=KEY)
+    rounds = [base.rounds for base in fit.report.search.bases]
+    assert len(set(rounds)) > 1 and len(fit.model) == 3 and len(fit.model[0]) == 5 * max(rounds)
+    each = [fit.model[i].predict(x) for i in range(3)]
+    np.testing.assert_allclose(fit.predict(x), np.mean(each, 0), rtol=1e-6, atol=1e-4)
+    assert np.mean((fit.predict(x) - y) ** 2) < 0.5 * y.var()
+
+
+def test_fifths_count_by_their_weight():
+    """With one far row of nearly all weight, the loss is that of the sum that leaves this row out."""
+    weight, y = np.ones(len(X)), Y.copy()
+    weight[3], y[3] = 1e6, 20
+    recipe = jtrees.Boosted(WEAK, rounds=3, learning_rate=0.5, patience=2)
+    report = jtrees.fit(recipe, X, y, key=KEY, sample_weight=weight).report
+    assert 0.6 * 20**2 < report.held_out_loss < 1.5 * 20**2  # a fifth of it, if fifths counted alike
+
+
+def test_a_loss_without_curvature_takes_no_steps_of_infinite_length():
+    own = Regression(loss_function=lambda outputs, y: jnp.abs(outputs - y))
+    unit = (Y - Y.min()) / np.ptp(Y)
+    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=3, patience=None), X, unit, key=KEY, task=own)
+    assert np.abs(fit.predict(X)).max() < 10
+
+
 def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_each(monkeypatch):
     """The losses are the means of the sums, of rows that they left out."""
     monkeypatch.setattr("jtrees.ensembles.boosted._FEW_ROWS", 0)
@@ -241,7 +272,7 @@ def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_ea
     lost = fit.report.search.losses
     assert np.isfinite(lost[:2]).all() and (lost[:2] != one.losses[:2]).all()
     assert fit.report.search.rounds == len(fit.model) / 5 == np.argmin(lost) + 1
-    # Rows left out by some sum are all rows, so the held-out loss is beside those of the baselines on all rows.
+    # Every row but one is left out by a sum, so the held-out loss stands beside those of the baselines on all rows.
     assert fit.report.held_out_loss == pytest.approx(lost.min() * np.ptp(Y) ** 2, rel=1e-4)
     assert fit.report.baselines["model"] == fit.report.held_out_loss
 

@@ -512,3 +512,9 @@ def test_constant_targets_pass_the_checks_of_the_loss(y, options, message):
     x = np.random.default_rng(0).normal(size=(30, 2))
     with pytest.raises(ValueError, match=message):
         TreeRegressor(_CONSTANT_RECIPE, **options).fit(x, y)
+
+
+def test_default_classifier_takes_few_rows():
+    x = np.arange(8.0)[:, None]
+    model = TreeClassifier(random_state=0).fit(x, x[:, 0] > 3)
+    assert len(model.model_) == 10 and model.predict_proba(x).shape == (8, 2)

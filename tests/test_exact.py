@@ -95,3 +95,13 @@ def test_unit_splits_are_the_same_splits():
     assert (size >= 0.5).all() and (size < 2).all()
     x = np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
     np.testing.assert_array_equal(exact.leaf_index(unit.weights, unit.bias, x), exact.leaf_index(weights, bias, x))
+
+
+def test_many_trees_are_decided_at_once_as_each_alone():
+    rng = np.random.default_rng(0)
+    weights, bias = rng.normal(size=(6, 7, 3)).astype(np.float32), rng.normal(size=(6, 7)).astype(np.float32)
+    x = rng.normal(size=(20, 3)).astype(np.float32)
+    each = [exact.leaf_index(*one, x) for one in zip(weights, bias, strict=True)]
+    together = exact.leaf_index(weights, bias, x)
+    assert together.dtype == np.int32
+    np.testing.assert_array_equal(together, each)

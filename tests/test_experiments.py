@@ -603,7 +603,7 @@ def test_estimators_are_compared_with_what_people_would_use():
         costs = {"seconds": 7.0, "again": 2.0, "row": 0.5, "numbers": 1000, "log_loss": 0.4}
         scores = {"TreeClassifier()": {"score": ours} | costs, "random forest": costs | {"score": forest}}
         scores["random forest"]["log_loss"] = lost
-        return record({"rows": 9, "features": 2} | scores, settings={"recipe": "Boosted()"})
+        return record({"rows": 9, "features": 2} | scores, settings={"recipes": ["Boosted()"]})
 
     by_name = {"glass": {0: of(70, 80), 1: of(80, 70)}, "dna": {0: of(50, 55, lost=0.3)}}
     text = estimators.report({"classification": by_name}, "a command")

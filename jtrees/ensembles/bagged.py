@@ -132,6 +132,9 @@ class Bagged(Recipe):
             bag = data._replace(table=table, batch=data.scaling.batch(table))
             fitted.append(self.base.finish(of_tree, bag, key=jax.random.fold_in(key, i), monitor=monitor))
         models = [one.model for one in fitted]
+        if isinstance(models[0], Forest):  # of as many trees as the rows that each bag held out ask for
+            longest = max(map(len, models))
+            models = [one.padded(longest) if len(one) < longest else one for one in models]
         forest = Forest(jax.tree.map(_stacked, *models), combine)
         in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
         predictions = _predictions(models, combine, data.table)

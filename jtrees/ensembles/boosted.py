@@ -5,9 +5,10 @@ A round fits the quadratic approximation of the loss at the current outputs F, w
     sum_i w_i (g_i f(x_i) + h_i f(x_i)^2 / 2) = sum_i w_i h_i / 2 (f(x_i) - t_i)^2 + a constant,   t_i = -g_i / h_i,
 
 least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). The base finds the splits that way.
-With several outputs a row has one weight, the mean of their curvatures, and the targets of more than five are five
-random combinations of them (Iosipoi & Vakhrushev 2022), drawn anew in each round. Leaf values are then the Newton steps of each
-output, -sum w g / (sum w h + l2), or best constants of the residuals for losses without a curvature (Friedman 2001).
+With several outputs a row has one weight, the mean of their curvatures. More than five outputs become five targets,
+random combinations that are drawn anew in each round (Iosipoi & Vakhrushev 2022). Leaf values are then the Newton steps
+of each output, -sum w g / (sum w h + l2), or best constants of the residuals for losses without a curvature (Friedman
+2001).
 """
 
 from dataclasses import dataclass
@@ -15,26 +16,24 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, losses, ops, pytree, sharding
+from jtrees import pytree
 from jtrees.data import Data, Scaling, Table
+from jtrees.ensembles.boosting_round import Sum, added_to, begun, of_base, target
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.precondition import fold_rows
 from jtrees.search.recipe import loss_of
 from jtrees.search.sample import most_rows
-from jtrees.tasks import Policy, Regression, Task, check_log_loss
+from jtrees.tasks import Policy, Task, check_log_loss
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
 # In tables of at most so many rows one fifth says little of the number of rounds. Each is held out in turn.
 _FEW_ROWS, _FOLDS = 1000, 5
-_MOST_OUTPUTS = 5  # that the splits of a tree are found for
 _DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
 
 
@@ -44,7 +43,7 @@ class BoostedReport(Report):
 
     Attributes:
       rounds: the number of rounds. A round adds a tree, or five where each fifth is held out in turn.
-      dropped: the number of rounds whose tree was not finite; the outputs of such a tree are 0.
+      dropped: the number of rounds without a finite tree; the outputs of a tree that is not finite are 0.
       losses: the loss after each round on the rows that chose the number, on scaled targets, ``(rounds,)``; infinite
         for rounds not taken, and without ``patience``.
       rows: the number of rows that the splits of each round were found on.
@@ -81,7 +80,7 @@ class Boosted(Recipe):
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves. Its options that are None suit a tree of a
         sum: for :class:`jtrees.GET`, one start from CART over bins and 20 updates on at most 4000 rows.
-      rounds: largest number of trees.
+      rounds: largest number of rounds.
       learning_rate: factor of each tree's outputs.
       subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without
         replacement. Their number is at most the option ``rows`` of the base.
@@ -115,8 +114,8 @@ class Boosted(Recipe):
         if isinstance(task, Policy):
             raise ValueError("task must not be a Policy: a sum of trees plays no single action in a leaf")
         check_log_loss(task)
-        self.base.check(_of_base(task), shape)
-        if self.base.tree_leaves(_of_base(task)) is None:
+        self.base.check(of_base(task), shape)
+        if self.base.tree_leaves(of_base(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
     def settled(self, weak: bool = False) -> Any:
@@ -131,7 +130,8 @@ class Boosted(Recipe):
     # --- The procedure ---
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        folds = _FOLDS if runs.shape[0] <= _FEW_ROWS else 1
+        rows = max(np.count_nonzero(inside) for inside in map(runs.weighed, range(len(runs))))
+        folds = _FOLDS if rows <= _FEW_ROWS else 1
         return [self.result(one, runs.validation is not None) for one in self.boosted(runs, folds)]
 
     def boosted(self, runs: Runs, folds: int = 1) -> list["Boosting"]:
@@ -150,14 +150,13 @@ class Boosted(Recipe):
             least = -(-_FEWEST_HELD_OUT // folds) * 5
             raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
         each = runs if folds == 1 else runs.repeat(folds, together=folds)
-        tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds)
+        share = [np.average(rows, weights=runs.targets(k // folds)[1]) for k, rows in enumerate(of_folds)]
+        tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds, share)
         if folds > 1:
             means = [Sum.mean(tried[first : first + folds]) for first in range(0, len(tried), folds)]
             return [Boosting(one, one, None) for one in means]
         held_out = of_folds
-        weights = [runs.targets(i)[1] for i in range(len(runs))]
-        real = [~out if weight is None else ~out & (weight > 0) for out, weight in zip(held_out, weights, strict=True)]
-        kept = min(map(np.count_nonzero, real))
+        kept = min(np.count_nonzero(~out & runs.weighed(i)) for i, out in enumerate(held_out))
         if self._most_rows is not None and self._most_rows <= self.subsample * kept:
             # Splits from all rows would be of as many rows as these are.
             return [Boosting(one, one, out) for one, out in zip(tried, held_out, strict=True)]
@@ -165,12 +164,14 @@ class Boosted(Recipe):
         sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
         return [Boosting(*of_run) for of_run in zip(sums, tried, held_out, strict=True)]
 
-    def _sums(self, runs: Runs, rounds: list[int], patience: int | None, folds: int = 1) -> list["Sum"]:
+    def _sums(
+        self, runs: Runs, rounds: list[int], patience: int | None, folds: int = 1, share: Any = None
+    ) -> list["Sum"]:
         """Adds trees to every run, up to so many rounds or until the loss has not fallen for ``patience`` rounds.
 
-        The loss is the mean of each ``folds`` successive runs.
+        The loss is the mean of each ``folds`` successive runs, weighted by the ``share`` of the rows of each.
         """
-        name, states = type(self).__name__, runs.map(_begun)
+        name, states = type(self).__name__, runs.map(begun)
         sums = [Sum(one, [], [], [], [], []) for one in runs.fetch(states.map(lambda state: state.initial))]
         going = list(range(len(runs)))
         with runs.monitor.over(max(rounds), name) as show:
@@ -182,7 +183,9 @@ class Boosted(Recipe):
                     listed = dict(zip(going, runs.select(going).fetch(states), strict=True))
                     going, states = still, [listed[i] for i in still]
                 states, added = self._round(runs.select(going), states, number)
-                means = np.reshape([one[1] for one in added], (-1, folds)).mean(1).repeat(folds)
+                losses_of = np.reshape([one[1] for one in added], (-1, folds))
+                shares = None if share is None else np.reshape([share[i] for i in going], (-1, folds))
+                means = np.average(losses_of, 1, shares).repeat(folds)
                 for i, mean, (tree, _, *others) in zip(going, means, added, strict=True):
                     sums[i].add(tree, mean, *others)
                 show(number + 1, [np.array(one.before[-1:]) for one in sums])
@@ -193,32 +196,31 @@ class Boosted(Recipe):
         """Fits a tree of the base to the Newton steps of every run; returns the new states, and what was added."""
         drawn = [self._drawn(runs, i, number) for i in range(len(runs))]
         rows, features, mixes = ([one[k] for one in drawn] for k in (0, 1, 2))
-        targets = runs.map(_target, states, rows, mixes, often=True)
+        targets = runs.map(target, states, rows, mixes, often=True)
         y, weight = (targets.map(lambda both, k=k: both[k]) for k in (0, 1))
         # Only the splits of the base are used: its leaves are replaced. So it need not choose a shrinkage.
         bases = [recipe.base for recipe in runs.recipes]
         bases = [base.replace(shrink=False) if hasattr(base, "shrink") else base for base in bases]
-        of_round: Any = {"task": _of_base(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
+        of_round: Any = {"task": of_base(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
         on_steps = runs.on(**of_round, held_out=None, validation=None).keyed(number).using(bases)
         found = bases[0].search(on_steps)
         splits = [ObliqueTree(np.asarray(one.model.weights), np.asarray(one.model.bias), None) for one in found]
         finite = [np.bool_(one.finite) for one in found]
-        added = runs.map(_added, states, splits, features, finite, often=True)
+        added = runs.map(added_to, states, splits, features, finite, often=True)
         return added.map(lambda both: both[0]), runs.fetch(added.map(lambda both: both[1]))
 
     def _drawn(self, runs: Runs, i: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Returns the rows of a round, -1 for padding, the factors of its features, 1 or 0, and its combinations of
         outputs, ``(outputs, targets)``, or None for all outputs.
         """
-        (n, p), rng, weight = runs.shape, runs.rng(i, _DRAWN + number), runs.targets(i)[1]
-        real = np.arange(n) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
+        (n, p), rng, real = runs.shape, runs.rng(i, _DRAWN + number), np.flatnonzero(runs.weighed(i))
         rows = np.full(rows_of_round(n, self.subsample, self._most_rows), -1, np.int32)
         count = rows_of_round(len(real), self.subsample, self._most_rows)
         some = np.sort(rng.choice(real, count, replace=False, shuffle=False))
         rows[: len(some)] = some
         features = np.zeros(p, np.float32)
         features[rng.permutation(p)[: max(1, round(self.columns * p))]] = 1
-        outputs, few = math.prod(runs.task.shape), math.prod(_of_base(runs.task).shape)
+        outputs, few = math.prod(runs.task.shape), math.prod(of_base(runs.task).shape)
         return rows, features, None if few == outputs else rng.normal(size=(outputs, few)).astype(np.float32)
 
     @property
@@ -257,55 +259,10 @@ class Boosted(Recipe):
         # The initial outputs are part of the first tree.
         leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
         forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
-        rows = rows_of_round(len(data.table.x), self.subsample, self._most_rows)
+        rows, several = len(data.table.x), result.held_out is not None and result.held_out.rows is None
+        rows = rows_of_round(rows - rows // _FOLDS if several else rows, self.subsample, self._most_rows)
         report = result.report.replace(rows=rows)
         return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), report)
-
-
-class Sum(NamedTuple):
-    """A sum of trees that grows by a tree in each round, on the host.
-
-    Attributes:
-      initial: the outputs that boosting starts from, ``(*k,)``.
-      trees: the trees of each round, with their outputs in the leaves, stacked: one, or of a mean of sums several.
-      losses: the loss after each round on the rows that choose their number.
-      before: training loss before each round.
-      after: training loss after each round.
-      finite: whether the tree of each round was finite; if not, its outputs are 0.
-    """
-
-    initial: np.ndarray
-    trees: list[ObliqueTree]
-    losses: list[float]
-    before: list[float]
-    after: list[float]
-    finite: list[bool]
-
-    def add(self, tree: ObliqueTree, lost: Any, before: Any, after: Any, finite: Any) -> None:
-        """Adds the tree of a round."""
-        self.trees.append(jax.tree.map(lambda a: a[None], tree))
-        for numbers, number in zip(self[2:], (lost, before, after, finite), strict=True):
-            numbers.append(number.item())
-
-    @classmethod
-    def mean(cls, sums: list["Sum"]) -> "Sum":
-        """Returns the mean of sums that have the same losses."""
-        share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
-        of_round = lambda *trees: jax.tree.map(lambda *a: np.concatenate(a), *map(share, trees))
-        trees = [of_round(*some) for some in zip(*(one.trees for one in sums), strict=True)]
-        initial, before, after = (np.mean([one[k] for one in sums], 0) for k in (0, 3, 4))
-        finite = [all(some) for some in zip(*(one.finite for one in sums), strict=True)]
-        return cls(initial, trees, sums[0].losses, list(before), list(after), finite)
-
-    @property
-    def best(self) -> int:
-        """The number of rounds with the lowest loss; all if no loss is finite."""
-        return 1 + int(np.nanargmin(self.losses)) if np.isfinite(self.losses).any() else len(self.trees)
-
-    @property
-    def stalled(self) -> int:
-        """Number of rounds since the lowest loss."""
-        return len(self.losses) - 1 - int(np.argmin(np.nan_to_num(self.losses, nan=np.inf))) if self.losses else 0
 
 
 class Boosting(NamedTuple):
@@ -326,99 +283,3 @@ def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:
     """Returns the number of rows of a round, of n rows, and at most so many."""
     count = max(1, round(subsample * n))
     return count if most is None else min(count, most)
-
-
-def _steps_of(task: Task) -> Regression:
-    """Returns the regression of the Newton steps of all outputs."""
-    return Regression(task.shape[0] if task.shape else None)
-
-
-def _of_base(task: Task) -> Regression:
-    """Returns the task of the base: least squares of the steps, or of combinations of many."""
-    return Regression(min(task.shape[0], _MOST_OUTPUTS) if task.shape else None)
-
-
-# --- Compiled functions of one run -----------------------------------------------------------------------------------
-
-
-class _State(NamedTuple):
-    """Outputs before the link, of scaled targets.
-
-    Attributes:
-      initial: the outputs that boosting starts from, ``(*k,)``.
-      curvature: the mean curvature there, ``(*k,)``.
-      outputs: those of the training rows, ``(n, *k)``.
-      validated: those of the validation set, or None.
-    """
-
-    initial: Array
-    curvature: Array
-    outputs: Array
-    validated: Any
-
-
-def _begun(run: Run) -> _State:
-    """Returns the state before the first round."""
-    shape = run.task.shape
-    initial = run.task.loss_function.initial(run.batch.y, run.weight, math.prod(shape))
-    of = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
-    curvature = run.task.loss_function.newton(of(run.batch), run.batch.y)[1]
-    # A mean of now would vanish as rows are fitted, and with it the shrinkage.
-    curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
-    return _State(initial, curvature, of(run.batch), of(run.by) if run.validates else None)
-
-
-def _target(run: Run, state: _State, rows: Array, mixes: Array | None) -> tuple[Array, Array]:
-    """Returns the targets and weights of the rows of a round."""
-    of_all = sharding.keep_rows((run.batch.y, state.outputs, run.weight))
-    y, outputs, weight = jax.tree.map(lambda a: a[rows], of_all)
-    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
-    step = step if mixes is None else jnp.matmul(step, mixes, precision="highest")
-    inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
-    low = jnp.where(inside, step, jnp.inf).min(0)
-    unit = jnp.where(inside, step, -jnp.inf).max(0) - low
-    return (step - low) / jnp.where(unit > 0, unit, 1), share
-
-
-def _added(run: Run, state: _State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[_State, Any]:
-    """Returns the state with the tree of a round; the tree, losses as in :class:`Sum`, and whether it is finite."""
-    loss, batch, weight = run.task.loss_function, run.batch, run.weight
-    tree = splits.replace(weights=splits.weights * features)
-    leaf = ops.hard(tree.weights, tree.bias, batch.x)
-    fitted = _leaves(run, state, leaf, len(tree.bias) + 1, features)
-    finite &= jnp.isfinite(state.outputs + fitted.at(leaf, batch.x)).all()
-    tree = jax.tree.map(lambda a: jnp.where(finite, a, 0), tree.replace(leaves=fitted))
-    outputs = state.outputs + tree.leaves.at(leaf, batch.x)
-    validated = state.validated
-    if run.validates:
-        validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
-    before, after = (mean_loss(loss, one, batch.y, weight) for one in (state.outputs, outputs))
-    lost = mean_loss(loss, validated if run.validates else outputs, run.by.y, run.by.weight)
-    return state._replace(outputs=outputs, validated=validated), (tree, lost, before, after, finite)
-
-
-def _leaves(run: Run, state: _State, leaf: Array, leaves: int, features: Array) -> Any:
-    """Returns what the leaves of a tree add to the outputs."""
-    recipe, steps_of, batch, weight = run.recipe, _steps_of(run.task), run.batch, run.weight
-    if recipe.base.tree_leaves(steps_of) == "linear":
-        step, share = _newton(run.task.loss_function, state.outputs, batch.y, weight)
-        empty = kinds.kind_of("linear", steps_of).empty(leaves, batch.x.shape[1], run.task.shape, batch.x.dtype)
-        fitted = empty.refit(leaf, batch.x * features, step, share)
-    else:
-        newton = run.task.loss_function.steps
-        fitted = kinds.Values(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2 * state.curvature))
-    return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
-
-
-def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
-    """Returns the Newton steps of the outputs, and weights of mean 1 with the curvatures as factors."""
-    step, curvature = loss.newton(outputs, y)
-    weight = weight * curvature.reshape(len(step), -1).mean(1)
-    return step, weight / jnp.maximum(weight.mean(), jnp.finfo(weight.dtype).tiny)
-
-
-def mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
-    """Returns the weighted mean loss of outputs."""
-    each = loss.samples(outputs, y)
-    # A row without weight does not count, even if its loss is infinite.
-    return each.mean() if weight is None else jnp.where(weight > 0, weight * each, 0).sum() / weight.sum()

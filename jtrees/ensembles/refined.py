@@ -12,7 +12,8 @@ import optax
 
 from jtrees import losses, ops, pytree, training
 from jtrees.data import Data, Scaling, Table
-from jtrees.ensembles.boosted import Boosted, BoostedReport, mean_loss
+from jtrees.ensembles.boosted import Boosted, BoostedReport
+from jtrees.ensembles.boosting_round import mean_loss
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
@@ -56,10 +57,13 @@ class Refined(Recipe):
 
     Splits become soft, the sigmoids of scores (the split weights scaled to length 1) times a sharpness that rises
     geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the whole
-    sum, with Adam under a cosine decay to 0. The rows that :class:`jtrees.Boosted` chooses its number of rounds by, a
-    fifth of them or ``validation``, choose the number of updates, too: that with the lowest loss of all multiples of
-    about 50. Where a fifth was held out, the trees of all rows are then trained on all rows for as many updates. The
-    trees are those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training.
+    sum, with Adam under a cosine decay to 0.
+
+    Boosting holds a fifth of the rows out to choose its number of rounds, or takes ``validation`` for it. The same rows
+    choose the number of updates: the multiple of about 50 with the lowest loss. Fewer than 50 rows need ``validation``.
+    Where a fifth was held out, the trees of all rows are then trained on all rows for as many updates. The trees are
+    those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training. Boosting has
+    one sum here, also in small tables.
 
     The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a
     :class:`jtrees.ensembles.RefinedReport`.

@@ -62,6 +62,7 @@ class LatentClustering(LatentTree):
     penalty: float = options.positive(0.1)
     weight_decay: float = options.not_negative(0.0)
     inputs: Any = options.choice("z", INPUTS)
+    epochs: int | None = options.optional_count(100)
     batch_size: int = options.count(8)
     learning_rate: float = options.positive(1e-3)
 

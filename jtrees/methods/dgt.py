@@ -151,8 +151,8 @@ class DGT(Recipe):
     """DGT's recipe (Algorithm 3).
 
     Trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The tree is
-    that of the last update or, with ``validation``, of the epoch with the lowest loss there. Features are scaled to
-    mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is
+    that of the last update or, with ``validation``, of the evaluation with the lowest loss there. Features are scaled
+    to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is
     also the loss of the fit.
 
     The report is a :class:`jtrees.search.TreeReport`.

@@ -346,7 +346,7 @@ def _fitted(
         updates=taken.sum(-1),
         held_out_loss=loss,
         held_out_rows=None if held_out is None or rows is None else np.flatnonzero(held_out[:rows]),
-        recipe=described(recipe),
+        recipe=described(recipe.settled()),
         search=finished.report,
     )
     return FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)

@@ -32,7 +32,7 @@ class FromMethod(Recipe):
     """Trains a :class:`jtrees.Method` on mini-batches, so that it can be fitted to tables, tuned, swept and bagged.
 
     Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The model is the hardened tree of the last
-    update or, with ``validation``, of the epoch with the lowest ``score`` there. The report is a
+    update or, with ``validation``, of the evaluation with the lowest ``score`` there. The report is a
     :class:`jtrees.search.TreeReport`.
 
     Attributes:

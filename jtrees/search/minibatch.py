@@ -17,8 +17,10 @@ from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.training.state import NOT_TAKEN
 
-# Unless epochs are given: passes over the data, but so many updates at least and at most.
+# Unless epochs are given: passes over the data, but so many updates at least and at most. More updates of smaller
+# batches may see as many rows as these.
 _PASSES, _FEWEST, _MOST = 100, 2000, 7500
+_USUAL = 128  # samples in a mini-batch
 _EVALUATIONS = 100  # of such a training
 
 
@@ -43,7 +45,8 @@ class Schedule(NamedTuple):
 
         Args:
           n: number of samples.
-          epochs: passes over the data; None: ``passes``, but at least 2000 updates and at most 7500.
+          epochs: passes over the data; None: ``passes``, but at least 2000 updates and at most 7500, or of batches
+            below 128 samples at most 960,000 samples.
           batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
           passes: see ``epochs``.
 
@@ -53,7 +56,8 @@ class Schedule(NamedTuple):
         batch_size = min(batch_size, n)
         per_epoch = n // batch_size
         if epochs is None:
-            steps = min(max(_FEWEST, passes * per_epoch), _MOST)
+            most = max(_MOST, _MOST * _USUAL // batch_size)
+            steps = min(max(_FEWEST, passes * per_epoch), most)
             return cls(steps, per_epoch, batch_size, -(-steps // _EVALUATIONS))
         checks.check_count("epochs", epochs, most=checks.MAX_NUMBERS // per_epoch)
         return cls(epochs * per_epoch, per_epoch, batch_size, per_epoch)

@@ -232,6 +232,11 @@ class Runs:
             weight = np.where(own.held_out, 0, np.ones(len(y), np.float32) if weight is None else weight)
         return y, weight  # type: ignore[return-value]
 
+    def weighed(self, i: int) -> np.ndarray:
+        """Returns which rows of run i have a positive weight, ``(n,)`` bool."""
+        weight = self.targets(i)[1]
+        return np.ones(self.shape[0], bool) if weight is None else np.asarray(weight) > 0
+
     def of_table(self, i: int, mask: np.ndarray) -> np.ndarray:
         """Returns which of the shared rows are those of run i that a mask names, ``(n,)`` bool."""
         rows = self._own_of(i).rows

@@ -115,6 +115,10 @@ class RADDT(Annealed):
         options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
         return raddt(self.depth, sharpness, **options)
 
+    def settled(self, weak: bool = False) -> Any:
+        settled = super().settled(weak)
+        return settled.replace(epochs=_EPOCHS) if settled.epochs is None else settled
+
     def sharpness(self, drawn: np.ndarray) -> np.ndarray:
         return np.broadcast_to(np.asarray(self._levels, np.float32), drawn.shape)
 

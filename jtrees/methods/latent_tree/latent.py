@@ -131,9 +131,10 @@ class LatentTree(Recipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
     Trains on mini-batches with AdamW (the paper's quasi-hyperbolic Adam was no better on two data sets:
-    ``experiments.paper_latent``); the learning rate is divided by ten when the training loss reaches a plateau; split biases are initialised to the means of the samples that reach each node. The model is that of the
-    last update or, with ``validation``, of the evaluation with the lowest loss there; its activity is computed on the whole
-    training data. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. Defaults suit thousands of rows;
+    ``experiments.paper_latent``). The learning rate is divided by ten when the training loss reaches a plateau. Split
+    biases are initialised to the means of the samples that reach each node. The model is that of the last update or,
+    with ``validation``, of the evaluation with the lowest loss there. Its activity is computed on the whole training
+    data. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. Defaults suit thousands of rows;
     for half a million the paper has batches of 512, a learning rate of 0.001 and a patience of 2.
 
     The fit's ``tree`` is an :class:`ObliqueTree` for linear splits and a linear predictor on z alone; its leaves are

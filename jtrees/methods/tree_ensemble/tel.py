@@ -176,9 +176,9 @@ class TEL(Recipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 
     Trains on mini-batches with Adam, by default for as many updates as are best for rows held out, as the ensemble
-    soon learns the rows by heart. The model is that of the last update or, with ``validation``, of the epoch with the
-    lowest loss there. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined
-    loss of the task, on scaled targets or on logits, is also the loss of the fit. The report is a
+    soon learns the rows by heart. The model is that of the last update or, with ``validation``, of the evaluation with
+    the lowest loss there. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the
+    task, on scaled targets or on logits, is also the loss of the fit. The report is a
     :class:`jtrees.methods.TELReport`.
 
     Attributes:

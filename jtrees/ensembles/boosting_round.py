@@ -1,0 +1,160 @@
+"""A round of boosting: the targets of its tree, the leaves of the tree, and the sum that it is added to."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import leaves as kinds, losses, ops, sharding
+from jtrees.search import Run
+from jtrees.tasks import Regression, Task
+from jtrees.tree import ObliqueTree
+
+_MOST_OUTPUTS = 5  # that the splits of a tree are found for
+
+
+class Sum(NamedTuple):
+    """A sum of trees that grows by a tree in each round, on the host.
+
+    Attributes:
+      initial: the outputs that boosting starts from, ``(*k,)``.
+      trees: the trees of each round, with their outputs in the leaves, stacked: one, or of a mean of sums several.
+      losses: the loss after each round on the rows that choose their number.
+      before: training loss before each round.
+      after: training loss after each round.
+      finite: whether a tree of each round was finite; the outputs of one that is not are 0.
+    """
+
+    initial: np.ndarray
+    trees: list[ObliqueTree]
+    losses: list[float]
+    before: list[float]
+    after: list[float]
+    finite: list[bool]
+
+    def add(self, tree: ObliqueTree, lost: Any, before: Any, after: Any, finite: Any) -> None:
+        """Adds the tree of a round."""
+        self.trees.append(jax.tree.map(lambda a: a[None], tree))
+        for numbers, number in zip(self[2:], (lost, before, after, finite), strict=True):
+            numbers.append(number.item())
+
+    @classmethod
+    def mean(cls, sums: list["Sum"]) -> "Sum":
+        """Returns the mean of sums that have the same losses."""
+        share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
+        of_round = lambda *trees: jax.tree.map(lambda *a: np.concatenate(a), *map(share, trees))
+        trees = [of_round(*some) for some in zip(*(one.trees for one in sums), strict=True)]
+        numbers = lambda name: np.mean(np.array([getattr(one, name) for one in sums]), 0)
+        initial, before, after = map(numbers, ("initial", "before", "after"))
+        finite = [any(some) for some in zip(*(one.finite for one in sums), strict=True)]
+        return cls(initial, trees, sums[0].losses, list(before), list(after), finite)
+
+    @property
+    def best(self) -> int:
+        """The number of rounds with the lowest loss; all if no loss is finite."""
+        return 1 + int(np.nanargmin(self.losses)) if np.isfinite(self.losses).any() else len(self.trees)
+
+    @property
+    def stalled(self) -> int:
+        """Number of rounds since the lowest loss."""
+        return len(self.losses) - 1 - int(np.argmin(np.nan_to_num(self.losses, nan=np.inf))) if self.losses else 0
+
+
+def steps_of(task: Task) -> Regression:
+    """Returns the regression of the Newton steps of all outputs."""
+    return Regression(task.shape[0] if task.shape else None)
+
+
+def of_base(task: Task) -> Regression:
+    """Returns the task of the base: least squares of the steps, or of combinations of many."""
+    return Regression(min(task.shape[0], _MOST_OUTPUTS) if task.shape else None)
+
+
+# --- Compiled functions of one run -----------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """Outputs before the link, of scaled targets.
+
+    Attributes:
+      initial: the outputs that boosting starts from, ``(*k,)``.
+      curvature: the mean curvature there, ``(*k,)``.
+      outputs: those of the training rows, ``(n, *k)``.
+      validated: those of the validation set, or None.
+    """
+
+    initial: Array
+    curvature: Array
+    outputs: Array
+    validated: Any
+
+
+def begun(run: Run) -> State:
+    """Returns the state before the first round."""
+    shape = run.task.shape
+    initial = run.task.loss_function.initial(run.batch.y, run.weight, math.prod(shape))
+    of = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
+    loss, outputs = run.task.loss_function, of(run.batch)
+    curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.smooth else jnp.ones_like(outputs)
+    # A mean of the present outputs would vanish as rows are fitted, and with it the shrinkage.
+    curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
+    return State(initial, curvature, of(run.batch), of(run.by) if run.validates else None)
+
+
+def target(run: Run, state: State, rows: Array, mixes: Array | None) -> tuple[Array, Array]:
+    """Returns the targets and weights of the rows of a round."""
+    of_all = sharding.keep_rows((run.batch.y, state.outputs, run.weight))
+    y, outputs, weight = jax.tree.map(lambda a: a[rows], of_all)
+    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
+    step = step if mixes is None else jnp.matmul(step, mixes, precision="highest")
+    inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
+    low = jnp.where(inside, step, jnp.inf).min(0)
+    unit = jnp.where(inside, step, -jnp.inf).max(0) - low
+    return (step - low) / jnp.where(unit > 0, unit, 1), share
+
+
+def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[State, Any]:
+    """Returns the state with the tree of a round; the tree, losses as in :class:`Sum`, and whether it is finite."""
+    loss, batch, weight = run.task.loss_function, run.batch, run.weight
+    tree = splits.replace(weights=splits.weights * features)
+    leaf = ops.hard(tree.weights, tree.bias, batch.x)
+    fitted = _leaves(run, state, leaf, len(tree.bias) + 1, features)
+    finite &= jnp.isfinite(state.outputs + fitted.at(leaf, batch.x)).all()
+    tree = jax.tree.map(lambda a: jnp.where(finite, a, 0), tree.replace(leaves=fitted))
+    outputs = state.outputs + tree.leaves.at(leaf, batch.x)
+    validated = state.validated
+    if run.validates:
+        validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
+    before, after = (mean_loss(loss, one, batch.y, weight) for one in (state.outputs, outputs))
+    lost = mean_loss(loss, validated if run.validates else outputs, run.by.y, run.by.weight)
+    return state._replace(outputs=outputs, validated=validated), (tree, lost, before, after, finite)
+
+
+def _leaves(run: Run, state: State, leaf: Array, leaves: int, features: Array) -> Any:
+    """Returns what the leaves of a tree add to the outputs."""
+    recipe, steps, batch, weight = run.recipe, steps_of(run.task), run.batch, run.weight
+    if recipe.base.tree_leaves(steps) == "linear":
+        step, share = _newton(run.task.loss_function, state.outputs, batch.y, weight)
+        empty = kinds.kind_of("linear", steps).empty(leaves, batch.x.shape[1], run.task.shape, batch.x.dtype)
+        fitted = empty.refit(leaf, batch.x * features, step, share)
+    else:
+        newton = run.task.loss_function.steps
+        fitted = kinds.Values(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2 * state.curvature))
+    return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
+
+
+def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+    """Returns the Newton steps of the outputs, and weights of mean 1 with the curvatures as factors."""
+    step, curvature = loss.newton(outputs, y)
+    weight = weight * curvature.reshape(len(step), -1).mean(1)
+    return step, weight / jnp.maximum(weight.mean(), jnp.finfo(weight.dtype).tiny)
+
+
+def mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
+    """Returns the weighted mean loss of outputs."""
+    each = loss.samples(outputs, y)
+    # A row without weight does not count, even if its loss is infinite.
+    return each.mean() if weight is None else jnp.where(weight > 0, weight * each, 0).sum() / weight.sum()
