@@ -277,6 +277,14 @@ def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_ea
     assert fit.report.baselines["model"] == fit.report.held_out_loss
 
 
+def test_loss_of_a_long_table_is_that_of_the_last_round(monkeypatch):
+    recipe = jtrees.Boosted(WEAK, rounds=4, learning_rate=0.5, patience=None)
+    exact = jtrees.fit(recipe, X, Y, key=KEY)
+    monkeypatch.setattr("jtrees.ensembles.boosted._MANY_ROWS", 100)
+    fit = jtrees.fit(recipe, X, Y, key=KEY)
+    assert fit.loss != exact.loss and fit.loss == pytest.approx(np.mean((fit.predict(X) - Y) ** 2), rel=1e-4)
+
+
 def test_a_base_does_not_try_out_what_its_leaves_are_replaced_for(monkeypatch):
     """A greedy tree of 300 rows by itself has a trial, which finds out how far to shrink its leaves."""
     train, counts = Runs.train, []

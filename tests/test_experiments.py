@@ -24,6 +24,7 @@ from experiments import (
     bench_kernels,
     bench_rows,
     benchmark,
+    boosting,
     cnn_tel,
     defaults,
     epochs,
@@ -929,3 +930,28 @@ def test_rows_are_timed_beside_others(tmp_path, monkeypatch):
     scores = {line.split("|")[1].strip(): line for line in lines.splitlines() if line.startswith("| 2")}
     assert list(scores) == ["200", "2,000"]
     assert min(float(cell.split(" in ")[0]) for cell in scores["2,000"].split("|")[2:5]) > 0.7
+
+
+@pytest.mark.slow
+def test_boosting_is_compared_table_by_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    x, y = bench_rows.made(400, 5, seed=0)
+    monkeypatch.setattr(
+        boosting, "tables", lambda *_: iter([(name, [x[:300], x[300:], y[:300], y[300:]]) for name in "ab"])
+    )
+    recipes = {"many": jtrees.Boosted(rounds=20, patience=None), "one": jtrees.Boosted(rounds=1, patience=None)}
+    monkeypatch.setattr(boosting, "variants", lambda: recipes)
+    monkeypatch.setattr(benchmark, "installed", lambda _: False)
+    boosting.main(["--part", "choice", "--tables", "a", "--write"])
+    lines = [line for line in (tmp_path / "boosting_choice.md").read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["", "a", "mean beside many"] and [row[0] for row in cells[2:]] == ["many", "one"]
+    assert cells[2][2] == "+0.00" and float(cells[3][2]) < -10 and cells[2][1].endswith(" s, 20)")
+
+
+def test_made_tables_of_boosting_are_not_used_for_both_choice_and_comparison():
+    assert not {*boosting.REAL["choice"]} & {*boosting.REAL["held-out"]}
+    for part, made in boosting.MADE.items():
+        for make in made.values():
+            x, y = make(2500)
+            assert x.shape[0] == y.shape[0] == 2500 and np.isfinite(y).all(), part

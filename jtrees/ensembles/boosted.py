@@ -34,6 +34,7 @@ from jtrees.validation import quoted
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
 # In tables of at most so many rows one fifth says little of the number of rounds. Each is held out in turn.
 _FEW_ROWS, _FOLDS = 1000, 5
+_MANY_ROWS = 100_000  # beyond which the reported training loss is that of the last round
 _DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
 
 
@@ -75,7 +76,8 @@ class Boosted(Recipe):
     fifths of the rows. Of at most 1000 rows, each fifth is held out in turn. The model is then the mean of five sums
     (Krogh & Vedelsby 1995), whose mean loss chooses the number of rounds. Fewer than 10 rows need ``patience=None``.
 
-    The report is a :class:`jtrees.ensembles.BoostedReport`.
+    The report is a :class:`jtrees.ensembles.BoostedReport`. The loss of a fit to more than 100,000 rows is that of the
+    last round, in single precision, on the rows that were fitted.
 
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves. Its options that are None suit a tree of a
@@ -262,7 +264,10 @@ class Boosted(Recipe):
         rows, several = len(data.table.x), result.held_out is not None and result.held_out.rows is None
         rows = rows_of_round(rows - rows // _FOLDS if several else rows, self.subsample, self._most_rows)
         report = result.report.replace(rows=rows)
-        return Finished.of(result, data, forest, None, loss_of(result, forest, data, task), report)
+        # All trees on all rows of a long table take half as long as all rounds.
+        known = len(data.table.x) > _MANY_ROWS and data.validation is None
+        loss = float(result.score) * data.loss_unit if known else loss_of(result, forest, data, task)
+        return Finished.of(result, data, forest, None, loss, report)
 
 
 class Boosting(NamedTuple):
