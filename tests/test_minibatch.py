@@ -37,12 +37,12 @@ def mse(model, x, y):
 
 def test_without_epochs_there_are_100_passes_within_two_limits(data, monkeypatch):
     steps = lambda n, epochs, **passes: Schedule.of(n, epochs, 128, **passes).steps
-    assert [steps(n, None) for n in (100, 128 * 10, 128 * 30, 10**6)] == [2000, 2000, 3000, 7500]
-    assert steps(128 * 30, None, passes=80) == 2400
+    assert [steps(n, None) for n in (100, 128 * 10, 128 * 30, 10**6)] == [300, 1000, 3000, 7500]
+    assert steps(128 * 30, None, passes=80) == 2400 and steps(100, None, passes=12, fewest=2000) == 2000
     # As many rows are seen in small batches as in those of 128.
     assert [Schedule.of(10**6, None, size).steps for size in (8, 256)] == [7500 * 16, 7500]
     assert steps(1000, 2) == 14 and Schedule.of(100, 2, 128) == Schedule(2, 1, 100, every=1)
-    assert Schedule.of(100, None, 128) == Schedule(2000, 1, 100, every=20)
+    assert Schedule.of(100, None, 128) == Schedule(300, 1, 100, every=3)
     monkeypatch.setattr("jtrees.search.minibatch._MOST", 24)
     fit = jtrees.fit(jtrees.DGT(depth=2, widths=()), *data, key=KEY)
     assert fit.step == len(fit.history) == 24

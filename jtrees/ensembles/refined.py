@@ -26,7 +26,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _PART = 50  # updates from one evaluation to the next
-_PASSES = 12  # over the data, unless that is fewer than 2000 updates or more than 7500
+_PASSES, _FEWEST = 12, 2000  # over the data, and updates at least, unless epochs are given
 _MARGIN = 0.1  # of bounds: part of the range of the outputs for the training rows by which they are beyond it
 _HARD = 1e6  # sharpness under which soft trees are as good as hard ones
 
@@ -109,7 +109,7 @@ class Refined(Recipe):
         self._schedule(shape[0])
 
     def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size, passes=_PASSES)
+        return Schedule.of(n, self.epochs, self.batch_size, passes=_PASSES, fewest=_FEWEST)
 
     def scaling(self, table: Table) -> Scaling:
         return self.base.scaling(table)

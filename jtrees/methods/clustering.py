@@ -33,7 +33,7 @@ class LatentClustering(LatentTree):
     Attributes:
       target_features: columns to predict from the others: at least one, and not all.
       depth: depth of the tree, 1 to 10.
-      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
+      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.

@@ -159,7 +159,7 @@ class DGT(Recipe):
 
     Attributes:
       depth: depth of the tree, 1 to 16.
-      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
+      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: peak learning rate.
       widths: hidden widths of the over-parameterised splits; ``()`` for none. The paper has two that grow with depth,

@@ -40,7 +40,7 @@ class FromMethod(Recipe):
         compiles its own program: reuse one ``partial`` for all fits.
       options: numeric arguments of ``make`` by name; each may be traced. In a grid ``"options__alpha"``.
       rule: ``learning_rate -> optax transformation``; the learning rate follows a cosine decay to zero.
-      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
+      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate.
 

@@ -18,8 +18,9 @@ from jtrees.training import Batch, TrainState
 from jtrees.training.state import NOT_TAKEN
 
 # Unless epochs are given: passes over the data, but so many updates at least and at most. More updates of smaller
-# batches may see as many rows as these.
-_PASSES, _FEWEST, _MOST = 100, 2000, 7500
+# batches may see as many rows as these. With 2000 updates at least, DGT and LatentTree were less accurate on tables of
+# some hundred rows (experiments.defaults).
+_PASSES, _FEWEST, _MOST = 100, 300, 7500
 _USUAL = 128  # samples in a mini-batch
 _EVALUATIONS = 100  # of such a training
 
@@ -40,15 +41,18 @@ class Schedule(NamedTuple):
     every: int
 
     @classmethod
-    def of(cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES) -> "Schedule":
+    def of(
+        cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES, fewest: int = _FEWEST
+    ) -> "Schedule":
         """The schedule for n samples.
 
         Args:
           n: number of samples.
-          epochs: passes over the data; None: ``passes``, but at least 2000 updates and at most 7500, or of batches
-            below 128 samples at most 960,000 samples.
+          epochs: passes over the data; None: ``passes``, but at least ``fewest`` updates and at most 7500, or of
+            batches below 128 samples at most 960,000 samples.
           batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
           passes: see ``epochs``.
+          fewest: see ``epochs``.
 
         Raises:
           ValueError: for more updates than a counter of 32 bits holds.
@@ -57,7 +61,7 @@ class Schedule(NamedTuple):
         per_epoch = n // batch_size
         if epochs is None:
             most = max(_MOST, _MOST * _USUAL // batch_size)
-            steps = min(max(_FEWEST, passes * per_epoch), most)
+            steps = min(max(fewest, passes * per_epoch), most)
             return cls(steps, per_epoch, batch_size, -(-steps // _EVALUATIONS))
         checks.check_count("epochs", epochs, most=checks.MAX_NUMBERS // per_epoch)
         return cls(epochs * per_epoch, per_epoch, batch_size, per_epoch)

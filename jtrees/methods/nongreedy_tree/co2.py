@@ -31,7 +31,7 @@ class CO2(GreedyRecipe):
 
     Attributes:
       depth: depth of the tree, 1 to 20.
-      epochs: passes over the data for each level; None: 100, but at least 2000 updates and at most 7500.
+      epochs: passes over the data for each level; None: 100, but at least 300 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate; None: 0.5, or 8 divided by the number of features if that is less.
       nu: squared radius of the ball, above 0.

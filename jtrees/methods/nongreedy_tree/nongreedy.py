@@ -129,7 +129,7 @@ class NonGreedy(GreedyRecipe):
 
     Attributes:
       depth: depth of the tree, 1 to 20.
-      epochs: passes over the data in the joint stage; None: 100, but at least 2000 updates and at most 7500.
+      epochs: passes over the data in the joint stage; None: 100, but at least 300 updates and at most 7500.
       greedy_epochs: passes over the data for each level of the greedy stage.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: initial learning rate of each level and of the joint stage; None: 0.5, or 8 divided by the number

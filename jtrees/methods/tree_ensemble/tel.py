@@ -184,7 +184,7 @@ class TEL(Recipe):
     Attributes:
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
-      epochs: passes over the data; None: 100, but at least 2000 updates and at most 7500.
+      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
       batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
       learning_rate: learning rate of Adam.
       gamma: width of the uncertain region of a split's score, above 0; a smaller one reaches fewer leaves.
