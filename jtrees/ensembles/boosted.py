@@ -32,7 +32,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
-# In tables of at most so many rows one fifth says little of the number of rounds. Each is held out in turn.
+# One fifth of a table of at most 1000 rows says little of the number of rounds, so every fifth is held out.
 _FEW_ROWS, _FOLDS = 1000, 5
 _MANY_ROWS = 100_000  # beyond which the reported training loss is that of the last round
 _DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
@@ -43,7 +43,7 @@ class BoostedReport(Report):
     """The report of :class:`jtrees.Boosted`.
 
     Attributes:
-      rounds: the number of rounds. A round adds a tree, or five where each fifth is held out in turn.
+      rounds: the number of rounds. A round adds one tree, and in a table of at most 1000 rows five trees.
       dropped: the number of rounds without a finite tree; the outputs of a tree that is not finite are 0.
       losses: the loss after each round on the rows that chose the number, on scaled targets, ``(rounds,)``; infinite
         for rounds not taken, and without ``patience``.
@@ -63,21 +63,27 @@ class Boosted(Recipe):
     In each round, the base finds the splits of a tree by weighted least squares: targets are the negative gradients
     divided by the curvatures, weights are the curvatures, rows are drawn anew. Constant leaves then take Newton steps
     on all rows; Friedman (2002) takes the drawn rows for the leaves, too. A tree has all outputs in its leaves;
-    Friedman grows a tree for each class. The curvature has a lower bound and a Newton step an upper one
+    Friedman grows a tree for each class. More than five outputs are combined into five random targets for the splits
+    (Iosipoi & Vakhrushev 2022). The curvature has a lower bound and a Newton step an upper one
     (``jtrees/losses/base.py``); a loss without curvature has curvature 1. The tree is added with the learning rate.
 
     It takes every loss of regression and classification, and refuses a :class:`jtrees.Policy`. The model is a
     :class:`jtrees.Forest` of summed outputs with the task's link; ``tree`` is None.
 
     With ``patience``, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model keeps
-    the rounds up to the lowest loss. Without ``validation``, a fifth of the rows is held out at first to find the
-    number of rounds. Then that many rounds are fitted to all rows. If the second fit is interrupted, the first model is
-    returned. It is also returned where its rounds already drew as many rows as the base takes. Its leaves are of four
-    fifths of the rows. Of at most 1000 rows, each fifth is held out in turn. The model is then the mean of five sums
-    (Krogh & Vedelsby 1995), whose mean loss chooses the number of rounds. Fewer than 10 rows need ``patience=None``.
+    the rounds up to the lowest loss. Without ``validation``, boosting holds rows out by itself:
 
-    The report is a :class:`jtrees.ensembles.BoostedReport`. The loss of a fit to more than 100,000 rows is that of the
-    last round, in single precision, on the rows that were fitted.
+    - A table of at most 1000 rows has five sums. Each leaves out another fifth of the rows. The model is the mean of
+      the sums (Krogh & Vedelsby 1995), and their mean loss chooses the number of rounds.
+    - A larger table holds out a fifth of the rows to find the number of rounds. Then that many rounds are fitted to all
+      rows. If the second fit is interrupted, the first model is returned.
+    - If a round takes no more than ``base.rows`` rows in the first fit already, there is no second fit. The leaves of
+      the model are then fitted to four fifths of the rows.
+
+    Fewer than 10 rows need ``patience=None``.
+
+    The report is a :class:`jtrees.ensembles.BoostedReport`. A fit to more than 100,000 rows reports the training loss
+    of the last round, in single precision.
 
     Attributes:
       base: a recipe whose model is a tree, with constant or linear leaves. Its options that are None suit a tree of a
@@ -141,8 +147,8 @@ class Boosted(Recipe):
 
         Args:
           runs: the runs.
-          folds: number of sums of each run, which hold out a fifth each. Their mean loss chooses the number of rounds.
-            The result is their mean.
+          folds: number of sums of each run. Each holds out another fifth of the rows. The mean loss of the sums
+            chooses the number of rounds, and the result is the mean of the sums.
         """
         all_rounds = [self.rounds] * len(runs)
         if self.patience is None or runs.validation is not None:
@@ -160,7 +166,7 @@ class Boosted(Recipe):
         held_out = of_folds
         kept = min(np.count_nonzero(~out & runs.weighed(i)) for i, out in enumerate(held_out))
         if self._most_rows is not None and self._most_rows <= self.subsample * kept:
-            # Splits from all rows would be of as many rows as these are.
+            # A second fit would draw the same number of rows for its splits.
             return [Boosting(one, one, out) for one, out in zip(tried, held_out, strict=True)]
         none = [np.zeros_like(rows) for rows in held_out]
         sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
@@ -264,7 +270,7 @@ class Boosted(Recipe):
         rows, several = len(data.table.x), result.held_out is not None and result.held_out.rows is None
         rows = rows_of_round(rows - rows // _FOLDS if several else rows, self.subsample, self._most_rows)
         report = result.report.replace(rows=rows)
-        # All trees on all rows of a long table take half as long as all rounds.
+        # Predicting all rows of a long table takes half the time of boosting.
         known = len(data.table.x) > _MANY_ROWS and data.validation is None
         loss = float(result.score) * data.loss_unit if known else loss_of(result, forest, data, task)
         return Finished.of(result, data, forest, None, loss, report)

@@ -17,11 +17,10 @@ from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.training.state import NOT_TAKEN
 
-# Unless epochs are given: passes over the data, but so many updates at least and at most. More updates of smaller
-# batches may see as many rows as these. With 2000 updates at least, DGT and LatentTree were less accurate on tables of
-# some hundred rows (experiments.defaults).
+# If no epochs are given: passes over the data, the least and the most number of updates. DGT and LatentTree were less
+# accurate with at least 2000 updates on tables of some hundred rows (experiments.defaults).
 _PASSES, _FEWEST, _MOST = 100, 300, 7500
-_USUAL = 128  # samples in a mini-batch
+_USUAL = 128  # samples in a mini-batch: smaller batches may take more updates, for the same number of samples
 _EVALUATIONS = 100  # of such a training
 
 
