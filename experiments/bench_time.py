@@ -197,7 +197,8 @@ def main() -> None:
     )
     jobs = "" if len(options.jobs) == len(JOBS) else f"--jobs {' '.join(options.jobs)} "
     arguments = f"--data-dir DATA {jobs}--repeats {options.repeats}"
-    benchmark.write("bench_time", arguments, header, rows, notes, committed=options.write)
+    to = f"bench_time_{'_'.join(options.jobs)}" if jobs else ""
+    benchmark.write("bench_time", arguments, header, rows, notes, committed=options.write, to=to)
 
 
 if __name__ == "__main__":

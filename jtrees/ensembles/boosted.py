@@ -77,8 +77,8 @@ class Boosted(Recipe):
       the sums (Krogh & Vedelsby 1995), and their mean loss chooses the number of rounds.
     - A larger table holds out a fifth of the rows to find the number of rounds. Then that many rounds are fitted to all
       rows. If the second fit is interrupted, the first model is returned.
-    - If a round takes no more than ``base.rows`` rows in the first fit already, there is no second fit. The leaves of
-      the model are then fitted to four fifths of the rows.
+    - There is no second fit if four fifths of the rows are enough to draw ``base.rows`` rows in each round. The leaves
+      of the model are then fitted to four fifths of the rows.
 
     Fewer than 10 rows need ``patience=None``.
 

@@ -25,7 +25,7 @@ _IN_A_SUM = {
     "precondition": 0.0,
     "shrink": False,
     "halving": False,
-}  # chosen by experiments.boosting, for GET
+}  # chosen for GET, among variants as experiments.boosting has them
 _ROWS_IN_A_SUM, _OF_LEAF_IN_A_SUM = 4000, 60  # rows of a round, and at least so many for each leaf
 
 
