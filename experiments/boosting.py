@@ -4,8 +4,8 @@ python -m experiments.boosting --part choice|held-out --data-dir DATA [--write] 
 
 ``choice`` changes one option of a tree at a time, on three real tables and four made ones. The defaults were chosen
 among such variants, on these tables. ``held-out`` has six tables that took no part in the choice. XGBoost has early
-stopping on a fifth of the rows, steps of 0.05 and up to 2000 trees. It is the best of three depths by the rows that stop
-it, and is not fitted to all rows afterwards. The score is R^2 on other rows, in points.
+stopping on a fifth of the rows, steps of 0.05 and up to 2000 trees. It is the best of three depths by the rows that
+stop it, and is not fitted to all rows afterwards. The score is R^2 on other rows, in points.
 """
 
 from collections.abc import Callable, Iterator
