@@ -1,14 +1,15 @@
 """Speed of a sweep: 16 combinations x 4 seeds of GET, depth 4, 500 steps each, on kin8nm (embedded).
 
 python -m experiments.bench_sweep [--write]
+python -m experiments.bench_sweep --what space [--samples 64]
 
 Timed in one run: one fit, compiled before (its rounds use one core for the most part; a sweep has a run on each); the
 sweep, once with compilation and then with other values; and processes that each make one of the fits, two at a time,
-with and without a cache of compiled programs. And the memory of a sweep of 1000 runs in a process of its own. What the
-first sweep found is a table beside that of the times.
+with and without a cache of compiled programs. Then draws from a space with three depths, as a sweep and as fits in
+turn, both compiled before; ``--what space`` measures these alone. And the memory of a sweep of 1000 runs in a process
+of its own. What the first sweep found is a table beside that of the times.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,6 +25,8 @@ RATES, PENALTIES, SEEDS = np.geomspace(0.003, 0.1, 8), (0.0, 1e-4), 4
 EPOCHS = 250  # for each of two scale factors
 REPEATS = 5
 MANY = 1000
+SAMPLES, SPACE_REPEATS = 64, 3
+HEADER = ["what", "s", "s for all runs", "of compiled fits in turn"]
 
 
 def table() -> tuple[np.ndarray, np.ndarray]:
@@ -57,6 +60,43 @@ def many() -> None:
     print(json.dumps({"before": before, "after": benchmark.peak_memory(), "runs": int(found.losses.size)}))
 
 
+def of_space(samples: int) -> dict[str, list[float]]:
+    """Seconds of a sweep over draws from a space, and of the fits of the same draws in turn; all compiled before."""
+    import jax
+
+    import jtrees
+
+    x, y = table()
+    recipe = jtrees.GET(starts=1, epochs=EPOCHS)
+    ranges = {"learning_rate": jtrees.LogUniform(0.003, 0.1), "l1": jtrees.LogUniform(1e-7, 1e-3)}
+    space, key = ranges | {"depth": (3, 4, 5)}, jax.random.key(0)
+    draws = []
+
+    def sweep() -> None:
+        draws[:] = jtrees.sweep(recipe, x, y, space=space, samples=samples, key=key).options
+
+    def fits() -> None:
+        for options in draws:
+            jtrees.fit(recipe.replace(**options), x, y, key=jax.random.fold_in(key, 0))
+
+    return benchmark.in_turn({"sweep": sweep, "fits": fits}, SPACE_REPEATS)
+
+
+def rows_of_space(samples: int) -> list[list[str]]:
+    """The rows of the table on a space."""
+    times = of_space(samples)
+    fits, sweep = np.median(times["fits"]), np.median(times["sweep"])
+    return [
+        [f"{samples} fits of draws from a space, compiled", benchmark.spread(times["fits"], 1), f"{fits:.1f}", "1"],
+        [
+            f"{samples} samples of a space, compiled",
+            benchmark.spread(times["sweep"], 1),
+            f"{sweep:.1f}",
+            f"{sweep / fits:.2f}",
+        ],
+    ]
+
+
 def processes(cache: str | None) -> float:
     """Seconds that 64 processes of one fit take, two at a time: four are made."""
     env = os.environ | ({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})
@@ -72,8 +112,12 @@ def processes(cache: str | None) -> float:
 def main(arguments: list[str] | None = None) -> None:
     """All of it, as a table."""
     parser = benchmark.parser(__doc__)
-    parser.add_argument("--what", choices=["all", "one", "many"], default="all", help=argparse.SUPPRESS)
+    parser.add_argument("--what", choices=["all", "one", "many", "space"], default="all", help="part to measure")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="draws from a space")
     options = parser.parse_args(arguments)
+    if options.what == "space":
+        benchmark.use_all_cores()
+        return print(benchmark.markdown(HEADER, rows_of_space(options.samples)))
     if options.what != "all":
         return {"one": one_fit, "many": many}[options.what]()
     benchmark.use_all_cores()
@@ -114,16 +158,17 @@ def main(arguments: list[str] | None = None) -> None:
         [f"sweep of {runs}, with compilation", f"{cold:.1f}", f"{cold:.1f}", f"{cold / one / runs:.2f}"],
         ["processes, two at a time", "", f"{fresh:.0f}", f"{fresh / one / runs:.2f}"],
         ["processes, programs cached", "", f"{cached:.0f}", f"{cached / one / runs:.2f}"],
+        *rows_of_space(options.samples),
     ]
     notes = (
         f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. Programs that the "
         f"sweep compiled in more than a tenth of a second: {programs} (a search's beginning, a round, its end, what a "
         f"tree answers). In processes {fresh / cold:.1f} times as long as in the sweep with its compilation, "
-        f"{fresh / all_:.1f} times as without.\n\nA sweep of {memory['runs']} runs of 20 steps takes at most "
+        f"{fresh / all_:.1f} times as without. The draws from a space have depths 3, 4 and 5.\n\n"
+        f"A sweep of {memory['runs']} runs of 20 steps takes at most "
         f"{memory['after']:.2f} GB of memory; one of 64 before, in the same process, {memory['before']:.2f} GB."
     )
-    header = ["what", "s", f"s for {runs}", f"of {runs} x one fit"]
-    file = benchmark.write("bench_sweep", "", header, rows, notes, committed=options.write)
+    file = benchmark.write("bench_sweep", "", HEADER, rows, notes, committed=options.write)
     found[0].frame().to_csv(file.with_suffix(".csv"), index=False, float_format="%.6g")
 
 

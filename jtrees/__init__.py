@@ -44,7 +44,13 @@ from jtrees.methods import (
 from jtrees.search import Recipe as Recipe
 from jtrees.search.fit import FitResult as FitResult, fit as fit
 from jtrees.search.from_method import FromMethod as FromMethod
-from jtrees.selection import SweepResult as SweepResult, sweep as sweep, tune as tune
+from jtrees.selection import (
+    LogUniform as LogUniform,
+    SweepResult as SweepResult,
+    Uniform as Uniform,
+    sweep as sweep,
+    tune as tune,
+)
 from jtrees.soft_model import SoftModel as SoftModel
 from jtrees.tasks import Classification as Classification, Policy as Policy, Regression as Regression
 from jtrees.training import Batch as Batch, Method as Method, train as train

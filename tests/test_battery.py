@@ -363,6 +363,19 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     assert np.isfinite(trial.loss) and trial.size > 0
 
 
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.wide  # programs for two numbers of rows
+def test_halving(name):
+    """Every recipe is fitted to few rows: three combinations, and two of them to all rows."""
+    recipe, number, values = RECIPES[name]
+    grid = {number: (*values, values[0])}
+    x, y = np.concatenate([X, X + 0.01]), np.concatenate([Y, Y])
+    tuned = jtrees.tune(recipe, x, y, key=KEY, grid=grid, halving=2, validation=(X[:200], Y[:200]))
+    trials = tuned.report.tuning.trials
+    assert sorted(trial.rows for trial in trials) == [len(x) // 2, len(x), len(x)]
+    assert all(np.isfinite(trial.loss) for trial in trials)
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "LatentClustering"])  # which sees no y
 @pytest.mark.wide  # a program for each recipe; classes are below and in test_properties
 def test_several_targets(name):

@@ -13,6 +13,7 @@ import pytest
 import sweeps
 
 import jtrees
+from jtrees import LogUniform, Uniform
 
 KEY = jax.random.key(3)
 module = importlib.import_module("jtrees.selection.sweep")  # jtrees.selection.sweep is the function
@@ -237,6 +238,40 @@ BOTH = [
         {"recipe": jtrees.LatentClustering(), "grid": {"target_features": ((0,), (1,))}},
         "grid must hold options, and not what is to be learnt, got 'target_features'",
     ),
+    *(
+        ({"grid": None, "space": space, "samples": 4}, r"space must hold ranges or choices by name, such as")
+        for space in ({}, [3], 3)
+    ),
+    *(
+        ({"grid": None, "space": {"learning_rate": values}, "samples": 4}, message)
+        for values, message in [
+            ((), r"space\['learning_rate'\] must be Uniform, LogUniform or at least one choice, got \(\)"),
+            (0.1, "must be Uniform, LogUniform or at least one choice, got 0.1"),
+            ("abc", "must be Uniform, LogUniform or at least one choice, got 'abc'"),
+            (LogUniform(0, 1), r"finite numbers with low above 0 and below high, got LogUniform\(low=0, high=1\)"),
+            (LogUniform(2, 1), "finite numbers with low above 0 and below high"),
+            (Uniform(1, 1), r"finite numbers with low below high, got Uniform\(low=1, high=1\)"),
+            (Uniform(0, np.inf), "two finite numbers"),
+            (Uniform(np.nan, 1), "two finite numbers"),
+            (Uniform("0", 1), "two finite numbers"),
+            (Uniform(0, [1, 2]), "two finite numbers"),
+            (Uniform(-1, 0), "learning_rate must be finite and above 0"),
+        ]
+    ),
+    (
+        {"grid": None, "space": {"depth": Uniform(2, 5)}, "samples": 4},
+        "depth must be a whole number from 1 to 16, got ",
+    ),
+    ({"grid": None, "space": {"deep": (1, 2)}, "samples": 4}, "space: options of DGT are .* write 'depth'"),
+    ({"space": {"depth": (1, 2)}, "samples": 4}, "grid and samples exclude each other"),
+    ({"space": {"depth": (1, 2)}}, "grid and space exclude each other"),
+    *(
+        ({"grid": None, "space": {"depth": (1, 2)}, "samples": samples}, "samples must be the number of draws")
+        for samples in (None, [{"depth": 3}])
+    ),
+    ({"grid": None, "space": {"depth": (1, 2)}, "samples": 0}, "samples must be at least 1, got 0"),
+    ({"grid": None, "space": {"depth": (1, 2)}, "samples": 2.5}, "samples must be a whole number, got 2.5"),
+    ({"grid": None, "samples": 64}, "samples must hold combinations, .* with a space be a number of draws, got 64"),
     ({"validation": 0.0}, "validation must be a part between 0 and 1, or a whole number of folds, got 0.0"),
     *(({"validation": part}, "validation must be a part between 0 and 1") for part in (1.0, np.nan)),
     ({"validation": 1}, "validation must be at least 2 folds and at most 96, a row each, got 1"),
@@ -265,7 +300,11 @@ OF_SWEEP = [
     ({"seeds": (1, 2.5)}, "seeds must be a whole number, got 2.5"),
     *(({"batch": batch}, "batch must be") for batch in (0, "some")),
 ]
-OF_TUNE = [({"validation": None}, r"validation must be a pair \(x, y\), a part or a number of folds, got None")]
+OF_TUNE = [
+    ({"validation": None}, r"validation must be a pair \(x, y\), a part or a number of folds, got None"),
+    ({"grid": None}, "grid, samples or space must be given"),
+    *(({"halving": factor}, "halving must be") for factor in (1, 2.5, "half")),
+]
 CASES = [
     *((jtrees.sweep, *case) for case in BOTH + OF_SWEEP),
     *((jtrees.tune, *case) for case in BOTH + OF_TUNE),

@@ -124,12 +124,15 @@ class Trial(NamedTuple):
       loss: mean loss on held-out rows (as in :class:`jtrees.FitResult`); infinite if the search was not finite.
       error: standard error of the paired difference between its losses and those of the best.
       size: number of parameters of its models (mean over folds).
+      rows: number of rows that it was fitted to the last time, and of which a fold leaves some out; less than all
+        training rows if halving dropped it.
     """
 
     options: dict[str, Any]
     loss: float
     error: float
     size: float
+    rows: int | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -138,7 +141,7 @@ class Tuning(Report):
 
     Attributes:
       options: the options of the fit, by name.
-      trials: all combinations that were tried.
+      trials: all combinations that were tried; of each, the trial on the most rows.
     """
 
     options: dict[str, Any]

@@ -1,4 +1,5 @@
 """Choice of options: sweeps over many runs, and tuning on held-out rows."""
 
+from jtrees.selection.space import LogUniform as LogUniform, Uniform as Uniform
 from jtrees.selection.sweep import SweepResult as SweepResult, sweep as sweep
 from jtrees.selection.tune import tune as tune

@@ -1,4 +1,4 @@
-"""Options of recipes by name, and grids of options."""
+"""Options of recipes by name, and combinations of options: grids, lists, and draws from spaces."""
 
 from collections.abc import Mapping, Sequence
 import difflib
@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from jtrees.search import Recipe, options as kinds
-from jtrees.validation import quoted, quoted_list
+from jtrees.selection.space import drawn
+from jtrees.validation import check_count, quoted, quoted_list
 
 
 def options_of(recipe: Any) -> dict[str, Any]:
@@ -55,6 +57,38 @@ def _place_of(recipe: Any, name: str) -> str | None:
     return None
 
 
+def combinations_of(
+    recipe: Recipe, key: Array, *, grid: Any = None, samples: Any = None, space: Any = None
+) -> list[dict[str, Any]]:
+    """Returns the combinations of a grid, of a list of samples, or of a number of samples of a space.
+
+    Args:
+      recipe: the recipe, whose options they are.
+      key: random key of the draws from a space.
+      grid: values by name, of which all combinations are returned.
+      samples: combinations; or the number of draws from the space.
+      space: ranges or choices by name: see :func:`jtrees.selection.space.drawn`.
+
+    Raises:
+      ValueError: for more than one of them, for none, for unknown names, and as each of them.
+    """
+    if grid is not None and samples is not None:
+        raise ValueError("grid and samples exclude each other, got both")
+    if grid is not None and space is not None:
+        raise ValueError("grid and space exclude each other, got both")
+    if space is not None:
+        if samples is None or isinstance(samples, Sequence):
+            raise ValueError(f"samples must be the number of draws from the space, got {quoted(samples)}")
+        draws = drawn(space, check_count("samples", samples), key)
+        _check_names("space", recipe, draws[0])
+        return draws
+    if samples is not None:
+        return checked_samples(recipe, samples)
+    if grid is None:
+        raise ValueError("grid, samples or space must be given, got none of them")
+    return checked_grid(recipe, grid)
+
+
 def checked_grid(recipe: Recipe, grid: Any) -> list[dict[str, Any]]:
     """Returns all combinations of a grid.
 
@@ -79,7 +113,8 @@ def checked_samples(recipe: Recipe, samples: Any) -> list[dict[str, Any]]:
       ValueError: as :func:`checked_grid`.
     """
     if not isinstance(samples, Sequence) or not samples or not all(isinstance(one, Mapping) for one in samples):
-        raise ValueError(f'samples must hold combinations, such as [{{"depth": 3}}], got {quoted(samples)}')
+        expected = 'combinations, such as [{"depth": 3}], or with a space be a number of draws'
+        raise ValueError(f"samples must hold {expected}, got {quoted(samples)}")
     for options in samples:
         _check_names("samples", recipe, options)
     return [dict(options) for options in samples]

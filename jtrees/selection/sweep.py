@@ -16,7 +16,8 @@ from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
 from jtrees.search.fit import FitResult, fits_of, of_raw_table, table_of, validation_of
 from jtrees.search.monitor import Monitor
-from jtrees.selection.grid import checked_grid, checked_samples, groups_of, with_options
+from jtrees.selection.grid import combinations_of, groups_of, with_options
+from jtrees.selection.space import LogUniform, Uniform
 from jtrees.tasks import Classification, Task
 
 
@@ -83,7 +84,8 @@ def sweep(
     *,
     key: Array,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    samples: Sequence[Mapping[str, Any]] | None = None,
+    samples: Sequence[Mapping[str, Any]] | int | None = None,
+    space: Mapping[str, Uniform | LogUniform | Sequence[Any]] | None = None,
     seeds: int | Sequence[int] = 1,
     validation: tuple[Any, ArrayLike] | float | int | None = None,
     batch: int | Literal["auto"] = "auto",
@@ -107,7 +109,12 @@ def sweep(
       key: random key.
       grid: values by the name of the option, of which all combinations are fitted:
         ``{"depth": range(2, 7), "learning_rate": (0.01, 0.03)}``; those of a base as ``"base__depth"``.
-      samples: combinations to fit instead of a grid, such as random draws: ``[{"learning_rate": 0.013}, ...]``.
+      samples: combinations to fit instead of a grid: ``[{"learning_rate": 0.013}, ...]``; or the number of draws from a
+        space.
+      space: ranges or choices by the name of the option, from which the combinations are drawn: ``{"learning_rate":
+        jtrees.LogUniform(1e-3, 0.1), "depth": (3, 4, 5)}``. The draws are the first points of a scrambled Sobol
+        sequence. They depend on the key and the order of the names, and more draws begin with the same draws. Static
+        options should be choices: each value is a program of its own.
       seeds: the number of seeds 0, 1, ..., or the seeds.
       validation: rows to evaluate on: a number of folds for cross-validation; a fraction of the rows between 0 and 1,
         drawn at random; or a pair ``(x, y)``, by which every fit also chooses its best epoch, so that losses are
@@ -118,7 +125,9 @@ def sweep(
       progress: whether to show a bar for each batch of runs.
 
     Raises:
-      ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
+      ValueError: for a grid or a space that is empty or has unknown names; for a grid beside samples or a space; for a
+        space without a number of samples; for a range whose bounds are not ascending or not finite, or of
+        ``LogUniform`` not positive; and as :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
 
     Example:
@@ -136,7 +145,9 @@ def sweep(
     if table.columns is not None:
         table.columns.warn_left_out()
     split = split_of(recipe, table, validation, jax.random.fold_in(key, 2**31 - 1))
-    combinations = _combinations(recipe, grid, samples)
+    if grid is None and samples is None and space is None:
+        samples = [{}]
+    combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     shape = len(combinations), len(seeds), len(split.left_out)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
     keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
@@ -151,21 +162,6 @@ def sweep(
                 losses[cell], sizes[cell] = run.loss, run.size
     best = _best(_mean_over_folds(losses, monitor.ended), sizes.mean(2))
     return SweepResult(combinations, seeds, fits, losses, sizes, best)
-
-
-def _combinations(
-    recipe: Recipe, grid: Mapping[str, Sequence[Any]] | None, samples: Sequence[Mapping[str, Any]] | None
-) -> list[dict[str, Any]]:
-    """Returns the combinations of options to fit, checked.
-
-    Raises:
-      ValueError: for a grid beside samples, and for unknown names.
-    """
-    if grid is None:
-        return checked_samples(recipe, [{}] if samples is None else samples)
-    if samples is not None:
-        raise ValueError("grid and samples exclude each other, got both")
-    return checked_grid(recipe, grid)
 
 
 def _best(mean: np.ndarray, size: np.ndarray) -> tuple[int, int]:

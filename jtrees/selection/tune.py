@@ -1,6 +1,6 @@
 """Tuning: options of a recipe chosen on held-out rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 import time
 from typing import Any, Literal, NamedTuple
@@ -14,7 +14,9 @@ from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, fit, table_of
 from jtrees.search.monitor import Monitor
-from jtrees.selection.grid import checked_grid, groups_of, with_options
+from jtrees.selection.grid import combinations_of, groups_of, with_options
+from jtrees.selection.halving import budgets, of_rows, survivors
+from jtrees.selection.space import LogUniform, Uniform
 from jtrees.selection.sweep import Split, runs_of, split_of
 from jtrees.tasks import Task
 
@@ -28,7 +30,10 @@ def tune(
     y: ArrayLike | None = None,
     *,
     key: Array,
-    grid: dict[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    samples: Sequence[Mapping[str, Any]] | int | None = None,
+    space: Mapping[str, Uniform | LogUniform | Sequence[Any]] | None = None,
+    halving: int | None = None,
     validation: tuple[Any, ArrayLike] | float | int = 1 / 3,
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
@@ -37,13 +42,23 @@ def tune(
 ) -> FitResult:
     """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe with them to all rows.
 
-    Every combination of the grid is fitted to the same training rows with the same key, and evaluated on the same
-    held-out rows. If the grid has ``depth``, the sweep stops after two consecutive depths that improve on the best by
-    no more than the standard error of the difference. Of the combinations within one standard error of the best, the
-    one with the smallest model is chosen (the one-standard-error rule).
+    Every combination is fitted to the same training rows with the same key, and evaluated on the same held-out rows. If
+    the combinations have ``depth``, the sweep stops after two consecutive depths that improve on the best by no more
+    than the standard error of the difference. Of the combinations within one standard error of the best, the one with
+    the smallest model is chosen (the one-standard-error rule).
+
+    With ``halving=3``, successive halving (Jamieson & Talwalkar 2016) tries all combinations, whatever their depth, on
+    a sample of the training rows. The best third goes on to three times as many rows, and so on. At most three
+    combinations are left for all training rows, unless a sample would have fewer than 200 rows. The choice is among
+    these.
+
+    The budget is a number of rows, because every recipe takes any number of rows. A fit to fewer rows is a complete
+    fit, and its schedules come to their end. Epochs are not an option of every recipe. There are three limits. Each
+    number of rows compiles another program, so a short table gains little. Training on mini-batches gains nothing while
+    its number of updates stays the same. Few rows favour small trees and large penalties.
 
     Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if there is
-    no other.
+    no other. If halving was interrupted, the choice is among the combinations with the most rows.
 
     Args:
       recipe: the recipe, with the options that are not tuned.
@@ -52,6 +67,10 @@ def tune(
       key: random key.
       grid: values to choose from, by the name of the option: ``{"depth": range(1, 9), "l1": (0, 1e-4)}``; those of a
         base as ``"base__depth"``.
+      samples: combinations instead of a grid, or the number of draws from a space, as for :func:`jtrees.sweep`.
+      space: ranges or choices by the name of the option, as for :func:`jtrees.sweep`.
+      halving: factor of successive halving, a whole number of at least 2; None: all combinations are fitted to all
+        training rows.
       validation: rows to evaluate on, as for :func:`jtrees.sweep`: a fraction (by default a third, as in the paper), a
         number of folds, or a pair ``(x, y)``.
       task: as for :func:`jtrees.fit`.
@@ -63,7 +82,8 @@ def tune(
       The fit to all rows with the chosen options. ``report.tuning`` is a :class:`jtrees.search.Tuning`.
 
     Raises:
-      ValueError: for a grid that is empty or has unknown names, and as :func:`jtrees.fit`.
+      ValueError: unless there is one of a grid, a list of samples and a space with a number of samples; and as
+        :func:`jtrees.sweep`.
       FloatingPointError: if no combination was finite.
 
     Example:
@@ -78,16 +98,21 @@ def tune(
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
+    if halving is not None:
+        checks.check_count("halving", halving, minimum=2)
     if validation is None:
         raise ValueError("validation must be a pair (x, y), a part or a number of folds, got None")
     table = table_of(recipe, x, y, sample_weight, task)
-    combinations = checked_grid(recipe, grid)
+    combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     split = split_of(recipe, table, validation, split_key)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
-        evaluated = _evaluated(recipe, combinations, split, search_key, monitor)
-    trials, chosen = _chosen(evaluated)
+        if halving is None:
+            evaluated, left = _evaluated(recipe, combinations, split, search_key, monitor), []
+        else:
+            evaluated, left = _halved(recipe, combinations, split, search_key, monitor, halving)
+    trials, chosen = _chosen(evaluated, left)
     options: Any = {"task": task, "sample_weight": sample_weight, "progress": progress}
     if max_seconds is not None:
         options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
@@ -103,11 +128,12 @@ def tune(
 
 
 class _Evaluated(NamedTuple):
-    """A combination, its loss on each held-out row, and its size."""
+    """A combination, its loss on each held-out row, its size, and the number of rows that it was compared on."""
 
     options: dict[str, Any]
     losses: np.ndarray
     size: float
+    rows: int | None = None
 
     @property
     def loss(self) -> float:
@@ -120,11 +146,50 @@ class _Evaluated(NamedTuple):
         return float(np.std(self.losses - other.losses, ddof=1) / np.sqrt(len(self.losses))) if paired else 0.0
 
 
+def _halved(
+    recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor, factor: int
+) -> tuple[list[_Evaluated], list[_Evaluated]]:
+    """Evaluates the combinations on few rows, and the best on more; returns the trials on the most rows, and others.
+
+    Each combination has one trial, its last. After a deadline, interrupted combinations keep their trial on fewer rows.
+    """
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    last, left = [], []
+    for rows in [*budgets(len(combinations), len(split.table.x), factor), None]:
+        some = split if rows is None else of_rows(split, rows, rng)
+        if some is None:
+            continue
+        if last:
+            last.sort(key=lambda trial: trial.loss)
+            combinations = [trial.options for trial in last[: survivors(len(last), factor)]]
+        found = _evaluated(recipe, combinations, some, key, monitor, all_depths=True, known=bool(last))
+        if last and not any(np.isfinite(trial.loss) for trial in found):
+            break
+        taken = {id(trial.options) for trial in found}
+        left += [trial for trial in last if id(trial.options) not in taken]
+        last = found
+        if monitor.ended != "finished":
+            break
+    return last, left
+
+
 def _evaluated(
-    recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
+    recipe: Recipe,
+    combinations: list[dict[str, Any]],
+    split: Split,
+    key: Array,
+    monitor: Monitor,
+    all_depths: bool = False,
+    known: bool = False,
 ) -> list[_Evaluated]:
-    """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed."""
-    depth = next((name for name in combinations[0] if name.split("__")[-1] == "depth"), "")
+    """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
+
+    With ``all_depths``, every combination is evaluated, in the given order. After a deadline, interrupted combinations
+    are returned only if no other trials are ``known`` or returned.
+    """
+    names = () if all_depths else combinations[0]
+    depths = (name for name in names if name.split("__")[-1] == "depth" and all(name in one for one in combinations))
+    depth = next(depths, "")
     groups = [[combinations[i] for i in group] for group in groups_of(recipe, combinations)]
     if depth:
         groups.sort(key=lambda group: group[0][depth])
@@ -132,10 +197,10 @@ def _evaluated(
     best, since = None, 0
     for _, groups_of_depth in itertools.groupby(groups, key=lambda group: group[0].get(depth)):
         for group in groups_of_depth:
-            if trials and not monitor.has_time():
+            if (trials or known) and not monitor.has_time():
                 return trials
             of_group = _of_group(recipe, group, split, key, monitor)
-            if trials and monitor.ended != "finished":
+            if (trials or known) and monitor.ended != "finished":
                 return trials
             trials += of_group
         current = min(trials, key=lambda trial: trial.loss)
@@ -159,15 +224,21 @@ def _of_group(
         if len(some) == len(runs[:folds]):
             # Weighted not fold by fold: a row counts by its own weight in every fold.
             losses = weights * np.concatenate([run.rows for run in some]) / weights.mean()
-            evaluated.append(_Evaluated(options, losses, float(np.mean([run.size for run in some]))))
+            size = float(np.mean([run.size for run in some]))
+            evaluated.append(_Evaluated(options, losses, size, len(split.table.x)))
     return evaluated
 
 
-def _chosen(trials: list[_Evaluated]) -> tuple[list[Trial], dict[str, Any]]:
-    """Returns all trials, and the options of the smallest model within one standard error of the best."""
+def _chosen(trials: list[_Evaluated], left: Sequence[_Evaluated] = ()) -> tuple[list[Trial], dict[str, Any]]:
+    """Returns all trials, and the options of the smallest model within one standard error of the best.
+
+    Args:
+      trials: the trials to choose from.
+      left: trials on fewer rows, which are only reported.
+    """
     best = min(trials, key=lambda trial: trial.loss)
     if not np.isfinite(best.losses).all():
-        raise FloatingPointError("no combination of the grid found anything finite: try a smaller learning_rate")
-    summaries = [Trial(one.options, one.loss, one.error(best), one.size) for one in trials]
-    near = [trial for trial in summaries if trial.loss - best.loss <= trial.error]
+        raise FloatingPointError("no combination found anything finite: try a smaller learning_rate")
+    summaries = [Trial(one.options, one.loss, one.error(best), one.size, one.rows) for one in [*trials, *left]]
+    near = [trial for trial in summaries[: len(trials)] if trial.loss - best.loss <= trial.error]
     return summaries, min(near, key=lambda trial: (trial.size, trial.loss)).options

@@ -1,0 +1,119 @@
+"""Search spaces: ranges and choices by the name of the option, and quasi-random draws from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import Array
+import numpy as np
+
+from jtrees.validation import quoted
+
+_DRAWS = 2**31 - 2  # makes the key of the draws from that of a sweep
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A range of numbers of an option, all equally likely.
+
+    Whole numbers are choices: ``range(2, 7)``.
+
+    Attributes:
+      low: the lower bound, finite.
+      high: the upper bound, finite and above ``low``.
+
+    Example:
+      >>> jtrees.Uniform(0.0, 0.5).quantile(np.array([0.0, 0.5, 1.0]))
+      array([0.  , 0.25, 0.5 ])
+    """
+
+    low: float
+    high: float
+
+    def quantile(self, part: np.ndarray) -> np.ndarray:
+        """Returns the numbers below which these parts (from 0 to 1) of the draws lie on average; the same shape."""
+        return np.clip((1 - part) * self.low + part * self.high, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """A range of positive numbers of an option, whose logarithms are equally likely.
+
+    Attributes:
+      low: the lower bound, finite and above 0.
+      high: the upper bound, finite and above ``low``.
+
+    Example:
+      >>> jtrees.LogUniform(1e-3, 1e-1).quantile(np.array([0.0, 0.5, 1.0])).round(6)
+      array([0.001, 0.01 , 0.1  ])
+    """
+
+    low: float
+    high: float
+
+    def quantile(self, part: np.ndarray) -> np.ndarray:
+        """Returns the numbers below which these parts (from 0 to 1) of the draws lie on average; the same shape."""
+        return np.clip(np.exp((1 - part) * np.log(self.low) + part * np.log(self.high)), self.low, self.high)
+
+
+def drawn(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
+    """Returns quasi-random draws from a space: the first points of a scrambled Sobol sequence.
+
+    Equal arguments give equal draws. More draws with the same key begin with the same draws.
+
+    Args:
+      space: ranges, or sequences of choices, by the name of the option.
+      count: number of draws, at least 1.
+      key: random key.
+
+    Raises:
+      ValueError: for a space that is empty or not a mapping, a range of other than two finite numbers in ascending
+        order, a ``LogUniform`` range that begins at or below 0, or no choices.
+    """
+    from scipy.stats import qmc  # jax needs SciPy, but does not import this slow part of it
+
+    space = _checked(space)
+    seed = np.asarray(jax.random.key_data(jax.random.fold_in(key, _DRAWS))).ravel()
+    engine = qmc.Sobol(len(space), rng=np.random.default_rng(seed))
+    # The sequence is balanced over powers of two, and SciPy warns of other numbers of points.
+    points = engine.random_base2((count - 1).bit_length())[:count]
+    values = [_values(one, part) for one, part in zip(space.values(), points.T, strict=True)]
+    return [dict(zip(space, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _values(one: Any, part: np.ndarray) -> list[Any]:
+    """Returns the values of a range or of choices at these parts, from 0 to below 1."""
+    if isinstance(one, (Uniform, LogUniform)):
+        return one.quantile(part).tolist()
+    return [one[i] for i in (part * len(one)).astype(int)]
+
+
+def _checked(space: Any) -> dict[str, Any]:
+    """Returns a checked space, with choices as lists."""
+    if not isinstance(space, Mapping) or not space:
+        example = '{"learning_rate": jtrees.LogUniform(1e-3, 0.1), "depth": (3, 4, 5)}'
+        raise ValueError(f"space must hold ranges or choices by name, such as {example}, got {quoted(space)}")
+    return {str(name): _checked_values(f"space[{quoted(str(name))}]", values) for name, values in space.items()}
+
+
+def _checked_values(name: str, values: Any) -> Any:
+    """Returns a checked range, or choices as a list."""
+    if isinstance(values, (Uniform, LogUniform)):
+        positive = isinstance(values, LogUniform)
+        bounds = values.low, values.high
+        if not all(map(_is_finite, bounds)) or not values.low < values.high or (positive and not values.low > 0):
+            low = "above 0 and below high" if positive else "below high"
+            raise ValueError(f"{name} must be a range of two finite numbers with low {low}, got {quoted(values)}")
+        return values
+    try:
+        choices = list(values)
+    except TypeError:
+        choices = []
+    if isinstance(values, str) or not choices:
+        raise ValueError(f"{name} must be Uniform, LogUniform or at least one choice, got {quoted(values)}")
+    return choices
+
+
+def _is_finite(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf" and bool(np.isfinite(value))
