@@ -10,8 +10,8 @@ import numpy as np
 
 from jtrees import pytree, sharding, tasks, validation as checks
 from jtrees.data.columns import Columns
+from jtrees.data.constraints import checked_signs
 from jtrees.data.frame import read_frame
-from jtrees.data.signs import checked_signs
 from jtrees.training import Batch
 
 

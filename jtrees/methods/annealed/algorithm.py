@@ -345,12 +345,13 @@ class Annealed(Recipe):
                 some, weight = drawn_rows(table.y, table.weight, most, task, np.random.default_rng(0))
                 rows = Batch(table.x[some], table.y[some], weight)  # type: ignore[arg-type]
             # As in scaled data, a feature in which predictions must not rise has the other sign.
-            signs = None if table.monotone is None else np.where(np.less(table.monotone, 0), -1, 1).astype(rows.x.dtype)
-            rows = rows if signs is None else rows._replace(x=rows.x * signs)
-            monotone = None if signs is None else np.not_equal(table.monotone, 0)
+            monotone, signs = None, np.ones(table.x.shape[1], np.float32)
+            if table.monotone is not None:
+                monotone, signs = np.not_equal(table.monotone, 0), np.where(np.less(table.monotone, 0), -signs, signs)
+                rows = rows._replace(x=rows.x * signs.astype(rows.x.dtype))
             of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves, monotone=monotone)
             tree = monitor.part(0.5).on_rows(of_cart, rows)
-            carts[0].append(tree if signs is None else tree.replace(weights=np.asarray(tree.weights) * signs))
+            carts[0].append(tree.replace(weights=np.asarray(tree.weights) * signs))
         return carts
 
 

@@ -1,4 +1,4 @@
-"""The argument ``monotone``: in which features predictions must not fall, or must not rise."""
+"""Constraints by column: in which predictions must not fall or not rise, and which may meet in a split."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,14 +23,14 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
     """
     if monotone is None:
         return None
-    names = list(range(features)) if columns is None else list(columns.columns)
+    names = _names(columns, features)
     if not isinstance(monotone, Mapping):
         if not isinstance(monotone, (Sequence, np.ndarray)) or isinstance(monotone, str) or len(monotone) != len(names):
             raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
         monotone = dict(enumerate(monotone))
     signs, place = [0] * features, _places(columns, features)
     for column, sign in monotone.items():
-        name = _name_of(column, names)
+        name = _name_of(column, names, "monotone")
         if isinstance(sign, bool) or sign not in (-1, 0, 1):
             raise ValueError(f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {name!r}")
         if sign:
@@ -38,13 +38,43 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
     return tuple(signs) if any(signs) else None
 
 
-def _name_of(column: Any, names: list[Any]) -> Any:
+def checked_groups(interactions: Any, columns: Columns | None, features: int) -> np.ndarray | None:
+    """Returns the number of the group of each feature, ``(features,)``; None if all may meet.
+
+    Args:
+      interactions: groups of columns by name or number, the others being one more group; ``"none"``: each column is a
+        group; None: all columns may meet.
+      columns: the columns of a raw table, or None.
+      features: number of features.
+
+    Raises:
+      ValueError: for an unknown column, and for groups that overlap.
+    """
+    if interactions is None:
+        return None
+    names = _names(columns, features)
+    of_name = {name: number for number, name in enumerate(names)} if interactions == "none" else {}
+    for number, group in enumerate(() if interactions == "none" else interactions):
+        for column in group:
+            name = _name_of(column, names, "interactions")
+            if name in of_name:
+                raise ValueError(f"interactions must be groups that do not overlap, got {checks.quoted(name)} twice")
+            of_name[name] = number
+    sizes = [1] * features if columns is None else [len(one.features(name)) for name, one in columns.columns.items()]
+    return np.repeat([of_name.get(name, len(names)) for name in names], sizes)
+
+
+def _names(columns: Columns | None, features: int) -> list[Any]:
+    return list(range(features)) if columns is None else list(columns.columns)
+
+
+def _name_of(column: Any, names: list[Any], argument: str) -> Any:
     """Returns the name of a column given by name or by number."""
     if column in names and not isinstance(column, bool):
         return column
     whole = isinstance(column, (int, np.integer)) and not isinstance(column, bool)
     if not whole or not 0 <= column < len(names):
-        raise ValueError(f"monotone must name columns of x, {checks.quoted_list(names)}, got {checks.quoted(column)}")
+        raise ValueError(f"{argument} must name columns of x, {checks.quoted_list(names)}, got {checks.quoted(column)}")
     return names[int(column)]
 
 
