@@ -31,12 +31,14 @@ class TreeEstimator(BaseEstimator):
         *,
         random_state: Any = None,
         validation_fraction: float | None = None,
+        monotonic_cst: Any = None,
         max_seconds: float | None = None,
         progress: bool = False,
     ):
         self.recipe = recipe
         self.random_state = random_state
         self.validation_fraction = validation_fraction
+        self.monotonic_cst = monotonic_cst
         self.max_seconds = max_seconds
         self.progress = progress
 
@@ -81,6 +83,7 @@ class TreeEstimator(BaseEstimator):
         if self.random_state is None and distributed.is_shared():  # each process has a generator of its own
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
+        options["monotone"] = self.monotonic_cst
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # here, as it takes long to import
 

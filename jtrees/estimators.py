@@ -44,6 +44,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
       random_state: seed, generator, or None for another model at every fit.
       validation_fraction: fraction of the rows held out as a validation set, unweighted; None: none. See the recipe for
         its use.
+      monotonic_cst: in which columns predictions must not fall or not rise, as ``monotone`` of :func:`jtrees.fit`:
+        signs by name, or a sign for each column. The default recipe then has constant leaves.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
       loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,
@@ -85,18 +87,19 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         *,
         random_state: Any = None,
         validation_fraction: float | None = None,
+        monotonic_cst: Any = None,
         max_seconds: float | None = None,
         progress: bool = False,
         loss: Any = "squared_error",
         quantile: float | tuple[float, ...] | None = None,
     ):
-        common: Any = {"validation_fraction": validation_fraction, "max_seconds": max_seconds, "progress": progress}
-        super().__init__(recipe, random_state=random_state, **common)
+        common: Any = {"validation_fraction": validation_fraction, "monotonic_cst": monotonic_cst}
+        super().__init__(recipe, random_state=random_state, max_seconds=max_seconds, progress=progress, **common)
         self.loss = loss
         self.quantile = quantile
 
     def _recipe(self) -> Any:
-        if self.recipe is None and self.loss != "squared_error":
+        if self.recipe is None and (self.loss != "squared_error" or self.monotonic_cst is not None):
             return self.default_recipe.replace(leaves="constant")
         return super()._recipe()
 

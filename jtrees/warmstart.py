@@ -14,7 +14,14 @@ _ROUNDING = 1e-6  # of sums of weights, relative
 
 
 def cart_regressor(
-    x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None, min_weight: float = 0.0
+    x: Any,
+    y: Any,
+    depth: SupportsIndex,
+    *,
+    seed: int = 0,
+    sample_weight: Any = None,
+    min_weight: float = 0.0,
+    monotone: Any = None,
 ) -> ObliqueTree:
     """Grows scikit-learn's regression tree and returns it as an ObliqueTree (GET, section 3.4: warm start).
 
@@ -25,6 +32,7 @@ def cart_regressor(
       seed: CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
       min_weight: least sum of the weights of the samples of a leaf, without weights least number of samples.
+      monotone: features in which predictions must not fall, ``(p,)`` bool; None: of none. For one target.
 
     Returns:
       A tree of that depth with leaves of means, ``(leaves,)`` or ``(leaves, k)``.
@@ -35,25 +43,32 @@ def cart_regressor(
     """
     x = validation.check_x(x)
     y = np.asarray(validation.check_targets(y, len(x)))
-    tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight)
+    tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, monotone)
     # scikit-learn drops the axis of a single column.
     return tree.replace(leaves=Values(tree.leaves.values.reshape(-1, *y.shape[1:])))
 
 
 def cart_classifier(
-    x: Any, y: Any, depth: SupportsIndex, *, seed: int = 0, sample_weight: Any = None, min_weight: float = 0.0
+    x: Any,
+    y: Any,
+    depth: SupportsIndex,
+    *,
+    seed: int = 0,
+    sample_weight: Any = None,
+    min_weight: float = 0.0,
+    monotone: Any = None,
 ) -> ObliqueTree:
     """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
 
     Arguments and errors are those of :func:`cart_regressor`, but y holds classes, ``(n,)``; leaves are ``(leaves, k)``
-    for the k classes that are present, sorted.
+    for the k classes that are present, sorted. ``monotone`` is for two classes, of the probability of the second.
     """
     x, y = validation.check_x(x), np.asarray(y)
-    return _grown("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight)
+    return _grown("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight, monotone)
 
 
 def _grown(
-    kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_weight: Any, min_weight: float
+    kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_weight: Any, min_weight: float, monotone: Any
 ) -> ObliqueTree:
     try:
         from sklearn import tree
@@ -67,6 +82,8 @@ def _grown(
         options: Any = {"min_samples_split": len(x) + 1}
     else:
         options = {"min_weight_fraction_leaf": least / total if least > 0 else 0.0}
+    if monotone is not None:
+        options["monotonic_cst"] = np.asarray(monotone).astype(np.int8)
     model = getattr(tree, kind)(max_depth=depth, random_state=seed, **options)
     with warnings.catch_warnings():  # a warning about many classes in few rows
         warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")

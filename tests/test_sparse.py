@@ -173,3 +173,62 @@ def test_a_deadline_ends_the_training_and_not_the_removal(monkeypatch):
 def test_bad_options_are_refused(recipe, message):
     with pytest.raises(ValueError, match=message):
         kinds.checked(recipe).check(jtrees.Regression(), (100, 4))
+
+
+# --- Groups of columns -----------------------------------------------------------------------------------------------
+
+
+def groups_in_splits(tree, owner):
+    """The groups in each split."""
+    return [set(np.asarray(owner)[row != 0]) for row in np.asarray(tree.weights)]
+
+
+@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
+def test_a_split_has_the_columns_of_one_group(groups):
+    x, y = plane(p=6)
+    recipe = jtrees.Sparse(jtrees.GET(depth=2, starts=2, epochs=60), interactions=groups, epochs=60)
+    fit = jtrees.fit(recipe, x, y, key=KEY)
+    owner = [next((number for number, group in enumerate(groups) if j in group), 2) for j in range(6)]
+    assert all(len(one) <= 1 for one in groups_in_splits(fit.tree, owner))
+    report = fit.report.search
+    assert report.groups[0] == 3 and report.groups[-1] == 1 and len(report.groups) == len(report.losses)
+    true_groups = groups == [[0, 1], [2, 3]]
+    assert (fit.loss < 0.2) == true_groups  # the targets step along columns 0 and 1, and along 2 and 3
+
+
+def test_without_interactions_splits_are_axis_aligned_and_trained():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (400, 4))
+    y = 2.0 * ((x[:, 0] > 0.2) ^ (x[:, 1] > -0.3)) + 0.05 * rng.normal(size=400)  # greedy splits gain nothing
+    recipe = jtrees.Sparse(jtrees.GET(depth=2, starts=8, epochs=300, cart=False), interactions="none", epochs=100)
+    fit = jtrees.fit(recipe, x, y, key=KEY)
+    assert (columns_of(fit.tree) == 1).all() and fit.kind.startswith("axis-aligned")
+    assert fit.loss < 0.2
+
+
+def test_groups_by_name_of_a_raw_table():
+    x, y = plane(p=4)
+    frame = pd.DataFrame(x, columns=["lat", "lon", "income", "age"])
+    frame.loc[::9, "lat"] = np.nan
+    recipe = jtrees.Sparse(GET, interactions=(("lat", "lon"), ("income", "age")), epochs=20)
+    fit = jtrees.fit(recipe, frame, y, key=KEY)
+    assert fit.model.columns.feature_names == ["lat", "[lat missing]", "lon", "income", "age"]
+    assert all(len(one) <= 1 for one in groups_in_splits(fit.tree, [0, 0, 0, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([["lat"], ["lon", "lat"]], "interactions must be groups that do not overlap, got 'lat' twice"),
+        ([["lat", "height"]], r"interactions must name columns of x, .*'lat'.*, got 'height'"),
+        ([[7]], "interactions must name columns of x, .*, got 7"),
+        (["lat", "lon"], "interactions must be groups of columns, such as .*, got"),
+        ([[]], "interactions must be groups of columns"),
+        ("all", "interactions must be groups of columns, .*, got 'all'"),
+    ],
+)
+def test_bad_groups(groups, message):
+    x, y = plane(p=4)
+    frame = pd.DataFrame(x, columns=["lat", "lon", "income", "age"])
+    with pytest.raises(ValueError, match=message):
+        jtrees.fit(jtrees.Sparse(GET, interactions=groups), frame, y, key=KEY)

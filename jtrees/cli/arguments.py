@@ -40,6 +40,9 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="its options, such as depth=3 or base.depth=3")
     add("--loss", metavar="NAME", help=f"of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
     add("--quantile", type=float, metavar="LEVEL", help="with --loss quantile: its level (default: 0.5)")
+    add(
+        "--monotone", nargs="+", default=[], metavar="COLUMN=SIGN", help="1: the prediction must not fall; -1: nor rise"
+    )
     add("--seed", type=int, default=0)
     add("--max-seconds", type=float, help="ends the fit with the best model so far")
 
@@ -48,6 +51,7 @@ def estimator_of(
     options: argparse.Namespace, recipe: jtrees.Recipe, task: Task, max_seconds: float | None = None
 ) -> Any:
     common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
+    common["monotonic_cst"] = signs_of(options)
     if task == "classification":
         return TreeClassifier(recipe, **common)
     return TreeRegressor(recipe, loss=options.loss or LOSSES[0], quantile=options.quantile, **common)
@@ -80,8 +84,8 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
       ValueError: for an unknown option.
     """
     recipe = DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
-    if options.recipe is None and task == "regression" and options.loss not in (None, LOSSES[0]):
-        recipe = recipe.replace(leaves="constant")  # linear ones are of least squares
+    if options.recipe is None and (options.monotone or options.loss not in (None, LOSSES[0])):
+        recipe = recipe.replace(leaves="constant")  # linear ones are of least squares, and keep no order
     for given in options.set:
         name, equals, value = given.partition("=")
         if not name or not equals:
@@ -90,6 +94,21 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
             value = ast.literal_eval(value)
         recipe = with_options(recipe, {name.replace(".", "__"): value})
     return recipe
+
+
+def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
+    """Returns the signs of the monotone columns by name, or None.
+
+    Raises:
+      DataError: for arguments that are not ``COLUMN=SIGN``.
+    """
+    signs = {}
+    for given in options.monotone:
+        name, _, sign = given.rpartition("=")
+        if not name or sign not in ("1", "+1", "-1"):
+            raise DataError(f"--monotone must be COLUMN=1 or COLUMN=-1, got {validation.quoted(given)}")
+        signs[name] = int(sign)
+    return signs or None
 
 
 def recipe_named(text: str) -> jtrees.Recipe:

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import compilation, distributed, io, pytree, sharding, tasks
+from jtrees import compilation, distributed, io, pytree, segments, sharding, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import kind_of, refit_hierarchical
+from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
@@ -36,7 +37,7 @@ class Scaling:
 
     Attributes:
       x_center: subtracted from the features, ``(p,)``.
-      x_unit: divides the centred features, ``(p,)``.
+      x_unit: divides the centred features, ``(p,)``; negative where predictions must not rise.
       x_most: absolute value at which scaled features are clipped.
       constant: columns treated as constant, and scaled to 0, ``(p,)`` bool.
       y_low: offset of the targets, ``()`` or ``(k,)``, such as the smallest; None in classification.
@@ -74,6 +75,10 @@ class Scaling:
         y_zero: Any = None if y_mean is None else np.where(np.abs(y_mean) > _FAR * y_unit, y_mean, 0).astype(np.float32)
         origin = Origin(x_zero, y_zero) if x_zero.any() or (y_zero is not None and y_zero.any()) else None
         return cls(center, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
+
+    def oriented(self, signs: tuple[int, ...] | None) -> "Scaling":
+        """Returns a scaling that also changes the sign of features of sign -1; None: the same scaling."""
+        return self if signs is None else self.replace(x_unit=np.where(np.less(signs, 0), -self.x_unit, self.x_unit))
 
     def transform(self, x: Any) -> Any:
         """Returns scaled features in float32; JAX arrays are scaled in their own precision."""
@@ -204,10 +209,21 @@ class Data(NamedTuple):
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
         fit = partial(refit_hierarchical, empty, strength=strength) if shrink else empty.refit
         if task.in_units:
-            return splits.with_absolute(fit(leaf, x, y, weight)), np.nan
+            return self.ordered(splits.with_absolute(fit(leaf, x, y, weight)), leaf), np.nan
         scaled = (y - self.scaling.y_low) / self.scaling.y_unit
         restored = splits.replace(leaves=self.scaling.restore_leaves(fit(leaf, x, scaled, weight)))
-        return self.with_common(restored, leaf), np.nan
+        return self.ordered(self.with_common(restored, leaf), leaf), np.nan
+
+    def ordered(self, tree: ObliqueTree, leaf: np.ndarray | None = None) -> ObliqueTree:
+        """Returns the tree with leaves in the order of the table's monotone features; ``leaf`` is that of each row."""
+        if self.table.monotone is None:
+            return tree
+        leaf = np.asarray(tree.leaf_index(self.table.x)) if leaf is None else leaf
+        weight = segments.sums(ones_or(self.table.weight, self.table.x), leaf, len(tree.bias) + 1)
+        on_host = tree.replace(weights=np.asarray(tree.weights), bias=np.asarray(tree.bias))
+        on_host = on_host.replace(leaves=tree.leaves.with_outputs(np.asarray))
+        monotone = np.not_equal(self.table.monotone, 0)
+        return tree.replace(leaves=ordered_leaves(on_host, monotone, weight, self.table.task).leaves)
 
     def with_common(self, tree: ObliqueTree, leaf: np.ndarray) -> ObliqueTree:
         """Returns the tree, with exactly the one value of the targets in leaves whose predictions are this value up to

@@ -10,6 +10,7 @@ import numpy as np
 
 from jtrees import pytree, sharding, tasks, validation as checks
 from jtrees.data.columns import Columns
+from jtrees.data.constraints import checked_signs
 from jtrees.data.frame import read_frame
 from jtrees.training import Batch
 
@@ -24,6 +25,7 @@ class Table:
       weight: weights above 0, ``(n,)``, of which only the ratios matter; None: equal weights.
       task: what is predicted.
       columns: the columns of the raw table that x was, or None.
+      monotone: the sign of each feature in which predictions must not fall, 1, or not rise, -1, else 0; None: of none.
     """
 
     x: np.ndarray
@@ -31,6 +33,7 @@ class Table:
     weight: np.ndarray | None
     task: tasks.Task = pytree.field(pytree_node=False)
     columns: Columns | None = pytree.field(pytree_node=False, default=None)
+    monotone: tuple[int, ...] | None = pytree.field(pytree_node=False, default=None)
 
     def rows(self, chosen: Any) -> "Table":
         """Returns a subset of the rows."""
@@ -81,10 +84,12 @@ def checked_table(
     sample_weight: Any,
     task: Literal["regression", "classification"] | tasks.Task,
     targets: Callable[[Any, Any], Any] = lambda x, y: y,
+    monotone: Any = None,
 ) -> Table:
     """Returns the checked training data, without rows of weight 0.
 
-    ``targets(x, y)`` derives the targets from the features, where a recipe does so.
+    ``targets(x, y)`` derives the targets from the features, where a recipe does so. ``monotone`` is the argument of
+    :func:`jtrees.fit`.
 
     Raises:
       ValueError: naming the argument, what was expected and what came.
@@ -111,7 +116,7 @@ def checked_table(
             checks.check_targets(y, len(x))  # names the constant column
     if (factors := task.row_weights(y)) is not None:
         weight = factors / factors.max() if weight is None else weight * factors / (weight * factors).max()
-    table = Table(x, y, weight, task, columns)
+    table = Table(x, y, weight, task, columns, checked_signs(monotone, columns, x.shape[1]))
     _check_range(table)
     return table
 

@@ -91,6 +91,9 @@ class Bagged(Recipe):
     def scaling(self, table: Table) -> Scaling:
         return self.base.scaling(table)
 
+    def keeps_monotone(self, task: Task) -> bool:
+        return self.base.keeps_monotone(task)
+
     def tree_leaves(self, task: Task) -> None:
         return None
 

@@ -61,6 +61,9 @@ class BestOf(Recipe):
     def scaling(self, table: Table) -> Scaling:
         return self.base.scaling(table)
 
+    def keeps_monotone(self, task: Task) -> bool:
+        return self.base.keeps_monotone(task)
+
     def tree_leaves(self, task: Task) -> str | None:
         return self.base.tree_leaves(task)
 

@@ -132,6 +132,9 @@ class Boosted(Recipe):
     def scaling(self, table: Table) -> Scaling:
         return self.base.scaling(table)
 
+    def keeps_monotone(self, task: Task) -> bool:
+        return self.base.keeps_monotone(of_base(task))
+
     def tree_leaves(self, task: Task) -> None:
         return None
 

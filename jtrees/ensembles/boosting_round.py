@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, losses, ops, sharding
+from jtrees import leaves as kinds, losses, ops, segments, sharding
+from jtrees.monotone import ordered_leaves
 from jtrees.search import Run
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
@@ -121,7 +122,7 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     loss, batch, weight = run.task.loss_function, run.batch, run.weight
     tree = splits.replace(weights=splits.weights * features)
     leaf = ops.hard(tree.weights, tree.bias, batch.x)
-    fitted = _leaves(run, state, leaf, len(tree.bias) + 1, features)
+    fitted = _leaves(run, state, tree, leaf, features)
     finite &= jnp.isfinite(state.outputs + fitted.at(leaf, batch.x)).all()
     tree = jax.tree.map(lambda a: jnp.where(finite, a, 0), tree.replace(leaves=fitted))
     outputs = state.outputs + tree.leaves.at(leaf, batch.x)
@@ -133,9 +134,10 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     return state._replace(outputs=outputs, validated=validated), (tree, lost, before, after, finite)
 
 
-def _leaves(run: Run, state: State, leaf: Array, leaves: int, features: Array) -> Any:
+def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: Array) -> Any:
     """Returns what the leaves of a tree add to the outputs."""
     recipe, steps, batch, weight = run.recipe, steps_of(run.task), run.batch, run.weight
+    leaves = len(splits.bias) + 1
     if recipe.base.tree_leaves(steps) == "linear":
         step, share = _newton(run.task.loss_function, state.outputs, batch.y, weight)
         empty = kinds.kind_of("linear", steps).empty(leaves, batch.x.shape[1], run.task.shape, batch.x.dtype)
@@ -143,7 +145,19 @@ def _leaves(run: Run, state: State, leaf: Array, leaves: int, features: Array) -
     else:
         newton = run.task.loss_function.steps
         fitted = kinds.Values(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2 * state.curvature))
+        if run.monotone is not None:
+            fitted = _ordered(run, state, splits.replace(leaves=fitted), leaf).leaves
     return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
+
+
+def _ordered(run: Run, state: State, tree: ObliqueTree, leaf: Array) -> ObliqueTree:
+    """Returns the tree of a round with leaves in the order of the monotone features.
+
+    The quadratic approximation of the loss of a leaf has the curvatures of its rows as weights.
+    """
+    assert run.monotone is not None
+    _, share = _newton(run.task.loss_function, state.outputs, run.batch.y, run.weight)
+    return ordered_leaves(tree, run.monotone, segments.sums(share, leaf, len(tree.bias) + 1), run.task)
 
 
 def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:

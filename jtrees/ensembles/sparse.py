@@ -1,4 +1,4 @@
-"""Trees whose splits have few terms, so that the tree that is read is the tree that was scored."""
+"""Trees whose splits have few terms, or columns of one group: the tree that is read is the tree that was scored."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ import optax
 
 from jtrees import blocking, leaves as kinds, pytree, topology, training
 from jtrees.data import Data, Scaling, Table
+from jtrees.data.constraints import checked_groups
 from jtrees.methods.annealed.get import get
 from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.minibatch import prediction_loss
@@ -33,19 +34,32 @@ class SparseReport(Report):
     """The report of :class:`jtrees.Sparse`.
 
     Attributes:
-      terms: the numbers of columns that were tried, decreasing, ``(tries,)``.
+      terms: the largest number of columns in a split of each tree that was tried, ``(tries,)``.
       losses: the loss of the tree with each, on ``validation`` if given, else on the training data, ``(tries,)``.
       base: the report of the base.
+      groups: the largest number of groups in a split of each of these trees, ``(tries,)``; None without groups.
     """
 
     terms: np.ndarray
     losses: np.ndarray
     base: Any
+    groups: np.ndarray | None = None
+
+
+def _checked_interactions(name: str, value: Any) -> Any:
+    """Returns checked groups as tuples, or ``"none"`` or None."""
+    if value is None or (isinstance(value, str) and value == "none"):
+        return value
+    groups = value if isinstance(value, (list, tuple)) else ()
+    if not groups or not all(isinstance(group, (list, tuple)) and len(group) for group in groups):
+        expected = f'{name} must be groups of columns, such as [["lat", "lon"], ["age"]], or "none"'
+        raise ValueError(f"{expected}, got {quoted(value)}")
+    return tuple(tuple(group) for group in groups)
 
 
 @pytree.dataclass(kw_only=True)
 class Sparse(Recipe):
-    """The tree of another recipe with at most so many columns in a split.
+    """The tree of another recipe with at most so many columns in a split, or with the columns of one group alone.
 
     Step by step, about a seventh of the terms of each split is removed, those of the smallest weight times deviation on
     the rows that reach the split; the terms that remain are then trained from where they are, as by GET under
@@ -54,11 +68,17 @@ class Sparse(Recipe):
     levels, a date has month and weekday, a column with gaps has an indicator. After a deadline or Ctrl-C the other
     terms are removed at once, without training.
 
+    With ``interactions`` groups are removed first, in the same way, until each split has the columns of one group.
+    Which group it is, each split finds for itself.
+
     The report is a :class:`jtrees.ensembles.SparseReport`.
 
     Attributes:
       base: a recipe whose model is a tree.
       terms: largest number of columns in a split, which may be printed as more terms.
+      interactions: groups of columns that may meet in a split, by name or number: ``[["lat", "lon"], ["income",
+        "age"]]``. The columns in no group are one more group. ``"none"``: each split has one column, as in CART, but
+        all splits are trained together by gradients. None: all columns may meet.
       epochs: updates after each step.
       learning_rate: initial learning rate of each step, with cosine decay.
       shrink: whether constant leaves are finally drawn towards their ancestors', as in :class:`jtrees.GET`.
@@ -74,6 +94,7 @@ class Sparse(Recipe):
 
     base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
     terms: int = options.count(5)
+    interactions: Any = options.static(None, _checked_interactions)
     epochs: int = options.count(300)
     learning_rate: float = options.positive(0.01)
     shrink: bool = options.flag(True)
@@ -87,6 +108,7 @@ class Sparse(Recipe):
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
     def scaling(self, table: Table) -> Scaling:
+        checked_groups(self.interactions, table.columns, table.x.shape[1])  # before the search
         return self.base.scaling(table)
 
     def tree_leaves(self, task: Task) -> str | None:
@@ -99,27 +121,48 @@ class Sparse(Recipe):
         finished = self.base.finish(result, data, key=key, monitor=monitor)
         leaves = self.base.tree_leaves(data.table.task)
         assert finished.tree is not None and leaves is not None
-        trees = self._thinned(finished.tree, leaves, data, monitor)
-        tree = trees[min(trees)].merged()
-        losses = np.array([data.loss(one) for one in trees.values()])
-        report = SparseReport(terms=np.array(list(trees)), losses=losses, base=finished.report)
+        columns, features = _columns(data, data.table.x.shape[1]), data.table.x.shape[1]
+        groups = checked_groups(self.interactions, data.table.columns, features)
+        trees = self._thinned(finished.tree, leaves, data, monitor, columns, groups)
+        tree = trees[-1].merged()
+        of = lambda owner: np.array([_most(np.asarray(one.weights), owner) for one in trees])
+        losses, of_groups = np.array([data.loss(one) for one in trees]), None if groups is None else of(groups)
+        report = SparseReport(terms=of(columns), losses=losses, base=finished.report, groups=of_groups)
         return Finished(tree, tree, data.loss(tree), report)
 
-    def _thinned(self, tree: ObliqueTree, leaves: str, data: Data, monitor: Monitor) -> dict[int, ObliqueTree]:
-        """Returns the tree, and trees with fewer and fewer terms, by their largest numbers of terms."""
+    def _thinned(
+        self,
+        tree: ObliqueTree,
+        leaves: str,
+        data: Data,
+        monitor: Monitor,
+        columns: np.ndarray,
+        groups: np.ndarray | None,
+    ) -> list[ObliqueTree]:
+        """Returns the tree, and trees with fewer and fewer groups and terms.
+
+        Args:
+          tree: the tree.
+          leaves: the kind of its leaves.
+          data: the data.
+          monitor: the monitor.
+          columns: the column of each feature.
+          groups: the group of each feature, or None.
+        """
         task, p = data.table.task, data.table.x.shape[1]
-        owner = _columns(data, p)
         splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
         weights, bias = np.array(splits.weights, np.float64), np.array(splits.bias, np.float64)
-        most = max(1, int(_terms(weights, owner).max(initial=0)))
-        trees, wanted = {most: tree}, self.terms
-        steps = _steps(most, wanted)
+        trees, most = [tree], _most(weights, columns)
+        steps = [] if groups is None else [(groups, count) for count in _steps(_most(weights, groups), 1)]
+        if groups is not None:
+            most = min(most, max(len(np.unique(columns[groups == group])) for group in np.unique(groups)))
+        steps += [(columns, count) for count in _steps(most, self.terms)]
         validation = None if data.validation is None else data.scaling.batch(data.validation)
         elements = self.epochs * bias.size * len(data.batch.x) * max(1, p // _FEATURES_OF_AN_ELEMENT)
         with monitor.over(len(steps), type(self).__name__) as show:
-            for done, terms in enumerate(steps):
+            for done, (owner, terms) in enumerate(steps):
                 in_time = monitor.has_time(blocking.seconds_of_step(elements))
-                if not in_time and terms != wanted:
+                if not in_time and terms != (self.terms if owner is columns else 1):
                     continue
                 weights, bias = _without_least(weights, bias, owner, terms, data.batch)
                 if in_time:
@@ -129,7 +172,7 @@ class Sparse(Recipe):
                     weights, bias = np.array(weights, np.float64), np.array(bias, np.float64)
                 thin = ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), None)
                 restored = data.scaling.replace(origin=tree.origin).restore_splits(thin)
-                trees[terms] = data.refit(restored, leaves, shrink=self.shrink and leaves == "constant")[0]
+                trees.append(data.refit(restored, leaves, shrink=self.shrink and leaves == "constant")[0])
         return trees
 
 
@@ -150,9 +193,9 @@ def _columns(data: Data, p: int) -> np.ndarray:
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def _terms(weights: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Returns the number of columns in each split, ``(nodes,)``."""
-    return np.array([len(np.unique(owner[row != 0])) for row in weights])
+def _most(weights: np.ndarray, owner: np.ndarray) -> int:
+    """Returns the largest number of columns or groups in a split, at least 1."""
+    return max(1, *(len(np.unique(owner[row != 0])) for row in weights))
 
 
 def _without_least(

@@ -16,6 +16,7 @@ import numpy as np
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.data import Data
+from jtrees.monotone import ascending, without_negative
 from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
@@ -70,6 +71,7 @@ def dgt(
     refit: bool = False,
     l1: float | Array = 0.0,
     l2: float | Array = 0.0,
+    monotone: Array | None = None,
     implementation: Implementation = None,
 ) -> training.Method:
     """Returns the DGT method, which trains the hard tree by the dense gradient of :func:`jtrees.routing.path_sum`.
@@ -87,6 +89,8 @@ def dgt(
       refit: whether hardening refits the leaves (means of targets or class frequencies) or keeps the trained ones.
       l1: strength of ``sum |w|`` over the collapsed split weights, without biases.
       l2: strength of ``sum w^2`` over the same weights.
+      monotone: features in which predictions must not fall, ``(p,)`` bool, or None: their negative weights count as
+        0, and initial leaves rise from left to right.
       implementation: implementation of the outputs and their gradient, XLA or a kernel: see :mod:`jtrees.ops`.
 
     Raises:
@@ -101,21 +105,35 @@ def dgt(
     def init(batch: Batch, *, key: Array) -> ChainedTree:
         task.check(batch.y)
         chain = random_chain(key, depth, batch.x.shape[1], widths, task.shape, batch.x.dtype)
+        if monotone is not None:
+            chain = chain.replace(leaves=chain.leaves.with_outputs(partial(ascending, task=task)))
         if task.is_least_squares:
             return chain
         values = chain.leaves.values - (0 if task.link_name in ("identity", "sorted") else 0.5)
         return chain.replace(leaves=kinds.kind_of("constant", task).empty(1, 1, task.shape).replace(values=values))
 
     def total(params: ChainedTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        tree, (x, y, weight) = params.tree(), batch
+        tree, (x, y, weight) = signed_tree(params, monotone), batch
         inside: Any = partial(routing.mean_size, weight=weight) if window == "mean" else 1.0
         splits, values = (tree.weights, tree.bias), tree.leaves.values
         outputs = ops.path_sum(*splits, values, x, inside, implementation=implementation)
         value = losses.weighted_mean(task.loss(outputs, y), weight)
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
-    harden = lambda params, batch: _hardened(params.tree(), batch, refit)
+    harden = lambda params, batch: _hardened(signed_tree(params, monotone), batch, refit)
     return training.Method(init, total, harden)
+
+
+def signed_tree(params: ChainedTree, monotone: Array | None) -> ObliqueTree:
+    """Returns the tree of a chain, in which negative weights of monotone features count as 0; None: as it is.
+
+    Their gradient passes as if they did not, so that they can become positive.
+    """
+    tree = params.tree()
+    if monotone is None:
+        return tree
+    kept, pass_gradient = without_negative(tree.weights, monotone), tree.weights - jax.lax.stop_gradient(tree.weights)
+    return tree.replace(weights=jax.lax.stop_gradient(kept) + pass_gradient)
 
 
 def random_chain(
@@ -200,6 +218,9 @@ class DGT(Recipe):
     early_stopping: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
 
+    def keeps_monotone(self, task: Task) -> bool:
+        return True
+
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         n, p = shape
         steps, sizes = self._schedule(n).steps, (p + 1, *self.widths, topology.num_nodes(self.depth))
@@ -223,13 +244,14 @@ class DGT(Recipe):
         rate = training.cosine_cycles(schedule.steps, cycles)
 
         def loss(params: ChainedTree, batch: Batch, by: Batch) -> Array:
-            tree = params.tree()
+            tree = signed_tree(params, run.monotone)
             leaves = _hardened(tree, batch, True).leaves.trainable() if self.refit else tree.leaves
             return evaluated(run.task, leaves.values[ops.hard(tree.weights, tree.bias, by.x)], by)
 
         options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
+        options |= {"monotone": run.monotone, "implementation": self.implementation}
         return Training(
-            dgt(self.depth, task=run.task, implementation=self.implementation, **options),
+            dgt(self.depth, task=run.task, **options),
             training.rmsprop(lambda step: self.learning_rate * rate(step), self.momentum, self.clip),
             schedule,
             loss=loss,

@@ -34,11 +34,22 @@ def grown_in_bins(batch: Batch, edges: Array, task: Task, depth: int) -> tuple[A
 
 
 def grown_cart(
-    rows: Batch, task: Task, depth: int, leaves: str = "constant", *, min_weight: float = 0.0
+    rows: Batch,
+    task: Task,
+    depth: int,
+    leaves: str = "constant",
+    *,
+    min_weight: float = 0.0,
+    monotone: np.ndarray | None = None,
 ) -> ObliqueTree:
-    """Returns the splits of CART of a depth; with linear leaves, CART of the residuals of a linear regression."""
+    """Returns the splits of CART of a depth; with linear leaves, CART of the residuals of a linear regression.
+
+    CART of one target or of two classes keeps predictions from falling in the features ``monotone``, ``(p,)`` bool.
+    """
     x, y, weight = rows
     options: Any = {"sample_weight": weight, "min_weight": min_weight}
+    if monotone is not None and np.ndim(y) == 1:
+        options["monotone"] = monotone
     if isinstance(task, Classification):
         return warmstart.cart_classifier(x, y, depth, **options).replace(leaves=None)
     y = _targets(y, task)

@@ -23,7 +23,7 @@ from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Finished, Recipe, SearchResult
 from jtrees.search.report import FitReport
 from jtrees.search.runs import Runs
-from jtrees.tasks import Regression, Task
+from jtrees.tasks import Classification, Policy, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
@@ -119,6 +119,7 @@ def fit(
     sample_weight: ArrayLike | None = None,
     validation: tuple[Any, ArrayLike] | None = None,
     held_out: float = 0.0,
+    monotone: Any = None,
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
@@ -149,6 +150,10 @@ def fit(
       validation: a validation set ``(x, y)``, which is not trained on: models are chosen by their loss there.
       held_out: part of the rows, at least 0 and below 1, that neither train nor choose the model, and on which it is
         compared; the same part of every class. The default, 0, trains on all rows.
+      monotone: in which columns predictions must not fall, 1, or must not rise, -1, as any one of them grows alone:
+        ``{"age": 1, "price": -1}`` by name or number, or a sign or 0 for each column. Of two classes this is the
+        probability of class 1. The guarantee holds for the model, and for files exported from it. GET, RADDT, CO2,
+        NonGreedy and DGT with constant leaves keep it, and their sums, bags and best runs.
       progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now. It may be exceeded by a tenth and half a second, and by compilation.
 
@@ -167,7 +172,7 @@ def fit(
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
-    table = table_of(recipe, x, y, sample_weight, task)
+    table = table_of(recipe, x, y, sample_weight, task, monotone)
     evaluated, chosen_by = None, None if validation is None else validation_of(recipe, validation, table)
     if _checked_share(held_out):
         if chosen_by is not None:
@@ -205,7 +210,12 @@ def of_raw_table(result: FitResult, table: Table) -> FitResult:
 
 
 def table_of(
-    recipe: Recipe, x: Any, y: Any, sample_weight: Any, task: Literal["regression", "classification"] | Task
+    recipe: Recipe,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    task: Literal["regression", "classification"] | Task,
+    monotone: Any = None,
 ) -> Table:
     """Returns the checked table that a recipe is trained on.
 
@@ -214,7 +224,7 @@ def table_of(
     """
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
-    return checked_table(x, y, sample_weight, task, recipe.targets)
+    return checked_table(x, y, sample_weight, task, recipe.targets, monotone)
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
@@ -291,8 +301,9 @@ def fits_of(
     first, task = recipes[0], table.task
     first.check(task, (bucket(len(table.x)), table.x.shape[1]))
     check_link(task, table)
+    check_monotone(first, table)
     before = time.monotonic()
-    scaling = first.scaling(table)
+    scaling = first.scaling(table).oriented(table.monotone)
     task = task.scaled(scaling.y_unit)
     scaled = scaling.batch(table)
     monitor.keep(_END * (time.monotonic() - before))  # as results are evaluated on all rows
@@ -312,6 +323,8 @@ def fits_of(
     if weights is not None:
         of_folds = list(weights)
         searched = searched.on(weight=[of_folds[fold] for _, _, fold in cells])
+    if table.monotone is not None:
+        searched = searched.on(monotone=[np.not_equal(table.monotone, 0)] * len(cells))
     at_once = _at_once(len(cells), batch)
     for low in range(0, len(cells), at_once):
         if low and not monitor.has_time():
@@ -357,6 +370,18 @@ def check_link(task: Task, table: Table) -> None:
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
     if isinstance(task, Regression) and not task.in_units and not as_given:
         check_without_link(task.loss, task.shape)
+
+
+def check_monotone(recipe: Recipe, table: Table) -> None:
+    """Raises ``ValueError`` for monotone features that a recipe or a task cannot have."""
+    if table.monotone is None:
+        return
+    task = table.task
+    if isinstance(task, Policy) or (isinstance(task, Classification) and task.classes != 2):
+        raise ValueError(f"monotone must be for numbers or two classes, got {checks.quoted(task)}")
+    if not recipe.keeps_monotone(task):
+        which = "GET, RADDT, CO2, NonGreedy or DGT with constant leaves, or Boosted, Bagged or BestOf of one"
+        raise ValueError(f"monotone needs a recipe that keeps it, {which}, got {checks.quoted(recipe)}")
 
 
 def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:

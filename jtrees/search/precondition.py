@@ -38,9 +38,20 @@ class Spectrum(NamedTuple):
     vectors: Float[Array, "p p"]
 
 
-def spectrum(batch: Batch) -> Spectrum:
-    """Returns the spectrum of a NumPy batch; constant features are uncorrelated with all others."""
+def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
+    """Returns the spectrum of a NumPy batch; constant features are uncorrelated with all others.
+
+    Features ``apart``, ``(p,)`` bool, are taken for uncorrelated, too: the signs of their weights must not change.
+    """
     x, _, weight = without_padding(batch)
+    if apart is not None:
+        of_rest = spectrum(Batch(np.asarray(x)[:, ~apart], None, weight)) if not apart.all() else None  # type: ignore[arg-type]
+        values, vectors = np.ones(len(apart), np.float32), np.eye(len(apart), dtype=np.float32)
+        if of_rest is not None:
+            values[~apart] = of_rest.values
+            vectors[np.ix_(~apart, ~apart)] = of_rest.vectors
+        order = np.argsort(values, kind="stable")
+        return Spectrum(values[order], vectors[:, order])  # type: ignore[arg-type]
     x = np.asarray(x, np.float64)
     share = np.ones(len(x)) if weight is None else np.asarray(weight, np.float64)
     x = x - np.average(x, axis=0, weights=share)
@@ -129,7 +140,7 @@ def preconditioned(
     if not needed and strengths == (0.0,):
         return train(runs, [None] * len(runs))
     with_matrix = p <= WIDEST or any(strengths)
-    spectra = runs.each_once(lambda i: spectrum(runs.rows(i))) if with_matrix else [None] * len(runs)
+    spectra = runs.each_once(lambda i: spectrum(runs.rows(i), runs.monotone)) if with_matrix else [None] * len(runs)
     compared = lambda i: len(strengths) > 1 and spectra[i] is not None and spectra[i].values[0] < _UNCORRELATED
 
     def on(indices: list[int], strengths: list[float], held_out: list[np.ndarray]) -> Runs:

@@ -147,6 +147,10 @@ class Recipe:
         own = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return self.replace(**{name: value.settled(weak) for name, value in own if isinstance(value, Recipe)})
 
+    def keeps_monotone(self, task: Task) -> bool:
+        """Whether the recipe can keep its predictions from falling in given features."""
+        return False
+
     def targets(self, x: Any, y: Any) -> Any:
         """Returns the targets: y, unless the recipe derives them from x."""
         return y
@@ -178,7 +182,7 @@ def finished_tree(
         tree = data.with_fitted(tree)
     elif fitted:
         tree = data.refit(tree, "constant", **shrinkage)[0]
-    tree = tree.merged()
+    tree = data.ordered(tree).merged()
     path = np.asarray(tree.decision_path(data.table.x))[:-1]
     report = TreeReport(reached=len(np.unique(path)), preconditioning=result.preconditioning)
     return Finished.of(result, data, tree, tree, loss_of(result, tree, data, task), report)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import compilation, sharding
+from jtrees import compilation, segments, sharding
+from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch, map_starts
@@ -26,6 +27,7 @@ class Run(NamedTuple):
       validates: whether ``by`` is the validation set.
       separate: whether ``by`` are other rows than those of ``batch``, which may be traced.
       matrix: matrix that mapped the features of ``batch`` and ``by``, or None.
+      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None.
     """
 
     recipe: Any
@@ -37,11 +39,19 @@ class Run(NamedTuple):
     validates: bool
     separate: Any
     matrix: Array | None = None
+    monotone: Array | None = None
 
     @property
     def weight(self) -> Array:
         """Weights of the training rows, ``(n,)``; ones if they have none."""
         return ones_or(self.batch.weight, self.batch.x)
+
+    def ordered(self, tree: Any, leaf: Array) -> Any:
+        """Returns the tree with leaves in the order of the monotone features; ``leaf`` is that of each row."""
+        if self.monotone is None:
+            return tree
+        weight = segments.sums(self.weight, leaf, len(tree.bias) + 1)
+        return ordered_leaves(tree, self.monotone, weight, self.task)
 
     def on_x(self, model: Any) -> Any:
         """Returns the models within a pytree as functions of the features before they were mapped."""
@@ -73,6 +83,7 @@ class Own(NamedTuple):
       matrix: matrix that maps the features, ``(p, p)``.
       features: factors of the features, ``(p,)``.
       validation_y: targets of the validation set.
+      monotone: the features in which predictions must not fall, ``(p,)`` bool.
     """
 
     rows: Any = None
@@ -83,6 +94,7 @@ class Own(NamedTuple):
     matrix: Any = None
     features: Any = None
     validation_y: Any = None
+    monotone: Any = None
 
 
 # --- Programs --------------------------------------------------------------------------------------------------------
@@ -134,7 +146,8 @@ def _run_of(recipe: Any, form: Form, key: Array, batch: Batch, validation: Batch
         by = by._replace(y=own.validation_y)
     validates = validation is not None
     separate = validates or (own.held_out is not None and own.held_out.any())
-    return Run(recipe, form.task, batch, by, key, validates or form.watches, validates, separate, own.matrix)
+    evaluates = validates or form.watches
+    return Run(recipe, form.task, batch, by, key, evaluates, validates, separate, own.matrix, own.monotone)
 
 
 def _mapped_features(batch: Batch, own: Own) -> Batch:

@@ -184,6 +184,11 @@ class Runs:
             self._clock.found[name] = fn(self._host)
         return self._clock.found[name]
 
+    @property
+    def monotone(self) -> np.ndarray | None:
+        """The features in which predictions must not fall, ``(p,)`` bool, or None."""
+        return None if self._own.monotone is None else self._listed(self._own.monotone)[0]
+
     def watching(self, evaluates: bool = True) -> "Runs":
         """Returns runs whose training evaluates on the held-out rows as it goes, or does not, by the same program.
 

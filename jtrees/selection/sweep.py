@@ -91,6 +91,7 @@ def sweep(
     batch: int | Literal["auto"] = "auto",
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
+    monotone: Any = None,
     progress: bool = False,
 ) -> SweepResult:
     """Fits a recipe for many combinations of options and many seeds.
@@ -122,6 +123,7 @@ def sweep(
       batch: number of concurrent runs; ``"auto"`` chooses by the memory of the compiled program.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
+      monotone: as for :func:`jtrees.fit`.
       progress: whether to show a bar for each batch of runs.
 
     Raises:
@@ -141,7 +143,7 @@ def sweep(
     if batch != "auto":
         checks.check_count("batch", batch)
     seeds = _seeds(seeds)
-    table = table_of(recipe, x, y, sample_weight, task)
+    table = table_of(recipe, x, y, sample_weight, task, monotone)
     if table.columns is not None:
         table.columns.warn_left_out()
     split = split_of(recipe, table, validation, jax.random.fold_in(key, 2**31 - 1))

@@ -37,6 +37,7 @@ def tune(
     validation: tuple[Any, ArrayLike] | float | int = 1 / 3,
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
+    monotone: Any = None,
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
@@ -75,6 +76,7 @@ def tune(
         number of folds, or a pair ``(x, y)``.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
+      monotone: as for :func:`jtrees.fit`.
       progress: as for :func:`jtrees.fit`.
       max_seconds: deadline of all fits together; the last quarter is for the fit to all rows.
 
@@ -102,7 +104,7 @@ def tune(
         checks.check_count("halving", halving, minimum=2)
     if validation is None:
         raise ValueError("validation must be a pair (x, y), a part or a number of folds, got None")
-    table = table_of(recipe, x, y, sample_weight, task)
+    table = table_of(recipe, x, y, sample_weight, task, monotone)
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     split = split_of(recipe, table, validation, split_key)
@@ -113,7 +115,7 @@ def tune(
         else:
             evaluated, left = _halved(recipe, combinations, split, search_key, monitor, halving)
     trials, chosen = _chosen(evaluated, left)
-    options: Any = {"task": task, "sample_weight": sample_weight, "progress": progress}
+    options: Any = {"task": task, "sample_weight": sample_weight, "monotone": monotone, "progress": progress}
     if max_seconds is not None:
         options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
     if isinstance(validation, (tuple, list)):

@@ -152,6 +152,9 @@ class Annealed(Recipe):
     def tree_leaves(self, task: Task) -> str:
         return self.leaves
 
+    def keeps_monotone(self, task: Task) -> bool:
+        return self.leaves == "constant"
+
     def settled(self, weak: bool = False) -> Any:
         return context.settled(self, weak)
 
@@ -341,8 +344,14 @@ class Annealed(Recipe):
             if most is not None and most < len(table.x):
                 some, weight = drawn_rows(table.y, table.weight, most, task, np.random.default_rng(0))
                 rows = Batch(table.x[some], table.y[some], weight)  # type: ignore[arg-type]
-            of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves)
-            carts[0].append(monitor.part(0.5).on_rows(of_cart, rows))
+            # As in scaled data, a feature in which predictions must not rise has the other sign.
+            monotone, signs = None, np.ones(table.x.shape[1], np.float32)
+            if table.monotone is not None:
+                monotone, signs = np.not_equal(table.monotone, 0), np.where(np.less(table.monotone, 0), -signs, signs)
+                rows = rows._replace(x=rows.x * signs.astype(rows.x.dtype))
+            of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves, monotone=monotone)
+            tree = monitor.part(0.5).on_rows(of_cart, rows)
+            carts[0].append(tree.replace(weights=np.asarray(tree.weights) * signs))
         return carts
 
 

@@ -9,7 +9,8 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, training
+from jtrees import leaves as kinds, ops, training
+from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import Run, Runs
 from jtrees.search.minibatch import prediction_loss
 from jtrees.search.runs import MOST
@@ -79,7 +80,8 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
       epochs: updates in each stage.
     """
     recipe: Any = runs.recipes[0]
-    free = runs.validation is None and recipe.leaves == "constant"
+    # The criterion of an update is that of leaves that are not ordered.
+    free = runs.validation is None and recipe.leaves == "constant" and runs.monotone is None
     parts = 1 if free else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
     often = recipe.cart == "binned"  # in the rounds of boosting
     splits, matrices = [one.splits for one in starts], [one.matrix for one in starts]
@@ -133,8 +135,9 @@ def _advanced(
 ) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite."""
     plain = run.recipe.method(sharpness, run.task)
-    method = plain._replace(loss=lambda params, *data, **options: plain.loss(on_x(params, matrix), *data, **options))
-    free = not run.validates and run.recipe.leaves == "constant"
+    loss = lambda params, *data, **options: plain.loss(_in_order(run, on_x(params, matrix)), *data, **options)
+    method = plain._replace(loss=loss)
+    free = not run.validates and run.recipe.leaves == "constant" and run.monotone is None
     once = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(free))
     state, history = training.loop.advance_up_to(once, state, count, MOST, step=before)
     return state, history.losses, ~state.finite
@@ -160,15 +163,21 @@ def score_of(run: Run, splits: ObliqueTree) -> Array:
 
     The score is the loss on the validation set; without one it is the criterion of the leaves on the training rows.
     """
-    tree = with_leaves(run, splits).refit(*run.batch)
-    if run.validates:
-        return prediction_loss(run.task, tree, run.by)
+    tree = _refitted(run, splits)
+    if run.validates or run.monotone is not None:
+        return prediction_loss(run.task, tree, run.by if run.validates else run.batch)
     return tree.leaves.criterion(tree.leaf_index(run.batch.x), *run.batch)
 
 
 def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
     """Returns the mean loss of the hard tree of splits of the features on the rows to evaluate on."""
-    return prediction_loss(run.task, with_leaves(run, splits).refit(*run.batch), run.by)
+    return prediction_loss(run.task, _refitted(run, splits), run.by)
+
+
+def _refitted(run: Run, splits: ObliqueTree) -> ObliqueTree:
+    """Returns the hard tree of splits of the features."""
+    tree = with_leaves(run, splits).refit(*run.batch)
+    return tree if run.monotone is None else run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x))
 
 
 def on_x(splits: ObliqueTree, matrix: Array | None) -> ObliqueTree:
@@ -182,6 +191,13 @@ def with_leaves(run: Run, splits: ObliqueTree) -> ObliqueTree:
     return splits.replace(leaves=kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype))
 
 
+def _in_order(run: Run, params: ObliqueTree) -> ObliqueTree:
+    """Returns parameters with leaves in the order of the monotone features, so that splits are trained for these."""
+    if run.monotone is None:
+        return params
+    return ordered_leaves(params, run.monotone, jnp.ones(len(params.bias) + 1, params.bias.dtype), run.task)
+
+
 def _optimizer(run: Run, steps: Any) -> optax.GradientTransformation:
     """Returns the optimiser of a stage: AdamW with a linear warm-up, then cosine decay."""
     warm_up = jnp.minimum(_WARM_UP, steps // 2)
@@ -192,4 +208,4 @@ def _optimizer(run: Run, steps: Any) -> optax.GradientTransformation:
         falling = _LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * 0.5 * (1 + jnp.cos(jnp.pi * after))
         return run.recipe.learning_rate * jnp.where(step < warm_up, rising, falling)
 
-    return optax.adamw(rate, weight_decay=_WEIGHT_DECAY)
+    return keeping_signs(optax.adamw(rate, weight_decay=_WEIGHT_DECAY), run.monotone)

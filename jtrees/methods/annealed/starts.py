@@ -1,5 +1,7 @@
 """The starts of the annealed algorithm: CART's trees, random splits, their preconditioners and held-out rows."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
@@ -8,6 +10,7 @@ import numpy as np
 from jtrees import splitting, topology
 from jtrees.data.table import without_padding
 from jtrees.methods.annealed.stages import Start
+from jtrees.monotone import without_negative
 from jtrees.search import Run, Runs
 from jtrees.search.cart import grown_cart, grown_in_bins, grown_on_ridge
 from jtrees.search.monitor import Monitor
@@ -27,7 +30,7 @@ _WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regr
 # Short stages leave a fifth of the rows out. In tables of at most so many rows the starts leave out each fifth in turn,
 # as one fifth says little of whether they are better than CART.
 _FOLDS, _FEW_ROWS = 5, 1000
-_DRAWN, _FOLD = 2, 3  # what random numbers are for: see ``Runs.rng``
+_DRAWN, _FOLD, _ORDERING = 2, 3, 1000  # what random numbers are for: see ``Runs.rng``
 _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 
@@ -71,33 +74,37 @@ class Grown(NamedTuple):
 def grown_trees(recipe: Any, runs: Runs, folds: list[np.ndarray] | None) -> list[Grown]:
     """Returns CART's trees of each run."""
     monitor = runs.monitor.part(_PREPARATION)
+    grown = partial(_grown, recipe, task=runs.task, monotone=runs.monotone)
     if recipe.cart == "binned":
         edges = runs.shared_once("edges", lambda rows: monitor.on_rows(_edges_of, without_padding(rows)))
         return [Grown([], [[tree]]) for tree in runs.fetch(runs.map(_binned_cart, shared=(edges,), often=True))]
     if not recipe.cart:
         return [Grown([], [[]])] * len(runs)
-    on_all = runs.each_once(lambda i: _grown(recipe, runs.rows(i), runs.task, monitor.part(0.5)))
+    on_all = runs.each_once(lambda i: grown(runs.rows(i), monitor=monitor.part(0.5)))
     if folds is None:
         return [Grown(trees, [trees]) for trees in on_all]
-    without = runs.each_once(lambda i: _without_folds(recipe, runs.rows(i), folds[i], runs.task, monitor), keyed=True)
+    without = runs.each_once(lambda i: _without_folds(grown, runs.rows(i), folds[i], monitor), keyed=True)
     return [Grown(*both) for both in zip(on_all, without, strict=True)]
 
 
-def _grown(recipe: Any, rows: Batch, task: Task, monitor: Monitor) -> list[ObliqueTree]:
+def _grown(recipe: Any, rows: Batch, *, task: Task, monotone: np.ndarray | None, monitor: Monitor) -> list[ObliqueTree]:
     """Returns CART of the features and, with ``ridge``, of the outputs of a ridge regression."""
     real, ridge = without_padding(rows), _has_ridge(recipe, rows.x.shape)
-    of_cart = lambda rows: grown_cart(rows, task, recipe.depth, recipe.leaves)
+    of_cart = lambda rows: grown_cart(rows, task, recipe.depth, recipe.leaves, monotone=monotone)
     trees = [monitor.part(0.5 if ridge else 1).on_rows(of_cart, real)]
     if ridge:
         trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, recipe.depth, 1 / DEVIATIONS), real))
-    return [ObliqueTree(np.asarray(one.weights), np.asarray(one.bias), None) for one in trees]  # type: ignore[arg-type]
+    signed = lambda tree: without_negative(np.asarray(tree.weights), monotone)
+    return [ObliqueTree(signed(one), np.asarray(one.bias), None) for one in trees]  # type: ignore[arg-type]
 
 
-def _without_folds(recipe: Any, rows: Batch, fold: np.ndarray, task: Task, monitor: Monitor) -> list[list[ObliqueTree]]:
+def _without_folds(
+    grown: Callable[..., list[ObliqueTree]], rows: Batch, fold: np.ndarray, monitor: Monitor
+) -> list[list[ObliqueTree]]:
     """Returns the trees grown without each fold."""
     some: Any = lambda f: Batch(*(None if a is None else np.asarray(a)[fold != f] for a in rows))  # type: ignore[arg-type]
     count = fold.max() + 1
-    return [_grown(recipe, some(f), task, monitor.part(1 / (count - f))) for f in range(count)]
+    return [grown(some(f), monitor=monitor.part(1 / (count - f))) for f in range(count)]
 
 
 def _has_ridge(recipe: Any, shape: tuple[int, ...]) -> bool:
@@ -125,9 +132,10 @@ def initial_starts(recipe: Any, runs: Runs, grown: list[Grown]) -> list[Start]:
     Half of the sharpnesses of a start are for its short stages.
     """
     p, nodes, numbers = runs.shape[1], topology.num_nodes(recipe.depth), 2 * recipe.stages
+    monotone = runs.monotone
     spectra: list[Any] = [None] * len(runs)
     if recipe.precondition != 0 and (recipe.precondition != "auto" or p <= WIDEST):
-        spectra = runs.each_once(lambda i: spectrum(runs.rows(i)))
+        spectra = runs.each_once(lambda i: spectrum(runs.rows(i), monotone))
     strengths = strengths_of(recipe, _has_ridge(recipe, runs.shape))
     starts: list[Start] = []
     for i, (trees, of) in enumerate(zip(grown, spectra, strict=True)):
@@ -136,7 +144,11 @@ def initial_starts(recipe: Any, runs: Runs, grown: list[Grown]) -> list[Start]:
         splits = 2 * drawn[:, numbers:].reshape(-1, nodes, p + 1) - 1
         matrices = {} if of is None else {strength: matrix(of, strength) for strength in set(strengths)}
         for k, strength in enumerate(strengths):
-            first = ObliqueTree(splits[k, :, :-1], splits[k, :, -1], None)  # type: ignore[arg-type]
+            weights = splits[k, :, :-1]
+            if monotone is not None:  # one half of the splits has none of these features, and orders no leaves
+                ordering = runs.rng(i, _ORDERING + k).random(nodes) < 0.5
+                weights = np.where(monotone, np.where(ordering[:, None], np.abs(weights), 0), weights)
+            first = ObliqueTree(weights, splits[k, :, -1], None)  # type: ignore[arg-type]
             if k < len(given := trees.of_start(k)):
                 first = composed(given[k], matrix(of, strength, 0.5) if of is not None and strength else None)
             starts.append(Start(first, np.append(sharpness[0][k], sharpness[1][k]), matrices.get(strength)))

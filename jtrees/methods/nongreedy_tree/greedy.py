@@ -14,7 +14,14 @@ import optax
 
 from jtrees import ops, pytree, splitting, topology, training
 from jtrees.leaves.hierarchical import STRENGTHS
-from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, surrogate_step, with_leaves
+from jtrees.methods.nongreedy_tree.surrogate import (
+    Surrogate,
+    flip_slope,
+    projection,
+    surrogate_step,
+    with_leaves,
+)
+from jtrees.monotone import without_negative
 from jtrees.routing import inference
 from jtrees.search import Run, SearchResult
 from jtrees.search.cart import ridge_directions
@@ -69,6 +76,7 @@ class Greedy:
       level: schedule of the mini-batches of a level.
       ridge: whether initial splits may be of the outputs of a ridge regression, too.
       shrink: whether the leaves of the result are drawn towards their ancestors'.
+      monotone: features whose weights stay nonnegative, ``(p,)`` bool, or None.
     """
 
     depth: int
@@ -79,6 +87,7 @@ class Greedy:
     level: Schedule
     ridge: bool
     shrink: bool
+    monotone: Any = None
 
     def rate(self, steps: int) -> Callable[[Any], Any]:
         """Returns the schedule of the learning rate, which decays to zero in ``steps`` steps."""
@@ -110,7 +119,7 @@ class Greedy:
         run = training.loop.init_state(tree, data, key=key, optimizer=self.optimizer)
         edges, directions = jnp.asarray(edges), jnp.zeros((p, 0), batch.x.dtype)
         if self.ridge and p <= _WIDEST:
-            directions = ridge_directions(data, self.task)
+            directions = _with_signs(ridge_directions(data, self.task), self.monotone)
             outputs = jnp.matmul(data.x, directions, precision="highest")
             of_outputs = splitting.edges_within(outputs, ones_or(data.weight, data.x) > 0, edges.shape[1] + 1)
             edges = jnp.concatenate([edges, of_outputs.astype(edges.dtype)])
@@ -131,7 +140,8 @@ class Greedy:
         ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
             y, node = batch.y
             surrogate = self._stump_surrogate(tree, batch.x, y, node, state.level)
-            options: Any = {"rate": rate(velocity.count), "decay": self.momentum, "nu": self.nu, "task": self.task}
+            options: Any = {"rate": rate(velocity.count), "decay": self.momentum, "task": self.task}
+            options["project"] = projection(self.nu, self.monotone)
             return surrogate_step(tree, velocity, batch._replace(y=y), surrogate, **options)
 
         data = data._replace(y=(data.y, state.place))
@@ -271,6 +281,15 @@ def _rows(level: Array, half: int) -> Array:
 def _with_rows(tree: ObliqueTree, rows: Array, new: tuple[Array, Array]) -> ObliqueTree:
     weights, bias = (a.at[rows].set(b, mode="drop") for a, b in zip((tree.weights, tree.bias), new, strict=True))
     return tree.replace(weights=weights, bias=bias)
+
+
+def _with_signs(directions: Array, monotone: Array | None) -> Array:
+    """Returns unit vectors ``(p, d)`` without negative entries of the monotone features."""
+    if monotone is None:
+        return directions
+    kept = without_negative(directions.T, monotone).T
+    length = jnp.linalg.norm(kept, axis=0)
+    return kept / jnp.where(length > 0, length, 1)
 
 
 def _goes_right(initial: Thresholds, x: Array, local: Array) -> Array:

@@ -60,12 +60,15 @@ class GreedyRecipe(Recipe):
         rate = min(_RATE, _RATE_OF_SCORES / p) if me.learning_rate is None else me.learning_rate
         level = Schedule.of(n, self.level_epochs, me.batch_size)
         shrink = me.shrink and is_direct(run.task)
-        return Greedy(me.depth, run.task, me.nu, me.momentum, rate, level, me.ridge, shrink)
+        return Greedy(me.depth, run.task, me.nu, me.momentum, rate, level, me.ridge, shrink, run.monotone)
 
     @property
     def level_epochs(self) -> int | None:
         """Passes over the data for each level; None: enough."""
         raise NotImplementedError
+
+    def keeps_monotone(self, task: Task) -> bool:
+        return True
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         check_log_loss(task)

@@ -18,8 +18,8 @@ from jtrees.methods.nongreedy_tree.greedy_recipe import GreedyRecipe, grow, stre
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
-    into_ball,
     mean_surrogate,
+    projection,
     scores_of,
     split,
     surrogate_loss,
@@ -48,6 +48,7 @@ def nongreedy(
     inference: Literal["fast", "exact"] = "fast",
     learning_rate: training.Number | None = None,
     momentum: float | Array = 0.9,
+    monotone: Array | None = None,
 ) -> training.Method:
     """Returns the method of non-greedy trees: minimises a surrogate loss, an upper bound of the loss of a hard tree.
 
@@ -64,6 +65,7 @@ def nongreedy(
       learning_rate: if given, steps are those of ``lazy_momentum(learning_rate, momentum)``, which must be the
         optimiser, but in deep trees only for the rows on the paths of samples. None: dense gradients.
       momentum: momentum of these steps, in [0, 1).
+      monotone: features whose weights stay nonnegative, ``(p,)`` bool, or None.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -77,7 +79,7 @@ def nongreedy(
         batch = batch._replace(y=split(batch.y)[0])
         task.check(batch.y)
         drawn = jax.random.normal(key, (topology.num_nodes(depth), batch.x.shape[1] + 1), batch.x.dtype)
-        tree = ObliqueTree(*into_ball((drawn[:, 1:], drawn[:, 0]), nu), None)
+        tree = ObliqueTree(*in_bounds((drawn[:, 1:], drawn[:, 0])), None)
         return with_leaves(tree, ops.hard(tree.weights, tree.bias, batch.x), batch, task)
 
     def total(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
@@ -90,13 +92,14 @@ def nongreedy(
     def update(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
         z = scores_of(params, batch.x, inference)
         found, batch = surrogate_loss(params, batch, z, inference, task), batch._replace(y=split(batch.y)[0])
-        options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "nu": nu, "task": task}
-        return surrogate_step(params, state, batch, found, **options)
+        options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "task": task}
+        return surrogate_step(params, state, batch, found, project=in_bounds, **options)
 
     def project(params: ObliqueTree) -> ObliqueTree:
-        weights, bias = into_ball((params.weights, params.bias), nu)
+        weights, bias = in_bounds((params.weights, params.bias))
         return params.replace(weights=weights, bias=bias)
 
+    in_bounds = projection(nu, monotone)
     harden = lambda params, batch: params.refit(batch.x, split(batch.y)[0], batch.weight)
     rate: Any = learning_rate
     return training.Method(init, total, harden, project, None if rate is None else update)
@@ -212,7 +215,7 @@ def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Arr
     data, last = greedy.standardised(batch), Schedule.of(len(batch.x), recipe.epochs, recipe.batch_size)
     rate: Any = greedy.rate(last.steps)
     options: Any = {"task": run.task, "inference": recipe.inference, "momentum": recipe.momentum}
-    method = nongreedy(recipe.depth, recipe.nu, learning_rate=rate, **options)
+    method = nongreedy(recipe.depth, recipe.nu, learning_rate=rate, monotone=run.monotone, **options)
 
     def once(j: Array, carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
         state, losses = carry

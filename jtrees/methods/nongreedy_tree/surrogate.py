@@ -2,6 +2,7 @@
 rows that a batch touches.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jtrees import blocking, leaves as kinds, ops, routing, topology
 from jtrees.methods.nongreedy_tree.lazy_rows import move_rows, touched
+from jtrees.monotone import without_negative
 from jtrees.routing import inference as loss_augmented
 from jtrees.tasks import Task
 from jtrees.training import Batch, LazyMomentumState
@@ -142,6 +144,11 @@ def mean_surrogate(tree: ObliqueTree, batch: Batch, *, task: Task, nu: Any, infe
     return total / weight.sum()
 
 
+def projection(nu: Any, monotone: Array | None) -> Callable[[tuple[Array, Array]], tuple[Array, Array]]:
+    """Returns the projection of rows of splits after a step: monotone features have no negative weight."""
+    return lambda rows: into_ball((without_negative(rows[0], monotone), rows[1]), nu)
+
+
 def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
     """Returns split weights ``(m, p)`` and biases ``(m,)`` projected to ``|w|^2 + b^2 <= nu`` row by row."""
     weights, bias = rows
@@ -158,7 +165,7 @@ def surrogate_step(
     *,
     rate: Any,
     decay: Any,
-    nu: Any,
+    project: Callable[[tuple[Array, Array]], tuple[Array, Array]],
     task: Task,
 ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
     """Takes a step of lazy momentum; returns parameters, state, and the previous surrogate loss and loss.
@@ -170,7 +177,7 @@ def surrogate_step(
       surrogate: surrogate loss of the samples.
       rate: learning rate.
       decay: decay of the velocity.
-      nu: squared radius of the ball of a split.
+      project: projection of the moved rows of splits: see :func:`projection`.
       task: what is predicted.
     """
     n = len(batch.x)
@@ -179,30 +186,30 @@ def surrogate_step(
     at_leaf, d_values = jax.value_and_grad(leaf_loss)(params.leaves.values[surrogate.leaf])
     step = _step_in_all if len(params.bias) <= _MOVED_WHOLE * surrogate.nodes.size else _step_in_rows
     updated, velocity = step(
-        params, state.velocity, batch.x, surrogate, share * surrogate.slopes, d_values, rate, decay, nu
+        params, state.velocity, batch.x, surrogate, share * surrogate.slopes, d_values, rate, decay, project
     )
     value = at_leaf + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
     return updated, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
 
 
-def _step_in_all(params, velocity, x, surrogate, slopes, d_values, rate, decay, nu):
+def _step_in_all(params, velocity, x, surrogate, slopes, d_values, rate, decay, project):
     shares = jnp.zeros((len(params.bias), len(x)), x.dtype).at[surrogate.nodes, jnp.arange(len(x))].add(slopes)
     weights = jnp.matmul(shares, x, precision="highest")
     leaves = params.leaves.replace(values=jnp.zeros_like(params.leaves.values).at[surrogate.leaf].add(d_values))
     gradient = ObliqueTree(weights, shares.sum(1), leaves)
     moved, velocity = momentum_step(gradient, velocity, rate, decay)
     moved: Any = jax.tree.map(jnp.add, params, moved)
-    weights, bias = into_ball((moved.weights, moved.bias), nu)
+    weights, bias = project((moved.weights, moved.bias))
     return moved.replace(weights=weights, bias=bias), velocity
 
 
-def _step_in_rows(params, velocity, x, surrogate, slopes, d_values, rate, decay, nu):
+def _step_in_rows(params, velocity, x, surrogate, slopes, d_values, rate, decay, project):
     product = lambda shares, rows_of_samples: jnp.tensordot(shares, rows_of_samples, ((1,), (0,)), precision="highest")
     rates: Any = {"rate": rate, "decay": decay}
     rows, shares = touched(surrogate.nodes, slopes, len(params.bias))
     gradient = product(shares, x), shares.sum(1)
     splits, speed = (params.weights, params.bias), (velocity.weights, velocity.bias)
-    splits, speed = move_rows(splits, speed, rows, gradient, project=lambda rows: into_ball(rows, nu), **rates)
+    splits, speed = move_rows(splits, speed, rows, gradient, project=project, **rates)
     values, leaf_velocity = params.leaves.values, velocity.leaves.values
     rows, shares = touched(surrogate.leaf[None], jnp.ones_like(slopes[:1]), len(values))
     values, leaf_velocity = move_rows(values, leaf_velocity, rows, product(shares, d_values), **rates)

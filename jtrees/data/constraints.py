@@ -1,0 +1,99 @@
+"""Constraints by column: in which predictions must not fall or not rise, and which may meet in a split."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jtrees import validation as checks
+from jtrees.data.columns import Columns
+from jtrees.data.kinds import Numeric
+
+
+def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tuple[int, ...] | None:
+    """Returns the sign of each feature, 1, -1 or 0; None if no feature has one.
+
+    Args:
+      monotone: signs by the name or the number of the column, or a sign for each column.
+      columns: the columns of a raw table, or None.
+      features: number of features.
+
+    Raises:
+      ValueError: for an unknown column, a column that is not one number, or a sign that is not -1, 0 or 1.
+    """
+    if monotone is None:
+        return None
+    names = _names(columns, features)
+    if not isinstance(monotone, Mapping):
+        if not isinstance(monotone, (Sequence, np.ndarray)) or isinstance(monotone, str) or len(monotone) != len(names):
+            raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
+        monotone = dict(enumerate(monotone))
+    signs, place = [0] * features, _places(columns, features)
+    for column, sign in monotone.items():
+        name = _name_of(column, names, "monotone")
+        if isinstance(sign, bool) or sign not in (-1, 0, 1):
+            raise ValueError(f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {name!r}")
+        if sign:
+            signs[_place_of(name, place, columns)] = int(sign)
+    return tuple(signs) if any(signs) else None
+
+
+def checked_groups(interactions: Any, columns: Columns | None, features: int) -> np.ndarray | None:
+    """Returns the number of the group of each feature, ``(features,)``; None if all may meet.
+
+    Args:
+      interactions: groups of columns by name or number, the others being one more group; ``"none"``: each column is a
+        group; None: all columns may meet.
+      columns: the columns of a raw table, or None.
+      features: number of features.
+
+    Raises:
+      ValueError: for an unknown column, and for groups that overlap.
+    """
+    if interactions is None:
+        return None
+    names = _names(columns, features)
+    groups: Any = [[name] for name in names] if isinstance(interactions, str) else interactions
+    of_name: dict[Any, int] = {}
+    for number, group in enumerate(groups):
+        for column in group:
+            name = _name_of(column, names, "interactions")
+            if name in of_name:
+                raise ValueError(f"interactions must be groups that do not overlap, got {checks.quoted(name)} twice")
+            of_name[name] = number
+    sizes = [1] * features if columns is None else [len(one.features(name)) for name, one in columns.columns.items()]
+    return np.repeat([of_name.get(name, len(names)) for name in names], sizes)
+
+
+def _names(columns: Columns | None, features: int) -> list[Any]:
+    return list(range(features)) if columns is None else list(columns.columns)
+
+
+def _name_of(column: Any, names: list[Any], argument: str) -> Any:
+    """Returns the name of a column given by name or by number."""
+    if column in names and not isinstance(column, bool):
+        return column
+    whole = isinstance(column, (int, np.integer)) and not isinstance(column, bool)
+    if not whole or not 0 <= column < len(names):
+        raise ValueError(f"{argument} must name columns of x, {checks.quoted_list(names)}, got {checks.quoted(column)}")
+    return names[int(column)]
+
+
+def _places(columns: Columns | None, features: int) -> dict[Any, int]:
+    """Returns the feature of each column that is one number, by name."""
+    if columns is None:
+        return {j: j for j in range(features)}
+    places, first = {}, 0
+    for name, column in columns.columns.items():
+        if isinstance(column, Numeric):
+            places[name] = first  # a second feature marks missing values
+        first += len(column.features(name))
+    return places
+
+
+def _place_of(name: Any, places: dict[Any, int], columns: Columns | None) -> int:
+    if name not in places:
+        assert columns is not None
+        what = type(columns.columns[name]).__name__
+        raise ValueError(f"monotone must name columns of numbers, got {checks.quoted(name)}, which is {what}")
+    return places[name]

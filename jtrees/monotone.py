@@ -1,0 +1,159 @@
+"""Monotone trees: predictions that do not fall as a feature rises.
+
+A tree of constant leaves is nondecreasing in a feature if
+
+1. no split has a negative weight of the feature, so that a larger value never leads from the right to the left;
+2. at each split with a positive weight of it, no leaf on the left has a larger value than any leaf on the right.
+
+Searches keep the first by a projection of the weights after each update (:func:`keeping_signs`). The leaves are then
+projected on the second, :func:`ordered_values`. A feature in which predictions must not rise is trained with the other
+sign (:meth:`jtrees.data.Scaling.oriented`).
+"""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+import optax
+
+from jtrees.segments import Array, module_of
+from jtrees.tasks import Classification, Task
+
+_TINY = 1e-6  # weight of an empty leaf, as a part of the mean weight of the leaves
+
+# --- Splits ----------------------------------------------------------------------------------------------------------
+
+
+def without_negative(weights: Float[Array, "nodes p"], monotone: Bool[Array, " p"] | None) -> Float[Array, "nodes p"]:
+    """Returns split weights with 0 in place of negative weights of the monotone features; None: as they are."""
+    if monotone is None:
+        return weights
+    xp = module_of(weights, monotone)
+    return xp.where(monotone & (weights < 0), xp.zeros_like(weights), weights)
+
+
+def keeping_signs(
+    optimizer: optax.GradientTransformation, monotone: Bool[Array, " p"] | None
+) -> optax.GradientTransformation:
+    """Returns an optimiser whose updates leave no negative weight of a monotone feature.
+
+    A split without monotone features stays without them. It orders no leaves, so that its two sides may differ in any
+    way, as where the targets depend on a product of other features.
+
+    Parameters have ``weights``, ``(nodes, p)``, as those of an :class:`jtrees.ObliqueTree` have.
+
+    Example:
+      >>> tree = jtrees.ObliqueTree(jnp.array([[0.1, 0.1]]), jnp.zeros(1), jtrees.leaves.Values(jnp.zeros(2)))
+      >>> step = keeping_signs(optax.sgd(1.0), jnp.array([True, False]))
+      >>> gradient = jax.tree.map(jnp.ones_like, tree)
+      >>> updates, _ = step.update(gradient, step.init(tree), tree)
+      >>> print(optax.apply_updates(tree, updates).weights.round(1))
+      [[ 0.  -0.9]]
+    """
+    if monotone is None:
+        return optimizer
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        orders = ((params.weights != 0) & monotone).any(1, keepdims=True)
+        moved = jnp.where(orders, params.weights + updates.weights, 0)
+        # The difference of the parameters themselves: their sum with the update must be exactly 0.
+        changed = jnp.where(moved <= 0, -params.weights, updates.weights)
+        return updates.replace(weights=jnp.where(monotone, changed, updates.weights)), state
+
+    return optax.chain(optimizer, optax.GradientTransformation(lambda params: optax.EmptyState(), update))
+
+
+# --- Leaves ----------------------------------------------------------------------------------------------------------
+
+
+def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, " leaves"], task: Task) -> Any:
+    """Returns a tree with its leaves projected on the order that its splits imply.
+
+    Args:
+      tree: a tree without negative weights of the monotone features, and with leaves of values.
+      monotone: the features in which predictions must not fall.
+      weight: weight of the rows of each leaf.
+      task: what is predicted. Of two classes, the second is the one whose probability must not fall.
+    """
+    splits, signs = ((tree.weights != 0) & monotone).any(1), _signs(task)
+
+    def projected(values: Array) -> Array:
+        xp = module_of(values, weight)
+        columns = values.reshape(len(values), -1).T
+        found = [sign * ordered_values(sign * own, weight, splits) for sign, own in zip(signs, columns, strict=True)]
+        return xp.stack(found, axis=1).reshape(values.shape).astype(values.dtype)
+
+    return tree.replace(leaves=tree.leaves.with_outputs(projected))
+
+
+def ascending(values: Float[Array, "leaves *k"], task: Task) -> Float[Array, "leaves *k"]:
+    """Returns values of leaves that rise from left to right, so that they are in order in any tree."""
+    signs = jnp.asarray(_signs(task), values.dtype).reshape(values.shape[1:])
+    return signs * jnp.sort(signs * values, axis=0)
+
+
+def _signs(task: Task) -> tuple[int, ...]:
+    """Returns the direction in which each output must not move, 1 or -1."""
+    return (-1, 1) if isinstance(task, Classification) else (1,) * math.prod(task.shape)
+
+
+def ordered_values(
+    values: Float[Array, " leaves"], weight: Float[Array, " leaves"], splits: Bool[Array, " nodes"]
+) -> Float[Array, " leaves"]:
+    """Returns the values nearest to given ones, so that no leaf on the left of a split exceeds one on its right.
+
+    Nearest is by the weighted sum of squares. For leaves of means this is also the solution of least losses whose best
+    constant is the mean, such as the log loss. It is an isotonic regression on a series-parallel order, solved from the
+    leaves to the root. Let a and b be the solutions for the two sides of a split. Their order needs a common bound t,
+    and an isotonic regression with a bound is the one without, clipped. So the solution is ``min(a, t)`` and
+    ``max(b, t)``, where t is the weighted mean of what it changes. The cost is ``O(leaves log(leaves)^2)``.
+
+    Args:
+      values: value of each leaf.
+      weight: weight of each leaf, at least 0; an empty leaf counts very little.
+      splits: whether each node, numbered breadth first, orders its two sides.
+
+    Example:
+      >>> print(ordered_values(np.array([3.0, 1.0, 2.0, 4.0]), np.ones(4), np.array([True, False, True])))
+      [2.5 1.  2.5 4. ]
+    """
+    xp = module_of(values, weight, splits)
+    values, weight = (xp.asarray(a, xp.result_type(values, xp.float32)) for a in (values, weight))
+    mean = weight.mean()
+    weight = xp.maximum(weight, xp.where(mean > 0, _TINY * mean, 1))
+    half = 1
+    while 2 * half <= len(values):
+        nodes = len(values) // (2 * half)
+        sides, weights = (a.reshape(nodes, 2, half) for a in (values, weight))
+        ordered = splits[nodes - 1 : 2 * nodes - 1][:, None]
+        bound = _common_bound(sides, weights)
+        left, right = sides[:, 0], sides[:, 1]
+        changes = ordered & (left.max(1) > right.min(1))[:, None]
+        left, right = (
+            xp.where(changes, xp.minimum(left, bound), left),
+            xp.where(changes, xp.maximum(right, bound), right),
+        )
+        values, half = xp.stack([left, right], axis=1).reshape(-1), 2 * half
+    return values
+
+
+def _common_bound(sides: Float[Array, "nodes 2 m"], weights: Float[Array, "nodes 2 m"]) -> Float[Array, "nodes 1"]:
+    """Returns the bound t of least cost: largest on the left, least on the right, ``(nodes, 1)``.
+
+    The derivative of the cost by t is, but for a factor, ``sum w (t - v)`` over the values above t on the left and
+    those below t on the right. It rises with t, and is linear between two values.
+    """
+    xp = module_of(sides, weights)
+    flat, all_weights = sides.reshape(len(sides), -1), weights.reshape(len(sides), -1)
+    is_left = xp.broadcast_to(xp.arange(2)[:, None] == 0, sides.shape[1:]).reshape(1, -1)
+    order = xp.argsort(flat, axis=1)
+    value = xp.take_along_axis(flat, order, axis=1)
+    on = lambda side: xp.take_along_axis(xp.where(side, all_weights, 0), order, axis=1)
+    left, right = on(is_left), on(~is_left)
+    above = lambda of_value: of_value.sum(1, keepdims=True) - of_value.cumsum(1)
+    share = above(left) + right.cumsum(1)
+    total = above(left * value) + (right * value).cumsum(1)
+    last = xp.maximum((value * share <= total).sum(1, keepdims=True) - 1, 0)
+    share, total = (xp.take_along_axis(a, last, axis=1) for a in (share, total))
+    return total / xp.where(share > 0, share, 1)

@@ -1,0 +1,306 @@
+"""Monotone trees: the projection of leaves against a solver, and fits against a search for counterexamples."""
+
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from oracles import path_to
+import pandas as pd
+import pytest
+from scipy.optimize import linprog, minimize
+
+import jtrees
+from jtrees import export
+from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.monotone import ordered_values
+
+KEY = jax.random.key(0)
+SIGNS = {0: 1, 1: -1}
+
+
+# --- The projection of the leaves ------------------------------------------------------------------------------------
+
+
+def pairs_in_order(splits):
+    """Pairs of leaves, of which the first must not exceed the second."""
+    leaves = len(splits) + 1
+    depth = leaves.bit_length() - 1
+    paths = [dict(path_to(leaf, depth)) for leaf in range(leaves)]
+    parted = lambda a, b: [node for node in paths[a] if node in paths[b] and paths[a][node] < paths[b][node]]
+    return [(a, b) for a, b in itertools.permutations(range(leaves), 2) if any(splits[node] for node in parted(a, b))]
+
+
+def solved(values, weight, pairs):
+    """The least weighted sum of squares of a quadratic program."""
+    matrix = np.zeros((len(pairs), len(values)))
+    for row, (a, b) in zip(matrix, pairs, strict=True):
+        row[a], row[b] = -1, 1
+    order = {"type": "ineq", "fun": lambda found: matrix @ found, "jac": lambda found: matrix}
+    lost = lambda found: (weight * (found - values) ** 2).sum()
+    slope = lambda found: 2 * weight * (found - values)
+    start = np.full(len(values), np.average(values, weights=weight))
+    return minimize(lost, start, jac=slope, constraints=order, method="SLSQP", options={"ftol": 1e-14, "maxiter": 500})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_leaves_are_the_solution_of_a_quadratic_program(seed):
+    rng = np.random.default_rng(seed)
+    leaves = 2 ** (1 + seed % 3)
+    values, weight = rng.normal(size=leaves), rng.exponential(size=leaves) + 0.01
+    splits = rng.random(leaves - 1) < 0.7
+    splits[0] = True
+    found, pairs = ordered_values(values, weight, splits), pairs_in_order(splits)
+    assert all(found[a] <= found[b] for a, b in pairs)
+    assert (weight * (found - values) ** 2).sum() <= solved(values, weight, pairs).fun + 1e-9
+    np.testing.assert_array_equal(ordered_values(found, weight, splits), found)
+
+
+def test_projection_within_a_program_in_single_precision():
+    rng = np.random.default_rng(0)
+    values, weight, splits = rng.normal(size=(5, 32)), rng.integers(0, 50, (5, 32)), rng.random((5, 31)) < 0.6
+    found = jax.jit(jax.vmap(ordered_values))(*map(jnp.asarray, (values.astype(np.float32), weight, splits)))
+    for own, *given in zip(np.asarray(found), values, weight, splits, strict=True):
+        np.testing.assert_allclose(own, ordered_values(*given), atol=2e-6)
+        assert all(own[a] <= own[b] for a, b in pairs_in_order(given[-1]))
+
+
+def test_values_in_order_stay_and_empty_leaves_give_way():
+    values, splits = np.array([0.0, 1.0, 0.5, 3.0]), np.array([False, True, True])
+    np.testing.assert_array_equal(ordered_values(values, np.ones(4), splits), values)
+    found = ordered_values(np.array([5.0, 1.0]), np.array([0.0, 10.0]), np.array([True]))
+    np.testing.assert_allclose(found, 1, atol=1e-4)
+
+
+# --- Fits ------------------------------------------------------------------------------------------------------------
+
+RECIPES = {
+    "GET": jtrees.GET(depth=3, starts=4, epochs=30),
+    "RADDT": jtrees.RADDT(depth=3, starts=2, epochs=20),
+    "DGT": jtrees.DGT(depth=3, epochs=20, widths=(8,), precondition=0.9),
+    "DGT, fitted": jtrees.DGT(depth=3, epochs=20, widths=(), refit=True, precondition=0),
+    "CO2": jtrees.CO2(depth=3, epochs=4, precondition=0.9),
+    "NonGreedy": jtrees.NonGreedy(depth=3, epochs=4, greedy_epochs=2, precondition=0),
+    "BestOf": jtrees.BestOf(jtrees.CO2(depth=3, epochs=2, precondition=0), runs=2),
+}
+SUMS = {
+    "Boosted": jtrees.Boosted(jtrees.GET(depth=3), rounds=8, patience=None),
+    "Bagged": jtrees.Bagged(jtrees.CO2(depth=3, epochs=2, precondition=0), trees=3),
+}
+
+
+def table(seed=0, n=240):
+    """Targets that rise and fall with the first two features, but not everywhere, and labels."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 4))
+    y = np.sin(2 * x[:, 0]) + x[:, 0] / 2 - x[:, 1] ** 2 - x[:, 1] + x[:, 2] * x[:, 3] + rng.normal(size=n) / 3
+    return x, y, (y > np.median(y)).astype(int)
+
+
+def fitted(recipe, task, monotone=SIGNS):
+    x, y, labels = table()
+    return jtrees.fit(recipe, x, y if task == "regression" else labels, key=KEY, task=task, monotone=monotone)
+
+
+def value_of(model, x):
+    """What must be monotone: the prediction, or the probability of class 1."""
+    found = np.asarray(model.predict(x))
+    return found if found.ndim == 1 else found[:, 1]
+
+
+def largest_fall(model, signs=SIGNS, pairs=2000):
+    """By how much the value moves against a sign, at most, over pairs of rows that differ in one feature."""
+    rng, worst = np.random.default_rng(1), 0.0
+    for feature, sign in signs.items():
+        low = 1.5 * rng.normal(size=(pairs, 4))
+        high = low.copy()
+        high[:, feature] += rng.exponential(size=pairs)
+        worst = max(worst, (sign * (value_of(model, low) - value_of(model, high))).max())
+    return worst
+
+
+def counterexample(tree, feature, sign):
+    """A pair of leaves between which the value falls as the feature grows, found by linear programs; or None."""
+    weights, bias = (np.asarray(a, np.float64) for a in (tree.weights, tree.bias))
+    values, depth, margin = np.asarray(tree.leaves.predictions(), np.float64), tree.depth, 1e-5
+    values = sign * (values if values.ndim == 1 else values[:, 1])
+    p = weights.shape[1]
+    for a, b in itertools.permutations(range(len(values)), 2):
+        if values[a] <= values[b]:
+            continue
+        rows, limits = [], []
+        for leaf, moves in ((a, 0.0), (b, 1.0)):  # variables: x, and how much the feature grows
+            for node, right in path_to(leaf, depth):
+                row = np.append(weights[node], moves * weights[node, feature])
+                rows.append(-row if right else row)
+                limits.append(bias[node] - margin if right else -bias[node] - margin)
+        bounds = [(-50, 50)] * p + [(0, 50)]
+        if linprog(np.zeros(p + 1), np.array(rows), np.array(limits), bounds=bounds).status == 0:
+            return a, b
+    return None
+
+
+# Of every recipe one task is tried often, both of GET.
+OFTEN = {("RADDT", "classification"), ("DGT", "classification"), ("DGT, fitted", "regression")}
+OFTEN |= {("GET", "regression"), ("GET", "classification"), ("CO2", "classification"), ("NonGreedy", "regression")}
+CASES = [
+    pytest.param(name, task, marks=[] if (name, task) in OFTEN else [pytest.mark.slow])
+    for name, task in itertools.product(RECIPES, ["regression", "classification"])
+]
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_trees_have_no_counterexample(name, task):
+    fit = fitted(RECIPES[name], task)
+    weights = np.asarray(fit.tree.weights)
+    assert (weights[:, 0] >= 0).all() and (weights[:, 1] <= 0).all()
+    assert (weights[:, :2] != 0).any(), "no split uses the features"
+    assert largest_fall(fit.model) <= 0
+    for feature, sign in SIGNS.items():
+        assert counterexample(fit.tree, feature, sign) is None
+    used = value_of(fit.model, table()[0])
+    assert len(np.unique(used)) > 2, "the tree predicts next to nothing"
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_trees_are_monotone(name, task):
+    assert largest_fall(fitted(SUMS[name], task).model) <= 1e-12
+
+
+def test_the_searches_find_what_an_ordinary_tree_does():
+    fit = fitted(RECIPES["GET"], "regression", None)
+    assert largest_fall(fit.model) > 0.1
+    assert any(counterexample(fit.tree, feature, sign) for feature, sign in SIGNS.items())
+
+
+def test_several_targets_are_monotone_each():
+    x, y, _ = table()
+    fit = jtrees.fit(RECIPES["CO2"], x, np.column_stack([y, y + x[:, 2]]), key=KEY, monotone=SIGNS)
+    for k in range(2):
+        of_target = types.SimpleNamespace(predict=lambda x, k=k: fit.predict(x)[:, k])
+        assert largest_fall(of_target) <= 0
+
+
+def test_a_true_constraint_costs_nothing():
+    """On noisy targets that do rise, the monotone tree is no worse on new rows."""
+    rng = np.random.default_rng(3)
+    of = lambda x: np.tanh(2 * x[:, 0]) + np.maximum(x[:, 1], 0)
+    x, new = rng.normal(size=(2, 200, 4))
+    y, recipe = of(x) + rng.normal(size=200), jtrees.GET(depth=4, starts=4, epochs=30)
+    errors = [
+        np.mean((jtrees.fit(recipe, x, y, key=KEY, monotone=monotone).predict(new) - of(new)) ** 2)
+        for monotone in (None, {0: 1, 1: 1})
+    ]
+    assert errors[1] <= errors[0]
+
+
+@pytest.mark.slow
+def test_sweeps_and_folds_keep_it():
+    x, y, _ = table()
+    found = jtrees.sweep(RECIPES["CO2"], x, y, key=KEY, validation=2, seeds=2, monotone=SIGNS)
+    assert all(largest_fall(fit.model) <= 0 for fit in found.fits.ravel())
+    tuned = jtrees.tune(RECIPES["CO2"], x, y, key=KEY, grid={"nu": (1.0, 100.0)}, validation=2, monotone=SIGNS)
+    assert largest_fall(tuned.model) <= 0
+
+
+def test_a_second_fit_compiles_nothing(count_compilations):
+    recipe = RECIPES["GET"]
+    fitted(recipe, "regression")
+    assert count_compilations(fitted, recipe, "regression", {0: -1, 2: 1}) == 0
+
+
+# --- Raw tables, files, estimators -----------------------------------------------------------------------------------
+
+
+def frame():
+    x, y, labels = table()
+    columns = pd.DataFrame(x, columns=["age", "price", "size", "speed"])
+    columns.loc[::7, "age"] = np.nan
+    columns["kind"] = np.where(x[:, 3] > 0, "new", "old")
+    return columns, y, labels
+
+
+def test_columns_by_name_with_missing_values():
+    columns, y, _ = frame()
+    fit = jtrees.fit(RECIPES["GET"], columns, y, key=KEY, monotone={"age": 1, "price": -1})
+    assert fit.model.columns.feature_names[:2] == ["age", "[age missing]"]
+    low = columns.dropna()
+    for name, sign in {"age": 1, "price": -1}.items():
+        high = low.assign(**{name: low[name] + np.linspace(0, 3, len(low))})
+        assert (sign * (fit.predict(high) - fit.predict(low))).min() >= 0
+    again = jtrees.fit(RECIPES["GET"], columns, y, key=KEY, monotone=[1, -1, 0, 0, 0])
+    np.testing.assert_array_equal(again.predict(columns), fit.predict(columns))
+
+
+def test_exported_programs_are_monotone(tmp_path):
+    fit = fitted(RECIPES["GET"], "regression")
+    file = tmp_path / "model.py"
+    export.to_numpy(fit.model, file)
+    module = {}
+    exec(file.read_text(), module)
+    assert largest_fall(types.SimpleNamespace(predict=module["predict"])) <= 0
+
+
+@pytest.mark.parametrize("signs", [[1, -1, 0, 0], {0: 1, 1: -1}, np.array([1, -1, 0, 0])])
+def test_estimators(signs):
+    x, y, labels = table()
+    recipe = RECIPES["CO2"]
+    assert largest_fall(TreeRegressor(recipe, monotonic_cst=signs, random_state=0).fit(x, y)) <= 0
+    model = TreeClassifier(recipe, monotonic_cst=signs, random_state=0).fit(x, np.where(labels, "yes", "no"))
+    assert largest_fall(types.SimpleNamespace(predict=model.predict_proba)) <= 0
+    assert TreeRegressor(monotonic_cst=signs)._recipe().leaves == "constant"
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("monotone", "message"),
+    [
+        ({"weight": 1}, r"monotone must name columns of x, .*'age'.*, got 'weight'"),
+        ({9: 1}, "monotone must name columns of x, .*, got 9"),
+        ({"age": 2}, "monotone must have the signs -1, 0 or 1, got 2 for 'age'"),
+        ({"age": True}, "monotone must have the signs -1, 0 or 1, got True for 'age'"),
+        ({"kind": 1}, "monotone must name columns of numbers, got 'kind'"),
+        ([1, 0], r"monotone must be signs by column, or 5 signs, got \[1, 0\]"),
+        ("age", "monotone must be signs by column, or 5 signs, got 'age'"),
+    ],
+)
+def test_bad_signs(monotone, message):
+    columns, y, _ = frame()
+    with pytest.raises(ValueError, match=message):
+        jtrees.fit(jtrees.GET(), columns, y, key=KEY, monotone=monotone)
+
+
+def test_all_signs_zero_are_no_constraint():
+    x, y, _ = table()
+    recipe = jtrees.TEL(depth=2, trees=2, epochs=1)
+    jtrees.fit(recipe, x, y, key=KEY, monotone={0: 0})
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        jtrees.TEL(),
+        jtrees.LatentTree(),
+        jtrees.GET(leaves="linear"),
+        jtrees.Boosted(jtrees.GET(leaves="linear")),
+        jtrees.Polished(jtrees.GET()),
+        jtrees.Refined(),
+        jtrees.Sparse(jtrees.GET()),
+    ],
+    ids=lambda recipe: type(recipe).__name__,
+)
+def test_recipes_that_cannot_keep_it_say_so(recipe):
+    x, y, _ = table()
+    with pytest.raises(ValueError, match=r"monotone needs a recipe that keeps it, GET, .*, got"):
+        jtrees.fit(recipe, x, y, key=KEY, monotone=SIGNS)
+
+
+def test_more_than_two_classes_have_no_order():
+    x, _, labels = table()
+    labels[:20] = 2
+    with pytest.raises(ValueError, match="monotone must be for numbers or two classes"):
+        jtrees.fit(jtrees.GET(), x, labels, key=KEY, task="classification", monotone=SIGNS)
