@@ -23,10 +23,11 @@ import jtrees
 
 _ROWS = """#include "model.h"
 void one_by_one(const double *x, int n, double *out) {
-  for (int i = 0; i < n; i++) jtrees_predict(x + i * JTREES_FEATURES, out + i);
+  for (int i = 0; i < n; i++) jtrees_predict(x + i * JTREES_FEATURES, out + i * JTREES_OUTPUTS);
 }
 void many(const double *x, int n, double *out) { jtrees_predict_rows(x, n, out); }
-void leaf(const double *x, int n, int *out) {
+"""
+_LEAF = """void leaf(const double *x, int n, int *out) {
   for (int i = 0; i < n; i++) out[i] = jtrees_leaf(x + i * JTREES_FEATURES);
 }
 """
@@ -41,23 +42,24 @@ class Entry(NamedTuple):
     x: np.ndarray
 
 
-def in_c(folder: Path, flags: str, precision: str) -> dict[str, Callable[..., Any]]:
-    """The functions of a compiled header, of arrays."""
+def in_c(folder: Path, flags: str, precision: str, outputs: int = 1) -> dict[str, Callable[..., Any]]:
+    """The functions of a compiled header, of arrays; that of leaves only with one tree."""
     kind, library = {"double": np.float64, "float": np.float32}[precision], folder / f"rows{flags}{precision}.so"
-    (folder / "rows.c").write_text(_ROWS.replace("double", precision))
+    one_tree = "leaf(int tree" not in (folder / "model.h").read_text()
+    (folder / "rows.c").write_text((_ROWS + _LEAF * one_tree).replace("double", precision))
     subprocess.run(["cc", "-std=c99", flags, "-shared", "-fPIC", folder / "rows.c", "-o", library], check=True)
     functions = ctypes.CDLL(str(library))
 
-    def of_array(function: Any, dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+    def of_array(function: Any, dtype: Any, count: int) -> Callable[[np.ndarray], np.ndarray]:
         def call(x: np.ndarray) -> np.ndarray:
-            x, out = np.ascontiguousarray(x, kind), np.empty(len(x), dtype)
+            x, out = np.ascontiguousarray(x, kind), np.empty(len(x) * count, dtype)
             function(x.ctypes.data_as(ctypes.c_void_p), len(x), out.ctypes.data_as(ctypes.c_void_p))
             return out
 
         return call
 
-    answers = {name: of_array(getattr(functions, name), kind) for name in ("one_by_one", "many")}
-    return answers | {"leaf": of_array(functions.leaf, np.int32)}
+    answers = {name: of_array(getattr(functions, name), kind, outputs) for name in ("one_by_one", "many")}
+    return answers | ({"leaf": of_array(functions.leaf, np.int32, 1)} if one_tree else {})
 
 
 def exported(tree: jtrees.ObliqueTree, folder: Path, x: np.ndarray) -> dict[str, Entry]:
