@@ -59,12 +59,12 @@ def on_host(n: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + block, n))
 
 
-def aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a NumPy array in float32, not initialised, that JAX shares on a CPU, where NumPy's own are copied."""
-    size = 4 * math.prod(shape)
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """Returns a NumPy array, not initialised, that JAX shares on a CPU, where NumPy's own arrays are copied."""
+    size = np.dtype(dtype).itemsize * math.prod(shape)
     memory = np.empty(size + _ALIGNED, np.uint8)
     first = -memory.ctypes.data % _ALIGNED
-    return memory[first : first + size].view(np.float32).reshape(shape)
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def trees_at_once(trees: int, elements: int) -> int:

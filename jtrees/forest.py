@@ -97,8 +97,9 @@ class Forest:
         out = prediction.evaluate(
             _leaf_index,
             splits,
-            prediction.scaled(one, x, self.features),
+            x,
             features=self.features,
+            scaling=one,
             exactly=_LEAF_INDEX,
             then=outputs,
         )

@@ -146,5 +146,5 @@ def _check_range(table: Table) -> None:
     for name, values in (("x", table.x), ("y", table.y)):
         if values.dtype.itemsize <= 4:
             continue
-        if (large := max(float(values.max()), -float(values.min()))) > np.finfo(np.float32).max:
+        if (large := max(values.max(), -values.min())) > np.finfo(np.float32).max:
             raise ValueError(f"{name} must be within the range of float32, got {large:.3g}")
