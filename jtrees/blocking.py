@@ -4,11 +4,13 @@ Arrays over nodes and samples are as large as the data times the tree. Blocks of
 of a CPU, and bound the memory of a run on all devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jtrees import sharding
 
@@ -20,6 +22,8 @@ _ELEMENTS_CPU = 2**19
 _ELEMENTS_ACCELERATOR = 2**21
 # Elements gathered at once on a CPU: experiments/bench_isotonic.py is no faster with two or four times as many.
 _GATHERED_CPU = 2**16
+_ELEMENTS_HOST = 2**20  # of a block on the host: 8 MB in double precision
+_ALIGNED = 64  # bytes, of arrays that JAX reads on a CPU without a copy
 
 
 def platform() -> str:
@@ -46,6 +50,21 @@ def chunk_of_rows(rows: int, n: int) -> int:
     """Returns how many of ``rows`` rows of ``n`` entries to gather at once."""
     limit = _GATHERED_CPU if platform() == "cpu" else _ELEMENTS_ACCELERATOR
     return max(1, min(rows, limit // n))
+
+
+def on_host(n: int, width: int) -> Iterator[slice]:
+    """Yields the blocks of n rows of so many entries: work on the host in double precision then needs little memory."""
+    block = max(1, _ELEMENTS_HOST // max(1, width))
+    for start in range(0, n, block):
+        yield slice(start, min(start + block, n))
+
+
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """Returns a NumPy array, not initialised, that JAX shares on a CPU, where NumPy's own arrays are copied."""
+    size = np.dtype(dtype).itemsize * math.prod(shape)
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    first = -memory.ctypes.data % _ALIGNED
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def trees_at_once(trees: int, elements: int) -> int:

@@ -97,8 +97,9 @@ class Forest:
         out = prediction.evaluate(
             _leaf_index,
             splits,
-            prediction.scaled(one, x, self.features),
+            x,
             features=self.features,
+            scaling=one,
             exactly=_LEAF_INDEX,
             then=outputs,
         )
@@ -172,11 +173,17 @@ def _leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
 def _certain_leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
     leaf, uncertain = jax.vmap(lambda tree: ops.hard_and_uncertain(tree.weights, tree.bias, x))(splits)
     small = jnp.int16 if splits.depth < 15 else jnp.int32  # there may be many trees
-    return jnp.where(uncertain.any(0), -1, leaf).astype(small).T
+    return jnp.where(uncertain, -1, leaf).astype(small).T
 
 
-def _leaf_index_again(splits: ObliqueTree, x: np.ndarray) -> np.ndarray:
+def _leaf_index_again(splits: ObliqueTree, x: np.ndarray, leaf: np.ndarray | None = None) -> np.ndarray:
     weights, biases = np.asarray(splits.weights), np.asarray(splits.bias)
+    if leaf is not None:  # of many trees, few are uncertain of a row
+        uncertain = leaf < 0
+        for tree in np.flatnonzero(uncertain.any(0)):
+            rows = uncertain[:, tree]
+            leaf[rows, tree] = exact.leaf_index(weights[tree], biases[tree], x[rows])
+        return leaf
     size = max(1, _GATHERED // weights[:, 0].size)  # rows at once, of which each tree takes the weights of a split
     blocks = (x[i : i + size] for i in range(0, len(x), size))
     return np.concatenate([exact.leaf_index(weights, biases, block).T for block in blocks])

@@ -30,12 +30,13 @@ class Exactly(NamedTuple):
       fn: ``(prepared, x) -> leaves``, ``(n,)`` or ``(n, trees)``, traceable, in single precision; negative for samples
         for which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
         compute much twice.)
-      again: ``(splits, x) -> leaves`` of such samples, on the host.
+      again: ``(splits, x, leaves) -> leaves`` of such samples, on the host; the negative ones among their leaves are
+        computed, without leaves all.
     """
 
     prepare: Callable[[Any], Any]
     fn: Callable[[Any, jax.Array], jax.Array]
-    again: Callable[[Any, np.ndarray], np.ndarray]
+    again: Callable[..., np.ndarray]
 
 
 def predict(model: Any, x: Any) -> Any:
@@ -52,8 +53,7 @@ def predict(model: Any, x: Any) -> Any:
     """
     model = processes.on_host(model) if processes.lost_xla() else model
     scaling, features = model.scaling, model.features
-    unscaled, x = model.without_scaling(), scaled(scaling, x, features)
-    predictions = evaluate(type(model).apply, unscaled, x, features=features)
+    predictions = evaluate(type(model).apply, model.without_scaling(), x, features=features, scaling=scaling)
     return predictions if scaling is None else scaling.inverse(predictions)
 
 
@@ -73,6 +73,7 @@ def evaluate(
     x: Any,
     *,
     features: int,
+    scaling: Any = None,
     exactly: Exactly | None = None,
     then: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda out, x: out,
 ) -> Any:
@@ -83,6 +84,7 @@ def evaluate(
       model: a pytree.
       x: samples, ``(n, p)``, a NumPy or JAX array; outputs are of the same type.
       features: required number of columns.
+      scaling: what scales the samples, NumPy arrays block by block, with a method ``transform``; or None.
       exactly: how to evaluate the splits of the model on a NumPy array in single precision.
       then: ``(out, x) -> out`` on the host for the rows of a chunk of a NumPy array, in single precision.
 
@@ -91,70 +93,70 @@ def evaluate(
     """
     # Finiteness is checked during the evaluation, as a separate check costs more than the tree.
     if processes.lost_xla():
-        return _without_xla(model, x, features, exactly, then)
+        return _without_xla(model, x, features, scaling, exactly, then)
     with compilation.promoting_ranks():
-        return _with_xla(fn, model, x, features, exactly, then)
+        return _with_xla(fn, model, x, features, scaling, exactly, then)
 
 
-def _with_xla(fn: Any, model: Any, x: Any, features: int, exactly: Exactly | None, then: Any) -> Any:
+def _with_xla(fn: Any, model: Any, x: Any, features: int, scaling: Any, exactly: Exactly | None, then: Any) -> Any:
     """Returns what :func:`evaluate` does."""
-    given = validation.check_x(x, features=features, finite=False, rows=0)
+    given = validation.check_x(x, features=features, finite=scaling is not None, rows=0)  # as scaling may clip
+    transform = None if scaling is None else scaling.transform
     if not len(given):  # no program is made for no rows: one row shows the shape and the type
         one = (jnp if isinstance(given, jax.Array) else np).zeros((1, features), given.dtype)
-        return _with_xla(fn, model, one, features, exactly, then)[:0]
+        return _with_xla(fn, model, one, features, scaling, exactly, then)[:0]
     arrays = jax.tree.leaves(model)
     dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
     if isinstance(given, jax.Array) or any(isinstance(a, jax.core.Tracer) for a in arrays):
-        x = jnp.asarray(given, dtype)
+        x = jnp.asarray(given if transform is None else transform(given), dtype)
         out, finite = _compiled(fn, model, x)
         if validation.is_traced(finite):
             return out
     else:
         with distributed.apart():
-            out, finite = _on_host(fn, model, given, dtype, exactly, then)
+            out, finite = _on_host(fn, model, given, transform, dtype, exactly, then)
     if not finite:  # or a sum of finite numbers overflowed, which is harmless
         validation.check_finite("x", given)
         with np.errstate(over="ignore"):
-            validation.check_finite(f"x, in {jnp.dtype(dtype).name},", given.astype(dtype))
+            x = given if transform is None else transform(given)
+            validation.check_finite(f"x, in {jnp.dtype(dtype).name},", x.astype(dtype))
     return out
 
 
-def _on_host(fn: Any, model: Any, given: np.ndarray, dtype: Any, exactly: Exactly | None, then: Any) -> tuple[Any, Any]:
+def _on_host(
+    fn: Any, model: Any, given: np.ndarray, transform: Any, dtype: Any, exactly: Exactly | None, then: Any
+) -> tuple[Any, Any]:
     """Returns the outputs for a NumPy array, and whether all of it is finite."""
     chunks, finite = _chunks(given, dtype), True
     if exactly is None or dtype != jnp.float32:
         ended = lambda part, chunk, x: (then(np.asarray(part[0])[: len(chunk)], x[: len(chunk)]), part[1])
-        parts = _evaluated(_compiled, fn, model, chunks, dtype, ended)
+        parts = _evaluated(_compiled, fn, model, chunks, transform, dtype, ended)
         out, finite = np.concatenate([part for part, _ in parts]), all(np.asarray(ok) for _, ok in parts)
     else:
         prepared = _prepared(exactly.prepare, model)
 
-        def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            out = np.asarray(part)[: len(chunk)]
-            uncertain = np.flatnonzero((out if out.ndim == 1 else out[:, 0]) < 0)
+        def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, bool]:
+            leaf, x = np.asarray(part)[: len(chunk)], x[: len(chunk)]
+            uncertain = np.flatnonzero((leaf < 0).reshape(len(leaf), -1).any(1))
+            finite = bool(np.isfinite(x[uncertain]).all())
             if len(uncertain):
-                out = np.maximum(out, 0)
-            return then(out, x[: len(chunk)]), uncertain
+                leaf = leaf.copy()
+                leaf[uncertain] = exactly.again(model, x[uncertain], leaf[uncertain]) if finite else 0
+            return then(leaf, x), finite
 
-        parts = _evaluated(_compiled_exactly, exactly.fn, prepared, chunks, dtype, certain)
-        starts = np.cumsum([0, *map(len, chunks[:-1])])
-        uncertain = np.concatenate([i + rows for i, (_, rows) in zip(starts, parts, strict=True)])
-        out = np.concatenate([part for part, _ in parts])
-        if len(uncertain):
-            with np.errstate(over="ignore"):
-                some = given[uncertain].astype(dtype)
-            if finite := np.isfinite(some).all():
-                out[uncertain] = then(exactly.again(model, some), some)
+        parts = _evaluated(_compiled_exactly, exactly.fn, prepared, chunks, transform, dtype, certain)
+        out, finite = np.concatenate([part for part, _ in parts]), all(ok for _, ok in parts)
     return out, finite
 
 
-def _without_xla(model: Any, x: Any, features: int, exactly: Exactly | None, then: Any) -> Any:
+def _without_xla(model: Any, x: Any, features: int, scaling: Any, exactly: Exactly | None, then: Any) -> Any:
     """Returns what :func:`evaluate` does, by NumPy, for a model that can be evaluated so."""
     if isinstance(x, jax.Array):
         processes.require_xla("a prediction of a JAX array")
     if exactly is None:
         return processes.require_xla("a prediction of this model")
     model, given = processes.on_host(model), validation.check_x(x, features=features, rows=0)
+    given = given if scaling is None else scaling.transform(given)
     dtype = next((a.dtype for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating)), np.float32)
     with np.errstate(over="ignore"):
         validation.check_finite(f"x, in {dtype.name},", x := given.astype(dtype))
@@ -221,17 +223,20 @@ def _prepared(prepare: Any, model: Any) -> Any:
     return prepared
 
 
-def _evaluated(program: Any, fn: Any, model: Any, chunks: list[np.ndarray], dtype: Any, then: Any) -> list[Any]:
-    """Returns ``then(program(fn, model, x), chunk, x)`` of each chunk, x being the padded rows in single precision."""
+def _evaluated(
+    program: Any, fn: Any, model: Any, chunks: list[np.ndarray], transform: Any, dtype: Any, then: Any
+) -> list[Any]:
+    """Returns ``then(program(fn, model, x), chunk, x)`` of each chunk; x has its rows scaled, padded, in ``dtype``."""
+    rows_of = lambda chunk: _padded(chunk, transform, dtype)
     if len(chunks) == 1 or (threads := _threads(model)) == 1:
-        return [then(program(fn, model, x := _padded(chunk, dtype)), chunk, x) for chunk in chunks]
+        return [then(program(fn, model, x := rows_of(chunk)), chunk, x) for chunk in chunks]
     # Compiled here, once, as settings of JAX such as enable_x64 hold in one thread alone.
     shapes = {jax.ShapeDtypeStruct((_padded_rows(len(chunk)), chunk.shape[1]), dtype) for chunk in chunks}
     programs = {of.shape: program.lower(fn, model, of).compile() for of in shapes}
     x64 = jax.config.jax_enable_x64
 
     def evaluated(chunk: np.ndarray) -> Any:
-        x = _padded(chunk, dtype)
+        x = rows_of(chunk)
         with jax.enable_x64(x64):
             return then(jax.block_until_ready(programs[x.shape](model, x)), chunk, x)
 
@@ -256,14 +261,16 @@ def _chunks(x: np.ndarray, dtype: Any) -> list[np.ndarray]:
     return ([x[:head]] if head else []) + [x[i : i + _CHUNK] for i in range(head, len(x), _CHUNK)]
 
 
-def _padded(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns the rows in a dtype and in C order, padded to a number of rows that programs are compiled for."""
+def _padded(x: np.ndarray, transform: Any, dtype: Any) -> np.ndarray:
+    """Returns the rows, scaled, in a dtype and in C order, padded to a length that programs are compiled for."""
     rows = _padded_rows(len(x))
     with np.errstate(over="ignore"):  # overflow is detected later
-        if rows == len(x):
+        if rows == len(x) and transform is None:
             return np.ascontiguousarray(x, dtype)
-        padded = np.zeros((rows, x.shape[1]), dtype)  # np.pad would take a third of the time of predicting one row
-        padded[: len(x)] = x
+        padded = blocking.aligned((rows, x.shape[1]), dtype)  # np.pad would take a third of the time of a row
+        for some in blocking.on_host(*x.shape):
+            padded[some] = x[some] if transform is None else transform(x[some])
+        padded[len(x) :] = 0
     return padded
 
 

@@ -145,8 +145,8 @@ class ObliqueTree:
 
     def _at_leaves(self, x: Any, then: Any) -> Any:
         """Returns ``then(leaf, x)`` for the leaf and the features, relative to the origin, of each row."""
-        x, splits = prediction.scaled(self.origin, x, self.features), self.replace(leaves=None, origin=None)
-        return prediction.evaluate(_leaf_index, splits, x, features=self.features, exactly=_LEAF_INDEX, then=then)
+        splits, options = self.replace(leaves=None, origin=None), {"scaling": self.origin, "exactly": _LEAF_INDEX}
+        return prediction.evaluate(_leaf_index, splits, x, features=self.features, then=then, **options)
 
     def leaf_index(self, x: ArrayLike) -> Any:
         """Returns the leaf that each sample reaches.
@@ -351,5 +351,5 @@ def _certain_leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
 
 
 _LEAF_INDEX = prediction.Exactly(
-    exact.unit_splits, _certain_leaf_index, lambda tree, x: exact.leaf_index(tree.weights, tree.bias, x)
+    exact.unit_splits, _certain_leaf_index, lambda tree, x, _=None: exact.leaf_index(tree.weights, tree.bias, x)
 )

@@ -246,8 +246,9 @@ def check_finite(name: str, array: Any) -> None:
     """Raises ``ValueError`` if an array has NaN or infinite values, with their number and the first position."""
     if is_traced(array):
         return
-    bad = ~np.isfinite(np.asarray(array))
-    if bad.any():
+    finite = np.isfinite(np.asarray(array))
+    if not finite.all():
+        bad = ~finite
         where = tuple(int(i[0]) for i in np.nonzero(bad))
         raise ValueError(f"{name} must be finite, got {int(bad.sum())} NaN or infinite values, the first at {where}")
 

@@ -147,16 +147,16 @@ def compared(
       than the identity and the softmax. Models that vote are compared by the share of wrong rows.
     """
     task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
-    own = None
+    own, trained = None, np.arange(len(table.x))
     if held_out is None and left_out is not None:
         (own, rows), where = left_out, LEFT_OUT
         if rows is not None:
-            held_out, table = table.rows(rows), table.rows(np.setdiff1d(np.arange(len(table.x)), rows))
+            held_out, trained = _some(table, rows), np.setdiff1d(trained, rows)
     evaluated = _some(table if held_out is None else held_out)
     lose = lambda predictions: _losses(task, predictions, evaluated.y, scaling, votes)
     mean = lambda lost: float(np.average(lost, weights=evaluated.weight))
     charge = lambda lost, count: lost if votes or held_out is not None else _charged(task, lost, count, len(table.x))
-    guesses = _guesses(table, evaluated, scaling)
+    guesses = _guesses(table, trained, evaluated, scaling)
     lost = {name: lose(predictions) for name, (predictions, _) in guesses.items()}
     found = {name: charge(mean(lost[name]), count) for name, (_, count) in guesses.items()}
     best, doubt = min(found, key=found.__getitem__), 0.0
@@ -178,25 +178,29 @@ def compared(
 # --- The simpler models ----------------------------------------------------------------------------------------------
 
 
-def _guesses(table: Table, evaluated: Table, scaling: Scaling) -> dict[str, tuple[np.ndarray, float]]:
+def _guesses(
+    table: Table, trained: np.ndarray, evaluated: Table, scaling: Scaling
+) -> dict[str, tuple[np.ndarray, float]]:
     """Returns the predictions of the linear model and of the constant for some rows, and their numbers of parameters.
 
     Args:
-      table: the training rows.
+      table: a table.
+      trained: the numbers of its training rows.
       evaluated: the rows to predict.
       scaling: scaling of the features.
     """
-    width = table.x.shape[1]
+    width, y = table.x.shape[1], table.y[trained]
+    weight = None if table.weight is None else table.weight[trained]
     if isinstance(table.task, Classification):
-        share = np.bincount(table.y, table.weight, table.task.classes) + 1 / table.task.classes
+        share = np.bincount(y, weight, table.task.classes) + 1 / table.task.classes
         constant, ends = share / share.sum(), table.task.classes
         limit = _WORK / 10 / (width * ends) if width else _ROWS
-        some = _some(table, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
+        some = _some(table, trained, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
         linear = _logistic(*_features(some, evaluated, scaling), some.y, _weights(some), ends)
         free = ends - 1
     else:
-        constant = table.task.loss_function.best(table.y, table.weight)
-        some = _some(table, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
+        constant = table.task.loss_function.best(y, weight)
+        some = _some(table, trained, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
         linear = _least_squares(*_features(some, evaluated, scaling), some, table.task)
         free = constant.size
     tiled = np.broadcast_to(constant, (len(evaluated.x), *np.shape(constant)))
@@ -268,9 +272,11 @@ def _weights(table: Table) -> np.ndarray:
     return np.ones(len(table.x)) if table.weight is None else table.weight
 
 
-def _some(table: Table, most: int = _ROWS) -> Table:
-    """Returns at most so many rows, evenly spaced."""
-    return table.rows(slice(None, None, -(-len(table.x) // most)))
+def _some(table: Table, rows: np.ndarray | None = None, most: int = _ROWS) -> Table:
+    """Returns at most so many of all rows, or of those with the given numbers, evenly spaced."""
+    count = len(table.x) if rows is None else len(rows)
+    few = slice(None, None, -(-count // most))
+    return table.rows(few if rows is None else rows[few])
 
 
 # --- Losses ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import compilation, distributed, io, pytree, segments, sharding, tasks
+from jtrees import blocking, compilation, distributed, io, pytree, segments, sharding, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import kind_of, refit_hierarchical
 from jtrees.monotone import ordered_leaves
@@ -104,11 +104,14 @@ class Scaling:
 
     def batch(self, table: Table) -> Batch:
         """Returns the scaled table in NumPy, padded with copies of its last row of weight 0."""
-        n = len(table.x)
-        pad = lambda a: np.pad(a, [(0, bucket(n) - n)] + [(0, 0)] * (a.ndim - 1), mode="edge")
-        weight = ones_or(table.weight, table.x)
-        weight = np.pad(weight.astype(np.float32), (0, bucket(n) - n))
-        arrays: Any = pad(self.transform(table.x)), pad(self.transform_y(table.y)), weight
+        (n, p), y = table.x.shape, self.transform_y(table.y)
+        more = bucket(n) - n
+        x = blocking.aligned((n + more, p))
+        for rows in blocking.on_host(n, p):
+            x[rows] = self.transform(table.x[rows])
+        x[n:] = x[n - 1]
+        weight = np.pad(ones_or(table.weight, table.x).astype(np.float32), (0, more))
+        arrays: Any = x, np.pad(y, [(0, more)] + [(0, 0)] * (y.ndim - 1), mode="edge"), weight
         return Batch(*arrays)
 
     def restore_splits(self, tree: ObliqueTree) -> ObliqueTree:

@@ -64,7 +64,10 @@ def without_padding(batch: Batch) -> Batch:
     batch = jax.tree.map(np.asarray, batch)
     if batch.weight is None:
         return batch
-    real = batch.weight > 0
+    real: Any = batch.weight > 0
+    count = np.count_nonzero(real)
+    if real[:count].all():  # as padding is last: a slice is not a copy
+        real = slice(count)
     return jax.tree.map(lambda a: a[real], batch)
 
 
@@ -146,5 +149,7 @@ def _rows(x: Any) -> np.ndarray:
 def _check_range(table: Table) -> None:
     """Raises ``ValueError`` for values outside the range of float32, the precision of the trees."""
     for name, values in (("x", table.x), ("y", table.y)):
-        if values.dtype.itemsize > 4 and (large := np.abs(values).max()) > np.finfo(np.float32).max:
+        if values.dtype.itemsize <= 4:
+            continue
+        if (large := max(values.max(), -values.min())) > np.finfo(np.float32).max:
             raise ValueError(f"{name} must be within the range of float32, got {large:.3g}")

@@ -118,7 +118,7 @@ class Bagged(Recipe):
 
     def _drawn(self, runs: Runs, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns the rows of each bag of a run, -1 for padding, also as numbers among the rows of positive weight."""
-        weight = runs.rows(i).weight
+        weight = runs.targets(i)[1]
         real = np.arange(runs.shape[0]) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
         drawn = runs.rng(i, _DRAWN).choice(real, (self.trees, self._size(runs.shape[0]))).astype(np.int32)
         drawn[:, self._size(len(real)) :] = -1  # the bag of a padded batch is padded alike

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 import numpy as np
 
+from jtrees import blocking
 from jtrees.data.table import without_padding
 from jtrees.search.recipe import HeldOut, SearchResult
 from jtrees.search.report import Preconditioning
@@ -52,16 +53,21 @@ def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
             vectors[np.ix_(~apart, ~apart)] = of_rest.vectors
         order = np.argsort(values, kind="stable")
         return Spectrum(values[order], vectors[:, order])  # type: ignore[arg-type]
-    x = np.asarray(x, np.float64)
     share = np.ones(len(x)) if weight is None else np.asarray(weight, np.float64)
-    x = x - np.average(x, axis=0, weights=share)
-    covariance = (x.T * share) @ x / share.sum()
+    blocks = list(blocking.on_host(*x.shape))
+    mean = sum((share[rows, None] * x[rows]).sum(0) for rows in blocks) / share.sum()
+    covariance = sum(_products(x[rows] - mean, share[rows]) for rows in blocks) / share.sum()
     deviation = np.sqrt(np.diag(covariance))
     unit = np.where(deviation > 0, deviation, 1)
     correlations = covariance / np.outer(unit, unit)
     np.fill_diagonal(correlations, 1)
     values, vectors = np.linalg.eigh(correlations)
     return Spectrum(np.maximum(values, 0).astype(np.float32), vectors.astype(np.float32))  # type: ignore[arg-type]
+
+
+def _products(x: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Returns the weighted sums of the products of features, ``(p, p)``."""
+    return (x.T * share) @ x
 
 
 def matrix(of: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:

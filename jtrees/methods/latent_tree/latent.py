@@ -99,8 +99,8 @@ class LatentModel(SoftModel):
         Raises:
           ValueError: as :meth:`predict`.
         """
-        x = prediction.scaled(self.scaling, x, self.features)
-        return prediction.evaluate(LatentNetwork.position, self.network, x, features=self.features).T
+        own: Any = {"features": self.features, "scaling": self.scaling}
+        return prediction.evaluate(LatentNetwork.position, self.network, x, **own).T
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
