@@ -32,7 +32,9 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
     for column, sign in monotone.items():
         name = _name_of(column, names, "monotone")
         if isinstance(sign, bool) or sign not in (-1, 0, 1):
-            raise ValueError(f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {name!r}")
+            raise ValueError(
+                f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {checks.quoted(name)}"
+            )
         if sign:
             signs[_place_of(name, place, columns)] = int(sign)
     return tuple(signs) if any(signs) else None
