@@ -130,7 +130,8 @@ def test_parameters_of_the_recipe():
     assert DGT.depth == 3
     assert clone(model).recipe == model.recipe
     assert set(model.get_params(deep=False)) == {
-        *("recipe", "random_state", "validation_fraction", "max_seconds", "progress", "loss", "quantile")
+        *("recipe", "random_state", "validation_fraction", "monotonic_cst", "max_seconds", "progress", "loss"),
+        "quantile",
     }
     default = TreeRegressor().set_params(recipe__depth=2)
     assert default.recipe == TreeRegressor()._recipe().replace(depth=2)
