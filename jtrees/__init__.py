@@ -21,6 +21,7 @@ from jtrees import (
     warmstart as warmstart,
 )
 from jtrees._public import list_public_names as _list_public_names
+from jtrees.caching import cache as cache, cache_by_environment as _cache_by_environment
 from jtrees.ensembles import (
     Bagged as Bagged,
     BestOf as BestOf,
@@ -44,6 +45,7 @@ from jtrees.methods import (
 from jtrees.search import Recipe as Recipe
 from jtrees.search.fit import FitResult as FitResult, fit as fit
 from jtrees.search.from_method import FromMethod as FromMethod
+from jtrees.search.warmup import warmup as warmup
 from jtrees.selection import (
     LogUniform as LogUniform,
     SweepResult as SweepResult,
@@ -62,6 +64,7 @@ if _TYPE_CHECKING:
 __version__ = "0.1.0"
 _LATER = ("estimators", "explain", "export", "nn", "plotting")  # packages that are imported when first used
 _list_public_names()
+_cache_by_environment()
 
 
 def __getattr__(name: str) -> object:

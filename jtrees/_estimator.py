@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import distributed, processes, topology, validation as checks
+from jtrees import caching, distributed, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
@@ -94,7 +94,9 @@ class TreeEstimator(BaseEstimator):
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
-        fitted = fit(recipe, x, y, key=jax.random.key(int(rng.randint(np.iinfo(np.int32).max))), **options)
+        key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
+        with caching.advising():
+            fitted = fit(recipe, x, y, key=key, **options)
         self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
         self.columns_ = fitted.model.columns if isinstance(fitted.model, FrameModel) else None
         if fitted.report.ended == "interrupted":

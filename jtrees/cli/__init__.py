@@ -1,8 +1,6 @@
 """The command line, ``jtrees``: fit, predict, explain, export and report (needs ``pip install "jtrees[cli]"``)."""
 
 from collections.abc import Sequence
-import os
-from pathlib import Path
 import sys
 
 
@@ -17,10 +15,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR says where."""
-    import jax
+    """Keeps compiled programs in the folder of :func:`jtrees.cache`, unless JTREES_CACHE=0 or JAX has a folder already.
 
-    if jax.config.jax_compilation_cache_dir is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(cache / "jtrees"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    Without such a folder a line on standard error says so.
+    """
+    from jtrees import caching
+
+    if not caching.is_decided():
+        try:
+            caching.cache()
+        except ValueError as error:
+            print(f"jtrees: compiled programs are not kept: {error}", file=sys.stderr)

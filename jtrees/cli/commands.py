@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
+import logging
 from pathlib import Path
 import shlex
 import sys
@@ -45,7 +46,7 @@ def run(arguments: Sequence[str] | None) -> int:
     matplotlib.use("Agg")
     options = _parser().parse_args(arguments)
     try:
-        with _warnings_as_lines():
+        with _warnings_as_lines(), _log_as_lines():
             return options.command(options)
     except (ValueError, ImportError, FloatingPointError) as error:
         print(f"jtrees: {one_line(error)}", file=sys.stderr)
@@ -323,3 +324,18 @@ def _warnings_as_lines() -> Iterator[None]:
             f"jtrees: {one_line(Exception(message))}", file=sys.stderr
         )
         yield
+
+
+@contextlib.contextmanager
+def _log_as_lines() -> Iterator[None]:
+    """Context in which what the library logs for information is one line on standard error."""
+    log, handler = logging.getLogger("jtrees"), logging.StreamHandler(sys.stderr)
+    level = log.level
+    handler.setFormatter(logging.Formatter("jtrees: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

@@ -188,7 +188,7 @@ class Boosted(Recipe):
         with runs.monitor.over(max(rounds), name) as show:
             for number in range(max(rounds)):
                 still = [i for i in going if number < rounds[i] and (patience is None or sums[i].stalled < patience)]
-                if not still or (number and not runs.monitor.has_time()):
+                if not still or runs.monitor.is_rehearsed(number) or (number and not runs.monitor.has_time()):
                     break
                 if still != going:
                     listed = dict(zip(going, runs.select(going).fetch(states), strict=True))

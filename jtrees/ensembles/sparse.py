@@ -157,11 +157,13 @@ class Sparse(Recipe):
         if groups is not None:
             most = min(most, max(len(np.unique(columns[groups == group])) for group in np.unique(groups)))
         steps += [(columns, count) for count in _steps(most, self.terms)]
+        if monitor.rehearses and p > self.terms:  # the tree of other data may have more terms
+            steps = steps or [(columns, self.terms)]
         validation = None if data.validation is None else data.scaling.batch(data.validation)
         elements = self.epochs * bias.size * len(data.batch.x) * max(1, p // _FEATURES_OF_AN_ELEMENT)
         with monitor.over(len(steps), type(self).__name__) as show:
             for done, (owner, terms) in enumerate(steps):
-                in_time = monitor.has_time(blocking.seconds_of_step(elements))
+                in_time = monitor.has_time(blocking.seconds_of_step(elements)) and not monitor.is_rehearsed(done)
                 if not in_time and terms != (self.terms if owner is columns else 1):
                     continue
                 weights, bias = _without_least(weights, bias, owner, terms, data.batch)

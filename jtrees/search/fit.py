@@ -14,7 +14,7 @@ import numpy as np
 
 from jtrees import compilation, distributed, io, processes, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table
-from jtrees.data.baselines import HELD_OUT, VALIDATION, compared
+from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.data.table import bucket, held_out_table
 from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
@@ -174,7 +174,7 @@ def fit(
         checks.check_seconds(max_seconds)
     table = table_of(recipe, x, y, sample_weight, task, monotone)
     evaluated, chosen_by = None, None if validation is None else validation_of(recipe, validation, table)
-    if _checked_share(held_out):
+    if checked_share(held_out):
         if chosen_by is not None:
             raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
         table, evaluated = table.divided(held_out, key)
@@ -186,18 +186,28 @@ def fit(
     if table.columns is not None:
         table.columns.warn_left_out()
     if recipe.targets(table.x, y) is y and scaled_task.has_baselines:
-        where, left_out = HELD_OUT if chosen_by is None else VALIDATION, None
-        if result.report.held_out_loss is not None:
-            left_out = result.report.held_out_loss, result.report.held_out_rows
-        evaluated = chosen_by if evaluated is None else evaluated
-        found = compared(result.model, table, data.scaling, held_out=evaluated, where=where, left_out=left_out)
+        found = comparison_of(result, data, evaluated)
         found.warn_if_behind(name := type(recipe).__name__)
         result = result.replace(report=result.report.replace(baselines=found.losses, verdict=found.verdict(name)))
     result = result.replace(report=result.report.replace(seconds=time.monotonic() - started))
     return of_raw_table(result, table)
 
 
-def _checked_share(held_out: Any) -> float:
+def comparison_of(result: FitResult, data: Data, evaluated: Table | None) -> Comparison:
+    """Returns the comparison of a fit with a linear model and a constant.
+
+    The comparison is on ``data.validation``, on other rows ``evaluated``, on the rows that the search left out, or
+    else on the training rows.
+    """
+    where, left_out = HELD_OUT if data.validation is None else VALIDATION, None
+    if result.report.held_out_loss is not None:
+        left_out = result.report.held_out_loss, result.report.held_out_rows
+    held_out = data.validation if evaluated is None else evaluated
+    return compared(result.model, data.table, data.scaling, held_out=held_out, where=where, left_out=left_out)
+
+
+def checked_share(held_out: Any) -> float:
+    """Returns the part of the rows to hold out; raises ``ValueError`` unless it is at least 0 and below 1."""
     number = isinstance(held_out, (int, float, np.floating)) and not isinstance(held_out, bool)
     if not number or not 0 <= held_out < 1:
         raise ValueError(f"held_out must be a number of at least 0 and below 1, got {checks.quoted(held_out)}")

@@ -14,6 +14,7 @@ from jtrees import distributed
 _CHUNK = 0.5  # seconds of a compiled call; the clock is read between two calls
 _GROWTH = 8  # times as many steps in a call as in the call before, at most
 _LATE = 0.1  # part of the seconds by which the end of a fit may be late
+_REHEARSED = 2  # turns of a loop in a rehearsal: a second one starts from what the first one returned
 _SAMPLE, _FEWEST = 2**18, 200  # numbers, and rows, of a sample that shows how long all rows take
 
 
@@ -27,6 +28,7 @@ class Monitor:
       ended: the reason for the end: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
       where: what ended, in words: the search, and the number of its updates.
       deadline: when training ends, in the time of ``time.monotonic``; None: never.
+      rehearses: whether the search is a rehearsal, which runs every program of a search, each a few times only.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class Monitor:
         deadline: float | None = None,
         seconds: float = 0.0,
         within: "Monitor | None" = None,
+        rehearses: bool = False,
     ):
         """``seconds`` is the time before the deadline; ``within`` is the monitor of a search that this is part of."""
         self.progress, self.deadline = progress and distributed.is_first(), deadline
         self.ended, self.where = "finished", ""
+        self.rehearses = rehearses or (within is not None and within.rehearses)
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
         self._is_shown = self._was_asked = False
         self._is_shared = distributed.is_shared()
@@ -98,6 +102,10 @@ class Monitor:
             self.ended = "max_seconds"
         return self.ended == "finished"
 
+    def is_rehearsed(self, turns: int) -> bool:
+        """Whether a rehearsal needs no further turn of a loop after so many, as all turns run the same programs."""
+        return self.rehearses and turns >= _REHEARSED
+
     def may_be_late(self, seconds: float = 0.0) -> bool:
         """Whether the end of a fit, which brings results into their form, may take so many seconds more."""
         return self._latest is None or distributed.least(self._latest - time.monotonic() - seconds) > 0
@@ -137,7 +145,8 @@ class Monitor:
 class Pace:
     """Divides the steps of a search into compiled calls of about half a second, by the time that earlier calls took.
 
-    The first call has one step. A later call has at most eight times as many steps as the call before.
+    The first call has one step. A later call has at most eight times as many steps as the call before. A rehearsal has
+    one step in every call.
     """
 
     def __init__(self, monitor: Monitor):
@@ -146,6 +155,8 @@ class Pace:
 
     def steps(self, most: int) -> int:
         """Returns the number of steps of the next call, from 1 to ``most``."""
+        if self._monitor.rehearses:
+            return 1
         in_time = min(_CHUNK, self._monitor.left()) / max(self.one, 1e-9)
         return int(max(1, min(most, self._most, in_time)))
 

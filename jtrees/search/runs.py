@@ -351,12 +351,12 @@ class Runs:
         """
         each = np.broadcast_to(np.asarray(steps, int), len(self))
         placed, now = [self.stacked(a) for a in args], list(self.stacked(states).groups)
-        course, done, longest = _Course(self._groups, each), 0, int(each.max(initial=0))
+        course, done, calls, longest = _Course(self._groups, each), 0, 0, int(each.max(initial=0))
         stops = sorted({*each.tolist(), *(-(-longest * i // parts) for i in range(1, parts + 1))} - {0})
         pace = self._clock.paces.setdefault((fn, self.shape), Pace(self.monitor))
         with self.monitor.over(longest, name) as show:
             while course.active:
-                if self._clock.began and not self.monitor.has_time(pace.one):
+                if self.monitor.is_rehearsed(calls) or (self._clock.began and not self.monitor.has_time(pace.one)):
                     break
                 count = pace.steps(min(MOST, min(stop for stop in stops if stop > done) - done))
                 began, programs, self._clock.began = time.monotonic(), often_compiled.programs(), True
@@ -365,9 +365,9 @@ class Runs:
                     now[g], *told[g] = self._call(fn, g, [Stacked(tuple(now)), *placed], shared, True)
                 told = distributed.to_host(told)
                 pace.took(count, time.monotonic() - began, often_compiled.programs() > programs)
-                done += count
+                done, calls = done + count, calls + 1
                 course.take(told, now, done, count)
-                if between is not None and done in stops:
+                if between is not None and (done in stops or self.monitor.rehearses):
                     now = list(between(Stacked(tuple(now)), done).groups)
                 show(done, [one[-1] for one in course.losses if one])
             self.monitor.where = f"{name}: {done} of at most {longest} updates"

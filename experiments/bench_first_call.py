@@ -1,0 +1,150 @@
+"""Seconds of the first fit in a process: without programs, with those of an earlier process, and after `warmup`.
+
+python -m experiments.bench_first_call [--jobs regressor dgt ...] [--repeats 3] [--write]
+
+Each number is measured in a process of its own. One process fits with an empty folder of `jtrees.cache`, a second one
+with the folder that the first has left, a third one without a folder after `jtrees.warmup`. Each fits once more, with
+another key.
+"""
+
+import argparse
+from collections.abc import Callable
+import json
+import sys
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from experiments import benchmark
+
+
+class Job(NamedTuple):
+    """A fit: `fit(seed)`, its recipe, and the shape of its table, as `warmup` takes it."""
+
+    fit: Callable[[int], Any]
+    recipe: Any
+    shape: dict[str, Any]
+
+
+def _estimator(name: str) -> Job:
+    from sklearn.datasets import load_breast_cancer, load_diabetes
+
+    from jtrees import estimators
+
+    make, classifies = getattr(estimators, name), name == "TreeClassifier"
+    loaded: Any = (load_breast_cancer if classifies else load_diabetes)(return_X_y=True)
+    x, y = loaded
+    shape = {"rows": len(x), "columns": x.shape[1]} | ({"classes": 2} if classifies else {})
+    return Job(lambda seed: make(random_state=seed).fit(x, y), make.default_recipe, shape)
+
+
+def _recipe(recipe: Any) -> Job:
+    import jax
+    from sklearn.datasets import load_diabetes
+
+    import jtrees
+
+    loaded: Any = load_diabetes(return_X_y=True)
+    x, y = loaded
+    fit = lambda seed: jtrees.fit(recipe, x, y, key=jax.random.key(seed))
+    return Job(fit, recipe, {"rows": len(x), "columns": x.shape[1]})
+
+
+def regressor() -> Job:
+    """`TreeRegressor()`, diabetes."""
+    return _estimator("TreeRegressor")
+
+
+def classifier() -> Job:
+    """`TreeClassifier()`, breast cancer."""
+    return _estimator("TreeClassifier")
+
+
+def get() -> Job:
+    """`GET(depth=4)`, diabetes."""
+    import jtrees
+
+    return _recipe(jtrees.GET(depth=4))
+
+
+def dgt() -> Job:
+    """`DGT()`, diabetes."""
+    import jtrees
+
+    return _recipe(jtrees.DGT())
+
+
+JOBS = {one.__name__: one for one in (regressor, classifier, get, dgt)}
+
+
+def one(job: str, folder: str | None) -> dict[str, float]:
+    """Seconds of the first fit of a process and of the second; without a folder after `warmup`, of which seconds, too.
+
+    The imports, of scikit-learn's data as well, are not part of them.
+    """
+    import jtrees
+
+    fit, recipe, shape = JOBS[job]()
+    found = {}
+    if folder is None:
+        found["warmup"] = jtrees.warmup(recipe, **shape)
+    else:
+        jtrees.cache(folder)
+    for seed, name in enumerate(("first", "second")):
+        began = time.perf_counter()
+        fit(seed)
+        found[name] = time.perf_counter() - began
+    return found
+
+
+def measured(job: str) -> dict[str, float]:
+    """Seconds of a job in its three processes."""
+    child = lambda *folder: benchmark.child("experiments.bench_first_call", "--only", job, *folder)
+    with tempfile.TemporaryDirectory() as folder:
+        cold, cached = child("--folder", folder), child("--folder", folder)
+    warmed = child()
+    again = {"cold": cold["first"], "cached": cached["first"], "warmup": warmed["warmup"], "warmed": warmed["first"]}
+    return again | {"warm": cached["second"], "ratio": cached["first"] / cold["first"]}
+
+
+def main() -> None:
+    """Every job, one after the other."""
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--jobs", nargs="+", default=[*JOBS], choices=[*JOBS])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=[*JOBS], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(one(options.only, options.folder)))
+        return
+    rows = []
+    for job in options.jobs:
+        found = [measured(job) for _ in range(options.repeats)]
+        numbers = ("cold", "cached", "ratio", "warmup", "warmed", "warm")
+        seconds = [benchmark.spread([each[name] for each in found], 1) for name in numbers]
+        rows.append([(JOBS[job].__doc__ or "").rstrip("."), *seconds])
+        print(*rows[-1], file=sys.stderr, flush=True)
+    header = [
+        "first fit of a process",
+        "cold, s",
+        "cached, s",
+        "cached / cold",
+        "`warmup`, s",
+        "after it, s",
+        "again, s",
+    ]
+    notes = (
+        f"Seconds of `fit` in {options.repeats} processes each, imports not included, median and half the "
+        "interquartile range. Cold: the folder of `jtrees.cache` is empty, and is written to. Cached: a later process "
+        "with this folder. After `warmup`: without a folder. Again: the second fit of the cached process, with another "
+        "key."
+    )
+    jobs = "" if len(options.jobs) == len(JOBS) else f"--jobs {' '.join(options.jobs)} "
+    to = f"bench_first_call_{'_'.join(options.jobs)}" if jobs else ""
+    arguments = f"{jobs}--repeats {options.repeats}"
+    benchmark.write("bench_first_call", arguments, header, rows, notes, committed=options.write, to=to)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Compilation before the data come: a rehearsal of a fit on a made table."""
+
+import time
+from typing import Any
+import warnings
+
+import jax
+import numpy as np
+
+from jtrees import compilation, distributed, processes, validation as checks
+from jtrees.search.fit import checked_share, comparison_of, fits_of, table_of, validation_of
+from jtrees.search.monitor import Monitor
+from jtrees.search.recipe import Recipe
+from jtrees.tasks import Classification, Policy, Regression, Task
+
+
+def warmup(
+    recipe: Recipe,
+    *,
+    rows: int,
+    columns: int,
+    classes: int | None = None,
+    outputs: int | None = None,
+    task: Task | None = None,
+    validation_rows: int = 0,
+    held_out: float = 0.0,
+) -> float:
+    """Compiles what a fit of a table of this shape needs, so that a later :func:`jtrees.fit` in this process need not.
+
+    The function fits the recipe to a made table. The search runs all of its programs, but takes a few updates in each
+    training, and a few rounds of boosting. The fit may have another random key, and other numbers in the recipe. The
+    static options must be the same: depth, epochs, widths and the like. The number of rows is rounded up to a size that
+    similar tables share, by at most a sixteenth.
+
+    The programs are kept in memory, and with :func:`jtrees.cache` in a folder for later processes. Predictions for the
+    rows of the table are compiled, too. For another number of rows call ``predict`` once.
+
+    A made table cannot show what depends on the data. Such a program is compiled by the fit:
+
+    - the predictions of :class:`jtrees.Boosted` and :class:`jtrees.Refined`, by the number of trees in the model;
+    - all of :class:`jtrees.Polished` that depends on how many rows reach a subtree;
+    - all of a loss with a number in the units of the targets, such as :class:`jtrees.losses.Huber`;
+    - the predictions for a table with a column whose mean is more than eight deviations from 0.
+
+    Args:
+      recipe: the recipe of the fit. For an estimator without a recipe: ``TreeRegressor.default_recipe``.
+      rows: number of rows of the table, at least 2, those of a validation set not included.
+      columns: number of features; of a raw table, the number of features that its columns become
+        (``len(fit.model.columns.feature_names)``).
+      classes: number of classes, for classification.
+      outputs: number of targets, for targets ``(n, outputs)``.
+      task: a task, such as one with a loss; None: by ``classes`` and ``outputs``, or regression of one target.
+      validation_rows: number of rows of the validation set; 0: none.
+      held_out: as for :func:`jtrees.fit`.
+
+    Returns:
+      The seconds that it took.
+
+    Raises:
+      ValueError: naming the argument, what was expected and what came.
+      ImportError: if the recipe needs a package that is missing, saying which extra has it.
+      RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
+
+    Example:
+      >>> recipe = jtrees.DGT(depth=1, epochs=20)
+      >>> seconds = jtrees.warmup(recipe, rows=40, columns=1)
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> fit = jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0))  # compiles nothing
+    """
+    began = time.monotonic()
+    processes.require_xla("jtrees.warmup")
+    checks.check_count("rows", rows, minimum=2)
+    checks.check_count("columns", columns)
+    checks.check_count("validation_rows", validation_rows, minimum=0)
+    if checked_share(held_out) and validation_rows:
+        raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
+    task, key, rng = _task_of(classes, outputs, task), jax.random.key(0), np.random.default_rng(0)
+    made = [
+        (rng.standard_normal((n, columns), np.float32), _made_targets(task, n, rng)) for n in (rows, validation_rows)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which speak of the made table
+        table = table_of(recipe, *made[0], None, task or "regression")
+        chosen_by, evaluated = validation_of(recipe, made[1], table) if validation_rows else None, None
+        if held_out:
+            table, evaluated = table.divided(held_out, key)
+        with compilation.promoting_ranks(), distributed.together("jtrees.warmup"):
+            [(result, data, scaled)] = fits_of([recipe], [key], [None], table, chosen_by, Monitor(rehearses=True))
+        if not isinstance(result, FloatingPointError):
+            result.predict(table.x)
+            if scaled.has_baselines and recipe.targets(*made[0]) is made[0][1]:
+                comparison_of(result, data, evaluated)
+    return time.monotonic() - began
+
+
+def _task_of(classes: int | None, outputs: int | None, task: Task | None) -> Task | None:
+    """Returns the task that the arguments describe; None: regression of what the recipe makes the targets."""
+    given = {"classes": classes, "outputs": outputs, "task": task}
+    some = [name for name, value in given.items() if value is not None]
+    if len(some) > 1:
+        raise ValueError(f"{some[0]} must be None with {some[1]}, got {checks.quoted(given[some[0]])}")
+    if task is not None and not isinstance(task, Task):
+        raise ValueError(f"task must be a task, such as jtrees.Classification(3), got {checks.quoted(task)}")
+    if classes is not None:
+        return Classification(classes)
+    return Regression(outputs) if outputs is not None else task
+
+
+def _made_targets(task: Task | None, n: int, rng: np.random.Generator) -> Any:
+    """Returns targets of n rows that the task takes: numbers from 1 to 2, or for a loss of the user's from 0 to 1."""
+    if isinstance(task, Classification):
+        return np.arange(n) % task.classes
+    shape = () if task is None or task.outputs is None else (task.outputs,)
+    y = rng.random((n, *shape))
+    y[:2] = np.resize([[0.0], [1.0]], y[:2].shape) if shape else np.arange(2.0)[:n]
+    return y if task is not None and not task.in_units and not isinstance(task, Policy) else 1 + y
