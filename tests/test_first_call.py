@@ -178,7 +178,8 @@ def test_a_threshold_of_the_environment_stays(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match=f"folder must be one that can be made and written to, got '{folder}'"):
+        expected = f"folder must be one that can be made and written to, got '{str(folder)[:60]}"
+        with pytest.raises(ValueError, match=expected):
             jtrees.cache(folder)
     for folder in ("", b"bytes"):
         with pytest.raises(ValueError, match="folder must be a path, got"):
