@@ -207,8 +207,8 @@ def report(found: pieces.Found, command: str) -> str:
         f"# The estimators with nothing but data\n\nMade by `{command}` on {pieces.machines(found)}. R² or accuracy in "
         "per cent on a quarter of the rows, mean and deviation over random splits. All programs have their defaults, "
         "except CART, whose depth of 1 to 15 is tuned by five folds. The forest has 100 trees. Seconds, numbers and "
-        "milliseconds are medians over sets, of the first split. A fit of jtrees compiles for a new shape; a second fit "
-        "does not.\n"
+        "milliseconds are medians over sets, of the first split. A fit of jtrees compiles for a new shape; a second "
+        "fit does not.\n"
     )
     return "\n".join([head, *filter(None, (of_task(found, task) for task in SETS))])
 
