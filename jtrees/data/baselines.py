@@ -188,11 +188,11 @@ def _guesses(table: Table, evaluated: Table, scaling: Scaling) -> dict[str, tupl
     """
     width = table.x.shape[1]
     if isinstance(table.task, Classification):
-        share = np.bincount(table.y, table.weight, table.task.classes) + 1 / table.task.classes
+        share = _weights(table) @ table.task.indicators(table.y) + 1 / table.task.classes
         constant, ends = share / share.sum(), table.task.classes
         limit = _WORK / 10 / (width * ends) if width else _ROWS
         some = _some(table, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
-        linear = _logistic(*_features(some, evaluated, scaling), some.y, _weights(some), ends)
+        linear = _logistic(*_features(some, evaluated, scaling), table.task.indicators(some.y), _weights(some))
         free = ends - 1
     else:
         constant = table.task.loss_function.best(table.y, table.weight)
@@ -231,11 +231,13 @@ def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return x.T @ (inverse @ y) if wide else inverse @ (x.T @ y)
 
 
-def _logistic(x: np.ndarray, x_new: np.ndarray, y: np.ndarray, weight: np.ndarray, classes: int) -> np.ndarray:
-    """Returns probabilities of a logistic regression with a ridge on its slopes, ``(n, classes)``."""
+def _logistic(x: np.ndarray, x_new: np.ndarray, shares: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Returns probabilities of a logistic regression with a ridge on its slopes, ``(n, classes)``, fitted to the
+    probabilities ``shares`` of the classes.
+    """
     from scipy.optimize import minimize  # jax needs SciPy, but does not import this slow part of it
 
-    total, hot = weight.sum(), np.eye(classes)[y]
+    total, classes = weight.sum(), shares.shape[1]
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = flat.reshape(-1, classes)
@@ -243,9 +245,9 @@ def _logistic(x: np.ndarray, x_new: np.ndarray, y: np.ndarray, weight: np.ndarra
         log -= log.max(1, keepdims=True)
         log -= np.log(np.exp(log).sum(1, keepdims=True))
         ridge = _RIDGE * slopes[:-1] / total  # the last row has the intercepts
-        gradient = x.T @ (weight[:, None] / total * (np.exp(log) - hot))
+        gradient = x.T @ (weight[:, None] / total * (np.exp(log) - shares))
         gradient[:-1] += ridge
-        lost = -(weight * log[np.arange(len(y)), y]).sum() / total
+        lost = -(weight * (shares * log).sum(1)).sum() / total
         return lost + 0.5 * (ridge * slopes[:-1]).sum(), gradient.ravel()
 
     start = np.zeros(x.shape[1] * classes)
@@ -278,7 +280,7 @@ def _some(table: Table, most: int = _ROWS) -> Table:
 
 def _losses(task: Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling, votes: bool) -> np.ndarray:
     if votes:
-        return (predictions.argmax(1) != y).astype(np.float64)
+        return 1 - task.hits(predictions, y)
     return task.host_losses(predictions, y, scaling.y_unit)
 
 
