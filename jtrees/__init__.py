@@ -21,6 +21,7 @@ from jtrees import (
     warmstart as warmstart,
 )
 from jtrees._public import list_public_names as _list_public_names
+from jtrees.distillation import DistillResult as DistillResult, distill as distill
 from jtrees.ensembles import (
     Bagged as Bagged,
     BestOf as BestOf,
