@@ -26,7 +26,7 @@ _MADE = 5  # what random numbers are for
 
 @dataclass(frozen=True)
 class DistillResult:
-    """What :func:`distill` returns.
+    """What :func:`distill` returns; ``jtrees.save(result.fit, path)`` saves it.
 
     Attributes:
       fit: the fit of the student to the predictions of the teacher. Its loss and report are about these predictions.

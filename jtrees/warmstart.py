@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 
 from jtrees import sharding, topology, validation
-from jtrees._classes import is_soft
+from jtrees._classes import checked_classes, is_soft
 from jtrees.leaves import Values
 from jtrees.losses import Frequencies, SquaredError
 from jtrees.tree import ObliqueTree
@@ -53,6 +53,7 @@ def cart_classifier(
     x, y = validation.check_x(x), np.asarray(y)
     if is_soft(y):
         # The variance of the probabilities, summed over classes, falls by as much as their expected Gini impurity.
+        y = checked_classes(y)[0]
         tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight)
         return tree.replace(leaves=Values(tree.leaves.values, Frequencies()))
     return _grown("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight)
