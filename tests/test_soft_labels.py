@@ -173,6 +173,14 @@ def test_folds_and_held_out_rows_of_probabilities():
     assert np.isfinite(swept.losses).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("y", [SOFT, SOFT.argmax(1)], ids=["soft", "labels"])
+def test_leaves_are_shrunk_in_single_precision_beside_double(y, x64):
+    recipe = jtrees.CO2(depth=2, epochs=3, batch_size=30)
+    fit = jtrees.fit(recipe, X, y, key=KEY, task="classification", validation=(X, y))
+    assert np.isfinite(fit.loss)
+
+
 def test_a_class_may_be_certain_to_be_absent():
     fit = jtrees.fit(TREE, X, np.insert(SOFT, 1, 0, axis=1), key=KEY, task=Classification(K + 1))
     assert fit.predict(X).shape == (N, K + 1)

@@ -45,7 +45,7 @@ class _OfClasses(Loss):
         return frequencies_fit_error(leaf_index, y, *values.shape, sample_weight=weight)
 
     def averaged(self, values: Array, y: Array) -> Array:
-        return shares(y, values.shape[1])
+        return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
 
     def of_means(
         self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
