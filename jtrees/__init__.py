@@ -22,6 +22,7 @@ from jtrees import (
 )
 from jtrees._public import list_public_names as _list_public_names
 from jtrees.caching import cache as cache, cache_by_environment as _cache_by_environment
+from jtrees.distillation import DistillResult as DistillResult, distill as distill
 from jtrees.ensembles import (
     Bagged as Bagged,
     BestOf as BestOf,

@@ -57,6 +57,10 @@ class TaskOfLoss:
         """Whether a constant has a loss to compare with: see :mod:`jtrees.data.baselines`."""
         return self.in_units and not isinstance(self.loss_function, losses.Rewards)
 
-    def row_weights(self, y: np.ndarray) -> np.ndarray | None:
-        """Returns factors of the weights of samples, or None."""
-        return None
+    def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns targets, and factors of the weights of samples, or None."""
+        return y, None
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        """Returns the group of each sample, ``(n,)``, whose share samples of the rows keep: here one group."""
+        return np.zeros(len(y), int)

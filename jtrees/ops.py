@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrees import routing, topology, validation
+from jtrees._classes import is_soft
 from jtrees._expected_loss import expected, leaf_probabilities
 from jtrees._implementations import by_rows, choose
 import pallas_kernels as kernels
@@ -294,14 +295,15 @@ def expected_loss(
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. But for
         sigmoids its gradient is found by automatic differentiation, block by block too.
       implementation: see :mod:`jtrees.ops`.
-        There are kernels for both names, and for leaves that hold values or
-        logits and have losses of their own.
+        There are kernels for both names, and for leaves that hold values, or logits with labels as targets, and have
+        losses of their own.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.
     """
     _check_route(route)
     able = isinstance(route, str) and leaf_losses is None and leaves.kernel is not None
+    able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
     how = choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n

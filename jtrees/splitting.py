@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
+from jtrees._classes import shares
+
 Impurity = Callable[[jax.Array], jax.Array]  # statistics of nodes (..., q) -> impurity (...)
 
 _SMALLEST, _GROWTH = 8, 8  # padded sizes of a level, each with its branch: at most eight times the open nodes
@@ -68,9 +70,11 @@ def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -
     return jax.vmap(edges)(x.T)
 
 
-def class_statistics(y: Int[Array, " n"], weight: Float[Array, " n"], classes: int) -> Float[Array, "n k"]:
-    """Returns the contributions of samples to their node: one-hot classes times weight."""
-    return weight[:, None] * jax.nn.one_hot(y, classes, dtype=weight.dtype)
+def class_statistics(
+    y: Int[Array, " n"] | Float[Array, "n k"], weight: Float[Array, " n"], classes: int
+) -> Float[Array, "n k"]:
+    """Returns the contributions of samples to their node: one-hot classes, or probabilities, times weight."""
+    return weight[:, None] * shares(jnp.asarray(y), classes, weight.dtype)
 
 
 def entropy(statistics: Float[Array, "*nodes k"]) -> Float[Array, "*nodes"]:

@@ -7,10 +7,11 @@ themselves in regression.
 import dataclasses
 from typing import Any
 
-from jaxtyping import Array, Float, Int, Num
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
 import numpy as np
 
-from jtrees import io, losses, validation as checks
+from jtrees import _classes, io, losses, validation as checks
 from jtrees._task import TaskOfLoss
 from jtrees.losses.names import named
 
@@ -132,9 +133,10 @@ class Classification(TaskOfLoss):
     """Classification, by default with log loss.
 
     Args:
-      classes: number of classes K; y holds classes 0..K-1, outputs are logits ``(n, K)``, predictions probabilities.
+      classes: number of classes K; y holds classes 0..K-1, or soft labels, ``(n, K)``, the probabilities of the classes
+        in each row. Outputs are logits ``(n, K)``, predictions probabilities.
       loss_function: :class:`jtrees.losses.LogLoss`; or for DGT, LatentTree and TEL a function ``(outputs, y) -> (n,)``
-        of logits.
+        of logits and classes 0..K-1. The loss of soft labels is the expectation of the loss of a class.
       class_weight: factor of the weight of the samples of each class, K numbers above 0; None: equal ones.
 
     Raises:
@@ -153,13 +155,7 @@ class Classification(TaskOfLoss):
         if not isinstance(self.loss_function, (losses.LogLoss, losses.OwnLoss)):
             raise ValueError(f"loss_function must be LogLoss or a function, got {checks.quoted(self.loss_function)}")
         if self.class_weight is not None:
-            weights = np.asarray(self.class_weight, np.float64)
-            if weights.shape != (self.classes,) or not (np.isfinite(weights) & (weights > 0)).all():
-                raise ValueError(
-                    f"class_weight must be {self.classes} numbers above 0, one a class, "
-                    f"got {checks.quoted(self.class_weight)}"
-                )
-            object.__setattr__(self, "class_weight", tuple(weights.tolist()))
+            object.__setattr__(self, "class_weight", _classes.checked_weight(self.class_weight, self.classes))
 
     @property
     def outputs(self) -> int:
@@ -194,53 +190,72 @@ class Classification(TaskOfLoss):
         return 1.0
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for training labels, possibly traced, that are not integers 0..K-1."""
-        checks.check_classes(y, self.classes)
+        """Raises ``ValueError`` for training targets, possibly traced, that are neither integers 0..K-1 nor soft
+        labels.
+        """
+        _classes.check_traced(y, self.classes)
 
     def targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked training labels of n samples, in int32; classes may be absent.
+        """Returns the checked training labels of n samples, in int32, or soft labels in float64; classes may be absent.
 
         Raises:
-          ValueError: for labels that are not 0..K-1, or another number of them.
+          ValueError: for labels that are not 0..K-1, soft labels that are no probabilities, or another number of rows.
         """
-        y = checks.check_labels(y, self.classes)[0]
+        y = _classes.checked_classes(y, self.classes)[0]
         checks.check_rows(y, n)
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked evaluation labels of n samples.
+        """Returns the checked evaluation labels of n samples, or their soft labels.
 
         Raises:
-          ValueError: for labels that are not 0..K-1, or another number of them.
+          ValueError: for labels that are not 0..K-1, soft labels that are no probabilities, or another number of rows.
         """
-        y = checks.check_labels(y, self.classes)[0]
-        if y.shape != (n,):
-            raise ValueError(f"y must have shape {(n,)}, got {y.shape}")
+        y = _classes.checked_classes(y, self.classes)[0]
+        if len(y) != n:
+            raise ValueError(f"y must have shape {(n, *y.shape[1:])}, got {y.shape}")
         return y
 
-    def row_weights(self, y: np.ndarray) -> np.ndarray | None:
-        """Returns factors of the weights of samples, or None."""
-        return None if self.class_weight is None else np.asarray(self.class_weight)[y]
+    def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns targets, and factors of the weights of samples, or None."""
+        return (y, None) if self.class_weight is None else _classes.weighed(y, self.class_weight)
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        """Returns the group of each sample, ``(n,)``, whose share samples of the rows keep: its most probable class."""
+        return _classes.most_probable(y)
+
+    def loss(self, outputs: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
+        """Loss of each sample; of soft labels the expectation of the loss of a class."""
+        if self.in_units or not _classes.is_soft(y):
+            return self.loss_function.samples(outputs, y)
+        return _classes.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
     def varies(self, y: np.ndarray) -> bool:
         """True, as class frequencies can be fitted to labels of a single class."""
         return True
 
-    def prediction_loss(self, predictions: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Log loss of probabilities on each sample, without smoothing."""
         return losses.log_loss(predictions, y)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
         """Log loss of each sample in double precision; probabilities are at least float32's smallest normal number."""
-        return -np.log(np.maximum(predictions[np.arange(len(y)), y], np.finfo(np.float32).tiny))
+        tiny = np.finfo(np.float32).tiny
+        if _classes.is_soft(y):
+            return -(y * np.log(np.maximum(predictions, tiny))).sum(1)
+        return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
+
+    def hits(self, predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Returns whether the most probable class is right for each sample, 0 or 1; of soft labels its probability."""
+        return _classes.share_of(y, predictions.argmax(1))
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        """Accuracy."""
-        return float(np.average(predictions.argmax(1) == y, weights=weight))
+        """Accuracy; of soft labels the expected one, the mean probability of the class that is predicted."""
+        return float(np.average(self.hits(predictions, y), weights=weight))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """Targets of a linear model: one-hot encoded classes, ``(n, K)``."""
-        return np.eye(self.classes)[y]
+        """Targets of a linear model: probabilities of the classes, of labels one-hot encoded ones, ``(n, K)``."""
+        return _classes.shares(y, self.classes)
 
 
 @io.part
@@ -375,7 +390,7 @@ def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]
         return task, task.targets(y, n)
     checks.check_choice("task", task, ("regression", "classification"), "a task such as jtrees.Classification(3)")
     if task == "classification":
-        task = Classification(checks.check_labels(y)[1])
+        task = Classification(_classes.checked_classes(y)[1])
     else:
         task = Regression(*checks.check_targets(y, n).shape[1:])
     return task, task.targets(y, n)

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 
 from jtrees import sharding, topology, validation
+from jtrees._classes import checked_classes, is_soft
 from jtrees.leaves import Values
 from jtrees.losses import Frequencies, SquaredError
 from jtrees.tree import ObliqueTree
@@ -61,9 +62,15 @@ def cart_classifier(
     """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
 
     Arguments and errors are those of :func:`cart_regressor`, but y holds classes, ``(n,)``; leaves are ``(leaves, k)``
-    for the k classes that are present, sorted. ``monotone`` is for two classes, of the probability of the second.
+    for the k classes that are present, sorted. ``monotone`` is for two classes, of the probability of the second. Or y
+    holds probabilities of k classes, ``(n, k)``: the splits are then those of the expected Gini impurity.
     """
     x, y = validation.check_x(x), np.asarray(y)
+    if is_soft(y):
+        # The variance of the probabilities, summed over classes, falls by as much as their expected Gini impurity.
+        y = checked_classes(y)[0]
+        tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, None)
+        return tree.replace(leaves=Values(tree.leaves.values, Frequencies()))
     return _grown("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight, monotone)
 
 

@@ -387,6 +387,27 @@ def test_several_targets(name):
     written(result.model)
 
 
+@pytest.mark.parametrize("name", [name for name in each(("DGT",)) if plain(name) != "LatentClustering"])  # sees no y
+def test_one_hot_probabilities_are_labels(name):
+    recipe, options = RECIPES[name][0], {"key": KEY, "task": "classification"}
+    weight = np.linspace(1, 2, 400)
+    by_label = jtrees.fit(recipe, X, CLASS, sample_weight=weight, **options)
+    one_hot = jtrees.fit(recipe, X, np.eye(3)[CLASS], sample_weight=weight, **options)
+    np.testing.assert_allclose(one_hot.predict(X), by_label.predict(X), rtol=1e-4, atol=1e-5)
+    assert one_hot.loss == pytest.approx(by_label.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "LatentClustering"])
+@pytest.mark.wide  # a program for each
+def test_every_recipe_takes_probabilities(name):
+    soft = 0.7 * np.eye(3)[CLASS] + 0.3 * np.random.default_rng(1).dirichlet(np.ones(3), 400)
+    result = fit(name, y=soft, task="classification")
+    chances = np.asarray(result.predict(X[:200]), np.float64)
+    np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
+    expected = -(soft[:200] * np.log(np.maximum(chances, np.finfo(np.float32).tiny))).sum(1)
+    assert result.loss == pytest.approx(expected.mean(), rel=1e-4)
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "Bagged"])
 @pytest.mark.wide  # a program for each; the table has one of regression, which differs in the leaves alone
 def test_every_recipe_can_be_bagged(name):

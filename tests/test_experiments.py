@@ -27,6 +27,7 @@ from experiments import (
     boosting,
     cnn_tel,
     defaults,
+    distillation,
     epochs,
     estimators,
     keys,
@@ -481,6 +482,15 @@ def test_every_part_of_the_estimators_runs(folder, monkeypatch):
     assert text.count("HistGradientBoosting: ") == 4
 
 
+@pytest.mark.wide
+def test_every_part_of_the_distillation_runs(folder, monkeypatch):
+    monkeypatch.setattr(distillation, "RECIPE", SMALL_DGT)
+    monkeypatch.setattr(distillation, "TEACHER", "HistGradientBoosting")
+    text = report_of(distillation, folder, "kin8nm", "segmentation")
+    assert "| kin8nm | 225 + 2250 x 5 |" in text and "| segmentation | 225 + 2250 x 5 |" in text
+    assert "at least as good on " in text and " of 2 sets" in text
+
+
 @pytest.mark.slow
 def test_oc1_finds_an_oblique_line_and_random_directions_near_ones(monkeypatch):
     monkeypatch.setattr(paper_nongreedy, "DEPTHS", (2, 6))
@@ -611,6 +621,19 @@ def test_estimators_are_compared_with_what_people_would_use():
     assert "TreeClassifier() minus random forest: +2.50 points, ahead on 1 of 2; lower log loss on 1." in text
     assert "| glass | 9 x 2 | 75.00 ± 5.00 | 75.00 ± 5.00 |" in text
     assert "| TreeClassifier() | 65.00 | 0.400 | 7 | 2 | 1,000 | 0.5 |" in text
+
+
+def test_distilled_trees_are_compared_with_those_of_the_labels():
+    def of(labels, distilled):
+        each = {"teacher": 90.0, "labels": labels, "distilled": distilled}
+        scores = {by: {"score": score, "seconds": 2.0, "log_loss": 0.25} for by, score in each.items()}
+        return record({"rows": 9, "made": 90, "features": 2, "fidelity": 95.0} | scores)
+
+    found = {"regression": {"kin8nm": {0: of(70.0, 80.0)}}, "classification": {"churn": {0: of(80.0, 70.0)}}}
+    text = distillation.report(found, "a command")
+    assert "at least as good on 1 of 2 sets, by +0.00 points on average." in text
+    assert "| kin8nm | 9 + 90 x 2 | 90.00 | 70.00 | 80.00 | +10.00 | 95.0 | 2.0 | 2.0 | 2.0 |" in text
+    assert "| churn | 0.250 | 0.250 | 0.250 |" in text and text.count("Log loss:") == 1
 
 
 # --- Defaults --------------------------------------------------------------------------------------------------------

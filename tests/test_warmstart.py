@@ -142,6 +142,12 @@ def test_leaves_have_the_least_weight(grown):
         ),
         (
             lambda x, y: warmstart.cart_classifier(x, np.stack([y > 0, y > 1], axis=1), 2),
+            "y must hold probabilities of the classes in rows that sum to 1, got the sum",
+        ),
+        (
+            lambda x, y: warmstart.from_sklearn(
+                DecisionTreeClassifier(max_depth=2).fit(x, np.stack([y > 0, y > 1], axis=1))
+            ),
             "a classifier must have one output to become a tree, got one of 2",
         ),
     ],

@@ -14,6 +14,7 @@ from jtrees.data.scaling import Scaling
 from jtrees.data.table import Table
 from jtrees.description import count_free
 from jtrees.forest import Forest
+from jtrees.losses.frequencies import class_counts
 from jtrees.losses.names import measure
 from jtrees.tasks import Classification, Task
 from jtrees.tree import ObliqueTree
@@ -192,11 +193,12 @@ def _guesses(
     width, y = table.x.shape[1], table.y[trained]
     weight = None if table.weight is None else table.weight[trained]
     if isinstance(table.task, Classification):
-        share = np.bincount(y, weight, table.task.classes) + 1 / table.task.classes
+        none = np.zeros(len(y), int)
+        share = class_counts(none, y, 1, table.task.classes, sample_weight=weight)[0] + 1 / table.task.classes
         constant, ends = share / share.sum(), table.task.classes
         limit = _WORK / 10 / (width * ends) if width else _ROWS
         some = _some(table, trained, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
-        linear = _logistic(*_features(some, evaluated, scaling), some.y, _weights(some), ends)
+        linear = _logistic(*_features(some, evaluated, scaling), table.task.indicators(some.y), _weights(some))
         free = ends - 1
     else:
         constant = table.task.loss_function.best(y, weight)
@@ -235,11 +237,13 @@ def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return x.T @ (inverse @ y) if wide else inverse @ (x.T @ y)
 
 
-def _logistic(x: np.ndarray, x_new: np.ndarray, y: np.ndarray, weight: np.ndarray, classes: int) -> np.ndarray:
-    """Returns probabilities of a logistic regression with a ridge on its slopes, ``(n, classes)``."""
+def _logistic(x: np.ndarray, x_new: np.ndarray, shares: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Returns probabilities of a logistic regression with a ridge on its slopes, ``(n, classes)``, fitted to the
+    probabilities ``shares`` of the classes.
+    """
     from scipy.optimize import minimize  # jax needs SciPy, but does not import this slow part of it
 
-    total, hot = weight.sum(), np.eye(classes)[y]
+    total, classes = weight.sum(), shares.shape[1]
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = flat.reshape(-1, classes)
@@ -247,9 +251,9 @@ def _logistic(x: np.ndarray, x_new: np.ndarray, y: np.ndarray, weight: np.ndarra
         log -= log.max(1, keepdims=True)
         log -= np.log(np.exp(log).sum(1, keepdims=True))
         ridge = _RIDGE * slopes[:-1] / total  # the last row has the intercepts
-        gradient = x.T @ (weight[:, None] / total * (np.exp(log) - hot))
+        gradient = x.T @ (weight[:, None] / total * (np.exp(log) - shares))
         gradient[:-1] += ridge
-        lost = -(weight * log[np.arange(len(y)), y]).sum() / total
+        lost = -(weight * (shares * log).sum(1)).sum() / total
         return lost + 0.5 * (ridge * slopes[:-1]).sum(), gradient.ravel()
 
     start = np.zeros(x.shape[1] * classes)
@@ -284,7 +288,7 @@ def _some(table: Table, rows: np.ndarray | None = None, most: int = _ROWS) -> Ta
 
 def _losses(task: Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling, votes: bool) -> np.ndarray:
     if votes:
-        return (predictions.argmax(1) != y).astype(np.float64)
+        return 1 - task.hits(predictions, y)
     return task.host_losses(predictions, y, scaling.y_unit)
 
 

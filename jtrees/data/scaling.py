@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrees import blocking, compilation, distributed, io, pytree, segments, sharding, tasks
+from jtrees._classes import is_soft
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import kind_of, refit_hierarchical
 from jtrees.monotone import ordered_leaves
@@ -91,8 +92,10 @@ class Scaling:
         return xp.clip(scaled, -self.x_most, self.x_most).astype(np.float32)
 
     def transform_y(self, y: Any) -> np.ndarray:
-        """Returns scaled targets in float32; classes unchanged."""
-        return y if self.y_low is None else ((y - self.y_low) / self.y_unit).astype(np.float32)
+        """Returns scaled targets in float32; labels unchanged."""
+        if self.y_low is None:
+            return y.astype(np.float32) if is_soft(y) else y
+        return ((y - self.y_low) / self.y_unit).astype(np.float32)
 
     def inverse(self, outputs: Any) -> Any:
         """Returns predictions of scaled targets in the user's units; class probabilities unchanged."""

@@ -21,7 +21,7 @@ class Table:
 
     Attributes:
       x: features, ``(n, p)``.
-      y: targets, ``(n,)`` or ``(n, k)``, or classes in int32.
+      y: targets, ``(n,)`` or ``(n, k)``; in classification labels in int32, or soft labels ``(n, k)``.
       weight: weights above 0, ``(n,)``, of which only the ratios matter; None: equal weights.
       task: what is predicted.
       columns: the columns of the raw table that x was, or None.
@@ -41,13 +41,14 @@ class Table:
         return self.replace(x=self.x[chosen], y=self.y[chosen], weight=weight)
 
     def divided(self, share: float, key: Array) -> tuple["Table", "Table"]:
-        """Returns the table without a random part of its rows, and that part; of every class the same part.
+        """Returns the table without a random part of its rows, and that part; of every (most probable) class the same
+        part.
 
         Raises:
           ValueError: if the targets of either part would be too few, or constant.
         """
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
-        labels = self.y if isinstance(self.task, tasks.Classification) else np.zeros(len(self.y), int)
+        labels = self.task.strata(self.y)
         order = rng.permutation(len(labels))
         groups = [order[labels[order] == label] for label in np.unique(labels)]
         out = np.sort(np.concatenate([group[: int(share * len(group))] for group in groups]))
@@ -117,7 +118,8 @@ def checked_table(
         x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0] / weight.max()
         if not task.varies(y):
             checks.check_targets(y, len(x))  # names the constant column
-    if (factors := task.row_weights(y)) is not None:
+    y, factors = task.weighed(y)
+    if factors is not None:
         weight = factors / factors.max() if weight is None else weight * factors / (weight * factors).max()
     table = Table(x, y, weight, task, columns, checked_signs(monotone, columns, x.shape[1]))
     _check_range(table)

@@ -196,7 +196,7 @@ def _out_of_bag_loss(
     weight = np.ones(len(rows)) if table.weight is None else table.weight
     lost = lambda answers, y: table.task.host_losses(answers, y, data.scaling.y_unit)
     if votes:
-        return float(np.average(out_of_bag[rows].argmax(1) != table.y[rows], weights=weight[rows]))
+        return 1 - table.task.score(out_of_bag[rows], table.y[rows], weight[rows])
     few = float(np.average(lost(out_of_bag[rows], table.y[rows]), weights=weight[rows]))
     inverse = float(np.average(1 / count[rows], weights=weight[rows]))
     if inverse == 1:

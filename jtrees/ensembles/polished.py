@@ -22,7 +22,7 @@ from jtrees.methods.annealed.starts import DEVIATIONS
 from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
-from jtrees.tasks import Task
+from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
@@ -136,7 +136,9 @@ class Polished(Recipe):
         subtrees = []
         for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
             inside = np.flatnonzero(reached == root)
-            if len(inside) >= 2 and np.ptp(table.y[inside], axis=0).all():
+            varied = np.ptp(table.y[inside], axis=0) > 0 if len(inside) >= 2 else np.zeros(1, bool)
+            # Of classes some may be certain to be absent.
+            if varied.any() if isinstance(task, Classification) else varied.all():
                 subtrees.append(_Subtree.of(tree, root, depth, table.rows(inside)))
         if not subtrees:
             return tree, 0

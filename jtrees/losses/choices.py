@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from jtrees import io, segments
+from jtrees._classes import is_soft, shares
 from jtrees.losses.base import Link, Loss, check_number, linked
 from jtrees.losses.frequencies import class_counts, fit_frequencies, frequencies_fit_error, prior_of, smoothed
 from jtrees.segments import Array, effective, module_of, ones_or
@@ -44,8 +45,7 @@ class _OfClasses(Loss):
         return frequencies_fit_error(leaf_index, y, *values.shape, sample_weight=weight)
 
     def averaged(self, values: Array, y: Array) -> Array:
-        xp = module_of(y)
-        return (xp.asarray(y)[:, None] == np.arange(values.shape[1])).astype(xp.result_type(float))
+        return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
 
     def of_means(
         self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
@@ -69,6 +69,8 @@ class _OfClasses(Loss):
 class LogLoss(_OfClasses):
     """``-log p_y`` of the softmax p of the outputs; its best constants are logarithms of class frequencies.
 
+    For soft labels, the probabilities ``(n, k)`` of the classes, it is the cross-entropy ``-sum_k y_k log p_k``.
+
     Trainable leaves hold logits; fitted leaves hold :class:`Frequencies`.
 
     Args:
@@ -85,13 +87,13 @@ class LogLoss(_OfClasses):
         """Name of the loss of leaves in the kernel of :func:`jtrees.ops.expected_loss`: it has no smoothing."""
         return None if self.smoothing else "log"
 
-    def labels(self, y: Int[Array, " n"], like: Array) -> Float[Array, "n k"]:
-        """Returns smoothed one-hot encoded classes."""
-        one_hot = jax.nn.one_hot(y, like.shape[-1], dtype=like.dtype)
-        return one_hot if self.smoothing == 0 else optax.smooth_labels(one_hot, self.smoothing)
+    def labels(self, y: Int[Array, " n"] | Float[Array, "n k"], like: Array) -> Float[Array, "n k"]:
+        """Returns smoothed probabilities of the classes, of labels one-hot encoded ones."""
+        chances = shares(jnp.asarray(y), like.shape[-1], like.dtype)
+        return chances if self.smoothing == 0 else optax.smooth_labels(chances, self.smoothing)
 
     def samples(self, outputs: Array, y: Array) -> Array:
-        if self.smoothing == 0:
+        if self.smoothing == 0 and not is_soft(y):
             return optax.losses.softmax_cross_entropy_with_integer_labels(outputs, y)
         return optax.losses.softmax_cross_entropy(outputs, self.labels(y, outputs))
 
@@ -101,16 +103,18 @@ class LogLoss(_OfClasses):
 
     def initial(self, y: Array, weight: Array, classes: int) -> Array:
         """Returns the logarithms of the class frequencies, one sample more of each."""
-        counts = 1 + segments.sums(weight, y, classes)
+        none = jnp.zeros(len(y), jnp.int32)
+        counts = 1 + class_counts(none, y, 1, classes, sample_weight=weight)[0]
         frequencies = counts / counts.sum()
         return jnp.log((1 - self.smoothing) * frequencies + self.smoothing / classes)
 
     def of_leaves(self, values: Array, y: Array) -> Array:
         # A product with one-hot rows, not a gather, so that its transpose is not a scatter.
-        one_hot = jax.nn.one_hot(y, values.shape[1], axis=0, dtype=values.dtype)
+        classes = values.shape[1]
+        chances = y.T.astype(values.dtype) if is_soft(y) else jax.nn.one_hot(y, classes, axis=0, dtype=values.dtype)
         if self.smoothing:
-            one_hot = (1 - self.smoothing) * one_hot + self.smoothing / len(one_hot)
-        return -jnp.matmul(jax.nn.log_softmax(values, axis=1), one_hot, precision="highest")
+            chances = (1 - self.smoothing) * chances + self.smoothing / classes
+        return -jnp.matmul(jax.nn.log_softmax(values, axis=1), chances, precision="highest")
 
     def hardened(self, values: Array) -> "tuple[Array, Frequencies]":
         return linked("softmax", values), Frequencies(self.smoothing)

@@ -5,18 +5,19 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from jtrees import segments
+from jtrees._classes import is_soft
 from jtrees.segments import Array, ones_or
 
 
 def class_counts(
     leaf_index: Int[Array, " n"],
-    y: Int[Array, " n"],
+    y: Int[Array, " n"] | Float[Array, "n k"],
     num_leaves: int,
     classes: int,
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Returns the total weight of each class in each leaf.
+    """Returns the total weight of each class in each leaf; of soft labels, ``(n, classes)``, the expected weight.
 
     Example:
       >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
@@ -25,12 +26,14 @@ def class_counts(
        [1. 1.]]
     """
     weight = ones_or(sample_weight, y, jnp.float32 if sample_weight is None else sample_weight.dtype)
+    if is_soft(y):
+        return segments.sums(weight[:, None] * y.astype(weight.dtype), leaf_index, num_leaves)
     return segments.sums(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
 
 
 def fit_frequencies(
     leaf_index: Int[Array, " n"],
-    y: Int[Array, " n"],
+    y: Int[Array, " n"] | Float[Array, "n k"],
     num_leaves: int,
     classes: int,
     *,
@@ -45,7 +48,7 @@ def fit_frequencies(
 
     Args:
       leaf_index: leaf of each sample.
-      y: classes from 0 to ``classes - 1``.
+      y: classes from 0 to ``classes - 1``, or their probabilities, ``(n, classes)``.
       num_leaves: number of leaves.
       classes: number of classes, k.
       smoothing: weight s of the prior q in samples, above 0.
@@ -76,7 +79,7 @@ def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Flo
 
 def frequencies_fit_error(
     leaf_index: Int[Array, " n"],
-    y: Int[Array, " n"],
+    y: Int[Array, " n"] | Float[Array, "n k"],
     num_leaves: int,
     classes: int,
     *,

@@ -7,13 +7,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
+from jtrees._classes import is_soft
+
 SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, k), targets -> (n,)
 
 
-def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"]) -> Float[Array, " n"]:
-    """``-log p_y`` of each sample; probabilities are at least the smallest normal number."""
+def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"] | Float[Array, "n k"]) -> Float[Array, " n"]:
+    """``-log p_y`` of each sample; of soft labels, ``(n, k)``, the cross-entropy ``-sum_k y_k log p_k``.
+
+    Probabilities are at least the smallest normal number.
+    """
+    tiny = jnp.finfo(probabilities.dtype).tiny
+    if is_soft(y):
+        return -(y.astype(probabilities.dtype) * jnp.log(jnp.maximum(probabilities, tiny))).sum(1)
     chosen = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
-    return -jnp.log(jnp.maximum(chosen, jnp.finfo(probabilities.dtype).tiny))
+    return -jnp.log(jnp.maximum(chosen, tiny))
 
 
 def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:

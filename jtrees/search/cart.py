@@ -11,6 +11,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
+from jtrees._classes import shares
 from jtrees.leaves.shrunk import LEAST_FREE, decomposed
 from jtrees.segments import effective, ones_or
 from jtrees.tasks import Classification, Policy, Task
@@ -70,12 +71,13 @@ def grown_cart(
 
 
 def _targets(y: Any, task: Task) -> Any:
-    """Returns what a regression is of: indicators of classes, and of rewards what an action is worth beside the others.
+    """Returns the targets of a regression: probabilities of classes, for labels 0 or 1; of rewards what an action is
+    worth beside the others.
 
-    Of two classes one indicator says all.
+    Of two classes one probability says all.
     """
     if isinstance(task, Classification):
-        return (y[:, None] == np.arange(task.classes, dtype=y.dtype))[:, task.classes == 2 :]
+        return shares(y, task.classes)[:, task.classes == 2 :]
     if isinstance(task, Policy):
         return y - y.mean(1, keepdims=True)
     return y

@@ -141,7 +141,7 @@ def fit(
       x: features: an array ``(n, p)``, in which NaN is a missing value; or a raw table, a DataFrame of pandas, polars
         or Arrow with numbers, booleans, dates and text, which :class:`jtrees.data.Columns` describes and encodes.
       y: targets, ``(n,)`` or ``(n, k)``, finite and not constant; in classification integers 0..K-1, every class
-        present.
+        present, or soft labels: the probabilities of the classes, ``(n, K)``, whose rows sum to 1.
       key: random key.
       task: ``"regression"`` or ``"classification"``, or a task: ``jtrees.Classification(3)`` allows classes without a
         sample.

@@ -7,7 +7,7 @@ import numpy as np
 
 from jtrees.data.table import bucket
 from jtrees.search.runs import Runs
-from jtrees.tasks import Classification, Task
+from jtrees.tasks import Task
 
 # ``rows="auto"``: so many rows, and at least so many for each leaf. Other numbers were not compared.
 _ROWS, _OF_LEAF = 20_000, 16
@@ -20,9 +20,10 @@ def drawn_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A random sample of rows, and weights that make up for how they were drawn.
 
-    The sample has the same part of every class, and more of rare ones. Rows of larger weight are drawn more often. It
-    is a priority sample (Duffield, Lund & Thorup 2007), whose weights are then scaled to the sum of all weights. Sums
-    over it are nearly unbiased estimates of sums over all rows. Equal weights stay equal.
+    The sample has the same part of every class, and more of rare ones; soft labels count as the most probable class.
+    Rows of larger weight are drawn more often. It is a priority sample (Duffield, Lund & Thorup 2007), whose weights
+    are then scaled to the sum of all weights. Sums over it are nearly unbiased estimates of sums over all rows. Equal
+    weights stay equal.
 
     Args:
       y: targets of all rows.
@@ -39,7 +40,7 @@ def drawn_rows(
     share = most / max(1, len(real))
     if share >= 1:
         return real, weight[real].astype(np.float32)
-    labels = np.asarray(y)[real] if isinstance(task, Classification) else np.zeros(len(real), int)
+    labels = task.strata(np.asarray(y)[real])
     parts, present = [], np.unique(labels)
     least = 0 if len(present) == 1 else min(math.ceil(_FEWEST / share), max(_FEWEST, most // len(present)))
     for label in present:

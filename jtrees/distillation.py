@@ -1,0 +1,274 @@
+"""Distillation: a recipe is fitted to the predictions of a teacher (Bucila, Caruana & Niculescu-Mizil, "Model
+Compression", KDD 2006; Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+import time
+from typing import Any, Literal
+
+import jax
+from jax.typing import ArrayLike
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import _classes, processes, tasks, validation as checks
+from jtrees.data.mixing import Rows
+from jtrees.search.fit import FitResult, fit
+from jtrees.search.recipe import Recipe
+from jtrees.tasks import Classification, Policy, Task
+from jtrees.tree import ObliqueTree
+
+# Made rows by default: as many as make so many rows in all, but at most so many for each row.
+_ROWS, _MOST = 20_000, 10
+_MADE = 5  # what random numbers are for
+
+
+@dataclass(frozen=True)
+class DistillResult:
+    """What :func:`distill` returns; ``jtrees.save(result.fit, path)`` saves it.
+
+    Attributes:
+      fit: the fit of the student to the predictions of the teacher. Its loss and report are about these predictions.
+      fidelity: agreement of student and teacher on the held-out rows. In classification the share of rows for which
+        both predict the same class, in regression the score of the student for which the teacher's predictions are the
+        targets: R^2 for the squared error. NaN where the teacher's predictions are constant.
+      score: accuracy, or R^2, of the student on the held-out rows; None without their targets.
+      teacher_score: likewise of the teacher. If the teacher was trained on the held-out rows, this score is too high.
+      rows: number of rows that the student was fitted to.
+      made: number of them that were made.
+      held_out: number of held-out rows.
+      seconds: duration of the call.
+    """
+
+    fit: FitResult
+    fidelity: float
+    score: float | None
+    teacher_score: float | None
+    rows: int
+    made: int
+    held_out: int
+    seconds: float
+
+    @property
+    def model(self) -> Any:
+        """The student: short for ``fit.model``."""
+        return self.fit.model
+
+    @property
+    def tree(self) -> ObliqueTree | None:
+        """The student's tree: short for ``fit.tree``."""
+        return self.fit.tree
+
+    def predict(self, x: Any) -> Any:
+        """Predictions of the student: short for ``fit.model.predict(x)``."""
+        return self.fit.predict(x)
+
+    def __str__(self) -> str:
+        return f"{self.fit}\n{self._agreement()}"
+
+    def __repr__(self) -> str:
+        return f"DistillResult(model={self.model!r}, {self._agreement()})"
+
+    def _agreement(self) -> str:
+        said = f"fidelity={self.fidelity:.4g}"
+        if self.score is not None and self.teacher_score is not None:
+            said += f", score={self.score:.4g}, teacher_score={self.teacher_score:.4g}"
+        return f"{said}, on {self.held_out} held-out rows; fitted to {self.rows} rows, of which {self.made} were made"
+
+
+def distill(
+    teacher: Any,
+    recipe: Recipe,
+    x: Any,
+    y: ArrayLike | None = None,
+    *,
+    key: Array,
+    task: Literal["regression", "classification"] | Task | None = None,
+    made: float | None = None,
+    held_out: float | tuple[Any, ArrayLike | None] = 0.2,
+    sample_weight: ArrayLike | None = None,
+    progress: bool = False,
+    max_seconds: float | None = None,
+) -> DistillResult:
+    """Fits a recipe, the student, to the predictions of a teacher.
+
+    The student learns from the rows and from rows that are made of them, as the teacher can be asked about any row. A
+    made row is a row that takes each column with probability 1/2 from another row, the nearest of eight random ones. A
+    number is drawn between those of the two rows. Columns of whole numbers, booleans, dates, text or gaps are taken as
+    they are. Classes are learnt from the teacher's probabilities.
+
+    Args:
+      teacher: a fitted model: a :class:`jtrees.FitResult` or a model of jtrees; an object with ``predict_proba`` or
+        ``predict``, as scikit-learn's; or a function of rows. It takes rows in the form of ``x``, and returns numbers,
+        ``(n,)`` or ``(n, k)``, probabilities of the classes, ``(n, K)``, or classes 0..K-1, ``(n,)``.
+      recipe: what to fit, such as ``jtrees.GET(depth=5)``.
+      x: features of rows, as for :func:`jtrees.fit`. No targets are needed.
+      y: targets of these rows, by which student and teacher are scored on the held-out rows; they train nothing. In
+        classification the teacher's classes (its ``classes_``, if it has them), or probabilities, ``(n, K)``.
+      key: random key.
+      task: as for :func:`jtrees.fit`; None: classification if the teacher has ``predict_proba`` or its predictions are
+        rows of probabilities, else regression.
+      made: number of made rows for each row, at least 0; None: as many as make 20,000 rows, but at most 10.
+      held_out: part of the rows on which student and teacher are compared, above 0 and below 1; or other rows for this
+        purpose, a pair ``(x, y)``, in which y may be None. The student is not fitted to them.
+      sample_weight: nonnegative weights of the rows, ``(n,)``; a made row has the weight of the row that it is made of.
+      progress: as for :func:`jtrees.fit`.
+      max_seconds: likewise; the time for the teacher's predictions counts.
+
+    Returns:
+      The fit, its fidelity, and the scores of student and teacher.
+
+    Raises:
+      ValueError: for a teacher that cannot predict, or whose predictions cannot be learnt; for a :class:`jtrees.Policy`
+        and a recipe that sees no targets; and as :func:`jtrees.fit`.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 100)[:, None]
+      >>> recipe = jtrees.GET(depth=3, starts=1, epochs=20)
+      >>> student = jtrees.distill(lambda x: 2 * x[:, 0], recipe, x, key=jax.random.key(0), made=2)
+      >>> student.rows, student.made, student.held_out, student.fidelity > 0.9
+      (240, 160, 20, True)
+    """
+    started = time.monotonic()
+    processes.require_xla("jtrees.distill")
+    checks.check_key(key)
+    predicts, rows = _predictor(teacher), Rows.of(x)
+    _check(recipe, rows.width, task, made, max_seconds)
+    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.fold_in(key, _MADE), (4,))))
+    weight = None if sample_weight is None else np.asarray(checks.check_weight(sample_weight, len(rows)), np.float64)
+    train, (x_out, y_out, weight_out) = _split(rows, y, weight, held_out, rng)
+
+    some = rows[train]
+    count = _number_made(made, len(some))
+    mixed, of = some.mixed(count, rng)
+    whole = some.followed_by(mixed)
+    if weight is not None:
+        weight = weight[train][np.concatenate([np.arange(len(some)), of])]
+    asked = _asked(predicts, whole)
+    task = _task_of(teacher, asked) if task is None else task
+    try:
+        task, _ = tasks.checked_targets(task, asked, len(whole))
+    except ValueError as error:
+        raise ValueError(f"predictions of the teacher: {error}") from None
+
+    options: Any = {"task": task, "sample_weight": weight, "progress": progress}
+    if max_seconds is not None:
+        options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
+    student = fit(recipe, whole.values, asked, key=key, **options)
+    answers, given = np.asarray(student.predict(x_out.values), np.float64), _asked(predicts, x_out)
+    given = task.held_out_targets(given, len(x_out))
+    score = teacher_score = None
+    if y_out is not None:
+        target = task.held_out_targets(_encoded(teacher, task, y_out), len(x_out))
+        both = answers, _classes.shares(given, task.classes) if isinstance(task, Classification) else given
+        score, teacher_score = (task.score(one, target, weight_out) for one in both)
+    chosen = _classes.most_probable(given) if isinstance(task, Classification) else given
+    fidelity = task.score(answers, chosen, weight_out)
+    seconds = time.monotonic() - started
+    return DistillResult(student, fidelity, score, teacher_score, len(whole), count, len(x_out), seconds)
+
+
+# --- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check(recipe: Any, width: int, task: Any, made: Any, max_seconds: Any) -> None:
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=5), got {checks.quoted(recipe)}")
+    if recipe.targets(np.zeros((2, width)), targets := object()) is not targets:
+        raise ValueError(f"recipe must learn the targets, got {checks.quoted(recipe)}")
+    if isinstance(task, Policy):
+        raise ValueError(
+            f"task must be of numbers or of classes, got {task}: fit it to the rewards that a teacher predicts"
+        )
+    if made is not None:
+        checks.check_not_negative("made", made)
+        if np.ndim(made):
+            raise ValueError(f"made must be one number, got {checks.quoted(made)}")
+    if max_seconds is not None:
+        checks.check_seconds(max_seconds)
+
+
+def _number_made(made: float | None, n: int) -> int:
+    return round(made * n) if made is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
+
+
+def _split(
+    rows: Rows, y: Any, weight: np.ndarray | None, held_out: Any, rng: np.random.Generator
+) -> tuple[np.ndarray, tuple[Rows, Any, np.ndarray | None]]:
+    """Returns the numbers of the rows to train on, and the held-out rows, their targets and their weights."""
+    n = len(rows)
+    if y is not None:
+        checks.check_unmasked("y", y)
+        checks.check_rows(y := np.asarray(y), n)
+    if isinstance(held_out, (tuple, list)) and len(held_out) == 2:
+        if y is not None:
+            raise ValueError("y must be None if held_out has rows of its own, as it would train nothing")
+        others, of_others = Rows.of(held_out[0]), held_out[1]
+        if of_others is not None:
+            of_others = np.asarray(of_others)
+            if of_others.shape[:1] != (len(others),):
+                expected = f"{len(others)} targets, one a row"
+                raise ValueError(f"held_out must hold {expected}, got targets of shape {of_others.shape}")
+        return np.arange(n), (others, of_others, None)
+    share = float(held_out) if isinstance(held_out, (int, float, np.number)) else np.nan
+    if not 0 < share < 1:
+        got = checks.quoted(held_out)
+        raise ValueError(f"held_out must be a part of the rows, above 0 and below 1, or a pair (x, y), got {got}")
+    order = rng.permutation(n)
+    count = max(1, round(share * n))
+    if n - count < 2:
+        raise ValueError(f"held_out must leave at least 2 rows to train on, got {share:g} of {n}")
+    out, train = np.sort(order[:count]), np.sort(order[count:])
+    of_rows = None if weight is None else weight[out]
+    if weight is not None and not (weight[out].any() and weight[train].any()):
+        raise ValueError("sample_weight must be above 0 in some of the held-out rows and in some of the others")
+    return train, (rows[out], None if y is None else y[out], of_rows)
+
+
+# --- The teacher -----------------------------------------------------------------------------------------------------
+
+
+def _predictor(teacher: Any) -> Callable[[Any], Any]:
+    """Returns the function of rows that predicts."""
+    for name in ("predict_proba", "predict"):
+        if callable(found := getattr(teacher, name, None)):
+            return found
+    if callable(teacher) and not isinstance(teacher, type):
+        return teacher
+    raise ValueError(
+        f"teacher must have predict_proba or predict, or be a function of rows, got {checks.quoted(teacher)}"
+    )
+
+
+def _asked(predicts: Callable[[Any], Any], rows: Rows) -> np.ndarray:
+    """Returns the teacher's predictions.
+
+    Raises:
+      ValueError: unless there is one a row, of numbers.
+    """
+    found = np.asarray(checks.as_numeric("predictions of the teacher", predicts(rows.values)))
+    if found.ndim not in (1, 2) or len(found) != len(rows):
+        raise ValueError(f"teacher must return ({len(rows)},) or ({len(rows)}, k) predictions, got {found.shape}")
+    return found
+
+
+def _task_of(teacher: Any, predictions: np.ndarray) -> Literal["regression", "classification"]:
+    if hasattr(teacher, "predict_proba"):
+        return "classification"
+    several = predictions.ndim == 2 and predictions.shape[1] > 1
+    chances = several and (predictions >= 0).all() and np.abs(predictions.sum(1) - 1).max() < 1e-3
+    return "classification" if chances else "regression"
+
+
+def _encoded(teacher: Any, task: Task, y: np.ndarray) -> np.ndarray:
+    """Returns labels as their numbers among the teacher's classes; other targets as they are."""
+    classes = getattr(teacher, "classes_", None)
+    if classes is None or not isinstance(task, Classification) or y.ndim != 1:
+        return y
+    number = {label: i for i, label in enumerate(np.asarray(classes).tolist())}
+    for label in y.tolist():
+        if label not in number:
+            expected = f"the teacher's classes, {checks.quoted_list(number)}"
+            raise ValueError(f"y must hold {expected}, got {checks.quoted(label)}")
+    return np.array([number[label] for label in y.tolist()], np.int32)

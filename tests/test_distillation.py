@@ -1,0 +1,199 @@
+"""Distillation: rows that are made, teachers of all kinds, and what the result says."""
+
+import datetime
+import re
+
+import jax
+import numpy as np
+import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+
+import jtrees
+from jtrees.data.mixing import Rows
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+KEY = jax.random.key(0)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(60, 2)).astype(np.float32)
+X_OUT = rng.normal(size=(20, 2)).astype(np.float32)
+Y = X[:, 0] - X[:, 1] + 0.1 * rng.normal(size=60)
+LABEL = np.array(["low", "middle", "top"])[np.digitize(Y, (-1, 1))]
+RECIPE = jtrees.DGT(depth=1, epochs=4, batch_size=30, widths=(), cycles=1)
+NUMBERS, CLASSES = LinearRegression().fit(X, Y), LogisticRegression().fit(X, LABEL)
+
+
+# --- Made rows -------------------------------------------------------------------------------------------------------
+
+
+def made_of(x, count, seed=0):
+    rows, of = Rows.of(x).mixed(count, np.random.default_rng(seed))
+    return rows.values, of
+
+
+def test_made_rows_are_mixtures_of_two_rows():
+    x = np.column_stack([X, rng.integers(0, 3, 60), np.where(rng.random(60) < 0.3, np.nan, X[:, 0])]).astype(np.float32)
+    made, of = made_of(x, 240)
+    assert made.shape == (240, 4) and made.dtype == np.float32
+    assert (np.bincount(of, minlength=60) == 4).all()
+    own = np.isclose(made, x[of], equal_nan=True)
+    assert 0.4 < own.mean() < 0.75  # half of the columns, and whole numbers that are equal
+    for j in (2, 3):  # whole numbers, and a column with gaps
+        assert np.isin(made[:, j], x[:, j]).all() or set(made[:, j][~np.isnan(made[:, j])]) <= set(x[:, j])
+    # What is not the row's own lies between its number and that of one and the same other row.
+    for row, a in zip(made[:, :2], x[of, :2], strict=True):
+        low, high = np.minimum(a, x[:, :2]), np.maximum(a, x[:, :2])
+        assert ((low <= row) & (row <= high)).all(1).any()
+    again, _ = made_of(x, 240)
+    np.testing.assert_array_equal(made, again)
+    assert not np.array_equal(made, made_of(x, 240, seed=1)[0], equal_nan=True)
+
+
+def test_rows_are_mixed_with_near_rows():
+    x = np.concatenate([X, 100 + X])
+    made, of = made_of(x, 400)
+    assert ((made[:, 0] > 50) == (of >= 60)).mean() > 0.98  # else all of eight random rows are far
+
+
+def frames():
+    n = np.arange(12)
+    columns = {
+        "town": np.array(["a", "b", "c"])[n % 3].tolist(),
+        "size": (n / 8).tolist(),
+        "rooms": n.tolist(),
+        "sold": (n % 2 == 0).tolist(),
+        "day": [datetime.date(2024, 1, 1 + int(i)) for i in n],
+        "gaps": [None if i % 4 == 0 else i / 8 for i in n.tolist()],
+    }
+    pandas, polars, arrow = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
+    frame = pandas.DataFrame(columns, index=n[::-1])
+    frame["town"] = frame["town"].astype("category")
+    yield frame
+    yield polars.DataFrame(columns).with_columns(
+        polars.col("town").cast(polars.Categorical), polars.col("size").cast(polars.Float32)
+    )
+    yield arrow.table(columns)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_made_rows_of_a_data_frame_have_its_columns(library):
+    [frame] = [one for one in frames() if type(one).__module__.startswith(library)]
+    nw = pytest.importorskip("narwhals")
+    rows = Rows.of(frame)
+    mixed, of = rows.mixed(30, np.random.default_rng(0))
+    assert type(mixed.values) is type(frame) and len(mixed) == len(of) == 30
+    both = [nw.from_native(one, eager_only=True) for one in (frame, mixed.values)]
+    assert both[0].schema == both[1].schema
+    for name in both[0].columns:
+        old, new = (one[name].to_list() for one in both)
+        if name == "size":
+            assert not set(new) <= set(old) and min(old) <= min(new) <= max(new) <= max(old)
+        else:
+            text = lambda values: {str(value) for value in values}
+            assert text(new) <= text(old)
+    none, _ = rows.mixed(0, np.random.default_rng(0))
+    assert len(none) == 0 and len(rows.followed_by(none)) == 12
+    assert len(rows.followed_by(mixed)) == 42 and len(rows[np.array([3, 1])]) == 2
+
+
+# --- Teachers --------------------------------------------------------------------------------------------------------
+
+
+def test_without_made_rows_it_is_a_fit_to_the_predictions():
+    expected = jtrees.fit(RECIPE, X, NUMBERS.predict(X), key=KEY)
+    teachers = NUMBERS, NUMBERS.predict, jtrees.fit(RECIPE, X, Y, key=KEY)
+    found = [jtrees.distill(one, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, None)) for one in teachers]
+    for one in found[:2]:
+        np.testing.assert_array_equal(one.predict(X_OUT), expected.predict(X_OUT))
+        assert (one.rows, one.made, one.held_out, one.score) == (60, 0, 20, None)
+        assert one.fidelity == pytest.approx(r2_score(NUMBERS.predict(X_OUT), expected.predict(X_OUT)))
+        assert one.model is one.fit.model and one.tree is one.fit.tree
+    assert found[2].fidelity == pytest.approx(r2_score(teachers[2].predict(X_OUT), found[2].predict(X_OUT)))
+
+
+def test_the_scores_are_those_of_the_held_out_rows():
+    y_out = X_OUT[:, 0] - X_OUT[:, 1]
+    result = jtrees.distill(NUMBERS, RECIPE, X, key=KEY, made=1, held_out=(X_OUT, y_out))
+    assert result.rows == 120 and result.made == 60
+    assert result.score == pytest.approx(r2_score(y_out, result.predict(X_OUT)))
+    assert result.teacher_score == pytest.approx(r2_score(y_out, NUMBERS.predict(X_OUT)))
+    assert "fidelity=" in str(result) and "teacher_score=" in repr(result)
+    part = jtrees.distill(NUMBERS, RECIPE, X, Y, key=KEY, made=1, held_out=0.25, sample_weight=np.linspace(0, 1, 60))
+    assert (part.rows, part.made, part.held_out) == (90, 45, 15)
+    assert part.teacher_score is not None and part.teacher_score > 0.9
+
+
+def test_classes_are_learnt_from_probabilities_and_named_by_the_teacher():
+    y_out = np.array(["low", "middle", "top"])[np.digitize(X_OUT[:, 0] - X_OUT[:, 1], (-1, 1))]
+    result = jtrees.distill(CLASSES, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, y_out))
+    chances = CLASSES.predict_proba(X)
+    expected = jtrees.fit(RECIPE, X, chances, key=KEY, task="classification")
+    np.testing.assert_array_equal(result.predict(X_OUT), expected.predict(X_OUT))
+    answers = CLASSES.classes_[result.predict(X_OUT).argmax(1)]
+    assert result.fidelity == pytest.approx(accuracy_score(CLASSES.predict(X_OUT), answers))
+    assert result.score == pytest.approx(accuracy_score(y_out, answers))
+    assert result.teacher_score == pytest.approx(accuracy_score(y_out, CLASSES.predict(X_OUT)))
+    # A function of probabilities is of classes, too; and so are numbers of classes, if the task says so.
+    again = jtrees.distill(CLASSES.predict_proba, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, None))
+    np.testing.assert_array_equal(again.predict(X_OUT), result.predict(X_OUT))
+    numbers = lambda x: CLASSES.predict_proba(x).argmax(1)
+    hard = jtrees.distill(numbers, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, None), task="classification")
+    expected = jtrees.fit(RECIPE, X, numbers(X), key=KEY, task="classification")
+    np.testing.assert_array_equal(hard.predict(X_OUT), expected.predict(X_OUT))
+
+
+def test_raw_tables():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"town": np.array(["a", "b", "c"])[np.arange(60) % 3], "size": X[:, 0]})
+    y = X[:, 0] + np.arange(60) % 3
+    encoded = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
+    teacher = make_pipeline(encoded, LinearRegression()).fit(frame, y)
+    result = jtrees.distill(teacher, RECIPE, frame, y, key=KEY, made=1)
+    assert isinstance(result.model, jtrees.data.FrameModel) and result.predict(frame).shape == (60,)
+    assert result.rows == 96 and result.teacher_score == pytest.approx(1)
+
+
+def test_the_number_of_made_rows():
+    from jtrees.distillation import _number_made
+
+    assert [_number_made(None, n) for n in (100, 10_000, 30_000)] == [1000, 10_000, 0]
+    assert _number_made(0.5, 100) == 50
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"teacher": 3}, "teacher must have predict_proba or predict, or be a function of rows, got 3"),
+        ({"recipe": "GET"}, "recipe must be a recipe, such as jtrees.GET(depth=5), got 'GET'"),
+        ({"recipe": jtrees.LatentClustering(depth=2)}, "recipe must learn the targets, got LatentClustering("),
+        ({"task": jtrees.Policy(2)}, "task must be of numbers or of classes, got Policy("),
+        ({"made": -1}, "made must be finite and not negative, got -1"),
+        ({"held_out": 1.0}, "held_out must be a part of the rows, above 0 and below 1, or a pair (x, y), got 1.0"),
+        ({"held_out": True}, "held_out must be a part of the rows, above 0 and below 1, or a pair (x, y), got True"),
+        ({"held_out": (X_OUT, Y)}, "held_out must hold 20 targets, one a row, got targets of shape (60,)"),
+        ({"held_out": (X_OUT, None), "y": Y}, "y must be None if held_out has rows of its own"),
+        ({"held_out": 0.99}, "held_out must leave at least 2 rows to train on, got 0.99 of 60"),
+        ({"y": Y[:3]}, "x and y must have the same number of rows, got 60 and 3"),
+        ({"teacher": lambda x: x[:3, 0]}, "teacher must return (48,) or (48, k) predictions, got (3,)"),
+        ({"teacher": lambda x: np.array(["a"] * len(x))}, "predictions of the teacher must be numeric"),
+        ({"teacher": lambda x: np.zeros(len(x))}, "predictions of the teacher: y must take at least two values"),
+        ({"teacher": lambda x: np.log(x[:, 0] * 0 - 1)}, "predictions of the teacher: y must be finite"),
+        ({"task": "classification"}, "predictions of the teacher: y must hold whole numbers"),
+        (
+            {"teacher": CLASSES, "y": np.full(60, "none")},
+            "y must hold the teacher's classes, 'low', 'middle', 'top', got",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in log")
+def test_what_cannot_be_distilled_is_refused(arguments, message):
+    given = {"teacher": NUMBERS, "recipe": RECIPE, "x": X, "made": 0, "key": KEY} | arguments
+    with pytest.raises(ValueError, match=re.escape(message)):
+        jtrees.distill(given.pop("teacher"), given.pop("recipe"), given.pop("x"), **given)

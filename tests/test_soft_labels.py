@@ -1,0 +1,239 @@
+"""Soft labels: the loss of probabilities is the expectation of the loss of a label, and one-hot rows are labels."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+
+import jtrees
+from jtrees import Classification, leaves as kinds, losses, ops, splitting, warmstart
+from jtrees.losses.frequencies import frequencies_fit_error
+from jtrees.search.sample import drawn_rows
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+KEY = jax.random.key(0)
+N, K = 60, 3
+rng = np.random.default_rng(0)
+X = rng.normal(size=(N, 2)).astype(np.float32)
+SOFT = rng.dirichlet(np.ones(K), N)
+SOFT[:9] = np.eye(K)[np.arange(9) % K]
+WEIGHT = rng.uniform(0.5, 2, N)
+TREE = jtrees.DGT(depth=1, epochs=4, batch_size=30, widths=(), cycles=1)
+
+
+def labels(k):
+    return np.full(N, k, np.int32)
+
+
+def expectation(of_labels):
+    """The plain definition: the mean of the losses of all labels, weighted by their probabilities."""
+    return sum(SOFT[:, k] * np.asarray(of_labels(labels(k)), np.float64) for k in range(K))
+
+
+def repeated(*arrays):
+    """Each row once for every class that it may have, with this label and the probability as its weight."""
+    row, label = np.nonzero(SOFT)
+    return *(a[row] for a in arrays), label.astype(np.int32), SOFT[row, label]
+
+
+# --- Losses are expectations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_log_loss_is_the_expectation_of_that_of_a_label(smoothing):
+    loss, outputs = losses.LogLoss(smoothing), jnp.asarray(rng.normal(size=(N, K)), jnp.float32)
+    y, alike = jnp.asarray(SOFT, jnp.float32), {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(loss.samples(outputs, y), expectation(lambda k: loss.samples(outputs, k)), **alike)
+    values = jnp.asarray(rng.normal(size=(4, K)), jnp.float32)
+    of_leaves = np.transpose([expectation(lambda k, i=i: loss.of_leaves(values, k)[i]) for i in range(4)])
+    np.testing.assert_allclose(loss.of_leaves(values, y).T, of_leaves, **alike)
+    for i in range(2):
+        found = loss.derivatives(outputs, y)[i]
+        by_class = [[loss.derivatives(outputs, labels(k))[i][:, j] for k in range(K)] for j in range(K)]
+        expected = np.stack([(SOFT.T * np.asarray(each, np.float64)).sum(0) for each in by_class], 1)
+        np.testing.assert_allclose(found, expected, **alike)
+    slope = jax.grad(lambda outputs: loss.samples(outputs, y).sum())(outputs)
+    np.testing.assert_allclose(loss.derivatives(outputs, y)[0], slope, **alike)
+
+
+def test_leaves_hold_expected_frequencies():
+    leaf = rng.integers(0, 4, N)
+    leaf_of, weight, label, chance = repeated(leaf, WEIGHT)
+    for fitted in (losses.class_counts, losses.fit_frequencies, frequencies_fit_error):
+        found = fitted(leaf, SOFT, 4, K, sample_weight=WEIGHT)
+        np.testing.assert_allclose(found, fitted(leaf_of, label, 4, K, sample_weight=weight * chance), rtol=1e-6)
+    initial = losses.LogLoss().initial
+    found = initial(jnp.asarray(SOFT, jnp.float32), jnp.asarray(WEIGHT, jnp.float32), K)
+    expected = initial(jnp.asarray(label), jnp.asarray(weight * chance, jnp.float32), K)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_expected_loss_of_a_soft_tree_and_its_gradient_are_expectations():
+    weights, bias, values = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((3, 2), (3,), (4, K)))
+    row, label, chance = repeated(np.arange(N))
+    of = lambda params, x, y, weight: ops.expected_loss(
+        *params[:2], kinds.Values(params[2], losses.LogLoss()), x, y, weight=weight
+    )[0]
+    both = jax.value_and_grad(of)
+    found = both((weights, bias, values), jnp.asarray(X), jnp.asarray(SOFT, jnp.float32), jnp.ones(N))
+    share = jnp.asarray(chance * len(row) / N, jnp.float32)
+    expected = both((weights, bias, values), jnp.asarray(X[row]), jnp.asarray(label), share)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
+
+
+def own_loss(outputs, y):
+    """A squared error of probabilities, of labels alone."""
+    assert y.ndim == 1 and y.dtype == jnp.int32
+    return jnp.square(jax.nn.softmax(outputs) - jax.nn.one_hot(y, K, dtype=outputs.dtype)).sum(1)
+
+
+def test_a_loss_of_the_users_is_of_labels_and_its_expectation_is_taken():
+    task, outputs = Classification(K, own_loss), jnp.asarray(rng.normal(size=(N, K)), jnp.float32)
+    expected = expectation(lambda k: own_loss(outputs, jnp.asarray(k)))
+    np.testing.assert_allclose(task.loss(outputs, jnp.asarray(SOFT, jnp.float32)), expected, rtol=1e-5)
+
+
+def test_scores_are_expectations():
+    task, chances = Classification(K), rng.dirichlet(np.ones(K), N)
+    expected = expectation(lambda k: task.host_losses(chances, k, 1.0))
+    np.testing.assert_allclose(task.host_losses(chances, SOFT, 1.0), expected)
+    on_device = task.prediction_loss(jnp.asarray(chances, jnp.float32), jnp.asarray(SOFT, jnp.float32))
+    np.testing.assert_allclose(on_device, expected, rtol=1e-5)
+    hits = expectation(lambda k: chances.argmax(1) == k)
+    assert task.score(chances, SOFT, WEIGHT) == pytest.approx(np.average(hits, weights=WEIGHT))
+
+
+def test_class_weights_are_factors_of_the_terms_of_the_loss():
+    factors, chances = (1.0, 2.0, 5.0), rng.dirichlet(np.ones(K), N)
+    task = Classification(K, class_weight=factors)
+    y, weight = task.weighed(SOFT)
+    expected = sum(factors[k] * SOFT[:, k] * task.host_losses(chances, labels(k), 1.0) for k in range(K))
+    assert weight is not None
+    np.testing.assert_allclose(weight * task.host_losses(chances, y, 1.0), expected)
+    hot, weight = task.weighed(np.eye(K)[[0, 2, 1]])
+    np.testing.assert_array_equal(hot, np.eye(K)[[0, 2, 1]])
+    np.testing.assert_array_equal(weight, [1, 5, 2])
+
+
+# --- Starts and samples ----------------------------------------------------------------------------------------------
+
+
+def test_cart_minimises_the_expected_impurity():
+    x, weight, label, chance = repeated(X, WEIGHT)
+    tree = warmstart.cart_classifier(X, SOFT, 3, sample_weight=WEIGHT)
+    rows = DecisionTreeClassifier(max_depth=3, random_state=0).fit(x, label, sample_weight=weight * chance)
+    expected = warmstart.from_sklearn(rows, 3)
+    np.testing.assert_array_equal(tree.weights, expected.weights)
+    np.testing.assert_array_equal(tree.bias, expected.bias)
+    np.testing.assert_allclose(tree.predict(X), expected.predict(X), rtol=1e-5, atol=1e-6)
+    single = lambda *arrays: [jnp.asarray(a, jnp.float32) for a in arrays]
+    statistics = splitting.class_statistics(*single(SOFT, WEIGHT), K)
+    of_rows = splitting.class_statistics(jnp.asarray(label), *single(weight * chance), K)
+    np.testing.assert_allclose(splitting.entropy(statistics.sum(0)), splitting.entropy(of_rows.sum(0)), rtol=1e-5)
+
+
+def test_samples_keep_the_share_of_each_most_probable_class():
+    y = np.repeat([[0.9, 0.1], [0.2, 0.8]], [960, 40], axis=0)
+    rows, weight = drawn_rows(y, None, 100, Classification(2), np.random.default_rng(0))
+    assert weight.sum() == pytest.approx(1000) and weight[rows >= 960].sum() == pytest.approx(40)
+
+
+# --- Fits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_to_probabilities():
+    tables = {"key": KEY, "task": "classification", "sample_weight": WEIGHT}
+    fit = jtrees.fit(TREE, X, SOFT.tolist(), validation=(X, SOFT), **tables)
+    chances = fit.predict(X)
+    assert chances.shape == (N, K)
+    assert fit.loss == pytest.approx(-(SOFT * np.log(chances)).sum(1).mean(), rel=1e-5)
+    # Rounded probabilities and those of single precision are normalised.
+    rounded = jtrees.fit(TREE, X, SOFT.astype(np.float32), validation=(X, SOFT), **tables)
+    np.testing.assert_allclose(rounded.predict(X), chances, rtol=1e-4)
+    # Labels to validate on, and the other way round.
+    label = SOFT.argmax(1)
+    mixed = jtrees.fit(TREE, X, SOFT, validation=(X, label), **tables)
+    assert mixed.loss == pytest.approx(-np.log(mixed.predict(X)[np.arange(N), label]).mean(), rel=1e-5)
+    mixed = jtrees.fit(TREE, X, label, validation=(X, SOFT), **tables)
+    assert mixed.loss == pytest.approx(-(SOFT * np.log(mixed.predict(X))).sum(1).mean(), rel=1e-4)
+
+
+def test_folds_and_held_out_rows_of_probabilities():
+    options = {"key": KEY, "task": "classification"}
+    fit = jtrees.fit(TREE, X, SOFT, held_out=0.25, **options)
+    assert set(fit.report.baselines) == {"model", "linear", "constant"}
+    found = jtrees.tune(TREE, X, SOFT, grid={"l1": (0.0, 0.1)}, validation=2, **options)
+    assert all(np.isfinite(trial.loss) for trial in found.report.tuning.trials)
+    swept = jtrees.sweep(TREE, X, SOFT, seeds=1, validation=(X, SOFT), **options)
+    assert np.isfinite(swept.losses).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("y", [SOFT, SOFT.argmax(1)], ids=["soft", "labels"])
+def test_leaves_are_shrunk_in_single_precision_beside_double(y, x64):
+    recipe = jtrees.CO2(depth=2, epochs=3, batch_size=30)
+    fit = jtrees.fit(recipe, X, y, key=KEY, task="classification", validation=(X, y))
+    assert np.isfinite(fit.loss)
+
+
+def test_a_class_may_be_certain_to_be_absent():
+    fit = jtrees.fit(TREE, X, np.insert(SOFT, 1, 0, axis=1), key=KEY, task=Classification(K + 1))
+    assert fit.predict(X).shape == (N, K + 1)
+
+
+def test_the_baselines_are_fitted_to_probabilities():
+    x, soft = X, np.stack([(p := 1 / (1 + np.exp(-X[:, 0]))), 1 - p], 1)
+    fit = jtrees.fit(TREE, x, soft, key=KEY, task="classification", validation=(x, soft))
+    both = np.concatenate([x, x]), np.repeat([0, 1], N)
+    linear = LogisticRegression().fit(*both, sample_weight=soft.T.ravel())
+    expected = -(soft * linear.predict_log_proba(x)).sum(1).mean()
+    assert fit.report.baselines["linear"] == pytest.approx(expected, rel=1e-2)
+    constant = soft.mean(0)
+    assert fit.report.baselines["constant"] == pytest.approx(-(constant * np.log(constant)).sum(), rel=1e-2)
+
+
+def test_tables_with_text_and_probabilities():
+    pandas = pytest.importorskip("pandas")
+    town = np.array(["a", "b", "c"])[np.arange(N) % 3]
+    frame = pandas.DataFrame({"town": town, "size": X[:, 0]})
+    fit = jtrees.fit(TREE, frame, pandas.DataFrame(SOFT), key=KEY, task="classification", sample_weight=WEIGHT)
+    assert fit.predict(frame).shape == (N, K)
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def changed(row, values):
+    y = SOFT.copy()
+    y[row] = values
+    return y
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "message"),
+    [
+        (changed(4, [0.5, 0.5, 0.2]), "classification", "in rows that sum to 1, got the sum 1.2 in row 4"),
+        (changed(5, [1.1, -0.1, 0]), "classification", "probabilities of at least 0, got -0.1 at (5, 1)"),
+        (changed(5, [np.nan, 0, 1]), "classification", "y must be finite, got 1 NaN or infinite values"),
+        (SOFT, Classification(4), "y must hold probabilities of 4 classes, (n, 4), got shape (60, 3)"),
+        (SOFT[:, :1], "classification", "got shape (60, 1): use y[:, 0] for labels"),
+        (SOFT[:50], "classification", "x and y must have the same number of rows, got 60 and 50"),
+        (np.full((N, K), "a"), "classification", "y must be numeric, got"),
+        (SOFT[:, None], "classification", "y must have shape (n,)"),
+    ],
+)
+def test_what_is_no_probability_is_refused(y, task, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        jtrees.fit(TREE, X, y, key=KEY, task=task)
+
+
+def test_validation_sets_of_other_classes_are_refused():
+    with pytest.raises(ValueError, match=re.escape("validation: y must hold probabilities of 3 classes, (n, 3), got")):
+        jtrees.fit(TREE, X, SOFT, key=KEY, task="classification", validation=(X, np.eye(2)[np.arange(N) % 2]))
+    with pytest.raises(ValueError, match=re.escape("validation: y must have shape (60, 3), got (50, 3)")):
+        jtrees.fit(TREE, X, SOFT, key=KEY, task="classification", validation=(X, SOFT[:50]))
