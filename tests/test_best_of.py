@@ -69,7 +69,7 @@ def test_the_model_is_that_of_the_lowest_score(fit, alone):
 def test_runs_share_the_tree_of_cart(monkeypatch):
     """CART grows on all rows once, however many runs there are."""
     rows, grown_cart = [], starts.grown_cart
-    counted = lambda batch, *args: rows.append(len(batch.x)) or grown_cart(batch, *args)
+    counted = lambda batch, *args, **options: rows.append(len(batch.x)) or grown_cart(batch, *args, **options)
     monkeypatch.setattr(starts, "grown_cart", counted)
     base, counts = jtrees.GET(depth=2, starts=1, epochs=5), []
     for recipe in (base, jtrees.BestOf(base, runs=2)):

@@ -150,7 +150,7 @@ WITHOUT_VARIATION = np.ones((300, 4)) * [1, 3, 1, 1] + np.arange(300)[:, None] *
         ({}, {"validation": (np.zeros((3, 2)), None)}, "validation: x must have 4 columns, got 2"),
         ({}, {"validation": (np.full((3, 4), np.nan), None)}, "validation: x must be finite"),
         ({}, {"validation": np.zeros((3, 4))}, r"validation must be a pair \(x, y\), got ndarray"),
-        ({}, {"task": "classification"}, r"y must have shape \(n,\)"),
+        ({}, {"task": "classification"}, r"y must hold probabilities"),
         (
             {"target_features": (1,)},
             {"x": WITHOUT_VARIATION},
