@@ -76,7 +76,7 @@ def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, 
       weight: weight of the rows of each leaf.
       task: what is predicted. Of two classes, the second is the one whose probability must not fall.
     """
-    splits, signs = ((tree.weights != 0) & monotone).any(1), _signs(task)
+    splits, signs = ((tree.weights != 0) & monotone).any(1), signs_of(task)
 
     def projected(values: Array) -> Array:
         xp = module_of(values, weight)
@@ -89,12 +89,12 @@ def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, 
 
 def ascending(values: Float[Array, "leaves *k"], task: Task) -> Float[Array, "leaves *k"]:
     """Returns values of leaves that rise from left to right, so that they are in order in any tree."""
-    signs = jnp.asarray(_signs(task), values.dtype).reshape(values.shape[1:])
+    signs = jnp.asarray(signs_of(task), values.dtype).reshape(values.shape[1:])
     return signs * jnp.sort(signs * values, axis=0)
 
 
-def _signs(task: Task) -> tuple[int, ...]:
-    """Returns the direction in which each output must not move, 1 or -1."""
+def signs_of(task: Task) -> tuple[int, ...]:
+    """Returns 1 for each output that must not fall as a monotone feature rises, and -1 for each that must not rise."""
     return (-1, 1) if isinstance(task, Classification) else (1,) * math.prod(task.shape)
 
 
@@ -127,9 +127,9 @@ def ordered_values(
         nodes = len(values) // (2 * half)
         sides, weights = (a.reshape(nodes, 2, half) for a in (values, weight))
         ordered = splits[nodes - 1 : 2 * nodes - 1][:, None]
-        bound = _common_bound(sides, weights)
         left, right = sides[:, 0], sides[:, 1]
-        changes = ordered & (left.max(1) > right.min(1))[:, None]
+        most, least = left.max(1)[:, None], right.min(1)[:, None]
+        changes, bound = ordered & (most > least), xp.clip(_common_bound(sides, weights), xp.minimum(most, least), most)
         left, right = (
             xp.where(changes, xp.minimum(left, bound), left),
             xp.where(changes, xp.maximum(right, bound), right),

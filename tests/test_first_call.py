@@ -278,3 +278,19 @@ def test_the_command_line_prints_the_advice_where_it_cannot_keep_programs(monkey
     assert len(said) == 2 and said[0].startswith("jtrees: compiled programs are not kept: folder must be")
     assert "s of this fit were compilation: jtrees.cache(), or JTREES_CACHE=1" in said[1]
     assert not logging.getLogger("jtrees").handlers
+
+
+# --- Constraints by column -------------------------------------------------------------------------------------------
+
+
+def test_a_monotone_fit_compiles_nothing_after_a_warm_up_for_it(count_compilations):
+    recipe = jtrees.CO2(depth=2, epochs=3, precondition=0)
+    jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS, monotone=True)
+    x, y = table()
+    fit = lambda: jtrees.fit(recipe, x, y, key=KEY, monotone={1: -1}).predict(x)
+    assert count_compilations(fit) == 0
+
+
+def test_groups_by_name_need_no_names_in_a_warm_up():
+    recipe = jtrees.Sparse(DGT, interactions=[["area", "age"]], epochs=10)
+    assert jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS) > 0

@@ -196,6 +196,19 @@ def test_a_true_constraint_costs_nothing():
     assert errors[1] <= errors[0]
 
 
+def test_boosted_classes_learn_where_the_constraint_is_true():
+    """The steps of the two classes point in opposite directions: splits must be found for both."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6000, 4))
+    labels = (x[:, 0] - x[:, 1] + rng.normal(size=len(x)) > 0).astype(int)
+    recipe = jtrees.Boosted(jtrees.GET(depth=3), rounds=8, learning_rate=0.5, patience=None)
+    losses = []
+    for monotone in (None, SIGNS):
+        fit = jtrees.fit(recipe, x[:1000], labels[:1000], key=KEY, task="classification", monotone=monotone)
+        losses.append(-np.log(fit.predict(x[1000:])[np.arange(5000), labels[1000:]]).mean())
+    assert losses[1] < 0.97 * losses[0]
+
+
 @pytest.mark.slow
 def test_sweeps_and_folds_keep_it():
     x, y, _ = table()
@@ -266,6 +279,7 @@ def test_estimators(signs):
         ({"kind": 1}, "monotone must name columns of numbers, got 'kind'"),
         ([1, 0], r"monotone must be signs by column, or 5 signs, got \[1, 0\]"),
         ("age", "monotone must be signs by column, or 5 signs, got 'age'"),
+        ({"age": 1, 0: -1}, "monotone must have one sign for each column, got two for 'age'"),
     ],
 )
 def test_bad_signs(monotone, message):

@@ -216,6 +216,14 @@ def test_groups_by_name_of_a_raw_table():
     assert all(len(one) <= 1 for one in groups_in_splits(fit.tree, [0, 0, 0, 1, 1]))
 
 
+@pytest.mark.parametrize("around", [lambda base: jtrees.Boosted(base), jtrees.Polished])
+def test_a_recipe_that_would_lose_the_thin_splits_refuses_them(around):
+    x, y = plane(p=4)
+    for base in (jtrees.Sparse(GET), jtrees.BestOf(jtrees.Sparse(GET), runs=2)):
+        with pytest.raises(ValueError, match="base must not thin its splits at the end, as Sparse does, got"):
+            jtrees.fit(around(base), x, y, key=KEY)
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [

@@ -40,9 +40,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="its options, such as depth=3 or base.depth=3")
     add("--loss", metavar="NAME", help=f"of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
     add("--quantile", type=float, metavar="LEVEL", help="with --loss quantile: its level (default: 0.5)")
-    add(
-        "--monotone", nargs="+", default=[], metavar="COLUMN=SIGN", help="1: the prediction must not fall; -1: nor rise"
-    )
+    add("--monotone", nargs="+", default=[], metavar="COLUMN=SIGN", help="sign 1: must not fall; -1: must not rise")
     add("--seed", type=int, default=0)
     add("--max-seconds", type=float, help="ends the fit with the best model so far")
 

@@ -28,9 +28,12 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
         if not isinstance(monotone, (Sequence, np.ndarray)) or isinstance(monotone, str) or len(monotone) != len(names):
             raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
         monotone = dict(enumerate(monotone))
-    signs, place = [0] * features, _places(columns, features)
+    signs, place, seen = [0] * features, _places(columns, features), set()
     for column, sign in monotone.items():
         name = _name_of(column, names, "monotone")
+        if name in seen:
+            raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
+        seen.add(name)
         if isinstance(sign, bool) or sign not in (-1, 0, 1):
             raise ValueError(
                 f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {checks.quoted(name)}"
@@ -96,6 +99,7 @@ def _places(columns: Columns | None, features: int) -> dict[Any, int]:
 def _place_of(name: Any, places: dict[Any, int], columns: Columns | None) -> int:
     if name not in places:
         assert columns is not None
-        what = type(columns.columns[name]).__name__
-        raise ValueError(f"monotone must name columns of numbers, got {checks.quoted(name)}, which is {what}")
+        raise ValueError(
+            f"monotone must name columns of numbers, got {checks.quoted(name)}: {checks.quoted(columns.columns[name])}"
+        )
     return places[name]

@@ -61,6 +61,10 @@ class BestOf(Recipe):
     def scaling(self, table: Table) -> Scaling:
         return self.base.scaling(table)
 
+    @property
+    def thins_splits(self) -> bool:
+        return self.base.thins_splits
+
     def keeps_monotone(self, task: Task) -> bool:
         return self.base.keeps_monotone(task)
 

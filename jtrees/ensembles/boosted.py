@@ -25,7 +25,7 @@ from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.precondition import fold_rows
-from jtrees.search.recipe import loss_of
+from jtrees.search.recipe import check_keeps_splits, loss_of
 from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Task, check_log_loss
 from jtrees.tree import ObliqueTree
@@ -123,6 +123,7 @@ class Boosted(Recipe):
             raise ValueError("task must not be a Policy: a sum of trees plays no single action in a leaf")
         check_log_loss(task)
         self.base.check(of_base(task), shape)
+        check_keeps_splits(self.base)
         if self.base.tree_leaves(of_base(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
@@ -232,7 +233,10 @@ class Boosted(Recipe):
         features = np.zeros(p, np.float32)
         features[rng.permutation(p)[: max(1, round(self.columns * p))]] = 1
         outputs, few = math.prod(runs.task.shape), math.prod(of_base(runs.task).shape)
-        return rows, features, None if few == outputs else rng.normal(size=(outputs, few)).astype(np.float32)
+        if few == outputs:
+            return rows, features, None
+        mixes = rng.normal(size=(outputs, few)).astype(np.float32)
+        return rows, features, mixes if runs.monotone is None else np.abs(mixes)  # which keep the order of the outputs
 
     @property
     def _most_rows(self) -> int | None:

@@ -9,7 +9,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import leaves as kinds, losses, ops, segments, sharding
-from jtrees.monotone import ordered_leaves
+from jtrees.monotone import ordered_leaves, signs_of
 from jtrees.search import Run
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
@@ -110,6 +110,8 @@ def target(run: Run, state: State, rows: Array, mixes: Array | None) -> tuple[Ar
     of_all = sharding.keep_rows((run.batch.y, state.outputs, run.weight))
     y, outputs, weight = jax.tree.map(lambda a: a[rows], of_all)
     step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
+    if run.monotone is not None:  # the base keeps every target from falling
+        step = step * jnp.asarray(signs_of(run.task), step.dtype).reshape(run.task.shape)
     step = step if mixes is None else jnp.matmul(step, mixes, precision="highest")
     inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
     low = jnp.where(inside, step, jnp.inf).min(0)

@@ -22,6 +22,7 @@ from jtrees.methods.annealed.starts import DEVIATIONS
 from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.monitor import Monitor
+from jtrees.search.recipe import check_keeps_splits
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -85,6 +86,7 @@ class Polished(Recipe):
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         self.base.check(task, shape)
+        check_keeps_splits(self.base)
         if self.base.tree_leaves(task) != "constant":
             raise ValueError(
                 f"base must end in a tree with constant leaves or class frequencies, got {quoted(self.base)}"

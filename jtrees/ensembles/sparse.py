@@ -111,6 +111,10 @@ class Sparse(Recipe):
         checked_groups(self.interactions, table.columns, table.x.shape[1])  # before the search
         return self.base.scaling(table)
 
+    @property
+    def thins_splits(self) -> bool:
+        return True
+
     def tree_leaves(self, task: Task) -> str | None:
         return self.base.tree_leaves(task)
 
@@ -125,9 +129,10 @@ class Sparse(Recipe):
         groups = checked_groups(self.interactions, data.table.columns, features)
         trees = self._thinned(finished.tree, leaves, data, monitor, columns, groups)
         tree = trees[-1].merged()
-        of = lambda owner: np.array([_most(np.asarray(one.weights), owner) for one in trees])
-        losses, of_groups = np.array([data.loss(one) for one in trees]), None if groups is None else of(groups)
-        report = SparseReport(terms=of(columns), losses=losses, base=finished.report, groups=of_groups)
+        largest = lambda owner: np.array([_most(np.asarray(one.weights), owner) for one in trees])
+        losses = np.array([data.loss(one) for one in trees])
+        of_groups = None if groups is None else largest(groups)
+        report = SparseReport(terms=largest(columns), losses=losses, base=finished.report, groups=of_groups)
         return Finished(tree, tree, data.loss(tree), report)
 
     def _thinned(

@@ -42,7 +42,7 @@ class Spectrum(NamedTuple):
 def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
     """Returns the spectrum of a NumPy batch; constant features are uncorrelated with all others.
 
-    Features ``apart``, ``(p,)`` bool, are taken for uncorrelated, too: the signs of their weights must not change.
+    A preconditioner leaves features ``apart``, ``(p,)`` bool, as they are, so that their weights keep their signs.
     """
     x, _, weight = without_padding(batch)
     if apart is not None:

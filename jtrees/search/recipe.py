@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import io, sharding
+from jtrees import io, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.search.monitor import Monitor
 from jtrees.search.report import Preconditioning, Report, TreeReport
@@ -147,6 +147,11 @@ class Recipe:
         own = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return self.replace(**{name: value.settled(weak) for name, value in own if isinstance(value, Recipe)})
 
+    @property
+    def thins_splits(self) -> bool:
+        """Whether ``finish`` removes columns from splits, which a recipe around it would lose."""
+        return False
+
     def keeps_monotone(self, task: Task) -> bool:
         """Whether the recipe can keep its predictions from falling in given features."""
         return False
@@ -158,6 +163,12 @@ class Recipe:
     def replace(self, **options: Any) -> Any:
         """Returns the recipe with other options (provided by :func:`jtrees.pytree.dataclass`)."""
         raise NotImplementedError
+
+
+def check_keeps_splits(base: Recipe) -> None:
+    """Raises ``ValueError`` for a base whose splits are thinned at its end, where only its search is used."""
+    if base.thins_splits:
+        raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
 
 
 def finished_tree(

@@ -1,5 +1,6 @@
 """Compilation before the data come: a rehearsal of a fit on a made table."""
 
+import dataclasses
 import time
 from typing import Any
 import warnings
@@ -24,6 +25,7 @@ def warmup(
     task: Task | None = None,
     validation_rows: int = 0,
     held_out: float = 0.0,
+    monotone: bool = False,
 ) -> float:
     """Compiles what a fit of a table of this shape needs, so that a later :func:`jtrees.fit` in this process need not.
 
@@ -52,6 +54,7 @@ def warmup(
       task: a task, such as one with a loss; None: by ``classes`` and ``outputs``, or regression of one target.
       validation_rows: number of rows of the validation set; 0: none.
       held_out: as for :func:`jtrees.fit`.
+      monotone: whether the fit has an argument ``monotone``, whatever its signs.
 
     Returns:
       The seconds that it took.
@@ -74,13 +77,15 @@ def warmup(
     checks.check_count("validation_rows", validation_rows, minimum=0)
     if checked_share(held_out) and validation_rows:
         raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
+    recipe = _without_names(recipe)
     task, key, rng = _task_of(classes, outputs, task), jax.random.key(0), np.random.default_rng(0)
     made = [
         (rng.standard_normal((n, columns), np.float32), _made_targets(task, n, rng)) for n in (rows, validation_rows)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which speak of the made table
-        table = table_of(recipe, *made[0], None, task or "regression")
+        signs = [1] + [0] * (columns - 1) if checks.check_flag("monotone", monotone) else None
+        table = table_of(recipe, *made[0], None, task or "regression", signs)
         chosen_by, evaluated = validation_of(recipe, made[1], table) if validation_rows else None, None
         if held_out:
             table, evaluated = table.divided(held_out, key)
@@ -104,6 +109,17 @@ def _task_of(classes: int | None, outputs: int | None, task: Task | None) -> Tas
     if classes is not None:
         return Classification(classes)
     return Regression(outputs) if outputs is not None else task
+
+
+def _without_names(recipe: Any) -> Any:
+    """Returns the recipe without names of columns, which are no part of a program."""
+    if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
+        return recipe  # refused later
+    own = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    changed = {name: _without_names(value) for name, value in own.items() if isinstance(value, Recipe)}
+    if own.get("interactions") is not None:
+        changed["interactions"] = "none"
+    return recipe.replace(**changed)
 
 
 def _made_targets(task: Task | None, n: int, rng: np.random.Generator) -> Any:

@@ -192,7 +192,10 @@ def with_leaves(run: Run, splits: ObliqueTree) -> ObliqueTree:
 
 
 def _in_order(run: Run, params: ObliqueTree) -> ObliqueTree:
-    """Returns parameters with leaves in the order of the monotone features, so that splits are trained for these."""
+    """Returns parameters with leaves in the order of the monotone features, so that splits are trained for such leaves.
+
+    All leaves weigh alike, as every row reaches every leaf of a soft routing.
+    """
     if run.monotone is None:
         return params
     return ordered_leaves(params, run.monotone, jnp.ones(len(params.bias) + 1, params.bias.dtype), run.task)
