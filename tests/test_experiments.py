@@ -168,7 +168,7 @@ def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
     assert sorted(file.name for file in (tmp_path / "x").glob("*.json")) == ["a-one-0.json", "a-three-0.json"]
 
 
-@pytest.mark.parametrize("script", [*records.SCRIPTS, estimators, defaults, log_loss, study])
+@pytest.mark.parametrize("script", [*records.SCRIPTS, estimators, distillation, defaults, log_loss, study])
 def test_committed_pieces_make_the_committed_report(script, tmp_path):
     name = script.SCRIPT.name
     (tmp_path / name).symlink_to(benchmark.RESULTS / name)
