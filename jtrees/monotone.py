@@ -44,6 +44,8 @@ def keeping_signs(
     Parameters have ``weights``, ``(nodes, p)``, as those of an :class:`jtrees.ObliqueTree` have.
 
     Example:
+      >>> import optax
+      >>> from jtrees.monotone import keeping_signs
       >>> tree = jtrees.ObliqueTree(jnp.array([[0.1, 0.1]]), jnp.zeros(1), jtrees.leaves.Values(jnp.zeros(2)))
       >>> step = keeping_signs(optax.sgd(1.0), jnp.array([True, False]))
       >>> gradient = jax.tree.map(jnp.ones_like, tree)
@@ -115,6 +117,7 @@ def ordered_values(
       splits: whether each node, numbered breadth first, orders its two sides.
 
     Example:
+      >>> from jtrees.monotone import ordered_values
       >>> print(ordered_values(np.array([3.0, 1.0, 2.0, 4.0]), np.ones(4), np.array([True, False, True])))
       [2.5 1.  2.5 4. ]
     """
