@@ -50,7 +50,7 @@ def keeping_signs(
       >>> step = keeping_signs(optax.sgd(1.0), jnp.array([True, False]))
       >>> gradient = jax.tree.map(jnp.ones_like, tree)
       >>> updates, _ = step.update(gradient, step.init(tree), tree)
-      >>> print(optax.apply_updates(tree, updates).weights.round(1))
+      >>> print(np.asarray(optax.apply_updates(tree, updates).weights).round(1))
       [[ 0.  -0.9]]
     """
     if monotone is None:
