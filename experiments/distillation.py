@@ -62,14 +62,14 @@ def measured(table: data.Table, seed: int) -> dict[str, Any]:
         if classifies:
             chances = np.asarray(outputs, np.float64)[np.arange(len(y_test)), y_test]
             found[name]["log_loss"] = float(-np.log(np.maximum(chances, np.finfo(np.float32).tiny)).mean())
-    return found | {"fidelity": 100 * student.fidelity, "made": student.made}
+    return found | {"fidelity": 100 * student.fidelity, "made": student.made, "taught_by": TEACHER}
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
     """One a seed."""
     if name not in SETS[part]:
         return
-    settings = {"recipe": pieces.recipe_text(RECIPE), "teacher": TEACHER}
+    settings = {"recipe": pieces.recipe_text(RECIPE)}
     make = lambda seed: measured(data.load(name, data_dir=options.data_dir), seed)
     yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
 
@@ -104,11 +104,13 @@ def report(found: pieces.Found, command: str) -> str:
     """The tables of both tasks."""
     each = [of_part(found, part) for part in SETS]
     ahead = [gain for _, gains in each for gain in gains]
+    every = [one for part in SETS for name in SETS[part] for one in pieces.of_seeds(found, part, name).values()]
+    teachers = " or ".join(sorted({one["taught_by"] for one in every}))
     head = (
         f"# A tree distilled from boosted trees\n\nMade by `{command}` on {pieces.machines(found)}. The teacher is "
-        f"{TEACHER} with its defaults. Both trees are `{pieces.recipe_text(RECIPE)}`. R² or accuracy in per cent on a "
-        "quarter of the rows, mean and deviation over random splits. Fidelity is the R² of the distilled tree with the "
-        "teacher's predictions as targets, or the share of rows for which both predict the same class. The seconds of "
+        f"{teachers} with its defaults. Both trees are `{pieces.recipe_text(RECIPE)}`. R² or accuracy "
+        "in per cent on a quarter of the rows, mean and deviation over random splits. Fidelity is the R² of the "
+        "distilled tree with the teacher's predictions as targets, or the share of rows for which both predict the same class. The seconds of "
         "a fit of jtrees have compilation in them, and those of distillation the predictions of the teacher.\n"
     )
     said = f"The distilled tree is at least as good on {sum(gain >= 0 for gain in ahead)} of {len(ahead)} sets"

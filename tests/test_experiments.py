@@ -627,7 +627,7 @@ def test_distilled_trees_are_compared_with_those_of_the_labels():
     def of(labels, distilled):
         each = {"teacher": 90.0, "labels": labels, "distilled": distilled}
         scores = {by: {"score": score, "seconds": 2.0, "log_loss": 0.25} for by, score in each.items()}
-        return record({"rows": 9, "made": 90, "features": 2, "fidelity": 95.0} | scores)
+        return record({"rows": 9, "made": 90, "features": 2, "fidelity": 95.0, "taught_by": "a teacher"} | scores)
 
     found = {"regression": {"kin8nm": {0: of(70.0, 80.0)}}, "classification": {"churn": {0: of(80.0, 70.0)}}}
     text = distillation.report(found, "a command")
