@@ -110,8 +110,9 @@ def report(found: pieces.Found, command: str) -> str:
         f"# A tree distilled from boosted trees\n\nMade by `{command}` on {pieces.machines(found)}. The teacher is "
         f"{teachers} with its defaults. Both trees are `{pieces.recipe_text(RECIPE)}`. R² or accuracy "
         "in per cent on a quarter of the rows, mean and deviation over random splits. Fidelity is the R² of the "
-        "distilled tree with the teacher's predictions as targets, or the share of rows for which both predict the same class. The seconds of "
-        "a fit of jtrees have compilation in them, and those of distillation the predictions of the teacher.\n"
+        "distilled tree with the teacher's predictions as targets, or the share of rows for which both predict the "
+        "same class. The seconds of a fit of jtrees have compilation in them, and those of distillation the "
+        "predictions of the teacher.\n"
     )
     said = f"The distilled tree is at least as good on {sum(gain >= 0 for gain in ahead)} of {len(ahead)} sets"
     said += f", by {np.mean(ahead):+.2f} points on average.\n" if ahead else ".\n"
