@@ -86,6 +86,7 @@ def shares(y: Any, classes: int, dtype: Any = None) -> Any:
     """
     xp = module_of(y)
     dtype = xp.result_type(float) if dtype is None else dtype
+    dtype = dtype if xp is np else jax.dtypes.canonicalize_dtype(dtype)
     if is_soft(y):
         return y.astype(dtype)
     if xp is np:
