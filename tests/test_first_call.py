@@ -43,7 +43,7 @@ RECIPES = [
     jtrees.LatentTree(depth=2, epochs=20),
     jtrees.Bagged(DGT, trees=2),
     jtrees.Sparse(DGT, terms=1, epochs=10),
-    *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS),
+    *(pytest.param(one, marks=pytest.mark.wide) for one in OTHERS),
 ]
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 STATUS = Path("/proc/self/status")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not STATUS.exists(), reason="the largest memory is read there")]
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(not STATUS.exists(), reason="the largest memory is read there")]
 
 ROWS, WIDTH = 300_000, 50
 FEW = 30_000  # rows of a first fit, which imports what is needed, and compiles the programs of a sample

@@ -145,7 +145,7 @@ def counterexample(tree, feature, sign):
 OFTEN = {("RADDT", "classification"), ("DGT", "classification"), ("DGT, fitted", "regression")}
 OFTEN |= {("GET", "regression"), ("GET", "classification"), ("CO2", "classification"), ("NonGreedy", "regression")}
 CASES = [
-    pytest.param(name, task, marks=[] if (name, task) in OFTEN else [pytest.mark.slow])
+    pytest.param(name, task, marks=[] if (name, task) in OFTEN else [pytest.mark.wide])
     for name, task in itertools.product(RECIPES, ["regression", "classification"])
 ]
 
@@ -209,7 +209,7 @@ def test_boosted_classes_learn_where_the_constraint_is_true():
     assert losses[1] < 0.97 * losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_sweeps_and_folds_keep_it():
     x, y, _ = table()
     found = jtrees.sweep(RECIPES["CO2"], x, y, key=KEY, validation=2, seeds=2, monotone=SIGNS)

@@ -173,7 +173,7 @@ def test_folds_and_held_out_rows_of_probabilities():
     assert np.isfinite(swept.losses).all()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("y", [SOFT, SOFT.argmax(1)], ids=["soft", "labels"])
 def test_leaves_are_shrunk_in_single_precision_beside_double(y, x64):
     recipe = jtrees.CO2(depth=2, epochs=3, batch_size=30)
