@@ -111,7 +111,7 @@ def of_set(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
     return [name, shape, recipe, *counts, f"{free:.2f}", f"{kept:.2f}", f"{kept - free:+.2f}", f"{ratio:.2f}"]
 
 
-def made() -> tuple[list[list[str]], str]:
+def made() -> str:
     """Made sets in which the constraint is true: the error on new rows, and its variance over the noise."""
     truth = lambda x: np.tanh(2 * x[:, 0]) + np.maximum(x[:, 1], 0) + np.sin(2 * x[:, 2]) / 2
     table = []
@@ -130,7 +130,7 @@ def made() -> tuple[list[list[str]], str]:
         table.append([recipe, *(f"{cells[constrained][i]:.3f}" for i in (0, 1) for constrained in (False, True))])
         print(*table[-1], flush=True)
     header = ["recipe", "error, free", "error, monotone", "variance, free", "variance, monotone"]
-    return table, benchmark.markdown(header, table)
+    return benchmark.markdown(header, table)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
             table.append(of_set(name, recipe, options))
             print(*table[-1], flush=True)
         jax.clear_caches()
-    _, of_made = made()
+    of_made = made()
     changes = {recipe: [float(row[8]) for row in table if row[2] == recipe] for recipe in RECIPES}
     ratios = {recipe: [float(row[9]) for row in table if row[2] == recipe] for recipe in RECIPES}
     said = "; ".join(

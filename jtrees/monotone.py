@@ -142,7 +142,7 @@ def ordered_values(
 
 
 def _common_bound(sides: Float[Array, "nodes 2 m"], weights: Float[Array, "nodes 2 m"]) -> Float[Array, "nodes 1"]:
-    """Returns the bound t of least cost: largest on the left, least on the right, ``(nodes, 1)``.
+    """Returns the bound t of least cost, ``(nodes, 1)``: no value on the left is above t, none on the right below.
 
     The derivative of the cost by t is, but for a factor, ``sum w (t - v)`` over the values above t on the left and
     those below t on the right. It rises with t, and is linear between two values.

@@ -66,8 +66,15 @@ def checked_groups(interactions: Any, columns: Columns | None, features: int) ->
             if name in of_name:
                 raise ValueError(f"interactions must be groups that do not overlap, got {checks.quoted(name)} twice")
             of_name[name] = number
-    sizes = [1] * features if columns is None else [len(one.features(name)) for name, one in columns.columns.items()]
-    return np.repeat([of_name.get(name, len(names)) for name in names], sizes)
+    return np.array([of_name.get(name, len(names)) for name in names])[column_of_features(columns, features)]
+
+
+def column_of_features(columns: Columns | None, features: int) -> np.ndarray:
+    """Returns the number of the column that each feature is of, ``(features,)``."""
+    if columns is None:
+        return np.arange(features)
+    sizes = [len(column.features(name)) for name, column in columns.columns.items()]
+    return np.repeat(np.arange(len(sizes)), sizes)
 
 
 def _names(columns: Columns | None, features: int) -> list[Any]:
@@ -88,12 +95,9 @@ def _places(columns: Columns | None, features: int) -> dict[Any, int]:
     """Returns the feature of each column that is one number, by name."""
     if columns is None:
         return {j: j for j in range(features)}
-    places, first = {}, 0
-    for name, column in columns.columns.items():
-        if isinstance(column, Numeric):
-            places[name] = first  # a second feature marks missing values
-        first += len(column.features(name))
-    return places
+    first = np.searchsorted(column_of_features(columns, features), range(len(columns.columns)))
+    # A second feature of such a column marks missing values.
+    return {name: int(first[i]) for i, (name, one) in enumerate(columns.columns.items()) if isinstance(one, Numeric)}
 
 
 def _place_of(name: Any, places: dict[Any, int], columns: Columns | None) -> int:

@@ -12,7 +12,7 @@ import optax
 
 from jtrees import blocking, leaves as kinds, pytree, topology, training
 from jtrees.data import Data, Scaling, Table
-from jtrees.data.constraints import checked_groups
+from jtrees.data.constraints import checked_groups, column_of_features
 from jtrees.methods.annealed.get import get
 from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.minibatch import prediction_loss
@@ -125,8 +125,8 @@ class Sparse(Recipe):
         finished = self.base.finish(result, data, key=key, monitor=monitor)
         leaves = self.base.tree_leaves(data.table.task)
         assert finished.tree is not None and leaves is not None
-        columns, features = _columns(data, data.table.x.shape[1]), data.table.x.shape[1]
-        groups = checked_groups(self.interactions, data.table.columns, features)
+        of_table = data.table.columns, data.table.x.shape[1]
+        columns, groups = column_of_features(*of_table), checked_groups(self.interactions, *of_table)
         trees = self._thinned(finished.tree, leaves, data, monitor, columns, groups)
         tree = trees[-1].merged()
         largest = lambda owner: np.array([_most(np.asarray(one.weights), owner) for one in trees])
@@ -190,14 +190,6 @@ def _steps(most: int, wanted: int) -> list[int]:
         terms = max(wanted, int(_KEPT * terms))
         steps.append(terms)
     return steps
-
-
-def _columns(data: Data, p: int) -> np.ndarray:
-    """Returns the column that each feature is of, ``(p,)``."""
-    if data.table.columns is None:
-        return np.arange(p)
-    sizes = [len(column.features(name)) for name, column in data.table.columns.columns.items()]
-    return np.repeat(np.arange(len(sizes)), sizes)
 
 
 def _most(weights: np.ndarray, owner: np.ndarray) -> int:
