@@ -381,6 +381,16 @@ def test_the_score_of_linear_leaves_is_their_criterion(data):
     assert score == more  # hard trees are scored without the penalty
 
 
+@pytest.mark.parametrize("method", [jtrees.methods.get, jtrees.methods.raddt])
+def test_without_a_score_the_loss_is_the_same_and_the_score(data, method):
+    params, batch = random_params("linear"), Batch(*map(jnp.asarray, data))
+    of = method(3, 7.0, leaves="linear", l1=0.25, scored=False).loss
+    loss, score = jax.jit(lambda params: of(params, batch, key=None, step=0))(params)
+    scored = method(3, 7.0, leaves="linear", l1=0.25).loss
+    assert float(loss) == float(jax.jit(lambda params: scored(params, batch, key=None, step=0)[0])(params))
+    assert float(score) == pytest.approx(float(loss) - 0.25 * float(jnp.abs(params.weights).sum()), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "leaves, depth, epochs", [("constant", 4, 3000), ("constant", 8, 3000), ("linear", 6, 1000), ("linear", 7, 250)]
 )

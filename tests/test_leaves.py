@@ -223,6 +223,18 @@ def test_refitted_frequencies_and_their_criterion(x64, weighted, loss):
         assert float(criterion) == pytest.approx(np.average(-np.log(expected[leaf, y]), weights=weight), rel=1e-11)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["constant", "linear"])
+def test_leaves_and_criterion_of_one_fit_are_those_of_two(x64, name, weighted):
+    leaf, x, y = draw()
+    weight = np.random.default_rng(1).uniform(0, 3, N) if weighted else None
+    empty = leaves.kind_of(name, Regression()).empty(8, P, (), np.float64)
+    fitted, criterion = jax.jit(empty.refit_with_criterion)(leaf, x, y, weight)
+    alone = jax.jit(empty.refit)(leaf, x, y, weight)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), fitted, alone)
+    assert float(criterion) == pytest.approx(float(jax.jit(alone.criterion)(leaf, x, y, weight)), rel=1e-9)
+
+
 def test_random_leaves_lie_within_the_targets_and_linear_ones_are_flat():
     _, x, y = draw(dtype=np.float32, outputs=(2,))
     both = [((), y[:, 0]), ((2,), y)]

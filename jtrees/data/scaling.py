@@ -263,7 +263,7 @@ class Data(NamedTuple):
 
 @compilation.once()
 def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
-    return leaves.refit(leaf, *batch), leaves.criterion(leaf, *batch)
+    return leaves.refit_with_criterion(leaf, *batch)
 
 
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, sharding, validation
-from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error
+from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error, shrunk_with_error
 from jtrees.losses.errors import SquaredError
 from jtrees.losses.means import uniform_targets
 from jtrees.segments import Array, common, effective, module_of
@@ -118,6 +118,14 @@ class Linear:
     ) -> tuple["Linear", Any]:
         """Returns the leaves of :meth:`refit`, and 0, as hierarchical shrinkage is for values."""
         return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
+
+    def refit_with_criterion(
+        self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None
+    ) -> tuple["Linear", Array]:
+        """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit."""
+        weight = effective(sample_weight)
+        fitted, error = shrunk_with_error(leaf_index, x, y, len(self.intercept), sample_weight=weight)
+        return Linear(*fitted), error
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the mean squared error expected on new samples."""

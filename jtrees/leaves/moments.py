@@ -75,7 +75,7 @@ def with_ancestors(leaves: Moments) -> Moments:
     # with the depth, and merging costs little.
     def up(height: Array, nodes: Moments) -> Moments:
         half = jax.lax.shift_left(1, height)
-        child = lambda step: jax.tree.map(lambda a: a.at[node + step].get(mode="clip"), nodes)
+        child = lambda step: jax.tree.map(lambda a: jnp.take(a, node + step, axis=0, mode="clip"), nodes)
         kept = lambda new, old: jnp.where((size == 2 * half).reshape(-1, *[1] * (new.ndim - 1)), new, old)
         return jax.tree.map(kept, merge(child(-half), child(half)), nodes)
 

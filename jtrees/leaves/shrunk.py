@@ -134,7 +134,8 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
 
         def down(models: _Models, level: tuple[Array, Array]) -> tuple[_Models, None]:
             node, split = level
-            return _corrected(jax.tree.map(lambda a: a[node], joint), models, split=split), None
+            of_node = lambda a: jnp.take(a, node, axis=0, mode="clip")
+            return _corrected(jax.tree.map(of_node, joint), models, split=split), None
 
         whole = lambda a: jnp.broadcast_to(a[num_leaves - 1], num_leaves)
         mean = _Models(
@@ -224,9 +225,7 @@ def shrunk_fit_error(
       >>> print(jtrees.leaves.shrunk_fit_error(leaf, x, jnp.abs(x[:, 0]), 2) < 1e-4)
       True
     """
-    rows, weight, _, _ = _standardised(x, y, sample_weight)
-    error = _fit_shrunk(rows, x.shape[1], weight, leaf_index, num_leaves).error
-    return error.sum() / (segments.total(weight) * len(error))
+    return shrunk_with_error(leaf_index, x, y, num_leaves, sample_weight=sample_weight)[1]
 
 
 def fit_shrunk(
@@ -271,6 +270,13 @@ def fit_shrunk(
       >>> print(np.asarray(coefficients).round(1).T)
       [[-1.  1.]]
     """
+    return shrunk_with_error(leaf_index, x, y, num_leaves, margin=margin, sample_weight=sample_weight)[0]
+
+
+def shrunk_with_error(
+    leaf_index: Array, x: Array, y: Array, num_leaves: int, *, margin: float = 0.1, sample_weight: Array | None = None
+) -> tuple[tuple[Array, Array, Array, Array], Array]:
+    """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit."""
     p = x.shape[1]
     rows, weight, mean, scale = _standardised(x, y, sample_weight)
     models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves)
@@ -279,4 +285,5 @@ def fit_shrunk(
     widened = margin * (models.high - models.low)
     lower, upper = mean[p:, None] + models.low - widened, mean[p:, None] + models.high + widened
     last = lambda a: a[0] if y.ndim == 1 else jnp.moveaxis(a, 0, -1)  # outputs last
-    return last(coefficients), last(intercept), last(lower), last(upper)
+    error = models.error.sum() / (segments.total(weight) * len(models.error))
+    return (last(coefficients), last(intercept), last(lower), last(upper)), error

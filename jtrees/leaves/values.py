@@ -124,6 +124,13 @@ class Values:
         means, strength = fit_hierarchical(leaf_index, averaged, len(self.values), sample_weight=weight, **options)
         return Values(*self.loss.of_means(means, leaf_index, y, weight)), strength
 
+    def refit_with_criterion(
+        self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None
+    ) -> tuple["Values", Array]:
+        """Returns the leaves of :meth:`refit` and their :meth:`criterion`."""
+        fitted = self.refit(leaf_index, x, y, sample_weight)
+        return fitted, fitted.criterion(leaf_index, x, y, sample_weight)
+
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the mean loss after :meth:`refit`."""
         return self.loss.criterion(self.values, leaf_index, y, sample_weight)

@@ -121,8 +121,8 @@ class Annealed(Recipe):
     halving: Any
     rows: Any
 
-    def method(self, sharpness: Array, task: Task) -> training.Method:
-        """Returns the method under a sharpness."""
+    def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
+        """Returns the method under a sharpness, whose loss has the score of the hard tree if it is ``scored``."""
         raise NotImplementedError
 
     def sharpness(self, drawn: np.ndarray) -> np.ndarray:

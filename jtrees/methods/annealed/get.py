@@ -32,6 +32,7 @@ def get(
     task: Task = Regression(),
     l1: float | Array = 0.0,
     implementation: Implementation = None,
+    scored: bool = True,
 ) -> training.Method:
     """Returns the GET method, which minimises the expected loss of a tree with scaled sigmoids (eq. 3
     to 5; the mean over samples instead of the sum).
@@ -49,11 +50,13 @@ def get(
       task: what is predicted. In classification leaves hold logits, after hardening class frequencies.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
       implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
+      scored: whether the loss comes with the score of the hard tree. The score of linear leaves costs a fit. If False,
+        the score is the loss.
 
     Raises:
       ValueError: for a depth or an alpha out of range, an unknown kind of leaves, or linear leaves in classification.
     """
-    options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
+    options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation, "scored": scored}
     return soft_method(depth, alpha, name="alpha", route="sigmoid", **options)
 
 
@@ -143,8 +146,9 @@ class GET(Annealed):
     rows: int | Literal["auto"] | None = options.rows()
     implementation: Implementation = options.implementation()
 
-    def method(self, sharpness: Array, task: Task) -> training.Method:
-        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
+    def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
+        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "scored": scored}
+        options |= {"implementation": self.implementation}
         return get(self.depth, sharpness, **options)
 
     def sharpness(self, drawn: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ def raddt(
     task: Task = Regression(),
     l1: float | Array = 0.0,
     implementation: Implementation = None,
+    scored: bool = True,
 ) -> training.Method:
     """Returns the RADDT method: minimises the expected loss of routing by ``softmin(sharpness * violations)`` of paths.
 
@@ -49,11 +50,12 @@ def raddt(
       task: what is predicted.
       l1: strength of an L1 penalty on the split weights.
       implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
+      scored: as for :func:`jtrees.methods.get`.
 
     Raises:
       ValueError: as :func:`jtrees.methods.get`.
     """
-    options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation}
+    options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation, "scored": scored}
     return soft_method(depth, sharpness, name="sharpness", route="violation", **options)
 
 
@@ -111,8 +113,9 @@ class RADDT(Annealed):
     rows: int | Literal["auto"] | None = options.rows()
     implementation: Implementation = options.implementation()
 
-    def method(self, sharpness: Array, task: Task) -> training.Method:
-        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "implementation": self.implementation}
+    def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
+        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "scored": scored}
+        options |= {"implementation": self.implementation}
         return raddt(self.depth, sharpness, **options)
 
     def settled(self, weak: bool = False) -> Any:

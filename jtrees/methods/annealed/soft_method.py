@@ -22,6 +22,7 @@ def soft_method(
     task: Task,
     l1: float | Array,
     implementation: Implementation,
+    scored: bool,
 ) -> training.Method:
     """A tree trained on the loss that a soft routing of sharpened scores expects.
 
@@ -51,6 +52,7 @@ def soft_method(
         w, b = factor * params.weights, factor * params.bias
         options = {"route": route, "implementation": implementation}
         loss, leaf = ops.expected_loss(w, b, params.leaves, x, y, weight=weight, **options)
-        return loss + l1 * jnp.abs(params.weights).sum(), params.leaves.criterion(leaf, x, y, weight)
+        score = params.leaves.criterion(leaf, x, y, weight) if scored else loss
+        return loss + l1 * jnp.abs(params.weights).sum(), score
 
     return training.Method(init, loss, lambda params, batch: params.refit(*batch))

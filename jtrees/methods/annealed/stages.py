@@ -91,9 +91,11 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
             left = [end.replace(step=np.zeros_like(end.step)) for end in stages[-1][0]]
             stages.append((left, [np.zeros(0, np.float32)] * len(starts)))
             continue
-        states = runs.map(_begun, splits, matrices, list(sharpness), often=often)
-        keep = lambda states, done=0: runs.map(_evaluated, states, matrices, often=often or not free)
-        states = states if free else keep(states)
+        states = runs.map(_begun, splits, often=often)
+        keep = lambda states, done=0, begins=False: runs.map(
+            _evaluated, states, matrices, [np.bool_(begins)] * len(starts), often=often or not free
+        )
+        states = keep(states, begins=True)
         name, between = f"{type(recipe).__name__}, stage {stage + 1}", None if free else keep
         found = runs.train(
             _advanced, states, epochs, list(sharpness), matrices, steps, name=name, parts=parts, between=between
@@ -114,10 +116,9 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
 # --- Compiled functions of one start ---------------------------------------------------------------------------------
 
 
-def _begun(run: Run, splits: ObliqueTree, matrix: Array | None, sharpness: Array) -> TrainState:
-    """Returns the training state at the beginning of a stage, from the hard tree of the splits."""
-    hard = with_leaves(run, on_x(splits, matrix)).refit(*run.batch)
-    params = splits.replace(leaves=hard.leaves.trainable())
+def _begun(run: Run, splits: ObliqueTree) -> TrainState:
+    """Returns the training state at the beginning of a stage; its leaves are fitted by :func:`_evaluated`."""
+    params = splits.replace(leaves=with_leaves(run, splits).leaves.trainable())
     # Any key: the batch is full, and the loss not random.
     state = training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
     return state.replace(order=state.order[:1])  # unused, as there is one batch
@@ -134,20 +135,25 @@ def _advanced(
     evaluates: Array,
 ) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite."""
-    plain = run.recipe.method(sharpness, run.task)
+    free = not run.validates and run.recipe.leaves == "constant" and run.monotone is None
+    plain = run.recipe.method(sharpness, run.task, scored=free)
     loss = lambda params, *data, **options: plain.loss(_in_order(run, on_x(params, matrix)), *data, **options)
     method = plain._replace(loss=loss)
-    free = not run.validates and run.recipe.leaves == "constant" and run.monotone is None
     once = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(free))
     state, history = training.loop.advance_up_to(once, state, count, MOST, step=before)
     return state, history.losses, ~state.finite
 
 
-def _evaluated(run: Run, state: TrainState, matrix: Array | None) -> TrainState:
-    """Returns the state with its parameters as the best if the score of their hard tree is lower."""
-    score = score_of(run, on_x(state.params.replace(leaves=None), matrix))
+def _evaluated(run: Run, state: TrainState, matrix: Array | None, begins: Array) -> TrainState:
+    """Returns the state with its parameters as the best if the score of their hard tree is lower.
+
+    At the beginning of a stage the leaves become the hard tree's. One program does both, as it is long to compile.
+    """
+    leaves, score = _scored(run, on_x(state.params.replace(leaves=None), matrix))
+    fitted = jax.tree.map(partial(jnp.where, begins), leaves.trainable(), state.params.leaves)
     score = jnp.where(state.finite, score, jnp.inf).astype(state.best.score.dtype)
-    now = Best(state.params, score, state.step)
+    now = Best(state.params.replace(leaves=fitted), score, state.step)
+    state = state.replace(params=now.params)
     return state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), now, state.best))
 
 
@@ -163,10 +169,17 @@ def score_of(run: Run, splits: ObliqueTree) -> Array:
 
     The score is the loss on the validation set; without one it is the criterion of the leaves on the training rows.
     """
-    tree = _refitted(run, splits)
+    return _scored(run, splits)[1]
+
+
+def _scored(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
+    """Returns the fitted leaves of splits of the features, not yet in order, and the score of the hard tree."""
+    tree = with_leaves(run, splits)
     if run.validates or run.monotone is not None:
-        return prediction_loss(run.task, tree, run.by if run.validates else run.batch)
-    return tree.leaves.criterion(tree.leaf_index(run.batch.x), *run.batch)
+        tree = tree.refit(*run.batch)
+        by = run.by if run.validates else run.batch
+        return tree.leaves, prediction_loss(run.task, _hard_tree_in_order(run, tree), by)
+    return tree.leaves.refit_with_criterion(ops.hard(tree.weights, tree.bias, run.batch.x), *run.batch)
 
 
 def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
@@ -176,7 +189,11 @@ def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
 
 def _refitted(run: Run, splits: ObliqueTree) -> ObliqueTree:
     """Returns the hard tree of splits of the features."""
-    tree = with_leaves(run, splits).refit(*run.batch)
+    return _hard_tree_in_order(run, with_leaves(run, splits).refit(*run.batch))
+
+
+def _hard_tree_in_order(run: Run, tree: ObliqueTree) -> ObliqueTree:
+    """Returns a hard tree with leaves in the order of the monotone features, if the run has any."""
     return tree if run.monotone is None else run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x))
 
 
