@@ -1,9 +1,11 @@
-"""What ``make docs`` checks beside the build: docstrings before it, the finished site after it.
+"""Checks of ``make docs`` around the build: the docstrings before the build, and the finished site after it.
 
-``python docs/check.py docstrings``: every option of a recipe has a line, every example in a docstring runs, every name
-that should have an example has one, and every block of Python in a page is executed.
+``python docs/check.py docstrings`` checks that every option of a recipe has a line, and that every example in a
+docstring runs. It also checks that no required example is missing, and that every block of Python in a page is
+executed.
 
-``python docs/check.py site FOLDER``: every public name has an entry, and every link within the site leads somewhere.
+``python docs/check.py site FOLDER`` checks that every public name has an entry and that no link within the site is
+broken.
 """
 
 from collections.abc import Iterator
@@ -49,19 +51,19 @@ MODULES = (
     *("plotting", "pytree", "routing", "search", "search.options", "selection", "sharding", "tasks", "topology"),
     *("training", "warmstart"),
 )
-# What examples need not import; the reference says so.
+# Names that examples use without an import. The reference lists them.
 GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jtrees": jtrees}
-# Modules whose functions each have an example, as has every recipe.
+# Modules in which each function needs an example. Every recipe also needs one.
 WITH_EXAMPLES = ("estimators", "explain", "export", "isotonic", "leaves", "routing", "selection")
-# Names that still lack one. Nothing is added here: take a name out when it has its example.
+# Names that still lack an example. Never add a name. Remove a name when it has an example.
 WITHOUT_EXAMPLE: set[str] = set()
 
 
 def public(module: str) -> Iterator[tuple[str, Any]]:
-    """Yields the public names of a module of jtrees, and what they stand for.
+    """Yields the public names of a module of jtrees, and their objects.
 
-    Public are the names that a package imports. Of a module in one file, those in its ``__all__`` are public, or all
-    names that it defines.
+    The public names of a package are the names that it imports. The public names of a single file are the names in
+    its ``__all__``, or all names that it defines.
     """
     full = f"jtrees.{module}".rstrip(".")
     found = importlib.import_module(full)
@@ -71,7 +73,7 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
         thing = getattr(found, name)
         home = getattr(thing, "__module__", None) or ""
         own = home.startswith("jtrees.") if package else home == full
-        own &= module != "leaves" or home.startswith(full)  # what leaves imports is public elsewhere
+        own &= module != "leaves" or home.startswith(full)  # names that leaves imports are public elsewhere
         if not name.startswith("_") and not isinstance(thing, (types.ModuleType, TypeVar)) and own:
             yield f"{full}.{name}", thing
 
@@ -89,7 +91,7 @@ def recipes() -> dict[str, Any]:
 
 
 def options_without_a_line() -> list[str]:
-    """Returns what is wrong with the options in the docstrings of recipes and estimators."""
+    """Returns the faults of the options in the docstrings of recipes."""
     wrong = []
     for name, recipe in recipes().items():
         _, _, section = (inspect.getdoc(recipe) or "").partition("\nAttributes:\n")
@@ -102,7 +104,7 @@ def options_without_a_line() -> list[str]:
 
 
 def wanting_examples() -> dict[str, Any]:
-    """Returns the names that should have an example: recipes, and functions and estimators of some modules."""
+    """Returns the names that need an example: recipes, and functions and estimators of some modules."""
     functions = {
         name: thing
         for module in WITH_EXAMPLES
@@ -113,15 +115,16 @@ def wanting_examples() -> dict[str, Any]:
 
 
 def names_without_example() -> list[str]:
-    """Returns what is wrong with the list of names without an example."""
+    """Returns the names that lack an example, and the names in WITHOUT_EXAMPLE that have an example."""
     lacking = {name for name, thing in wanting_examples().items() if ">>>" not in (inspect.getdoc(thing) or "")}
     wrong = [f"{name} has no example in its docstring" for name in sorted(lacking - WITHOUT_EXAMPLE)]
     return wrong + [f"{name} has an example: take it out of WITHOUT_EXAMPLE" for name in WITHOUT_EXAMPLE - lacking]
 
 
 def failing_examples() -> list[str]:
-    """Runs every example in a docstring of the library, each by itself, in a folder that is then removed; returns what
-    fails.
+    """Runs every example in a docstring of the library and returns the failures.
+
+    Each example runs separately, in a temporary folder.
     """
     finder, wrong, done = doctest.DocTestFinder(), [], set()
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -147,7 +150,7 @@ def failing_examples() -> list[str]:
 
 
 def blocks_that_nothing_runs() -> list[str]:
-    """Returns the blocks of Python in pages that are not code cells, which alone are executed."""
+    """Returns the blocks of Python in pages that are not code cells. Only code cells are executed."""
     wrong = []
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
@@ -162,7 +165,7 @@ def blocks_that_nothing_runs() -> list[str]:
 
 
 def inventory(site: Path) -> set[str]:
-    """Returns the names of Python that have an entry, from the inventory that Sphinx writes."""
+    """Returns the Python names that have an entry, from the inventory that Sphinx writes."""
     data = (site / "objects.inv").read_bytes()
     for _ in range(4):
         data = data.partition(b"\n")[2]
@@ -171,7 +174,7 @@ def inventory(site: Path) -> set[str]:
 
 
 def resolved(name: str) -> Any:
-    """Returns what a dotted name stands for, None if nothing."""
+    """Returns the object of a dotted name, or None if there is no such object."""
     parts = name.split(".")
     try:
         thing = importlib.import_module(parts[0])
@@ -185,7 +188,7 @@ def resolved(name: str) -> Any:
 
 
 def names_without_an_entry(site: Path) -> list[str]:
-    """Returns the public names that the reference lacks; a thing with two names needs one entry."""
+    """Returns the public names that the reference lacks. An object with two names needs one entry."""
     entries = inventory(site)
     documented = {id(resolved(name)) for name in entries}
     missing = [name for module in MODULES for name, thing in public(module) if id(thing) not in documented]
@@ -193,7 +196,7 @@ def names_without_an_entry(site: Path) -> list[str]:
 
 
 class _Page(HTMLParser):
-    """Links and anchors of a page."""
+    """The links and anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -208,7 +211,7 @@ class _Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """Returns the links between pages that lead nowhere."""
+    """Returns the broken links between pages."""
     html = [page for page in site.rglob("*.html") if "_static" not in page.parts]
     pages = {page.resolve(): _Page(page.read_text(encoding="utf-8")) for page in html}
     wrong = []
@@ -227,7 +230,7 @@ def broken_links(site: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one of the two checks; returns 1 after listing what is wrong."""
+    """Runs one of the two checks and prints the faults. Returns 1 if there are any, else 0."""
     if arguments[:1] == ["docstrings"]:
         warnings.simplefilter("ignore")
         wrong = options_without_a_line() + names_without_example() + blocks_that_nothing_runs() + failing_examples()

@@ -1,4 +1,4 @@
-"""Configuration of the site: ``make docs`` builds it with every warning an error."""
+"""Configuration of the site. ``make docs`` builds the site, and every warning is an error."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,10 @@ import jtrees
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE), str(HERE.parent)]
-# Kernels of notebooks: figures and methods of this folder, and the committed results, are found from any page.
+# The notebook kernels of all pages must find the modules of this folder and the committed results.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Programs that the pages compile are kept for the next build, and kernels read no profile of the user's.
+# The next build reuses compiled programs. The kernels ignore the IPython profile of the user.
 BUILD = HERE.parent / "build"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(BUILD / "docs-programs"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
@@ -36,16 +36,16 @@ extensions = [
 exclude_patterns = ["_ext"]
 suppress_warnings = ["config.cache"]
 
-# --- Notebooks: MyST pages with code cells, each run in a process of its own from an empty folder ---------------------
+# --- Notebooks: MyST pages with code cells; each page runs in its own process, in an empty folder ---------------------
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = os.environ.get("JTREES_DOCS_EXECUTE", "force")  # "cache" while writing, "off" for the text alone
+nb_execution_mode = os.environ.get("JTREES_DOCS_EXECUTE", "force")  # "cache" while writing, "off" for text only
 suppress_warnings += ["myst-nb.lexer"] if nb_execution_mode == "off" else []
 nb_execution_cache_path = str(BUILD / "docs-cache")
 nb_execution_timeout = 120
-nb_execution_show_tb = True  # a cell that fails is a warning, so all of them are listed
+nb_execution_show_tb = True  # a failing cell is a warning, so the build lists all failing cells
 nb_execution_in_temp = True
-nb_output_stderr = "error"  # what a page warns of is a warning of the build
+nb_output_stderr = "error"  # a warning in a page is a warning of the build
 copybutton_exclude = ".linenos, .gp, .go"
 
 # --- Reference --------------------------------------------------------------------------------------------------------
@@ -58,17 +58,17 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 nitpicky = True
-# References to this library are checked; there is no inventory of the others, which would need the network.
+# Only references to this library are checked. An inventory of another library would need the network.
 nitpick_ignore_regex = [
     (r"py:(class|obj|data|exc)", r"(?!jtrees\.).*"),
     (r"py:(func|meth|mod)", r"(dataclasses|flax|jax|optax|sklearn)\b.*"),
-    # In signatures.
+    # Private types in signatures.
     (r"py:class", r"jtrees\.(\w+\.)+_\w+|jtrees\.pytree\.T"),
     (
         r"py:class",
         r"jtrees\.(data\.(columns|frame|kinds|cells)|prediction|search\.(recipe|monitor)|ensembles\.boosted)\.\w+",
     ),
-    # Docstrings speak of these, which are not public.
+    # Docstrings mention these names, which are not public.
     (r"py:(func|meth)", r"predict|hardened|linear_text|centre_thresholds|jtrees\.exact\.unit_splits"),
     (r"py:mod", r"jtrees\.(exact|processes|routing\.sharp)"),
 ]

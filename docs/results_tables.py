@@ -1,4 +1,4 @@
-"""Tables of pages, computed from the committed reports of ``experiments/results`` while the site is built."""
+"""Tables of the site, computed from the committed reports in ``experiments/results`` during the build."""
 
 from pathlib import Path
 import re
@@ -9,7 +9,7 @@ RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
 
 def tables(name: str) -> list[pd.DataFrame]:
-    """Returns the tables of a committed report, cells as text without marks; the first column is the index."""
+    """Returns the tables of a committed report. Cells are text without asterisks; the first column is the index."""
     found: list[list[list[str]]] = []
     inside = False
     for line in (RESULTS / name).read_text(encoding="utf-8").splitlines():
@@ -25,7 +25,7 @@ def tables(name: str) -> list[pd.DataFrame]:
 
 
 def numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with every cell as its first number, NaN where there is none."""
+    """Returns a table with the first number of every cell, or NaN if the cell has no number."""
     first = lambda cell: float(found[0].replace(",", "")) if (found := re.findall(r"-?[\d,]*\.?\d+", cell)) else None
     return table.map(first).astype(float)
 
@@ -36,7 +36,7 @@ def made_by(name: str) -> str:
 
 
 def defaults() -> pd.DataFrame:
-    """Returns, by recipe with its default options, the mean test score of both tasks and the longest fit."""
+    """Returns, for each recipe with its defaults, the mean test scores of both tasks and the longest fit time."""
     rows = {}
     for task, table in zip(("test R2", "test accuracy"), tables("defaults.md")[:2], strict=True):
         split = table.drop(columns="rows x features")

@@ -1,9 +1,9 @@
-"""Trains a tree on all devices of a pod. SIGTERM ends it with a checkpoint and status 75; the same command goes on.
+"""Trains a tree on all devices of a pod. SIGTERM writes a checkpoint and exits with status 75; rerun it to resume.
 
-python pod.py --out gs://bucket/run     # on every host of a TPU pod; under Slurm, with srun; on one machine as it is
-python pod.py --compile-only v5e:8x8    # what a round needs on that pod: on any machine, after pip install libtpu
+python pod.py --out gs://bucket/run     # on every host of a TPU pod, with srun under Slurm, or on one machine
+python pod.py --compile-only v5e:8x8    # prints memory and communication of a round; needs libtpu but no TPU
 
-Elsewhere each process is told JAX_COORDINATOR_ADDRESS=host:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0.
+Elsewhere set JAX_COORDINATOR_ADDRESS=host:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 for each process.
 """
 
 import argparse
@@ -23,12 +23,12 @@ import orbax.checkpoint as ocp
 import jtrees
 
 METHOD, OPTIMIZER = jtrees.methods.dgt(depth=6), optax.adam(0.01)
-BLOCKS, ROWS, FEATURES, BATCH = 1000, 4096, 64, 256  # in a round each device takes a block, in mini-batches
-LOG_EVERY, SAVE_EVERY, PROFILED = 10, 100, (3, 6)  # rounds; --profile FOLDER traces the last
+BLOCKS, ROWS, FEATURES, BATCH = 1000, 4096, 64, 256  # each device takes one block in a round, in mini-batches
+LOG_EVERY, SAVE_EVERY, PROFILED = 10, 100, (3, 6)  # in rounds; --profile FOLDER traces rounds 3 to 5
 begin = lambda data: jtrees.training.start(METHOD, jtrees.Batch(**data), key=jax.random.key(0), optimizer=OPTIMIZER)
 
 
-def block(i):  # of your table: put a reader here
+def block(i):  # replace this by a reader of your table
     x = np.random.default_rng(i).standard_normal((ROWS, FEATURES), np.float32)
     return {"x": x, "y": np.where(x[:, 0] > 0, np.abs(x[:, 1]), x[:, 2])}
 
@@ -40,7 +40,7 @@ def advance(state, data):
 
 
 def compiled(mesh):
-    """Returns a round, compiled for devices that need not be here, and the places of its state on them."""
+    """Returns a round, compiled for a mesh of possibly absent devices, and the sharding of its state."""
     n, whole, shared = mesh.size * ROWS, NamedSharding(mesh, Spec()), NamedSharding(mesh, Spec("data"))
     data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype), block(0))
     places = jax.tree.map(lambda a: shared if a.shape == (n,) else whole, state := jax.eval_shape(begin, data))
@@ -51,7 +51,7 @@ def compiled(mesh):
 
 def compile_only(pod):
     jax.config.update("jax_platforms", "cpu")
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no TPU to ask
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # this machine has no TPU
     try:
         devices = topologies.get_topology_desc(pod, platform="tpu").devices
     except Exception as error:
@@ -64,7 +64,7 @@ def compile_only(pod):
 
 def train(out, rounds, profile):
     out, asked = epath.Path(out if "://" in out else os.path.abspath(out)), []
-    jtrees.distributed.initialize()  # of several processes JAX has a handler of its own, as all must agree
+    jtrees.distributed.initialize()  # with several processes, JAX handles SIGTERM, as all must agree
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True)) if jax.process_count() == 1 else None
     jtrees.distributed.check_folder(out)
     jax.set_mesh(mesh := jtrees.sharding.mesh())
@@ -72,7 +72,7 @@ def train(out, rounds, profile):
     order = grain.MapDataset.range(BLOCKS).shuffle(seed=0).repeat(rounds)[jax.process_index() :: jax.process_count()]
     source = order.map(block).batch(jax.local_device_count()).map(lambda batch: jax.tree.map(np.concatenate, batch))
     first = jtrees.sharding.join_rows(source[0])
-    state = jax.tree.map(jax.numpy.copy, jax.jit(begin, out_shardings=places)(first))  # to be donated, so no part twice
+    state = jax.tree.map(jax.numpy.copy, jax.jit(begin, out_shardings=places)(first))  # for donation: no shared buffers
     with ocp.CheckpointManager(out / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=3)) as manager:
         if before := manager.latest_step() or 0:
             state = manager.restore(before, args=ocp.args.StandardRestore(state))
@@ -84,7 +84,7 @@ def train(out, rounds, profile):
             if done % LOG_EVERY == 0 and jax.process_index() == 0:
                 print(f"round {done}: loss {loss:.4f}", flush=True)
             if (stop := asked or manager.reached_preemption(done)) or done % SAVE_EVERY == 0 or done == rounds:
-                manager.save(done, args=ocp.args.StandardSave(state), force=True)  # written while training goes on
+                manager.save(done, args=ocp.args.StandardSave(state), force=True)  # written during training
             if stop:
                 raise SystemExit(os.EX_TEMPFAIL)
     tree = jax.jit(METHOD.harden, out_shardings=places.step)(state.params, jtrees.Batch(**first))

@@ -1,4 +1,4 @@
-"""A directive for the reference: a table of the names of a module, then the entry of each.
+"""Sphinx directive ``api`` for the reference: a table of the names of a module, followed by an entry for each name.
 
 .. code-block:: rst
 
@@ -7,7 +7,7 @@
 
       leaf_index leaf_probabilities
 
-``first`` makes the module itself a target of references, once on the site.
+``first`` makes the module itself a target of references. Only one directive of each module on the site has it.
 """
 
 import importlib
@@ -30,10 +30,10 @@ _INHERITED = r"set_\w+_request|get_metadata_routing"  # of scikit-learn
 
 
 class Api(SphinxDirective):
-    """``.. api:: module`` with names as its content, separated by blanks."""
+    """``.. api:: module`` with names as its content, separated by spaces."""
 
     required_arguments = 1
-    option_spec = {"first": directives.flag}  # noqa: RUF012 (docutils has it so)
+    option_spec = {"first": directives.flag}  # noqa: RUF012 (required by docutils)
     has_content = True
 
     def run(self) -> list[Any]:
@@ -58,14 +58,14 @@ class Api(SphinxDirective):
 
 
 def skipped(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out fields of named tuples, which the docstring of the class lists, and what other libraries add."""
+    """Skips fields of named tuples, which the docstring of the class lists, and methods that other libraries add."""
     if (inspect.getdoc(thing) or "").startswith(_FIELD_OF_TUPLE) or re.fullmatch(_INHERITED, name):
         return True
     return True if name in ("replace", "search") and what == "class" and callable(thing) else None
 
 
 def escaped(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Escapes what reStructuredText would read as marks outside literals: |weight| and (n, *k)."""
+    """Escapes ``|weight|`` and ``(n, *k)`` outside literals, because reStructuredText would read them as markup."""
     for i, line in enumerate(lines):
         parts = re.split(r"(``.*?``)", line)
         for j in range(0, len(parts), 2):
@@ -79,13 +79,13 @@ def escaped_types(app: Any, what: str, name: str, thing: Any, options: Any, line
 
 
 def shortened(app: Any, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> Any:
-    """Writes ArrayLike for the union that it stands for."""
+    """Replaces the union of types that ``ArrayLike`` stands for by the name ``ArrayLike``."""
     short = lambda text: text and re.sub(_ARRAY_LIKE, "ArrayLike", text)
     return short(signature), short(returns)
 
 
 def resolved(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """Resolves a reference by the other name of a thing, ``jtrees.Regression`` or in a docstring ``advance``."""
+    """Resolves a reference by an alias such as ``jtrees.Regression``, or by a bare name such as ``advance``."""
     if node.get("refdomain") != "py" or node.get("reftype") == "mod":
         return None
     last, found = node["reftarget"].rpartition(".")[2], {}
@@ -101,7 +101,7 @@ def resolved(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def math(display: str) -> Any:
-    """Returns a visitor that writes formulas as MathML, which browsers draw by themselves: no script, no network."""
+    """Returns a visitor that writes formulas as MathML, which browsers draw without scripts or network access."""
 
     def visit(translator: Any, node: Any) -> None:
         formula = convert(node.astext(), display=display)
@@ -115,7 +115,7 @@ def setup(app: Any) -> dict[str, Any]:
     app.add_directive("api", Api)
     app.add_html_math_renderer("mathml", (math("inline"), None), (math("block"), None))
     for field in PyObject.doc_field_types:
-        field.label = "Attributes" if field.name == "variable" else field.label  # as docstrings call them
+        field.label = "Attributes" if field.name == "variable" else field.label  # the heading in docstrings
     app.connect("autodoc-skip-member", skipped)
     app.connect("autodoc-process-docstring", escaped, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", escaped_types, priority=900)

@@ -1,1 +1,1 @@
-"""Figures of the README and of the site, drawn by the library itself."""
+"""Scripts that draw the figures of the README and of the site with the library itself."""

@@ -1,7 +1,7 @@
-"""What three oblique splits can do and a hundred axis-aligned trees cannot: ``python docs/figures/oblique.py FILE``.
+"""Draws three oblique splits beside a hundred axis-aligned trees: ``python docs/figures/oblique.py FILE``.
 
-Eight features, of which the class depends on two directions that lie across all of them: a checkerboard of two by two.
-The picture shows the plane of these directions; both models see the eight features only.
+The class depends on two directions across all eight features, and forms a checkerboard of two by two in their plane.
+The picture shows the plane. Both models receive only the eight features.
 """
 
 from pathlib import Path
@@ -17,14 +17,14 @@ FEATURES, TRAIN, TEST = 8, 2000, 2000
 
 
 def made(rows: int, rng: np.random.Generator, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features and classes."""
+    """Returns random features and their classes."""
     x = rng.normal(size=(rows, FEATURES))
     plane = x @ directions
     return x, (plane[:, 0] * plane[:, 1] > 0).astype(int)
 
 
 def draw() -> plt.Figure:
-    """Returns the figure: the classes, a tree of depth 2 and a forest of 100 trees, with their accuracy on new rows."""
+    """Returns the figure: the classes, a tree of depth 2, and a forest of 100 trees, with the accuracy on new rows."""
     from sklearn.ensemble import RandomForestClassifier
 
     rng = np.random.default_rng(0)
@@ -37,7 +37,7 @@ def draw() -> plt.Figure:
     leaves = sum(one.get_n_leaves() for one in forest.estimators_)
     side = np.linspace(-2.5, 2.5, 161)
     grid = np.stack([each.ravel() for each in np.meshgrid(side, side)], axis=1)
-    at = grid @ directions.T  # the points of the plane, in the eight features
+    at = grid @ directions.T  # the points of the plane as rows of eight features
     shown = {
         f"one oblique tree: {tree.num_leaves} leaves": (tree.predict(at)[:, 1], tree.predict(new).argmax(1)),
         f"random forest: 100 trees, {leaves:,} leaves": (forest.predict_proba(at)[:, 1], forest.predict(new)),

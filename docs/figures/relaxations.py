@@ -1,7 +1,7 @@
-"""The relaxation of each method, drawn by the functions that train with it.
+"""Draws the relaxation of each method with the functions that train it.
 
-``python docs/figures/relaxations.py FOLDER`` writes them. The tree is of depth 2 over one feature x in [-1, 1]: its
-splits are at 0, then at -0.5 and 0.5.
+``python docs/figures/relaxations.py FOLDER`` writes the figures. The tree has depth 2 and one feature x in [-1, 1]. The
+root splits at 0, and its children split at -0.5 and 0.5.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ def _axes(count: int, titles: tuple[str, ...]) -> tuple[plt.Figure, np.ndarray]:
 
 
 def get() -> plt.Figure:
-    """GET: products of sigmoids of the scaled scores, which become the hard tree as the sharpness grows."""
+    """GET: products of sigmoids of the scaled scores, which approach the hard tree as the sharpness grows."""
     figure, axes = _axes(2, ("probability of the second leaf", "expected value of the tree"))
     for alpha, grey in zip((5, 25, 100), GREYS, strict=True):
         right = routing.scaled_sigmoid(SCORES, alpha)
@@ -42,7 +42,7 @@ def get() -> plt.Figure:
 
 
 def raddt() -> plt.Figure:
-    """RADDT: a softmin of the violations of paths, normalised once over all leaves."""
+    """RADDT: a softmin of the violations of the paths, normalised once over all leaves."""
     figure, axes = _axes(2, ("violation of the path to each leaf", "probability of the second leaf"))
     for leaf, violated in enumerate(routing.path_violations(SCORES)):
         axes[0].plot(X, violated, label=f"leaf {leaf}")
@@ -54,7 +54,7 @@ def raddt() -> plt.Figure:
 
 
 def dgt() -> plt.Figure:
-    """DGT: the hard tree forwards; backwards, a gradient for every split whose score lies in the window."""
+    """DGT: the hard tree in the forward pass, and a gradient for every split with a score inside the window."""
     figure, axes = _axes(2, ("forwards: the hard tree", "backwards: derivative by each score"))
     output, pull = jax.vjp(lambda scores: routing.path_sum(scores, VALUES, 0.4), SCORES)
     (slopes,) = pull(jnp.ones_like(output))
@@ -66,7 +66,7 @@ def dgt() -> plt.Figure:
 
 
 def latent() -> plt.Figure:
-    """LatentTree: traversals between 0 and the activity of the node; a larger penalty prunes from the leaves up."""
+    """LatentTree: traversals between 0 and the activity of the node. A larger penalty prunes from the leaves up."""
     figure, axes = _axes(2, ("traversal of three leaves", "activity of the seven nodes"))
     scores = 2 * SCORES
     traversed, _ = routing.traverse(scores, 1.0)
@@ -83,7 +83,7 @@ def latent() -> plt.Figure:
 
 
 def nongreedy() -> plt.Figure:
-    """Non-greedy: the bound of the loss of a sample, which is tight where the score is large."""
+    """Non-greedy: an upper bound of the loss of a sample, which is tight for large scores."""
     figure, axes = _axes(2, ("loss and bound, one split", "loss and bound, depth 2"))
     score = jnp.linspace(-2, 2, 401)
     losses = jnp.asarray([1.0, 0.0])
@@ -98,7 +98,7 @@ def nongreedy() -> plt.Figure:
 
 
 def tel() -> plt.Figure:
-    """TEL: the smooth step, which is exactly 0 and 1 outside its width, and the leaves that a sample then reaches."""
+    """TEL: the smooth step, exactly 0 or 1 outside its width, and the number of leaves that a sample reaches."""
     figure, axes = _axes(2, ("smooth step", "leaves reached, of 4"))
     for gamma, grey in zip((2.0, 1.0, 0.25), GREYS, strict=True):
         right = routing.smooth_step(SCORES, gamma)
