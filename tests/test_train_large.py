@@ -568,10 +568,13 @@ def test_the_docs_have_the_figures_of_the_tables(capsys):
     streams, peak = (lambda name: cells[name][2]), (lambda name: cells[name][4])
     [goes_on] = re.findall(r"To go on .*: ([\d.]+) ", measured)
     assert (
-        f"streams at {streams('4 shards, parquet')} (Parquet, row groups of a block) to {streams('4 shards, npy')} "
+        f"reaches {streams('4 shards, parquet')} (Parquet, row groups of a block) to {streams('4 shards, npy')} "
         in told
     )
-    assert f"10^7 synthetic rows pass in {peak('1e+07 rows, made')} GB, 2.6 10^5 in {peak('made as needed')} GB" in told
+    assert (
+        f"10^7 synthetic rows needs {peak('1e+07 rows, made')} GB, and over 2.6 10^5 rows {peak('made as needed')} GB"
+        in told
+    )
     assert f"resumes within {goes_on} s" in told
     scaling.main()
     assert capsys.readouterr().out.strip() in (root / "docs" / "scaling.md").read_text()
