@@ -34,7 +34,7 @@ from jtrees.training import Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree
 
 # The surrogate loss pushes a split away from a nearby sample that is correctly routed. A sample is correctly routed if
-# its loss is larger at the other leaf, and nearby if ``2 |score|`` is below the difference of the two losses. An initial
+# its loss is larger at the other leaf, and nearby if ``2 |score|`` is below the difference of the losses. An initial
 # split of maximal norm may have no nearby sample, above all for features with few values, and would then never be
 # updated. So the initial norm makes this fraction of the correctly routed samples nearby. No value of 0.1, 0.3 and 0.6
 # was best on all of four data sets.
