@@ -121,7 +121,7 @@ class Bagged(Recipe):
         weight = runs.targets(i)[1]
         real = np.arange(runs.shape[0]) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
         drawn = runs.rng(i, _DRAWN).choice(real, (self.trees, self._size(runs.shape[0]))).astype(np.int32)
-        drawn[:, self._size(len(real)) :] = -1  # the bag of a padded batch has the same part of padding
+        drawn[:, self._size(len(real)) :] = -1  # a bag of a padded batch has the same fraction of padding
         return [(rows, np.where(rows < 0, -1, np.searchsorted(real, rows))) for rows in drawn]
 
     def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:

@@ -18,8 +18,8 @@ class BestOfReport(Report):
 
     Attributes:
       run: the index of the chosen run.
-      scores: the loss of each run on scaled data, ``(runs,)``. It is infinite if the run is not finite, or if CART
-        predicts held-out rows at least as well as all starts of GET or RADDT.
+      scores: the loss of each run on scaled data, ``(runs,)``. It is infinite if the run is not finite, or if no start
+        of GET or RADDT predicts held-out rows better than CART.
       base: the report of the chosen run.
     """
 

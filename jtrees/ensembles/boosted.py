@@ -32,8 +32,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of rounds
-# In a table of at most _FEW_ROWS rows, each fifth is held out once: a single fifth is too small to choose the number of
-# rounds.
+# In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
 _DRAWN = 1000  # the number of the stream of random numbers of a round (``Runs.rng``) is this plus the round

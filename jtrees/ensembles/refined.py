@@ -70,7 +70,7 @@ class Refined(Recipe):
     The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a :class:`jtrees.ensembles.RefinedReport`.
 
     Attributes:
-      base: a :class:`jtrees.Boosted` with ``patience``. The default has at most 100 trees of depth 4 with linear leaves.
+      base: a :class:`jtrees.Boosted` with ``patience``. The default has up to 100 trees of depth 4 with linear leaves.
       epochs: number of passes over the data. None: 12, with at least 2000 and at most 7500 updates.
       batch_size: samples in a mini-batch, at most n.
       learning_rate: initial learning rate of Adam, for features of deviation 1/3 and outputs in units of the deviation

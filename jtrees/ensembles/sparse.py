@@ -61,14 +61,14 @@ def _checked_interactions(name: str, value: Any) -> Any:
 class Sparse(Recipe):
     """The tree of another recipe, with at most ``terms`` columns in a split, or with the columns of one group.
 
-    Terms are removed step by step. A step removes about a seventh of the terms of each split. The removed terms are the
-    smallest terms: the size of a term is the deviation of its contribution to the score, on the rows that reach the
-    split. Training then continues with the remaining terms, as in GET under increasing sharpness, and the best hard
-    tree is kept. Leaves are refitted at the end. After a deadline or Ctrl-C, the terms that still exceed the limit are
-    removed at once, without training.
+    Terms are removed step by step. A step removes about a seventh of the terms of each split, the smallest ones first.
+    The size of a term is the deviation of its contribution to the score, on the rows that reach the split. Training
+    then continues with the remaining terms, as in GET under increasing sharpness, and the best hard tree is kept.
+    Leaves are refitted at the end. After a deadline or Ctrl-C, the terms that still exceed the limit are removed at
+    once, without training.
 
-    All features of a column of a raw table are one term here. Printed rules have a term for each feature: a category
-    has one for each group of levels, a date has month and weekday, and a column with gaps has an indicator.
+    All features of a column of a raw table are one term here. Printed rules have a term for each feature. A category
+    has a feature for each group of levels, a date has month and weekday, and a column with gaps has an indicator.
 
     If ``interactions`` is given, groups are removed first, in the same steps, until each split has the columns of one
     group. Each split can keep a different group.

@@ -53,7 +53,7 @@ def run_bandit(
     """Runs a learner over a stream, as one scan over the rounds.
 
     The function is pure: it can be compiled, and ``vmap`` maps it over keys and over numeric options of the learner.
-    The randomness of a round depends on the key and on ``state.rounds``. So a stream can be split in two: if the second
+    The randomness of a round depends on the key and on ``state.rounds``. So a stream can be split in two. If the second
     part continues from the state of the first part with the same key, the result equals the result of the whole stream.
 
     Args:

@@ -44,8 +44,8 @@ class LatentClustering(LatentTree):
       dropout: not used.
       patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
         unit is a hundredth of all updates.
-      early_stopping: whether training ends early: when the learning rate is a thousandth of its initial value, or after
-        a quarter of the updates without a lower loss on ``validation``.
+      early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
+        value, or after a quarter of the updates without a lower loss on ``validation``.
       precondition: ``"auto"``. Clustering is by distance, so features are never preconditioned.
 
     Example:
@@ -123,9 +123,8 @@ def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike
     """Returns the dendrogram purity of a hierarchy (Heller & Ghahramani, 2005).
 
     For a pair of samples of one class, take the samples below their lowest common ancestor, and the fraction of that
-    class among these samples. The purity is the mean of this fraction over all such pairs. The number of pairs that
-    meet at a node is the number of pairs below it minus the number of pairs below its children, so the cost is O(n +
-    nodes x classes).
+    class among these samples. The purity is the mean of this fraction over all such pairs. The pairs that meet at a
+    node are the pairs below it without the pairs below its children. So the cost is O(n + nodes x classes).
 
     Args:
       leaves: leaf of each sample, ``(n,)``: indices of leaves of a perfect binary tree, from 0. If ``parent`` is given,

@@ -4,15 +4,15 @@
 sharpnesses.
 
 1. ``initial_starts`` (starts.py) draws the sharpnesses and the random splits of all starts, and grows CART (lines 3-5).
-2. ``train_stages`` (stages.py) trains all starts under one sharpness after another (lines 7-15). It refits the leaves
-   by hard routing, takes the updates, evaluates hard trees during training, and passes the best splits to the next
-   sharpness.
+2. ``train_stages`` (stages.py) trains all starts under one sharpness after another (lines 7-15). Each stage refits the
+   leaves by hard routing, takes the updates, and evaluates hard trees during training. It passes the best splits to the
+   next stage.
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
 4. :meth:`Annealed.finish` refits the best tree in the user's units and compares it with CART (lines 16-18).
 
 A run is a fit with its own recipe, key and rows. Start k of run i has the number ``i * starts + k``. A start has two
-sharpnesses for each stage: the first half of its sharpnesses is for the short stages, the second half for the long
+sharpnesses for each stage. The first half of its sharpnesses is for the short stages, and the second half for the long
 stages.
 """
 

@@ -89,8 +89,8 @@ class GET(Annealed):
 
     If there is no ``validation``, the short stages hold out a fifth of the rows, and CART is grown without these rows
     too. If CART predicts the held-out rows as well as the best start, no start continues. The result is then CART,
-    grown on all rows of a stage. In a table of at most 1000 rows, different starts hold out different fifths, and the
-    starts that would continue must predict better than CART on average. Linear leaves hold out no rows and use the
+    grown on all rows of a stage. In a table of at most 1000 rows, different starts hold out different fifths. The
+    starts that would continue must then predict better than CART on average. Linear leaves hold out no rows and use the
     expected error.
 
     Half of the random starts are preconditioned. At the end, constant leaves are shrunk towards their ancestors'

@@ -165,8 +165,8 @@ class LatentTree(Recipe):
       dropout: dropout rate of the predictor's hidden layers, in [0, 1).
       patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
         unit is a hundredth of all updates.
-      early_stopping: whether training ends early: when the learning rate is a thousandth of its initial value, or after
-        a quarter of the updates without a lower loss on ``validation``.
+      early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
+        value, or after a quarter of the updates without a lower loss on ``validation``.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows. It is 0 if the
         features are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. User-defined

@@ -225,10 +225,10 @@ class Greedy:
     def result(self, tree: ObliqueTree, step: Array, finite: Array, run: Run, strength: Array) -> SearchResult:
         """Returns the result: the tree with refitted and shrunk leaves, and its score.
 
-        The strength of the shrinkage has the lowest loss on separate rows, if there are any: the validation set or the
-        held-out rows of a trial. If there are no separate rows, it is ``strength``. If ``strength`` is negative,
-        generalised cross-validation chooses the strength. In it, a split of m preconditioned features costs 1 +
-        sqrt(m).
+        Separate rows are the validation set or the held-out rows of a trial. If there are separate rows, the strength
+        of the shrinkage has the lowest loss on them. Otherwise it is ``strength``. If ``strength`` is negative,
+        generalised cross-validation chooses the strength. It assumes that a split of m preconditioned features costs 1
+        + sqrt(m).
         """
         batch, by = run.batch, run.by
         leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, by))

@@ -20,8 +20,8 @@ from jtrees.training.optimizers import momentum_step
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
-# A step is dense if the number of splits of the tree is at most this factor times the number of splits that a batch may
-# touch. Measured on two cores with 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
+# A step is dense if the tree has at most this number of splits for each split that a batch may touch. Measured on two
+# cores with 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
 _MOVED_WHOLE = 2
 # Fast inference scores all splits up to these numbers of splits, per feature and in total. Measured in the same
 # setting.
@@ -127,8 +127,8 @@ def _rows_of(array: Array, rows: Array) -> Array:
 def mean_surrogate(tree: ObliqueTree, batch: Batch, *, task: Task, nu: Any, inference: str, block: int) -> Array:
     """Returns the mean surrogate loss over a batch, relative to the leaf that each sample reaches.
 
-    Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1),
-    so the scaling makes the comparison of trees independent of the lengths of their splits.
+    Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1).
+    So the scaling makes the comparison of trees independent of the lengths of their splits.
     """
     norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
     factor = jnp.where(norm > 0, jnp.sqrt(nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)

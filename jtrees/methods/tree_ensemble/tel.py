@@ -198,9 +198,8 @@ class TEL(Recipe):
       hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).
       width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
         default.
-      early_stopping: whether a trial run chooses the number of updates. The trial trains on four fifths of the rows,
-        and the number of updates has the lowest loss on the held-out rows, or on ``validation`` if it is given. There
-        is no trial for fewer than 100 rows.
+      early_stopping: whether a trial run chooses the number of updates, at the lowest loss on its held-out rows, or on
+        ``validation`` if given. The trial trains on four fifths of the rows. There is no trial for fewer than 100 rows.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
         are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features.
