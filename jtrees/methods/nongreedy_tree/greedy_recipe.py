@@ -64,7 +64,7 @@ class GreedyRecipe(Recipe):
 
     @property
     def level_epochs(self) -> int | None:
-        """Number of passes over the data for each level, or None for the default of :class:`Schedule`."""
+        """Number of passes over the data for each level, or None for the default of ``Schedule``."""
         raise NotImplementedError
 
     def keeps_monotone(self, task: Task) -> bool:
