@@ -464,7 +464,7 @@ def test_numbers_that_were_not_played_are_refused(feedback):
     zeros = jnp.zeros(action.shape)
     assert learner.update(state, x, action, propensity, zeros).rounds == 1
     for bad, loss, message in [
-        (action + 0.1, zeros, "action must be what act gave for this state"),
+        (action + 0.1, zeros, "action must be the action that act returned for this state"),
         (None, zeros, "action must have shape"),
         (action, jnp.zeros(3), "loss must have shape"),
         (action, None, "loss must have shape"),
@@ -493,7 +493,7 @@ def test_a_state_of_another_learner_is_refused(other):
         lambda: learner.update(state, x[0], 0, 0.5, 1.0),
         lambda: learner.act(state, x[0], key=key()),
     ):
-        with pytest.raises(ValueError, match="state must be one of this learner, with"):
+        with pytest.raises(ValueError, match="state must be a state of this learner, with"):
             use()
 
 

@@ -294,8 +294,8 @@ def test_digits():
     [
         ({"cycles": 1000}, "cycles must be at most the number of updates, 120, got 1000"),
         ({"cycles": 50, "epochs": 2}, r"cycles must be at most the number of updates, \d, got 50"),
-        ({"widths": (2**30,)}, "widths must be at most"),
-        ({"widths": (2**20, 2**20)}, "widths must be at most"),
+        ({"widths": (2**30,)}, "widths must give at most"),
+        ({"widths": (2**20, 2**20)}, "widths must give at most"),
         ({"momentum": 1.0}, "momentum must be a number from 0 up to but not including 1, got"),
         ({"momentum": [0.5]}, "momentum must be"),
     ],

@@ -1,4 +1,4 @@
-"""Recipes over other recipes: bagging, the best of several runs, subtree polish, splits of few terms."""
+"""Recipes over other recipes: bagging, boosting, joint training, the best run, subtree polish, splits of few terms."""
 
 from jtrees.ensembles.bagged import Bagged as Bagged, BaggedReport as BaggedReport
 from jtrees.ensembles.best_of import BestOf as BestOf, BestOfReport as BestOfReport

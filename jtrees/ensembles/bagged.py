@@ -15,15 +15,15 @@ from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult,
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Classification, Task
 
-_DRAWN = 4  # what random numbers are for: see ``Runs.rng``
+_DRAWN = 4  # number of the stream of random numbers: see ``Runs.rng``
 
 
 class Bag(NamedTuple):
     """The tree of a bootstrap sample.
 
     Attributes:
-      result: the result of the base.
-      rows: numbers of the rows of the sample among those of positive weight.
+      result: the result of the base recipe.
+      rows: the rows of the sample, numbered among the rows of positive weight.
     """
 
     result: SearchResult
@@ -35,12 +35,12 @@ class BaggedReport(Report):
     """The report of :class:`jtrees.Bagged`, for the n rows of positive weight.
 
     Attributes:
-      out_of_bag_score: weighted R^2 (of several targets the mean) or accuracy of ``out_of_bag``; NaN for fewer than two
-        rows or constant targets.
-      out_of_bag: the prediction for each row by the trees not trained on it, ``(n,)`` or ``(n, k)``; NaN if there is
-        none.
-      in_bag: how often each tree's sample contains each row, ``(trees, n)``.
-      losses: the base's loss of each tree, ``(trees,)``.
+      out_of_bag_score: weighted R^2 (the mean over several targets) or accuracy of ``out_of_bag``; NaN for fewer than
+        two rows or constant targets.
+      out_of_bag: the prediction for each row by the trees that were not trained on it, ``(n,)`` or ``(n, k)``; NaN if
+        there is no such tree.
+      in_bag: the number of times that each tree's sample contains each row, ``(trees, n)``.
+      losses: the base recipe's loss of each tree, ``(trees,)``.
       bases: the report of each tree.
     """
 
@@ -56,14 +56,14 @@ class Bagged(Recipe):
     """Bagging (Breiman 1996): many models of one recipe, each fitted to a bootstrap sample, as in DGT-Forest.
 
     Rows are drawn uniformly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The
-    report is a :class:`jtrees.ensembles.BaggedReport`. After a deadline the forest has as many of the trees as there is
-    time to finish.
+    report is a :class:`jtrees.ensembles.BaggedReport`. After a deadline, the forest has only the trees that could be
+    finished in time.
 
     Attributes:
       base: any recipe.
       trees: number of trees.
-      fraction: size of a bootstrap sample as a part of n, above 0 and up to 1; drawn with replacement.
-      combine: ``"mean"`` of predictions, or ``"vote"`` of the trees' most probable classes; None: votes in
+      fraction: size of a bootstrap sample as a part of n, above 0 and up to 1. Samples are drawn with replacement.
+      combine: ``"mean"`` of predictions, or ``"vote"`` of the trees' most probable classes. None: votes in
         classification, as in the paper, and the mean in regression.
 
     Example:
@@ -121,21 +121,21 @@ class Bagged(Recipe):
         weight = runs.targets(i)[1]
         real = np.arange(runs.shape[0]) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
         drawn = runs.rng(i, _DRAWN).choice(real, (self.trees, self._size(runs.shape[0]))).astype(np.int32)
-        drawn[:, self._size(len(real)) :] = -1  # the bag of a padded batch is padded alike
+        drawn[:, self._size(len(real)) :] = -1  # a bag of a padded batch has the same fraction of padding
         return [(rows, np.where(rows < 0, -1, np.searchsorted(real, rows))) for rows in drawn]
 
     def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
         combine: Any = self.combine or ("vote" if isinstance(data.table.task, Classification) else "mean")
         fitted, bags, began = [], [], time.monotonic()
         for i, (of_tree, rows) in enumerate(result.model):
-            if i and not monitor.may_be_late(time.monotonic() - began):  # what follows takes as long again
+            if i and not monitor.may_be_late(time.monotonic() - began):  # the remaining work takes about the same time
                 break
             bags.append(rows)
             table = data.table.rows(rows)
             bag = data._replace(table=table, batch=data.scaling.batch(table))
             fitted.append(self.base.finish(of_tree, bag, key=jax.random.fold_in(key, i), monitor=monitor))
         models = [one.model for one in fitted]
-        if isinstance(models[0], Forest):  # of as many trees as the rows that each bag held out ask for
+        if isinstance(models[0], Forest):  # the held-out rows of each bag choose its number of trees
             longest = max(map(len, models))
             models = [one.padded(longest) if len(one) < longest else one for one in models]
         forest = Forest(jax.tree.map(_stacked, *models), combine)
@@ -155,14 +155,14 @@ class Bagged(Recipe):
 
 
 def joined(histories: list[np.ndarray]) -> np.ndarray:
-    """Returns the histories of runs, ``(..., updates)``, as one array; NaN where one is shorter than the longest."""
+    """Returns the histories of runs, ``(..., updates)``, as one array; shorter histories are padded with NaN."""
     length = max(history.shape[-1] for history in histories)
     pad = lambda a: np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, length - a.shape[-1])], constant_values=np.nan)
     return np.stack([pad(np.asarray(history)) for history in histories])
 
 
 def _stacked(*arrays: Any) -> Any:
-    """Stacks arrays; NumPy arrays, which may be in double precision, stay NumPy arrays."""
+    """Stacks arrays. NumPy arrays, which may be in double precision, remain NumPy arrays."""
     stacked = np.stack(arrays)
     return sharding.from_host(stacked) if isinstance(arrays[0], jax.Array) else stacked
 
@@ -174,7 +174,7 @@ def _predictions(models: list[Any], combine: str, table: Table) -> np.ndarray:
 
 
 def _out_of_bag(predictions: np.ndarray, in_bag: np.ndarray) -> np.ndarray:
-    """Returns the mean prediction for each row of the trees that were not trained on it."""
+    """Returns the mean prediction for each row, over the trees that were not trained on it."""
     left_out = (in_bag == 0).reshape(*in_bag.shape, *[1] * (predictions.ndim - 2))
     count = left_out.sum(0)
     return np.where(count > 0, np.where(left_out, predictions, 0).sum(0) / np.maximum(count, 1), np.nan)
@@ -183,11 +183,11 @@ def _out_of_bag(predictions: np.ndarray, in_bag: np.ndarray) -> np.ndarray:
 def _out_of_bag_loss(
     predictions: np.ndarray, out_of_bag: np.ndarray, in_bag: np.ndarray, data: Data, votes: bool
 ) -> float | None:
-    """Returns the loss of all trees to expect on new rows; of votes, the share of wrong rows; None without such rows.
+    """Returns the expected loss of all trees on new rows, or None without out-of-bag predictions.
 
-    The out-of-bag prediction for a row is that of a few trees alone. The loss of the mean of k trees is about
-    ``a + b / k`` (exactly so for squared errors, in expectation), and the losses of single trees and of the out-of-bag
-    means give a and b.
+    For votes, the loss is the share of rows with a wrong class. The out-of-bag prediction for a row uses only a few
+    trees. The loss of the mean of k trees is about ``a + b / k`` (exactly so for squared errors, in expectation). The
+    loss of single trees and the loss of the out-of-bag means determine a and b.
     """
     table = data.table
     count = (in_bag == 0).sum(0)

@@ -18,8 +18,8 @@ class BestOfReport(Report):
 
     Attributes:
       run: the index of the chosen run.
-      scores: the loss of each run on scaled data, ``(runs,)``; infinite if not finite, and where CART beats all starts
-        of GET or RADDT on rows left out.
+      scores: the loss of each run on scaled data, ``(runs,)``. It is infinite if the run is not finite, or if no start
+        of GET or RADDT predicts held-out rows better than CART.
       base: the report of the chosen run.
     """
 
@@ -30,10 +30,10 @@ class BestOfReport(Report):
 
 @pytree.dataclass(kw_only=True)
 class BestOf(Recipe):
-    """Several runs of a recipe side by side; the model is that of the run with the lowest loss.
+    """Several runs of a recipe side by side; the result is the model with the lowest loss.
 
-    The loss is that on ``validation``, or else the training loss. For recipes whose results depend strongly on the key.
-    The runs share what depends on the data alone, such as the tree of CART.
+    This recipe is for recipes whose results depend strongly on the key. The loss is the loss on ``validation``, or else
+    the training loss. Results that depend on the data alone, such as the tree of CART, are computed once for all runs.
 
     The report is a :class:`jtrees.ensembles.BestOfReport`.
 

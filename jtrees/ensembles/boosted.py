@@ -4,11 +4,11 @@ A round fits the quadratic approximation of the loss at the current outputs F, w
 
     sum_i w_i (g_i f(x_i) + h_i f(x_i)^2 / 2) = sum_i w_i h_i / 2 (f(x_i) - t_i)^2 + a constant,   t_i = -g_i / h_i,
 
-least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). The base finds the splits that way.
-With several outputs a row has one weight, the mean of their curvatures. More than five outputs become five targets,
-random combinations that are drawn anew in each round (Iosipoi & Vakhrushev 2022). Leaf values are then the Newton steps
-of each output, -sum w g / (sum w h + l2), or best constants of the residuals for losses without a curvature (Friedman
-2001).
+This is least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). The base recipe solves it to
+find the splits. If there are several outputs, the weight of a row uses the mean of their curvatures. More than five
+outputs are combined into five random targets, which are drawn anew in each round (Iosipoi & Vakhrushev 2022). Leaf
+values are then the Newton steps of each output, -sum w g / (sum w h + l2). For losses without a curvature, they are the
+best constants of the residuals (Friedman 2001).
 """
 
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ from jtrees.tasks import Policy, Task, check_log_loss
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
-_FEWEST_HELD_OUT = 10  # rows that the number of rounds is chosen by
-# One fifth of a table of at most 1000 rows says little of the number of rounds, so every fifth is held out.
+_FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of rounds
+# In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
-_MANY_ROWS = 100_000  # beyond which the reported training loss is that of the last round
-_DRAWN = 1000  # purpose numbers of the random generator (``Runs.rng``): this plus the round
+_MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
+_DRAWN = 1000  # the number of the stream of random numbers of a round (``Runs.rng``) is this plus the round
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -43,11 +43,11 @@ class BoostedReport(Report):
     """The report of :class:`jtrees.Boosted`.
 
     Attributes:
-      rounds: the number of rounds. A round adds one tree, and in a table of at most 1000 rows five trees.
-      dropped: the number of rounds without a finite tree; the outputs of a tree that is not finite are 0.
-      losses: the loss after each round on the rows that chose the number, on scaled targets, ``(rounds,)``; infinite
-        for rounds not taken, and without ``patience``.
-      rows: the number of rows that the splits of each round were found on.
+      rounds: the number of rounds. A round adds one tree, or five trees if there are five sums.
+      dropped: the number of rounds without a finite tree. The outputs of a tree that is not finite are 0.
+      losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
+        is infinite for rounds not taken, and without ``patience``.
+      rows: the number of rows that the splits of each round were fitted to.
     """
 
     rounds: int
@@ -60,43 +60,46 @@ class BoostedReport(Report):
 class Boosted(Recipe):
     """Gradient boosting with Newton steps (Friedman 2001 and 2002; Friedman, Hastie & Tibshirani 2000).
 
-    In each round, the base finds the splits of a tree by weighted least squares: targets are the negative gradients
-    divided by the curvatures, weights are the curvatures, rows are drawn anew. Constant leaves then take Newton steps
-    on all rows; Friedman (2002) takes the drawn rows for the leaves, too. A tree has all outputs in its leaves;
-    Friedman grows a tree for each class. More than five outputs are combined into five random targets for the splits
-    (Iosipoi & Vakhrushev 2022). The curvature has a lower bound and a Newton step an upper one
-    (``jtrees/losses/base.py``); a loss without curvature has curvature 1. The tree is added with the learning rate.
+    In each round, the base recipe finds the splits of a tree by weighted least squares on newly drawn rows. The targets
+    are the negative gradients divided by the curvatures, and the weights are the curvatures. Constant leaves are then
+    Newton steps on all rows; Friedman (2002) uses the drawn rows for the leaves too. A tree has all outputs in its
+    leaves; Friedman grows a tree for each class. More than five outputs are combined into five random targets for the
+    splits (Iosipoi & Vakhrushev 2022). The curvature has a lower bound, and a Newton step has an upper bound
+    (``jtrees/losses/base.py``). A loss without curvature has curvature 1. The outputs of the tree are multiplied by the
+    learning rate and added to the sum.
 
-    It takes every loss of regression and classification, and refuses a :class:`jtrees.Policy`. The model is a
+    Boosting takes every loss of regression and classification, but not a :class:`jtrees.Policy`. The model is a
     :class:`jtrees.Forest` of summed outputs with the task's link; ``tree`` is None.
 
-    With ``patience``, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model keeps
-    the rounds up to the lowest loss. Without ``validation``, boosting holds rows out by itself:
+    If ``patience`` is given, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model
+    keeps the rounds up to the lowest loss. If there is no ``validation``, boosting holds out rows:
 
-    - A table of at most 1000 rows has five sums. Each leaves out another fifth of the rows. The model is the mean of
-      the sums (Krogh & Vedelsby 1995), and their mean loss chooses the number of rounds.
-    - A larger table holds out a fifth of the rows to find the number of rounds. Then that many rounds are fitted to all
-      rows. If the second fit is interrupted, the first model is returned.
+    - In a table of at most 1000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
+      The model is the mean of the sums (Krogh & Vedelsby 1995). The mean of their losses chooses the number of rounds.
+    - In a larger table, a first fit holds out a fifth of the rows to find the number of rounds. A second fit then takes
+      this number of rounds on all rows. If the second fit is interrupted, the first model is returned.
     - There is no second fit if four fifths of the rows are enough to draw ``base.rows`` rows in each round. The leaves
       of the model are then fitted to four fifths of the rows.
 
-    Fewer than 10 rows need ``patience=None``.
+    Tables with fewer than 10 rows need ``patience=None``.
 
     The report is a :class:`jtrees.ensembles.BoostedReport`. A fit to more than 100,000 rows reports the training loss
     of the last round, in single precision.
 
     Attributes:
-      base: a recipe whose model is a tree, with constant or linear leaves. Its options that are None suit a tree of a
-        sum: for :class:`jtrees.GET`, one start from CART over bins and 20 updates on at most 4000 rows.
+      base: a recipe whose model is a tree, with constant or linear leaves. The defaults of its options that are None
+        suit a tree of a sum. For :class:`jtrees.GET` they are one start from CART over bins and 20 updates on at most
+        4000 rows.
       rounds: largest number of rounds.
       learning_rate: factor of each tree's outputs.
-      subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1; drawn without
-        replacement. Their number is at most the option ``rows`` of the base.
-      columns: part of the features that each tree is fitted to, likewise.
-      l2: shrinkage of constant leaves: each has this many more samples, of zero gradient and of the mean curvature at
-        the beginning.
-      patience: rounds without a lower loss before boosting ends; None: all rounds are taken, and the model keeps the
-        rounds up to the lowest loss on ``validation``, or else on the training rows.
+      subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1. Rows are drawn without
+        replacement, and their number is at most the option ``rows`` of the base.
+      columns: part of the features that each tree is fitted to, above 0 and up to 1. Features are drawn without
+        replacement.
+      l2: shrinkage of constant leaves. Each leaf is fitted with ``l2`` more samples, of zero gradient and of the mean
+        curvature at the initial outputs.
+      patience: number of rounds without a lower loss before boosting stops. None: all rounds are taken, and the model
+        keeps the rounds up to the lowest loss on ``validation``, or else on the training rows.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -147,11 +150,11 @@ class Boosted(Recipe):
         return [self.result(one, runs.validation is not None) for one in self.boosted(runs, folds)]
 
     def boosted(self, runs: Runs, folds: int = 1) -> list["Boosting"]:
-        """Boosts every run; without a validation set first on four fifths of the rows, to find the number of rounds.
+        """Boosts every run. If there is no validation set, a first fit on four fifths of the rows finds the rounds.
 
         Args:
           runs: the runs.
-          folds: number of sums of each run. Each holds out another fifth of the rows. The mean loss of the sums
+          folds: number of sums of each run. Each sum holds out a different fifth of the rows. The mean loss of the sums
             chooses the number of rounds, and the result is the mean of the sums.
         """
         all_rounds = [self.rounds] * len(runs)
@@ -179,9 +182,10 @@ class Boosted(Recipe):
     def _sums(
         self, runs: Runs, rounds: list[int], patience: int | None, folds: int = 1, share: Any = None
     ) -> list["Sum"]:
-        """Adds trees to every run, up to so many rounds or until the loss has not fallen for ``patience`` rounds.
+        """Adds trees to every run, up to its number of rounds, or until ``patience`` rounds did not lower the loss.
 
-        The loss is the mean of each ``folds`` successive runs, weighted by the ``share`` of the rows of each.
+        The loss is the mean over each group of ``folds`` successive runs, weighted by the ``share`` of the rows of each
+        run.
         """
         name, states = type(self).__name__, runs.map(begun)
         sums = [Sum(one, [], [], [], [], []) for one in runs.fetch(states.map(lambda state: state.initial))]
@@ -205,12 +209,12 @@ class Boosted(Recipe):
         return sums
 
     def _round(self, runs: Runs, states: Any, number: int) -> tuple[Stacked, list[Any]]:
-        """Fits a tree of the base to the Newton steps of every run; returns the new states, and what was added."""
+        """Fits a tree of the base to the Newton steps of every run; returns the results of :func:`added_to`."""
         drawn = [self._drawn(runs, i, number) for i in range(len(runs))]
         rows, features, mixes = ([one[k] for one in drawn] for k in (0, 1, 2))
         targets = runs.map(target, states, rows, mixes, often=True)
         y, weight = (targets.map(lambda both, k=k: both[k]) for k in (0, 1))
-        # Only the splits of the base are used: its leaves are replaced. So it need not choose a shrinkage.
+        # Only the splits of the base are used: boosting replaces its leaves. So the base does not choose a shrinkage.
         bases = [recipe.base for recipe in runs.recipes]
         bases = [base.replace(shrink=False) if hasattr(base, "shrink") else base for base in bases]
         of_round: Any = {"task": of_base(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
@@ -222,8 +226,10 @@ class Boosted(Recipe):
         return added.map(lambda both: both[0]), runs.fetch(added.map(lambda both: both[1]))
 
     def _drawn(self, runs: Runs, i: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Returns the rows of a round, -1 for padding, the factors of its features, 1 or 0, and its combinations of
-        outputs, ``(outputs, targets)``, or None for all outputs.
+        """Returns the rows of a round, the factors of its features, and its combinations of outputs.
+
+        Rows are -1 for padding, and factors are 1 or 0. The combinations are ``(outputs, targets)``, or None for all
+        outputs.
         """
         (n, p), rng, real = runs.shape, runs.rng(i, _DRAWN + number), np.flatnonzero(runs.weighed(i))
         rows = np.full(rows_of_round(n, self.subsample, self._most_rows), -1, np.int32)
@@ -236,11 +242,12 @@ class Boosted(Recipe):
         if few == outputs:
             return rows, features, None
         mixes = rng.normal(size=(outputs, few)).astype(np.float32)
-        return rows, features, mixes if runs.monotone is None else np.abs(mixes)  # which keep the order of the outputs
+        # Nonnegative combinations keep the order of the outputs.
+        return rows, features, mixes if runs.monotone is None else np.abs(mixes)
 
     @property
     def _most_rows(self) -> int | None:
-        """The limit of rows for the splits of the base, or of the recipe within it; None: no limit."""
+        """The limit of rows for the splits of the base, or of the recipe within it; None for no limit."""
         base: Any = self.base
         while not hasattr(base, "rows") and hasattr(base, "base"):
             base = base.base
@@ -249,7 +256,7 @@ class Boosted(Recipe):
     # --- The result ---
 
     def result(self, boosting: "Boosting", validates: bool) -> SearchResult:
-        """Returns the sum of the rounds with the lowest loss; that of the first fit if the last one was ended."""
+        """Returns the rounds up to the lowest loss, from the first fit if the last fit was interrupted."""
         tried, last = boosting.tried, boosting.last
         chosen = last if tried is None or len(last.trees) >= tried.best else tried
         count = last.best if tried is None else min(tried.best, len(chosen.trees))
@@ -287,9 +294,10 @@ class Boosting(NamedTuple):
     """The boosting of a run.
 
     Attributes:
-      last: the sum on all rows, or where more rows would help little, that of ``tried``.
-      tried: the sum on the rows that were not held out, or None; of several folds the mean of theirs.
-      held_out: the rows that were, ``(n,)`` bool; None: each row, by one of the folds.
+      last: the sum fitted to all rows, or ``tried`` if there is no second fit.
+      tried: the sum fitted without the held-out rows, or None. If there are several folds, the mean of their sums.
+      held_out: the held-out rows, ``(n,)`` bool. None if there are none, or if each row is held out by one of the
+        folds.
     """
 
     last: Sum
@@ -298,6 +306,6 @@ class Boosting(NamedTuple):
 
 
 def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:
-    """Returns the number of rows of a round, of n rows, and at most so many."""
+    """Returns the number of rows that a round draws from n rows, at most ``most``."""
     count = max(1, round(subsample * n))
     return count if most is None else min(count, most)

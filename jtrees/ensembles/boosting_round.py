@@ -1,4 +1,4 @@
-"""A round of boosting: the targets of its tree, the leaves of the tree, and the sum that it is added to."""
+"""A round of boosting: the targets of its tree, the leaves of the tree, and the sum that the tree is added to."""
 
 import math
 from typing import Any, NamedTuple
@@ -14,19 +14,20 @@ from jtrees.search import Run
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
 
-_MOST_OUTPUTS = 5  # that the splits of a tree are found for
+_MOST_OUTPUTS = 5  # largest number of targets for the splits of a tree
 
 
 class Sum(NamedTuple):
     """A sum of trees that grows by a tree in each round, on the host.
 
     Attributes:
-      initial: the outputs that boosting starts from, ``(*k,)``.
-      trees: the trees of each round, with their outputs in the leaves, stacked: one, or of a mean of sums several.
-      losses: the loss after each round on the rows that choose their number.
+      initial: the initial outputs, ``(*k,)``.
+      trees: the trees of each round, stacked, with their outputs in the leaves. A round has one tree, or several trees
+        in a mean of sums.
+      losses: the loss after each round on the rows for evaluation.
       before: training loss before each round.
       after: training loss after each round.
-      finite: whether a tree of each round was finite; the outputs of one that is not are 0.
+      finite: whether each round had a finite tree. The outputs of a tree that is not finite are 0.
     """
 
     initial: np.ndarray
@@ -44,7 +45,7 @@ class Sum(NamedTuple):
 
     @classmethod
     def mean(cls, sums: list["Sum"]) -> "Sum":
-        """Returns the mean of sums that have the same losses."""
+        """Returns the mean of sums with equal ``losses``."""
         share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
         of_round = lambda *trees: jax.tree.map(lambda *a: np.concatenate(a), *map(share, trees))
         trees = [of_round(*some) for some in zip(*(one.trees for one in sums), strict=True)]
@@ -55,7 +56,7 @@ class Sum(NamedTuple):
 
     @property
     def best(self) -> int:
-        """The number of rounds with the lowest loss; all if no loss is finite."""
+        """Number of rounds with the lowest loss, or all rounds if no loss is finite."""
         return 1 + int(np.nanargmin(self.losses)) if np.isfinite(self.losses).any() else len(self.trees)
 
     @property
@@ -70,21 +71,21 @@ def steps_of(task: Task) -> Regression:
 
 
 def of_base(task: Task) -> Regression:
-    """Returns the task of the base: least squares of the steps, or of combinations of many."""
+    """Returns the task of the base: least squares of the steps, or of a few combinations of many steps."""
     return Regression(min(task.shape[0], _MOST_OUTPUTS) if task.shape else None)
 
 
-# --- Compiled functions of one run -----------------------------------------------------------------------------------
+# --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
 class State(NamedTuple):
-    """Outputs before the link, of scaled targets.
+    """The state of boosting. Outputs are for scaled targets, before the link.
 
     Attributes:
-      initial: the outputs that boosting starts from, ``(*k,)``.
-      curvature: the mean curvature there, ``(*k,)``.
-      outputs: those of the training rows, ``(n, *k)``.
-      validated: those of the validation set, or None.
+      initial: the initial outputs, ``(*k,)``.
+      curvature: the mean curvature at the initial outputs, ``(*k,)``.
+      outputs: the outputs for the training rows, ``(n, *k)``.
+      validated: the outputs for the validation set, or None.
     """
 
     initial: Array
@@ -100,7 +101,7 @@ def begun(run: Run) -> State:
     of = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
     loss, outputs = run.task.loss_function, of(run.batch)
     curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.smooth else jnp.ones_like(outputs)
-    # A mean of the present outputs would vanish as rows are fitted, and with it the shrinkage.
+    # The curvature at the current outputs would vanish as rows are fitted, and the shrinkage would vanish with it.
     curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
     return State(initial, curvature, of(run.batch), of(run.by) if run.validates else None)
 
@@ -110,7 +111,7 @@ def target(run: Run, state: State, rows: Array, mixes: Array | None) -> tuple[Ar
     of_all = sharding.keep_rows((run.batch.y, state.outputs, run.weight))
     y, outputs, weight = jax.tree.map(lambda a: a[rows], of_all)
     step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
-    if run.monotone is not None:  # the base keeps every target from falling
+    if run.monotone is not None:  # the base keeps all targets non-decreasing in the monotone features
         step = step * jnp.asarray(signs_of(run.task), step.dtype).reshape(run.task.shape)
     step = step if mixes is None else jnp.matmul(step, mixes, precision="highest")
     inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
@@ -120,7 +121,7 @@ def target(run: Run, state: State, rows: Array, mixes: Array | None) -> tuple[Ar
 
 
 def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[State, Any]:
-    """Returns the state with the tree of a round; the tree, losses as in :class:`Sum`, and whether it is finite."""
+    """Returns the state after a round, and the tree, its losses (see :class:`Sum`), and whether the tree is finite."""
     loss, batch, weight = run.task.loss_function, run.batch, run.weight
     tree = splits.replace(weights=splits.weights * features)
     leaf = ops.hard(tree.weights, tree.bias, batch.x)
@@ -137,7 +138,7 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
 
 
 def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: Array) -> Any:
-    """Returns what the leaves of a tree add to the outputs."""
+    """Returns the leaves of a tree, times the learning rate: its contributions to the outputs."""
     recipe, steps, batch, weight = run.recipe, steps_of(run.task), run.batch, run.weight
     leaves = len(splits.bias) + 1
     if recipe.base.tree_leaves(steps) == "linear":
@@ -155,7 +156,7 @@ def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: 
 def _ordered(run: Run, state: State, tree: ObliqueTree, leaf: Array) -> ObliqueTree:
     """Returns the tree of a round with leaves in the order of the monotone features.
 
-    The quadratic approximation of the loss of a leaf has the curvatures of its rows as weights.
+    In the quadratic approximation of the loss, the weight of a leaf is the sum of the curvatures of its rows.
     """
     assert run.monotone is not None
     _, share = _newton(run.task.loss_function, state.outputs, run.batch.y, run.weight)
@@ -163,7 +164,7 @@ def _ordered(run: Run, state: State, tree: ObliqueTree, leaf: Array) -> ObliqueT
 
 
 def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
-    """Returns the Newton steps of the outputs, and weights of mean 1 with the curvatures as factors."""
+    """Returns the Newton steps of the outputs, and weights of mean 1 that are proportional to the curvatures."""
     step, curvature = loss.newton(outputs, y)
     weight = weight * curvature.reshape(len(step), -1).mean(1)
     return step, weight / jnp.maximum(weight.mean(), jnp.finfo(weight.dtype).tiny)
@@ -172,5 +173,5 @@ def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple
 def mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
     """Returns the weighted mean loss of outputs."""
     each = loss.samples(outputs, y)
-    # A row without weight does not count, even if its loss is infinite.
+    # A row of weight 0 does not count, even if its loss is infinite.
     return each.mean() if weight is None else jnp.where(weight > 0, weight * each, 0).sum() / weight.sum()

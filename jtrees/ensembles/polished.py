@@ -1,7 +1,7 @@
 """Subtree polish (GET, Mao & Cao 2024, Algorithm 2): every subtree is refitted to the samples that reach it.
 
-Subtrees rooted at one level share no sample, so they are polished side by side, their samples padded to a common number
-with weight 0.
+The subtrees rooted at one level share no sample, so they are polished side by side. Samples of weight 0 pad the samples
+of each subtree to a common number.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
-_LEVELS = 5  # roots of polished subtrees are on the first five levels, as in the authors' code
+_LEVELS = 5  # polished subtrees have their roots on the first five levels, as in the authors' code
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -38,7 +38,7 @@ class PolishedReport(Report):
     Attributes:
       losses: the hard training loss before the polish and after each level, ``(levels + 1,)``.
       accepted: the number of subtrees replaced on each level, ``(levels,)``.
-      base: the report of the base.
+      base: the report of the base recipe.
     """
 
     losses: np.ndarray
@@ -50,12 +50,14 @@ class PolishedReport(Report):
 class Polished(Recipe):
     """Subtree polish of the tree of another recipe, with constant leaves or class frequencies.
 
-    Level by level from the root, every subtree is refitted to the samples that reach it, scaled by themselves, with
-    GET's Algorithm 1 from two starts: CART on these samples, and the subtree itself. A subtree is replaced where that
-    lowers the loss of the hard tree on its samples, so the training loss of the whole tree never rises. Leaves are
-    first set to the means (or smoothed class frequencies) of the training data, and finally drawn towards their
-    ancestors', which raises the training loss. The polish is part of ``finish``, as sizes of subtrees depend on the
-    data.
+    The polish goes level by level from the root. GET's Algorithm 1 refits every subtree to the samples that reach it,
+    and these samples determine the scaling. Its two starts are CART on these samples and the subtree itself. A subtree
+    is replaced if this lowers the loss of the hard tree on its samples. So the training loss of the whole tree never
+    rises.
+
+    Before the polish, leaves are set to the means (or smoothed class frequencies) of the training data. After the
+    polish, leaves are shrunk towards their ancestors' values, which raises the training loss. The polish is part of
+    ``finish``, as sizes of subtrees depend on the data.
 
     The report is a :class:`jtrees.ensembles.PolishedReport`.
 
@@ -64,7 +66,7 @@ class Polished(Recipe):
       epochs: updates under each sharpness.
       alpha_ranges: ranges from which the sharpnesses are drawn, in the order of use.
       learning_rate: peak learning rate.
-      shrink: whether leaves are finally drawn towards their ancestors' means or class frequencies, as in
+      shrink: whether leaves are shrunk towards their ancestors' means or class frequencies at the end, as in
         :class:`jtrees.GET`.
 
     Example:
@@ -130,7 +132,7 @@ class Polished(Recipe):
         return tree, np.array(losses), np.array(accepted)
 
     def _polish_level(self, tree: ObliqueTree, level: int, data: Data, key: Array, monitor: Monitor):
-        """Returns the tree with every improved subtree of a level replaced, and their number."""
+        """Returns the tree with every improved subtree of a level replaced, and the number of replaced subtrees."""
         table, task, depth = data.table, data.table.task, tree.depth - level
         of_get: Any = {"epochs": self.epochs, "alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
         recipe = options.checked(GET(depth=depth, starts=2, ridge=False, precondition=0.0, halving=False, **of_get))
@@ -139,15 +141,15 @@ class Polished(Recipe):
         for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
             inside = np.flatnonzero(reached == root)
             varied = np.ptp(table.y[inside], axis=0) > 0 if len(inside) >= 2 else np.zeros(1, bool)
-            # Of classes some may be certain to be absent.
+            # A class that is absent from the subtree does not vary, so one class that varies is enough.
             if varied.any() if isinstance(task, Classification) else varied.all():
                 subtrees.append(_Subtree.of(tree, root, depth, table.rows(inside)))
         if not subtrees:
             return tree, 0
         result, finite = self._trained(recipe, task, subtrees, key, monitor)
 
-        # Candidates are evaluated within the whole tree, whose predictions count. Replacing a subtree moves no sample
-        # of another, so one whole tree evaluates all candidates of a kind.
+        # Candidates are evaluated within the whole tree, because its predictions are the result. A replaced subtree
+        # moves no sample of a different subtree. So a single tree evaluates a candidate of every subtree.
         refit = lambda splits: data.refit(splits, "constant")[0]
         candidates = [[None] * len(subtrees), [one.cart for one in subtrees], result]
         weights = np.ones(len(table.x)) if table.weight is None else table.weight
@@ -212,14 +214,14 @@ class _Subtree(NamedTuple):
         return cls(root, nodes, scaling, batch, cart, now)
 
     def padded(self, width: int) -> Batch:
-        """Returns the samples, padded to ``width`` with copies of the last one of weight 0."""
+        """Returns the samples, padded to ``width`` with copies of the last sample, of weight 0."""
         pad: Any = lambda a, **options: np.pad(a, [(0, width - len(a))] + [(0, 0)] * (a.ndim - 1), **options)
         x, y, weight = self.batch
         return Batch(pad(x, mode="edge"), pad(y, mode="edge"), pad(weight))
 
 
 def _grafted(tree: ObliqueTree, subtrees: list[_Subtree], candidates: list[ObliqueTree | None]) -> ObliqueTree:
-    """Returns the tree with subtree i replaced by splits i of ``candidates[i]`` on its scaled features (None: kept)."""
+    """Returns the tree with each subtree replaced by its candidate, splits of its scaled features; None keeps it."""
     weights, bias = np.array(tree.weights), np.array(tree.bias)
     for one, splits in zip(subtrees, candidates, strict=True):
         if splits is not None:

@@ -1,4 +1,4 @@
-"""All trees of a boosted sum trained together, by gradients of soft routing."""
+"""Joint training of all trees of a boosted sum, by gradients of soft routing."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +26,9 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _PART = 50  # updates from one evaluation to the next
-_PASSES, _FEWEST = 12, 2000  # over the data, and updates at least, unless epochs are given
-_MARGIN = 0.1  # of bounds: part of the range of the outputs for the training rows by which they are beyond it
-_HARD = 1e6  # sharpness under which soft trees are as good as hard ones
+_PASSES, _FEWEST = 12, 2000  # passes over the data, and fewest updates, if no epochs are given
+_MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outputs for the training rows
+_HARD = 1e6  # sharpness at which soft trees equal hard trees in practice
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -36,12 +36,12 @@ _HARD = 1e6  # sharpness under which soft trees are as good as hard ones
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class RefinedReport(Report):
-    """The report of :class:`jtrees.Refined`. Losses are on the validation rows, on scaled targets.
+    """The report of :class:`jtrees.Refined`. Losses are on the held-out rows or the validation set, on scaled targets.
 
     Attributes:
-      refined: whether training together lowered the loss.
+      refined: whether the result is the jointly trained trees.
       boosted_loss: the loss of boosting.
-      losses: the loss at every evaluation of training together, ``(evaluations,)``.
+      losses: the loss at every evaluation of the joint training, ``(evaluations,)``.
       base: the report of boosting.
     """
 
@@ -53,27 +53,28 @@ class RefinedReport(Report):
 
 @pytree.dataclass(kw_only=True)
 class Refined(Recipe):
-    """Trains all trees of a boosted sum together, where boosting fitted each to what the others had left.
+    """Trains all trees of a boosted sum jointly. Boosting fits each tree only to the residuals of the earlier trees.
 
-    Splits become soft, the sigmoids of scores (the split weights scaled to length 1) times a sharpness that rises
-    geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the whole
-    sum, with Adam under a cosine decay to 0.
+    Splits become soft: sigmoids of their scores times a sharpness, with split weights scaled to length 1. The sharpness
+    rises geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the
+    whole sum. The optimiser is Adam, and the learning rate decays to 0 by a cosine schedule.
 
-    Boosting holds a fifth of the rows out to choose its number of rounds, or takes ``validation`` for it. The same rows
-    choose the number of updates: the multiple of about 50 with the lowest loss. Fewer than 50 rows need ``validation``.
-    Where a fifth was held out, the trees of all rows are then trained on all rows for as many updates. The trees are
-    those of boosting if that loss is not below theirs, or if a deadline or Ctrl-C ends the last training. Boosting has
-    one sum here, also in small tables.
+    Boosting chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``. The same rows
+    choose the number of updates: the multiple of about 50 with the lowest loss. Tables with fewer than 50 rows need
+    ``validation``. If rows were held out, the last training starts from the boosted trees of all rows. It takes the
+    chosen number of updates on all rows.
 
-    The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a
-    :class:`jtrees.ensembles.RefinedReport`.
+    The result is the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends the
+    last training. Boosting has one sum here, also in small tables.
+
+    The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a :class:`jtrees.ensembles.RefinedReport`.
 
     Attributes:
-      base: a :class:`jtrees.Boosted` with ``patience``, by default of 100 trees of depth 4 with linear leaves.
-      epochs: passes over the data; None: 12, but at least 2000 updates and at most 7500.
+      base: a :class:`jtrees.Boosted` with ``patience``. The default has up to 100 trees of depth 4 with linear leaves.
+      epochs: number of passes over the data. None: 12, with at least 2000 and at most 7500 updates.
       batch_size: samples in a mini-batch, at most n.
-      learning_rate: initial learning rate of Adam. Features have deviation 1/3, outputs of the trees are in units of
-        the deviation of the boosted sum.
+      learning_rate: initial learning rate of Adam, for features of deviation 1/3 and outputs in units of the deviation
+        of the boosted sum.
       first_sharpness: sharpness of the first update.
       last_sharpness: sharpness of the last update.
 
@@ -120,7 +121,7 @@ class Refined(Recipe):
     # --- The procedure ---
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        """Boosts, then trains all trees together; without a validation set on four fifths of the rows, then on all."""
+        """Boosts, then trains all trees jointly. If there is no validation set, a first training holds out rows."""
         base: Any = self.base
         boosting, validates = base.boosted(runs.using([one.base for one in runs.recipes])), runs.validation is not None
         first = [one.last if one.tried is None else one.tried for one in boosting]
@@ -140,7 +141,7 @@ class Refined(Recipe):
     def _result(
         self, boosting: Any, first: Any, tried: "_Together", last: "_Together", is_better: bool, validates: bool
     ) -> SearchResult:
-        """Returns the result of a run: the trees trained together, or those of boosting."""
+        """Returns the result of a run: the jointly trained trees, or the boosted trees."""
         base: Any = self.base
         result, refined = base.result(boosting, validates), is_better and (validates or last.complete)
         loss = float(min(first.losses))
@@ -157,13 +158,13 @@ class Refined(Recipe):
     def _together(
         self, runs: Runs, sums: list[Any], steps: list[int], counts: list[int] | None = None
     ) -> list["_Together"]:
-        """Trains all trees of each sum together.
+        """Trains all trees of each sum jointly.
 
         Args:
           runs: the runs.
           sums: the boosted sum of each run.
-          steps: the number of updates of each.
-          counts: the number of trees of each; None: those of the lowest loss.
+          steps: the number of updates of each run.
+          counts: the number of trees of each run. None: the number of rounds with the lowest loss.
         """
         base: Any = self.base
         counts = [one.best for one in sums] if counts is None else counts
@@ -201,16 +202,16 @@ class Refined(Recipe):
 
 
 class _Together(NamedTuple):
-    """Trees after training together.
+    """The result of joint training.
 
     Attributes:
-      model: the :class:`SoftTrees` of the best evaluation, or of the last update without evaluations.
-      score: its loss on the rows to evaluate on.
-      step: number of updates before it.
+      model: the :class:`SoftTrees` of the best evaluation, or of the last update if there was no evaluation.
+      score: the loss of the model on the rows for evaluation.
+      step: number of updates before the model.
       loss: the lowest loss of all evaluations.
       losses: the loss at each evaluation.
       history: loss of each update.
-      complete: whether all updates were made and finite.
+      complete: whether all updates were taken and were finite.
     """
 
     model: SoftTrees
@@ -223,21 +224,21 @@ class _Together(NamedTuple):
 
 
 def _padded(trees: list[ObliqueTree], count: int) -> ObliqueTree:
-    """Returns trees stacked and padded with trees of zeros, so that one program is for all numbers of trees."""
+    """Returns stacked trees, padded with trees of zeros: one compiled program then serves all numbers of trees."""
     empty = jax.tree.map(np.zeros_like, trees[0])
     return jax.tree.map(lambda *a: np.concatenate(a), *trees, *[empty] * (count - len(trees)))
 
 
-# --- Compiled functions of one run -----------------------------------------------------------------------------------
+# --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
 class _State(NamedTuple):
-    """The state of training together.
+    """The state of joint training.
 
     Attributes:
-      training: the trees in training, splits of unit length and outputs in units.
-      initial: the outputs that the sum starts from, ``(*k,)``.
-      count: number of trees; those beyond are not trained.
+      training: training state of the trees, with splits of unit length and outputs in units of ``unit``.
+      initial: the initial outputs of the sum, ``(*k,)``.
+      count: number of trees. The trees after them are padding and are not trained.
       unit: unit of the outputs of the trees, ``()``.
     """
 
@@ -296,7 +297,7 @@ def _advanced(run: Run, state: _State, before: Array, count: Array, evaluates: A
 
 
 def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTrees:
-    """Returns trees in training as a model, with the bounds of its outputs for the training rows."""
+    """Returns trees in training as a model, with output bounds from the training rows."""
     leaves = jax.tree.map(lambda a: state.unit * a, params.leaves)
     if not leaves.is_constant:
         endless = jnp.full(leaves.intercept.shape, jnp.inf, leaves.intercept.dtype)
@@ -314,7 +315,7 @@ def _loss(run: Run, model: SoftTrees) -> Array:
 
 
 def _evaluated(run: Run, state: _State) -> tuple[_State, Array]:
-    """Returns the state with its parameters as the best if their loss is lower, and their loss."""
+    """Returns the state, with the current parameters as the best if their loss is lower, and their loss."""
     of = state.training
     lost = _loss(run, _model(run, state, of.params, of.step))
     lost = jnp.where(of.finite, lost, jnp.inf).astype(of.best.score.dtype)
@@ -323,7 +324,7 @@ def _evaluated(run: Run, state: _State) -> tuple[_State, Array]:
 
 
 def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
-    """Returns the best model, or the last without evaluations; its loss, its step, and whether all was finite."""
+    """Returns the best model (the last without evaluations), its loss, its step, and whether training was finite."""
     of = state.training
     evaluated = jnp.isfinite(of.best.score)
     params, step = jax.tree.map(partial(jnp.where, evaluated), (of.best.params, of.best.step), (of.params, of.step))
@@ -332,7 +333,7 @@ def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
 
 
 def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
-    """Returns the same trees with split weights of length 1; a split without weights sends all rows to one side."""
+    """Returns the same trees with split weights of length 1. A split without weights sends all rows to one side."""
     length = jnp.linalg.norm(trees.weights, axis=-1)
     some = length > 0
     length = jnp.where(some, length, 1)
@@ -341,7 +342,7 @@ def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
 
 
 def _deviation(outputs: Array, weight: Array | None) -> Array:
-    """Returns the standard deviation of outputs over the rows, of several the mean; 1 if it is 0."""
+    """Returns the standard deviation of outputs over the rows (the mean over several outputs), or 1 if it is 0."""
     outputs = outputs.reshape(len(outputs), -1)
     share = jnp.ones(len(outputs), outputs.dtype) if weight is None else weight
     mean = jnp.average(outputs, axis=0, weights=share)
@@ -350,7 +351,7 @@ def _deviation(outputs: Array, weight: Array | None) -> Array:
 
 
 def _widened(outputs: Array, mask: Array, axis: int) -> tuple[Array, Array]:
-    """Returns the range of masked outputs, extended on both sides; infinite where the mask is empty."""
+    """Returns the range of masked outputs, extended on both sides; infinite if the mask is empty."""
     low = jnp.where(mask, outputs, jnp.inf).min(axis)
     high = jnp.where(mask, outputs, -jnp.inf).max(axis)
     margin = _MARGIN * (high - low)

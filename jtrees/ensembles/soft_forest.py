@@ -14,14 +14,14 @@ from jtrees.tree import ObliqueTree
 @io.part
 @pytree.dataclass
 class SoftTrees:
-    """A sum of soft trees on scaled data, clipped to little more than the range of its outputs for the training rows.
+    """A sum of soft trees on scaled data. Its outputs are clipped to slightly more than their range on training rows.
 
     Attributes:
-      trees: splits of unit length and the trees' outputs in their leaves, with a leading axis over the trees.
-      initial: what the sum starts from, ``(*k,)``.
-      sharpness: factor of the scores, whose sigmoid is the probability of going right.
+      trees: splits of unit length, and leaves with the trees' outputs. The leading axis is over the trees.
+      initial: the initial outputs of the sum, ``(*k,)``.
+      sharpness: factor of the scores. The sigmoid of the product is the probability of going right.
       lower: lower bound of the outputs, ``(*k,)``.
-      upper: upper bound, likewise.
+      upper: upper bound of the outputs, ``(*k,)``.
     """
 
     trees: ObliqueTree
@@ -32,7 +32,7 @@ class SoftTrees:
 
     @property
     def params(self) -> ObliqueTree:
-        """What is trained."""
+        """The trained parameters."""
         return self.trees.replace(leaves=self.trees.leaves.trainable())
 
     @property
@@ -54,7 +54,7 @@ class SoftTrees:
 @io.model
 @pytree.dataclass(repr=False)
 class SoftForest(SoftModel):
-    """Fitted soft trees whose outputs add up, with constant or linear leaves: its network is :class:`SoftTrees`."""
+    """Fitted soft trees whose outputs add up, with constant or linear leaves; the network is :class:`SoftTrees`."""
 
 
 def expected(tree: ObliqueTree, x: Array, sharpness: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Trees whose splits have few terms, or columns of one group: the tree that is read is the tree that was scored."""
+"""Trees whose splits have few terms, or the columns of one group: the printed tree is the scored tree."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +23,10 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _KEPT = 0.85  # part of the terms that a step keeps
-_SHARPNESS = 8.0, 60.0  # of scores of deviation 1, from the first to the last update after a step
-_WEIGHT_DECAY = 1e-2  # GET's
-_EVALUATIONS = 20  # of a score that costs as much as an update
-_FEATURES_OF_AN_ELEMENT = 32  # so many cost as much as the rest of an update of a score
+_SHARPNESS = 8.0, 60.0  # sharpness of the first and the last update of a step, for scores of deviation 1
+_WEIGHT_DECAY = 1e-2  # the same as GET's
+_EVALUATIONS = 20  # evaluations in a step, if an evaluation has the cost of an update
+_FEATURES_OF_AN_ELEMENT = 32  # number of features whose cost equals the remaining cost of a score in an update
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -34,10 +34,10 @@ class SparseReport(Report):
     """The report of :class:`jtrees.Sparse`.
 
     Attributes:
-      terms: the largest number of columns in a split of each tree that was tried, ``(tries,)``.
-      losses: the loss of the tree with each, on ``validation`` if given, else on the training data, ``(tries,)``.
-      base: the report of the base.
-      groups: the largest number of groups in a split of each of these trees, ``(tries,)``; None without groups.
+      terms: the largest number of columns in a split, for each tree that was tried, ``(tries,)``.
+      losses: the loss of each tree, on ``validation`` if given, else on the training data, ``(tries,)``.
+      base: the report of the base recipe.
+      groups: the largest number of groups in a split of each tree, ``(tries,)``, or None without groups.
     """
 
     terms: np.ndarray
@@ -59,29 +59,31 @@ def _checked_interactions(name: str, value: Any) -> Any:
 
 @pytree.dataclass(kw_only=True)
 class Sparse(Recipe):
-    """The tree of another recipe with at most so many columns in a split, or with the columns of one group alone.
+    """The tree of another recipe, with at most ``terms`` columns in a split, or with the columns of one group.
 
-    Step by step, about a seventh of the terms of each split is removed, those of the smallest weight times deviation on
-    the rows that reach the split; the terms that remain are then trained from where they are, as by GET under
-    increasing sharpness, and the best hard tree is kept. Leaves are refitted at the end. All features of a column of a
-    raw table are one term here. Printed rules have a term for each feature: a category has one for each group of
-    levels, a date has month and weekday, a column with gaps has an indicator. After a deadline or Ctrl-C the other
-    terms are removed at once, without training.
+    Terms are removed step by step. A step removes about a seventh of the terms of each split, the smallest ones first.
+    The size of a term is the deviation of its contribution to the score, on the rows that reach the split. Training
+    then continues with the remaining terms, as in GET under increasing sharpness, and the best hard tree is kept.
+    Leaves are refitted at the end. After a deadline or Ctrl-C, the terms that still exceed the limit are removed at
+    once, without training.
 
-    With ``interactions`` groups are removed first, in the same way, until each split has the columns of one group.
-    Which group it is, each split finds for itself.
+    All features of a column of a raw table are one term here. Printed rules have a term for each feature. A category
+    has a feature for each group of levels, a date has month and weekday, and a column with gaps has an indicator.
+
+    If ``interactions`` is given, groups are removed first, in the same steps, until each split has the columns of one
+    group. Each split can keep a different group.
 
     The report is a :class:`jtrees.ensembles.SparseReport`.
 
     Attributes:
       base: a recipe whose model is a tree.
-      terms: largest number of columns in a split, which may be printed as more terms.
+      terms: largest number of columns in a split; rules may print a column as several terms.
       interactions: groups of columns that may meet in a split, by name or number: ``[["lat", "lon"], ["income",
-        "age"]]``. The columns in no group are one more group. ``"none"``: each split has one column, as in CART, but
-        all splits are trained together by gradients. None: all columns may meet.
-      epochs: updates after each step.
+        "age"]]``. The columns in no group form one more group. ``"none"``: each split has one column, as in CART, but
+        all splits are trained jointly by gradients. None: all columns may meet.
+      epochs: number of updates after each step.
       learning_rate: initial learning rate of each step, with cosine decay.
-      shrink: whether constant leaves are finally drawn towards their ancestors', as in :class:`jtrees.GET`.
+      shrink: whether constant leaves are shrunk towards their ancestors' values at the end, as in :class:`jtrees.GET`.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -108,7 +110,7 @@ class Sparse(Recipe):
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
     def scaling(self, table: Table) -> Scaling:
-        checked_groups(self.interactions, table.columns, table.x.shape[1])  # before the search
+        checked_groups(self.interactions, table.columns, table.x.shape[1])  # raises before the search
         return self.base.scaling(table)
 
     @property
@@ -144,7 +146,7 @@ class Sparse(Recipe):
         columns: np.ndarray,
         groups: np.ndarray | None,
     ) -> list[ObliqueTree]:
-        """Returns the tree, and trees with fewer and fewer groups and terms.
+        """Returns the tree, followed by trees with decreasing numbers of groups and terms.
 
         Args:
           tree: the tree.
@@ -162,7 +164,7 @@ class Sparse(Recipe):
         if groups is not None:
             most = min(most, max(len(np.unique(columns[groups == group])) for group in np.unique(groups)))
         steps += [(columns, count) for count in _steps(most, self.terms)]
-        if monitor.rehearses and p > self.terms:  # the tree of other data may have more terms
+        if monitor.rehearses and p > self.terms:  # the tree of different data may have more terms
             steps = steps or [(columns, self.terms)]
         validation = None if data.validation is None else data.scaling.batch(data.validation)
         elements = self.epochs * bias.size * len(data.batch.x) * max(1, p // _FEATURES_OF_AN_ELEMENT)
@@ -200,10 +202,10 @@ def _most(weights: np.ndarray, owner: np.ndarray) -> int:
 def _without_least(
     weights: np.ndarray, bias: np.ndarray, owner: np.ndarray, terms: int, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns splits without the terms beyond the largest ones, and with scores of deviation 1.
+    """Returns splits with their largest terms only, and with scores of deviation 1.
 
-    The size of a term is the deviation of what its column adds to the score of the rows that reach the split. What is
-    removed is replaced by its mean.
+    The size of a term is the deviation of its column's contribution to the score, on the rows that reach the split. A
+    removed term is replaced by its mean.
     """
     x, weight = np.asarray(batch.x, np.float64), np.ones(len(batch.x))
     if batch.weight is not None:
@@ -245,7 +247,7 @@ def _trained(
     leaves: str,
     steps: int,
 ) -> tuple[Array, Array, Array]:
-    """Returns splits trained without terms of weight 0, and the score of their hard tree."""
+    """Returns trained splits and the score of their hard tree; terms of weight 0 are not trained."""
     low, high = _SHARPNESS
     sharpness = lambda step: low * (high / low) ** (step / steps)
     plain = get(topology.depth_of(len(bias)), sharpness, leaves=leaves, task=task)  # type: ignore[arg-type]
@@ -264,7 +266,7 @@ def _trained(
     how: Any = {"optimizer": optimizer, "steps": steps, "score_every": every, "score": score}
     state, _ = training.advance(method, state, batch, **how)
     best = training.best(method, state, batch, score=score)
-    finite = jnp.isfinite(best.score)  # else as before
+    finite = jnp.isfinite(best.score)  # otherwise the splits are unchanged
     of_best = best.params.weights, best.params.bias
     kept = jax.tree.map(partial(jnp.where, finite), of_best, (weights, bias))
     return *kept, best.score

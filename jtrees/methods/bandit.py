@@ -1,9 +1,9 @@
-"""DGT-Bandit: a tree trained online from bandit feedback, the loss of the chosen action alone (Karthikeyan et al., TMLR
-2022, Algorithm 1).
+"""DGT-Bandit: a tree trained online from bandit feedback (Karthikeyan et al., TMLR 2022, Algorithm 1).
 
-Two learners, each a small tuple of pure functions: the actions of ``bandit_classifier`` are K classes, those of
-``bandit_regressor`` numbers (or pairs). ``run_bandit`` runs a whole stream in one compiled program. At depth 0 both are
-the paper's linear baseline.
+Bandit feedback is the loss of the chosen action alone. There are two learners, each a small tuple of pure functions.
+The actions of ``bandit_classifier`` are K classes. The actions of ``bandit_regressor`` are numbers (or pairs of
+numbers). ``run_bandit`` runs a whole stream in one compiled program. At depth 0, both learners are the paper's linear
+baseline.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from jtrees.tree import ObliqueTree
 @io.state
 @pytree.dataclass
 class BanditState:
-    """The whole state of a learner: a pytree that can be saved and loaded. Other learners raise an error for it.
+    """The whole state of a learner: a pytree that can be saved and loaded. A state of a different learner is an error.
 
     Attributes:
       params: an :class:`ObliqueTree`, or ``(weights, bias)`` of the linear learner.
@@ -48,11 +48,11 @@ class Bandit(NamedTuple):
 
     Attributes:
       init: ``(p, *, key) -> state`` for contexts of p features, of mean 0 and deviation 1.
-      act: ``(state, x, *, key) -> (action, propensity)``: the action (with two-point feedback a pair) for a context
-        ``(p,)``, and the probability with which it was drawn, for off-policy evaluation.
-      update: ``(state, x, action, propensity, loss) -> state``. The action must be from ``act`` for this state or for
-        one with the same params. A loss that is not finite changes only the counts.
-      predict: ``(params, x) -> (n,) or (n, K)``, without exploration: numbers, or scores of the actions.
+      act: ``(state, x, *, key) -> (action, propensity)``: the action for a context ``(p,)``, and the probability with
+        which the action was drawn, for off-policy evaluation. The action is a pair if the feedback is two-point.
+      update: ``(state, x, action, propensity, loss) -> state``. The action must come from ``act`` for this state, or
+        for a state with equal ``params``. A loss that is not finite changes only the counts.
+      predict: ``(params, x) -> (n,) or (n, K)``: numbers, or scores of the actions, without exploration.
     """
 
     init: Callable[..., BanditState]
@@ -71,17 +71,18 @@ def bandit_classifier(
 ) -> Bandit:
     """Returns a learner for discrete actions, with epsilon-greedy exploration and the paper's gradient estimate.
 
-    ``p(k) = (1 - delta) 1[k = best] + delta / K`` (eq. 7). With ``s`` the sigmoid of the score of the chosen action,
-    the gradient of that score is estimated as ``2 (loss - (1 - s)) s (1 - s) / p`` (eq. 8): that of the squared
-    distance of s to ``1 - loss``, the loss in [0, 1], by inverse propensity weighting.
+    The probability of action k is ``p(k) = (1 - delta) 1[k = best] + delta / K`` (eq. 7). Let ``s`` be the sigmoid of
+    the score of the chosen action. The gradient of the score is estimated as ``2 (loss - (1 - s)) s (1 - s) / p`` (eq.
+    8), for a loss in [0, 1]. This is the gradient of the squared distance between s and ``1 - loss``, by inverse
+    propensity weighting.
 
     Args:
-      depth: depth of the tree, 1 to 16; 0 for one linear score an action.
+      depth: depth of the tree, 1 to 16; 0 for one linear score per action.
       actions: number K of actions, at least 2.
-      exploration: delta, above 0 and at most 1: a number or a traced one.
-      optimizer: any optax transformation; by default :func:`two_rates`, 0.001 for splits and 0.3 for leaves (the paper
-        has 0.001 for both, which is too slow for leaves, as each is reached by few samples).
-      accumulate: number of rounds, without those skipped, whose gradients are averaged for an update.
+      exploration: delta, above 0 and at most 1. It may be traced.
+      optimizer: any optax transformation. The default is :func:`two_rates` with 0.001 for splits and 0.3 for leaves.
+        The paper has 0.001 for both, which is too slow for leaves: few samples reach each leaf.
+      accumulate: number of rounds whose gradients are averaged for an update. Skipped rounds are not counted.
 
     Raises:
       ValueError: for a number out of range.
@@ -127,14 +128,16 @@ def bandit_regressor(
 
     One-point feedback: the action is ``prediction + delta u`` for a random sign ``u``, and the slope of the loss is
     estimated as ``loss u / delta`` (eq. 9). Two-point feedback: the actions are ``prediction +- delta``, and the slope
-    is ``(loss_+ - loss_-) / (2 delta)`` (eq. 10), exact for a quadratic. Assumes targets in about [0, 1].
+    is estimated as ``(loss_+ - loss_-) / (2 delta)`` (eq. 10), which is exact for a quadratic loss. The learner assumes
+    targets in about [0, 1].
 
     Args:
       depth: depth of the tree, 1 to 16; 0 for one linear prediction.
-      feedback: ``"one-point"``, or ``"two-point"``: the action is then an array of two, upper first, and the loss too.
-      delta: distance of the action from the prediction, above 0 and at most 1: a number or a traced one.
-      optimizer: any optax transformation; by default RMSprop with learning rate 0.001.
-      accumulate: number of rounds, without those skipped, whose gradients are averaged for an update.
+      feedback: ``"one-point"`` or ``"two-point"``. For two-point feedback, action and loss are arrays of two numbers,
+        and the upper action is first.
+      delta: distance between the action and the prediction, above 0 and at most 1. It may be traced.
+      optimizer: any optax transformation. The default is RMSprop with learning rate 0.001.
+      accumulate: number of rounds whose gradients are averaged for an update. Skipped rounds are not counted.
 
     Raises:
       ValueError: for a number out of range or an unknown feedback.
@@ -168,10 +171,10 @@ def bandit_regressor(
         if not checks.is_traced((state, x, action, width)):
             played = _answer(state.params, x) + (width if one_point else jnp.stack([width, -width]))
             away = jnp.abs(action - played) if not one_point else jnp.abs(jnp.abs(action - played + width) - width)
-            # Prediction and sum may be rounded differently than in `act`, by some units in the last place.
+            # The rounding here may differ from the rounding in `act` by some units in the last place.
             if not bool(jnp.all(away <= 64 * jnp.finfo(x.dtype).eps * (width + jnp.abs(played)))):
                 raise ValueError(
-                    f"action must be what act gave for this state, beside its prediction, got {checks.quoted(action)}"
+                    f"action must be the action that act returned for this state, got {checks.quoted(action)}"
                 )
         return learner.learn(state, x, slope)
 
@@ -181,7 +184,8 @@ def bandit_regressor(
 def two_rates(splits: Any, leaves: Any) -> optax.GradientTransformation:
     """Returns RMSprop with separate learning rates (or schedules) for splits and leaves.
 
-    A split is trained by every sample, a leaf only by those that reach it. The linear learner has splits only.
+    Every sample trains a split, but a leaf is trained only by the samples that reach it. The linear learner has splits
+    only.
     """
 
     def kinds(params: Any) -> Any:
@@ -235,8 +239,8 @@ class _Learner:
         """Returns the state after a round; ``slope`` estimates the derivative of the loss by the prediction."""
         prediction, pull_back = jax.vjp(lambda params: _answer(params, x), state.params)
         derivative = slope(prediction)
-        finite = jnp.isfinite(derivative).all() & jnp.isfinite(x).all()  # a loss that is not finite has no finite slope
-        # A skipped round must neither add a gradient nor trigger an update by its count.
+        finite = jnp.isfinite(derivative).all() & jnp.isfinite(x).all()  # the slope of a non-finite loss is not finite
+        # A skipped round adds no gradient, and its count triggers no update.
         add = lambda total, new: total + jnp.where(finite, new, 0)
         gradient = jax.tree.map(add, state.gradient, pull_back(jnp.where(finite, derivative, 0))[0])
         rounds, skipped = state.rounds + 1, state.skipped + (~finite).astype(jnp.int32)
@@ -260,7 +264,7 @@ def _answer(params: Any, x: Array) -> Array:
 
 
 def check_state(state: Any, init: Callable[..., BanditState]) -> None:
-    """Raises ``ValueError`` for a state from another learner than the one with this ``init``."""
+    """Raises ``ValueError`` if the state does not belong to the learner with this ``init``."""
     if not isinstance(state, BanditState):
         raise ValueError(f"state must be a BanditState, from the learner's init, got {type(state).__name__}")
     p = next((np.shape(a)[-1] for a in jax.tree.leaves(state.params) if np.ndim(a)), 1)
@@ -268,7 +272,7 @@ def check_state(state: Any, init: Callable[..., BanditState]) -> None:
     for name in ("params", "opt_state", "gradient"):
         came, wanted = (jax.tree.map(np.shape, getattr(a, name)) for a in (state, expected))
         if came != wanted:
-            raise ValueError(f"state must be one of this learner, with {name} of shapes {wanted}, got {came}")
+            raise ValueError(f"state must be a state of this learner, with {name} of shapes {wanted}, got {came}")
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------

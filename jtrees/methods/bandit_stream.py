@@ -16,15 +16,16 @@ class BanditRun:
     """The result of a run over a stream.
 
     Attributes:
-      state: state after the last round; ``state.skipped`` counts the rounds whose loss was not finite.
+      state: state after the last round. ``state.skipped`` counts the rounds whose loss was not finite.
       actions: the actions, ``(n,)`` or ``(n, 2)``.
-      propensities: their probabilities, ``(n,)``.
-      losses: their losses, ``(n,)``, with two-point feedback the mean; NaN in skipped rounds.
-      cumulative_loss: sum of losses up to each round, without skipped rounds.
+      propensities: the probabilities of the actions, ``(n,)``.
+      losses: the losses of the actions, ``(n,)``: the mean of the two losses for two-point feedback, and NaN in skipped
+        rounds.
+      cumulative_loss: sum of the losses up to each round, without skipped rounds.
       regret: cumulative loss minus the sum of ``best_losses`` over the same rounds.
-      skipped: which rounds were skipped, ``(n,)``.
-      queries: rounds of this run after which ``score`` was evaluated, ``(looks,)``.
-      scores: scores after these rounds, ``(looks,)``.
+      skipped: whether each round was skipped, ``(n,)``.
+      queries: number of rounds of this run before each evaluation of ``score``, ``(looks,)``.
+      scores: score of each evaluation, ``(looks,)``.
     """
 
     state: BanditState
@@ -49,22 +50,22 @@ def run_bandit(
     score: Callable[[Any], Array] | None = None,
     score_every: int = 1000,
 ) -> BanditRun:
-    """Runs a learner over a stream, as one scan over rounds.
+    """Runs a learner over a stream, as one scan over the rounds.
 
-    Pure: compile it, ``vmap`` it over keys and over numeric options of the learner. The randomness of a round depends
-    on the key and on ``state.rounds``, so a stream split in two, the second part run from the state of the first with
-    the same key, has exactly the result of the whole stream.
+    The function is pure: it can be compiled, and ``vmap`` maps it over keys and over numeric options of the learner.
+    The randomness of a round depends on the key and on ``state.rounds``. So a stream can be split in two. If the second
+    part continues from the state of the first part with the same key, the result equals the result of the whole stream.
 
     Args:
       learner: the learner.
       contexts: one context per round.
-      loss_fn: ``(round, action) -> loss``: the loss of an action in a round, numbered from 0 in ``contexts``; called
-        once for each of two points. No other loss is observed.
+      loss_fn: ``(round, action) -> loss``: the loss of an action in a round. Rounds are numbered from 0 in
+        ``contexts``. For two-point feedback it is called once for each point. No other loss is observed.
       key: key for exploration, and for the initial state.
-      state: state to continue from; by default a new one.
-      best_losses: smallest possible loss of each round, for the regret; by default 0.
-      score: ``params -> scalar`` to evaluate during the run, such as a held-out score.
-      score_every: rounds between evaluations of the score.
+      state: state to continue from. The default is a new state.
+      best_losses: smallest possible loss of each round, for the regret. The default is 0.
+      score: ``params -> scalar``, evaluated during the run, such as a held-out score.
+      score_every: number of rounds between evaluations of the score.
 
     Raises:
       ValueError: for contexts that are not finite numbers (n, p), a state of another learner, or counts out of range.

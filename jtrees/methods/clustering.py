@@ -1,6 +1,4 @@
-"""Hierarchical clustering by a LatentTree that predicts some features from the others (Zantedeschi et al. 2021, section
-4.2), and the measure of a hierarchy.
-"""
+"""Hierarchical clustering by a LatentTree (Zantedeschi et al. 2021, section 4.2), and a measure of a hierarchy."""
 
 from typing import Any
 
@@ -18,23 +16,24 @@ from jtrees.tasks import Task
 
 @pytree.dataclass(kw_only=True)
 class LatentClustering(LatentTree):
-    """Clusters unlabelled samples by a tree trained to predict some features from the others.
+    """Clusters unlabelled samples by a tree that is trained to predict some features from the remaining features.
 
     ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)`` uses linear splits, a linear predictor and
-    squared error; y is not needed, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and
-    deviation 1. The others are centred and divided by a common number, so their relative scales matter, as in
-    distance-based clustering; scale them first if their units differ.
+    squared error. It needs no y, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and
+    deviation 1. The remaining features are centred and divided by one common number. So their relative scales matter,
+    as in distance-based clustering. Scale these features first if their units differ.
 
-    The fit's tree takes all features (weights of the target features are 0); inactive nodes do not split. Its leaves
-    are the clusters, with the means of the target features, ``(leaves, targets)``. ``tree.leaf_index(x)`` returns the
-    cluster of each sample, ``tree.decision_path(x)`` also the larger clusters that contain it. The report is a
-    :class:`jtrees.methods.LatentReport`.
+    The fit's tree takes all features; the weights of the target features are 0. Inactive nodes do not split. The leaves
+    of the tree are the clusters, and hold the means of the target features, ``(leaves, targets)``.
+    ``tree.leaf_index(x)`` returns the cluster of each sample, and ``tree.decision_path(x)`` also returns the larger
+    clusters that contain it. The report is a :class:`jtrees.methods.LatentReport`.
 
     Attributes:
-      target_features: columns to predict from the others: at least one, and not all.
+      target_features: columns to predict from the remaining columns: at least one column, but not all.
       depth: depth of the tree, 1 to 10.
-      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters.
@@ -43,11 +42,11 @@ class LatentClustering(LatentTree):
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
       hidden: not used.
       dropout: not used.
-      patience: epochs without a lower loss before the learning rate is reduced, or hundredths of the updates if
-        ``epochs`` is None.
-      early_stopping: whether training ends once the learning rate is a thousandth of the initial one, or after a
-        quarter of the updates without a lower loss on ``validation``.
-      precondition: ``"auto"``: clustering is by distance, and never preconditioned.
+      patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
+        unit is a hundredth of all updates.
+      early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
+        value, or after a quarter of the updates without a lower loss on ``validation``.
+      precondition: ``"auto"``. Clustering is by distance, so features are never preconditioned.
 
     Example:
       >>> x = np.repeat([[0.0, 0.0, 0.0], [4.0, 4.0, 1.0]], 20, axis=0)  # two groups of twenty
@@ -79,7 +78,7 @@ class LatentClustering(LatentTree):
         super().check(task, shape)
 
     def tree_leaves(self, task: Task) -> str:
-        return "constant"  # the hierarchy is a tree, whatever the inputs of the predictor
+        return "constant"  # the hierarchy is always a tree, also if the predictor has the inputs "xz"
 
     def search(self, runs: Runs) -> list[SearchResult]:
         return trained(runs)
@@ -93,7 +92,7 @@ class LatentClustering(LatentTree):
         deviation = np.sqrt(np.average(np.square(x - mean), axis=0, weights=weight))
         targets = _checked_columns(self.target_features, x.shape[1])
         y_mean, y_deviation = mean[targets], deviation[targets]
-        # A common scale for the other features; 0 for the target features, which hides them from the tree.
+        # A common scale for the remaining features; 0 for the target features, which hides them from the tree.
         others = np.setdiff1d(np.flatnonzero(np.ptp(x, axis=0) > 0), targets)
         common = np.sqrt(np.square(deviation[others]).mean()) if len(others) else 0.0
         deviation = np.where(np.isin(np.arange(x.shape[1]), others), common, 0)
@@ -121,30 +120,29 @@ def _checked_columns(target_features: Any, p: int) -> np.ndarray:
 
 
 def dendrogram_purity(leaves: ArrayLike, labels: ArrayLike, *, parent: ArrayLike | None = None) -> float:
-    """Returns the dendrogram purity of a hierarchy (Heller & Ghahramani, 2005): over all pairs of samples of one class,
-    the mean fraction of that class among the samples below their lowest common ancestor.
+    """Returns the dendrogram purity of a hierarchy (Heller & Ghahramani, 2005).
 
-    Pairs of a class that meet at a node are counted as those below it minus those below its children, in
-    O(n + nodes x classes).
+    For a pair of samples of one class, take the samples below their lowest common ancestor, and the fraction of that
+    class among these samples. The purity is the mean of this fraction over all such pairs. The pairs that meet at a
+    node are the pairs below it without the pairs below its children. So the cost is O(n + nodes x classes).
 
     Args:
-      leaves: leaf of each sample, ``(n,)``: indices of leaves of a perfect binary tree, from 0; or, with ``parent``,
+      leaves: leaf of each sample, ``(n,)``: indices of leaves of a perfect binary tree, from 0. If ``parent`` is given,
         indices of nodes.
       labels: class of each sample, ``(n,)``, of any type.
-      parent: parent of each node of an arbitrary tree, -1 for the root; children have larger indices than their
+      parent: parent of each node of an arbitrary tree, -1 for the root. Children have larger indices than their
         parents.
 
     Returns:
       The purity, between 0 and 1.
 
     Raises:
-      ValueError: for shapes that differ, indices out of range, an invalid ``parent``, or no two samples of the same
-        class.
+      ValueError: for shapes that differ, indices out of range, an invalid ``parent``, or no class with two samples.
     """
     ends, labels = np.asarray(leaves), np.asarray(labels)
     if ends.ndim != 1 or labels.shape != ends.shape or ends.dtype.kind not in "iu" or (ends < 0).any():
         raise ValueError(
-            f"leaves must be whole numbers from 0 and labels one for each, got shapes {ends.shape} and {labels.shape}"
+            f"leaves must be whole numbers from 0, with a label for each, got shapes {ends.shape} and {labels.shape}"
         )
     largest, ends = int(ends.max(initial=0)), ends.astype(np.int64)
     if parent is None:

@@ -1,7 +1,8 @@
-"""DGT: dense gradients through hard trees (Karthikeyan et al., "Learning Accurate Decision Trees with Bandit Feedback
-via Quantized Gradient Descent", TMLR 2022, Algorithms 2 and 3).
+"""DGT: dense gradients through hard trees.
 
-``dgt`` is the method for :func:`jtrees.train`; ``DGT`` is the paper's recipe.
+The source is Karthikeyan et al., "Learning Accurate Decision Trees with Bandit Feedback via Quantized Gradient
+Descent", TMLR 2022, Algorithms 2 and 3. ``dgt`` is the method for :func:`jtrees.train`, and ``DGT`` is the paper's
+recipe.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from pallas_kernels import Implementation
 
 _CYCLES = 3
 _TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
-_PATIENCE = 1.1  # cycles without a lower loss on a validation set, which is lowest at the end of each
+_PATIENCE = 1.1  # cycles without a lower validation loss before a run ends; the loss is lowest at the end of a cycle
 WINDOWS = ("mean", "unit")
 
 
@@ -36,11 +37,11 @@ WINDOWS = ("mean", "unit")
 class ChainedTree:
     """A tree whose splits are parametrised as a product of matrices.
 
-    ``W = factors[-1] @ ... @ factors[0]`` has shape ``(nodes, p + 1)`` and acts on ``[x; 1]``: linear
-    over-parameterisation, which changes the optimisation but not the set of trees (paper, section 4).
+    ``W = factors[-1] @ ... @ factors[0]`` has shape ``(nodes, p + 1)`` and acts on ``[x; 1]``. This linear
+    over-parameterisation changes the optimisation, but not the set of trees (paper, section 4).
 
     Attributes:
-      factors: the first is ``(width, p + 1)``, the last ``(nodes, width)``; a single factor is W itself.
+      factors: the first factor is ``(width, p + 1)``, the last factor ``(nodes, width)``. A single factor is W itself.
       leaves: :class:`jtrees.leaves.Values`.
     """
 
@@ -48,7 +49,7 @@ class ChainedTree:
     leaves: Any
 
     def collapsed(self) -> Float[Array, "nodes p1"]:
-        """Returns the product W, multiplied in the cheapest order; the cost is independent of the number of samples."""
+        """Returns the product W, multiplied in the cheapest order, at a cost independent of the number of samples."""
         if len(self.factors) == 1:
             return self.factors[0]
         return jnp.linalg.multi_dot(self.factors[::-1], precision="highest")
@@ -76,21 +77,22 @@ def dgt(
 ) -> training.Method:
     """Returns the DGT method, which trains the hard tree by the dense gradient of :func:`jtrees.routing.path_sum`.
 
-    Parameters are a :class:`ChainedTree`. The loss is that of the hard tree, so the score is the loss without the
-    penalty. Assumes features of mean 0 and deviation 1, and regression targets, ``(n,)`` or ``(n, k)``, in [0, 1].
+    Parameters are a :class:`ChainedTree`. The loss is the hard tree's loss plus the penalties, and the score is the
+    loss without the penalties. The method assumes features of mean 0 and deviation 1, and regression targets, ``(n,)``
+    or ``(n, k)``, in [0, 1].
 
     Args:
       depth: depth of the tree, 1 to 16 (the paper's height).
-      task: what is predicted, and by which loss. In classification leaves hold logits.
+      task: what is predicted, and by which loss. In classification, leaves hold logits.
       widths: hidden widths of the over-parameterised splits: none for L = 1, two for the paper's L = 3.
-      window: scores that pass gradients: ``"unit"``, the paper's straight-through rule ``1[|z| <= 1]``, which fails on
-        heavy-tailed features, whose scores are rarely near 1; or ``"mean"``, the same in units of the mean of ``|z|``
-        over the batch and the nodes, so that the scale of features, weights or updates cannot close the window.
-      refit: whether hardening refits the leaves (means of targets or class frequencies) or keeps the trained ones.
+      window: scores that pass gradients. ``"unit"`` is the paper's straight-through rule ``1[|z| <= 1]``. It fails on
+        heavy-tailed features, whose scores are rarely near 1. ``"mean"`` measures z in units of the mean of ``|z|``
+        over the batch and the nodes. So the scale of features, weights or updates cannot close the window.
+      refit: whether hardening refits the leaves (means of targets or class frequencies) or keeps the trained leaves.
       l1: strength of ``sum |w|`` over the collapsed split weights, without biases.
       l2: strength of ``sum w^2`` over the same weights.
-      monotone: features in which predictions must not fall, ``(p,)`` bool, or None: their negative weights count as
-        0, and initial leaves rise from left to right.
+      monotone: features with a non-decreasing effect on the predictions, ``(p,)`` bool, or None. Negative weights of
+        these features count as 0, and initial leaves rise from left to right.
       implementation: implementation of the outputs and their gradient, XLA or a kernel: see :mod:`jtrees.ops`.
 
     Raises:
@@ -125,9 +127,9 @@ def dgt(
 
 
 def signed_tree(params: ChainedTree, monotone: Array | None) -> ObliqueTree:
-    """Returns the tree of a chain, in which negative weights of monotone features count as 0; None: as it is.
+    """Returns the tree of a chain, in which negative weights of monotone features count as 0.
 
-    Their gradient passes as if they did not, so that they can become positive.
+    The gradient passes unchanged, so negative weights can become positive. If ``monotone`` is None, no weight changes.
     """
     tree = params.tree()
     if monotone is None:
@@ -143,7 +145,7 @@ def random_chain(
     sizes = [p + 1, *widths, topology.num_nodes(depth)]
     shapes = [*((rows, columns) for columns, rows in itertools.pairwise(sizes)), (topology.num_leaves(depth), *outputs)]
     ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
-    drawn = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])  # one draw: each costs compile time
+    drawn = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])  # one draw: each draw costs compile time
     *uniform, values = (part.reshape(shape) for part, shape in zip(drawn, shapes, strict=True))
     factors = tuple((2 * part - 1) / np.sqrt(part.shape[1]).astype(dtype) for part in uniform)
     return ChainedTree(factors, kinds.Values(values))
@@ -168,32 +170,33 @@ def _checked_momentum(name: str, value: Any) -> Any:
 class DGT(Recipe):
     """DGT's recipe (Algorithm 3).
 
-    Trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The tree is
-    that of the last update or, with ``validation``, of the evaluation with the lowest loss there. Features are scaled
-    to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is
-    also the loss of the fit.
+    The search trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The
+    result is the tree after the last update. If ``validation`` is given, the result is the evaluated tree with the
+    lowest validation loss. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the
+    task, on scaled targets or on logits, is also the loss of the fit.
 
     The report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
-      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped.
       learning_rate: peak learning rate.
-      widths: hidden widths of the over-parameterised splits; ``()`` for none. The paper has two that grow with depth,
-        (1008, 1008) at depth 6.
+      widths: hidden widths of the over-parameterised splits; ``()`` for no hidden layer. The paper has two widths that
+        grow with depth, such as (1008, 1008) at depth 6.
       window: scores that pass gradients, ``"mean"`` or ``"unit"``: see :func:`jtrees.methods.dgt`.
-      refit: whether leaves are finally refitted to means of targets or class frequencies.
-      momentum: momentum of RMSprop, in [0, 1); None: none.
-      cycles: number of decays of the learning rate from its peak to zero, 3 by default, at most the number of updates.
+      refit: whether the leaves are refitted at the end, to means of targets or class frequencies.
+      momentum: momentum of RMSprop, in [0, 1), or None for no momentum.
+      cycles: number of decays of the learning rate from its peak to zero, at most the number of updates.
       clip: maximum norm of the gradient.
       l1: strength of the L1 penalty on split weights (of scaled data).
       l2: strength of the L2 penalty on split weights.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
       early_stopping: whether training ends after 1.1 cycles without a lower loss on ``validation``.
-      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for
-        features that are as good as uncorrelated, fewer than 500 rows or more than 512 features.
+      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
+        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows. It is 0 if the
+        features are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -228,7 +231,7 @@ class DGT(Recipe):
             raise ValueError(f"cycles must be at most the number of updates, {steps}, got {self.cycles}")
         if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
             most = f"{checks.MAX_NUMBERS} numbers between two layers"
-            raise ValueError(f"widths must be at most such as make {most}, got {checks.quoted(self.widths)}")
+            raise ValueError(f"widths must give at most {most}, got {checks.quoted(self.widths)}")
 
     def _schedule(self, n: int) -> Schedule:
         return Schedule.of(n, self.epochs, self.batch_size)

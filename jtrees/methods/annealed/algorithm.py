@@ -1,15 +1,19 @@
 """Algorithm 1 of GET with successive halving: many starts under increasingly sharp routings, the first from CART.
 
-:class:`jtrees.GET` and :class:`jtrees.RADDT` are this algorithm; each adds its soft routing and its sharpnesses.
+:class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm. Each recipe adds its soft routing and its
+sharpnesses.
 
 1. ``initial_starts`` (starts.py) draws the sharpnesses and the random splits of all starts, and grows CART (lines 3-5).
-2. ``train_stages`` (stages.py) trains all starts under each sharpness in turn (lines 7-15). It refits the leaves by
-   hard routing, takes the updates, evaluates hard trees on the way, and passes the best splits to the next sharpness.
-3. :meth:`Annealed.search` calls it twice with halving: briefly for all starts, then with all updates for the best.
+2. ``train_stages`` (stages.py) trains all starts under one sharpness after another (lines 7-15). Each stage refits the
+   leaves by hard routing, takes the updates, and evaluates hard trees during training. It passes the best splits to the
+   next stage.
+3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
+   the best starts.
 4. :meth:`Annealed.finish` refits the best tree in the user's units and compares it with CART (lines 16-18).
 
-A run is a fit with a recipe, a key and rows of its own. Start k of run i is number ``i * starts + k``. A start has two
-sharpnesses for each stage: the first half is for its short stages, the second half for the long ones.
+A run is a fit with its own recipe, key and rows. Start k of run i has the number ``i * starts + k``. A start has two
+sharpnesses for each stage. The first half of its sharpnesses is for the short stages, and the second half for the long
+stages.
 """
 
 from dataclasses import dataclass
@@ -41,24 +45,25 @@ from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-# Slopes of linear leaves in the user's units for which products with fractions of a deviation stay in float32's range.
+# Bounds of the slopes of linear leaves in the user's units. A slope within the bounds, times a fraction of a deviation,
+# stays in float32's range.
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# With halving, starts first have a tenth of the epochs. A fifth of the starts goes on, and at least two: on one CPU,
-# two starts take as long as one.
+# With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two: on
+# one CPU, two starts take the time of one start.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
 
 
 class _Found(NamedTuple):
-    """What ``finish`` needs besides the best splits.
+    """The values that ``finish`` needs besides the best splits.
 
     Attributes:
       start: number of the best start.
-      grown: CART's trees of all rows.
-      beaten_by: number of the one of these that no start is better than on held-out rows, or -1.
+      grown: CART's trees on all rows.
+      beaten_by: number of the CART tree that predicts the held-out rows at least as well as every start, or -1.
       sharpness: sharpness of each start in each stage, ``(starts, stages)``.
-      scores: its score, likewise.
-      steps: the update of that score, likewise.
+      scores: score of each start in each stage, ``(starts, stages)``.
+      steps: the update with that score, ``(starts, stages)``.
       strengths: strength of the preconditioner of each start, ``(starts,)``, or None.
       dropped: number of starts that became non-finite.
     """
@@ -77,19 +82,19 @@ class _Found(NamedTuple):
 class AnnealedReport(Report):
     """The report of :class:`jtrees.GET` and :class:`jtrees.RADDT`.
 
-    With halving the short stages come first. In the others, the losses of starts that did not go on are infinite, and
-    their history is NaN.
+    The short stages of halving come first. In the long stages, the losses of the starts that did not continue are
+    infinite, and their history is NaN.
 
     Attributes:
-      chosen: the index of the best start; -1 or -2 if none beats CART on the features, or on the outputs of the ridge
-        regression.
+      chosen: the index of the best start. It is -1 if the tree is CART on the features, and -2 if the tree is CART on
+        the outputs of the ridge regression.
       dropped: the number of starts that became non-finite.
       cart_loss: the loss of CART on the features, or NaN.
       ridge_loss: the loss of CART on the outputs of the ridge regression, or NaN.
       sharpness: the sharpness of each start in each stage, ``(starts, stages)``.
       losses: the loss of the best hard tree of each start in each stage, ``(starts, stages)``.
       steps: the epoch of that tree, ``(starts, stages)``.
-      strengths: the strength of the preconditioner of each start, ``(starts,)``; None without preconditioning.
+      strengths: the strength of the preconditioner of each start, ``(starts,)``, or None without preconditioning.
       rows: the number of rows that each stage was trained on.
     """
 
@@ -105,10 +110,10 @@ class AnnealedReport(Report):
 
 
 class Annealed(Recipe):
-    """A recipe of this algorithm.
+    """A recipe of the annealed algorithm.
 
-    It has the options ``depth``, ``leaves``, ``starts``, ``learning_rate``, ``cart``, ``ridge``, ``precondition``,
-    ``shrink``, ``halving`` and ``rows``.
+    A subclass has the options ``depth``, ``leaves``, ``starts``, ``learning_rate``, ``cart``, ``ridge``,
+    ``precondition``, ``shrink``, ``halving`` and ``rows``.
     """
 
     depth: Any
@@ -140,12 +145,12 @@ class Annealed(Recipe):
         raise NotImplementedError
 
     def between(self, run: Run, splits: ObliqueTree, matrix: Array | None, score: Array) -> tuple[ObliqueTree, Array]:
-        """Returns the splits with which the next stage begins, and their score."""
+        """Returns the initial splits of the next stage and their score."""
         return splits, score
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        kinds.kind_of(self.leaves, task)  # raises for linear leaves of classes
-        numbers = topology.num_nodes(self.depth) * (shape[1] + 1)  # of a start
+        kinds.kind_of(self.leaves, task)  # raises for linear leaves with a loss of classes
+        numbers = topology.num_nodes(self.depth) * (shape[1] + 1)  # parameters of the splits of a start
         checks.check_count("starts", self.starts, most=checks.MAX_NUMBERS // numbers)
         most_rows(self)
 
@@ -167,10 +172,11 @@ class Annealed(Recipe):
     # --- The procedure ---
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        """Trains all starts for a tenth of the updates, then the best of them for all, and chooses the best tree.
+        """Trains all starts for a tenth of the updates, then the best starts for all updates; returns the best trees.
 
-        The short stages leave rows out, by which the starts are compared with each other and with CART. On a validation
-        set, and with linear leaves, whose criterion is an expected error, no rows are left out.
+        The short stages hold out rows. The losses on the held-out rows compare the starts with each other and with
+        CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
+        is an expected error on new data.
         """
         all_rows, runs = runs, sampled(runs, most_rows(self))
         kept = max(_FEWEST_KEPT, self.starts // _KEPT)
@@ -196,10 +202,10 @@ class Annealed(Recipe):
         alike, longer = folds is None, []
         goes_on = chosen and (not alike or runs.monitor.has_time())
         if goes_on:
-            # Where scores of all stages are compared, all are of one sample.
+            # If the scores of all stages are compared, all stages must train on one sample of the rows.
             number = 0 if alike and runs.validation is None else 1
             anew = sampled(all_rows, most_rows(self), number).repeat(self.starts, together=2).select(chosen)
-            # No program for no held-out rows.
+            # An empty mask instead of None: the program of the short stages serves the long stages too.
             none = None if out is None else [np.zeros(anew.shape[0], bool)] * len(chosen)
             longer = train_stages(anew.on(held_out=none), going, self.updates)
         of_chosen = dict(zip(chosen, longer, strict=True)) if goes_on else {}
@@ -214,7 +220,7 @@ class Annealed(Recipe):
         folds: list[np.ndarray],
         kept: int,
     ) -> tuple[np.ndarray, list[int]]:
-        """Returns :func:`beside_cart` of all runs: the scores of all starts, and which tree of CART beats each run."""
+        """Returns the scores of all starts, and the CART tree that beats each run, of :func:`beside_cart`."""
         index = [*range(len(starts))]
         splits = [composed(end.splits, one.matrix) for one, end in zip(starts, ended, strict=True)]
         for i, of_run in enumerate(grown):
@@ -248,10 +254,10 @@ class Annealed(Recipe):
         Args:
           starts: all starts of all runs.
           grown: CART's trees of each run.
-          short: the short stages of all starts, or none.
-          long: the other stages of those that went on, by number.
-          beaten_by: which tree of CART beats all starts of a run, or -1.
-          alike: whether no rows were held out of the short stages. Only then can a short stage's tree be returned.
+          short: the short stages of all starts, or an empty list.
+          long: the long stages of the starts that continued, by the number of the start.
+          beaten_by: for each run, the number of the CART tree that beats all its starts, or -1.
+          alike: whether the short stages held out no rows. Only then can the tree of a short stage be returned.
         """
         results = []
         for i, of_run in enumerate(grown):
@@ -271,7 +277,7 @@ class Annealed(Recipe):
         counted: list[list[Ended]],
         beaten_by: int,
     ) -> SearchResult:
-        """Returns the result of a run, from the stages of each start and those that count."""
+        """Returns the result of a run, from all stages of each start and from the stages whose trees compete."""
         lowest = [min((end.score for end in some), default=np.inf) for some in counted]
         start = int(np.argmin(lowest))
         scores = _table([[end.scores for end in some] for some in stages], np.inf)
@@ -302,7 +308,7 @@ class Annealed(Recipe):
         if np.isfinite(result.score) and found.beaten_by < 0:
             splits = data.scaling.restore_splits(result.model)
             candidates.append((*self._refitted(splits, data), found.start))
-        tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART, if as good
+        tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
         report = AnnealedReport(
             chosen=chosen,
             dropped=found.dropped,
@@ -321,20 +327,20 @@ class Annealed(Recipe):
         return Finished.of(result, data, tree, tree, loss, report)
 
     def _refitted(self, splits: ObliqueTree, data: Data) -> tuple[ObliqueTree, float]:
-        """Returns the tree refitted in the user's units, and the loss it is chosen by."""
+        """Returns the tree refitted in the user's units, and the loss that decides between the trees."""
         tree, criterion = data.refit(splits, self.leaves)
         loss = data.loss(tree)
         if data.validation is not None or self.leaves == "constant":
             return tree, loss
-        # At least the tree's training loss, which exceeds the criterion where outliers are clipped in scaled data; the
-        # training loss alone where too few rows have weight for an expected error.
+        # The loss is at least the tree's training loss, which exceeds the criterion if the scaled data clip outliers.
+        # If too few rows have weight for an expected error, the loss is the training loss alone.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
     def _carts(self, grown: list[ObliqueTree], data: Data, monitor: Monitor) -> list[list[ObliqueTree]]:
-        """Returns, for each of the grown trees, its splits in the user's units.
+        """Returns the splits of the grown trees in the user's units: a list of candidates for each grown tree.
 
         CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
-        scaled features, and on raw features where float32 represents them.
+        scaled features, and on raw features if float32 represents them.
         """
         carts = [[data.scaling.restore_splits(tree)] for tree in grown]
         if carts and data.scaling.origin is None and monitor.has_time():
@@ -344,7 +350,7 @@ class Annealed(Recipe):
             if most is not None and most < len(table.x):
                 some, weight = drawn_rows(table.y, table.weight, most, task, np.random.default_rng(0))
                 rows = Batch(table.x[some], table.y[some], weight)  # type: ignore[arg-type]
-            # As in scaled data, a feature in which predictions must not rise has the other sign.
+            # As in scaled data, a feature with a non-increasing effect changes its sign.
             monotone, signs = None, np.ones(table.x.shape[1], np.float32)
             if table.monotone is not None:
                 monotone, signs = np.not_equal(table.monotone, 0), np.where(np.less(table.monotone, 0), -signs, signs)
@@ -356,17 +362,18 @@ class Annealed(Recipe):
 
 
 def beside_cart(own: np.ndarray, grown: np.ndarray, share: np.ndarray, kept: int) -> tuple[np.ndarray, int]:
-    """Returns the scores of the starts of a run, and the number of the tree of CART that beats all of them, or -1.
+    """Returns the scores of the starts of a run, and the number of the CART tree that beats all of them, or -1.
 
-    If CART, grown without the held-out rows, predicts them as well as the best start, no start goes on: splits of many
-    features follow noise. With several folds, the starts that would go on must be better on average. Folds differ in
-    difficulty, so a score is a start's loss minus CART's. The mean over several starts guards against a lucky loss.
+    CART is grown without the held-out rows. If CART predicts the held-out rows as well as the best start, no start
+    continues: the splits of many features follow noise. If there are several folds, the starts that would continue must
+    be better than CART on average. Folds differ in difficulty, so the score of a start is its loss minus CART's loss.
+    The mean over several starts guards against a lucky loss.
 
     Args:
-      own: loss of each start on the rows that it leaves out, infinite if it is not finite, ``(starts,)``.
-      grown: loss of each tree of CART on each fold, ``(folds, trees)``.
+      own: loss of each start on the rows that it holds out, infinite if it is not finite, ``(starts,)``.
+      grown: loss of each CART tree on each fold, ``(folds, trees)``.
       share: total weight of each fold, ``(folds,)``.
-      kept: number of starts that would go on.
+      kept: number of starts that would continue.
     """
     best = int((share @ grown).argmin())
     ahead, several = own - np.resize(grown[:, best], len(own)), len(grown) > 1
@@ -377,7 +384,7 @@ def beside_cart(own: np.ndarray, grown: np.ndarray, share: np.ndarray, kept: int
 
 
 def _lowest(scores: np.ndarray, kept: int, beaten_by: list[int]) -> list[int]:
-    """Returns the numbers of the starts that go on: of each run that CART does not beat, those of the lowest scores."""
+    """Returns the numbers of the starts that continue: the lowest scores of each run that CART does not beat."""
     chosen = []
     for i, (own, beaten) in enumerate(zip(scores, beaten_by, strict=True)):
         order = np.argsort(own, kind="stable")[:kept] if beaten < 0 else []
@@ -386,7 +393,7 @@ def _lowest(scores: np.ndarray, kept: int, beaten_by: list[int]) -> list[int]:
 
 
 def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
-    """Returns the numbers of each start as a row of a table; rows that end early are filled up."""
+    """Returns a table with the numbers of each start in a row; short rows are filled with ``gap``."""
     joined = [np.concatenate(one) if one else np.zeros(0) for one in rows]
     table = np.full((len(joined), max(map(len, joined))), gap, joined[0].dtype)
     for row, numbers in zip(table, joined, strict=True):
@@ -396,7 +403,7 @@ def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
 
 def _check_slopes(scaling: Scaling) -> None:
     """Raises ``ValueError`` if slopes in the user's units are outside the range of float32."""
-    if scaling.y_unit is None:  # outputs are not in the units of the targets
+    if scaling.y_unit is None:  # the leaves do not hold values in the units of the targets
         return
     varying = np.flatnonzero(~scaling.constant)
     slopes = np.atleast_1d(scaling.y_unit)[:, None] / scaling.x_unit[varying]

@@ -1,4 +1,4 @@
-"""Defaults by context: a tree of a boosted sum needs less than a tree on its own, and little time."""
+"""Defaults by context: a tree of a boosted sum needs fewer updates and starts than a tree on its own."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ _IN_A_SUM = {
     "precondition": 0.0,
     "shrink": False,
     "halving": False,
-}  # chosen for GET, among variants as experiments.boosting has them
-_ROWS_IN_A_SUM, _OF_LEAF_IN_A_SUM = 4000, 60  # rows of a round, and at least so many for each leaf
+}  # chosen for GET, among the variants of experiments.boosting
+_ROWS_IN_A_SUM, _OF_LEAF_IN_A_SUM = 4000, 60  # rows of a round, and the fewest rows of a round for each leaf
 
 
 def settled(recipe: Any, weak: bool) -> Any:
@@ -39,7 +39,7 @@ def settled(recipe: Any, weak: bool) -> Any:
 
 
 def cart() -> Any:
-    """The option ``cart``: True, False, ``"binned"``, or None, the default."""
+    """The option ``cart``: True, False, ``"binned"``, or None for the default."""
 
     def check(name: str, value: Any) -> bool | str | None:
         if value is None or (isinstance(value, str) and value == "binned"):

@@ -1,7 +1,7 @@
-"""GET: annealed scaled sigmoids, hard leaves, many starts (Mao & Cao, "Can a Single Tree Outperform an Entire
-Forest?", 2024, Algorithm 1).
+"""GET: annealed scaled sigmoids, hard leaves and many starts.
 
-``get`` is the method for :func:`jtrees.train`; ``GET`` is the paper's recipe.
+The source is Algorithm 1 of Mao & Cao, "Can a Single Tree Outperform an Entire Forest?", 2024. ``get`` is the method
+for :func:`jtrees.train`, and ``GET`` is the paper's recipe.
 """
 
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from jtrees.search import options
 from jtrees.tasks import Regression, Task
 from pallas_kernels import Implementation
 
-# Updates under each sharpness. 3000 is the paper's number. Linear leaves are as accurate with 1000
+# Updates under each sharpness. 3000 is the paper's number. Linear leaves are equally accurate with 1000 updates
 # (experiments.defaults, mean test R^2 of ten sets: 77.9 per cent with 3000, 78.1 with 1000). Deep trees with linear
 # leaves need 250 (experiments.epochs).
 _EPOCHS, _EPOCHS_LINEAR, _EPOCHS_LINEAR_DEEP = 3000, 1000, 250
@@ -34,20 +34,24 @@ def get(
     implementation: Implementation = None,
     scored: bool = True,
 ) -> training.Method:
-    """Returns the GET method, which minimises the expected loss of a tree with scaled sigmoids (eq. 3
-    to 5; the mean over samples instead of the sum).
+    """Returns the GET method, which minimises the expected loss of a tree with scaled sigmoids (eq. 3 to 5).
 
-    Parameters are an :class:`ObliqueTree`; hardening refits its leaves by hard routing. The ``score`` is that of the
-    hard tree: mean squared error for constant leaves, its expectation on new samples
-    (:func:`jtrees.leaves.shrunk_fit_error`) for linear ones, log loss for classes. Assumes x and regression targets
-    scaled to about [0, 1]; targets are ``(n,)`` or ``(n, k)``.
+    The loss is the mean over the samples, where the paper has the sum. Parameters are an :class:`ObliqueTree`.
+    Hardening refits its leaves by hard routing. The ``score`` is the loss of the hard tree:
+
+    - the mean squared error, for constant leaves;
+    - the expected mean squared error on new samples (:func:`jtrees.leaves.shrunk_fit_error`), for linear leaves;
+    - the log loss, for classes.
+
+    The method assumes that x and regression targets are scaled to about [0, 1]. Targets are ``(n,)`` or ``(n, k)``.
 
     Args:
       depth: depth of the tree, 1 to 16.
       alpha: sharpness, the factor of the scores in the sigmoid, above 0: a number, a traced number, or an optax
         schedule of the step.
       leaves: ``"constant"``, or ``"linear"`` for GET-Linear.
-      task: what is predicted. In classification leaves hold logits, after hardening class frequencies.
+      task: what is predicted. In classification, leaves hold logits during training and class frequencies after
+        hardening.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
       implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
       scored: whether the loss comes with the score of the hard tree. The score of linear leaves costs a fit. If False,
@@ -64,64 +68,71 @@ def get(
 class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
-    Each start trains under its sharpnesses in turn, full batch, with AdamW (linear warm-up, then cosine decay). A stage
-    starts from the best hard tree of the previous stage, with refitted leaves; the paper starts it from the last one.
-    Hard trees are evaluated during training and chosen by
+    Each start trains under one sharpness after another, on full batches. The optimiser is AdamW with a linear warm-up,
+    then cosine decay. A stage starts from the best hard tree of the previous stage, with refitted leaves; the paper
+    starts it from the last tree. Hard trees are evaluated during training. The best tree has the lowest
 
-    - the mean squared error on the training data, for constant leaves;
-    - the mean squared error expected on new data, for linear leaves, by generalised cross-validation, which also
-      chooses their shrinkage (:func:`jtrees.leaves.fit_shrunk`; the paper has least squares in each leaf, and the
-      training error); the reported loss is at least the mean squared error on the training data;
-    - the mean log loss on the training data, for classes;
-    - the mean squared error or log loss on ``validation``, if given.
+    - mean squared error on the training data, for constant leaves;
+    - expected mean squared error on new data, for linear leaves;
+    - mean log loss on the training data, for classes;
+    - mean squared error or log loss on ``validation``, if given.
 
-    Start 0 is a CART tree of the same depth (for linear leaves, of the residuals of a linear regression). With constant
-    leaves, start 1 is another, whose features are the outputs of a ridge regression (of indicators of the classes): it
-    divides the outputs of a linear model into intervals. If no start beats CART, CART is returned, unless ``cart`` is
-    ``"binned"`` or False. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
+    Generalised cross-validation gives the expected error of linear leaves, and chooses their shrinkage
+    (:func:`jtrees.leaves.fit_shrunk`). The paper uses least squares in each leaf, and the training error. The reported
+    loss is at least the mean squared error on the training data.
 
-    All starts first have a tenth of the epochs. The best fifth of them then trains with all epochs, under sharpnesses
-    drawn anew, from the best splits of the short stages (successive halving). ``validation`` says which are the best.
-    Without it, a fifth of the rows is held out: all starts and CART first train without it. Linear leaves hold out no
-    rows and use the expected error. If CART predicts the held-out rows as well as the best start, no start continues.
-    CART, grown on the rows of a stage, is returned. In a table of at most 1000 rows the starts hold out each fifth in
-    turn, and the starts that would continue must predict better than CART on average. Half of the random starts are
-    preconditioned. Constant leaves are finally drawn towards their ancestors' values, which raises the training loss.
+    Start 0 is a CART tree of the same depth. For linear leaves, this tree is fitted to the residuals of a linear
+    regression. For constant leaves, start 1 is a CART tree on the outputs of a ridge regression (of indicators of the
+    classes). It divides the outputs of a linear model into intervals. If no start beats CART, CART is returned; this
+    holds for ``cart=True`` only. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
 
-    The paper has none of these. ``epochs=3000``, ``halving=False``, ``ridge=False``, ``precondition=0`` and
-    ``shrink=False`` are close to its procedure. They take three times as long, or ten times with linear leaves. The
-    paper's subtree polish is :class:`jtrees.Polished`.
+    The search is successive halving. All starts first train for a tenth of the epochs. The best fifth of the starts
+    then trains for all epochs, from the best splits of the short stages and under newly drawn sharpnesses. The loss on
+    ``validation`` ranks the starts.
 
-    Options that are None depend on the context: the tree stands alone, or it is a tree of :class:`jtrees.Boosted`.
+    If there is no ``validation``, the short stages hold out a fifth of the rows, and CART is grown without these rows
+    too. If CART predicts the held-out rows as well as the best start, no start continues. The result is then CART,
+    grown on all rows of a stage. In a table of at most 1000 rows, different starts hold out different fifths. The
+    starts that would continue must then predict better than CART on average. Linear leaves hold out no rows and use the
+    expected error.
+
+    Half of the random starts are preconditioned. At the end, constant leaves are shrunk towards their ancestors'
+    values, which raises the training loss.
+
+    The paper has no halving, ridge regression, preconditioner or shrinkage. The options ``epochs=3000``,
+    ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close to its procedure. They take
+    three times the time, or ten times with linear leaves. The paper's subtree polish is :class:`jtrees.Polished`.
+
+    The default of an option that is None depends on the context: a tree on its own, or a tree of
+    :class:`jtrees.Boosted`.
 
     The report is a :class:`jtrees.methods.AnnealedReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, those from CART included. None: 10, or 1 in a boosted sum.
-      epochs: updates under each sharpness, with halving of the starts that go on. None: 3000, for linear leaves
-        1000, and 250 if the depth is above 6; 20 in a boosted sum.
+      starts: number of starts, including the starts from CART. None: 10, or 1 in a boosted sum.
+      epochs: updates under each sharpness (in the long stages, if halving is used). None: 3000 for constant leaves. For
+        linear leaves None is 1000, or 250 if the depth is above 6. In a boosted sum None is 20.
       learning_rate: peak learning rate. None: 0.01, or 0.03 in a boosted sum.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
         None: the paper's ``((5, 25), (50, 150))``, or ``((20, 60),)`` in a boosted sum.
       l1: strength of the L1 penalty on split weights (of scaled data).
-      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART. ``"binned"``: CART
-        over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
-      ridge: whether start 1 is CART on the outputs of a ridge regression. It is only with ``cart=True``, constant
-        leaves and at least two starts, and not if features and samples are both more than 2048. None: True, or False
+      cart: whether start 0 is CART (needs scikit-learn). If it is False, the tree may be worse than CART. ``"binned"``:
+        CART over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
+      ridge: whether start 1 is CART on the outputs of a ridge regression. This needs ``cart=True``, constant leaves, at
+        least two starts, and at most 2048 features or at most 2048 samples. None: True, or False in a boosted sum.
+      precondition: strength of the preconditioner of the splits, from 0 (none) to below 1. It helps gradient descent if
+        features are correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or
+        0.999 for the other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
+      shrink: whether to shrink constant leaves towards their ancestors' means or class frequencies at the end.
+        Generalised cross-validation chooses the strength (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False
         in a boosted sum.
-      precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
-        features are correlated; ``"auto"``: none for the starts from CART and every second of the others, 0.9, 0.99 or
-        0.999 for the rest; none for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
-      shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
-        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False in a
-        boosted sum.
-      halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
-        None: True, or False in a boosted sum.
-      rows: rows that a stage is trained on, about; of longer tables a random sample, drawn again for the long stages.
-        The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf; in a
-        boosted sum 4000, and at least 60 for each leaf. None: all rows.
+      halving: whether only the best fifth of the starts (at least two) trains for all epochs, after a tenth of the
+        epochs for all starts. None: True, or False in a boosted sum.
+      rows: approximate number of rows that a stage is trained on. A longer table is sampled, once for the short stages
+        and again for the long stages. The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least
+        16 for each leaf; in a boosted sum 4000, and at least 60 for each leaf. None: all rows.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
 
     Example:

@@ -1,8 +1,7 @@
-"""RADDT: annealed routing by the violation of paths (the later system of GET's authors: see
-CITATION.cff).
+"""RADDT: annealed routing by the violation of paths, the later system of GET's authors (see CITATION.cff).
 
-``raddt`` is the method for :func:`jtrees.train`; ``RADDT`` is the recipe, which differs from GET's in the routing, the
-sharpnesses, and the centring of thresholds between stages.
+``raddt`` is the method for :func:`jtrees.train`. ``RADDT`` is the recipe. It differs from GET's recipe in the routing,
+the sharpnesses, and the centring of thresholds between stages.
 """
 
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
 
 _SHARPNESS = tuple(np.geomspace(2, 100, 5))
-_SHARPNESS_DEEP = (130.0, 170.0, 200.0)  # in addition, for trees deeper than 8
+_SHARPNESS_DEEP = (130.0, 170.0, 200.0)  # further sharpnesses of trees deeper than 8
 _EPOCHS = 1000  # updates under each sharpness
 _DEEP = 8
 
@@ -40,8 +39,8 @@ def raddt(
 ) -> training.Method:
     """Returns the RADDT method: minimises the expected loss of routing by ``softmin(sharpness * violations)`` of paths.
 
-    As :func:`jtrees.methods.get`, except for the routing (:func:`jtrees.routing.violation`): probabilities are
-    normalised once over all paths instead of at every split, which at depth 1 is the same.
+    The method equals :func:`jtrees.methods.get` except for the routing (:func:`jtrees.routing.violation`).
+    Probabilities are normalised once over all paths instead of at every split. At depth 1 both routings are the same.
 
     Args:
       depth: depth of the tree, 1 to 16.
@@ -53,7 +52,7 @@ def raddt(
       scored: as for :func:`jtrees.methods.get`.
 
     Raises:
-      ValueError: as :func:`jtrees.methods.get`.
+      ValueError: in the cases of :func:`jtrees.methods.get`.
     """
     options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation, "scored": scored}
     return soft_method(depth, sharpness, name="sharpness", route="violation", **options)
@@ -63,33 +62,32 @@ def raddt(
 class RADDT(Annealed):
     """RADDT's recipe: many starts under five logarithmically spaced sharpnesses from 2 to 100.
 
-    Trees deeper than 8 continue under 130, 170 and 200. After each stage every threshold is moved to the middle of the
-    gap between the samples on its two sides (:func:`centre_thresholds`). Everything else, including the report and
-    the defaults that the paper does not have, is as for :class:`jtrees.GET`.
+    Trees deeper than 8 continue under 130, 170 and 200. After each stage, every threshold moves to the middle of the
+    gap between the samples on its two sides (:func:`centre_thresholds`). Everything else equals :class:`jtrees.GET`,
+    including the report and the defaults that the paper does not have.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, those from CART included. None: 10, or 1 in a boosted sum.
-      epochs: updates under each sharpness, with halving of the starts that go on. None: 1000, or 20 in a boosted sum.
+      starts: number of starts, including the starts from CART. None: 10, or 1 in a boosted sum.
+      epochs: updates under each sharpness (in the long stages, if halving is used). None: 1000, or 20 in a boosted sum.
       learning_rate: peak learning rate. None: 0.01, or 0.03 in a boosted sum.
       l1: strength of the L1 penalty on split weights (of scaled data).
-      cart: whether start 0 is CART (needs scikit-learn); without it the tree may be worse than CART. ``"binned"``: CART
-        over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
-      ridge: whether start 1 is CART on the outputs of a ridge regression. It is only with ``cart=True``, constant
-        leaves and at least two starts, and not if features and samples are both more than 2048. None: True, or False
+      cart: whether start 0 is CART (needs scikit-learn). If it is False, the tree may be worse than CART. ``"binned"``:
+        CART over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
+      ridge: whether start 1 is CART on the outputs of a ridge regression. This needs ``cart=True``, constant leaves, at
+        least two starts, and at most 2048 features or at most 2048 samples. None: True, or False in a boosted sum.
+      precondition: strength of the preconditioner of the splits, from 0 (none) to below 1. It helps gradient descent if
+        features are correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or
+        0.999 for the other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
+      shrink: whether to shrink constant leaves towards their ancestors' means or class frequencies at the end.
+        Generalised cross-validation chooses the strength (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False
         in a boosted sum.
-      precondition: strength of the preconditioner of the splits, from 0 (none) to below 1, for gradient descent where
-        features are correlated; ``"auto"``: none for the starts from CART and every second of the others, 0.9, 0.99 or
-        0.999 for the rest; none for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
-      shrink: whether constant leaves are finally drawn towards their ancestors' means or class frequencies, by as much
-        as generalised cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False in a
-        boosted sum.
-      halving: whether only the best fifth of the starts (at least two), chosen after a tenth of the epochs, have all.
-        None: True, or False in a boosted sum.
-      rows: rows that a stage is trained on, about; of longer tables a random sample, drawn again for the long stages.
-        The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least 16 for each leaf; in a
-        boosted sum 4000, and at least 60 for each leaf. None: all rows.
+      halving: whether only the best fifth of the starts (at least two) trains for all epochs, after a tenth of the
+        epochs for all starts. None: True, or False in a boosted sum.
+      rows: approximate number of rows that a stage is trained on. A longer table is sampled, once for the short stages
+        and again for the long stages. The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least
+        16 for each leaf; in a boosted sum 4000, and at least 60 for each leaf. None: all rows.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
 
     Example:
@@ -142,25 +140,25 @@ class RADDT(Annealed):
         splits = splits.replace(bias=centred.bias)
         if not run.validates:
             return splits, score
-        # The routing of other rows than the training rows may have changed.
+        # The moved thresholds can change the leaf of a validation row, so the score is computed again.
         return splits, jnp.where(jnp.isfinite(score), score_of(run, on_x(splits, matrix)), jnp.inf)
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:
     """Returns the tree with each threshold in the middle of the gap between the samples on its two sides.
 
-    No sample of ``x`` changes its leaf (except for gaps within rounding error). A node that does not divide its samples
-    is unchanged.
+    No sample of ``x`` changes its leaf (except for gaps within rounding error). The threshold of a node does not change
+    if all samples that reach the node lie on one side.
 
     Args:
       tree: the tree; its leaves are not used.
       x: samples, ``(n, p)``.
-      sample_weight: samples of weight 0 are ignored.
+      sample_weight: weights of the samples, ``(n,)``. Samples of weight 0 are ignored.
     """
     nodes = tree.weights.shape[0]
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
     score = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
-    own = jax.lax.map(score, path)  # level by level, as scores of all nodes of deep trees do not fit into memory
+    own = jax.lax.map(score, path)  # level by level: the scores of all nodes of a deep tree do not fit into memory
     counted = True if sample_weight is None else sample_weight > 0
     right = jax.ops.segment_min(jnp.where(counted & (own > 0), own, jnp.inf).ravel(), path.ravel(), nodes)
     left = jax.ops.segment_max(jnp.where(counted & (own <= 0), own, -jnp.inf).ravel(), path.ravel(), nodes)

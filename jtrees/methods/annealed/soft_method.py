@@ -1,4 +1,4 @@
-"""The method of :func:`jtrees.search.restarts`: a tree under a soft routing of sharpened scores."""
+"""The method of GET and RADDT: a tree under a soft routing of sharpened scores."""
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,18 @@ def soft_method(
     implementation: Implementation,
     scored: bool,
 ) -> training.Method:
-    """A tree trained on the loss that a soft routing of sharpened scores expects.
+    """Returns a method that trains a tree on the expected loss of a soft routing of sharpened scores.
 
-    Arguments are those of :func:`jtrees.methods.get`, but for ``sharpness``, the factor of the scores; ``name``, what
-    the method calls it; and ``route``, the soft routing as in :func:`jtrees.ops.expected_loss`.
+    Args:
+      depth: depth of the tree.
+      sharpness: factor of the scores.
+      name: name of the sharpness in messages.
+      route: the soft routing of :func:`jtrees.ops.expected_loss`.
+      leaves: kind of the leaves.
+      task: what is predicted.
+      l1: strength of the L1 penalty on the split weights.
+      implementation: implementation of the loss and its gradient.
+      scored: whether the loss comes with the score of the hard tree; else the score is the loss.
     """
     depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
     check_log_loss(task)
@@ -38,7 +46,7 @@ def soft_method(
             raise ValueError(f"{which} must be one number, got shape {np.shape(value)}")
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
-        """Weights and biases from U(-1, 1), leaves as their kind starts."""
+        """Returns weights and biases from U(-1, 1), and the initial leaves of their kind."""
         task.check(batch.y)
         nodes, (_, p), dtype = topology.num_nodes(depth), batch.x.shape, batch.x.dtype
         weights_key, bias_key, leaves_key = jax.random.split(key, 3)

@@ -1,4 +1,4 @@
-"""The stages of a start: a tree trains under one sharpness after the other, each time from the best tree before."""
+"""The stages of a start: a tree trains under one sharpness after another, each time from the best tree so far."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,17 +18,17 @@ from jtrees.training import Best, TrainState
 from jtrees.tree import ObliqueTree
 
 _WARM_UP = 10  # linear warm-up steps
-_LAST_LEARNING_RATE = 1e-4  # of the peak: 1e-6 for the paper's 0.01
+_LAST_LEARNING_RATE = 1e-4  # relative to the peak: 1e-6 for the paper's 0.01
 _WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the paper keeps
-_EVALUATIONS = 20  # evaluations in a stage of a score that costs more than an update
-_FEWEST_UPDATES = 10  # from one of these evaluations to the next
+_EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs more than an update
+_FEWEST_UPDATES = 10  # fewest updates between two evaluations
 
 
 class Start(NamedTuple):
-    """A start: where it begins, and its hyperparameters; on the host.
+    """A start: its initial splits and its hyperparameters, on the host.
 
     Attributes:
-      splits: the initial splits, on preconditioned features; no leaves.
+      splits: the initial splits, on preconditioned features, without leaves.
       sharpness: sharpness of each stage, ``(stages,)``.
       matrix: the preconditioner, ``(p, p)``, or None.
     """
@@ -38,19 +38,19 @@ class Start(NamedTuple):
     matrix: np.ndarray | None
 
     def in_stages(self, some: slice) -> "Start":
-        """Returns the start in some of its stages."""
+        """Returns the start with only some of its stages."""
         return self._replace(sharpness=self.sharpness[some])
 
 
 class Ended(NamedTuple):
-    """The stages of a start.
+    """The result of the stages of a start.
 
     Attributes:
       splits: the best splits of all stages, on preconditioned features.
-      score: their score; infinite if a stage became non-finite.
-      step: number of the update in its stage after which they were found.
+      score: the score of the best splits; infinite if a stage became non-finite.
+      step: number of the update, within its stage, that gave the best splits.
       scores: best score of each stage, ``(stages,)``.
-      steps: number of the update of each, ``(stages,)``.
+      steps: number of the update with the best score of each stage, ``(stages,)``.
       losses: loss of each update, ``(updates,)``.
     """
 
@@ -68,19 +68,19 @@ class Ended(NamedTuple):
 
 
 def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
-    """Trains every start under each of its sharpnesses in turn.
+    """Trains every start under one sharpness after another.
 
-    A stage begins with the hard tree of the splits of the previous stage. Hard trees are evaluated during training, and
-    the best is kept: after every update where the evaluation is a by-product, else about 20 times in a stage. When the
-    time is up, further stages leave the splits as they are.
+    A stage starts with the hard tree of the splits of the previous stage. Hard trees are evaluated during training, and
+    the best tree is kept. They are evaluated after every update if the evaluation is a by-product of the update, else
+    about 20 times in a stage. After the deadline, further stages keep the splits unchanged.
 
     Args:
-      runs: a run for each start, of a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
+      runs: a run for each start, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
       starts: the starts.
-      epochs: updates in each stage.
+      epochs: number of updates in each stage.
     """
     recipe: Any = runs.recipes[0]
-    # The criterion of an update is that of leaves that are not ordered.
+    # An update computes the criterion of leaves in any order, so monotone features need a separate evaluation.
     free = runs.validation is None and recipe.leaves == "constant" and runs.monotone is None
     parts = 1 if free else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
     often = recipe.cart == "binned"  # in the rounds of boosting
@@ -113,15 +113,15 @@ def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
     return [Ended(one.params, float(low), int(one.step), *of_stages) for one, low, *of_stages in columns]
 
 
-# --- Compiled functions of one start ---------------------------------------------------------------------------------
+# --- Compiled functions of a start -----------------------------------------------------------------------------------
 
 
 def _begun(run: Run, splits: ObliqueTree) -> TrainState:
-    """Returns the training state at the beginning of a stage; its leaves are fitted by :func:`_evaluated`."""
+    """Returns the initial training state of a stage; :func:`_evaluated` fits its leaves."""
     params = splits.replace(leaves=with_leaves(run, splits).leaves.trainable())
-    # Any key: the batch is full, and the loss not random.
+    # The key has no effect: the batch is full, and the loss is not random.
     state = training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
-    return state.replace(order=state.order[:1])  # unused, as there is one batch
+    return state.replace(order=state.order[:1])  # unused: there is only one batch
 
 
 def _advanced(
@@ -145,9 +145,10 @@ def _advanced(
 
 
 def _evaluated(run: Run, state: TrainState, matrix: Array | None, begins: Array) -> TrainState:
-    """Returns the state with its parameters as the best if the score of their hard tree is lower.
+    """Returns the state, with the current parameters as the best if their hard tree has a lower score.
 
-    At the beginning of a stage the leaves become the hard tree's. One program does both, as it is long to compile.
+    At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
+    linear leaves takes long to compile.
     """
     leaves, score = _scored(run, on_x(state.params.replace(leaves=None), matrix))
     fitted = jax.tree.map(partial(jnp.where, begins), leaves.trainable(), state.params.leaves)
@@ -158,7 +159,7 @@ def _evaluated(run: Run, state: TrainState, matrix: Array | None, begins: Array)
 
 
 def _ended(run: Run, state: TrainState, matrix: Array | None) -> Best:
-    """Returns the best splits of a stage, with an infinite score if it became non-finite."""
+    """Returns the best splits of a stage, with an infinite score if the stage became non-finite."""
     splits, score = state.best.params.replace(leaves=None), state.best.score
     splits, score = run.recipe.between(run, splits, matrix, score)
     return Best(splits, jnp.where(state.finite, score, jnp.inf), state.best.step)
@@ -167,7 +168,8 @@ def _ended(run: Run, state: TrainState, matrix: Array | None) -> Best:
 def score_of(run: Run, splits: ObliqueTree) -> Array:
     """Returns the score of the hard tree of splits of the features.
 
-    The score is the loss on the validation set; without one it is the criterion of the leaves on the training rows.
+    The score is the loss on the validation set. If there is no validation set, it is the criterion of the leaves on the
+    training rows.
     """
     return _scored(run, splits)[1]
 
@@ -183,7 +185,7 @@ def _scored(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
 
 
 def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
-    """Returns the mean loss of the hard tree of splits of the features on the rows to evaluate on."""
+    """Returns the mean loss of the hard tree of splits of the features, on the rows for evaluation."""
     return prediction_loss(run.task, _refitted(run, splits), run.by)
 
 
@@ -209,9 +211,9 @@ def with_leaves(run: Run, splits: ObliqueTree) -> ObliqueTree:
 
 
 def _in_order(run: Run, params: ObliqueTree) -> ObliqueTree:
-    """Returns parameters with leaves in the order of the monotone features, so that splits are trained for such leaves.
+    """Returns parameters with leaves in monotone order, so that training adapts the splits to such leaves.
 
-    All leaves weigh alike, as every row reaches every leaf of a soft routing.
+    All leaves have equal weight, because every row reaches every leaf of a soft routing.
     """
     if run.monotone is None:
         return params

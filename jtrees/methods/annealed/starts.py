@@ -1,4 +1,4 @@
-"""The starts of the annealed algorithm: CART's trees, random splits, their preconditioners and held-out rows."""
+"""The starts of the annealed algorithm: CART trees, random splits, their preconditioners and held-out rows."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +22,15 @@ from jtrees.tree import ObliqueTree
 # Unit of the features, in standard deviations: about the range of a uniform variable. The paper's learning rate,
 # sharpnesses and random initialisation assume features in [0, 1].
 DEVIATIONS = 3.0
-# Strengths of the preconditioners of the random starts, in turn. Those from CART, which come first, have none: splits
-# of single features ask for none, and those of a ridge regression know the correlations.
+# Strengths of the preconditioners of the random starts, in their order. The starts from CART have no preconditioner:
+# CART splits single features, and the ridge regression accounts for correlations.
 _STRENGTHS = (0.9, 0.0, 0.99, 0.0, 0.999, 0.0)
-_BINS, _ROWS_OF_BINS = 256, 200_000  # of a feature, for CART within a compiled program; rows that decide their edges
-_WIDEST_RIDGE = 2048  # features and samples beyond which there is no ridge regression, which costs min(n, p)**3
-# Short stages leave a fifth of the rows out. In tables of at most so many rows the starts leave out each fifth in turn,
-# as one fifth says little of whether they are better than CART.
+_BINS, _ROWS_OF_BINS = 256, 200_000  # bins of a feature in compiled CART, and largest number of rows for their edges
+_WIDEST_RIDGE = 2048  # largest min(n, p) for a ridge regression, which costs min(n, p)**3
+# Short stages hold out a fifth of the rows. In tables with at most _FEW_ROWS rows, different starts hold out different
+# fifths: a single fifth is too small to compare the starts with CART.
 _FOLDS, _FEW_ROWS = 5, 1000
-_DRAWN, _FOLD, _ORDERING = 2, 3, 1000  # what random numbers are for: see ``Runs.rng``
+_DRAWN, _FOLD, _ORDERING = 2, 3, 1000  # numbers of the streams of random numbers: see ``Runs.rng``
 _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 
@@ -38,7 +38,7 @@ _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 
 def folds_of(recipe: Any, runs: Runs) -> list[np.ndarray] | None:
-    """Returns the fold of each row of each run, -1 for none; None if there are too few rows to hold any out."""
+    """Returns the fold of each row of each run, -1 for no fold; or None if there are too few rows to hold any out."""
     batches = [runs.rows(i) for i in range(len(runs))]
     real = [len(rows.x) if rows.weight is None else np.count_nonzero(rows.weight) for rows in batches]
     count = min(_FOLDS, recipe.starts) if max(real) <= _FEW_ROWS and recipe.cart is True else 1
@@ -47,7 +47,7 @@ def folds_of(recipe: Any, runs: Runs) -> list[np.ndarray] | None:
 
 
 def held_out_rows(fold: np.ndarray, starts: int) -> list[np.ndarray]:
-    """Returns the rows that each start holds out: fold i by start i, counted from 0 again after the last."""
+    """Returns the held-out rows of each start: start i holds out fold i, and the folds repeat after the last fold."""
     rows = [fold == number for number in range(fold.max() + 1)]
     return [rows[start % len(rows)] for start in range(starts)]
 
@@ -56,23 +56,23 @@ def held_out_rows(fold: np.ndarray, starts: int) -> list[np.ndarray]:
 
 
 class Grown(NamedTuple):
-    """CART's trees of a run: of the features and, with ``ridge``, of the outputs of a ridge regression.
+    """The CART trees of a run: a tree of the features and, with ``ridge``, a tree of the outputs of a ridge regression.
 
     Attributes:
-      trees: the trees of all rows.
-      without: the trees grown without each fold, a list for each fold; without folds those of all rows.
+      trees: the trees grown on all rows.
+      without: for each fold, the trees grown without its rows. If there are no folds, the trees grown on all rows.
     """
 
     trees: list[ObliqueTree]
     without: list[list[ObliqueTree]]
 
     def of_start(self, k: int) -> list[ObliqueTree]:
-        """Returns the trees that have not seen the rows that start k holds out."""
+        """Returns the trees grown without the rows that start k holds out."""
         return self.without[k % len(self.without)]
 
 
 def grown_trees(recipe: Any, runs: Runs, folds: list[np.ndarray] | None) -> list[Grown]:
-    """Returns CART's trees of each run."""
+    """Returns the CART trees of each run."""
     monitor = runs.monitor.part(_PREPARATION)
     grown = partial(_grown, recipe, task=runs.task, monotone=runs.monotone)
     if recipe.cart == "binned":
@@ -88,7 +88,7 @@ def grown_trees(recipe: Any, runs: Runs, folds: list[np.ndarray] | None) -> list
 
 
 def _grown(recipe: Any, rows: Batch, *, task: Task, monotone: np.ndarray | None, monitor: Monitor) -> list[ObliqueTree]:
-    """Returns CART of the features and, with ``ridge``, of the outputs of a ridge regression."""
+    """Returns CART of the features and, with ``ridge``, CART of the outputs of a ridge regression."""
     real, ridge = without_padding(rows), _has_ridge(recipe, rows.x.shape)
     of_cart = lambda rows: grown_cart(rows, task, recipe.depth, recipe.leaves, monotone=monotone)
     trees = [monitor.part(0.5 if ridge else 1).on_rows(of_cart, real)]
@@ -127,9 +127,9 @@ def _binned_cart(run: Run, edges: Array) -> ObliqueTree:
 
 
 def initial_starts(recipe: Any, runs: Runs, grown: list[Grown]) -> list[Start]:
-    """Returns all starts of all runs: those from CART first, then random ones.
+    """Returns all starts of all runs: the starts from CART first, then the random starts.
 
-    Half of the sharpnesses of a start are for its short stages.
+    The first half of the sharpnesses of a start is for its short stages.
     """
     p, nodes, numbers = runs.shape[1], topology.num_nodes(recipe.depth), 2 * recipe.stages
     monotone = runs.monotone
@@ -145,7 +145,7 @@ def initial_starts(recipe: Any, runs: Runs, grown: list[Grown]) -> list[Start]:
         matrices = {} if of is None else {strength: matrix(of, strength) for strength in set(strengths)}
         for k, strength in enumerate(strengths):
             weights = splits[k, :, :-1]
-            if monotone is not None:  # one half of the splits has none of these features, and orders no leaves
+            if monotone is not None:  # half of the splits ignores the monotone features, so it orders no leaves
                 ordering = runs.rng(i, _ORDERING + k).random(nodes) < 0.5
                 weights = np.where(monotone, np.where(ordering[:, None], np.abs(weights), 0), weights)
             first = ObliqueTree(weights, splits[k, :, -1], None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""LatentTree's static options, which need no flax."""
+"""LatentTree's static options; this module does not import flax."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -9,10 +9,10 @@ from jtrees import io, validation as checks
 
 MAX_DEPTH = 10
 SPLITS = ("linear", "elu", "mlp")
-# (features, nodes, rngs of flax) -> a module from (n, features) to scores (n, nodes) whose only state is parameters.
+# (features, nodes, rngs of flax) -> a module from (n, features) to scores (n, nodes). Its only state is parameters.
 MakeSplit = Callable[[int, int, Any], Callable[[Array], Array]]
 Split = Literal["linear", "elu", "mlp"] | MakeSplit
-WIDEST = 2**15  # hidden layers: the matrix between two of them has 2**30 numbers
+WIDEST = 2**15  # largest width of hidden layers: the matrix between two hidden layers then has 2**30 numbers
 PREDICTORS, INPUTS = ("linear", "mlp"), ("z", "xz")
 
 
@@ -29,18 +29,18 @@ class Architecture(NamedTuple):
 
 
 def check_split(split: Any) -> None:
-    """Raises ``ValueError`` unless a split is a known name or a function."""
+    """Raises ``ValueError`` if a split is neither a known name nor a function."""
     if not callable(split):
         checks.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
 
 
 def is_tree(of: Architecture) -> bool:
-    """Whether the tree alone determines the prediction."""
+    """Returns whether the tree alone determines the prediction."""
     return (of.split, of.predictor, of.inputs) == ("linear", "linear", "z")
 
 
 def checked_architecture(of: Architecture) -> Architecture:
-    """Returns the checked architecture; raises ``ValueError`` if it is invalid."""
+    """Returns the checked architecture, or raises ``ValueError`` if it is invalid."""
     check_split(of.split)
     checks.check_choice("predictor", of.predictor, PREDICTORS)
     checks.check_choice("inputs", of.inputs, INPUTS)

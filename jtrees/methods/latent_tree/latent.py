@@ -1,7 +1,7 @@
-"""LatentTree: a tree and a predictor, trained jointly by differentiating an argmin (Zantedeschi et al., "Learning
-Binary Decision Trees by Argmin Differentiation", ICML 2021, Algorithm 2).
+"""LatentTree: a tree and a predictor, trained jointly by differentiating an argmin.
 
-``latent`` is the method for :func:`jtrees.train`; ``LatentTree`` is the recipe. The layer for larger networks is
+The source is Zantedeschi et al., "Learning Binary Decision Trees by Argmin Differentiation", ICML 2021, Algorithm 2.
+``latent`` is the method for :func:`jtrees.train`, and ``LatentTree`` is the recipe. The layer for larger networks is
 :class:`jtrees.nn.LatentTree`.
 """
 
@@ -39,29 +39,31 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
-_LEAST = 2e-3  # early stopping: part of the initial learning rate below which training ends, at a thousandth
-_PATIENCE = 4  # early stopping: part of the updates without a lower loss
+_LEAST = 2e-3  # early stopping: relative learning rate below which training ends; 0.001 is the first below it
+_PATIENCE = 4  # early stopping: training ends after 1 / _PATIENCE of the updates without a lower loss
 
 
 def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regression()) -> training.Method:
     """Returns the LatentTree method: minimises the loss of a predictor on ``[x ; z]``, z traversals of a pruned tree.
 
-    Parameters are those of a flax module. The loss is that of the soft traversal, and also the score. A model fitted by
-    the recipe keeps the activity of the nodes on the training data. ``harden`` returns an :class:`ObliqueTree` if the
-    tree determines the prediction, that is for linear splits and a linear predictor with ``inputs="z"``: its splits,
-    pruned below inactive nodes, with constant leaves fitted to x and y; else None. Assumes features of mean 0 and
-    deviation 1. Sample weights also affect the pruning.
+    Parameters belong to a flax module. The loss is the loss of the soft traversal, and the score equals the loss. A
+    model fitted by the recipe keeps the activity of the nodes on the training data.
+
+    ``harden`` returns an :class:`ObliqueTree` if the tree alone determines the prediction, and else None. This is the
+    case for linear splits and a linear predictor with ``inputs="z"``. The hardened tree has the same splits, is pruned
+    below inactive nodes, and has constant leaves fitted to x and y. The method assumes features of mean 0 and deviation
+    1. Sample weights also affect the pruning.
 
     Args:
       of: the architecture; an integer stands for ``Architecture(depth)``.
-      penalty: penalty of an active node *per sample*, above 0: the paper's lambda divided by its batch size, so that
-        pruning does not depend on the number of samples. May be traced.
-      task: what is predicted, and by which loss. In classification outputs are logits.
+      penalty: penalty of an active node *per sample*, above 0. It is the paper's lambda divided by the paper's batch
+        size, so pruning does not depend on the number of samples. It may be traced.
+      task: what is predicted, and by which loss. In classification, outputs are logits.
 
     Raises:
-      ValueError: for an option out of range, or an unknown one.
+      ValueError: for an unknown option, or an option out of range.
     """
-    from jtrees.methods.latent_tree import modules  # loads flax.nnx, which takes a fifth of a second
+    from jtrees.methods.latent_tree import modules  # imported here: loading flax.nnx takes a fifth of a second
 
     of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
     checks.check_number("penalty", penalty)
@@ -91,13 +93,13 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
 @io.model
 @pytree.dataclass(repr=False)
 class LatentModel(SoftModel):
-    """A fitted LatentTree: its network is a :class:`LatentNetwork`."""
+    """A fitted LatentTree; its network is a :class:`LatentNetwork`."""
 
     def traverse(self, x: ArrayLike) -> Any:
         """Returns the traversal z of each sample at all nodes, ``(nodes, n)``.
 
         Raises:
-          ValueError: as :meth:`predict`.
+          ValueError: in the cases of :meth:`predict`.
         """
         own: Any = {"features": self.features, "scaling": self.scaling}
         return prediction.evaluate(LatentNetwork.position, self.network, x, **own).T
@@ -107,7 +109,7 @@ class LatentModel(SoftModel):
 
 
 class _Hardened(NamedTuple):
-    """The network of a run, and its tree, or None if it is not one."""
+    """The network of a run and its hard tree, or None if the tree alone does not determine the prediction."""
 
     network: LatentNetwork
     tree: ObliqueTree | None
@@ -118,8 +120,8 @@ class LatentReport(Report):
     """The report of :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering`.
 
     Attributes:
-      active: the activity of all nodes, ``(2**(depth + 1) - 1,)``; 0: pruned.
-      preconditioning: how features were preconditioned; None: no strength was tried or given.
+      active: the activity of all nodes, ``(2**(depth + 1) - 1,)``; 0 for pruned nodes.
+      preconditioning: the preconditioning of the features, or None if no strength was tried or given.
     """
 
     active: np.ndarray
@@ -130,40 +132,45 @@ class LatentReport(Report):
 class LatentTree(Recipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
-    Trains on mini-batches with AdamW (the paper's quasi-hyperbolic Adam was no better on two data sets:
-    ``experiments.paper_latent``). The learning rate is divided by ten when the training loss reaches a plateau. Split
-    biases are initialised to the means of the samples that reach each node. The model is that of the last update or,
-    with ``validation``, of the evaluation with the lowest loss there. Its activity is computed on the whole training
-    data. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. Defaults suit thousands of rows;
-    for half a million the paper has batches of 512, a learning rate of 0.001 and a patience of 2.
+    The search trains on mini-batches with AdamW. (The paper's quasi-hyperbolic Adam was not better on two data sets:
+    ``experiments.paper_latent``.) The learning rate is divided by ten when the training loss reaches a plateau. Split
+    biases are initialised to the means of the samples that reach each node. Features are scaled to mean 0 and deviation
+    1, targets to [0, 1].
 
-    The fit's ``tree`` is an :class:`ObliqueTree` for linear splits and a linear predictor on z alone; its leaves are
-    constants or class frequencies fitted to the training data. Otherwise it is None, as predictions need the predictor.
-    A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report is a
-    :class:`jtrees.methods.LatentReport`.
+    The result is the model after the last update. If ``validation`` is given, the result is the evaluated model with
+    the lowest validation loss. The activity of its nodes is computed on the whole training data. The defaults suit
+    thousands of rows. For half a million rows, the paper has batches of 512, a learning rate of 0.001 and a patience of
+    2.
+
+    For linear splits and a linear predictor on z alone, the fit's ``tree`` is an :class:`ObliqueTree`. Its leaves are
+    constants or class frequencies fitted to the training data. In all other cases ``tree`` is None, as predictions need
+    the predictor. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The
+    report is a :class:`jtrees.methods.LatentReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 10.
-      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
-      weight_decay: strength of AdamW's decay of all parameters, relative to the learning rate. The paper has none, and
-        0 is better where hundreds of features carry nothing, or differences of nearly equal ones carry the targets.
+      weight_decay: strength of AdamW's decay of all parameters, relative to the learning rate. The paper has no decay.
+        0 is better if hundreds of features carry no information, or if differences of nearly equal features carry the
+        targets.
       split: split function: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"`` with one hidden layer, or
         ``(features, nodes, rngs) -> module`` from ``(n, features)`` to ``(n, nodes)``.
-      predictor: ``"linear"``, or ``"mlp"``: two hidden layers, ELU.
+      predictor: ``"linear"``, or ``"mlp"`` with two hidden layers and ELU.
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
       hidden: width of hidden layers.
       dropout: dropout rate of the predictor's hidden layers, in [0, 1).
-      patience: epochs without a lower loss before the learning rate is reduced, or hundredths of the updates if
-        ``epochs`` is None.
-      early_stopping: whether training ends once the learning rate is a thousandth of the initial one, or after a
-        quarter of the updates without a lower loss on ``validation``.
-      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows, but 0 for
-        features that are as good as uncorrelated, fewer than 500 rows, more than 512 features, or splits of
-        your own.
+      patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
+        unit is a hundredth of all updates.
+      early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
+        value, or after a quarter of the updates without a lower loss on ``validation``.
+      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
+        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows. It is 0 if the
+        features are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. User-defined
+        splits always have 0.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -209,7 +216,7 @@ class LatentTree(Recipe):
         return preconditioned(runs, 0.0 if callable(self.split) else self.precondition, once, trial=shortly)
 
     def _bounded(self, task: Task) -> bool:
-        """Whether predictions are clipped to near the training targets."""
+        """Returns whether predictions are clipped to values near the training targets."""
         return task.in_units and task.link_name in ("identity", "sorted")
 
     def training(self, run: Run) -> Training:

@@ -1,4 +1,4 @@
-"""LatentTree's network as modules of flax, which are loaded with the first network."""
+"""LatentTree's network as flax modules. They are imported when the first network is made."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -19,10 +19,10 @@ from jtrees.tasks import Task
 def split_scores(
     split: Callable[[Array], Array], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
 ) -> Float[Array, "nodes n"]:
-    """Returns the scores of all splits: right iff above 0.
+    """Returns the scores of all splits. A sample goes right if and only if the score is above 0.
 
     Raises:
-      ValueError: if a user-defined module returns another shape.
+      ValueError: if a user-defined module returns a different shape.
     """
     raw, nodes = split(x), len(bias)
     if raw.shape != (x.shape[0], nodes):
@@ -47,8 +47,10 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
 
 
 def _linear(dtype: Any, rngs: nnx.Rngs) -> Callable[..., Any]:
-    """Returns the function that makes linear layers. By default a TPU would round their factors to bfloat16, and some
-    samples would reach another leaf.
+    """Returns the function that makes linear layers.
+
+    The precision is the highest. At the default precision a TPU would round the factors to bfloat16, and some samples
+    would reach a different leaf.
     """
     return partial(nnx.Linear, dtype=dtype, param_dtype=dtype, precision="highest", rngs=rngs)
 
@@ -67,13 +69,13 @@ class Network(nnx.Module):
         self.of, self.task = of, task
 
     def scores(self, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
-        """Returns the scores of all splits: right iff above 0."""
+        """Returns the scores of all splits. A sample goes right if and only if the score is above 0."""
         return split_scores(self.split, self.bias[...], x)
 
     def outputs(
         self, x: Float[Array, "n p"], scores: Float[Array, "nodes n"], active: Array, key: Array | None = None
     ) -> Float[Array, "n *k"]:
-        """Returns the outputs of the predictor for scores, and nodes of this activity; a key enables dropout."""
+        """Returns the outputs of the predictor, from scores and the activity of the nodes; a key enables dropout."""
         z = routing.position(routing.rewards(scores), active)
         out = z.T if self.of.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
         *hidden, last = self.layers
@@ -96,13 +98,13 @@ def graph_of(features: int, of: Architecture, task: Task, dtype: Any) -> tuple[n
 
 
 def network_of(params: Any, x: Array, of: Architecture, task: Task) -> Network:
-    """Returns the network of these parameters, for samples such as x."""
+    """Returns the network with these parameters, for samples with the shape of x."""
     graph, structure = graph_of(x.shape[1], of, task, x.dtype)
     return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
 
 
 def initial(key: Array, x: Array, of: Architecture, task: Task, centered: Callable[[Array], Array]) -> Any:
-    """Returns random parameters, for samples such as x; ``centered`` gives the biases for the scores without them."""
+    """Returns random parameters for samples like x; ``centered`` gives the biases from the scores without biases."""
     network = Network(x.shape[1], of, task, dtype=x.dtype, rngs=nnx.Rngs(key))
     network.bias[...] = centered(network.scores(x))
     return nnx.to_pure_dict(nnx.state(network, nnx.Param))

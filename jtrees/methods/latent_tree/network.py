@@ -31,7 +31,7 @@ class LatentNetwork:
 
     Attributes:
       params: parameters of the network, a dict of arrays.
-      active: activity of all nodes on the training data, ``(2**(depth + 1) - 1,)``; 0: pruned.
+      active: activity of all nodes on the training data, ``(2**(depth + 1) - 1,)``; 0 for pruned nodes.
       architecture: static options of the network.
       features: number of features, p.
       task: what is predicted.
@@ -44,7 +44,7 @@ class LatentNetwork:
     task: Task = pytree.field(pytree_node=False)
 
     def _network(self, x: Array) -> Any:
-        """Returns the module of flax for samples such as x."""
+        """Returns the flax module for samples like x."""
         from jtrees.methods.latent_tree import modules
 
         return modules.network_of(self.params, x, self.architecture, self.task)
@@ -66,8 +66,9 @@ class LatentNetwork:
         return routing.position(routing.rewards(scores), self.active).T
 
     def hard_tree(self, batch: Batch) -> ObliqueTree | None:
-        """Returns the hard tree, without splits at inactive nodes and with constant leaves fitted to the batch; None if
-        the tree alone does not determine the prediction.
+        """Returns the hard tree, or None if the tree alone does not determine the prediction.
+
+        The hard tree has no splits at inactive nodes. Its constant leaves are fitted to the batch.
         """
         if not is_tree(self.architecture):
             return None

@@ -1,5 +1,7 @@
-"""CO2: oblique splits trained greedily, level by level, on the surrogate loss of a tree of depth one (Norouzi, Collins,
-Fleet and Kohli, "CO2 Forest", 2015), the initial tree of non-greedy trees (Norouzi et al., NeurIPS 2015).
+"""CO2: oblique splits trained greedily, level by level (Norouzi, Collins, Fleet and Kohli, "CO2 Forest", 2015).
+
+Each node is trained on the surrogate loss of a tree of depth one. CO2's tree is the initial tree of non-greedy trees
+(Norouzi et al., NeurIPS 2015).
 """
 
 from typing import Literal
@@ -18,36 +20,41 @@ from jtrees.search import Run, Runs, SearchResult, options
 class CO2(GreedyRecipe):
     """CO2's recipe: a greedy oblique tree, with all nodes of a level trained side by side.
 
-    From the root down, each node is initialised with the split of the largest information gain (in regression variance
-    reduction) on the samples that reach it, of a feature or of an output of a ridge regression. It is then trained by
-    stochastic gradient descent on the surrogate loss of a tree of depth one with two leaves of its own; rows of splits
-    stay in the ball ``|w|^2 <= nu``, bias included. The trained split is kept if its gain exceeds that of the initial
-    one. The learning rate decays to zero on each level. Finally leaves are set to means or smoothed class frequencies,
-    and drawn towards those of their ancestors. The paper has axis-aligned initial splits only, ``ridge=False``, and
-    neither preconditioning nor shrinkage.
+    The tree grows from the root down. Each node is initialised with the split of the largest information gain (in
+    regression the largest variance reduction) on the samples that reach it. This split uses one feature, or one output
+    of a ridge regression. Stochastic gradient descent then minimises the surrogate loss of a tree of depth one, whose
+    two leaves belong to the node. Rows of splits stay in the ball ``|w|^2 <= nu``, bias included. The learning rate
+    decays to zero on each level.
 
-    Features and targets are scaled to mean 0 and deviation 1, so that nu is comparable between data sets. The report
-    is a :class:`jtrees.methods.GreedyReport`.
+    The trained split is kept if its gain exceeds the gain of the initial split. At the end, leaves are set to means or
+    smoothed class frequencies, and shrunk towards the values of their ancestors. The paper has only axis-aligned
+    initial splits (``ridge=False``), no preconditioner and no shrinkage.
+
+    Features and targets are scaled to mean 0 and deviation 1, so nu is comparable between data sets. The report is a
+    :class:`jtrees.methods.GreedyReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 20.
-      epochs: passes over the data for each level; None: 100, but at least 300 updates and at most 7500.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
-      learning_rate: initial learning rate; None: 0.5, or 8 divided by the number of features if that is less.
+      epochs: number of passes over the data for each level. None: 100, with at least 300 and at most 7500 updates.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped.
+      learning_rate: initial learning rate. None: 0.5, or 8 divided by the number of features if that is less.
       nu: squared radius of the ball, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
-      bins: number of bins of a feature, whose edges are the thresholds of initial splits.
-      ridge: whether initial splits may also be of the output of a ridge regression, of several outputs of their
-        principal components, of classes of linear discriminants; but only in tables of at most 1024 features.
-      shrink: whether leaves are drawn towards their ancestors' means or class frequencies
-        (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
-        rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.
-      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
-        are as good as uncorrelated, fewer than 500 rows or more than 512 features. With ``shrink``, a table of 100 to
-        1024 rows and at most 512 features has at least one such run. (Rows are counted after padding.)
-      rows: rows that splits are trained on, about: of a longer table a random sample. Leaves are fitted to all rows.
-        ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
+      bins: number of bins of a feature. Their edges are the thresholds of initial splits.
+      ridge: whether initial splits may also use outputs of a ridge regression. For several targets these are the
+        principal components of the outputs, for classes the linear discriminants. It has no effect in tables with more
+        than 1024 features.
+      shrink: whether leaves are shrunk towards their ancestors' means or class frequencies
+        (:func:`jtrees.leaves.fit_hierarchical`). The strength has the lowest loss on the validation set. If there is no
+        validation set, the held-out rows of the runs of ``precondition="auto"`` are used instead. If there are no such
+        runs, generalised cross-validation chooses the strength.
+      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
+        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
+        are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. If ``shrink`` is True, a
+        table of 100 to 1024 rows and at most 512 features has at least one such run. Rows are counted after padding.
+      rows: approximate number of rows that splits are trained on; a longer table is sampled. Leaves are fitted to all
+        rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]

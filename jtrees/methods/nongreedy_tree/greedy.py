@@ -1,5 +1,6 @@
-"""Greedy growth of oblique trees, level by level, on the surrogate loss of a tree of depth one: CO2's procedure, and
-the first part of that of non-greedy trees.
+"""Greedy growth of oblique trees, level by level, on the surrogate loss of a tree of depth one.
+
+This is CO2's procedure, and the first part of the procedure of non-greedy trees.
 """
 
 from collections.abc import Callable
@@ -32,12 +33,13 @@ from jtrees.tasks import Classification, Task
 from jtrees.training import Batch, LazyMomentumState, TrainState
 from jtrees.tree import ObliqueTree
 
-# The surrogate pushes a split away from a correctly routed sample (one with a larger loss at the other leaf) that is
-# near it: ``2 |score| < difference of the losses``. An initial split of maximal norm may have no sample so near,
-# above all for features with few values, and would never be updated. So its initial norm is the one at which this
-# fraction of its correctly routed samples are near; of 0.1, 0.3 and 0.6, none was best on all of four data sets.
+# The surrogate loss pushes a split away from a nearby sample that is correctly routed. A sample is correctly routed if
+# its loss is larger at the other leaf, and nearby if ``2 |score|`` is below the difference of the losses. An initial
+# split of maximal norm may have no nearby sample, above all for features with few values, and would then never be
+# updated. So the initial norm makes this fraction of the correctly routed samples nearby. No value of 0.1, 0.3 and 0.6
+# was best on all of four data sets.
 _PUSHING = 0.3
-_WIDEST = 1024  # features beyond which there is no ridge regression, which costs p^3
+_WIDEST = 1024  # largest number of features for a ridge regression, which costs p^3
 
 
 @pytree.dataclass
@@ -48,10 +50,11 @@ class Growing:
       run: training state of the current level: the tree, its velocity, the order of samples.
       level: the current level.
       place: the node of each sample on this level.
-      initial: the initial splits of the level, ``(leaves / 2,)``, their features those of :meth:`Greedy.candidates`.
-      length: their initial norms, bias included.
-      directions: unit vectors whose products with x are features of initial splits, ``(p, d)``.
-      edges: edges of the bins of each of their features, ``(p + d, bins - 1)``.
+      initial: the initial splits of the level, ``(leaves / 2,)``. Their features are columns of
+        :meth:`Greedy.candidates`.
+      length: the norms of the initial splits, bias included.
+      directions: unit vectors, ``(p, d)``. Their products with x are further features of initial splits.
+      edges: edges of the bins of each feature of initial splits, ``(p + d, bins - 1)``.
     """
 
     run: TrainState
@@ -65,18 +68,18 @@ class Growing:
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Greedy growth: pure functions for one task, and their options.
+    """Greedy growth: pure functions for one task, with their options.
 
     Attributes:
       depth: depth of the tree.
       task: what is predicted.
       nu: squared radius of the ball of a split.
       momentum: momentum of the steps.
-      learning_rate: initial learning rate of each level, which decays to zero.
+      learning_rate: initial learning rate of each level; it decays to zero.
       level: schedule of the mini-batches of a level.
-      ridge: whether initial splits may be of the outputs of a ridge regression, too.
-      shrink: whether the leaves of the result are drawn towards their ancestors'.
-      monotone: features whose weights stay nonnegative, ``(p,)`` bool, or None.
+      ridge: whether initial splits may also use the outputs of a ridge regression.
+      shrink: whether the leaves of the result are shrunk towards their ancestors' values.
+      monotone: features whose weights must not be negative, ``(p,)`` bool, or None.
     """
 
     depth: int
@@ -100,7 +103,7 @@ class Greedy:
         return training.lazy_momentum(self.rate(self.level.steps), self.momentum)
 
     def standardised(self, batch: Batch) -> Batch:
-        """Returns the batch with standardised targets, which make losses comparable between data sets."""
+        """Returns the batch with standardised targets, which make the losses of data sets comparable."""
         if isinstance(self.task, Classification):
             return batch
         weight = ones_or(batch.weight, batch.x)
@@ -110,7 +113,7 @@ class Greedy:
         return batch._replace(y=(batch.y - mean) / deviation)
 
     def init(self, edges: Array, batch: Batch, *, key: Array) -> Growing:
-        """Returns the state of the first level; ``edges`` are those of the bins of each feature."""
+        """Returns the state of the first level; ``edges`` are the edges of the bins of each feature."""
         n, p = batch.x.shape
         nodes, root = topology.num_nodes(self.depth), jnp.zeros(n, jnp.int32)
         splits = ObliqueTree(jnp.zeros((nodes, p), batch.x.dtype), jnp.full(nodes, -1, batch.x.dtype), None)
@@ -128,11 +131,11 @@ class Greedy:
         return self._init_level(Growing(run, root[0], root, none, none.gain, directions, edges), batch)
 
     def candidates(self, state: Growing, x: Array) -> Array:
-        """Returns the features of initial splits: those of x and the outputs of the ridge regression."""
+        """Returns the features of initial splits: the features of x and the outputs of the ridge regression."""
         return jnp.concatenate([x, jnp.matmul(x, state.directions, precision="highest")], axis=1)
 
     def one_step(self, state: Growing, batch: Batch) -> Callable[..., Any]:
-        """Returns an update of the tree on the level, as :func:`jtrees.training.step.one_step` does."""
+        """Returns the function that takes a step on the level (see :func:`jtrees.training.step.one_step`)."""
         rate, data = self.rate(self.level.steps), self.standardised(batch)
 
         def update(
@@ -148,7 +151,7 @@ class Greedy:
         return training.step.one_step(update, data, self.optimizer, batch_size=self.level.batch_size)
 
     def _stump_surrogate(self, tree: ObliqueTree, x: Array, y: Array, node: Array, level: Array) -> Surrogate:
-        """Returns the surrogate loss of samples at nodes of a level, each of which is a tree of depth one."""
+        """Returns the surrogate loss of samples at the nodes of a level; each node is a tree of depth one."""
         scores = inference.scores_at(tree.weights, tree.bias, x, node[None])
         right = (scores[0] > 0).astype(jnp.int32)
         own_leaf, other_leaf = leaf_below(2 * node + 1 + jnp.stack([right, 1 - right]), level + 1, self.depth)
@@ -158,13 +161,13 @@ class Greedy:
         return Surrogate(jnp.where(flips, other_leaf, own_leaf), node[None], scores, slopes, reached)
 
     def next_level(self, state: Growing, batch: Batch) -> Growing:
-        """Returns the state at the beginning of the next level."""
+        """Returns the initial state of the next level."""
         tree, place = self.finished_level(state, batch)
         state = state.replace(run=state.run.replace(params=tree), level=state.level + 1, place=place)
         return self._init_level(state, batch)
 
     def _init_level(self, state: Growing, batch: Batch) -> Growing:
-        """Returns the state with initial splits, of two leaves each, in the nodes of its level."""
+        """Returns the state with initial splits, and two leaves for each split, in the nodes of its level."""
         level, place, x = state.level, state.place, self.candidates(state, batch.x)
         half, local = topology.num_leaves(self.depth) // 2, place - _first(level)
         statistics, impurity = self._statistics(batch)
@@ -180,12 +183,13 @@ class Greedy:
         return state.replace(run=self.at_rest(state.run, tree))
 
     def at_rest(self, run: TrainState, tree: Any) -> TrainState:
-        """Returns the run with another tree, and zero velocity."""
+        """Returns the run with a different tree, and zero velocity."""
         return run.replace(params=tree, opt_state=self.optimizer.init(tree))
 
     def finished_level(self, state: Growing, batch: Batch) -> tuple[ObliqueTree, Array]:
-        """Returns the tree with the better of the initial and the trained split in each node of the level, and the
-        child that each sample reaches.
+        """Returns the tree after the training of a level, and the child that each sample reaches.
+
+        Each node of the level has the better of its initial and its trained split.
         """
         tree, place = state.run.params, state.place
         half, local = topology.num_leaves(self.depth) // 2, place - _first(state.level)
@@ -214,16 +218,17 @@ class Greedy:
     # --- The result ---
 
     def evaluate(self, tree: ObliqueTree, batch: Batch, by: Batch) -> Array:
-        """Returns the loss on ``by`` of the tree, refitted to the batch."""
+        """Returns the loss on ``by`` of the tree with leaves refitted to the batch."""
         tree = with_leaves(tree, ops.hard(tree.weights, tree.bias, batch.x), batch, self.task)
         return evaluated(self.task, tree.leaves.values[ops.hard(tree.weights, tree.bias, by.x)], by)
 
     def result(self, tree: ObliqueTree, step: Array, finite: Array, run: Run, strength: Array) -> SearchResult:
-        """Returns the result: the tree, its leaves refitted and shrunk, and its score.
+        """Returns the result: the tree with refitted and shrunk leaves, and its score.
 
-        Leaves are shrunk by as much as is best for the validation set, or for the held-out rows of a trial, or else by
-        ``strength``; if that is negative, by as much as is best by generalised cross-validation, in which a split of m
-        features, as preconditioned, costs 1 + sqrt(m).
+        Separate rows are the validation set or the held-out rows of a trial. If there are separate rows, the strength
+        of the shrinkage has the lowest loss on them. Otherwise it is ``strength``. If ``strength`` is negative,
+        generalised cross-validation chooses the strength. It assumes that a split of m preconditioned features costs 1
+        + sqrt(m).
         """
         batch, by = run.batch, run.by
         leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, by))
@@ -231,9 +236,9 @@ class Greedy:
         leaves = with_leaves(tree, leaf, batch, self.task).leaves.refit(leaf, *batch)
         score, used = loss(leaves), jnp.zeros((), batch.x.dtype)
         if self.shrink:
-            # Greedy trees have many small leaves, whose splits follow noise. Of several functions of m (2, 4, powers,
-            # 1 + m / 2 to 1 + m / 10), this had the best mean score on 23 data sets. A split of one feature costs 2, as
-            # in other trees.
+            # Greedy trees have many small leaves, whose splits follow noise. Candidates for the cost of a split of m
+            # features were 2, 4, powers of m, and 1 + m / 2 to 1 + m / 10. The cost 1 + sqrt(m) had the best mean score
+            # on 23 data sets. A split of one feature costs 2, the usual cost in this library.
             cost = 1 + jnp.sqrt((tree.weights != 0).sum(1).astype(batch.x.dtype))
             shrunk = partial(leaves.refit_shrunk, leaf, *batch, cost=cost)
             strengths = jnp.asarray(STRENGTHS, batch.x.dtype)
@@ -249,10 +254,10 @@ class Greedy:
 
 
 class Shrunk(NamedTuple):
-    """How the leaves of a run were shrunk.
+    """The strengths of the shrinkage of a run.
 
     Attributes:
-      found: the strength that was the best for other rows; negative if there were none, and without shrinkage.
+      found: the strength with the lowest loss on separate rows; negative without separate rows or without shrinkage.
       used: the strength that was used.
     """
 
@@ -264,7 +269,7 @@ class Shrunk(NamedTuple):
 
 
 def leaf_below(node: Array, level: Array, depth: int) -> Array:
-    """Returns the leftmost leaf below nodes of a level, which holds their value while the tree ends there."""
+    """Returns the leftmost leaf below each node of a level. It holds the node's value while the tree ends there."""
     return (node - _first(level)) << (depth - level)
 
 
@@ -299,24 +304,26 @@ def _goes_right(initial: Thresholds, x: Array, local: Array) -> Array:
 
 
 def _lengths(initial: Thresholds, x: Array, local: Array, suits: Array, weight: Array) -> Float[Array, " half"]:
-    """Returns the norms, bias included, at which a fraction of their samples push initial splits; infinite if no
-    ``suits``, the loss of a sample at the other leaf minus that at its own, is positive.
+    """Returns the norms, bias included, at which a fraction of their samples push initial splits.
+
+    ``suits`` is the loss of a sample at the other leaf minus its loss at its own leaf. The norm of a split is infinite
+    if no sample of the split has positive ``suits``.
     """
     threshold, total = initial.threshold[local], lambda values: jax.ops.segment_sum(values, local, len(initial.gain))
     feature = jnp.take_along_axis(x, initial.feature[local][:, None], axis=1)[:, 0]
-    # Score at norm 1; a score below ``suits / 2`` is near.
+    # Score at norm 1; a sample is nearby if its score is below ``suits / 2``.
     score = jnp.abs(feature - threshold) / jnp.sqrt(1 + jnp.square(threshold))
     suited = (suits > 0) & (weight > 0)
     longest = jnp.where(suited, suits / (2 * score), 0)
-    # Sorts samples by node and descending norm up to which they push; the norm is that of the first sample with the
-    # fraction of its node's correctly routed weight before it.
+    # Sorts the samples of each node by the norm up to which they push, in descending order. The norm of a split belongs
+    # to the first sample at which the cumulative weight exceeds the fraction of the correctly routed weight.
     order = jnp.lexsort((-longest, local))
     node, rows = local[order], total(jnp.ones_like(local))
     first, sums = rows.cumsum() - rows, jnp.where(suited, weight, 0)[order].cumsum()
     weight_before = jnp.where(first > 0, sums[first - 1], 0)
     part = sums - weight_before[node] <= _PUSHING * total(jnp.where(suited, weight, 0))[node]
     position = first + jax.ops.segment_sum(part.astype(first.dtype), node, len(first))
-    # Slightly below that sample's norm, at which rounding would decide whether it pushes.
+    # Slightly below the norm of the sample. At exactly this norm, rounding would decide whether the sample pushes.
     length = 0.999 * longest[order][jnp.minimum(position, len(x) - 1)]
     return jnp.where(total(suited.astype(jnp.int32)) > 0, length, jnp.inf)
 

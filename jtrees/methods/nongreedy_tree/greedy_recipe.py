@@ -1,4 +1,4 @@
-"""What the recipes that grow a greedy tree share: :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`."""
+"""The common part of the recipes that grow a greedy tree: :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`."""
 
 import dataclasses
 from typing import Any
@@ -19,10 +19,10 @@ from jtrees.search.runs import MOST, Stacked
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task, check_log_loss
 
-# Default learning rate: a step moves the score of a sample by the rate times its squared norm, on average the number of
-# features. Best or nearly so of the rates tried on eight data sets of 8 to 784 features.
+# Default learning rate. A step moves the score of a sample by the rate times its squared norm, which is on average the
+# number of features. These values were the best or nearly the best on eight data sets of 8 to 784 features.
 _RATE, _RATE_OF_SCORES = 0.5, 8.0
-_EDGES = 0.4  # part of the time before a deadline that the edges of bins may take
+_EDGES = 0.4  # part of the time before a deadline for the edges of bins
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -32,8 +32,8 @@ class GreedyReport(Report):
     Attributes:
       reached: the number of internal nodes that at least one training row reaches.
       active_leaves: the number of leaves that at least one training row reaches.
-      shrinkage: the strength of the shrinkage that was the best for rows left out or the validation set, else NaN.
-      preconditioning: how features were preconditioned; None: no strength was tried or given.
+      shrinkage: the strength of the shrinkage with the lowest loss on held-out rows or the validation set, else NaN.
+      preconditioning: the preconditioning of the features, or None if no strength was tried or given.
       rows: the number of rows that the splits were trained on.
     """
 
@@ -47,7 +47,7 @@ class GreedyReport(Report):
 class GreedyRecipe(Recipe):
     """A recipe that grows a greedy tree: :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`.
 
-    It has the options ``depth``, ``batch_size``, ``learning_rate``, ``nu``, ``momentum``, ``bins``, ``ridge``,
+    A subclass has the options ``depth``, ``batch_size``, ``learning_rate``, ``nu``, ``momentum``, ``bins``, ``ridge``,
     ``shrink``, ``precondition`` and ``rows``.
     """
 
@@ -64,7 +64,7 @@ class GreedyRecipe(Recipe):
 
     @property
     def level_epochs(self) -> int | None:
-        """Passes over the data for each level; None: enough."""
+        """Number of passes over the data for each level, or None for the default of ``Schedule``."""
         raise NotImplementedError
 
     def keeps_monotone(self, task: Task) -> bool:
@@ -91,7 +91,7 @@ class GreedyRecipe(Recipe):
         return results
 
     def trained(self, runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
-        """Returns the trees of all runs; ``trials`` are the results from which they take the shrinkage."""
+        """Returns the trees of all runs; ``trials`` are the results that give the strengths of the shrinkage."""
         raise NotImplementedError
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
@@ -131,16 +131,16 @@ def grow(runs: Runs) -> tuple[Stacked, list[list[np.ndarray]]]:
 
 
 def strengths_of(runs: Runs, trials: list[SearchResult | None]) -> list[np.float32]:
-    """Returns the strength of the shrinkage that the trial of each run found; negative without one."""
+    """Returns the strength of the shrinkage that the trial of each run found, negative for a run without a trial."""
     is_known = lambda one: one is not None and np.isfinite(one.score)
     return [np.float32(one.report.found if is_known(one) else -1) for one in trials]  # type: ignore[union-attr]
 
 
-# --- Compiled functions of one run -----------------------------------------------------------------------------------
+# --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
 def _planted(run: Run, edges: Array) -> Growing:
-    """Returns the state at the beginning of the first level."""
+    """Returns the initial state of the first level."""
     return run.recipe.greedy(run).init(edges, run.batch, key=run.key)
 
 

@@ -17,12 +17,12 @@ def touched(
 
     Args:
       rows: row indices, r for each sample.
-      slopes: coefficients of the samples in these rows; rows of coefficient 0 are not touched.
+      slopes: coefficients of the samples in their rows. A coefficient of 0 touches no row.
       count: number of rows of the array.
 
     Returns:
-      The distinct rows, padded with ``count``; and the summed coefficients, whose product with the features of the
-      samples is the gradient of these rows.
+      The distinct rows, padded with ``count``, and the summed coefficients. The product of the coefficients with the
+      features of the samples is the gradient of the rows.
     """
     rows = jnp.where(slopes != 0, rows, count).ravel()
     distinct, position = jnp.unique(rows, size=min(rows.size, count + 1), fill_value=count, return_inverse=True)
@@ -40,13 +40,13 @@ def move_rows(
     decay: Any,
     project: Callable[[Any], Any] = lambda rows: rows,
 ) -> tuple[Any, Any]:
-    """Returns arrays and velocities after a step of :func:`jtrees.training.lazy_momentum` on these rows alone.
+    """Returns arrays and velocities after a step of :func:`jtrees.training.lazy_momentum` on the given rows alone.
 
     Args:
       params: a pytree of arrays ``(count, ...)``.
-      velocity: their velocities, a pytree of the same structure.
+      velocity: the velocities of the arrays, a pytree of the same structure.
       rows: distinct row indices; indices out of range are ignored.
-      gradient: gradients of these rows, ``(u, ...)``, a pytree of the same structure.
+      gradient: gradients of the given rows, ``(u, ...)``, a pytree of the same structure.
       rate: learning rate.
       decay: decay of the velocity.
       project: projection of the updated rows.

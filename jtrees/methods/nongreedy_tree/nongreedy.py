@@ -1,7 +1,7 @@
-"""Non-greedy trees: stochastic gradient descent on a surrogate loss, an upper bound of the hard loss (Norouzi et al.,
-"Efficient Non-greedy Optimization of Decision Trees", NeurIPS 2015).
+"""Non-greedy trees: stochastic gradient descent on a surrogate loss, an upper bound of the hard loss.
 
-``nongreedy`` is the method for :func:`jtrees.train`; ``NonGreedy`` the recipe: a :class:`jtrees.CO2`, trained jointly.
+The source is Norouzi et al., "Efficient Non-greedy Optimization of Decision Trees", NeurIPS 2015. ``nongreedy`` is the
+method for :func:`jtrees.train`. ``NonGreedy`` is the recipe, which trains the tree of :class:`jtrees.CO2` jointly.
 """
 
 from functools import partial
@@ -33,8 +33,8 @@ from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyMomentumState
 from jtrees.tree import ObliqueTree
 
-_JOINT = 1  # makes the key of the joint stage from that of the run
-_SETTLED = 0.01  # an epoch that lowers the mean surrogate loss by a smaller fraction has converged
+_JOINT = 1  # derives the key of the joint stage from the key of the run
+_SETTLED = 0.01  # training has converged if an epoch lowers the mean surrogate loss by a smaller fraction
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -52,20 +52,20 @@ def nongreedy(
 ) -> training.Method:
     """Returns the method of non-greedy trees: minimises a surrogate loss, an upper bound of the loss of a hard tree.
 
-    Parameters are an :class:`ObliqueTree`. The loss is log loss, or squared error (of several targets the mean).
-    Assumes features and targets of mean 0 and deviation 1. Rows of splits, bias included, stay in the ball
-    ``|w|^2 <= nu``. If ``y`` of the data is a pair ``(y, assignment)``, with a leaf for each sample, the surrogate loss
-    is that of stable SGD (eq. 14), relative to the decisions that lead to the assigned leaf.
+    Parameters are an :class:`ObliqueTree`. The loss is the log loss or the squared error (the mean over several
+    targets). The method assumes features and targets of mean 0 and deviation 1. Rows of splits, bias included, stay in
+    the ball ``|w|^2 <= nu``. In the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for each sample. The
+    surrogate loss is then the loss of stable SGD (eq. 14), relative to the decisions that lead to the assigned leaf.
 
     Args:
       depth: depth of the tree, 1 to 20.
-      nu: squared radius of the ball, above 0; smaller values widen the margins and leave fewer leaves active.
-      task: what is predicted. In classification leaves hold logits.
-      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all.
-      learning_rate: if given, steps are those of ``lazy_momentum(learning_rate, momentum)``, which must be the
-        optimiser, but in deep trees only for the rows on the paths of samples. None: dense gradients.
-      momentum: momentum of these steps, in [0, 1).
-      monotone: features whose weights stay nonnegative, ``(p,)`` bool, or None.
+      nu: squared radius of the ball, above 0. Smaller values widen the margins and leave fewer leaves active.
+      task: what is predicted. In classification, leaves hold logits.
+      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all leaves.
+      learning_rate: if given, the method takes the steps of ``lazy_momentum(learning_rate, momentum)``, which must be
+        the optimiser. In deep trees, a step moves only the rows on the paths of samples. None: dense gradients.
+      momentum: momentum of the steps, in [0, 1).
+      monotone: features whose weights must not be negative, ``(p,)`` bool, or None.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -112,9 +112,9 @@ class Joint(NamedTuple):
     """The state of the search of :class:`NonGreedy`.
 
     Attributes:
-      growing: state of the greedy search; in the joint stage its ``run`` trains the whole tree, and ``place`` is the
-        leaf that each sample is assigned to.
-      surrogate: sum of the surrogate losses in the current epoch, and their mean in the previous one.
+      growing: state of the greedy search. In the joint stage, its ``run`` trains the whole tree, and its ``place`` is
+        the leaf that each sample is assigned to.
+      surrogate: sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch.
     """
 
     growing: Growing
@@ -125,35 +125,39 @@ class Joint(NamedTuple):
 class NonGreedy(GreedyRecipe):
     """Recipe of non-greedy trees: CO2, then stochastic gradient descent on the surrogate loss of the whole tree.
 
-    The joint stage has its own decay of the learning rate to zero. The tree is that of the last update, or CO2's if its
-    surrogate loss on the training data is lower, with the splits of both scaled to the radius of the ball. With
-    ``validation`` it is the tree with the lowest loss there, evaluated once an epoch, CO2's included. Features, targets
-    and the report are as for :class:`jtrees.CO2`.
+    In the joint stage, the learning rate again decays to zero. The result is the tree after the last update, or CO2's
+    tree if its surrogate loss on the training data is lower. This comparison scales the splits of both trees to the
+    radius of the ball. If ``validation`` is given, the loss on it is evaluated once an epoch. The result is then the
+    tree with the lowest validation loss, which may be CO2's tree. Features, targets and the report are the same as for
+    :class:`jtrees.CO2`.
 
     Attributes:
       depth: depth of the tree, 1 to 20.
-      epochs: passes over the data in the joint stage; None: 100, but at least 300 updates and at most 7500.
-      greedy_epochs: passes over the data for each level of the greedy stage.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
-      learning_rate: initial learning rate of each level and of the joint stage; None: 0.5, or 8 divided by the number
+      epochs: number of passes over the data in the joint stage. None: 100, with at least 300 and at most 7500 updates.
+      greedy_epochs: number of passes over the data for each level of the greedy stage.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped.
+      learning_rate: initial learning rate of each level and of the joint stage. None: 0.5, or 8 divided by the number
         of features if that is less.
       nu: squared radius of the ball of a split, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
-      bins: number of bins of a feature, whose edges are the thresholds of initial splits.
+      bins: number of bins of a feature. Their edges are the thresholds of initial splits.
       inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
-      stable: whether the assigned leaf of a sample in its surrogate loss is frozen (stable SGD) until an epoch lowers
-        the mean by less than one percent.
-      ridge: whether initial splits may also be of the output of a ridge regression, of several outputs of their
-        principal components, of classes of linear discriminants; but only in tables of at most 1024 features.
-      shrink: whether leaves are drawn towards their ancestors' means or class frequencies
-        (:func:`jtrees.leaves.fit_hierarchical`): by as much as is best for the validation set; without one, for the
-        rows that the runs of ``precondition="auto"`` leave out; without such runs, by generalised cross-validation.
-      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
-        are as good as uncorrelated, fewer than 500 rows or more than 512 features. With ``shrink``, a table of 100 to
-        1024 rows and at most 512 features has at least one such run. (Rows are counted after padding.)
-      rows: rows that splits are trained on, about: of a longer table a random sample. Leaves are fitted to all rows.
-        ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
+      stable: whether to use stable SGD. It freezes the assigned leaf of each sample in its surrogate loss. The leaves
+        are assigned again after an epoch that lowers the mean surrogate loss by less than one percent.
+      ridge: whether initial splits may also use outputs of a ridge regression. For several targets these are the
+        principal components of the outputs, for classes the linear discriminants. It has no effect in tables with more
+        than 1024 features.
+      shrink: whether leaves are shrunk towards their ancestors' means or class frequencies
+        (:func:`jtrees.leaves.fit_hierarchical`). The strength has the lowest loss on the validation set. If there is no
+        validation set, the held-out rows of the runs of ``precondition="auto"`` are used instead. If there are no such
+        runs, generalised cross-validation chooses the strength.
+      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
+        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
+        are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. If ``shrink`` is True, a
+        table of 100 to 1024 rows and at most 512 features has at least one such run. Rows are counted after padding.
+      rows: approximate number of rows that splits are trained on; a longer table is sampled. Leaves are fitted to all
+        rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -192,19 +196,19 @@ class NonGreedy(GreedyRecipe):
         return [one._replace(history=lost, step=one.step + count) for one, lost, count in each]
 
 
-# --- Compiled functions of one run -----------------------------------------------------------------------------------
+# --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
 def _begun(run: Run, state: Growing) -> Joint:
-    """Returns the state at the beginning of the joint stage: CO2's tree, the best so far."""
+    """Returns the initial state of the joint stage: CO2's tree is the best tree so far."""
     greedy = run.recipe.greedy(run)
     tree, place = greedy.finished_level(state, run.batch)
     leaf = place - topology.num_nodes(greedy.depth)
-    leaf = jnp.where(leaf < 0, ops.hard(tree.weights, tree.bias, run.batch.x), leaf)  # if levels were left out
+    leaf = jnp.where(leaf < 0, ops.hard(tree.weights, tree.bias, run.batch.x), leaf)  # if the deadline cut levels off
     tree = with_leaves(tree, leaf, greedy.standardised(run.batch), run.task)
     key, zero = jax.random.fold_in(run.key, _JOINT), jnp.zeros((), jnp.int32)
     of_run = greedy.at_rest(state.run, tree).replace(key=key, step=zero)
-    if not run.validates:  # else the first evaluation evaluates this tree
+    if not run.validates:  # with a validation set, the first evaluation evaluates CO2's tree
         of_run = of_run.replace(best=training.Best(tree, _mean(run, tree), of_run.step))
     return Joint(state.replace(run=of_run, place=leaf), jnp.asarray([0, jnp.inf], run.batch.x.dtype))
 
@@ -222,7 +226,7 @@ def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Arr
         step = before + j
         if recipe.stable:
             ended = (step > 0) & (step % last.steps_per_epoch == 0)
-            # A branch, as the compiler would move the routing out of a loop of at most one step.
+            # A branch keeps the routing in the loop: the compiler would move it out of a loop of at most one step.
             tree, place, sums = state.growing.run.params, state.growing.place, state.surrogate
             assign = lambda: _reassigned(tree, place, sums, batch, last.steps_per_epoch)
             place, sums = jax.lax.cond(ended, assign, lambda: (place, sums))
@@ -245,7 +249,7 @@ def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Arr
 
 
 def _result(run: Run, state: Joint, strength: Array) -> SearchResult:
-    """Returns the tree with the lowest loss on the validation set, or else the lower surrogate loss."""
+    """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
     recipe, greedy, of_run = run.recipe, run.recipe.greedy(run), state.growing.run
     evaluate = partial(greedy.evaluate, batch=run.batch, by=run.by) if run.validates else partial(_mean, run)
     method = nongreedy(recipe.depth, recipe.nu, task=run.task, inference=recipe.inference)
@@ -263,7 +267,7 @@ def _mean(run: Run, tree: ObliqueTree) -> Array:
 def _reassigned(
     tree: ObliqueTree, place: Array, sums: Array, batch: Batch, steps_per_epoch: int
 ) -> tuple[Array, Array]:
-    """Returns the assignment after an epoch: to the leaves reached, if the surrogate loss has converged."""
+    """Returns the assignment after an epoch: the leaves that samples reach, if the surrogate loss has converged."""
     mean, before = sums[0] / steps_per_epoch, sums[1]
     settled = mean > (1 - _SETTLED) * before
     place = jax.lax.cond(settled, lambda: ops.hard(tree.weights, tree.bias, batch.x), lambda: place)

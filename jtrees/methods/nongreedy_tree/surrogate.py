@@ -1,5 +1,6 @@
-"""The surrogate loss of CO2 and non-greedy trees, an upper bound of the loss of the hard tree, and an update of the
-rows that a batch touches.
+"""The surrogate loss of CO2 and non-greedy trees, and an update of the rows that a batch touches.
+
+The surrogate loss is an upper bound of the loss of the hard tree.
 """
 
 from collections.abc import Callable
@@ -19,11 +20,11 @@ from jtrees.training.optimizers import momentum_step
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
-# Steps are dense in trees with at most this many splits per split that a batch may touch: measured on two cores with
-# 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
+# A step is dense if the tree has at most this number of splits for each split that a batch may touch. Measured on two
+# cores with 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
 _MOVED_WHOLE = 2
-# Fast inference scores all splits up to these numbers, per feature and in total; measured as for
-# ``_MOVED_WHOLE``.
+# Fast inference scores all splits up to these numbers of splits, per feature and in total. Measured in the same
+# setting.
 _SCORED_A_FEATURE, _SCORED = 16, 2**11
 INFERENCES = ("fast", "exact")
 
@@ -32,9 +33,9 @@ class Surrogate(NamedTuple):
     """The surrogate loss of each sample, ``loss at leaf + sum of slopes * scores``.
 
     Attributes:
-      leaf: the leaf of its loss term, ``(n,)``.
-      nodes: splits whose scores enter it, ``(r, n)``.
-      scores: their scores, ``(r, n)``.
+      leaf: the leaf of the loss term, ``(n,)``.
+      nodes: splits whose scores enter the surrogate loss, ``(r, n)``.
+      scores: the scores of these splits, ``(r, n)``.
       slopes: derivatives of the bound by the scores: 0, 2 or -2, ``(r, n)``.
       reached: loss at the leaf that the sample reaches, ``(n,)``.
     """
@@ -58,14 +59,14 @@ def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: T
 
 
 def scores_of(params: ObliqueTree, x: Array, inference: str) -> Array | None:
-    """Returns the scores of all splits, or None if it is faster to compute only those that inference needs."""
+    """Returns the scores of all splits, or None if it is faster to compute only the scores that inference needs."""
     nodes, features = params.weights.shape
     scored = inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)
     return ops.scores(params.weights, params.bias, x) if scored else None
 
 
 def split(y: Any) -> tuple[Array, Array | None]:
-    """Returns targets, and the leaves that samples are assigned to, or None."""
+    """Returns targets and the leaves that samples are assigned to, or targets and None."""
     return y if isinstance(y, tuple) else (y, None)
 
 
@@ -80,8 +81,8 @@ def surrogate_loss(
 
     Args:
       params: the tree.
-      batch: samples, with targets, or with targets and assigned leaves.
-      scores: scores of all splits; None: fast inference computes only those it needs.
+      batch: samples with targets, or with targets and assigned leaves.
+      scores: scores of all splits. None: fast inference computes only the scores that it needs.
       inference: ``"fast"`` or ``"exact"``.
       task: what is predicted.
     """
@@ -112,7 +113,7 @@ def surrogate_loss(
         nodes, own = _rows_of(alternatives.path, flipped), _rows_of(alternatives.scores, flipped)
         slopes, reached = jnp.where(best > 0, flip_slope(own), 0), leaf_losses[0]
     if assigned is not None:
-        # Subtracts the largest agreement with the scores of decisions that lead to the assigned leaf.
+        # Subtracts the maximum of ``h.z`` over the decisions h that lead to the assigned leaf.
         second = against_path(assigned)
         nodes, own, slopes = (jnp.concatenate(pair) for pair in zip((nodes, own, slopes), second, strict=True))
         slopes = slopes.at[-params.depth :].multiply(-1)
@@ -126,8 +127,8 @@ def _rows_of(array: Array, rows: Array) -> Array:
 def mean_surrogate(tree: ObliqueTree, batch: Batch, *, task: Task, nu: Any, inference: str, block: int) -> Array:
     """Returns the mean surrogate loss over a batch, relative to the leaf that each sample reaches.
 
-    Splits are scaled to the radius of the ball: a longer split is the same split with a tighter bound (Proposition 1),
-    so the comparison of trees does not depend on the lengths of their splits.
+    Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1).
+    So the scaling makes the comparison of trees independent of the lengths of their splits.
     """
     norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
     factor = jnp.where(norm > 0, jnp.sqrt(nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
@@ -145,7 +146,7 @@ def mean_surrogate(tree: ObliqueTree, batch: Batch, *, task: Task, nu: Any, infe
 
 
 def projection(nu: Any, monotone: Array | None) -> Callable[[tuple[Array, Array]], tuple[Array, Array]]:
-    """Returns the projection of rows of splits after a step: monotone features have no negative weight."""
+    """Returns the projection of rows of splits after a step: it removes negative weights of monotone features."""
     return lambda rows: into_ball((without_negative(rows[0], monotone), rows[1]), nu)
 
 
@@ -173,7 +174,7 @@ def surrogate_step(
     Args:
       params: the tree.
       state: state of the optimiser.
-      batch: samples, whose ``y`` are targets.
+      batch: samples; ``y`` holds their targets.
       surrogate: surrogate loss of the samples.
       rate: learning rate.
       decay: decay of the velocity.

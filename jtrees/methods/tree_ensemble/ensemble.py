@@ -26,9 +26,9 @@ class Ensemble:
     """Parameters of trees whose outputs are summed.
 
     Attributes:
-      weights: weights of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
+      weights: weights of the splits, ``(trees, nodes, p)``. A sample goes right if ``weights x + bias > 0``, else left.
       bias: biases of the splits, ``(trees, nodes)``.
-      leaf_values: ``(trees, leaves)``, or k numbers a leaf, ``(trees, leaves, k)``; logits in classification.
+      leaf_values: ``(trees, leaves)``, or ``(trees, leaves, k)`` for k numbers per leaf; logits in classification.
     """
 
     weights: Float[Array, "trees nodes p"]
@@ -43,7 +43,7 @@ class Ensemble:
             values = self.leaf_values.reshape(*self.leaf_values.shape[:2], -1)
             outputs = ops.ensemble(self.weights, self.bias, values, x, gamma, width=width)
             return outputs.reshape(-1, *self.leaf_values.shape[2:])
-        # The logistic step of the same size: 6 z / gamma (paper, figure 1).
+        # The logistic step of the same width: 6 z / gamma (paper, figure 1).
         alpha = 6 / jnp.asarray(gamma, x.dtype)
         tree = lambda weights, bias, values: ops.soft(alpha * weights, alpha * bias, values, x)
         return jax.vmap(tree)(self.weights, self.bias, self.leaf_values).sum(0)
@@ -53,7 +53,7 @@ class Ensemble:
         return self.replace(weights=jnp.matmul(self.weights, matrix.T, precision="highest"))
 
     def hard_leaves(self, x: Float[Array, "n p"]) -> Array:
-        """Returns the leaf of each sample in each tree as gamma goes to 0, ``(trees, n)``."""
+        """Returns the leaf of each sample in each tree in the limit of gamma to 0, ``(trees, n)``."""
         return jax.vmap(lambda weights, bias: ops.hard(weights, bias, x))(self.weights, self.bias)
 
 
@@ -66,19 +66,19 @@ def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[i
     """Returns splits and leaves from U(-0.01, 0.01) and zero biases; ``outputs`` is ``()`` or ``(k,)``."""
     nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
     splits, shape = trees * nodes * p, (trees, leaves, *outputs)
-    # One draw: each costs compile time.
+    # One draw: each draw costs compile time.
     drawn = small_uniform(key, (splits + math.prod(shape),), dtype)
     weights = drawn[:splits].reshape(trees, nodes, p)
     return Ensemble(weights, jnp.zeros((trees, nodes), dtype), drawn[splits:].reshape(shape))
 
 
 def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
-    """Returns the ensemble as gamma goes to 0, with leaves refitted jointly on a batch: a forest of summed trees.
+    """Returns the ensemble in the limit of gamma to 0, with leaves refitted jointly: a forest of summed trees.
 
-    The leaf values of all trees solve one ridge regression on the indicators of the leaves reached (by conjugate
-    gradients), in classification one multinomial logistic regression (by L-BFGS). They are shrunk towards the trained
-    values with the weight of one sample per leaf (uneven weights count as fewer samples), so that an empty leaf keeps
-    its values. The accuracy gained by soft decisions is lost.
+    In regression, the leaf values of all trees solve one ridge regression on the indicators of the leaves reached, by
+    conjugate gradients. In classification, they solve one multinomial logistic regression, by L-BFGS. The values are
+    shrunk towards the trained values with the weight of one sample per leaf (uneven weights count as fewer samples). So
+    an empty leaf keeps its values. The hard trees do not keep the accuracy that soft decisions gain.
 
     Args:
       params: trained parameters.
@@ -86,7 +86,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
       task: what is predicted.
 
     Returns:
-      A forest of trees with constant leaves: in classification logits with a softmax link.
+      A forest of trees with constant leaves. In classification, leaves hold logits, with a softmax link.
     """
     x, y, weight = jax.tree.map(jnp.asarray, batch)
     reached, values = params.hard_leaves(x), params.leaf_values
@@ -110,7 +110,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
 
 
 def _minimised(fn: Any, start: Array) -> Array:
-    """Returns the minimiser of a convex function, by L-BFGS."""
+    """Returns the minimiser of a convex function, found with L-BFGS."""
     optimizer = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(fn)
 

@@ -25,7 +25,9 @@ def lazy_step(
     l2: Any,
     learning_rate: Any,
 ) -> tuple[Ensemble, LazyAdamState, Array]:
-    """Takes a lazy Adam step at a cost independent of the ensemble's size; returns parameters, state, previous loss.
+    """Takes a lazy Adam step, and returns the parameters, the state and the previous loss.
+
+    The cost of a step is independent of the ensemble's size.
 
     Args:
       params: the ensemble.
@@ -33,9 +35,9 @@ def lazy_step(
       x: samples.
       loss: scalar function of outputs, ``(n,)`` or ``(n, k)`` like the leaves.
       gamma: width of the uncertain region of a split's score.
-      width: capacity of the frontier of paths; None: all splits are scored.
+      width: capacity of the frontier of paths. None: all splits are scored.
       l2: strength of the penalty on split weights that have a gradient.
-      learning_rate: a number, a traced one, or a schedule.
+      learning_rate: a number, a traced number, or a schedule.
     """
     leaf_shape = params.leaf_values.shape
     params, room, mean, square = (_with_columns(a) for a in (params, state.room, state.mean, state.square))
@@ -67,18 +69,19 @@ def lazy_step(
     path_outputs = lambda: paths.outputs(frontier, ensemble)
     outputs = jax.lax.cond(fits, path_outputs, lambda: by_level.outputs(ensemble))
     value, cotangent = jax.value_and_grad(column_loss)(outputs)
-    # Loops update their carry in place only if nothing else reads it, so both branches read from the carry alone.
+    # A loop updates its carry in place only if no other operation reads the carry. So both branches read only the
+    # carry.
     params, state = apply_in_place_if(~fits, whole, apply_in_place_if(fits, in_rows, (params, state)))
     return *_with_leaves(params, state, leaf_shape), value
 
 
 def _with_columns(params: Any) -> Any:
-    """Returns the same with leaves ``(trees, leaves, k)``."""
+    """Returns the parameters with leaves of shape ``(trees, leaves, k)``."""
     return params.replace(leaf_values=params.leaf_values.reshape(*params.leaf_values.shape[:2], -1))
 
 
 def _with_leaves(params: Any, state: LazyAdamState, shape: tuple[int, ...]) -> tuple[Any, LazyAdamState]:
-    """Returns both with leaves of this shape."""
+    """Returns parameters and state with leaves of the given shape."""
     fold = lambda params: params.replace(leaf_values=params.leaf_values.reshape(shape))
     return fold(params), LazyAdamState(state.count, fold(state.mean), fold(state.square), fold(state.room))
 
@@ -100,8 +103,8 @@ def _move_rows(
         if len(current) == 2:
             gradient = _with_penalty(gradient[0], current[0], l2), gradient[1]
         moved, mean, square = adam_step(gradient, mean, square, state.count, rate)
-        # A repeated row has no gradient left, and is not updated. Zeros computed from the gradient save a copy of it,
-        # as they cannot be written before it is read.
+        # A repeated row has no gradient left, and is not updated. The zeros are computed from the gradient to save a
+        # copy of it: they can only be written after the gradient is read.
         zeros = jax.tree.map(lambda g: g - g, gradient)
         new = jax.tree.map(jnp.add, current, moved), zeros, mean, square
         return jax.tree.map(lambda a, rows_now: a.at[rows].set(rows_now, mode="drop"), arrays, new)

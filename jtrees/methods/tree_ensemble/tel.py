@@ -1,7 +1,7 @@
-"""TEL: an ensemble of soft trees that are trained jointly, with conditional computation (Hazimeh et al., "The Tree
-Ensemble Layer: Differentiability meets Conditional Computation", ICML 2020).
+"""TEL: an ensemble of soft trees that are trained jointly, with conditional computation.
 
-``tel`` is the method for :func:`jtrees.train`; ``TEL`` is the recipe. The layer for larger networks is
+The source is Hazimeh et al., "The Tree Ensemble Layer: Differentiability meets Conditional Computation", ICML 2020.
+``tel`` is the method for :func:`jtrees.train`, and ``TEL`` is the recipe. The layer for larger networks is
 :class:`jtrees.nn.TreeEnsemble`.
 """
 
@@ -29,7 +29,7 @@ from jtrees.training import Batch, LazyAdamState
 
 STEPS = ("smooth", "logistic")
 
-_PATIENCE = 4  # a trial of early stopping ends after this part of its updates without a lower loss
+_PATIENCE = 4  # a trial of early stopping ends after 1 / _PATIENCE of its updates without a lower loss
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -49,21 +49,22 @@ def tel(
     """Returns the TEL method, which minimises the loss of a sum of soft trees. Parameters are an :class:`Ensemble`.
 
     ``harden`` returns a ``Forest(combine="sum")`` for gamma 0, with the leaves of all trees refitted jointly (see
-    :func:`hardened`). Assumes features of mean 0 and deviation 1 (in the paper by batch normalisation), and regression
-    targets of order 1.
+    :func:`hardened`). The method assumes features of mean 0 and deviation 1 (the paper uses batch normalisation), and
+    regression targets of order 1.
 
     Args:
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
       gamma: width of the uncertain region of a split's score, above 0 (the paper: 0.0001 to 1).
-      task: what is predicted, and by which loss. In classification leaves hold logits.
-      step: ``"smooth"``, TEL's; or ``"logistic"`` of the same width, without conditional computation, for comparison.
+      task: what is predicted, and by which loss. In classification, leaves hold logits.
+      step: ``"smooth"`` for TEL's smooth step, or ``"logistic"`` for a sigmoid of the same width. The logistic step is
+        for comparison, and has no conditional computation.
       l2: strength of ``sum w^2`` over the split weights.
-      learning_rate: if given, a number or a schedule, the method updates only rows of splits and leaves that the batch
-        touches, by lazy Adam: the cost does not grow with the ensemble. The penalty then applies only to weights with
-        a gradient. The optimiser must be ``lazy_adam(learning_rate)``, whose state is used. None: dense gradients, for
-        any optimiser.
-      width: as for :func:`jtrees.routing.conditional_ensemble`.
+      learning_rate: a number or a schedule for lazy Adam. The method then updates only rows of splits and leaves that
+        the batch touches, so the cost does not grow with the ensemble. The penalty then applies only to weights with a
+        gradient. The optimiser must be ``lazy_adam(learning_rate)``, because the method uses its state. None: dense
+        gradients, for any optimiser.
+      width: capacity of the frontier of paths (see :func:`jtrees.routing.conditional_ensemble`).
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -139,10 +140,10 @@ class SoftEnsemble:
 @io.model
 @pytree.dataclass(repr=False)
 class EnsembleModel(SoftModel):
-    """Fitted soft trees, whose outputs add up: its network is a :class:`SoftEnsemble`.
+    """Fitted soft trees whose outputs add up; the network is a :class:`SoftEnsemble`.
 
-    For trees deeper than about seven levels, the last bits of a prediction may depend on the other samples of its
-    block, which decide whether conditional computation is used (:func:`jtrees.routing.conditional_ensemble`).
+    For trees deeper than about seven levels, the last bits of a prediction may depend on the remaining samples of its
+    block. These samples decide whether conditional computation is used (:func:`jtrees.routing.conditional_ensemble`).
     """
 
 
@@ -163,7 +164,7 @@ class TELReport(Report):
     Attributes:
       reachable_leaves: the mean number of leaves that a training sample reaches in a tree.
       overflows: whether the training samples together exceed ``width``.
-      preconditioning: how features were preconditioned; None: no strength was tried or given.
+      preconditioning: the preconditioning of the features, or None if no strength was tried or given.
     """
 
     reachable_leaves: float
@@ -175,31 +176,33 @@ class TELReport(Report):
 class TEL(Recipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 
-    Trains on mini-batches with Adam, by default for as many updates as are best for rows held out, as the ensemble
-    soon learns the rows by heart. The model is that of the last update or, with ``validation``, of the evaluation with
-    the lowest loss there. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the
-    task, on scaled targets or on logits, is also the loss of the fit. The report is a
+    The search trains on mini-batches with Adam. The ensemble soon overfits, so early stopping chooses the number of
+    updates on held-out rows. The result is the model after the last update. If ``validation`` is given, the result is
+    the evaluated model with the lowest validation loss. Features are scaled to mean 0 and deviation 1, targets to [0,
+    1]. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report is a
     :class:`jtrees.methods.TELReport`.
 
     Attributes:
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
-      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped.
       learning_rate: learning rate of Adam.
-      gamma: width of the uncertain region of a split's score, above 0; a smaller one reaches fewer leaves.
+      gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if the width is
+        smaller.
       l2: strength of the L2 penalty on split weights (of scaled data).
-      step: ``"smooth"``, or ``"logistic"``: sigmoids of the same width, for comparison.
+      step: ``"smooth"``, or ``"logistic"`` for sigmoids of the same width, for comparison.
       lazy: whether a step updates only rows touched by its batch, which keeps deep trees cheap (see
         :func:`jtrees.methods.tel`).
       hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).
-      width: capacity of the frontier of paths, as for :func:`jtrees.routing.conditional_ensemble`; None: a measured
+      width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
         default.
-      early_stopping: whether the number of updates is chosen first, as that with the lowest loss in a run on four
-        fifths of the rows (on ``validation``, if given); not for fewer than 100 rows.
-      precondition: strength of the preconditioner, from 0 (none) to below 1, for gradient descent where features are
-        correlated; ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows, but 0 for features that
-        are as good as uncorrelated, fewer than 500 rows or more than 512 features.
+      early_stopping: whether a trial run chooses the number of updates, at the lowest loss on its held-out rows, or on
+        ``validation`` if given. The trial trains on four fifths of the rows. There is no trial for fewer than 100 rows.
+      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
+        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
+        are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -237,7 +240,7 @@ class TEL(Recipe):
         steps = self._schedule(runs.shape[0]).steps
 
         def train(runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
-            """Trains for as many updates as the trial had before its lowest loss."""
+            """Trains each run up to the update at which its trial had its lowest loss."""
             is_known = lambda one: one is not None and self.early_stopping and np.isfinite(one.score)
             return trained(runs, steps=[int(one.step) if is_known(one) else steps for one in trials])  # type: ignore[union-attr]
 
@@ -245,7 +248,7 @@ class TEL(Recipe):
 
     def training(self, run: Run) -> Training:
         """Returns the training of a run."""
-        lazy = self.lazy and self.step == "smooth"  # under logistic steps a batch touches all rows
+        lazy = self.lazy and self.step == "smooth"  # with logistic steps, a batch touches all rows
         schedule = self._schedule(len(run.batch.x))
 
         def loss(params: Ensemble, batch: Batch, by: Batch) -> Array:
@@ -267,7 +270,7 @@ class TEL(Recipe):
         )
 
     def _reached(self, params: Ensemble, batch: Batch) -> _Reached:
-        """Returns how much the training samples reach."""
+        """Returns the number of leaves that the training samples reach, and whether they exceed ``width``."""
         if self.step != "smooth":
             return _Reached(jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool))
         splits = params.weights, params.bias
