@@ -14,7 +14,7 @@ import jax
 from jtrees import validation as checks
 
 _VARIABLE = "JTREES_CACHE"
-# By default JAX does not keep programs that compile in less than a second. Most programs of a fit do.
+# By default JAX keeps only programs that take a second or more to compile. Most programs of a fit take less.
 _KEEPS_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 _LONG, _LARGE = 5.0, 0.5  # the log advises a folder after a fit of more seconds and a larger share of compilation
 _LOG = logging.getLogger("jtrees")
@@ -24,7 +24,8 @@ _SAID: list[str] = []  # the advice, which is logged once in a process
 def cache(folder: str | os.PathLike[str] | None = None) -> str:
     """Keeps compiled programs in a folder, which later processes read instead of compiling them again.
 
-    The function switches on JAX's persistent compilation cache for all programs that this process compiles later. Small programs are kept too, except where JAX's own variables exclude them, such as
+    The function switches on JAX's persistent compilation cache for all programs that this process compiles later. Small
+    programs are kept too, except where JAX's own variables exclude them, such as
     ``JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS``. A program is still traced before it is read, which takes time.
 
     The environment variable ``JTREES_CACHE`` does the same when jtrees is imported. ``JTREES_CACHE=1`` selects the
@@ -32,8 +33,8 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     change JAX's settings. The command line keeps its programs except with ``JTREES_CACHE=0``.
 
     The folder can grow without limit. It can be deleted whenever no process uses it. A program is found again only by
-    the same versions of jax and jaxlib. Machines with different processors need different folders. Anyone who can write to
-    the folder can run code in the processes that read it.
+    the same versions of jax and jaxlib. Machines with different processors need different folders. Anyone who can write
+    to the folder can run code in the processes that read it.
 
     Args:
       folder: the folder, which is created if it is missing. None: the folder already set in JAX, for example by

@@ -510,7 +510,7 @@ def test_bad_input_to_prune(q, penalty, message):
         (1.0, r"weight must have shape \(3,\).*got \(\)"),
         (np.array([1, -1, 1.0]), "weight must be finite and not negative"),
         (np.array([1, np.nan, 1]), "weight must be finite and not negative"),
-        (np.full(3, 1e37), r"q must be within \+-4.1e\+36 in float32, times its weight too"),
+        (np.full(3, 1e37), r"q, also times its weight, must be within \+-4.1e\+36 in float32"),
     ],
 )
 def test_bad_weights(weight, message):
@@ -601,7 +601,7 @@ def test_tree_isotonic_under_vmap(x64):
         (np.ones(3), np.zeros(3), [-1, 0], "parent must hold a number from -1 to 2 for each of 3 nodes"),
         (np.ones(3), np.zeros(3), [-1, 0, 3], "parent must hold a number from -1 to 2"),
         (np.ones(3), np.zeros(3), [-1.0, 0.0, 0.0], "parent must hold a number"),
-        (np.ones(3), np.zeros(3), [-1, 2, 1], "parent must be a tree, got a circle through node 1"),
+        (np.ones(3), np.zeros(3), [-1, 2, 1], "parent must be a tree, got a cycle through node 1"),
         (np.ones(3), np.zeros(3), [0, 0, 0], "parent must be a tree, got a circle"),
     ],
 )
