@@ -41,11 +41,11 @@ class TaskOfLoss:
         return self if self.in_units else dataclasses.replace(self, loss_function=type(self).loss_function)  # type: ignore[type-var]
 
     def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Loss of each sample; the mean loss if there are several outputs."""
+        """Returns the loss of each sample, averaged over several outputs."""
         return self.loss_function.samples(outputs, y)
 
     def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """Predictions for outputs of the model."""
+        """Returns the predictions for outputs of the model."""
         return linked(self.link_name, outputs)
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:

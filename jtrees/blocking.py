@@ -78,8 +78,8 @@ def trees_at_once(trees: int, elements: int) -> int:
 def paths_at_once(paths: int) -> tuple[int, int]:
     """Returns the number of paths in a frontier to move at once, and the number to append at once.
 
-    Only a few of the moved paths append another path. CPU: measured on two cores at depths 6 to 14. Half of the moved
-    paths, or twice the appended paths, is about equally fast. Accelerators: not measured.
+    Only a few of the moved paths append another path. CPU: measured on two cores at depths 6 to 14. Half of the first
+    number, or twice the second number, is about equally fast. Accelerators: not measured.
     """
     many, few = (1024, 128) if platform() == "cpu" else (2**18, 2**14)
     return min(many, paths), min(few, paths)

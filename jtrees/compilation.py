@@ -11,7 +11,7 @@ import numpy as np
 
 # Optimisation levels on a CPU. Level 1 with XLA's older emitters, where they exist, compiles in two thirds of the
 # default time, and its code runs equally fast. Level 0 compiles in a third to a half of the default time, but its code
-# can take eight times longer. For arguments of at most this many numbers, the difference is some milliseconds.
+# can take eight times as long. For arguments of at most this many numbers, the difference is some milliseconds.
 _SMALL = 2**16
 _LEVEL = "xla_backend_optimization_level"
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.

@@ -94,11 +94,11 @@ def distill(
 ) -> DistillResult:
     """Fits a recipe, the student, to the predictions of a teacher.
 
-    The student learns from the given rows and from made rows, because the teacher can predict any row. A made row is
-    a copy of a row in which each column is replaced, with probability 1/2, by the column of another row. This other row
-    is the nearest of eight random rows. Numbers are drawn between the numbers of the two rows. Columns of
-    whole numbers, booleans, dates, text or gaps take the value of the other row. In classification, the student learns
-    from the teacher's probabilities.
+    The student learns from the given rows and from made rows, because the teacher can predict any row. A made row is a
+    copy of a row in which each column is replaced, with probability 1/2, by the column of another row. The other row is
+    the nearest of eight random rows. Numbers are drawn between the numbers of the two rows. Columns of whole numbers,
+    booleans, dates, text or gaps take the value of the other row. In classification, the student learns from the
+    teacher's probabilities.
 
     Args:
       teacher: a fitted model, or a function of rows. A model is a :class:`jtrees.FitResult`, a model of jtrees, or an
@@ -114,8 +114,8 @@ def distill(
         probabilities, else regression.
       made: number of made rows for each row, at least 0. None: rows and made rows are 20,000 in total, with at most 10
         made rows for each row.
-      held_out: part of the rows on which student and teacher are compared, above 0 and below 1; or a pair ``(x, y)`` of
-        further rows, in which y may be None. The student is not fitted to held-out rows.
+      held_out: fraction of the rows on which student and teacher are compared, above 0 and below 1. Or further rows as
+        a pair ``(x, y)``, in which y may be None. The student is not fitted to held-out rows.
       sample_weight: nonnegative weights of the rows, ``(n,)``. A made row has the weight of the copied row.
       progress: as for :func:`jtrees.fit`.
       max_seconds: as for :func:`jtrees.fit`. The time for the teacher's predictions counts.

@@ -55,7 +55,9 @@ def initialize(
         jax.distributed.initialize(*address, **options)
     except ValueError as error:  # JAX also raises it if it finds no cluster
         if address != (None, None, None):
-            raise ValueError(f"coordinator, processes and process go together, got {address!s:.80}") from error
+            raise ValueError(
+                f"coordinator, processes and process must be given together, got {address!s:.80}"
+            ) from error
 
 
 def _number(given: int | None, name: str) -> int | None:
@@ -120,7 +122,7 @@ def is_shared() -> bool:
 
 
 def is_first() -> bool:
-    """Returns whether this process shows progress, warns and writes, because it is the first that shares the work."""
+    """Returns whether this process shows progress, warns and writes, as the first process that shares the work."""
     return not is_shared() or jax.process_index() == 0
 
 

@@ -34,20 +34,20 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
     :class:`jtrees.data.Columns` encodes them.
 
     The model is the model of :func:`jtrees.fit` on the same rows. A row of weight 2 contributes to the training loss
-    like two equal rows, but the models can differ, just as they differ for shuffled rows. One reason is that
-    mini-batches and bootstrap samples are drawn by row. Another is that smoothed or shrunk leaves count uneven weights
-    as fewer samples.
+    like two equal rows. The models can still differ, just as they differ for shuffled rows: mini-batches and bootstrap
+    samples are drawn by row. Smoothed or shrunk leaves count uneven weights as fewer samples.
 
     Args:
       recipe: the recipe, such as ``jtrees.GET(depth=3)``. Its options are nested parameters: ``recipe__depth``, and
         ``recipe__base__depth`` for its base. None: ``default_recipe``. In regression, the default is one tree of GET of
-        depth 5 with linear leaves, which on average over eight data sets is better than a random forest
+        depth 5 with linear leaves. On average over eight data sets, it is better than a random forest
         (``experiments.estimators``).
       random_state: seed or generator. None: every fit gives another model.
       validation_fraction: fraction of the rows that are held out as an unweighted validation set. None: no validation
         set. The recipe determines its use.
-      monotonic_cst: columns in which predictions must not fall or must not rise, as ``monotone`` of :func:`jtrees.fit`:
-        signs by name, or a sign for each column. The default recipe then has constant leaves.
+      monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
+        :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
+        leaves.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
       loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,

@@ -75,7 +75,7 @@ class Forest:
 
         Raises:
           ValueError: if x has a wrong rank or width, or values that are not finite. Also if the trees have an origin of
-            predictions and the link is not additive over trees, since the origin would be added after the link.
+            predictions and the link is not additive over trees: the origin would be added after the link.
         """
         offset = (
             isinstance(self.trees, ObliqueTree) and self.trees.origin is not None and self.trees.origin.y is not None

@@ -32,7 +32,7 @@ FORMAT = 1
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
 _FAMILIES: list[type] = []  # classes whose derived dataclasses may be part of a file
 _FILES: dict[str, type] = {}  # classes of objects that may be saved in their own file
-_STATES: dict[str, type] = {}  # classes whose tree structure the user passes to load
+_STATES: dict[str, type] = {}  # classes whose pytree structure the user passes to load
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # imported on demand because they need scikit-learn
 
 # Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype (or the key implementation).
@@ -85,7 +85,7 @@ def _put(cls: type, classes: dict[str, type]) -> None:
     """Registers a class under its name."""
     place, known = lambda of: (of.__module__, of.__qualname__), classes.setdefault(name_of(cls), cls)
     if place(known) != place(cls):
-        raise ValueError(f"cls must have a name of its own in jtrees, got {cls} beside {known}")
+        raise ValueError(f"cls must have a unique name in jtrees, got {cls} and {known}")
     classes[name_of(cls)] = cls
 
 
@@ -124,9 +124,7 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
         header = json.dumps(contents)
     except RecursionError:
         kind = type(what).__name__
-        raise ValueError(
-            f"what must not hold itself, or lists and dicts too deeply nested, got such a {kind}"
-        ) from None
+        raise ValueError(f"what must not contain itself or deeply nested lists and dicts, got such a {kind}") from None
     if distributed.spans(what) and not distributed.is_first():
         return
     with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
@@ -217,7 +215,7 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
     kind, arrays = contents["kind"], _arrays(path, contents)
     if "state" not in contents:
         if like is not None:
-            raise ValueError(f"like is for states, and {path} holds a {kind}")
+            raise ValueError(f"like must be None for {path}, which holds a {kind}, not a state")
         with _refusing(path):
             loaded = _decoded(contents["object"], arrays)
         return _estimator(kind, loaded) if kind in _ESTIMATORS else loaded

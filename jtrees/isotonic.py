@@ -35,8 +35,9 @@ def prune(
         sum_t  penalty / 2  a_t^2  +  1/2 sum_i weight_i max(q_ti + 1/2 - a_t, 0)^2        (eq. 4, where weights are 1)
 
     The relative error is small even for tiny values, and no value exceeds the value of its parent. The activity is
-    differentiable with respect to q, penalty and weight, in both modes and repeatedly. At ties and at the ends of
-    [0, 1], the derivative is the paper's (an element of Clarke's). For a weight of 0 it is the right derivative.
+    differentiable with respect to q, penalty and weight, in forward and reverse mode and repeatedly. At ties and at the
+    ends of [0, 1], the derivative is the paper's (an element of Clarke's generalised gradient). For a weight of 0 it is
+    the right derivative.
 
     Args:
       q: rewards of sending each sample to each node of the *whole* tree, including leaves, breadth first: ``nodes`` is
@@ -44,7 +45,7 @@ def prune(
       penalty: penalty of an active node, above 0. It may be traced.
       weight: weight of each sample, at least 0; by default 1.
       nested: whether no reward is above the reward of the node's parent, as in a traversal
-        (:func:`jtrees.routing.rewards`). This is not checked. No nodes are then merged, and the program is half as
+        (:func:`jtrees.routing.rewards`). This is not checked. If True, no nodes are merged, and the program is half as
         large.
 
     Raises:
@@ -140,7 +141,7 @@ def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
 #
 # Let g_t'(a) = penalty a - sum_i w_i max(q_ti + 1/2 - a, 0) be the derivative of the objective of node t. Let
 #     H_t'(a) = g_t'(a) + sum over children c of min(H_c'(a), 0)
-# be the derivative of the best objective of the whole subtree of t when a_t = a. A child follows its parent down, never
+# be the derivative of the best objective of the subtree of t, given a_t = a. A child follows its parent down, never
 # up. H_t' is continuous, increasing and concave, and its root r_t is the value of t without its ancestors. The solution
 # is therefore a running minimum of r from the root of the tree. By concavity the tangent at any point lies above H_t'.
 # Hence
@@ -150,10 +151,10 @@ def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
 # The solver first finds the own minimiser of every node, for all nodes at once. A node is finished if no child has a
 # larger root. (For q from a traversal all nodes are finished: q_child <= q_parent implies r_child <= r_parent.) The
 # solver then visits the other nodes level by level from the bottom up. H_c'(a) < 0 iff a < r_c. The group that t would
-# lead at height a therefore consists of the nodes below t for which all roots on the path from t are above a. Newton's
-# method for t sums over this group alone. It starts at the lower bound (2) from the tangents that are already known.
-# Only rows of q that a group needs are read, in chunks, which keeps shapes fixed. Small values
-# of q + 1/2 are exact because this sum is formed first, so roots are accurate relative to them.
+# lead at height a therefore has the nodes below t with all roots on the path from t above a. Newton's method for t sums
+# over this group alone. It starts at the lower bound (2) from the tangents that are already known. Only rows of q that
+# a group needs are read, in chunks, which keeps shapes fixed. Small values of q + 1/2 are exact because this sum is
+# formed first, so roots are accurate relative to them.
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -320,15 +321,14 @@ def tree_isotonic(
 
     This is isotonic regression on a tree (Pardalos & Xue, 1999) or a forest. On a chain it is the usual decreasing
     regression. The solution is exact: violators are pooled, starting with the largest, in one compiled loop of at most
-    ``nodes`` rounds of O(nodes) work. It is differentiable with respect to weights and targets, in both modes and
-    repeatedly.
+    ``nodes`` rounds of O(nodes) work. It is differentiable with respect to weights and targets, in forward and reverse
+    mode and repeatedly.
 
     Args:
       weights: weights above 0.
       targets: targets of the values.
       parent: parent of each node, or -1 for a root, as a static array. ``np.arange(nodes) - 1`` is a chain. The default
         is the perfect binary tree, breadth first.
-        perfect binary tree, breadth first.
 
     Raises:
       ValueError: for different shapes, weights not above 0, targets that are not finite, or an invalid ``parent``.

@@ -39,7 +39,7 @@ def keeping_signs(
     """Returns an optimiser whose updates leave no negative weight of a monotone feature.
 
     If a split has no monotone feature, its weights of monotone features remain 0. Such a split does not order the
-    leaves, so its two sides can differ freely, for example where the targets depend on a product of other features.
+    leaves. Its two sides can differ freely, for example if the targets depend on a product of other features.
 
     The parameters must have ``weights``, ``(nodes, p)``, like an :class:`jtrees.ObliqueTree`.
 

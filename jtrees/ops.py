@@ -34,12 +34,12 @@ Route = Literal["sigmoid", "violation"] | Callable[[jax.Array], jax.Array]
 _ROUTES = ("sigmoid", "violation")
 
 # Number of top levels whose nodes are all scored (folded) before the path is followed. Measured on two CPU cores with
-# 10^6 x 21 rows: from depth 7 on, it is fastest to fold 5 or 6 levels. At depth 8 this
-# reaches 17 M rows/s, against 11 M if all levels are folded. At depth 10 it reaches 11 M, against 3 M with 9 levels.
+# 10^6 x 21 rows: from depth 7 on, it is fastest to fold 5 or 6 levels. At depth 8 this reaches 17 M rows/s, against 11
+# M if all levels are folded. At depth 10 it reaches 11 M, against 3 M with 9 folded levels.
 _FOLDED_LEVELS = 6
 # Largest number of features for which the weights on a path are gathered feature by feature, for all samples at once.
-# Measured on two CPU cores with 21 features: 1.1, 1.2 and 1.3 times faster than sample by sample at depths 8, 10 and
-# 12. There is no difference for 5 or 50 features, and it is slower for 100 features. Each feature is an operation to
+# Measured on two CPU cores with 21 features: speedups of 1.1, 1.2 and 1.3 over sample by sample at depths 8, 10 and 12.
+# There is no difference for 5 or 50 features, and it is slower for 100 features. Each feature is an operation to
 # compile.
 _BY_FEATURE = 32
 
@@ -162,11 +162,11 @@ def hard_and_uncertain(
 ) -> tuple[Int[Array, " n"], Bool[Array, " n"]]:
     """Returns the reached leaf, and whether rounding may have decided a split on the path.
 
-    The computed score is a sum of p products and the bias. In any order of additions, its error is at most
-    ``(p + 1) u / (1 - (p + 1) u)`` times ``|bias| + sum |weights| |x|``, with u the unit roundoff (Higham, *Accuracy
-    and Stability of Numerical Algorithms*, section 3.1). For splits of :func:`jtrees.exact.unit_splits`, this bound is
-    below ``4 (p + 1) u (1 + norm(x))`` at every node, which also bounds underflow. A sample is uncertain if the
-    magnitude of a score on its path, or in the top levels, is smaller.
+    The computed score is a sum of p products and the bias. Let u be the unit roundoff. In any order of additions, the
+    error of the score is at most ``(p + 1) u / (1 - (p + 1) u)`` times ``|bias| + sum |weights| |x|`` (Higham,
+    *Accuracy and Stability of Numerical Algorithms*, section 3.1). For splits of :func:`jtrees.exact.unit_splits`, this
+    bound is below ``4 (p + 1) u (1 + norm(x))`` at every node, which also bounds underflow. A sample is uncertain if
+    the magnitude of a score on its path, or in the top levels, is smaller.
 
     Args:
       weights: split weights of :func:`jtrees.exact.unit_splits`.
@@ -207,9 +207,9 @@ def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -
     # compute scores twice.
     if error is not None:  # which is infinite where scores may overflow
         node = with_bit(node, is_uncertain(z).any(0) | ~jnp.isfinite(error))
-    # The loop is compiled. For an unrolled Python loop, the compiler would fuse the gathers of a level into the gathers
-    # of the next level and compute each path again for every level. A loop without levels is left out, because it
-    # would still be traced and lowered.
+    # The loop is compiled. In an unrolled Python loop, the compiler would fuse the gathers of a level into the next
+    # level's gathers, and compute each path again for every level. A loop without levels is left out, because it would
+    # still be traced and lowered.
     at = jax.lax.fori_loop(top, depth, descend, node) if top < depth else node
     return at - weights.shape[0] if error is None else ((at >> 1) - weights.shape[0], at % 2 == 1)
 
@@ -276,9 +276,10 @@ def expected_loss(
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
     """Returns the expected loss of a soft tree, and the leaf that each sample reaches under hard routing.
 
-    The loss is ``L = 1/n sum_i w_i sum_l P_il loss_l(x_i, y_i)``. ``P_il`` is the product of ``sigma(z_ij)`` or
-    ``1 - sigma(z_ij)`` over the ancestors of leaf ``l``, and ``z_ij`` are the scores (GET, Mao & Cao 2024, eq. 7, for
-    the squared error). To scale the sigmoid, scale ``weights`` and ``bias``, which does not change the hard routing.
+    The loss is ``L = 1/n sum_i w_i sum_l P_il loss_l(x_i, y_i)``. ``P_il`` is a product over the ancestors of leaf
+    ``l``, with factors ``sigma(z_ij)`` or ``1 - sigma(z_ij)`` of the scores ``z_ij``. For the squared error, this is
+    eq. 7 of GET (Mao & Cao 2024). To scale the sigmoid, scale ``weights`` and ``bias``, which does not change the hard
+    routing.
 
     A custom derivative rule processes the samples in blocks, and computes value, gradient and hard routing in one
     visit. The visit needs two matrix products and one sigmoid per node; all else is additions. On a CPU, deep trees

@@ -3,8 +3,8 @@
 jaxlib 0.10.2 ignores the class when it compares tree structures of classes that are registered by
 ``jax.tree_util.register_dataclass``, as in flax. For example, leaves of values and leaves of logits compare equal,
 although their hashes differ. The caches of traced and compiled functions test equality only if a few bits of the hashes
-agree. About one pair of classes in a hundred therefore shares a program wrongly, and only in some processes. JAX does
-compare classes that are registered with their own flatten functions, as in this module.
+agree. About one pair of classes in a hundred therefore shares a program wrongly, and only in some processes. JAX
+compares the classes if they are registered with their own flatten functions, as in this module.
 """
 
 from collections.abc import Callable, Iterable, Sequence

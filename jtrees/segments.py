@@ -7,10 +7,10 @@ module therefore divides a value into words. Let 2^e be above the largest magnit
 
     value = 2^e (w_1 2^-b + w_2 2^-2b + ... + w_m 2^-mb),     w_i an integer of at most b bits.
 
-Sums of n such integers are exact in 32 bits if ``n 2^b < 2^31``. They do not depend on the order of the rows. Even a
-cumulative sum over all rows may overflow. The difference of two of its entries is exact modulo 2^32, which gives the
-cumulative sum within each leaf. Additions without error join the sums of words: they return the rounded sum of two
-numbers and its rounding error (Knuth, *The Art of Computer Programming*, volume 2, section 4.2.2).
+Sums of n such integers are exact in 32 bits if ``n 2^b < 2^31``. They do not depend on the order of the rows. A
+cumulative sum over all rows may overflow without harm. The difference of two of its entries is exact modulo 2^32, which
+gives the cumulative sum within each leaf. Additions without error join the sums of words: they return the rounded sum
+of two numbers and its rounding error (Knuth, *The Art of Computer Programming*, volume 2, section 4.2.2).
 """
 
 from collections.abc import Sequence
@@ -77,8 +77,7 @@ def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: i
 def quick_sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
     """Returns :func:`sums` faster, with an error of about 1e-6 of the sum of the magnitudes in a leaf.
 
-    Rows are summed within blocks, and then the block sums are added. No addend is then much smaller than the current
-    sum.
+    Sums of blocks of rows are added up, so that no addend is much smaller than the sum so far.
     """
     if module_of(values, leaf_index) is np or len(values) <= _FEW or values.dtype != jnp.float32:
         return sums(values, leaf_index, num_leaves)

@@ -27,7 +27,8 @@ def mesh(starts: int = 1, data: int | None = None) -> Mesh:
 
     Args:
       starts: number of groups of devices. Each group works on other runs: seeds, configurations, or trees of a forest.
-      data: number of devices in each group, over which rows are sharded. None: all devices divided by ``starts``.
+      data: number of devices in each group, over which rows are sharded. None: the number of devices divided by
+        ``starts``.
 
     Raises:
       ValueError: if starts x data is not the number of devices.

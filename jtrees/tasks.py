@@ -27,8 +27,8 @@ class Regression(TaskOfLoss):
         (n,)`` of scaled targets. :class:`jtrees.losses.Quantile` with several levels predicts ``(n, levels)``.
 
     Raises:
-      ValueError: if ``outputs`` is not None or an integer of at least 1, if the loss is unknown, or if several levels
-        meet several targets.
+      ValueError: if ``outputs`` is not None or an integer of at least 1. If the loss is unknown. If there are several
+        levels and several targets.
     """
 
     outputs: int | None = None
@@ -239,14 +239,17 @@ class Classification(TaskOfLoss):
         return losses.log_loss(predictions, y)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Returns the log loss of each sample in double precision. Probabilities are clipped at float32's tiny."""
+        """Returns the log loss of each sample, in double precision.
+
+        Probabilities are clipped at the smallest normal number of float32.
+        """
         tiny = np.finfo(np.float32).tiny
         if _classes.is_soft(y):
             return -(y * np.log(np.maximum(predictions, tiny))).sum(1)
         return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
 
     def hits(self, predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Returns 1 for each sample whose most probable class is right, else 0; for a soft label its probability."""
+        """Returns 1 if the predicted class is right, else 0. For soft labels, returns the probability of this class."""
         return _classes.share_of(y, predictions.argmax(1))
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:

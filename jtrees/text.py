@@ -199,7 +199,7 @@ def measured(
         each = "one an action" if tree.is_policy else "one a class"
         raise ValueError(f"class_names must hold {classes} names, {each}, got {len(class_names)}")
     if x is None and y is not None:
-        raise ValueError(f"y goes with x: the {'rewards' if tree.is_policy else 'classes'} of its rows")
+        raise ValueError(f"x must be given with y, the {'rewards' if tree.is_policy else 'classes'} of its rows")
     if x is None:
         return None, [[] for _ in range(len(tree.bias) + 1)]
     leaf, deviations = np.asarray(tree.leaf_index(x)), np.asarray(x, np.float64).std(0)
@@ -241,9 +241,8 @@ def split_text(
 ) -> str:
     """Returns the condition for going right at a node, such as ``"1.2 age - 0.5 bmi > 3"``.
 
-    If there are more than ``max_terms`` terms, the condition has the terms with the largest |weight| times deviation of
-    the feature, and the number of omitted terms. ``threshold`` is the text of the threshold: see
-    :func:`threshold_texts`.
+    If there are more than ``max_terms`` terms, the condition has the terms with the largest |weight| times feature
+    deviation, and the number of omitted terms. ``threshold`` is the text of the threshold: see :func:`threshold_texts`.
     """
     weights, bias = np.asarray(tree.weights[node], np.float64), float(tree.bias[node])
     above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
@@ -276,8 +275,8 @@ def with_short_origin(tree: Any, deviations: np.ndarray | None, digits: int) -> 
     """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204.
 
     The origin of a feature is rounded to the power of ten below the feature's deviation. Thresholds and intercepts are
-    converted to the rounded origin. The result is for text only. The tree is unchanged if there are no deviations, or
-    for many digits.
+    converted to the rounded origin. The result is for text only. The tree is unchanged if there are no deviations or
+    more than 8 digits.
     """
     if tree.origin is None or deviations is None or digits > _READ:
         return tree

@@ -139,7 +139,7 @@ def check_part(name: str, value: Any) -> None:
 
 
 def _check_values(name: str, value: Any, holds: Callable[[np.ndarray], Any], expected: str) -> None:
-    """Checks that the value is finite numbers that satisfy a condition. Traced values pass."""
+    """Checks that the value holds finite numbers that satisfy a condition. Traced values pass."""
     if is_traced(value):
         return
     number = np.asarray(value)  # jax would trace a comparison within a program
