@@ -24,7 +24,7 @@ def unit_splits(tree: Any) -> Any:
     with np.errstate(invalid="ignore"):  # splits that are not finite remain so
         largest = np.maximum(np.abs(weights).max(-1), np.abs(bias))
         exponent = -np.frexp(largest)[1]
-        one = np.ldexp(weights, exponent[..., None])  # the squares cannot overflow, and the largest cannot underflow
+        one = np.ldexp(weights, exponent[..., None])  # avoids overflow and needless underflow of the squares
         norm = np.sqrt(np.square(one).sum(-1))
         more = np.where(norm > 1, -np.frexp(norm)[1] + 1, 0)
         # A split of zeros sends every sample left. A score of 0 would be uncertain, so its bias becomes -1.

@@ -1,4 +1,4 @@
-"""Forked processes. XLA's threads do not survive a fork, so a child has no XLA if its parent had used JAX.
+"""Forked processes. XLA's threads do not survive a fork, so the child of a process that used JAX lacks XLA.
 
 A program would wait forever in such a child. Trees and forests predict by NumPy there, and all other functions raise an
 error. A child that is forked before its parent uses JAX starts its own XLA, and so does every spawned process.

@@ -68,8 +68,8 @@ class Regression(TaskOfLoss):
         """Returns the checked training targets of n samples, in float64.
 
         Raises:
-          ValueError: for a wrong shape, values that are not finite or not valid for the loss, fewer than two samples,
-            or constant targets.
+          ValueError: for a wrong shape, values that are not finite or that the loss refuses, fewer than two samples, or
+            constant targets.
         """
         y = np.asarray(checks.check_targets(y, n)).astype(np.float64, order="C")
         self.check(y)
@@ -80,7 +80,7 @@ class Regression(TaskOfLoss):
         """Returns the checked evaluation targets of n samples, as :meth:`targets` does, but they may be constant.
 
         Raises:
-          ValueError: for a wrong shape, or values that are not finite or not valid for the loss.
+          ValueError: for a wrong shape, or values that are not finite or that the loss refuses.
         """
         y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
         checks.check_finite("y", y)

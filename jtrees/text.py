@@ -182,9 +182,9 @@ def measured(
     """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`.
 
     Returns:
-      The standard deviation of each feature, or None if there is no table. For each leaf, a list of texts: the number
-      of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards. The list
-      is empty if there is no table.
+      The standard deviation of each feature, or None if there is no table. For each leaf, a list of texts with the
+      number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards.
+      The list is empty if there is no table.
 
     Raises:
       ValueError: as in :meth:`jtrees.ObliqueTree.to_text`.

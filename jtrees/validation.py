@@ -114,7 +114,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_number(name: str, value: Any) -> None:
-    """Checks that the value is a finite number above zero, or an array of such numbers. Traced values pass."""
+    """Checks that the value holds finite numbers above zero. Traced values pass, but schedules do not."""
     if not is_traced(value) and (callable(value) or not _is_numeric(value)):
         raise ValueError(f"{name} must be a number above 0, got {quoted(value)}")
     _check_values(name, value, lambda number: number > 0, "finite and above 0")
