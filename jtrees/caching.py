@@ -47,7 +47,7 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
       ValueError: if the folder cannot be created or written to.
 
     Example:
-      >>> folder = jtrees.cache()  # later processes read the programs of this process
+      >>> folder = jtrees.cache()  # later processes read what this one compiles
     """
     where = _default_folder() if folder is None else os.fspath(folder)
     if not isinstance(where, str) or not where:
